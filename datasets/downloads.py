@@ -1,0 +1,98 @@
+"""Named molecule sets from their public addresses, cached by pooch.
+
+Nothing is downloaded unless asked for, and no set is redistributed here. Where an entry's ``sha256`` is None, no
+checksum was known to this toolkit when the entry was written: the hash of the **first** download is printed, recorded
+beside the file (``<file>.sha256``) and demanded of it on every later call. That detects a file that changes or rots,
+not one that was wrong from the start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["DOWNLOADS", "Download", "default_cache", "download"]
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file on the web.
+
+    Attributes:
+        url: its address.
+        filename: its name in the cache; the ending says how it is read.
+        sha256: its checksum, or None if not known beforehand.
+    """
+
+    url: str
+    filename: str
+    sha256: str | None = None
+
+
+DOWNLOADS: dict[str, Download] = {
+    "qm9": Download("https://deepchemdata.s3-us-west-1.amazonaws.com/datasets/qm9.csv", "qm9.csv"),
+    "zinc250k": Download(
+        "https://raw.githubusercontent.com/aspuru-guzik-group/chemical_vae/master/models/zinc_properties/"
+        "250k_rndm_zinc_drugs_clean_3.csv",
+        "zinc250k.csv",
+    ),
+}
+
+
+def default_cache() -> Path:
+    """``$DISCRETE_GRPO_CACHE``, or pooch's folder for this user and system."""
+    import pooch
+
+    return Path(os.environ.get("DISCRETE_GRPO_CACHE") or pooch.os_cache("discrete-grpo"))
+
+
+def download(name: str, cache_dir: str | Path | None = None) -> Path:
+    """The path of a named data set, downloaded on the first call.
+
+    Args:
+        name: a key of :data:`DOWNLOADS`: ``"qm9"`` or ``"zinc250k"``.
+        cache_dir: folder to keep it in; None is :func:`default_cache`.
+
+    Raises:
+        ValueError: if the name is unknown, or the file does not match its checksum.
+        ConnectionError: if the file cannot be fetched.
+    """
+    if name not in DOWNLOADS:
+        raise ValueError(f"name: {name!r}, expected one of {sorted(DOWNLOADS)} or a path to a file of your own")
+    entry = DOWNLOADS[name]
+    folder = default_cache() if cache_dir is None else Path(cache_dir)
+    path, record = folder / entry.filename, folder / f"{entry.filename}.sha256"
+    known = entry.sha256 or (record.read_text().strip() if record.is_file() else None)
+    if not path.is_file():
+        _fetch(name, entry, folder)
+    found = _sha256(path)
+    if known is None:
+        record.write_text(found + "\n")
+        print(f"{name}: first download of {entry.url}, sha256 {found} recorded in {record}", file=sys.stderr)
+    elif found != known:
+        raise ValueError(f"name: {name!r}: {path} has sha256 {found}, expected {known}; delete it to download it again")
+    return path
+
+
+def _fetch(name: str, entry: Download, folder: Path) -> None:
+    """Download into ``folder``; pooch writes a temporary file and renames it."""
+    import pooch
+
+    try:
+        pooch.retrieve(entry.url, known_hash=None, fname=entry.filename, path=folder, progressbar=False)
+    except Exception as error:  # requests, urllib, sockets and disks each have their own
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConnectionError(
+            f"name: {name!r} could not be fetched from {entry.url} ({reason[:200]}); pass the path of a file you have instead"
+        ) from None
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,139 @@
+"""Group-relative advantages: how good a sample is among the samples it is compared with.
+
+Everything is computed in float64, a group whose rewards are all equal gets exactly 0, and a reward that is unknown
+(NaN) leaves its sample out of every mean and deviation and gives it advantage 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+__all__ = ["EPS", "advantages", "constant_groups", "group_advantages", "normalize_then_sum", "sum_rewards"]
+
+EPS = 1e-4
+"""Added to every standard deviation that divides (TRL's value)."""
+
+
+def _group_numbers(group: Tensor) -> tuple[Tensor, int]:
+    numbers = torch.unique(group, return_inverse=True)[1]
+    return numbers, int(numbers.max()) + 1 if numbers.numel() else 0
+
+
+def _sum_by(values: Tensor, numbers: Tensor, count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.float64, device=values.device).index_add(0, numbers, values)
+
+
+def _extremes(reward: Tensor, known: Tensor, numbers: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    low = torch.full((count,), torch.inf, dtype=torch.float64, device=reward.device)
+    high = -low
+    low = low.scatter_reduce(0, numbers, torch.where(known, reward, torch.inf), "amin")
+    return low, high.scatter_reduce(0, numbers, torch.where(known, reward, -torch.inf), "amax")
+
+
+def constant_groups(reward: Float[Tensor, " batch"], group: Int[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
+    """True for samples whose group's known rewards are all equal (or unknown): they carry no signal.
+
+    >>> constant_groups(torch.tensor([0.1, 0.1, 0.0, 1.0]), torch.tensor([5, 5, 2, 2])).tolist()
+    [True, True, False, False]
+    """
+    numbers, count = _group_numbers(group)
+    reward = reward.double()
+    low, high = _extremes(reward, ~reward.isnan(), numbers, count)
+    return ~(high > low)[numbers]
+
+
+def _std(reward: Tensor, known: Tensor, numbers: Tensor, count: int) -> Tensor:
+    """Bessel-corrected standard deviation of each group's known rewards; 0 for fewer than two."""
+    n = _sum_by(known.double(), numbers, count)
+    filled = torch.where(known, reward, 0.0)
+    mean = _sum_by(filled, numbers, count) / n.clamp_min(1)
+    square = torch.where(known, (reward - mean[numbers]) ** 2, 0.0)
+    return (_sum_by(square, numbers, count) / (n - 1).clamp_min(1)).sqrt()
+
+
+def group_advantages(
+    reward: Float[Tensor, " batch"],
+    group: Int[Tensor, " batch"],
+    *,
+    scale_rewards: Literal["group", "batch", "none"] = "group",
+    baseline: Literal["mean", "leave_one_out"] = "mean",
+) -> Float[Tensor, " batch"]:
+    """A_i = (r_i - b_i) / (σ + 1e-4), b_i the group's mean, with or without r_i itself.
+
+    Args:
+        reward: one reward a sample; NaN means unknown.
+        group: any integers; equal numbers are compared with each other.
+        scale_rewards: σ is the ``group``'s Bessel standard deviation, the ``batch``'s, or nothing divides (``none``).
+        baseline: ``mean`` of the group, or of the others in it (``leave_one_out``).
+
+    Returns:
+        Advantages [B], float64.
+
+    Source: Shao et al. (2024), section 4.1.1, arXiv 2402.03300; leave-one-out: Ahmadian et al. (2024), arXiv 2402.14740.
+
+    >>> group_advantages(torch.tensor([0.0, 1.0]), torch.tensor([7, 7]))
+    tensor([-0.7070,  0.7070], dtype=torch.float64)
+    """
+    reward = reward.double()
+    known = ~reward.isnan()
+    numbers, count = _group_numbers(group)
+    n = _sum_by(known.double(), numbers, count)[numbers]
+    filled = torch.where(known, reward, 0.0)
+    total = _sum_by(filled, numbers, count)[numbers]
+    centred = filled - total / n.clamp_min(1) if baseline == "mean" else filled - (total - filled) / (n - 1).clamp_min(1)
+    if scale_rewards == "group":
+        centred = centred / (_std(reward, known, numbers, count)[numbers] + EPS)
+    elif scale_rewards == "batch":
+        whole = torch.zeros_like(numbers)
+        centred = centred / (_std(reward, known, whole, 1)[whole] + EPS)
+    return torch.where(known & ~constant_groups(reward, group), centred, 0.0)
+
+
+def sum_rewards(rewards: Float[Tensor, "batch reward"], weights: Float[Tensor, " reward"]) -> Float[Tensor, " batch"]:
+    """Σ_k w_k r_k; an unknown reward counts as 0 unless all of a sample's are unknown (then NaN), as in TRL."""
+    unknown = rewards.isnan()
+    total = (rewards.double().nan_to_num(0.0) * weights.double()).sum(-1)
+    return torch.where(unknown.all(-1), torch.nan, total)
+
+
+def normalize_then_sum(
+    rewards: Float[Tensor, "batch reward"], group: Int[Tensor, " batch"], weights: Float[Tensor, " reward"]
+) -> Float[Tensor, " batch"]:
+    """A = (s - mean(s)) / (std(s) + 1e-4) over the batch, s_i = Σ_k w_k z_k, z_k reward k's z-score in its group.
+
+    No reward's scale can hide another's. Source: Liu et al. (2026), GDPO, as in TRL's ``normalize_then_sum``.
+    """
+    z = torch.stack([group_advantages(r, group) for r in rewards.unbind(-1)], -1)
+    known = ~rewards.isnan().all(-1)
+    s = torch.where(known, (z * weights.double()).sum(-1), torch.nan)
+    return group_advantages(s, torch.zeros_like(group))
+
+
+def advantages(
+    rewards: Float[Tensor, "batch reward"],
+    group: Int[Tensor, " batch"],
+    *,
+    weights: Sequence[float] | None = None,
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize",
+    scale_rewards: Literal["group", "batch", "none"] = "group",
+    baseline: Literal["mean", "leave_one_out"] = "mean",
+    clip: float | None = None,
+) -> Float[Tensor, " batch"]:
+    """Advantages of several rewards: weighed and summed first, or normalised each in its group first.
+
+    Raises:
+        ValueError: if ``weights`` has another length than there are rewards.
+    """
+    if weights is not None and len(weights) != rewards.shape[1]:
+        raise ValueError(f"reward_weights: {len(weights)} weights, expected one a reward ({rewards.shape[1]})")
+    w = torch.tensor([1.0] * rewards.shape[1] if weights is None else list(weights), dtype=torch.float64, device=rewards.device)
+    if multi_objective_aggregation == "normalize_then_sum":
+        result = normalize_then_sum(rewards, group, w)
+    else:
+        result = group_advantages(sum_rewards(rewards, w), group, scale_rewards=scale_rewards, baseline=baseline)
+    return result if clip is None else result.clamp(-clip, clip)

@@ -1,0 +1,360 @@
+"""Graphs and SMILES to RDKit molecules and back, and the properties rewards and metrics share.
+
+The one file that knows RDKit molecules. Conventions:
+
+* A node class is a position in a :class:`Vocabulary` of (element, formal charge); hydrogens are implicit.
+* A bond class is 0 none, 1 single, 2 double, 3 triple; aromatic rings are kekulised; stereo and isotopes are dropped.
+* Decoding corrects nothing: a graph that breaks a valence is no molecule (``None``), and a graph in pieces that
+  sanitises keeps its pieces, joined by ``.`` in the SMILES.
+* A molecule counts as **valid** when it parses, sanitises and is connected (:func:`parse`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TypeAlias
+
+import torch
+from rdkit import Chem, DataStructs
+from rdkit.Chem import QED, Descriptors, rdFingerprintGenerator, rdMolDescriptors
+from rdkit.rdBase import BlockLogs
+
+from discrete_grpo.graph import GraphBatch, node_mask
+
+__all__ = [
+    "AtomType",
+    "Vocabulary",
+    "bit_fingerprint",
+    "classes_to_mol",
+    "count_fingerprint",
+    "decode",
+    "encode",
+    "logp",
+    "molecular_weight",
+    "molecule_parts",
+    "molecule_to_classes",
+    "murcko_scaffold",
+    "parse",
+    "parse_smiles",
+    "penalised_logp",
+    "qed",
+    "synthetic_accessibility",
+    "tanimoto",
+]
+
+_BOND_CLASS = {Chem.BondType.SINGLE: 1, Chem.BondType.DOUBLE: 2, Chem.BondType.TRIPLE: 3}
+_BOND_TYPE = {c: t for t, c in _BOND_CLASS.items()}
+# RDKit's clean-up step rewrites valence errors such as neutral N(=O)=O into charged atoms: a correction, so left out.
+_NO_CLEANUP = Chem.SanitizeFlags.SANITIZE_ALL ^ Chem.SanitizeFlags.SANITIZE_CLEANUP
+_LABEL = re.compile(r"([A-Z][a-z]?)([+-][1-9])?")
+
+
+@dataclass(frozen=True)
+class AtomType:
+    """An element with a formal charge.
+
+    >>> AtomType.from_label("N+1"), AtomType("O", -1).label
+    (AtomType(symbol='N', charge=1), 'O-1')
+    """
+
+    symbol: str
+    charge: int = 0
+
+    @property
+    def label(self) -> str:
+        """``"N"``, ``"N+1"``, ``"O-1"``."""
+        return f"{self.symbol}{self.charge:+d}" if self.charge else self.symbol
+
+    @property
+    def atomic_number(self) -> int:
+        """Z."""
+        return int(Chem.GetPeriodicTable().GetAtomicNumber(self.symbol))
+
+    @classmethod
+    def from_label(cls, label: str) -> AtomType:
+        """Inverse of :attr:`label`.
+
+        Raises:
+            ValueError: if the label names no element.
+        """
+        match = _LABEL.fullmatch(label)
+        known = match is not None and _is_element(match[1])
+        if match is None or not known:
+            raise ValueError(f"label: {label!r}, expected an element symbol and an optional charge, such as 'N' or 'N+1'")
+        return cls(match[1], int(match[2] or 0))
+
+
+def _is_element(symbol: str) -> bool:
+    with BlockLogs():
+        try:
+            return bool(Chem.GetPeriodicTable().GetAtomicNumber(symbol) > 0)
+        except RuntimeError:
+            return False
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The atom types of a data set; a node class is a position here.
+
+    Attributes:
+        atoms: labels such as ``("C", "N", "N+1")``.
+
+    Raises:
+        ValueError: if empty, if a label occurs twice or names no element.
+    """
+
+    atoms: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "atoms", tuple(self.atoms))  # JSON gives a list
+        if not self.atoms or len(set(self.atoms)) != len(self.atoms):
+            raise ValueError(f"atoms: {list(self.atoms)}, expected at least one label and none twice")
+        for label in self.atoms:
+            AtomType.from_label(label)
+
+    def __len__(self) -> int:
+        return len(self.atoms)
+
+    @cached_property
+    def types(self) -> tuple[AtomType, ...]:
+        """The atom type of each class."""
+        return tuple(AtomType.from_label(label) for label in self.atoms)
+
+    @cached_property
+    def index(self) -> dict[tuple[str, int], int]:
+        """(symbol, charge) -> class."""
+        return {(t.symbol, t.charge): k for k, t in enumerate(self.types)}
+
+    @classmethod
+    def from_types(cls, types: Iterable[AtomType]) -> Vocabulary:
+        """The distinct types, by atomic number and then charge.
+
+        >>> Vocabulary.from_types([AtomType("O"), AtomType("N", 1), AtomType("N")]).atoms
+        ('N', 'N+1', 'O')
+        """
+        return cls(tuple(t.label for t in sorted(set(types), key=lambda t: (t.atomic_number, t.charge))))
+
+    @classmethod
+    def from_molecules(cls, molecules: Iterable[Chem.Mol]) -> Vocabulary:
+        """The heavy-atom types that occur, by atomic number and then charge."""
+        found = {(a.GetSymbol(), a.GetFormalCharge()) for mol in molecules for a in _bare(mol).GetAtoms()}
+        return cls.from_types(AtomType(*pair) for pair in found)
+
+
+def _bare(mol: Chem.Mol) -> Chem.Mol:
+    """The molecule without explicit hydrogen atoms."""
+    return Chem.RemoveAllHs(mol) if any(a.GetAtomicNum() == 1 for a in mol.GetAtoms()) else mol
+
+
+def molecule_to_classes(mol: Chem.Mol, vocabulary: Vocabulary) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """Node classes in atom order, and (i, j, class) of each bond with i < j, kekulised.
+
+    Raises:
+        ValueError: if an atom type is not in the vocabulary or a bond is not single, double or triple.
+    """
+    types, bonds = molecule_parts(mol)
+    missing = [AtomType(*t).label for t in types if t not in vocabulary.index]
+    if missing:
+        raise ValueError(f"mol: atom {missing[0]!r} is not in the vocabulary {list(vocabulary.atoms)}")
+    return [vocabulary.index[t] for t in types], bonds
+
+
+def molecule_parts(mol: Chem.Mol) -> tuple[list[tuple[str, int]], list[tuple[int, int, int]]]:
+    """(symbol, charge) of each heavy atom, and (i, j, class) of each bond with i < j, kekulised.
+
+    Raises:
+        ValueError: if a bond is not single, double or triple.
+    """
+    flat = Chem.Mol(_bare(mol))
+    Chem.Kekulize(flat, clearAromaticFlags=True)
+    bonds = []
+    for bond in flat.GetBonds():
+        i, j = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
+        order = _BOND_CLASS.get(bond.GetBondType())
+        if order is None:
+            raise ValueError(f"mol: bond of type {bond.GetBondType()}, expected single, double or triple")
+        bonds.append((i, j, order) if i < j else (j, i, order))
+    return [(a.GetSymbol(), a.GetFormalCharge()) for a in flat.GetAtoms()], bonds
+
+
+@lru_cache(maxsize=256)
+def _atom(symbol: str, charge: int) -> Chem.Atom:
+    """A template (RDKit copies it); implicit hydrogens are left to sanitisation."""
+    atom = Chem.Atom(symbol)
+    atom.SetFormalCharge(charge)
+    return atom
+
+
+def classes_to_mol(nodes: Sequence[int], bonds: Iterable[tuple[int, int, int]], vocabulary: Vocabulary) -> Chem.Mol | None:
+    """The sanitised molecule of a graph, hydrogens filled in, or None where a valence is broken. Nothing is corrected.
+
+    Args:
+        nodes: node classes.
+        bonds: (i, j, class) with class 1, 2 or 3, each pair at most once.
+        vocabulary: what the node classes mean.
+    """
+    with BlockLogs():
+        return _build(nodes, bonds, vocabulary)
+
+
+def _build(nodes: Sequence[int], bonds: Iterable[tuple[int, int, int]], vocabulary: Vocabulary) -> Chem.Mol | None:
+    mol = Chem.RWMol()
+    types = vocabulary.types
+    for k in nodes:
+        mol.AddAtom(_atom(types[k].symbol, types[k].charge))
+    for i, j, order in bonds:
+        mol.AddBond(i, j, _BOND_TYPE[order])
+    failed = Chem.SanitizeMol(mol, _NO_CLEANUP, catchErrors=True)
+    return None if failed else mol
+
+
+def decode(batch: GraphBatch, vocabulary: Vocabulary) -> list[str | None]:
+    """Canonical SMILES of each graph, or None where RDKit does not sanitise it. Disconnected graphs keep all their parts.
+
+    Raises:
+        ValueError: if a node or bond class of a real node is out of range.
+    """
+    sizes = batch.sizes.tolist()
+    real = batch.mask[:, :, None] & batch.mask[:, None, :]
+    nodes, edges = batch.nodes.masked_fill(~batch.mask, 0).cpu(), batch.edges.masked_fill(~real, 0).triu(1).cpu()
+    if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < len(vocabulary):
+        raise ValueError(f"batch: node classes {int(nodes.min())}..{int(nodes.max())}, expected 0..{len(vocabulary) - 1}")
+    if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) <= 3:
+        raise ValueError(f"batch: bond classes {int(edges.min())}..{int(edges.max())}, expected 0..3")
+    where = edges.nonzero()
+    bonds: list[list[tuple[int, int, int]]] = [[] for _ in sizes]
+    for (b, i, j), order in zip(where.tolist(), edges[tuple(where.T)].tolist(), strict=True):
+        bonds[b].append((i, j, order))
+    with BlockLogs():
+        mols = [_build(row[:n], bonds[b], vocabulary) for b, (row, n) in enumerate(zip(nodes.tolist(), sizes, strict=True))]
+        return [Chem.MolToSmiles(mol) if mol is not None and mol.GetNumAtoms() else None for mol in mols]
+
+
+def encode(smiles: Sequence[str], vocabulary: Vocabulary) -> GraphBatch:
+    """Graphs of SMILES strings, padded to the largest; atoms in the order of the string.
+
+    Raises:
+        ValueError: if a string does not parse or holds an atom type outside the vocabulary; names the position.
+    """
+    parts = []
+    for k, text in enumerate(smiles):
+        mol = parse_smiles(text)
+        if mol is None:
+            raise ValueError(f"smiles[{k}]: {text!r}, expected a SMILES string that RDKit parses")
+        try:
+            parts.append(molecule_to_classes(mol, vocabulary))
+        except ValueError as error:
+            raise ValueError(f"smiles[{k}]: {text!r}, {error}") from None
+    sizes = torch.tensor([len(nodes) for nodes, _ in parts], dtype=torch.long)
+    n = int(sizes.max()) if parts else 0
+    node_classes = torch.zeros(len(parts), n, dtype=torch.long)
+    edges = torch.zeros(len(parts), n, n, dtype=torch.long)
+    for b, (nodes, bonds) in enumerate(parts):
+        node_classes[b, : len(nodes)] = torch.tensor(nodes, dtype=torch.long)
+        for i, j, order in bonds:
+            edges[b, i, j] = edges[b, j, i] = order
+    return GraphBatch(node_classes, edges, node_mask(sizes, n))
+
+
+def parse_smiles(text: str) -> Chem.Mol | None:
+    """The sanitised molecule of a SMILES string, connected or not; None if it does not parse, is empty or holds blanks."""
+    if not text or any(c.isspace() for c in text):
+        return None
+    with BlockLogs():
+        mol = Chem.MolFromSmiles(text)
+    return mol if mol is not None and mol.GetNumAtoms() else None
+
+
+@lru_cache(maxsize=4096)
+def parse(sample: str | None) -> Chem.Mol | None:
+    """The molecule of a sample if it is **valid**: parses, sanitises and is connected. Else None. Do not modify it.
+
+    >>> parse("CCO").GetNumAtoms(), parse("C.C"), parse("C(C)(C)(C)(C)C"), parse(None)
+    (3, None, None, None)
+
+    Raises:
+        ValueError: if the sample is neither a string nor None.
+    """
+    if sample is None:
+        return None
+    if not isinstance(sample, str):
+        raise ValueError(f"sample: {type(sample).__name__}, expected a SMILES string or None")
+    mol = parse_smiles(sample)
+    if mol is None or ("." in sample and len(Chem.GetMolFrags(mol)) > 1):
+        return None
+    return mol
+
+
+# Properties ----------------------------------------------------------------------------------------------------------
+
+
+def qed(mol: Chem.Mol) -> float:
+    """Quantitative estimate of drug-likeness, in [0, 1]. Source: Bickerton (2012), as in RDKit."""
+    return float(QED.qed(mol))
+
+
+def logp(mol: Chem.Mol) -> float:
+    """Crippen's octanol-water partition coefficient. Source: Wildman and Crippen (1999), as in RDKit."""
+    return float(rdMolDescriptors.CalcCrippenDescriptors(mol)[0])
+
+
+def molecular_weight(mol: Chem.Mol) -> float:
+    """Average molecular weight with hydrogens, g/mol."""
+    return float(Descriptors.MolWt(mol))  # type: ignore[attr-defined]  # RDKit's stubs leave it out
+
+
+def synthetic_accessibility(mol: Chem.Mol) -> float:
+    """SA score, 1 (easy) to 10 (hard). Source: Ertl and Schuffenhauer (2009), RDKit Contrib."""
+    from rdkit.Contrib.SA_Score import sascorer  # reads a 3 MB table, so only when asked for
+
+    return float(sascorer.calculateScore(mol))
+
+
+_LOGP_MEAN, _LOGP_STD = 2.4570953396190123, 1.434324401111988  # over ZINC250k, JT-VAE
+_SA_MEAN, _SA_STD = -3.0525811293166134, 0.8335207024513095
+_CYCLE_MEAN, _CYCLE_STD = -0.0485696876403053, 0.2860212110245455
+
+
+def penalised_logp(mol: Chem.Mol) -> float:
+    """z(logP) + z(-SA) + z(-max(0, largest ring - 6)), each z-scored over ZINC250k.
+
+    Source: Jin et al. (2018), JT-VAE, whose constants these are. The largest ring is over the SSSR of RDKit, where
+    JT-VAE took networkx's ``cycle_basis``, which depends on the order of atoms.
+    """
+    largest = max((len(ring) for ring in mol.GetRingInfo().AtomRings()), default=0)
+    cycle = -float(max(0, largest - 6))
+    easy = (-synthetic_accessibility(mol) - _SA_MEAN) / _SA_STD
+    return (logp(mol) - _LOGP_MEAN) / _LOGP_STD + easy + (cycle - _CYCLE_MEAN) / _CYCLE_STD
+
+
+Fingerprint: TypeAlias = DataStructs.ULongSparseIntVect | DataStructs.ExplicitBitVect
+
+
+@lru_cache(maxsize=16)
+def _generator(radius: int, size: int) -> rdFingerprintGenerator.FingerprintGenerator64:
+    return rdFingerprintGenerator.GetMorganGenerator(radius=radius, fpSize=size)
+
+
+def count_fingerprint(mol: Chem.Mol, radius: int = 2) -> DataStructs.ULongSparseIntVect:
+    """Unfolded Morgan counts; radius 2 is ECFP4."""
+    return _generator(radius, 2048).GetSparseCountFingerprint(mol)
+
+
+def bit_fingerprint(mol: Chem.Mol, radius: int = 2, size: int = 1024) -> DataStructs.ExplicitBitVect:
+    """Morgan bits folded to ``size``."""
+    return _generator(radius, size).GetFingerprint(mol)
+
+
+def tanimoto(a: Fingerprint, b: Fingerprint) -> float:
+    """Σ min(a, b) / Σ max(a, b); for bits, shared over either."""
+    return float(DataStructs.TanimotoSimilarity(a, b))
+
+
+def murcko_scaffold(mol: Chem.Mol) -> str:
+    """Canonical SMILES of the Bemis-Murcko scaffold without stereo; empty for a molecule without rings."""
+    from rdkit.Chem.Scaffolds import MurckoScaffold
+
+    return str(Chem.MolToSmiles(MurckoScaffold.GetScaffoldForMol(mol), isomericSmiles=False))

@@ -1,0 +1,177 @@
+"""Kernels: how one element is noised, and how a predicted clean class becomes one reverse step.
+
+Notation (as in the papers): z current class, k next class, c candidate clean class; ``t`` the current time and
+``s <= t`` the next, with t = 0 data and t = 1 noise. p̂ is the network's distribution over clean classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from discrete_grpo.categorical import sample
+from discrete_grpo.diffusion.schedules import Schedule
+
+__all__ = ["D3PM", "Kernel", "absorbing", "marginal", "uniform"]
+
+
+class Kernel(Protocol):
+    """The seam between a network that predicts clean classes and a sampler that needs transitions."""
+
+    @property
+    def num_clean(self) -> int:
+        """Classes of the data, which the network predicts."""
+        ...
+
+    @property
+    def num_states(self) -> int:
+        """Classes a noisy element can have: the data's, and a mask class where there is one."""
+        ...
+
+    def initial(self) -> Float[Tensor, " state"]:
+        """The distribution at t = 1."""
+        ...
+
+    def noise(
+        self, x0: Int[Tensor, batch *site], t: Tensor, generator: torch.Generator | None = None
+    ) -> Int[Tensor, batch *site]:
+        """A draw of x_t ~ q(x_t | x_0)."""
+        ...
+
+    def transition(
+        self, p_clean: Float[Tensor, "batch *site clean"], state: Int[Tensor, batch *site], t: Tensor, s: Tensor
+    ) -> Float[Tensor, "batch *site state"]:
+        """p(x_s = k | x_t = z) = Σ_c p̂(c) q(k | z, c): normalised, in O(C) an element."""
+        ...
+
+    def table(self, t: float, s: float) -> Float[Tensor, "state clean state"]:
+        """q(x_s = k | x_t = z, x_0 = c) as [z, c, k], float64: the brute-force oracle of ``transition``."""
+        ...
+
+
+@dataclass(frozen=True)
+class D3PM:
+    """Categorical diffusion with rank-one noise Q_t = α_t I + (1 - α_t) 1 mᵀ.
+
+    q(x_t=z|x_0=c) = ᾱ_t δ(c,z) + (1-ᾱ_t) m(z) =: D_t(c,z), and by Bayes
+    q(x_s=k|z,c) = [α δ(k,z) + (1-α) m(z)] [ᾱ_s δ(c,k) + (1-ᾱ_s) m(k)] / D_t(c,z), α = ᾱ_t/ᾱ_s.
+
+    A clean class that cannot have led to z (D_t(c,z) = 0) is left out and the rest of p̂ renormalised; a state that
+    no clean class with p̂ > 0 can have led to stays where it is.
+
+    Source: Austin et al. (2021), arXiv 2107.03006; Vignac et al. (2022), Eq. 4-6, arXiv 2209.14734.
+
+    Attributes:
+        prior: m, the noise distribution, one probability a state.
+        schedule: ᾱ(t).
+        num_clean: how many leading classes the data can have; the rest (a mask class) only noise can.
+
+    Raises:
+        ValueError: if ``prior`` is no distribution or ``num_clean`` does not fit it.
+    """
+
+    prior: tuple[float, ...]
+    schedule: Schedule
+    num_clean: int
+
+    def __post_init__(self) -> None:
+        total = sum(self.prior)
+        if not self.prior or min(self.prior) < 0 or abs(total - 1.0) > 1e-6:
+            raise ValueError(f"prior: {self.prior}, expected probabilities >= 0 that sum to 1")
+        if not 1 <= self.num_clean <= len(self.prior):
+            raise ValueError(f"num_clean: {self.num_clean}, expected 1 to {len(self.prior)}, the number of states")
+
+    @property
+    def num_states(self) -> int:
+        """Classes a noisy element can have."""
+        return len(self.prior)
+
+    def initial(self) -> Float[Tensor, " state"]:
+        """The distribution at t = 1, which is m since ᾱ(1) = 0."""
+        return torch.tensor(self.prior, dtype=torch.float64)
+
+    def noise(
+        self, x0: Int[Tensor, batch *site], t: Tensor, generator: torch.Generator | None = None
+    ) -> Int[Tensor, batch *site]:
+        """A draw of x_t: x_0 with probability ᾱ_t, else a class of m."""
+        keep = _over_sites(self.schedule.alpha_bar(t), x0.ndim).to(x0.device, torch.float32)
+        kept = torch.rand(x0.shape, generator=generator, device=x0.device) < keep
+        m = self.initial().to(x0.device, torch.float32)
+        return torch.where(kept, x0, sample(m.expand(*x0.shape, -1), generator))
+
+    def transition(
+        self, p_clean: Float[Tensor, "batch *site clean"], state: Int[Tensor, batch *site], t: Tensor, s: Tensor
+    ) -> Float[Tensor, "batch *site state"]:
+        """p(k|z) = [α δ(k,z) + (1-α) m(z)] [ᾱ_s w(k) + (1-ᾱ_s) m(k) S], w(c) = p̂(c)/D_t(c,z), S = Σ_c w(c).
+
+        Args:
+            p_clean: p̂ [B, ..., num_clean].
+            state: z [B, ...].
+            t: current times in [0, 1], a scalar or [B].
+            s: next times, 0 <= s <= t.
+
+        Returns:
+            Probabilities [B, ..., num_states] in the dtype of ``p_clean``.
+        """
+        bar_t, bar_s = (_over_sites(self.schedule.alpha_bar(x), p_clean.ndim) for x in (t, s))
+        alpha = torch.where(bar_s > 0, bar_t / bar_s.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+        same = torch.nn.functional.one_hot(state, self.num_states).to(p_clean.dtype)
+        m = self.initial().to(p_clean)
+        m_z = m[state].unsqueeze(-1)
+        d = bar_t.to(p_clean) * same + (1 - bar_t).to(p_clean) * m_z  # D_t(c, z), c along the last axis
+        possible = d[..., : self.num_clean] > 0
+        w = torch.where(possible, p_clean / torch.where(possible, d[..., : self.num_clean], 1.0), 0.0)
+        total = w.sum(-1, keepdim=True)
+        w_all = torch.nn.functional.pad(w, (0, self.num_states - self.num_clean))
+        forward = alpha.to(p_clean) * same + (1 - alpha).to(p_clean) * m_z
+        weights = forward * (bar_s.to(p_clean) * w_all + (1 - bar_s).to(p_clean) * m * total)
+        mass = weights.sum(-1, keepdim=True)
+        return torch.where(mass > 0, weights / torch.where(mass > 0, mass, 1.0), same)
+
+    def table(self, t: float, s: float) -> Float[Tensor, "state clean state"]:
+        """q(k|z,c) as [z, c, k] from explicit [K, K] noise matrices, float64; a row of zeros where D_t(c,z) = 0."""
+        if not 0.0 <= s <= t <= 1.0:
+            raise ValueError(f"t, s: {t}, {s}, expected 0 <= s <= t <= 1")
+        bar_t, bar_s = (float(self.schedule.alpha_bar(torch.tensor(x, dtype=torch.float64))) for x in (t, s))
+        m = self.initial()
+        eye = torch.eye(self.num_states, dtype=torch.float64)
+
+        def q_of(keep: float) -> Tensor:
+            return keep * eye + (1 - keep) * m.expand(self.num_states, -1)
+
+        step, to_s, to_t = q_of(bar_t / bar_s if bar_s > 0 else 0.0), q_of(bar_s), q_of(bar_t)
+        joint = torch.einsum("ck,kz->zck", to_s[: self.num_clean], step)
+        whole = to_t[: self.num_clean].T.unsqueeze(-1)
+        return torch.where(whole > 0, joint / torch.where(whole > 0, whole, 1.0), 0.0)
+
+
+def _over_sites(value: Tensor, ndim: int) -> Tensor:
+    """A scalar or [B] tensor shaped to broadcast over a tensor of ``ndim`` axes whose first is B."""
+    return value.reshape(value.shape + (1,) * (ndim - value.ndim)) if value.ndim else value
+
+
+def uniform(num_classes: int, schedule: Schedule) -> D3PM:
+    """D3PM that noises towards the uniform distribution, m = 1/K."""
+    if num_classes < 1:
+        raise ValueError(f"num_classes: {num_classes}, expected at least 1")
+    return D3PM((1.0 / num_classes,) * num_classes, schedule, num_classes)
+
+
+def marginal(probabilities: Sequence[float], schedule: Schedule) -> D3PM:
+    """D3PM that noises towards the data's marginal (DiGress); classes of zero mass are allowed."""
+    total = float(sum(probabilities))
+    if total <= 0:
+        raise ValueError(f"probabilities: sum {total}, expected more than 0")
+    return D3PM(tuple(float(p) / total for p in probabilities), schedule, len(probabilities))
+
+
+def absorbing(num_classes: int, schedule: Schedule) -> D3PM:
+    """D3PM that noises into an extra mask class, number ``num_classes``, which the network never predicts."""
+    if num_classes < 1:
+        raise ValueError(f"num_classes: {num_classes}, expected at least 1")
+    return D3PM((0.0,) * num_classes + (1.0,), schedule, num_classes)

@@ -1,0 +1,75 @@
+"""Noise schedules: how much of the data is left at time t, with t = 0 data and t = 1 noise.
+
+A schedule is one function, ᾱ(t), falling from exactly 1 at t = 0 to exactly 0 at t = 1. Everything else
+(the per-step α_{t|s} = ᾱ(t) / ᾱ(s), any number of steps, any grid) follows from it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["CosineSchedule", "LinearSchedule", "Schedule", "time_grid"]
+
+
+class Schedule(Protocol):
+    """ᾱ(t) on [0, 1]."""
+
+    def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+        """Share of the clean signal left at time t, float64."""
+        ...
+
+
+@dataclass(frozen=True)
+class CosineSchedule:
+    """ᾱ(t) = g(t)/g(0), g(t) = cos²(π/2 · (t + o)/(1 + o)).
+
+    Source: Nichol & Dhariwal (2021), Eq. 17, arXiv 2102.09672; used by DiGress (arXiv 2209.14734).
+
+    >>> CosineSchedule().alpha_bar(torch.tensor([0.0, 0.5, 1.0])).tolist()
+    [1.0, 0.4938..., 0.0]
+    """
+
+    offset: float = 0.008
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.offset < 1.0:
+            raise ValueError(f"offset: {self.offset}, expected 0 <= offset < 1")
+
+    def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+        """Share of the clean signal left at time t, float64."""
+        t = t.double()
+        angle = math.pi / 2 * (t + self.offset) / (1 + self.offset)
+        value = torch.cos(angle) ** 2 / math.cos(math.pi / 2 * self.offset / (1 + self.offset)) ** 2
+        return torch.where(t <= 0, 1.0, torch.where(t >= 1, 0.0, value))
+
+
+@dataclass(frozen=True)
+class LinearSchedule:
+    """ᾱ(t) = 1 - t: the mutual-information schedule of absorbing diffusion.
+
+    Source: Austin et al. (2021), section 3.3, arXiv 2107.03006.
+
+    >>> LinearSchedule().alpha_bar(torch.tensor([0.0, 0.25, 1.0])).tolist()
+    [1.0, 0.75, 0.0]
+    """
+
+    def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+        """Share of the clean signal left at time t, float64."""
+        return (1.0 - t.double()).clamp(0.0, 1.0)
+
+
+def time_grid(num_steps: int) -> Float[Tensor, " point"]:
+    """Times of the states of a sampler of T steps: 1, (T-1)/T, ..., 1/T, 0 (T+1 points, float64).
+
+    >>> time_grid(4).tolist()
+    [1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    if num_steps < 1:
+        raise ValueError(f"num_steps: {num_steps}, expected at least 1")
+    return torch.arange(num_steps, -1, -1, dtype=torch.float64) / num_steps

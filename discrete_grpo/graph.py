@@ -1,0 +1,141 @@
+"""Batches of simple graphs as integer classes, and their packed upper triangle.
+
+Conventions, stated once and relied on everywhere:
+
+* A graph has N nodes, each of one class, and N(N-1)/2 **unordered pairs** i<j, each of one class
+  (class 0 is "no edge" by the convention of the data sets here; nothing in this file needs it).
+* ``edges[b, i, j] == edges[b, j, i]``; the diagonal and everything that touches padding is 0
+  and is never read.
+* Pairs are listed with j in the outer loop: (0,1), (0,2), (1,2), (0,3), ... so that
+  ``pair(i, j) = j(j-1)/2 + i`` does not depend on N, and padding a graph **appends** pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from jaxtyping import Bool, Int, Shaped, UInt8
+from torch import Tensor
+
+__all__ = ["GraphBatch", "node_mask", "num_pairs", "pack", "pair_index", "pair_mask", "permute", "symmetrise", "unpack", "upper"]
+
+
+def num_pairs(num_nodes: int) -> int:
+    """Number of unordered pairs, N(N-1)/2.
+
+    >>> num_pairs(9)
+    36
+    """
+    return num_nodes * (num_nodes - 1) // 2
+
+
+@lru_cache(maxsize=512)
+def _pair_index(num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):  # cached tensors must be usable in autograd later
+        j, i = torch.tril_indices(num_nodes, num_nodes, offset=-1, device=device).unbind(0)
+    return i, j
+
+
+def pair_index(num_nodes: int, device: torch.device | str = "cpu") -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]:
+    """End points (i, j), i<j, of every unordered pair, in the order stated at the top of this file.
+
+    >>> [p.tolist() for p in pair_index(3)]
+    [[0, 0, 1], [1, 2, 2]]
+    """
+    return _pair_index(num_nodes, torch.device(device))
+
+
+def node_mask(sizes: Int[Tensor, " batch"], num_nodes: int) -> Bool[Tensor, "batch node"]:
+    """True where a node exists: the first ``sizes[b]`` of ``num_nodes`` places.
+
+    >>> node_mask(torch.tensor([1, 3]), 3).int().tolist()
+    [[1, 0, 0], [1, 1, 1]]
+    """
+    return torch.arange(num_nodes, device=sizes.device) < sizes[:, None]
+
+
+def pair_mask(mask: Bool[Tensor, "batch node"]) -> Bool[Tensor, "batch pair"]:
+    """True where both ends of a pair exist."""
+    i, j = pair_index(mask.shape[1], mask.device)
+    return mask[:, i] & mask[:, j]
+
+
+def upper(edges: Shaped[Tensor, "batch node node *rest"]) -> Shaped[Tensor, "batch pair *rest"]:
+    """The entries i<j of a matrix of pairs; the lower triangle and the diagonal are never read."""
+    n = edges.shape[1]
+    i, j = pair_index(n, edges.device)
+    return edges.flatten(1, 2).index_select(1, i * n + j)
+
+
+def symmetrise(pairs: Shaped[Tensor, "batch pair *rest"], num_nodes: int) -> Shaped[Tensor, "batch node node *rest"]:
+    """The symmetric matrix with zero diagonal whose upper triangle is ``pairs`` (inverse of :func:`upper`)."""
+    i, j = pair_index(num_nodes, pairs.device)
+    full = pairs.new_zeros(pairs.shape[0], num_nodes * num_nodes, *pairs.shape[2:])
+    full = full.index_copy(1, i * num_nodes + j, pairs).unflatten(1, (num_nodes, num_nodes))
+    return full + full.transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class GraphBatch:
+    """B graphs of at most N nodes.
+
+    Attributes:
+        nodes: node classes [B, N], int64.
+        edges: edge classes [B, N, N], int64, symmetric with zero diagonal.
+        mask: which nodes exist [B, N]; real nodes come first.
+    """
+
+    nodes: Int[Tensor, "batch node"]
+    edges: Int[Tensor, "batch node node"]
+    mask: Bool[Tensor, "batch node"]
+
+    def __len__(self) -> int:
+        return self.nodes.shape[0]
+
+    @property
+    def num_nodes(self) -> int:
+        """N, the padded number of nodes."""
+        return self.nodes.shape[1]
+
+    @property
+    def sizes(self) -> Int[Tensor, " batch"]:
+        """Number of real nodes of each graph [B]."""
+        return self.mask.sum(-1)
+
+    def index(self, rows: Int[Tensor, " row"] | slice) -> GraphBatch:
+        """The graphs at ``rows``, padding kept."""
+        return GraphBatch(self.nodes[rows], self.edges[rows], self.mask[rows])
+
+    def crop(self, num_nodes: int) -> GraphBatch:
+        """The same graphs padded to ``num_nodes`` places; at least the largest graph must fit."""
+        n = num_nodes
+        return GraphBatch(self.nodes[:, :n], self.edges[:, :n, :n], self.mask[:, :n])
+
+    def pad(self, num_nodes: int) -> GraphBatch:
+        """The same graphs with zero padding appended up to ``num_nodes`` places."""
+        extra = num_nodes - self.num_nodes
+        grow = torch.nn.functional.pad
+        return GraphBatch(grow(self.nodes, (0, extra)), grow(self.edges, (0, extra, 0, extra)), grow(self.mask, (0, extra)))
+
+    def to(self, device: torch.device | str) -> GraphBatch:
+        """The same batch on another device."""
+        return GraphBatch(self.nodes.to(device), self.edges.to(device), self.mask.to(device))
+
+
+def permute(batch: GraphBatch, order: Int[Tensor, "batch node"]) -> GraphBatch:
+    """Relabel nodes: new node k of graph b is old node ``order[b, k]``."""
+    rows = torch.arange(len(batch), device=order.device)[:, None]
+    edges = batch.edges[rows[..., None], order[:, :, None], order[:, None, :]]
+    return GraphBatch(batch.nodes[rows, order], edges, batch.mask[rows, order])
+
+
+def pack(batch: GraphBatch) -> tuple[UInt8[Tensor, "batch node"], UInt8[Tensor, "batch pair"]]:
+    """Node classes [B, N] and upper triangle [B, P] as uint8: one byte a site, nothing twice."""
+    return batch.nodes.to(torch.uint8), upper(batch.edges).to(torch.uint8)
+
+
+def unpack(nodes: UInt8[Tensor, "batch node"], pairs: UInt8[Tensor, "batch pair"], mask: Bool[Tensor, "batch node"]) -> GraphBatch:
+    """Inverse of :func:`pack`."""
+    return GraphBatch(nodes.long(), symmetrise(pairs.long(), nodes.shape[1]), mask)

@@ -1,0 +1,49 @@
+"""Ctrl-C that waits for a safe moment."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["Interrupt", "Interrupted", "interruptible"]
+
+
+class Interrupted(Exception):
+    """The run was asked to stop; everything up to its last update is saved."""
+
+
+class Interrupt:
+    """Whether a stop was asked for; loops look at it where stopping loses nothing."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __bool__(self) -> bool:
+        return self.asked
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Within the block the first Ctrl-C (or SIGTERM) only sets the flag; a second Ctrl-C raises as usual.
+
+    Outside the main thread, where Python allows no handlers, the flag simply stays unset.
+    """
+    flag = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if flag.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        flag.asked = True
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Metrics of sets of samples."""

@@ -1,0 +1,114 @@
+"""Metrics of generated molecules.
+
+Samples are SMILES or None. **Valid** means parses, sanitises and is connected. Two samples are the same when their
+canonical SMILES without stereo are equal, which is also what a reference set must hold
+(:class:`discrete_grpo.datasets.molecules.MoleculeDataset` does, in ``smiles``).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Sequence
+
+from rdkit import Chem, DataStructs
+
+from discrete_grpo import chemistry
+
+__all__ = ["canonical", "evaluate", "internal_diversity", "novelty", "sample_metrics"]
+
+
+def canonical(sample: str | None) -> str | None:
+    """Canonical SMILES without stereo of a valid sample, else None.
+
+    >>> canonical("OCC"), canonical("C.C")
+    ('CCO', None)
+    """
+    mol = chemistry.parse(sample)
+    return None if mol is None else str(Chem.MolToSmiles(mol, isomericSmiles=False))
+
+
+def sample_metrics(samples: Sequence[str | None]) -> dict[str, float]:
+    """``valid``: valid / all samples; ``unique``: distinct valid / valid, 0 where none is valid. Cheap, for every step.
+
+    >>> sample_metrics(["CCO", "OCC", "C", None])
+    {'valid': 0.75, 'unique': 0.6666666666666666}
+    """
+    valid = [smiles for smiles in map(canonical, samples) if smiles is not None]
+    return {"valid": _ratio(len(valid), len(samples)), "unique": _ratio(len(set(valid)), len(valid))}
+
+
+def novelty(samples: Sequence[str | None], reference: Collection[str]) -> float:
+    """Distinct valid samples that are not in the reference / distinct valid samples; 0 where none is valid.
+
+    Args:
+        samples: SMILES or None.
+        reference: canonical SMILES without stereo, compared as they are.
+
+    >>> novelty(["CCO", "OCC", "CC"], {"CC"})
+    0.5
+    """
+    distinct = {smiles for smiles in map(canonical, samples) if smiles is not None}
+    return _ratio(len(distinct.difference(reference)), len(distinct))
+
+
+def internal_diversity(samples: Sequence[str | None], max_molecules: int = 2000, seed: int = 0) -> float:
+    """IntDiv₁ = 1 - mean over all ordered pairs, a molecule with itself included, of Tanimoto(ECFP4, 1024 bits).
+
+    Args:
+        samples: SMILES or None; the invalid are left out.
+        max_molecules: a seeded draw of this many is taken where more are valid (the cost is quadratic).
+        seed: of that draw.
+
+    Returns:
+        A number in [0, 1), NaN where no sample is valid.
+
+    Raises:
+        ValueError: if ``max_molecules`` is below 1.
+
+    Source: Benhenda (2017); fingerprint and self pairs as in MOSES.
+
+    >>> internal_diversity(["CCO", "CCO"])
+    0.0
+    """
+    if max_molecules < 1:
+        raise ValueError(f"max_molecules: {max_molecules}, expected at least 1")
+    mols = [mol for mol in map(chemistry.parse, samples) if mol is not None]
+    if len(mols) > max_molecules:
+        mols = random.Random(seed).sample(mols, max_molecules)
+    if not mols:
+        return math.nan
+    prints = [chemistry.bit_fingerprint(mol, radius=2, size=1024) for mol in mols]
+    below = sum(sum(DataStructs.BulkTanimotoSimilarity(own, prints[:k])) for k, own in enumerate(prints))
+    m = len(prints)
+    return 1.0 - (2.0 * below + m) / (m * m)
+
+
+def evaluate(samples: Sequence[str | None], reference: Collection[str] | None = None, seed: int = 0) -> dict[str, float]:
+    """The table of a molecule generator, without valence correction or largest-fragment repair.
+
+    Args:
+        samples: SMILES or None, one a generated object.
+        reference: canonical SMILES without stereo of the training set; None leaves ``novel`` out.
+        seed: of the draw for ``internal_diversity``.
+
+    Returns:
+        ``num_samples``; ``sanitised``: sanitise / all; ``connected``: connected / sanitised; ``valid``: both / all;
+        ``unique``: distinct / valid; ``novel``: distinct not in the reference / distinct; ``internal_diversity``;
+        ``qed``, ``logp``, ``sa``: means over valid samples (SA from 1, easy, to 10), NaN where none is valid.
+    """
+    mols = [mol for mol in map(chemistry.parse, samples) if mol is not None]
+    sanitised = sum(s is not None and (chemistry.parse(s) or chemistry.parse_smiles(s)) is not None for s in samples)
+    found = {"num_samples": float(len(samples)), "sanitised": _ratio(sanitised, len(samples))}
+    found |= {"connected": _ratio(len(mols), sanitised)} | sample_metrics(samples)
+    if reference is not None:
+        found["novel"] = novelty(samples, reference)
+    found["internal_diversity"] = internal_diversity(samples, seed=seed)
+    properties = {"qed": chemistry.qed, "logp": chemistry.logp, "sa": chemistry.synthetic_accessibility}
+    for name, value in properties.items():
+        found[name] = sum(map(value, mols)) / len(mols) if mols else math.nan
+    return found
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,343 @@
+"""Graph diffusion as a policy: any kernel, any network ``(nodes, edges, time, mask) -> logits``.
+
+A trajectory is x_1 -> ... -> x_0 on the grid of ``num_steps`` steps; step k goes from time ``grid[k]`` to
+``grid[k+1]``. Its sites are the N nodes and the N(N-1)/2 unordered pairs. Drawing and scoring share
+:meth:`GraphPolicy.transition`, so the log-prob of what was drawn is the log-prob it was drawn with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from discrete_grpo.categorical import Sites, gather, safe_log, sample
+from discrete_grpo.diffusion.kernels import Kernel
+from discrete_grpo.diffusion.schedules import time_grid
+from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, unpack, upper
+from discrete_grpo.rollout import Context, Rollout
+
+__all__ = ["FixedSites", "GraphPolicy", "size_buckets"]
+
+
+@dataclass(frozen=True)
+class FixedSites:
+    """Nodes and edges a sample must have (scaffold-constrained generation); a context's ``fixed`` column.
+
+    Attributes:
+        nodes: node number -> clean class.
+        edges: (i, j) with i < j -> clean class; class 0 forbids an edge.
+    """
+
+    nodes: Mapping[int, int]
+    edges: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.nodes and not self.edges:
+            raise ValueError("fixed: no node and no edge, expected at least one")
+        for i, j in self.edges:
+            if not 0 <= i < j:
+                raise ValueError(f"fixed: edge ({i}, {j}), expected 0 <= i < j")
+
+    @property
+    def min_nodes(self) -> int:
+        """The smallest graph that has room for every fixed site."""
+        return 1 + max([*self.nodes, *(j for _, j in self.edges)])
+
+
+def size_buckets(sizes: Int[Tensor, " batch"], waste: float = 0.25) -> Iterator[Int[Tensor, " row"]]:
+    """Row numbers grouped by graph size, largest first; padding is at most ``waste`` of a row's sites.
+
+    >>> [rows.tolist() for rows in size_buckets(torch.tensor([9, 4, 8, 9]))]
+    [[0, 3, 2], [1]]
+    """
+    order = torch.argsort(sizes, descending=True, stable=True)
+    cost = sizes[order] + sizes[order] * (sizes[order] - 1) // 2
+    start = 0
+    while start < len(order):
+        fits = cost[start:] >= (1.0 - waste) * cost[start]
+        stop = start + int(fits.sum())
+        yield order[start:stop]
+        start = stop
+
+
+class GraphPolicy(nn.Module):
+    """Categorical diffusion over graphs as a policy for GRPO.
+
+    p_θ(x_s | x_t) = Π_sites Σ_c p̂_θ(c | x_t) q(x_s | x_t, c): a product over nodes and unordered pairs.
+
+    Args:
+        network: ``(nodes [B,N], edges [B,N,N], time [B], mask [B,N]) -> (node logits [B,N,C_x], edge logits [B,N,N,C_e])``.
+        node_kernel, edge_kernel: how classes are noised and denoised.
+        node_counts: probability of a graph of 0, 1, 2, ... nodes; drawn once a group.
+        num_steps: steps of the sampler, at least 1.
+        temperature: divides the network's logits, in drawing and in scoring alike; more than 0.
+        share_initial_noise: whether a group also shares x_1.
+        decode: turns finished graphs into what rewards see; None gives one-graph :class:`GraphBatch` es.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        node_kernel: Kernel,
+        edge_kernel: Kernel,
+        node_counts: Sequence[float],
+        *,
+        num_steps: int = 50,
+        temperature: float = 1.0,
+        share_initial_noise: bool = False,
+        decode: Callable[[GraphBatch], Sequence[Any]] | None = None,
+    ) -> None:
+        super().__init__()
+        if not temperature > 0:
+            raise ValueError(f"temperature: {temperature}, expected more than 0")
+        if len(node_counts) < 2 or min(node_counts) < 0 or node_counts[0] != 0 or abs(sum(node_counts) - 1) > 1e-4:
+            raise ValueError(
+                f"node_counts: {tuple(node_counts)}, expected probabilities of 0, 1, 2, ... nodes that sum to 1, the first 0"
+            )
+        self.network = network
+        self.node_kernel, self.edge_kernel = node_kernel, edge_kernel
+        self.node_counts = tuple(float(p) for p in node_counts)
+        self.num_steps, self.temperature, self.share_initial_noise = num_steps, temperature, share_initial_noise
+        self.decode = decode
+        self.grid = time_grid(num_steps)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network's parameters are."""
+        return next(self.parameters()).device
+
+    @property
+    def max_nodes(self) -> int:
+        """The largest graph this policy has a size probability for."""
+        return len(self.node_counts) - 1
+
+    def init_args(self) -> dict[str, Any]:
+        """What a checkpoint needs to build this policy again (``decode`` aside: it is given anew when loading)."""
+        names = ("network", "node_kernel", "edge_kernel", "node_counts", "num_steps", "temperature", "share_initial_noise")
+        return {name: getattr(self, name) for name in names}
+
+    # -- the one function that drawing and scoring share
+
+    def transition(self, state: GraphBatch, step: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
+        """p_θ(x_s | x_t) of step ``step[b]`` from ``state``: node tables [B, N, K_x] and pair tables [B, P, K_e], float32."""
+        grid = self.grid.to(step.device)
+        t, s = grid[step], grid[step + 1]
+        p_nodes, p_pairs = self.clean_probs(state, t)
+        nodes = self.node_kernel.transition(p_nodes, state.nodes, t, s)
+        return nodes, self.edge_kernel.transition(p_pairs, upper(state.edges), t, s)
+
+    def clean_probs(self, state: GraphBatch, time: Float[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
+        """p̂_θ(x_0 | x_t) over clean classes, nodes [B, N, C_x] and pairs [B, P, C_e]; at least float32."""
+        nodes, edges = self.network(state.nodes, state.edges, time.float(), state.mask)
+        pairs = upper(edges)
+        wide = torch.promote_types(nodes.dtype, torch.float32)
+        return (nodes.to(wide) / self.temperature).softmax(-1), (pairs.to(wide) / self.temperature).softmax(-1)
+
+    # -- Policy protocol
+
+    @torch.no_grad()
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        """One trajectory a context.
+
+        Columns read: ``num_nodes`` (int, else drawn from the prior once a group) and ``fixed`` (:class:`FixedSites`).
+
+        Raises:
+            ValueError: if a context asks for a size or a class this policy does not know.
+        """
+        if not contexts:
+            raise ValueError("contexts: none given, expected at least one")
+        groups = torch.tensor([c.group for c in contexts])
+        sizes = self._draw_sizes(contexts, generator)
+        n_max = int(sizes.max())
+        shape = (len(contexts), self.num_steps + 1)
+        nodes = torch.zeros(*shape, n_max, dtype=torch.uint8, device=self.device)
+        pairs = torch.zeros(*shape, num_pairs(n_max), dtype=torch.uint8, device=self.device)
+        logp = torch.zeros(len(contexts), self.num_steps, device=self.device)
+        fixed = _fixed_states(contexts, sizes, n_max, self)
+        for rows in size_buckets(sizes):
+            n = int(sizes[rows].max())
+            part = None if fixed is None else fixed.index(rows).crop(n).to(self.device)
+            drawn = self._draw(sizes[rows].to(self.device), groups[rows], part, generator)
+            at = rows.to(self.device)
+            nodes[at, :, :n], pairs[at, :, : num_pairs(n)], logp[at] = drawn
+        states = {"nodes": nodes, "pairs": pairs}
+        if fixed is not None:
+            states |= {"free_nodes": (fixed.nodes < 0).to(self.device), "free_pairs": (upper(fixed.edges) < 0).to(self.device)}
+        return self._finish(contexts, states, logp, groups.to(self.device), sizes.to(self.device))
+
+    def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
+        """Node and pair categoricals of stored steps, [B, S', N, K_x] and [B, S', P, K_e]; all steps if None."""
+        states, size = rollout.states, rollout.size
+        n = int(size.max())
+        p = num_pairs(n)
+        if steps is None:
+            steps = torch.arange(self.num_steps, device=size.device).expand(len(rollout), -1)
+        mask = node_mask(size, n)
+        row = torch.arange(len(rollout), device=size.device)[:, None]
+        now = [states["nodes"][row, steps, :n], states["pairs"][row, steps, :p]]
+        action = [states["nodes"][row, steps + 1, :n], states["pairs"][row, steps + 1, :p]]
+        flat = unpack(now[0].flatten(0, 1), now[1].flatten(0, 1), mask.repeat_interleave(steps.shape[1], 0))
+        tables = self.transition(flat, steps.flatten())
+        free = [mask, pair_mask(mask)]
+        if "free_nodes" in states:
+            free = [free[0] & states["free_nodes"][:, :n], free[1] & states["free_pairs"][:, :p]]
+        whole = [f.unsqueeze(1).expand(-1, steps.shape[1], -1) for f in free]
+        return [Sites(safe_log(q.unflatten(0, steps.shape)), a, m) for q, a, m in zip(tables, action, whole, strict=True)]
+
+    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        """:meth:`sites`, so that wrappers which only know ``forward`` work."""
+        return self.sites(rollout, steps)
+
+    # -- likelihood training
+
+    def likelihood_loss(
+        self, graphs: GraphBatch, *, edge_weight: float = 5.0, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """Cross-entropy of the clean graph, CE_X + λ CE_E, at one stratified time a graph.
+
+        Means run over existing nodes and unordered pairs. Source: Vignac et al. (2022), Eq. 2, arXiv 2209.14734 (λ = 5).
+        """
+        b, device = len(graphs), graphs.nodes.device
+        u = torch.rand((), generator=generator, device=device, dtype=torch.float64)
+        t = ((torch.arange(b, device=device) + u) / b)[torch.randperm(b, generator=generator, device=device)]
+        exists, both = graphs.mask, pair_mask(graphs.mask)
+        clean_pairs = upper(graphs.edges)
+        nodes = torch.where(exists, self.node_kernel.noise(graphs.nodes, t, generator), 0)
+        pairs = torch.where(both, self.edge_kernel.noise(clean_pairs, t, generator), 0)
+        noisy = GraphBatch(nodes, symmetrise(pairs, graphs.num_nodes), exists)
+        node_logits, edge_logits = self.network(noisy.nodes, noisy.edges, t.float(), exists)
+        ce = nn.functional.cross_entropy
+        loss_nodes = ce(node_logits[exists].float(), graphs.nodes[exists])
+        loss_edges = ce(upper(edge_logits)[both].float(), clean_pairs[both]) if both.any() else loss_nodes.new_zeros(())
+        return {"loss": loss_nodes + edge_weight * loss_edges, "loss_nodes": loss_nodes.detach(), "loss_edges": loss_edges.detach()}
+
+    # -- drawing
+
+    def _draw_sizes(self, contexts: Sequence[Context], generator: torch.Generator | None) -> Int[Tensor, " batch"]:
+        """Node counts [B] on the CPU: given by a column, else one draw a group from the prior."""
+        device = self.device if generator is None else generator.device
+        prior = torch.tensor(self.node_counts, device=device)
+        by_group: dict[int, int] = {}
+        for context in contexts:
+            if context.group in by_group:
+                continue
+            fixed = context.columns.get("fixed")
+            allowed = (
+                prior if fixed is None else torch.where(torch.arange(len(prior), device=device) >= fixed.min_nodes, prior, 0.0)
+            )
+            size = context.columns.get("num_nodes")
+            if size is None and not float(allowed.sum()) > 0:
+                raise ValueError(f"fixed: needs {fixed.min_nodes} nodes, expected at most {self.max_nodes}")  # type: ignore[union-attr]
+            size = int(sample(allowed, generator)) if size is None else int(size)
+            if not max(1, fixed.min_nodes if fixed else 1) <= size:
+                raise ValueError(f"num_nodes: {size}, expected at least {max(1, fixed.min_nodes if fixed else 1)}")
+            by_group[context.group] = size
+        return torch.tensor([by_group[c.group] for c in contexts])
+
+    def _draw(
+        self, sizes: Tensor, groups: Tensor, fixed: GraphBatch | None, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Trajectories of one bucket: packed node states [b, S+1, n], pair states [b, S+1, p], step log-probs [b, S]."""
+        n = int(sizes.max())
+        mask = node_mask(sizes, n)
+        state = self._initial(mask, groups, generator)
+        state = self._pin(state, fixed, 0, generator)
+        nodes, pairs, logps = [state.nodes], [upper(state.edges)], []
+        for k in range(self.num_steps):
+            state, logp = self._step(state, k, fixed, generator)
+            nodes.append(state.nodes)
+            pairs.append(upper(state.edges))
+            logps.append(logp)
+        return torch.stack(nodes, 1).to(torch.uint8), torch.stack(pairs, 1).to(torch.uint8), torch.stack(logps, 1)
+
+    def _step(
+        self, state: GraphBatch, k: int, fixed: GraphBatch | None, generator: torch.Generator | None
+    ) -> tuple[GraphBatch, Tensor]:
+        q_nodes, q_pairs = self.transition(state, torch.full((len(state),), k, device=state.nodes.device))
+        exists, both = state.mask, pair_mask(state.mask)
+        nodes = torch.where(exists, sample(q_nodes, generator), 0)
+        pairs = torch.where(both, sample(q_pairs, generator), 0)
+        free_nodes, free_pairs = exists, both
+        if fixed is not None:
+            free_nodes, free_pairs = exists & (fixed.nodes < 0), both & (upper(fixed.edges) < 0)
+        logp = torch.where(free_nodes, gather(safe_log(q_nodes), nodes), 0.0).sum(-1)
+        logp = logp + torch.where(free_pairs, gather(safe_log(q_pairs), pairs), 0.0).sum(-1)
+        drawn = GraphBatch(nodes, symmetrise(pairs, state.num_nodes), exists)
+        return self._pin(drawn, fixed, k + 1, generator), logp.float()
+
+    def _initial(self, mask: Tensor, groups: Tensor, generator: torch.Generator | None) -> GraphBatch:
+        n = mask.shape[1]
+        where = torch.arange(len(groups))
+        if self.share_initial_noise:  # every row takes the draw of its group's first row
+            first = {g: i for i, g in reversed(list(enumerate(groups.tolist())))}
+            where = torch.tensor([first[g] for g in groups.tolist()])
+        where = where.to(mask.device)
+        m_x, m_e = (kernel.initial().float().to(mask.device) for kernel in (self.node_kernel, self.edge_kernel))
+        nodes = sample(m_x.expand(len(groups), n, -1), generator)[where]
+        pairs = sample(m_e.expand(len(groups), num_pairs(n), -1), generator)[where]
+        nodes, pairs = torch.where(mask, nodes, 0), torch.where(pair_mask(mask), pairs, 0)
+        return GraphBatch(nodes, symmetrise(pairs, n), mask)
+
+    def _pin(self, state: GraphBatch, fixed: GraphBatch | None, point: int, generator: torch.Generator | None) -> GraphBatch:
+        """Replace the fixed sites by draws of q(x_t | x_0) at grid point ``point``; they are exactly clean at t = 0."""
+        if fixed is None:
+            return state
+        t = self.grid[point].to(state.nodes.device).expand(len(state))
+        goal_pairs = upper(fixed.edges)
+        nodes = self.node_kernel.noise(fixed.nodes.clamp_min(0), t, generator)
+        pairs = self.edge_kernel.noise(goal_pairs.clamp_min(0), t, generator)
+        nodes = torch.where(fixed.nodes >= 0, nodes, state.nodes)
+        pairs = torch.where(goal_pairs >= 0, pairs, upper(state.edges))
+        return GraphBatch(nodes, symmetrise(pairs, state.num_nodes), state.mask)
+
+    def _finish(self, contexts: Sequence[Context], states: dict[str, Tensor], logp: Tensor, group: Tensor, size: Tensor) -> Rollout:
+        mask = node_mask(size, states["nodes"].shape[2])
+        final = unpack(states["nodes"][:, -1], states["pairs"][:, -1], mask)
+        units = mask.sum(-1) + pair_mask(mask).sum(-1)
+        if "free_nodes" in states:
+            units = (mask & states["free_nodes"]).sum(-1) + (pair_mask(mask) & states["free_pairs"]).sum(-1)
+        decoded = self.decode(final.to("cpu")) if self.decode else [final.index(slice(b, b + 1)) for b in range(len(final))]
+        names = dict.fromkeys(name for c in contexts for name in c.columns)
+        return Rollout(
+            states=states,
+            group=group,
+            logp=logp,
+            units=units[:, None].expand(-1, self.num_steps).contiguous(),
+            size=size,
+            max_units=self.num_steps * (self.max_nodes + num_pairs(self.max_nodes)),
+            samples=tuple(decoded),
+            columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
+        )
+
+
+def _fixed_states(contexts: Sequence[Context], sizes: Tensor, num_nodes: int, policy: GraphPolicy) -> GraphBatch | None:
+    """The fixed clean classes of every context, -1 where free; None if no context fixes anything."""
+    if not any(c.columns.get("fixed") for c in contexts):
+        return None
+    nodes = torch.full((len(contexts), num_nodes), -1)
+    edges = torch.full((len(contexts), num_nodes, num_nodes), -1)
+    for b, context in enumerate(contexts):
+        fixed: FixedSites | None = context.columns.get("fixed")
+        if fixed is None:
+            continue
+        _check_classes("node", fixed.nodes.values(), policy.node_kernel.num_clean)
+        _check_classes("edge", fixed.edges.values(), policy.edge_kernel.num_clean)
+        for i, c in fixed.nodes.items():
+            nodes[b, i] = c
+        for (i, j), c in fixed.edges.items():
+            edges[b, i, j] = edges[b, j, i] = c
+    return GraphBatch(nodes, edges, node_mask(sizes, num_nodes))
+
+
+def _check_classes(kind: str, classes: Any, count: int) -> None:
+    for c in classes:
+        if not 0 <= c < count:
+            raise ValueError(f"fixed: {kind} class {c}, expected 0 to {count - 1}")

@@ -1,0 +1,1 @@
+"""YAML settings of the runs that come with the package."""

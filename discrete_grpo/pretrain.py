@@ -1,0 +1,199 @@
+"""Likelihood training of a policy's network: AdamW, cosine decay, a moving average of the weights, exact resume.
+
+Knows neither graphs nor text: the policy gives ``likelihood_loss(batch, generator=...)``, the data ``batch(rows)``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from discrete_grpo.averaging import averaged
+from discrete_grpo.checkpoint import Checkpoints, load_training, save
+from discrete_grpo.config import PretrainConfig
+from discrete_grpo.interrupt import Interrupt, Interrupted, interruptible
+from discrete_grpo.reporting.console import progress
+from discrete_grpo.reporting.run_folder import Recorder
+
+__all__ = ["Dataset", "Likelihood", "Pretrainer", "cosine_decay"]
+
+
+class Dataset(Protocol):
+    """Samples by row number; rows of like ``sizes`` are batched together."""
+
+    @property
+    def sizes(self) -> Tensor:
+        """A measure of length or graph size [M]."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        ...
+
+    def batch(self, rows: Tensor) -> Any:
+        """The samples at ``rows`` as what ``likelihood_loss`` takes; has ``to(device)``."""
+        ...
+
+
+class Likelihood(Protocol):
+    """A policy that can be trained by likelihood."""
+
+    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """``loss`` to minimise, and other scalars worth logging."""
+        ...
+
+
+def cosine_decay(step: int, total: int, warmup: int, floor: float = 0.01) -> float:
+    """Factor on the learning rate: linear warm-up, then a half cosine from 1 down to ``floor``.
+
+    >>> [round(cosine_decay(s, 100, 10), 3) for s in (0, 9, 10, 55, 100)]
+    [0.1, 1.0, 1.0, 0.505, 0.01]
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    done = min(1.0, (step - warmup) / max(1, total - warmup))
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def batches(sizes: Tensor, batch_size: int, seed: int, epoch: int, window: int = 32) -> Iterator[Tensor]:
+    """Row numbers of every batch of an epoch: shuffled, then sorted by size inside windows so that padding is rare."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    order = torch.randperm(len(sizes), generator=generator)
+    for rows in order.split(batch_size * window):
+        parts = rows[torch.argsort(sizes[rows], stable=True)].split(batch_size)
+        for k in torch.randperm(len(parts), generator=generator).tolist():
+            yield parts[k]
+
+
+class Pretrainer:
+    """Trains ``policy`` on ``data`` into the run folder ``run``; :meth:`train` continues where a stopped run ended.
+
+    Args:
+        policy: a module with ``likelihood_loss`` and ``init_args``.
+        data: the training set.
+        config: settings.
+        run: folder for ``metrics.jsonl``, checkpoints and the exported ``policy/``.
+        metadata: kept with every checkpoint.
+        resume: continue from the newest checkpoint of ``run``.
+        evaluate: measured on the averaged weights with every checkpoint, and logged (validity of samples, say).
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        data: Dataset,
+        config: PretrainConfig,
+        run: str | Path,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        resume: bool = False,
+        evaluate: Callable[[Any], Mapping[str, float]] | None = None,
+    ) -> None:
+        if len(data) == 0:
+            raise ValueError("data: 0 samples, expected at least one")
+        self.config, self.data, self.metadata, self.evaluate = config, data, dict(metadata or {}), evaluate
+        self.run = Path(run)
+        self.run.mkdir(parents=True, exist_ok=True)
+        self.accelerator = Accelerator(mixed_precision="bf16" if config.bf16 else "no")
+        self.policy: Any = policy.to(self.accelerator.device)
+        self.average = averaged(self.policy, config.ema_decay)
+        decay = [p for p in self.policy.parameters() if p.ndim > 1]
+        rest = [p for p in self.policy.parameters() if p.ndim <= 1]
+        groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.99))
+        self.generator = torch.Generator(self.accelerator.device).manual_seed(config.seed)
+        self.recorder = Recorder(self.run)
+        self.checkpoints = Checkpoints(self.run, config.save_total_limit)
+        self.step = 0
+        if resume:
+            self._restore(load_training(self.checkpoints.latest()))
+
+    @property
+    def averaged(self) -> Any:
+        """The policy with averaged weights, in eval mode: what a user gets."""
+        return self.average.module.eval()
+
+    def train(self) -> Path:
+        """Run to ``max_steps`` and export the averaged policy to ``RUN/policy``; returns that folder.
+
+        Raises:
+            Interrupted: after Ctrl-C; a checkpoint is saved first.
+        """
+        with interruptible() as stop:
+            self._loop(stop)
+            self._save()
+        if self.step < self.config.max_steps:
+            raise Interrupted(f"stopped at update {self.step} of {self.config.max_steps}")
+        return save(self.run / "policy", self.averaged, metadata=self.metadata | {"pretraining_steps": self.step})
+
+    def _loop(self, stop: Interrupt) -> None:
+        config, since, sums = self.config, time.perf_counter(), dict[str, float]()
+        with progress("pretraining", config.max_steps - self.step) as bar:
+            for rows in self._rows():
+                for name, value in self._update(rows).items():
+                    sums[name] = sums.get(name, 0.0) + value
+                self.step += 1
+                bar.advance(1, loss=sums["loss"] / ((self.step - 1) % config.log_steps + 1))
+                if self.step % config.log_steps == 0 or self.step == config.max_steps:
+                    count = (self.step - 1) % config.log_steps + 1
+                    line = {name: value / count for name, value in sums.items()}
+                    rate = count * config.batch_size / (time.perf_counter() - since)
+                    self.recorder.record(self.step, line | {"samples_per_second": rate})
+                    since, sums = time.perf_counter(), {}
+                if stop:
+                    return
+                if self.step % config.save_steps == 0 and self.step < config.max_steps:
+                    self._save()
+
+    def _rows(self) -> Iterator[Tensor]:
+        """Batches from the current step on; the position in the epoch follows from the step alone."""
+        per_epoch = math.ceil(len(self.data) / self.config.batch_size)
+        while self.step < self.config.max_steps:
+            epoch, skip = divmod(self.step, per_epoch)
+            for k, rows in enumerate(batches(self.data.sizes, self.config.batch_size, self.config.seed, epoch)):
+                if k >= skip and self.step < self.config.max_steps:
+                    yield rows
+
+    def _update(self, rows: Tensor) -> dict[str, float]:
+        self.policy.train()
+        rate = self.config.learning_rate * cosine_decay(self.step, self.config.max_steps, self.config.warmup_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        with self.accelerator.autocast():
+            losses = self.policy.likelihood_loss(self.data.batch(rows).to(self.accelerator.device), generator=self.generator)
+        self.optimizer.zero_grad(set_to_none=True)
+        losses["loss"].backward()
+        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise FloatingPointError(f"pretraining: gradient norm is {float(norm)} at step {self.step}; lower learning_rate")
+        self.optimizer.step()
+        self.average.update_parameters(self.policy)
+        return {name: float(value.detach()) for name, value in losses.items()} | {"grad_norm": float(norm), "learning_rate": rate}
+
+    def _save(self) -> None:
+        if self.evaluate is not None:
+            self.recorder.record(self.step, {f"eval/{k}": v for k, v in self.evaluate(self.averaged).items()})
+        state = {
+            "step": self.step,
+            "weights": self.policy.state_dict(),
+            "average": self.average.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "position": self.recorder.position(),
+        }
+        self.checkpoints.save(self.step, self.averaged, metadata=self.metadata | {"pretraining_steps": self.step}, training=state)
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        self.step = int(state["step"])
+        self.policy.load_state_dict(state["weights"])
+        self.average.load_state_dict(state["average"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])
+        self.recorder.restore(state["position"])

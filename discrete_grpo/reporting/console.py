@@ -1,0 +1,149 @@
+"""Progress and tables on the terminal; plain, sparse lines where the output is a log file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["Progress", "print_table", "progress"]
+
+
+class Progress(Protocol):
+    """What :func:`progress` gives."""
+
+    def advance(self, n: int = 1, **fields: float | str) -> None:
+        """``n`` more are done; ``fields`` are shown beside the bar until the next call names them anew."""
+        ...
+
+
+@contextmanager
+def progress(
+    description: str,
+    total: int | None,
+    *,
+    console: Console | None = None,
+    interval: float = 10.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Progress]:
+    """Show how far a loop has come: a bar on a terminal, else a line at most every ``interval`` seconds and one at the end.
+
+    Args:
+        description: what is done, in a word or two.
+        total: how many there are; None if unknown.
+        console: where to write; standard error by default.
+        interval: seconds between two plain lines.
+        clock: seconds, for the plain lines.
+    """
+    out = console if console is not None else Console(stderr=True)
+    if out.is_terminal:
+        with _bar(out) as bar:
+            yield _Bar(bar, description, total)
+        return
+    lines = _Lines(out, description, total, interval, clock)
+    try:
+        yield lines
+    finally:
+        lines.write()
+
+
+def print_table(title: str, rows: Mapping[str, Mapping[str, float | str | None]], *, console: Console | None = None) -> None:
+    """Print named rows of named columns; columns are all the rows' names in order of appearance, a missing entry is a dash."""
+    out = console if console is not None else Console()
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    table = Table(title=escape(title), title_justify="left", header_style="bold")
+    table.add_column("", no_wrap=True)
+    for name in names:
+        table.add_column(escape(name), justify="right", no_wrap=True)
+    for label, row in rows.items():
+        table.add_row(escape(label), *[escape(_show(row.get(name))) for name in names])
+    if not out.is_terminal:  # a log file has no width of its own: let no column be cut
+        table.width = out.measure(table, options=out.options.update(width=100_000)).maximum
+    out.print(table, crop=out.is_terminal)
+
+
+def _show(value: float | str | None) -> str:
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _note(fields: Mapping[str, float | str]) -> str:
+    return "  ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in fields.items())
+
+
+def _rate(speed: float | None) -> str:
+    if not speed:
+        return "–/s"
+    return f"{speed:.3g}/s" if speed >= 0.1 else f"{1 / speed:.3g} s each"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class _RateColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(_rate(task.finished_speed or task.speed), style="cyan")
+
+
+def _bar(console: Console) -> RichProgress:
+    return RichProgress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        _RateColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", markup=False, style="dim"),
+        console=console,
+    )
+
+
+class _Bar:
+    def __init__(self, bar: RichProgress, description: str, total: int | None) -> None:
+        self._bar = bar
+        self._task = bar.add_task(description, total=total, note="")
+        self._fields: dict[str, float | str] = {}
+
+    def advance(self, n: int = 1, **fields: float | str) -> None:
+        self._fields.update(fields)
+        self._bar.update(self._task, advance=n, note=_note(self._fields))
+
+
+class _Lines:
+    def __init__(self, console: Console, description: str, total: int | None, interval: float, clock: Callable[[], float]) -> None:
+        self._console, self._description, self._total = console, description, total
+        self._interval, self._clock = interval, clock
+        self._start = self._last = clock()
+        self._done = 0
+        self._fields: dict[str, float | str] = {}
+
+    def advance(self, n: int = 1, **fields: float | str) -> None:
+        self._done += n
+        self._fields.update(fields)
+        if self._clock() - self._last >= self._interval and self._done != self._total:  # the last line is the end's
+            self.write()
+
+    def write(self) -> None:
+        self._last = self._clock()
+        spent = self._last - self._start
+        speed = self._done / spent if spent > 0 else None
+        parts = [f"{self._description} {self._done}" + (f"/{self._total}" if self._total is not None else ""), _rate(speed)]
+        if self._total is not None and self._done < self._total and speed:
+            parts.append(f"{_duration((self._total - self._done) / speed)} left")
+        else:
+            parts.append(f"{_duration(spent)} spent")
+        if self._fields:
+            parts.append(_note(self._fields))
+        self._console.print("  ".join(parts), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,247 @@
+"""The files of a run: metrics as JSON lines, samples as compressed CSV; both survive being killed at any moment.
+
+Metrics and samples only grow, one line and one gzip member an update, and reach the disk before the call returns.
+A checkpoint keeps :meth:`Recorder.position`; a resumed run cuts both files back to it and writes on, so that it ends
+with the bytes the undisturbed run would have left.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+import os
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from discrete_grpo.atomic import atomic_write, sync_folder
+
+__all__ = [
+    "METRICS",
+    "SAMPLES",
+    "Recorder",
+    "iter_samples",
+    "read_metrics",
+    "read_samples",
+    "write_json",
+    "write_table",
+    "write_text",
+]
+
+METRICS = "metrics.jsonl"
+SAMPLES = "samples.csv.gz"
+
+
+class Recorder:
+    """Appends the metrics and the samples of each update to the files of a run folder.
+
+    A folder that already holds records is only written to after :meth:`restore`, so that no run runs into another.
+
+    Attributes:
+        folder: the run folder; made if it does not exist.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._columns: list[str] | None = None
+        self._sizes = {METRICS: 0, SAMPLES: 0}
+
+    def record(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Append one line to metrics.jsonl; NaN, infinity and None become ``null``.
+
+        Raises:
+            ValueError: if ``metrics`` has an entry called "step".
+            FileExistsError: if the file holds records that are not this recorder's.
+        """
+        if "step" in metrics:
+            raise ValueError(f"metrics: an entry 'step' ({metrics['step']}) beside the argument step ({step}), expected none")
+        line = json.dumps({"step": int(step), **{name: _number(value) for name, value in metrics.items()}}, allow_nan=False)
+        self._append(METRICS, line.encode() + b"\n")
+
+    def record_samples(self, step: int, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Append one row a sample to samples.csv.gz, ``step`` first; None, NaN and infinity become empty cells.
+
+        Raises:
+            ValueError: if the columns differ in length, or are not those of the first call.
+            FileExistsError: if the file holds records that are not this recorder's.
+        """
+        names = ["step", *columns]
+        if "step" in columns or (self._columns is not None and names != self._columns):
+            raise ValueError(f"columns: {list(columns)}, expected {'no step' if self._columns is None else self._columns[1:]}")
+        length = len(next(iter(columns.values()), ()))
+        body = _csv({"step": [int(step)] * length, **columns}, header=self._columns is None)
+        self._append(SAMPLES, _member(body))
+        self._columns = names
+
+    def position(self) -> dict[str, Any]:
+        """Where both files end now, as plain JSON: keep it in a checkpoint and hand it to :meth:`restore`."""
+        return {**self._sizes, "columns": self._columns}
+
+    def restore(self, position: Mapping[str, Any] | None) -> None:
+        """Cut both files back to ``position``, whatever was written since; None (no checkpoint yet) empties them.
+
+        Raises:
+            ValueError: if a file is shorter than the position says; nothing is cut then.
+        """
+        sizes = {name: int(position[name]) if position else 0 for name in (METRICS, SAMPLES)}
+        for name, size in sizes.items():
+            if (there := self._there(name)) < size:
+                raise ValueError(f"{self.folder / name}: {there} bytes, expected at least the {size} of the checkpoint")
+        for name, size in sizes.items():
+            if self._there(name) > size:
+                with (self.folder / name).open("r+b") as file:
+                    file.truncate(size)
+                    os.fsync(file.fileno())
+        self._sizes = sizes
+        self._columns = list(position["columns"]) if position and position["columns"] is not None else None
+
+    def _there(self, name: str) -> int:
+        path = self.folder / name
+        return path.stat().st_size if path.exists() else 0
+
+    def _append(self, name: str, data: bytes) -> None:
+        expected = self._sizes[name]
+        with (self.folder / name).open("ab") as file:
+            if (there := file.tell()) != expected:
+                raise FileExistsError(
+                    f"{self.folder / name}: {there} bytes, expected {expected}; call restore(position) to continue a run, "
+                    "restore(None) to start it over, or choose another folder"
+                )
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if expected == 0:
+            sync_folder(self.folder)
+        self._sizes[name] = expected + len(data)
+
+
+def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, float | None]]:
+    """The lines of metrics.jsonl in order; a torn line ends the reading with a warning."""
+    path = Path(folder) / METRICS
+    records: list[dict[str, float | None]] = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line) if line.endswith(b"\n") else None
+            except ValueError:
+                record = None
+            if not isinstance(record, dict):
+                warnings.warn(f"{path}: line {number} is torn; read the {number - 1} before it", RuntimeWarning, stacklevel=2)
+                break
+            records.append(record)
+    return records
+
+
+def iter_samples(path: str | os.PathLike[str]) -> Iterator[dict[str, str]]:
+    """The rows of a compressed table, one at a time; a torn gzip member ends the reading with a warning."""
+    names: list[str] | None = None
+    with Path(path).open("rb") as file:
+        for member in _members(file, path):
+            for row in csv.reader(io.StringIO(member.decode("utf-8"), newline="")):
+                if names is None:
+                    names = row
+                elif len(row) == len(names):
+                    yield dict(zip(names, row, strict=True))
+                else:
+                    raise ValueError(f"{path}: a row of {len(row)} cells {row[:4]}, expected {len(names)}")
+
+
+def read_samples(path: str | os.PathLike[str]) -> dict[str, list[str]]:
+    """A compressed table as text columns; a torn gzip member ends the reading with a warning. No whole row: no columns."""
+    columns: dict[str, list[str]] = {}
+    for row in iter_samples(path):
+        for name, cell in row.items():
+            columns.setdefault(name, []).append(cell)
+    return columns
+
+
+def write_table(path: str | os.PathLike[str], columns: Mapping[str, Sequence[Any]]) -> None:
+    """Write columns of equal length as csv.gz, atomically; None, NaN and infinity become empty cells.
+
+    Raises:
+        ValueError: if the columns differ in length.
+    """
+    with atomic_write(path) as file:
+        file.write(_member(_csv(columns, header=True)))
+
+
+def write_json(path: str | os.PathLike[str], content: Any) -> None:
+    """Write JSON, atomically; NaN and infinity become ``null``."""
+    write_text(path, json.dumps(_plain(content), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write UTF-8 text, atomically."""
+    with atomic_write(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
+
+
+def _number(value: float | None) -> float | None:
+    """A JSON number: whole ones stay whole; None where it is not finite. Takes 0-d arrays and tensors too."""
+    if value is None or isinstance(value, int):
+        return value
+    plain = float(value)
+    return plain if math.isfinite(plain) else None
+
+
+def _plain(content: Any) -> Any:
+    """The same nested content made of what JSON knows."""
+    if isinstance(content, Mapping):
+        return {str(name): _plain(value) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_plain(value) for value in content]
+    if content is None or isinstance(content, (str, int)):
+        return content
+    return _number(content)
+
+
+def _cell(value: Any) -> str:
+    """One CSV cell, quoted where it must be (also at a bare carriage return, which older csv writers leave open)."""
+    if not isinstance(value, (str, int, float)) and hasattr(value, "item"):  # a numpy or torch scalar
+        value = value.item()
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    text = repr(float(value)) if isinstance(value, float) else str(value)
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
+
+
+def _csv(columns: Mapping[str, Sequence[Any]], *, header: bool) -> bytes:
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"columns: lengths {lengths}, expected all the same")
+    rows = [",".join(_cell(value) for value in row) or '""' for row in zip(*columns.values(), strict=True)]
+    lines = [",".join(_cell(name) for name in columns), *rows] if header else rows
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+
+
+def _member(data: bytes) -> bytes:
+    """One gzip member; the same bytes for the same data, whenever it is made."""
+    buffer = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=buffer, mtime=0) as file:
+        file.write(data)
+    return buffer.getvalue()
+
+
+def _members(file: BinaryIO, path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """The gzip members of a file, each whole and checked; a torn one ends it with a warning."""
+    chunk = file.read(1 << 16)
+    count = 0
+    while chunk:
+        engine, parts = zlib.decompressobj(wbits=31), []
+        try:
+            while chunk and not engine.eof:
+                parts.append(engine.decompress(chunk))
+                chunk = engine.unused_data or file.read(1 << 16)
+        except zlib.error:
+            pass
+        if not engine.eof:
+            warnings.warn(f"{path}: gzip member {count + 1} is torn; read the {count} before it", RuntimeWarning, stacklevel=3)
+            return
+        count += 1
+        yield b"".join(parts)

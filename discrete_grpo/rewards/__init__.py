@@ -1,0 +1,1 @@
+"""Rewards: callables from samples to one number, or None, a sample."""

@@ -1,0 +1,81 @@
+"""Several rewards as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["WeightedSum", "reward_name"]
+
+
+def reward_name(reward: object) -> str:
+    """The name a reward goes by in logs: its ``name``, its ``__name__``, or the name of its class.
+
+    >>> def length(samples, **columns): return [float(len(s)) for s in samples]
+    >>> reward_name(length), reward_name(WeightedSum((length,), (2.0,)))
+    ('length', '2*length')
+    """
+    for attribute in ("name", "__name__"):
+        found = getattr(reward, attribute, None)
+        if isinstance(found, str) and found:
+            return found
+    function = getattr(reward, "func", None)  # functools.partial
+    return type(reward).__name__ if function is None else reward_name(function)
+
+
+@dataclass(frozen=True)
+class WeightedSum:
+    """Σ_k w_k r_k(sample), one reward made of several. Unknown (None) where any of them is.
+
+    To normalise each reward within its group before they are added, give the trainer the list of rewards instead.
+
+    Attributes:
+        rewards: callables from samples to one number each.
+        weights: finite, as many.
+
+    Raises:
+        ValueError: if there are no rewards, a number of weights that differs, or a weight that is not finite.
+
+    >>> def length(samples, **columns): return [float(len(s)) for s in samples]
+    >>> WeightedSum.of({length: 0.5})(["CCO"])
+    [1.5]
+    """
+
+    rewards: tuple[Callable[..., Sequence[float | None]], ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rewards", tuple(self.rewards))
+        object.__setattr__(self, "weights", tuple(float(w) for w in self.weights))
+        if not self.rewards or not all(callable(reward) for reward in self.rewards):
+            raise ValueError(f"rewards: {list(self.rewards)}, expected at least one callable")
+        if len(self.weights) != len(self.rewards) or not all(math.isfinite(w) for w in self.weights):
+            raise ValueError(f"weights: {list(self.weights)}, expected {len(self.rewards)} finite numbers, one a reward")
+
+    @classmethod
+    def of(cls, weights: Mapping[Callable[..., Sequence[float | None]], float]) -> WeightedSum:
+        """From ``{reward: weight}``."""
+        return cls(tuple(weights), tuple(weights.values()))
+
+    @property
+    def name(self) -> str:
+        """For logs: ``0.5*qed + 0.5*validity``."""
+        return " + ".join(f"{w:g}*{reward_name(r)}" for w, r in zip(self.weights, self.rewards, strict=True))
+
+    def __call__(self, samples: Sequence[Any], **columns: Sequence[Any]) -> list[float | None]:
+        """The sum, one a sample.
+
+        Raises:
+            ValueError: if a reward gives another number of scores than there are samples.
+        """
+        scores = [reward(samples, **columns) for reward in self.rewards]
+        for reward, given in zip(self.rewards, scores, strict=True):
+            if len(given) != len(samples):
+                raise ValueError(f"rewards: {reward_name(reward)!r} gave {len(given)} scores for {len(samples)} samples")
+        return [self._sum(row) for row in zip(*scores, strict=True)]
+
+    def _sum(self, row: Sequence[float | None]) -> float | None:
+        known = [w * x for w, x in zip(self.weights, row, strict=True) if x is not None and not math.isnan(x)]
+        return sum(known) if len(known) == len(row) else None

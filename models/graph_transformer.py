@@ -1,0 +1,247 @@
+"""A graph transformer whose attention is biased by pairs: tensors in, logits out.
+
+What makes graph networks memory-bound is the number of passes over [B, N, N, d]. Two decisions keep that small:
+attention has one logit a head and pair, [B, H, N, N], biased by the pair's state (the peers use one a *channel*);
+and pair states live on the N(N-1)/2 **unordered** pairs, [B, P, d_e], since every input and output is symmetric.
+That makes edge logits exactly symmetric by construction, not by averaging.
+
+Shapes: B graphs, N nodes, P = N(N-1)/2 pairs, H heads, d node width, d_e edge width, d_g global width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from discrete_grpo.graph import pair_index, pair_mask, symmetrise, upper
+
+__all__ = ["BASE", "SMALL", "GraphTransformer", "GraphTransformerConfig", "cycle_counts", "random_walks"]
+
+
+@dataclass(frozen=True)
+class GraphTransformerConfig:
+    """Sizes of a :class:`GraphTransformer`.
+
+    Attributes:
+        node_states, edge_states: classes of the (noisy) input, a mask class included.
+        node_classes, edge_classes: classes of the output; edge class 0 means "no edge".
+        layers, heads: depth and attention heads.
+        width, edge_width, global_width: d, d_e, d_g; ``width`` must be a multiple of ``heads``.
+        expansion: hidden over outer width in the feed-forward parts.
+        walk_length: powers of the random-walk matrix given as features (RRWP).
+        dropout: in the feed-forward parts.
+    """
+
+    node_states: int
+    edge_states: int
+    node_classes: int
+    edge_classes: int
+    layers: int = 6
+    heads: int = 8
+    width: int = 128
+    edge_width: int = 48
+    global_width: int = 64
+    expansion: int = 2
+    walk_length: int = 8
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("node_states", "edge_states", "node_classes", "edge_classes", "layers", "heads", "width", "edge_width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)}, expected at least 1")
+        if self.width % self.heads:
+            raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
+        if self.walk_length < 2:
+            raise ValueError(f"walk_length: {self.walk_length}, expected at least 2")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout: {self.dropout}, expected 0 <= dropout < 1")
+
+
+SMALL = {"layers": 6, "heads": 8, "width": 128, "edge_width": 48, "global_width": 64}
+"""About 1 M parameters: laptops, QM9-sized graphs."""
+BASE = {"layers": 10, "heads": 8, "width": 256, "edge_width": 64, "global_width": 128, "expansion": 4, "walk_length": 12}
+"""About 10 M parameters: one GPU, drug-sized graphs."""
+
+
+def random_walks(adjacency: Float[Tensor, "batch node node"], length: int) -> Float[Tensor, "length batch node node"]:
+    """Powers 1..K of the symmetrically normalised adjacency, D^-1/2 A D^-1/2 (RRWP up to a diagonal similarity).
+
+    An isolated or padded node has an all-zero row. Source: Ma et al. (2023), section 3.1, arXiv 2305.17589.
+    """
+    scale = adjacency.sum(-1).clamp_min(1.0).rsqrt()
+    walk = scale[:, :, None] * adjacency * scale[:, None, :]
+    powers = [walk]
+    for _ in range(length - 1):
+        powers.append(powers[-1] @ walk)
+    return torch.stack(powers)
+
+
+def cycle_counts(adjacency: Float[Tensor, "batch node node"]) -> Float[Tensor, "batch node 3"]:
+    """How many simple cycles of length 3, 4 and 5 pass through each node, from traces of powers of A.
+
+    Source: Vignac et al. (2022), appendix B.2, arXiv 2209.14734.
+    """
+    a2 = adjacency @ adjacency
+    a3 = a2 @ adjacency
+    degree = adjacency.sum(-1)
+    d3, d4, d5 = (m.diagonal(dim1=1, dim2=2) for m in (a3, a2 @ a2, a2 @ a3))
+    c3 = d3 / 2
+    c4 = (d4 - degree * (degree - 1) - (adjacency @ degree.unsqueeze(-1)).squeeze(-1)) / 2
+    around = (adjacency @ d3.unsqueeze(-1)).squeeze(-1) + 2 * ((adjacency * a2) @ degree.unsqueeze(-1)).squeeze(-1)
+    c5 = (d5 - 2 * d3 * degree - around + 5 * d3) / 2
+    return torch.stack([c3, c4, c5], -1)
+
+
+def _time_features(time: Float[Tensor, " batch"], size: int = 32) -> Float[Tensor, "batch size"]:
+    frequency = torch.exp(torch.linspace(0.0, math.log(200.0), size // 2, device=time.device))
+    angle = time[:, None].float() * frequency
+    return torch.cat([torch.sin(angle), torch.cos(angle)], -1)
+
+
+def _masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    return (x * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
+
+
+class _Modulate(nn.Module):
+    """LayerNorm whose scale and shift depend on the graph's global state."""
+
+    def __init__(self, width: int, global_width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, elementwise_affine=False)
+        self.film = nn.Linear(global_width, 2 * width)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        scale, shift = self.film(y).unsqueeze(1).chunk(2, -1)
+        return torch.addcmul(shift, self.norm(x), 1 + scale)
+
+
+class _Block(nn.Module):
+    """One layer: pair-biased attention, an edge update and a feed-forward on nodes."""
+
+    def __init__(self, config: GraphTransformerConfig) -> None:
+        super().__init__()
+        d, de, dg, hidden = config.width, config.edge_width, config.global_width, config.expansion * config.edge_width
+        self.heads = config.heads
+        self.node_norm, self.edge_norm, self.mlp_norm = _Modulate(d, dg), _Modulate(de, dg), _Modulate(d, dg)
+        self.qkv = nn.Linear(d, 3 * d, bias=False)
+        self.attended = nn.Linear(d, d)
+        self.incident = nn.Linear(de, d, bias=False)
+        self.bias = nn.Linear(de, config.heads, bias=False)
+        self.edge_in = nn.Linear(de, hidden)
+        self.edge_logits = nn.Linear(config.heads, hidden, bias=False)
+        self.edge_nodes = nn.Linear(d, hidden, bias=False)
+        self.edge_out = nn.Linear(hidden, de)
+        self.mlp = nn.Sequential(
+            nn.Linear(d, config.expansion * d), nn.GELU(), nn.Dropout(config.dropout), nn.Linear(config.expansion * d, d)
+        )
+        self.pool = nn.Linear(2 * d + de, dg)
+
+    def forward(self, x: Tensor, e: Tensor, y: Tensor, geometry: _Geometry) -> tuple[Tensor, Tensor, Tensor]:
+        n = x.shape[1]
+        x_n, e_n = self.node_norm(x, y), self.edge_norm(e, y)
+        q, k, v = rearrange(self.qkv(x_n), "b n (three h d) -> three b h n d", three=3, h=self.heads)
+        logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + rearrange(symmetrise(self.bias(e_n), n), "b i j h -> b h i j")
+        attention = logits.masked_fill(geometry.no_key, torch.finfo(logits.dtype).min).softmax(-1)
+        x = x + self.attended(rearrange(attention @ v, "b h n d -> b n (h d)"))
+        x = x + self.incident(geometry.incidence @ (e_n * geometry.pair_weight))
+        e = e + self._edge_update(x_n, e_n, logits, geometry)
+        x = x + self.mlp(self.mlp_norm(x, y))
+        nodes, pairs = geometry.nodes, geometry.pairs
+        largest = x.masked_fill(~nodes, torch.finfo(x.dtype).min).amax(1)
+        pooled = torch.cat([_masked_mean(x, nodes[..., 0]), largest, _masked_mean(e, pairs[..., 0])], -1)
+        return x, e, y + self.pool(pooled)
+
+    def _edge_update(self, x_n: Tensor, e_n: Tensor, logits: Tensor, geometry: _Geometry) -> Tensor:
+        both = rearrange(logits + logits.transpose(-1, -2), "b h i j -> b i j h")
+        a = self.edge_nodes(x_n)
+        product = a.index_select(1, geometry.left) * a.index_select(1, geometry.right)
+        hidden = self.edge_in(e_n) + self.edge_logits(upper(both)) + product
+        return self.edge_out(nn.functional.gelu(hidden))
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """What every layer needs to know of who exists and who is whose neighbour."""
+
+    left: Int[Tensor, " pair"]
+    right: Int[Tensor, " pair"]
+    nodes: Bool[Tensor, "batch node 1"]
+    pairs: Bool[Tensor, "batch pair 1"]
+    pair_weight: Float[Tensor, "batch pair 1"]
+    no_key: Bool[Tensor, "batch 1 1 node"]
+    incidence: Float[Tensor, "node pair"]
+
+    @staticmethod
+    def of(mask: Bool[Tensor, "batch node"], dtype: torch.dtype) -> _Geometry:
+        n = mask.shape[1]
+        left, right = pair_index(n, mask.device)
+        number = torch.arange(n, device=mask.device)[:, None]
+        incidence = ((number == left) | (number == right)).to(dtype)
+        exists = pair_mask(mask).unsqueeze(-1)
+        neighbours = (mask.sum(1) - 1).clamp_min(1)[:, None, None].to(dtype)
+        return _Geometry(left, right, mask.unsqueeze(-1), exists, exists * neighbours.rsqrt(), ~mask[:, None, None, :], incidence)
+
+
+class GraphTransformer(nn.Module):
+    """Clean-class logits of noisy graphs: ``(nodes, edges, time, mask) -> (node logits, edge logits)``.
+
+    Equivariant to node permutation; edge logits exactly symmetric; padding changes no logit of a real site.
+    """
+
+    def __init__(self, config: GraphTransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        d, de, dg = config.width, config.edge_width, config.global_width
+        self.node_in = nn.Sequential(nn.Linear(config.node_states + config.walk_length + 3, d), nn.GELU(), nn.Linear(d, d))
+        self.edge_in = nn.Sequential(nn.Linear(config.edge_states + config.walk_length, de), nn.GELU(), nn.Linear(de, de))
+        self.global_in = nn.Sequential(nn.Linear(32 + 1 + 3, dg), nn.GELU(), nn.Linear(dg, dg))
+        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
+        self.node_out = nn.Sequential(nn.LayerNorm(d), nn.Linear(d, d), nn.GELU(), nn.Linear(d, config.node_classes))
+        self.edge_out = nn.Sequential(nn.LayerNorm(de), nn.Linear(de, de), nn.GELU(), nn.Linear(de, config.edge_classes))
+
+    def init_args(self) -> dict[str, GraphTransformerConfig]:
+        """What a checkpoint needs to build this network again."""
+        return {"config": self.config}
+
+    def forward(
+        self,
+        nodes: Int[Tensor, "batch node"],
+        edges: Int[Tensor, "batch node node"],
+        time: Float[Tensor, " batch"],
+        mask: Bool[Tensor, "batch node"],
+    ) -> tuple[Float[Tensor, "batch node node_class"], Float[Tensor, "batch node node edge_class"]]:
+        """Logits over clean classes.
+
+        Args:
+            nodes: noisy node classes.
+            edges: noisy edge classes; only the upper triangle is read.
+            time: in [0, 1], 0 data and 1 noise.
+            mask: which nodes exist.
+        """
+        x, e, y = self._embed(nodes, edges, time, mask)
+        geometry = _Geometry.of(mask, e.dtype)
+        for block in self.blocks:
+            x, e, y = block(x, e, y, geometry)
+        return self.node_out(x), symmetrise(self.edge_out(e), nodes.shape[1])
+
+    def _embed(self, nodes: Tensor, edges: Tensor, time: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        config, n = self.config, nodes.shape[1]
+        one_hot = nn.functional.one_hot
+        pairs = upper(edges)
+        exists = pair_mask(mask)
+        bonded = (pairs > 0) & (pairs < config.edge_classes) & exists
+        adjacency = symmetrise(bonded.float(), n)
+        walks = random_walks(adjacency, config.walk_length)
+        back = torch.stack([w.diagonal(dim1=1, dim2=2) for w in walks], -1)
+        between = torch.stack([upper(w) for w in walks], -1)
+        cycles = torch.log1p(cycle_counts(adjacency))
+        x = self.node_in(torch.cat([one_hot(nodes, config.node_states).float(), back, cycles], -1))
+        e = self.edge_in(torch.cat([one_hot(pairs, config.edge_states).float(), between], -1))
+        size = mask.sum(1, keepdim=True).float().log()
+        y = self.global_in(torch.cat([_time_features(time), size, _masked_mean(cycles, mask)], -1))
+        return x, e, y
