@@ -99,9 +99,8 @@ class GRPOConfig:
             _between(self, name, 1)
         _between(self, "num_generations", 2)
         if self.generation_batch_size % self.num_generations:
-            raise ValueError(
-                f"generation_batch_size: {self.generation_batch_size}, expected a multiple of num_generations ({self.num_generations})"
-            )
+            wanted = f"a multiple of num_generations ({self.num_generations})"
+            raise ValueError(f"generation_batch_size: {self.generation_batch_size}, expected {wanted}")
         _between(self, "timestep_fraction", 0, 1, open_low=True)
         for name in ("learning_rate", "epsilon", "epsilon_high", "advantage_clip", "max_grad_norm"):
             _between(self, name, 0, open_low=True)

@@ -164,10 +164,9 @@ def load_molecule_policy(name: str | Path, *, num_steps: int | None = None, temp
     folder = find_checkpoint(name)
     policy = load_policy(folder)
     stats = _statistics(folder)
-    if len(stats.vocabulary) != policy.node_kernel.num_clean:
-        raise CheckpointError(
-            f"checkpoint: {folder} has {len(stats.vocabulary)} atom types in its vocabulary, {policy.node_kernel.num_clean} in its policy"
-        )
+    types, classes = len(stats.vocabulary), policy.node_kernel.num_clean
+    if types != classes:
+        raise CheckpointError(f"checkpoint: {folder} has a vocabulary of {types} atom types, expected the policy's {classes}")
     policy.decode = partial(chemistry.decode, vocabulary=stats.vocabulary)
     if num_steps is None and temperature is None:
         return policy

@@ -37,14 +37,12 @@ class Kernel(Protocol):
         """The distribution at t = 1."""
         ...
 
-    def noise(
-        self, x0: Int[Tensor, batch *site], t: Tensor, generator: torch.Generator | None = None
-    ) -> Int[Tensor, batch *site]:
+    def noise(self, x0: Int[Tensor, "batch ..."], t: Tensor, generator: torch.Generator | None = None) -> Int[Tensor, "batch ..."]:
         """A draw of x_t ~ q(x_t | x_0)."""
         ...
 
     def transition(
-        self, p_clean: Float[Tensor, "batch *site clean"], state: Int[Tensor, batch *site], t: Tensor, s: Tensor
+        self, p_clean: Float[Tensor, "batch *site clean"], state: Int[Tensor, "batch ..."], t: Tensor, s: Tensor
     ) -> Float[Tensor, "batch *site state"]:
         """p(x_s = k | x_t = z) = Σ_c p̂(c) q(k | z, c): normalised, in O(C) an element."""
         ...
@@ -95,9 +93,7 @@ class D3PM:
         """The distribution at t = 1, which is m since ᾱ(1) = 0."""
         return torch.tensor(self.prior, dtype=torch.float64)
 
-    def noise(
-        self, x0: Int[Tensor, batch *site], t: Tensor, generator: torch.Generator | None = None
-    ) -> Int[Tensor, batch *site]:
+    def noise(self, x0: Int[Tensor, "batch ..."], t: Tensor, generator: torch.Generator | None = None) -> Int[Tensor, "batch ..."]:
         """A draw of x_t: x_0 with probability ᾱ_t, else a class of m."""
         keep = _over_sites(self.schedule.alpha_bar(t), x0.ndim).to(x0.device, torch.float32)
         kept = torch.rand(x0.shape, generator=generator, device=x0.device) < keep
@@ -105,7 +101,7 @@ class D3PM:
         return torch.where(kept, x0, sample(m.expand(*x0.shape, -1), generator))
 
     def transition(
-        self, p_clean: Float[Tensor, "batch *site clean"], state: Int[Tensor, batch *site], t: Tensor, s: Tensor
+        self, p_clean: Float[Tensor, "batch *site clean"], state: Int[Tensor, "batch ..."], t: Tensor, s: Tensor
     ) -> Float[Tensor, "batch *site state"]:
         """p(k|z) = [α δ(k,z) + (1-α) m(z)] [ᾱ_s w(k) + (1-ᾱ_s) m(k) S], w(c) = p̂(c)/D_t(c,z), S = Σ_c w(c).
 
