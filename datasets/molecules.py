@@ -180,8 +180,8 @@ def _read_rows(path: Path) -> Iterator[tuple[int, str]]:
         reader = csv.reader(file)
         column: int | None = None
         for row in reader:
-            if not any(cell.strip() for cell in row):
-                continue
+            if not any(cell.strip() for cell in row) and (column is None or len(row) < 2):
+                continue  # a blank line; a row of empty cells is a molecule without SMILES
             if column is None:
                 lower = [cell.strip().lower() for cell in row]
                 column = lower.index("smiles") if "smiles" in lower else 0

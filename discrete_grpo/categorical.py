@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 __all__ = ["Scores", "Sites", "entropy", "gather", "kl_divergence", "safe_log", "sample", "score_sites"]
@@ -29,7 +29,7 @@ class Sites:
     """
 
     log_probs: Float[Tensor, "batch step site class"]
-    action: Int[Tensor, "batch step site"]
+    action: Integer[Tensor, "batch step site"]
     mask: Bool[Tensor, "batch step site"]
 
 
@@ -39,10 +39,10 @@ class Scores:
 
     Attributes:
         logp: log π_θ of the classes drawn, differentiable.
-        entropy: H(π_θ), no gradient unless asked for.
+        entropy: H(π_θ), without gradient.
         mask: which sites count.
         kl: exact KL(π_θ ‖ π_ref), differentiable; None without a reference.
-        kl_forward: exact KL(π_ref ‖ π_θ); sees classes the policy has dropped. None without a reference.
+        kl_forward: exact KL(π_ref ‖ π_θ), without gradient; sees classes the policy has dropped. None without a reference.
     """
 
     logp: Float[Tensor, "batch step site"]
@@ -62,7 +62,7 @@ def safe_log(probs: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
     return torch.where(positive, torch.log(torch.where(positive, probs, 1.0)), -torch.inf)
 
 
-def gather(log_probs: Float[Tensor, "*any class"], action: Int[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+def gather(log_probs: Float[Tensor, "*any class"], action: Integer[Tensor, "*any"]) -> Float[Tensor, "*any"]:
     """log p(action): the entry of each table that was drawn."""
     return log_probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
 
@@ -104,10 +104,8 @@ def sample(probs: Float[Tensor, "*any class"], generator: torch.Generator | None
     """
     cumulative = probs.cumsum(-1)
     uniform = torch.rand(probs.shape[:-1], generator=generator, device=probs.device, dtype=probs.dtype)
-    threshold = (uniform * cumulative[..., -1]).unsqueeze(-1)
-    drawn = (cumulative <= threshold).sum(-1)
-    last = probs.shape[-1] - 1 - (probs > 0).flip(-1).int().argmax(-1)  # rounding may pass the last class that has mass
-    return torch.minimum(drawn, last)
+    threshold = (1 - uniform) * cumulative[..., -1]  # in (0, total], unless it underflows: then the first class with mass
+    return ((cumulative < threshold.unsqueeze(-1)) | (cumulative <= 0)).sum(-1)
 
 
 def _score_one(sites: Sites, reference: Sites | None) -> Scores:
@@ -117,12 +115,14 @@ def _score_one(sites: Sites, reference: Sites | None) -> Scores:
     log_p = torch.where(mask.unsqueeze(-1), sites.log_probs, uniform)
     action = torch.where(mask, sites.action.long(), 0)
     logp = torch.where(mask, gather(log_p, action), 0.0)
-    spread = torch.where(mask, entropy(log_p), 0.0)
+    with torch.no_grad():
+        spread = torch.where(mask, entropy(log_p), 0.0)
     if reference is None:
         return Scores(logp, spread, mask)
     log_q = torch.where(mask.unsqueeze(-1), reference.log_probs.detach(), uniform)
     kl = torch.where(mask, kl_divergence(log_p, log_q), 0.0)
-    forward = torch.where(mask, kl_divergence(log_q, log_p), 0.0)
+    with torch.no_grad():
+        forward = torch.where(mask, kl_divergence(log_q, log_p), 0.0)
     return Scores(logp, spread, mask, kl, forward)
 
 

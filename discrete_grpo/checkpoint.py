@@ -159,6 +159,8 @@ def _read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         found = config.get("format") if isinstance(config, dict) else None
         raise CheckpointError(f"checkpoint: {path} has format {found!r}, expected {FORMAT}")
+    if missing := [name for name in ("policy", "metadata") if not isinstance(config.get(name), dict)]:
+        raise CheckpointError(f"checkpoint: {path} has no {' and no '.join(missing)}; the file was edited")
     return config
 
 

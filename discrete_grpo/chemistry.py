@@ -3,7 +3,8 @@
 The one file that knows RDKit molecules. Conventions:
 
 * A node class is a position in a :class:`Vocabulary` of (element, formal charge); hydrogens are implicit.
-* A bond class is 0 none, 1 single, 2 double, 3 triple; aromatic rings are kekulised; stereo and isotopes are dropped.
+* A bond class is 0 none, 1 single, 2 double, 3 triple; aromatic rings are kekulised; stereo and isotopes are dropped,
+  and a radical is filled up with hydrogens.
 * Decoding corrects nothing: a graph that breaks a valence is no molecule (``None``), and a graph in pieces that
   sanitises keeps its pieces, joined by ``.`` in the SMILES.
 * A molecule counts as **valid** when it parses, sanitises and is connected (:func:`parse`).

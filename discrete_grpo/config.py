@@ -9,7 +9,9 @@ from typing import Literal
 __all__ = ["GRPOConfig", "PretrainConfig"]
 
 
-def _between(config: object, name: str, low: float | None, high: float | None = None, *, open_low: bool = False) -> None:
+def _between(
+    config: object, name: str, low: int | float | None, high: int | float | None = None, *, open_low: bool = False
+) -> None:
     """Raise unless ``low <= config.name <= high``; None passes (an option that is off)."""
     value = getattr(config, name)
     if value is None:

@@ -77,7 +77,7 @@ def log_ratio(
 
 
 def clipped_surrogate(
-    ratio: Float[Tensor, "*unit"], advantage: Float[Tensor, "*unit"], epsilon: float, epsilon_high: float
+    ratio: Float[Tensor, "*#unit"], advantage: Float[Tensor, "*#unit"], epsilon: float, epsilon_high: float
 ) -> Float[Tensor, "*unit"]:
     """min(r A, clip(r, 1-ε, 1+ε_high) A), to be maximised.
 

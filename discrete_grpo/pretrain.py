@@ -101,7 +101,7 @@ class Pretrainer:
         self.config, self.data, self.metadata, self.evaluate = config, data, dict(metadata or {}), evaluate
         self.run = Path(run)
         self.run.mkdir(parents=True, exist_ok=True)
-        self.accelerator = Accelerator(mixed_precision="bf16" if config.bf16 else "no")
+        self.accelerator = Accelerator()
         self.policy: Any = policy.to(self.accelerator.device)
         self.average = averaged(self.policy, config.ema_decay)
         decay = [p for p in self.policy.parameters() if p.ndim > 1]
@@ -112,6 +112,8 @@ class Pretrainer:
         self.recorder = Recorder(self.run)
         self.checkpoints = Checkpoints(self.run, config.save_total_limit)
         self.step = 0
+        self._saved: int | None = None  # the step of the newest checkpoint
+        self._sums: dict[str, float] = {}  # of the values since the last line of metrics
         if resume:
             self._restore(load_training(self.checkpoints.latest()))
 
@@ -128,25 +130,26 @@ class Pretrainer:
         """
         with interruptible() as stop:
             self._loop(stop)
-            self._save()
+            if self._saved != self.step:
+                self._save()
         if self.step < self.config.max_steps:
             raise Interrupted(f"stopped at update {self.step} of {self.config.max_steps}")
         return save(self.run / "policy", self.averaged, metadata=self.metadata | {"pretraining_steps": self.step})
 
     def _loop(self, stop: Interrupt) -> None:
-        config, since, sums = self.config, time.perf_counter(), dict[str, float]()
+        config, since = self.config, time.perf_counter()
         with progress("pretraining", config.max_steps - self.step) as bar:
             for rows in self._rows():
                 for name, value in self._update(rows).items():
-                    sums[name] = sums.get(name, 0.0) + value
+                    self._sums[name] = self._sums.get(name, 0.0) + value
                 self.step += 1
-                bar.advance(1, loss=sums["loss"] / ((self.step - 1) % config.log_steps + 1))
+                bar.advance(1, loss=self._sums["loss"] / ((self.step - 1) % config.log_steps + 1))
                 if self.step % config.log_steps == 0 or self.step == config.max_steps:
                     count = (self.step - 1) % config.log_steps + 1
-                    line = {name: value / count for name, value in sums.items()}
+                    line = {name: value / count for name, value in self._sums.items()}
                     rate = count * config.batch_size / (time.perf_counter() - since)
                     self.recorder.record(self.step, line | {"samples_per_second": rate})
-                    since, sums = time.perf_counter(), {}
+                    since, self._sums = time.perf_counter(), {}
                 if stop:
                     return
                 if self.step % config.save_steps == 0 and self.step < config.max_steps:
@@ -166,7 +169,7 @@ class Pretrainer:
         rate = self.config.learning_rate * cosine_decay(self.step, self.config.max_steps, self.config.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with self.accelerator.autocast():
+        with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.config.bf16):
             losses = self.policy.likelihood_loss(self.data.batch(rows).to(self.accelerator.device), generator=self.generator)
         self.optimizer.zero_grad(set_to_none=True)
         losses["loss"].backward()
@@ -178,7 +181,8 @@ class Pretrainer:
         return {name: float(value.detach()) for name, value in losses.items()} | {"grad_norm": float(norm), "learning_rate": rate}
 
     def _save(self) -> None:
-        if self.evaluate is not None:
+        due = self.step % self.config.save_steps == 0 or self.step == self.config.max_steps  # and not where Ctrl-C fell
+        if self.evaluate is not None and due:
             self.recorder.record(self.step, {f"eval/{k}": v for k, v in self.evaluate(self.averaged).items()})
         state = {
             "step": self.step,
@@ -186,12 +190,15 @@ class Pretrainer:
             "average": self.average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
+            "sums": self._sums,
             "position": self.recorder.position(),
         }
         self.checkpoints.save(self.step, self.averaged, metadata=self.metadata | {"pretraining_steps": self.step}, training=state)
+        self._saved = self.step
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self.step = int(state["step"])
+        self.step = self._saved = int(state["step"])
+        self._sums = dict(state["sums"])
         self.policy.load_state_dict(state["weights"])
         self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])

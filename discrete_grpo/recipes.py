@@ -5,8 +5,14 @@ Each command of the command line is one frozen dataclass of settings and one fun
 
 from __future__ import annotations
 
+import csv
 import datetime
+import difflib
+import gzip
+import io
 import json
+import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,13 +22,15 @@ from typing import Any, Literal
 import torch
 
 from discrete_grpo import chemistry
+from discrete_grpo.advantages import sum_rewards
+from discrete_grpo.atomic import atomic_write
 from discrete_grpo.checkpoint import CheckpointError, Checkpoints, load_metadata, load_policy, save
 from discrete_grpo.config import GRPOConfig, PretrainConfig
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.molecules import MoleculeDataset, MoleculeStatistics, load_molecules, read_smiles, statistics
 from discrete_grpo.diffusion import kernels
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule, Schedule
-from discrete_grpo.metrics.molecules import evaluate, sample_metrics
+from discrete_grpo.metrics.molecules import canonical, evaluate, sample_metrics
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
 from discrete_grpo.pretrain import Pretrainer
@@ -146,8 +154,10 @@ def find_checkpoint(name: str | Path) -> Path:
             return candidate
     if (path / "checkpoints").is_dir():
         return Checkpoints(path).latest()
-    known = ", ".join(bundled_policies()) or "none"
-    raise CheckpointError(f"policy: {str(name)!r} is no checkpoint folder, run folder or bundled policy (bundled: {known})")
+    known = bundled_policies()
+    near = difflib.get_close_matches(str(name), known, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else f" (bundled: {', '.join(known) or 'none'})"
+    raise CheckpointError(f"policy: {str(name)!r} is no checkpoint folder, run folder or bundled policy{hint}")
 
 
 def load_molecule_policy(name: str | Path, *, num_steps: int | None = None, temperature: float | None = None) -> GraphPolicy:
@@ -179,19 +189,27 @@ def _statistics(folder: Path) -> MoleculeStatistics:
     metadata = load_metadata(folder)
     if "statistics" not in metadata:
         raise CheckpointError(f"checkpoint: {folder} has no molecule statistics, expected a policy over molecules")
-    return MoleculeStatistics.from_json(metadata["statistics"])
+    try:
+        return MoleculeStatistics.from_json(metadata["statistics"])
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint: {folder} has molecule statistics that cannot be read ({error})") from error
 
 
-def scaffold_sites(smiles: str, vocabulary: chemistry.Vocabulary) -> FixedSites:
+def scaffold_sites(smiles: str, vocabulary: chemistry.Vocabulary, max_nodes: int | None = None) -> FixedSites:
     """A scaffold as fixed sites: its atoms first, and every bond and non-bond between them.
 
     Raises:
-        ValueError: if ``smiles`` is no molecule or has atoms outside the vocabulary.
+        ValueError: if ``smiles`` is no molecule, has atoms outside the vocabulary, or more than ``max_nodes`` of them.
     """
     mol = chemistry.parse(smiles)
     if mol is None:
         raise ValueError(f"scaffold: {smiles!r}, expected a valid, connected SMILES")
-    nodes, bonds = chemistry.molecule_to_classes(mol, vocabulary)
+    try:
+        nodes, bonds = chemistry.molecule_to_classes(mol, vocabulary)
+    except ValueError as error:
+        raise ValueError(f"scaffold: {smiles!r}, {str(error).removeprefix('mol: ')}") from error
+    if max_nodes is not None and len(nodes) > max_nodes:
+        raise ValueError(f"scaffold: {smiles!r} has {len(nodes)} atoms, expected at most the policy's {max_nodes}")
     edges = {(i, j): 0 for j in range(len(nodes)) for i in range(j)}
     edges |= {(min(i, j), max(i, j)): c for i, j, c in bonds}
     return FixedSites(dict(enumerate(nodes)), edges)
@@ -233,38 +251,67 @@ def sample_file(
     policy = load_molecule_policy(checkpoint, num_steps=num_steps)
     columns = None
     if scaffold is not None:
-        columns = {"fixed": scaffold_sites(scaffold, _statistics(find_checkpoint(checkpoint)).vocabulary)}
-    path = Path(out)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"out: folder {path.parent} does not exist")
+        columns = {"fixed": scaffold_sites(scaffold, _statistics(find_checkpoint(checkpoint)).vocabulary, policy.max_nodes)}
+    path = _output(out)
     samples = sample_molecules(policy, n, seed=seed, columns=columns)
     _write_samples(path, samples)
     print_table(f"{n} samples of {checkpoint}", {str(path): dict(evaluate(samples))})
     return path
 
 
-def _write_samples(path: Path, samples: Sequence[str | None]) -> None:
-    from discrete_grpo.reporting.run_folder import write_text
+def _output(out: str) -> Path:
+    """``out`` as a path that can be written, found out before the work and not after it."""
+    path = Path(out)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"out: folder {path.parent} does not exist")
+    if path.is_dir():
+        raise IsADirectoryError(f"out: {path} is a folder, expected a file")
+    return path
 
-    if path.name.endswith((".csv", ".csv.gz")):
-        write_table(path, {"smiles": [s or "" for s in samples], **_property_columns(samples)})
+
+def _write_samples(path: Path, samples: Sequence[str | None]) -> None:
+    kind = path.name.removesuffix(".gz")
+    if kind.endswith(".csv"):
+        buffer = io.StringIO()
+        rows = csv.writer(buffer, lineterminator="\n")
+        columns: dict[str, Sequence[Any]] = {"smiles": [s or "" for s in samples], **_property_columns(samples)}
+        rows.writerows([columns, *zip(*columns.values(), strict=True)])
+        text = buffer.getvalue()
     else:
-        write_text(path, "".join(f"{s}\n" for s in samples if s is not None))
+        text = "".join(f"{s}\n" for s in samples if s is not None)
+    with atomic_write(path) as file:
+        file.write(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
 
 
 def evaluate_file(file: str, *, reference: str | None = None, out: str | None = None) -> dict[str, float]:
     """Validity, uniqueness, novelty against ``reference``, diversity and property means of a file of SMILES.
 
-    Lines that are no molecules count as invalid samples; the table is printed and, with ``out``, written as JSON.
+    Lines that are no molecules count as invalid samples and are listed on standard error; the table is printed and, with
+    ``out``, written as JSON.
     """
+    path = None if out is None else _output(out)
     found = read_smiles(file, max_broken=1.0)
+    _report_broken(file, found.broken, len(found.smiles))
     samples: list[str | None] = [*found.smiles, *(None for _ in found.broken)]
-    known = None if reference is None else set(read_smiles(reference).smiles)
+    known = None
+    if reference is not None:
+        stored = read_smiles(reference)
+        _report_broken(reference, stored.broken, len(stored.smiles))
+        known = {s for s in map(canonical, stored.smiles) if s is not None}
     result = evaluate(samples, known)
     print_table(f"{file}: {len(samples)} samples", {k: {"value": v} for k, v in result.items()})
-    if out is not None:
-        write_json(out, {"file": file, "reference": reference, "samples": len(samples)} | result)
+    if path is not None:
+        write_json(path, {"file": file, "reference": reference, "samples": len(samples)} | result)
     return result
+
+
+def _report_broken(file: str | Path, broken: Sequence[tuple[int, str]], good: int, shown: int = 5) -> None:
+    """Count and list on standard error the lines of a file that are no molecule; silent if there are none."""
+    if not broken:
+        return
+    listed = "; ".join(f"line {number}: {text[:60]!r}" for number, text in broken[:shown])
+    more = f"; and {len(broken) - shown} more" if len(broken) > shown else ""
+    print(f"{file}: {len(broken)} of {good + len(broken)} lines are no molecule: {listed}{more}", file=sys.stderr)
 
 
 # -- pretraining
@@ -314,9 +361,11 @@ def _dataset(recipe: PretrainRecipe) -> MoleculeDataset:
     if recipe.data == "enumerated":
         from discrete_grpo.datasets.enumeration import load_enumerated
 
-        return load_enumerated(recipe.max_atoms or 7)
+        return load_enumerated(7 if recipe.max_atoms is None else recipe.max_atoms)
     path = download(recipe.data) if recipe.data in DOWNLOADS and not Path(recipe.data).exists() else recipe.data
-    return load_molecules(path, recipe.max_broken, max_atoms=recipe.max_atoms, cache_dir=recipe.cache_dir)
+    data = load_molecules(path, recipe.max_broken, max_atoms=recipe.max_atoms, cache_dir=recipe.cache_dir)
+    _report_broken(path, data.broken, len(data))
+    return data
 
 
 def run_pretrain(recipe: PretrainRecipe, *, resume: bool = False) -> Path:
@@ -387,11 +436,11 @@ class TrainRecipe:
 def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[str, float]]:
     """Measure, train, measure again, export the policy and write the report; returns both measurements."""
     folder = Path(recipe.output_dir)
-    policy = load_molecule_policy(recipe.policy, num_steps=recipe.num_steps, temperature=recipe.temperature)
-    source = find_checkpoint(recipe.policy)
+    source = _source(recipe, resume)
+    policy = load_molecule_policy(source, num_steps=recipe.num_steps, temperature=recipe.temperature)
     columns: list[Mapping[str, Any]] | None = None
     if recipe.scaffold is not None:
-        columns = [{"fixed": scaffold_sites(recipe.scaffold, _statistics(source).vocabulary)}]
+        columns = [{"fixed": scaffold_sites(recipe.scaffold, _statistics(source).vocabulary, policy.max_nodes)}]
     metadata = load_metadata(source) | {"policy": str(recipe.policy), "rewards": reward_names(recipe.rewards)}
     trainer = GRPOTrainer(
         policy,
@@ -403,8 +452,8 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[st
         metadata=metadata,
         resume=resume,
     )
-    before = load_molecule_policy(recipe.policy, num_steps=recipe.num_steps, temperature=recipe.temperature)
-    _measure(recipe, before, folder, "before", columns)
+    before = load_molecule_policy(source, num_steps=recipe.num_steps, temperature=recipe.temperature)
+    _measure(recipe, before, folder, "before", columns)  # kept by a run that is resumed: it comes before any checkpoint
     trainer.train()
     save(folder / "policy", trainer.best_policy, metadata=metadata | {"grpo_steps": trainer.step})
     result = _measure(recipe, trainer.best_policy, folder, "after", columns)
@@ -413,12 +462,24 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[st
     return result
 
 
+def _source(recipe: TrainRecipe, resume: bool) -> Path:
+    """Where to build the policy from: its checkpoint, or the run's own when resuming, which needs nothing but the run folder."""
+    for path in reversed(Checkpoints(recipe.output_dir).all() if resume else []):
+        try:
+            load_policy(path)
+        except CheckpointError:
+            continue
+        return path
+    return find_checkpoint(recipe.policy)
+
+
 def _measure(
     recipe: TrainRecipe, policy: GraphPolicy, folder: Path, when: str, columns: Sequence[Mapping[str, Any]] | None
 ) -> dict[str, dict[str, float]]:
     """Evaluate ``policy`` on fresh samples into ``evaluation.json``; what an earlier part of the run measured is kept."""
     path = folder / "evaluation.json"
-    result: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.is_file() else {}
+    stored = json.loads(path.read_text()) if path.is_file() else {}
+    result = {part: {k: math.nan if v is None else v for k, v in row.items()} for part, row in stored.items()}
     if recipe.evaluation_samples == 0 or (when == "before" and "before" in result):
         return result
     given = None if columns is None else columns[0]
@@ -426,12 +487,12 @@ def _measure(
     names = reward_names(recipe.rewards)
     extra = {} if given is None else {k: [v] * len(samples) for k, v in given.items()}
     scores = score_samples(recipe.rewards, samples, extra)
-    total = (
-        scores.nansum(-1) if recipe.grpo.reward_weights is None else (scores * torch.tensor(recipe.grpo.reward_weights)).nansum(-1)
-    )
+    weights = recipe.grpo.reward_weights or (1.0,) * len(names)
+    total = sum_rewards(scores, torch.tensor(weights, dtype=torch.float64))
+    known = total[~total.isnan()]  # an unknown reward is left out, here as in training
     table: dict[str, Sequence[Any]] = {"sample": [s or "" for s in samples], "reward": total.tolist()}
     table |= {f"reward_{n}": scores[:, k].tolist() for k, n in enumerate(names)}
     write_table(folder / f"evaluation_{when}.csv.gz", {**table, **_property_columns(samples)})
-    result[when] = {"reward": float(total.mean()), **evaluate(samples)}
+    result[when] = {"reward": float(known.mean()) if len(known) else math.nan, **evaluate(samples)}
     write_json(path, result)
     return result

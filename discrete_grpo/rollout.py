@@ -49,7 +49,7 @@ class Rollout:
     Attributes:
         states: tensors [B, ...] only the policy that made them reads; classes are small integers.
         group: group id of each trajectory [B]; ids need not be contiguous or sorted.
-        logp: log-probability of each step as drawn [B, S], summed over its sites, float32.
+        logp: log-probability of each step as drawn [B, S], summed over its sites, at least float32.
         units: number of sites of each step that the policy chooses [B, S]; what normalisers count.
         size: a policy's measure of length or graph size [B]; rows of like size waste no padding together.
         max_units: the most sites a trajectory of this policy can have (Dr. GRPO's constant).
@@ -112,10 +112,15 @@ class Policy(Protocol):
         ...
 
 
+@runtime_checkable
 class Reward(Protocol):
-    """A callable that scores finished samples; None or NaN means unknown (left out of baseline and loss)."""
+    """A callable ``reward(samples, **columns)`` that scores finished samples.
 
-    def __call__(self, samples: Sequence[Any], **columns: Sequence[Any]) -> Sequence[float | None]:
+    It is given the samples as a list and every condition column as a keyword argument with one value a sample; it may name
+    the columns it reads. None or NaN means unknown: left out of baseline and loss.
+    """
+
+    def __call__(self, *samples: Any, **columns: Any) -> Sequence[float | None]:
         """One number a sample, in order."""
         ...
 

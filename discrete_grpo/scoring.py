@@ -19,14 +19,18 @@ class RewardError(RuntimeError):
     """A reward that raised, or returned something that is not one number a sample."""
 
 
-def reward_name(reward: Reward) -> str:
+def reward_name(reward: object) -> str:
     """What a reward is called in metrics and tables: its ``name`` or ``__name__``, else its class's name.
 
     >>> reward_name(len)
     'len'
     """
-    name = getattr(reward, "name", None)
-    return name if isinstance(name, str) else str(getattr(reward, "__name__", type(reward).__name__))
+    for attribute in ("name", "__name__"):
+        found = getattr(reward, attribute, None)
+        if isinstance(found, str) and found:
+            return found
+    function = getattr(reward, "func", None)  # functools.partial
+    return type(reward).__name__ if function is None else reward_name(function)
 
 
 def reward_names(rewards: Sequence[Reward]) -> list[str]:

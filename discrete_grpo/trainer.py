@@ -90,7 +90,7 @@ class GRPOTrainer:
         self.rewards: list[Reward] = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
         self._check(columns)
         self.columns, self.sample_metrics, self.metadata = columns, sample_metrics, dict(metadata or {})
-        self.accelerator = Accelerator(mixed_precision="bf16" if config.bf16 else "no")
+        self.accelerator = Accelerator()
         if self.accelerator.num_processes > 1:
             raise ValueError(f"processes: {self.accelerator.num_processes}, expected 1; runs over several are not supported yet")
         self.policy = policy
@@ -125,6 +125,10 @@ class GRPOTrainer:
     def best_policy(self) -> Any:
         """The policy to use after training: averaged weights where ``ema_decay`` is set, else the trained ones."""
         return self.average.module.eval() if self.average is not None else self.policy
+
+    def _precision(self) -> torch.autocast:
+        """bfloat16 inside networks if asked for; not accelerate's own setting, which one process can choose only once."""
+        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.config.bf16)
 
     # -- the loop
 
@@ -185,7 +189,7 @@ class GRPOTrainer:
             rounds = math.ceil(groups / len(self.columns))
             orders = [torch.randperm(len(self.columns), generator=self.generator, device=device) for _ in range(rounds)]
             columns = [self.columns[k] for k in torch.cat(orders)[:groups].tolist()]
-        with self.accelerator.autocast():
+        with self._precision():
             return self.policy.sample(group_contexts(groups, size, columns), generator=self.generator)
 
     def _total(self, rewards: Tensor) -> Tensor:
@@ -222,7 +226,7 @@ class GRPOTrainer:
         return chunks
 
     def _scores(self, chunk: _Chunk) -> Scores:
-        with self.accelerator.autocast():
+        with self._precision():
             sites = self.policy.sites(chunk.rollout, chunk.steps)
             if self.reference is None:
                 return score_sites(sites)
@@ -233,7 +237,7 @@ class GRPOTrainer:
     @torch.no_grad()
     def _old_log_probs(self, chunks: Sequence[_Chunk]) -> list[Tensor | None]:
         """Log π_old by replay, in the very chunks of the update: the first ratio is then exactly 1."""
-        with self.accelerator.autocast():
+        with self._precision():
             return [score_sites(self.policy.sites(chunk.rollout, chunk.steps)).logp for chunk in chunks]
 
     def _update(self, chunks: Sequence[_Chunk], old: Sequence[Tensor | None]) -> dict[str, float]:
@@ -305,6 +309,7 @@ class GRPOTrainer:
             return
         state = {
             "step": self.step,
+            "rewards": reward_names(self.rewards),
             "weights": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "generator": self._safe_generator,
@@ -319,6 +324,9 @@ class GRPOTrainer:
         if self.checkpoints is None or self.recorder is None:
             raise ValueError("resume: True, expected a run folder to resume from (run=...)")
         state = load_training(self.checkpoints.latest())
+        if state["rewards"] != reward_names(self.rewards):
+            named = ", ".join(reward_names(self.rewards))
+            raise ValueError(f"reward_funcs: {named}, expected {', '.join(state['rewards'])} as in the run to resume")
         self.step = int(state["step"])
         self.module.load_state_dict(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])

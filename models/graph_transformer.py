@@ -51,7 +51,8 @@ class GraphTransformerConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("node_states", "edge_states", "node_classes", "edge_classes", "layers", "heads", "width", "edge_width"):
+        classes = ("node_states", "edge_states", "node_classes", "edge_classes")
+        for name in (*classes, "layers", "heads", "width", "edge_width", "global_width", "expansion"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)}, expected at least 1")
         if self.width % self.heads:
@@ -97,9 +98,9 @@ def cycle_counts(adjacency: Float[Tensor, "batch node node"]) -> Float[Tensor, "
     return torch.stack([c3, c4, c5], -1)
 
 
-def _time_features(time: Float[Tensor, " batch"], size: int = 32) -> Float[Tensor, "batch size"]:
-    frequency = torch.exp(torch.linspace(0.0, math.log(200.0), size // 2, device=time.device))
-    angle = time[:, None].float() * frequency
+def _time_features(time: Float[Tensor, " batch"], dtype: torch.dtype, size: int = 32) -> Float[Tensor, "batch size"]:
+    frequency = torch.exp(torch.linspace(0.0, math.log(200.0), size // 2, device=time.device, dtype=dtype))
+    angle = time[:, None].to(dtype) * frequency
     return torch.cat([torch.sin(angle), torch.cos(angle)], -1)
 
 
@@ -114,6 +115,8 @@ class _Modulate(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
         self.film = nn.Linear(global_width, 2 * width)
+        nn.init.zeros_(self.film.weight)  # else scales, states and pools feed each other and a deep network overflows
+        nn.init.zeros_(self.film.bias)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         scale, shift = self.film(y).unsqueeze(1).chunk(2, -1)
@@ -231,17 +234,18 @@ class GraphTransformer(nn.Module):
 
     def _embed(self, nodes: Tensor, edges: Tensor, time: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         config, n = self.config, nodes.shape[1]
-        one_hot = nn.functional.one_hot
+        one_hot, dtype = nn.functional.one_hot, next(self.parameters()).dtype
         pairs = upper(edges)
         exists = pair_mask(mask)
         bonded = (pairs > 0) & (pairs < config.edge_classes) & exists
-        adjacency = symmetrise(bonded.float(), n)
-        walks = random_walks(adjacency, config.walk_length)
+        adjacency = symmetrise(bonded.to(dtype), n)
+        with torch.autocast(nodes.device.type, enabled=False):  # counts are integers: bfloat16 products would round them
+            walks = random_walks(adjacency, config.walk_length)
+            cycles = torch.log1p(cycle_counts(adjacency))
         back = torch.stack([w.diagonal(dim1=1, dim2=2) for w in walks], -1)
         between = torch.stack([upper(w) for w in walks], -1)
-        cycles = torch.log1p(cycle_counts(adjacency))
-        x = self.node_in(torch.cat([one_hot(nodes, config.node_states).float(), back, cycles], -1))
-        e = self.edge_in(torch.cat([one_hot(pairs, config.edge_states).float(), between], -1))
-        size = mask.sum(1, keepdim=True).float().log()
-        y = self.global_in(torch.cat([_time_features(time), size, _masked_mean(cycles, mask)], -1))
+        x = self.node_in(torch.cat([one_hot(nodes, config.node_states).to(dtype), back, cycles], -1))
+        e = self.edge_in(torch.cat([one_hot(pairs, config.edge_states).to(dtype), between], -1))
+        size = mask.sum(1, keepdim=True).to(dtype).log()
+        y = self.global_in(torch.cat([_time_features(time, dtype), size, _masked_mean(cycles, mask)], -1))
         return x, e, y

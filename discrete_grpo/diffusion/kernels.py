@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -20,6 +20,7 @@ from discrete_grpo.diffusion.schedules import Schedule
 __all__ = ["D3PM", "Kernel", "absorbing", "marginal", "uniform"]
 
 
+@runtime_checkable
 class Kernel(Protocol):
     """The seam between a network that predicts clean classes and a sampler that needs transitions."""
 
@@ -79,7 +80,7 @@ class D3PM:
 
     def __post_init__(self) -> None:
         total = sum(self.prior)
-        if not self.prior or min(self.prior) < 0 or abs(total - 1.0) > 1e-6:
+        if not self.prior or min(self.prior) < 0 or not abs(total - 1.0) <= 1e-6:  # "not <=": NaN fails too
             raise ValueError(f"prior: {self.prior}, expected probabilities >= 0 that sum to 1")
         if not 1 <= self.num_clean <= len(self.prior):
             raise ValueError(f"num_clean: {self.num_clean}, expected 1 to {len(self.prior)}, the number of states")
@@ -115,7 +116,7 @@ class D3PM:
             Probabilities [B, ..., num_states] in the dtype of ``p_clean``.
         """
         bar_t, bar_s = (_over_sites(self.schedule.alpha_bar(x), p_clean.ndim) for x in (t, s))
-        alpha = torch.where(bar_s > 0, bar_t / bar_s.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+        alpha = torch.where(bar_s > bar_t, bar_t / bar_s, 1.0)  # t = s stays where it is, also at t = s = 1 (0/0)
         same = torch.nn.functional.one_hot(state, self.num_states).to(p_clean.dtype)
         m = self.initial().to(p_clean)
         m_z = m[state].unsqueeze(-1)
@@ -140,7 +141,7 @@ class D3PM:
         def q_of(keep: float) -> Tensor:
             return keep * eye + (1 - keep) * m.expand(self.num_states, -1)
 
-        step, to_s, to_t = q_of(bar_t / bar_s if bar_s > 0 else 0.0), q_of(bar_s), q_of(bar_t)
+        step, to_s, to_t = q_of(bar_t / bar_s if bar_s > bar_t else 1.0), q_of(bar_s), q_of(bar_t)
         joint = torch.einsum("ck,kz->zck", to_s[: self.num_clean], step)
         whole = to_t[: self.num_clean].T.unsqueeze(-1)
         return torch.where(whole > 0, joint / torch.where(whole > 0, whole, 1.0), 0.0)

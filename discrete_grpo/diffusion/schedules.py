@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,7 @@ from torch import Tensor
 __all__ = ["CosineSchedule", "LinearSchedule", "Schedule", "time_grid"]
 
 
+@runtime_checkable
 class Schedule(Protocol):
     """ᾱ(t) on [0, 1]."""
 

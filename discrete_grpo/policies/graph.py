@@ -24,6 +24,10 @@ from discrete_grpo.rollout import Context, Rollout
 __all__ = ["FixedSites", "GraphPolicy", "size_buckets"]
 
 
+MIN_PROB = 1e-30
+"""Floor of p̂: a softmax that underflows to 0 would make log-probs and the KL infinite. Sums do not notice it."""
+
+
 @dataclass(frozen=True)
 class FixedSites:
     """Nodes and edges a sample must have (scaffold-constrained generation); a context's ``fixed`` column.
@@ -39,6 +43,9 @@ class FixedSites:
     def __post_init__(self) -> None:
         if not self.nodes and not self.edges:
             raise ValueError("fixed: no node and no edge, expected at least one")
+        for i in self.nodes:
+            if i < 0:
+                raise ValueError(f"fixed: node {i}, expected 0 or more")
         for i, j in self.edges:
             if not 0 <= i < j:
                 raise ValueError(f"fixed: edge ({i}, {j}), expected 0 <= i < j")
@@ -96,9 +103,12 @@ class GraphPolicy(nn.Module):
         decode: Callable[[GraphBatch], Sequence[Any]] | None = None,
     ) -> None:
         super().__init__()
+        for name, kernel in (("node_kernel", node_kernel), ("edge_kernel", edge_kernel)):
+            if kernel.num_states > 256:
+                raise ValueError(f"{name}: {kernel.num_states} states, expected at most 256 (trajectories are bytes)")
         if not temperature > 0:
             raise ValueError(f"temperature: {temperature}, expected more than 0")
-        if len(node_counts) < 2 or min(node_counts) < 0 or node_counts[0] != 0 or abs(sum(node_counts) - 1) > 1e-4:
+        if len(node_counts) < 2 or min(node_counts) < 0 or node_counts[0] != 0 or not abs(sum(node_counts) - 1) <= 1e-4:
             raise ValueError(
                 f"node_counts: {tuple(node_counts)}, expected probabilities of 0, 1, 2, ... nodes that sum to 1, the first 0"
             )
@@ -113,6 +123,11 @@ class GraphPolicy(nn.Module):
     def device(self) -> torch.device:
         """Where the network's parameters are."""
         return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the network's parameters."""
+        return next(self.parameters()).dtype
 
     @property
     def max_nodes(self) -> int:
@@ -136,10 +151,11 @@ class GraphPolicy(nn.Module):
 
     def clean_probs(self, state: GraphBatch, time: Float[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
         """p̂_θ(x_0 | x_t) over clean classes, nodes [B, N, C_x] and pairs [B, P, C_e]; at least float32."""
-        nodes, edges = self.network(state.nodes, state.edges, time.float(), state.mask)
+        nodes, edges = self.network(state.nodes, state.edges, time.to(self.dtype), state.mask)
         pairs = upper(edges)
         wide = torch.promote_types(nodes.dtype, torch.float32)
-        return (nodes.to(wide) / self.temperature).softmax(-1), (pairs.to(wide) / self.temperature).softmax(-1)
+        p_nodes, p_pairs = ((z.to(wide) / self.temperature).softmax(-1) for z in (nodes, pairs))
+        return p_nodes.clamp_min(MIN_PROB), p_pairs.clamp_min(MIN_PROB)
 
     # -- Policy protocol
 
@@ -160,7 +176,7 @@ class GraphPolicy(nn.Module):
         shape = (len(contexts), self.num_steps + 1)
         nodes = torch.zeros(*shape, n_max, dtype=torch.uint8, device=self.device)
         pairs = torch.zeros(*shape, num_pairs(n_max), dtype=torch.uint8, device=self.device)
-        logp = torch.zeros(len(contexts), self.num_steps, device=self.device)
+        logp = torch.zeros(*shape[:1], self.num_steps, device=self.device, dtype=torch.promote_types(self.dtype, torch.float32))
         fixed = _fixed_states(contexts, sizes, n_max, self)
         for rows in size_buckets(sizes):
             n = int(sizes[rows].max())
@@ -213,10 +229,11 @@ class GraphPolicy(nn.Module):
         nodes = torch.where(exists, self.node_kernel.noise(graphs.nodes, t, generator), 0)
         pairs = torch.where(both, self.edge_kernel.noise(clean_pairs, t, generator), 0)
         noisy = GraphBatch(nodes, symmetrise(pairs, graphs.num_nodes), exists)
-        node_logits, edge_logits = self.network(noisy.nodes, noisy.edges, t.float(), exists)
+        node_logits, edge_logits = self.network(noisy.nodes, noisy.edges, t.to(self.dtype), exists)
         ce = nn.functional.cross_entropy
-        loss_nodes = ce(node_logits[exists].float(), graphs.nodes[exists])
-        loss_edges = ce(upper(edge_logits)[both].float(), clean_pairs[both]) if both.any() else loss_nodes.new_zeros(())
+        wide = torch.promote_types(node_logits.dtype, torch.float32)
+        loss_nodes = ce(node_logits[exists].to(wide), graphs.nodes[exists])
+        loss_edges = ce(upper(edge_logits)[both].to(wide), clean_pairs[both]) if both.any() else loss_nodes.new_zeros(())
         return {"loss": loss_nodes + edge_weight * loss_edges, "loss_nodes": loss_nodes.detach(), "loss_edges": loss_edges.detach()}
 
     # -- drawing
@@ -225,21 +242,23 @@ class GraphPolicy(nn.Module):
         """Node counts [B] on the CPU: given by a column, else one draw a group from the prior."""
         device = self.device if generator is None else generator.device
         prior = torch.tensor(self.node_counts, device=device)
+        needs: dict[int, int] = {}  # the smallest size with room for what any context of the group fixes
+        for context in contexts:
+            fixed = context.columns.get("fixed")
+            needs[context.group] = max(needs.get(context.group, 1), fixed.min_nodes if fixed is not None else 1)
         by_group: dict[int, int] = {}
         for context in contexts:
             if context.group in by_group:
                 continue
-            fixed = context.columns.get("fixed")
-            allowed = (
-                prior if fixed is None else torch.where(torch.arange(len(prior), device=device) >= fixed.min_nodes, prior, 0.0)
-            )
-            size = context.columns.get("num_nodes")
-            if size is None and not float(allowed.sum()) > 0:
-                raise ValueError(f"fixed: needs {fixed.min_nodes} nodes, expected at most {self.max_nodes}")  # type: ignore[union-attr]
-            size = int(sample(allowed, generator)) if size is None else int(size)
-            if not max(1, fixed.min_nodes if fixed else 1) <= size:
-                raise ValueError(f"num_nodes: {size}, expected at least {max(1, fixed.min_nodes if fixed else 1)}")
-            by_group[context.group] = size
+            need, size = needs[context.group], context.columns.get("num_nodes")
+            if size is None:
+                allowed = torch.where(torch.arange(len(prior), device=device) >= need, prior, 0.0)
+                if not float(allowed.sum()) > 0:
+                    raise ValueError(f"fixed: needs {need} nodes, expected at most {self.max_nodes}")
+                size = int(sample(allowed, generator))
+            if not need <= int(size) <= self.max_nodes:
+                raise ValueError(f"num_nodes: {size}, expected {need} to {self.max_nodes}")
+            by_group[context.group] = int(size)
         return torch.tensor([by_group[c.group] for c in contexts])
 
     def _draw(
@@ -271,7 +290,7 @@ class GraphPolicy(nn.Module):
         logp = torch.where(free_nodes, gather(safe_log(q_nodes), nodes), 0.0).sum(-1)
         logp = logp + torch.where(free_pairs, gather(safe_log(q_pairs), pairs), 0.0).sum(-1)
         drawn = GraphBatch(nodes, symmetrise(pairs, state.num_nodes), exists)
-        return self._pin(drawn, fixed, k + 1, generator), logp.float()
+        return self._pin(drawn, fixed, k + 1, generator), logp
 
     def _initial(self, mask: Tensor, groups: Tensor, generator: torch.Generator | None) -> GraphBatch:
         n = mask.shape[1]
@@ -304,7 +323,8 @@ class GraphPolicy(nn.Module):
         units = mask.sum(-1) + pair_mask(mask).sum(-1)
         if "free_nodes" in states:
             units = (mask & states["free_nodes"]).sum(-1) + (pair_mask(mask) & states["free_pairs"]).sum(-1)
-        decoded = self.decode(final.to("cpu")) if self.decode else [final.index(slice(b, b + 1)) for b in range(len(final))]
+        alone = [final.index(slice(b, b + 1)).crop(n) for b, n in enumerate(size.tolist())] if self.decode is None else []
+        decoded = alone if self.decode is None else self.decode(final.to("cpu"))
         names = dict.fromkeys(name for c in contexts for name in c.columns)
         return Rollout(
             states=states,

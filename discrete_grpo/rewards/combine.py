@@ -7,22 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["WeightedSum", "reward_name"]
+from discrete_grpo.scoring import reward_name
 
-
-def reward_name(reward: object) -> str:
-    """The name a reward goes by in logs: its ``name``, its ``__name__``, or the name of its class.
-
-    >>> def length(samples, **columns): return [float(len(s)) for s in samples]
-    >>> reward_name(length), reward_name(WeightedSum((length,), (2.0,)))
-    ('length', '2*length')
-    """
-    for attribute in ("name", "__name__"):
-        found = getattr(reward, attribute, None)
-        if isinstance(found, str) and found:
-            return found
-    function = getattr(reward, "func", None)  # functools.partial
-    return type(reward).__name__ if function is None else reward_name(function)
+__all__ = ["WeightedSum"]
 
 
 @dataclass(frozen=True)

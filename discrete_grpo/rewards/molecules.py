@@ -25,7 +25,7 @@ from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 
 from discrete_grpo import chemistry
-from discrete_grpo.rewards.combine import reward_name
+from discrete_grpo.scoring import reward_name
 
 __all__ = [
     "InRange",

@@ -1,0 +1,32 @@
+# make demo: set up and run the main job on the bundled policy. make test: lint, types, tests, doctests, the wheel.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint clean
+
+# A stamp newer than what decides the environment means it is up to date.
+$(VENV)/ready: setup.cfg constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,dev]"
+	touch $(VENV)/ready
+
+demo: $(VENV)/ready
+	rm -rf runs/demo
+	$(BIN)/discrete-grpo train demo
+	@echo "Open runs/demo/report.html in a browser."
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -q --doctest-modules discrete_grpo models datasets --ignore=discrete_grpo/models --ignore=discrete_grpo/datasets
+	$(BIN)/python -m pytest -q -p no:cacheprovider --jaxtyping-packages=discrete_grpo,beartype.beartype tests/test_categorical.py tests/test_graph.py tests/test_kernels.py tests/test_graph_policy.py tests/test_graph_transformer.py
+	bash tests/wheel.sh $(abspath $(BIN)/python)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

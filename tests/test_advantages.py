@@ -1,0 +1,195 @@
+"""Advantages: TRL's numbers, exact zeros, unknown rewards, and what the expected gradient becomes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from discrete_grpo.advantages import advantages, constant_groups, group_advantages, normalize_then_sum, sum_rewards
+from discrete_grpo.categorical import Sites, score_sites
+from discrete_grpo.objective import grpo_loss
+from tests import oracles
+
+NAN = math.nan
+
+
+def interleaved(seed: int, groups: int = 3, size: int = 4) -> tuple[Tensor, Tensor]:
+    """Rewards and group ids: neither contiguous, nor sorted, nor small."""
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.tensor([40, -7, 1000003])[:groups].repeat(size)
+    order = torch.randperm(len(ids), generator=g)
+    return torch.rand(len(ids), generator=g, dtype=torch.float64) * 3, ids[order]
+
+
+@pytest.mark.parametrize("value", [0.1, 0.35, 0.7, 0.9, 1e6 / 3])
+@pytest.mark.parametrize("size", [2, 8, 16, 60])
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+def test_constant_rewards_give_exactly_zero(value: float, size: int, scale: str, baseline: str) -> None:
+    reward = torch.full((size + 2,), value, dtype=torch.float32)
+    reward[-2:] = torch.tensor([0.0, 1.0])  # another group, that has a signal
+    group = torch.tensor([3] * size + [4, 4])
+    found = group_advantages(reward, group, scale_rewards=scale, baseline=baseline)  # type: ignore[arg-type]
+    assert found[:size].tolist() == [0.0] * size
+    assert found[-1] > 0
+    assert constant_groups(reward, group).tolist() == [True] * size + [False] * 2
+    several = advantages(torch.stack([reward, reward], 1), group, weights=[0.3, 0.7])
+    assert several[:size].tolist() == [0.0] * size
+
+
+@pytest.mark.parametrize("reward", [[0.0, 1.0], [-3.0, 900.0], [0.2, 0.25]])
+def test_two_samples_get_one_over_root_two(reward: list[float]) -> None:
+    found = group_advantages(torch.tensor(reward, dtype=torch.float64), torch.tensor([0, 0]))
+    gap = reward[1] - reward[0]
+    wanted = (gap / 2) / (gap / math.sqrt(2) + 1e-4)
+    assert found.tolist() == pytest.approx([-wanted, wanted], abs=1e-12)
+    if reward == [0.0, 1.0]:
+        assert found.tolist() == pytest.approx([-0.7070, 0.7070], abs=5e-5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_z_scores_are_the_loop_and_sum_to_zero_in_each_group(seed: int) -> None:
+    reward, group = interleaved(seed)
+    found = group_advantages(reward, group)
+    assert found.dtype == torch.float64
+    assert found.tolist() == pytest.approx(oracles.z_scores(reward.tolist(), group.tolist()), abs=1e-12)
+    for g in group.unique():
+        assert float(found[group == g].sum()) == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_leave_one_out_compares_with_the_others(seed: int, scale: str) -> None:
+    reward, group = interleaved(seed)
+    found = group_advantages(reward, group, baseline="leave_one_out", scale_rewards=scale)  # type: ignore[arg-type]
+    for i, g in enumerate(group.tolist()):
+        others = [float(r) for k, r in enumerate(reward) if group[k] == g and k != i]
+        peers = {"group": [*others, float(reward[i])], "batch": reward.tolist(), "none": []}[scale]
+        divisor = oracles.bessel_std(peers) + 1e-4 if peers else 1.0
+        assert float(found[i]) == pytest.approx((float(reward[i]) - sum(others) / len(others)) / divisor, abs=1e-12)
+
+
+def test_scaling_by_the_batch() -> None:
+    reward = torch.tensor([0.9, 1.0, 0.0, 0.1], dtype=torch.float64)
+    group = torch.tensor([0, 0, 1, 1])
+    found = group_advantages(reward, group, scale_rewards="batch")
+    wanted = 0.05 / (oracles.bessel_std(reward.tolist()) + 1e-4)
+    assert found.tolist() == pytest.approx([-wanted, wanted] * 2, abs=1e-12)
+    assert wanted == pytest.approx(0.096, abs=5e-4)
+
+
+def test_a_sample_alone_gets_zero() -> None:
+    for baseline, scale in itertools.product(("mean", "leave_one_out"), ("group", "batch", "none")):
+        found = group_advantages(
+            torch.tensor([0.3, 5.0, 1.0, 2.0]),
+            torch.tensor([1, 2, 3, 3]),
+            baseline=baseline,  # type: ignore[arg-type]
+            scale_rewards=scale,  # type: ignore[arg-type]
+        )
+        assert found[:2].tolist() == [0.0, 0.0]
+        assert found[2] < 0 < found[3]
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_unknown_rewards_are_absent_from_baseline_and_deviation(baseline: str, scale: str) -> None:
+    reward, group = interleaved(1)
+    more = torch.cat([reward, torch.tensor([NAN, NAN, NAN])])
+    ids = torch.cat([group, torch.tensor([40, 40, 77])])
+    order = torch.randperm(len(more), generator=torch.Generator().manual_seed(0))
+    options = {"baseline": baseline, "scale_rewards": scale}
+    found = torch.empty(len(more), dtype=torch.float64)
+    found[order] = group_advantages(more[order], ids[order], **options)  # type: ignore[arg-type]
+    torch.testing.assert_close(found[:-3], group_advantages(reward, group, **options), rtol=0, atol=1e-12)  # type: ignore[arg-type]
+    assert found[-3:].tolist() == [0.0, 0.0, 0.0]
+    one = group_advantages(torch.tensor([NAN, 2.0]), torch.tensor([0, 0]), **options)  # type: ignore[arg-type]
+    assert one.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+def test_order_does_not_matter(aggregation: str) -> None:
+    _, group = interleaved(2)
+    rewards = torch.rand(len(group), 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    rewards[3] = NAN
+    rewards[5, 1] = NAN
+    for seed in range(5):
+        order = torch.randperm(len(group), generator=torch.Generator().manual_seed(seed))
+        whole = advantages(rewards, group, multi_objective_aggregation=aggregation)  # type: ignore[arg-type]
+        moved = advantages(rewards[order], group[order], multi_objective_aggregation=aggregation)  # type: ignore[arg-type]
+        torch.testing.assert_close(moved, whole[order], rtol=0, atol=1e-12)
+    assert whole[3] == 0
+
+
+def test_rewards_are_weighed_and_summed_and_unknown_parts_count_as_zero() -> None:
+    rewards = torch.tensor([[1.0, 2.0], [NAN, 2.0], [1.0, NAN], [NAN, NAN]])
+    found = sum_rewards(rewards, torch.tensor([0.5, 10.0]))
+    assert found[:3].tolist() == [20.5, 20.0, 0.5]
+    assert found[3].isnan()
+
+
+def test_normalising_first_keeps_a_small_reward_visible() -> None:
+    """Two rewards on scales 1 and 10: the sum hides the first, the decoupled form does not (TRL's example)."""
+    rewards = torch.tensor([[0.0, 10.0], [1.0, 10.0], [1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    group = torch.zeros(4, dtype=torch.long)
+    summed = advantages(rewards, group)
+    apart = advantages(rewards, group, multi_objective_aggregation="normalize_then_sum")
+    assert [round(x, 1) for x in summed.tolist()] == [0.8, 0.9, -0.8, -0.9]
+    assert apart.tolist() == pytest.approx([0.0, 1.2245, 0.0, -1.2245], abs=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_normalise_then_sum_is_the_loop(seed: int) -> None:
+    _, group = interleaved(seed)
+    rewards = torch.rand(len(group), 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rewards[:, 1] *= 100
+    rewards[0, 0] = rewards[4, 2] = NAN
+    rewards[7] = NAN
+    weights = [1.0, 0.5, 2.0]
+    wanted = oracles.normalize_then_sum(rewards.tolist(), group.tolist(), weights)
+    found = normalize_then_sum(rewards, group, torch.tensor(weights))
+    assert found.tolist() == pytest.approx(wanted, abs=1e-12)
+    whole = advantages(rewards, group, weights=weights, multi_objective_aggregation="normalize_then_sum", scale_rewards="none")
+    assert torch.equal(whole, found)
+
+
+def test_advantages_are_clipped_on_both_sides() -> None:
+    rewards = torch.tensor([[0.0]] * 9 + [[1.0]] + [[0.0]] + [[1.0]] * 9)
+    group = torch.tensor([0] * 10 + [1] * 10)
+    free, clipped = advantages(rewards, group), advantages(rewards, group, clip=1.5)
+    assert free.max() > 2.8
+    assert free.min() < -2.8
+    assert torch.equal(clipped, free.clamp(-1.5, 1.5))
+
+
+def test_a_wrong_number_of_weights_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^reward_weights: 1 weights, expected one a reward \(2\)"):
+        advantages(torch.zeros(2, 2), torch.zeros(2, dtype=torch.long), weights=[1.0])
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+def test_the_expected_gradient_over_all_groups(size: int, baseline: str) -> None:
+    """Centring with the sample's own reward in the mean shrinks ∇J by (G-1)/G; leaving it out does not."""
+    logits = torch.tensor([0.3, -0.8, 0.5], dtype=torch.float64, requires_grad=True)
+    reward = torch.tensor([1.0, 0.2, -0.5], dtype=torch.float64)
+    log_p = logits.log_softmax(-1)
+    (wanted,) = torch.autograd.grad(-(log_p.exp() * reward).sum(), logits, retain_graph=True)
+    expected = torch.zeros_like(wanted)
+    for drawn in itertools.product(range(3), repeat=size):
+        action = torch.tensor(drawn)[:, None, None]
+        a = group_advantages(
+            reward[action[:, 0, 0]],
+            torch.zeros(size, dtype=torch.long),
+            scale_rewards="none",
+            baseline=baseline,  # type: ignore[arg-type]
+        )
+        scores = score_sites([Sites(log_p.expand(size, 1, 1, 3), action, torch.ones_like(action, dtype=torch.bool))])
+        loss = grpo_loss(scores, None, a, torch.full((size,), 1 / size, dtype=torch.float64)).loss
+        (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
+        expected += gradient * log_p.detach()[list(drawn)].sum().exp()
+    factor = (size - 1) / size if baseline == "mean" else 1.0
+    torch.testing.assert_close(expected, factor * wanted, rtol=0, atol=1e-12)

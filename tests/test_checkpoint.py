@@ -1,0 +1,141 @@
+"""Checkpoints: whole or not at all, named errors, nothing executed, any object that describes itself."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from discrete_grpo import checkpoint
+from discrete_grpo.checkpoint import CheckpointError, Checkpoints, build, describe, load_metadata, load_policy, load_training, save
+from discrete_grpo.diffusion.kernels import D3PM, absorbing
+from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
+from discrete_grpo.rollout import group_contexts
+from tests.toys import tiny_policy
+
+
+def test_a_saved_policy_samples_the_same_bits(tmp_path: Path) -> None:
+    policy = tiny_policy(temperature=0.8, share_initial_noise=True)
+    save(tmp_path / "p", policy, metadata={"data": {"name": "toy"}})
+    again = load_policy(tmp_path / "p")
+    assert load_metadata(tmp_path / "p") == {"data": {"name": "toy"}}
+    assert (again.temperature, again.share_initial_noise, again.num_steps) == (0.8, True, 4)
+    a, b = (p.sample(group_contexts(3, 4), generator=torch.Generator().manual_seed(3)) for p in (policy, again))
+    assert all(torch.equal(a.states[k], b.states[k]) for k in a.states)
+    assert torch.equal(a.logp, b.logp)
+    assert sorted(p.name for p in (tmp_path / "p").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_describe_and_build_are_inverse() -> None:
+    for kernel in (absorbing(3, LinearSchedule()), D3PM((0.25, 0.75), CosineSchedule(0.01), 2)):
+        spec = json.loads(json.dumps(describe(kernel)))
+        assert build(spec) == kernel
+
+
+def test_only_trusted_packages_are_imported(tmp_path: Path) -> None:
+    path = save(tmp_path / "p", tiny_policy(), metadata={}) / "config.json"
+    config = json.loads(path.read_text())
+    config["policy"]["class_path"] = "os.system"
+    config["policy"]["init_args"] = {"command": f"touch {tmp_path / 'ran'}"}
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="outside the trusted packages discrete_grpo"):
+        load_policy(tmp_path / "p")
+    assert not (tmp_path / "ran").exists()
+
+
+class _Evil:
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("/tmp/discrete-grpo-evil"),))
+
+
+def test_training_state_executes_nothing(tmp_path: Path) -> None:
+    folder = save(tmp_path / "p", tiny_policy(), metadata={}, training={"step": 1})
+    assert load_training(folder) == {"step": 1}
+    torch.save({"step": _Evil()}, folder / "training.pt")
+    with pytest.raises(CheckpointError, match=r"training\.pt cannot be read"):
+        load_training(folder)
+    (folder / "training.pt").write_bytes(pickle.dumps(_Evil()))
+    with pytest.raises(CheckpointError):
+        load_training(folder)
+    assert not Path("/tmp/discrete-grpo-evil").exists()
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "training.pt"])
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
+def test_a_truncated_file_is_named(tmp_path: Path, file: str, keep: float) -> None:
+    folder = save(tmp_path / "p", tiny_policy(), metadata={}, training={"x": torch.arange(1000)})
+    whole = (folder / file).read_bytes()
+    (folder / file).write_bytes(whole[: int(keep * len(whole))])
+    with pytest.raises(CheckpointError) as error:
+        load_training(folder) if file == "training.pt" else load_policy(folder)
+    assert file in str(error.value)
+
+
+def test_wrong_tensors_are_named(tmp_path: Path) -> None:
+    folder = save(tmp_path / "p", tiny_policy(), metadata={})
+    tensors = load_file(folder / "model.safetensors")
+    name = "network.node_out.3.bias"
+    other = {k: v for k, v in tensors.items() if k != name}
+    for changed, said in (
+        (other, f"{name} missing"),
+        (tensors | {"extra": torch.zeros(1)}, "extra unexpected"),
+        (tensors | {name: torch.zeros(7)}, rf"{name} \(7,\) for \(3,\)"),
+    ):
+        save_file(changed, folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match=said):
+            load_policy(folder)
+
+
+def test_missing_folder_and_format(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        load_policy(tmp_path)
+    (tmp_path / "config.json").write_text('{"format": 99}')
+    with pytest.raises(CheckpointError, match="format 99, expected 1"):
+        load_policy(tmp_path)
+
+
+def test_retention_and_the_newest_readable_one(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, keep=2)
+    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
+        store.latest()
+    for step in (1, 2, 10):
+        store.save(step, tiny_policy(), metadata={}, training={"step": step})
+    assert [p.name for p in store.all()] == ["step-00000002", "step-00000010"]
+    training = store.latest() / "training.pt"
+    training.write_bytes(training.read_bytes()[:100])
+    assert store.latest().name == "step-00000002"
+
+
+def test_a_failed_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save(tmp_path / "p", tiny_policy(), metadata={"version": 1})
+
+    def full(*args: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path / "p", tiny_policy(seed=1), metadata={"version": 2})
+    assert load_metadata(folder) == {"version": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["p"]
+
+
+@dataclass
+class _Outside:
+    value: int = 1
+
+
+def test_what_cannot_be_described_is_named() -> None:
+    with pytest.raises(TypeError, match="object: cannot be written"):
+        describe(object())
+    spec = describe(_Outside(3))
+    with pytest.raises(CheckpointError, match="trusted"):
+        build(spec)
+    assert build(spec, trusted=("tests",)) == _Outside(3)
+    with pytest.raises(CheckpointError, match="cannot be built"):
+        build({"class_path": "discrete_grpo.graph.NoSuch", "init_args": {}})

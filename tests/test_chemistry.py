@@ -1,0 +1,235 @@
+"""SMILES to graphs and back."""
+
+import gzip
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rdkit import Chem
+
+from discrete_grpo import chemistry
+from discrete_grpo.chemistry import AtomType, Vocabulary, classes_to_mol, decode, encode, molecule_to_classes, parse
+from discrete_grpo.datasets.convert import from_networkx, from_pyg, to_networkx, to_pyg
+from discrete_grpo.datasets.enumeration import enumerate_molecules
+from discrete_grpo.graph import GraphBatch, node_mask, permute
+
+CNOF = Vocabulary(("C", "N", "O", "F"))
+WIDE = Vocabulary(("C", "N-1", "N", "N+1", "O-1", "O", "O+1", "F", "P", "S-1", "S", "S+1", "Cl", "Br", "I"))
+HAND_PICKED = [
+    "C[N+](C)(C)CC(=O)[O-]",
+    "O=[N+]([O-])c1ccccc1",
+    "[NH3+]CC(=O)[O-]",
+    "c1cc[nH+]cc1",
+    "c1cc[nH]c1",
+    "Cn1cnc2c1c(=O)n(C)c(=O)n2C",
+    "CS(=O)(=O)c1ccc(Cl)cc1",
+    "CS(C)=O",
+    "O=P(O)(O)O",
+    "O=[PH](O)O",
+    "c1ccsc1",
+    "C[S+](C)C",
+    "Brc1cncc(I)c1",
+    "[N-]=[N+]=NC",
+    "c1ccc2ccccc2c1",
+    "c1ccc2[nH]ccc2c1",
+    "O=c1cc[nH]c(=O)[nH]1",
+    "FC(F)(F)c1ccc2c(c1)Nc1ccccc1S2",
+    "O=C1C=Cc2cccc3cccc1c23",
+]
+
+
+def canonical(smiles: str) -> str:
+    return Chem.MolToSmiles(Chem.MolFromSmiles(smiles), isomericSmiles=False)
+
+
+def graph(nodes: list[int], bonds: list[tuple[int, int, int]]) -> GraphBatch:
+    n = len(nodes)
+    edges = torch.zeros(1, n, n, dtype=torch.long)
+    for i, j, order in bonds:
+        edges[0, i, j] = edges[0, j, i] = order
+    return GraphBatch(torch.tensor([nodes]), edges, torch.ones(1, n, dtype=torch.bool))
+
+
+def test_round_trip_of_every_small_molecule() -> None:
+    smiles = enumerate_molecules(5)
+    assert decode(encode(smiles, CNOF), CNOF) == smiles
+
+
+@pytest.mark.parametrize("smiles", HAND_PICKED)
+def test_round_trip_of_charges_aromatics_and_heavy_elements(smiles: str) -> None:
+    assert decode(encode([smiles], WIDE), WIDE) == [canonical(smiles)]
+
+
+def test_stereo_isotopes_and_explicit_hydrogens_are_dropped() -> None:
+    found = decode(encode(["N[C@@H](C)C(=O)O", "F/C=C/F", "[13CH4]", "[H]OC([2H])[H]"], WIDE), WIDE)
+    assert found == ["CC(N)C(=O)O", "FC=CF", "C", "CO"]
+
+
+def test_shared_data_round_trip(shared: Path) -> None:
+    lines = gzip.decompress((shared / "data" / "zinc250k_test.smi.gz").read_bytes()).decode().split()[:2000]
+    vocabulary = Vocabulary.from_molecules(Chem.MolFromSmiles(text) for text in lines)
+    assert decode(encode(lines, vocabulary), vocabulary) == [canonical(text) for text in lines]
+
+
+@pytest.fixture
+def shared() -> Path:
+    place = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[2] / "shared"))
+    if not (place / "data" / "zinc250k_test.smi.gz").is_file():
+        pytest.skip("no shared data here")
+    return place
+
+
+def test_encoding_is_the_kekulised_bond_table() -> None:
+    batch = encode(["CC#N", "C=O"], CNOF)
+    assert batch.nodes.tolist() == [[0, 0, 1], [0, 2, 0]]
+    assert batch.edges.tolist() == [[[0, 1, 0], [1, 0, 3], [0, 3, 0]], [[0, 2, 0], [2, 0, 0], [0, 0, 0]]]
+    assert batch.sizes.tolist() == [3, 2]
+    benzene = encode(["c1ccccc1"], CNOF).edges[0]
+    assert sorted(benzene[benzene > 0].tolist()) == [1] * 6 + [2] * 6
+
+
+def test_molecule_to_classes_and_back() -> None:
+    nodes, bonds = molecule_to_classes(Chem.AddHs(Chem.MolFromSmiles("NC=O")), CNOF)
+    assert (nodes, sorted(bonds)) == ([1, 0, 2], [(0, 1, 1), (1, 2, 2)])
+    mol = classes_to_mol(nodes, bonds, CNOF)
+    assert mol is not None
+    assert Chem.MolToSmiles(mol) == "NC=O"
+    assert sum(atom.GetTotalNumHs() for atom in mol.GetAtoms()) == 3
+    assert sum(atom.GetNumRadicalElectrons() for atom in mol.GetAtoms()) == 0
+
+
+def test_order_of_nodes_does_not_change_the_molecule() -> None:
+    batch = encode(HAND_PICKED, WIDE)
+    draw = random.Random(0)
+    orders = [draw.sample(range(n), n) + list(range(n, batch.num_nodes)) for n in batch.sizes.tolist()]
+    assert decode(permute(batch, torch.tensor(orders)), WIDE) == decode(batch, WIDE)
+
+
+def test_padding_is_not_read() -> None:
+    batch = encode(HAND_PICKED, WIDE)
+    real = batch.mask[:, :, None] & batch.mask[:, None, :]
+    dirty = GraphBatch(batch.nodes.masked_fill(~batch.mask, 77), batch.edges.masked_fill(~real, 9), batch.mask)
+    diagonal = torch.eye(batch.num_nodes, dtype=torch.bool)
+    dirty = GraphBatch(dirty.nodes, dirty.edges.masked_fill(diagonal, 0), dirty.mask)
+    assert decode(dirty, WIDE) == decode(batch, WIDE) == decode(batch.pad(40), WIDE)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "bonds"),
+    [
+        ([0, 3, 3, 3, 3, 3], [(0, k, 1) for k in range(1, 6)]),  # five bonds on carbon
+        ([2, 0, 0, 0], [(0, k, 1) for k in range(1, 4)]),  # neutral trivalent oxygen
+        ([0, 1, 2, 2], [(0, 1, 1), (1, 2, 2), (1, 3, 2)]),  # neutral N(=O)=O: RDKit's clean-up would mend it
+        ([3, 0], [(0, 1, 2)]),
+    ],
+)
+def test_a_broken_valence_is_no_molecule_and_is_not_mended(nodes: list[int], bonds: list[tuple[int, int, int]]) -> None:
+    assert decode(graph(nodes, bonds), CNOF) == [None]
+    assert classes_to_mol(nodes, bonds, CNOF) is None
+
+
+def test_pieces_are_kept_and_an_empty_graph_is_none() -> None:
+    assert decode(graph([0, 2, 0], [(0, 2, 1)]), CNOF) == ["CC.O"]
+    empty = GraphBatch(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 2, 2, dtype=torch.long), node_mask(torch.tensor([0]), 2))
+    assert decode(empty, CNOF) == [None]
+
+
+def test_decoding_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
+    decode(graph([3, 0], [(0, 1, 2)]), CNOF)
+    parse("C(((")
+    assert capfd.readouterr().err == ""
+
+
+def test_errors_name_the_argument() -> None:
+    with pytest.raises(ValueError, match=r"node classes 0\.\.4, expected 0\.\.3"):
+        decode(graph([0, 4], []), CNOF)
+    with pytest.raises(ValueError, match=r"bond classes 0\.\.4, expected 0\.\.3"):
+        decode(graph([0, 0], [(0, 1, 4)]), CNOF)
+    with pytest.raises(ValueError, match=r"smiles\[1\]: 'CS'.*'S' is not in the vocabulary"):
+        encode(["C", "CS"], CNOF)
+    with pytest.raises(ValueError, match=r"smiles\[0\]: 'C\('"):
+        encode(["C("], CNOF)
+    for bad in ("Xx", "n", "N+", "", "*", "N1"):
+        with pytest.raises(ValueError, match="label: "):
+            AtomType.from_label(bad)
+    for labels in ((), ("C", "C")):
+        with pytest.raises(ValueError, match="atoms: "):
+            Vocabulary(labels)
+
+
+def test_vocabulary_from_molecules_does_not_depend_on_their_order() -> None:
+    mols = [Chem.MolFromSmiles(s) for s in ("CCl", "[O-]C=O", "C[NH3+]", "CN")]
+    assert Vocabulary.from_molecules(mols) == Vocabulary.from_molecules(mols[::-1])
+    assert Vocabulary.from_molecules(mols).atoms == ("C", "N", "N+1", "O-1", "O", "Cl")
+
+
+def test_parse_wants_one_connected_molecule() -> None:
+    assert parse("C1.C1") is not None  # a dot, and yet one piece: ethane
+    assert [parse(s) for s in ("", "C.C", "C C", "CCO name", "c1cccc1", None)] == [None] * 6
+    with pytest.raises((ValueError, TypeError), match="sample"):  # TypeError: the beartype run
+        parse(3)
+
+
+def test_properties_against_rdkit_and_by_hand() -> None:
+    from rdkit.Chem import Crippen
+
+    mol = Chem.MolFromSmiles("CC(=O)Oc1ccccc1C(=O)O")
+    assert chemistry.logp(mol) == pytest.approx(Crippen.MolLogP(mol))  # type: ignore[attr-defined]
+    ethanol = Chem.MolFromSmiles("CCO")
+    assert chemistry.molecular_weight(ethanol) == pytest.approx(2 * 12.011 + 6 * 1.008 + 15.999, abs=1e-3)
+    assert chemistry.murcko_scaffold(Chem.MolFromSmiles("CCc1ccc(C2CC2)cc1")) == "c1ccc(C2CC2)cc1"
+
+
+def test_importing_the_package_does_not_import_rdkit() -> None:
+    code = "import sys, discrete_grpo; sys.exit('rdkit' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode == 0
+
+
+# Conversion to other libraries ---------------------------------------------------------------------------------------
+
+
+def same(a: GraphBatch, b: GraphBatch) -> bool:
+    return torch.equal(a.nodes, b.nodes) and torch.equal(a.edges, b.edges) and torch.equal(a.mask, b.mask)
+
+
+def test_pyg_and_networkx_round_trips() -> None:
+    batch = encode(HAND_PICKED, WIDE)
+    assert same(from_pyg(to_pyg(batch)), batch)
+    assert same(from_networkx(to_networkx(batch)), batch)
+    one = to_pyg(encode(["CC#N"], CNOF))[0]
+    assert one.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
+    assert (one.x.tolist(), one.edge_attr.tolist()) == ([[0], [0], [1]], [1, 1, 3, 3])
+    assert one.is_undirected()
+
+
+def test_bad_pyg_graphs_are_named() -> None:
+    from torch_geometric.data import Data
+
+    good = Data(x=torch.tensor([0, 1]), edge_index=torch.tensor([[0, 1], [1, 0]]))
+    bad = {
+        r"graphs\[1\]: directed; edge \(0, 1\) has class 1 but \(1, 0\) has 0": {"edge_index": torch.tensor([[0], [1]])},
+        r"graphs\[1\]: self-loop at node 1": {"edge_index": torch.tensor([[0, 1, 1], [1, 0, 1]])},
+        r"graphs\[1\]: an edge is listed twice": {"edge_index": torch.tensor([[0, 0, 1], [1, 1, 0]])},
+        r"graphs\[1\]: edge ends 0\.\.2": {"edge_index": torch.tensor([[0, 2], [2, 0]])},
+        r"graphs\[1\]\.edge_attr: class 0": {"edge_attr": torch.tensor([0, 0])},
+        r"graphs\[1\]\.x: torch\.float32": {"x": torch.rand(2, 4)},
+    }
+    for message, change in bad.items():
+        with pytest.raises(ValueError, match=message):
+            from_pyg([good, Data(**{**good.to_dict(), **change})])
+
+
+def test_bad_networkx_graphs_are_named() -> None:
+    import networkx as nx
+
+    good = nx.path_graph(2)
+    loop, typed = nx.Graph([(0, 0)]), nx.Graph()
+    typed.add_node(0, x=0.5)
+    for graph_, message in ((nx.DiGraph([(0, 1)]), "a DiGraph"), (loop, "self-loop"), (typed, "node attribute x: 0.5")):
+        with pytest.raises(ValueError, match=rf"graphs\[1\].*{message}"):
+            from_networkx([good, graph_])
+    assert from_networkx([nx.path_graph(["b", "a", "c"])]).edges.tolist() == [[[0, 1, 0], [1, 0, 1], [0, 1, 0]]]

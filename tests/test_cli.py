@@ -1,0 +1,600 @@
+"""The command line: every command, every kind of bad input in one line, and runs that are stopped or killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from discrete_grpo.checkpoint import save
+from discrete_grpo.cli import COMMANDS, main
+from discrete_grpo.datasets.enumeration import load_enumerated
+from discrete_grpo.datasets.molecules import statistics
+from discrete_grpo.recipes import NetworkSizes, molecule_policy
+from discrete_grpo.reporting.run_folder import read_metrics, read_samples
+
+ROOT = Path(__file__).parent.parent
+REWARDS = """
+import math, pathlib
+def length(samples, **columns): return [float(len(s or "")) for s in samples]
+def nan(samples, **columns): return [math.nan] * len(samples)
+def short(samples, **columns): return [1.0]
+def infinite(samples, **columns): return [math.inf] * len(samples)
+def raises(samples, **columns): raise KeyError("boom")
+def flaky(samples, **columns):
+    if pathlib.Path("broken").exists(): raise OSError("the docking server\\nis away")
+    if len(samples) == 16 and pathlib.Path("count").exists():
+        left = int(pathlib.Path("count").read_text()) - 1
+        pathlib.Path("count").write_text(str(left))
+        if not left: pathlib.Path("broken").touch()
+    return length(samples)
+class Constant:
+    def __init__(self, value: float = 1.0): self.value = value
+    def __call__(self, samples, **columns): return [self.value] * len(samples)
+number = 3
+"""
+GRPO = ["--grpo.num_generations=4", "--grpo.generation_batch_size=16", "--grpo.max_steps=3", "--grpo.save_steps=1"]
+NETWORK = ["--network.layers=1", "--network.heads=2", "--network.width=8", "--network.edge_width=4", "--network.global_width=4"]
+PRETRAIN = [*NETWORK, "--network.walk_length=2", "--num_steps=3", "--max_atoms=4", "--pretrain.batch_size=8"]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of an untrained policy over the enumerated molecules of at most 4 atoms, 5 steps."""
+    stats = statistics(load_enumerated(4))
+    sizes = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2)
+    folder = tmp_path_factory.mktemp("bundled") / "qm9-small"
+    return save(folder, molecule_policy(stats, sizes, num_steps=5), metadata={"statistics": stats.to_json()})
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test runs in a folder of its own that holds the policy as ``tiny``, user rewards and some molecule files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    sys.modules.pop("my_rewards", None)
+    shutil.copytree(tiny, tmp_path / "tiny")
+    monkeypatch.setattr("discrete_grpo.recipes.BUNDLED", tiny.parent)  # a small one under the bundled name
+    (tmp_path / "my_rewards.py").write_text(REWARDS)
+    (tmp_path / "broken_rewards.py").write_text("def f(:\n")
+    (tmp_path / "good.smi").write_text("CCO\nCC\nCCC\n")
+    (tmp_path / "bad.smi").write_text("CCO\nCC\nnonsense((\nC\n")
+    (tmp_path / "empty.smi").write_text("")
+    (tmp_path / "binary.smi").write_bytes(b"\x00\xff\xfe")
+    (tmp_path / "plain.smi.gz").write_text("CCO\n")
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+def train(*more: str, out: str = "run", policy: str = "tiny") -> list[str]:
+    return ["train", "demo", f"--policy={policy}", f"--output_dir={out}", "--evaluation_samples=4", *GRPO, *more]
+
+
+class Refuse:
+    """Runs a command that must fail, and holds it to the promise: code 2, one error line at the end, no traceback."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *arguments: str) -> str:
+        self.capsys.readouterr()
+        assert main(arguments) == 2, arguments
+        lines = self.capsys.readouterr().err.rstrip("\n").split("\n")
+        assert lines[-1].startswith("discrete-grpo: error: ")
+        assert sum("discrete-grpo: error:" in line for line in lines) == 1
+        assert not any("Traceback" in line or 'File "' in line for line in lines)
+        return lines[-1].removeprefix("discrete-grpo: error: ")
+
+
+@pytest.fixture
+def refuse(capsys: pytest.CaptureFixture[str]) -> Refuse:
+    return Refuse(capsys)
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("trian demo", "command: 'trian' is unknown; did you mean 'train'? known: pretrain, train"),
+        ("train dmo", "preset: 'dmo' is unknown; did you mean 'demo'?"),
+        ("train enumerated-tiny", "preset: 'enumerated-tiny' is unknown"),
+        ("train nofile.yaml", "preset: file 'nofile.yaml' does not exist"),
+        ("train --config=nofile.yaml", "nofile.yaml"),
+        ("train demo extra", "unrecognized arguments: extra"),
+        ("pretrain --data=nosuch.smi", "path: 'nosuch.smi' is no file"),
+        ("pretrain --data=empty.smi", "path: 'empty.smi' holds no molecules"),
+        (
+            "pretrain --data=bad.smi",
+            "path: 'bad.smi' has 1 of 4 lines that are no molecule (25.0%, max_broken 5.0%): line 3: 'nonsense(('",
+        ),
+        ("pretrain --data=binary.smi", "path: 'binary.smi' cannot be read as text"),
+        ("pretrain --data=plain.smi.gz", "path: 'plain.smi.gz' cannot be read as text"),
+        ("pretrain --data=good.smi --network.heads=3", "width: 128, expected a multiple of heads (3)"),
+        ("pretrain --data=good.smi --num_steps=0", "num_steps: 0, expected at least 1"),
+        ("pretrain --noise=pink", "noise: 'pink', expected one of 'uniform', 'marginal', 'absorbing'"),
+        ("pretrain --max_atoms=0", "min_atoms, max_atoms: 1, 0, expected"),
+        ("pretrain --pretrain.batch_size=0", "batch_size: 0, expected >= 1"),
+        ("pretrain --pretran.batch_size=8", "unknown field 'pretran.batch_size'; did you mean 'pretrain.batch_size'?"),
+        ("resume nosuch", "run: nosuch is no run folder"),
+        ("resume .", "run: . is no run folder"),
+        ("report nosuch", "run: nosuch is no run folder"),
+        ("report folder", "run: folder is no run folder"),
+        ("resume", "the following arguments are required: run"),
+        ("evaluate nosuch.smi", "path: 'nosuch.smi' is no file"),
+        ("evaluate empty.smi", "path: 'empty.smi' holds no molecules"),
+        ("evaluate folder", "path: 'folder' is no file"),
+        ("evaluate good.smi --reference=nosuch.smi", "path: 'nosuch.smi' is no file"),
+        ("evaluate good.smi --out=nowhere/x.json", "out: folder nowhere does not exist"),
+        ("evaluate good.smi --refrence=good.smi", "unknown field 'refrence'; did you mean 'reference'?"),
+        ("sample tiny -n 0 --out=o.smi", "n: 0, expected at least 1"),
+        ("sample tiny -n -3 --out=o.smi", "n: -3, expected at least 1"),
+        ("sample tiny -n few --out=o.smi", "n: 'few', expected int"),
+        ("sample tiny --out=nowhere/o.smi", "out: folder nowhere does not exist"),
+        ("sample tiny --out=folder", "out: folder is a folder, expected a file"),
+        ("sample tiny", "the following arguments are required: out"),
+        (
+            "sample nosuch --out=o.smi",
+            "policy: 'nosuch' is no checkpoint folder, run folder or bundled policy (bundled: qm9-small)",
+        ),
+        ("sample qm9-smal --out=o.smi", "did you mean 'qm9-small'?"),
+        ("sample tiny --out=o.smi --scaffold=C((", "scaffold: 'C((', expected a valid, connected SMILES"),
+        ("sample tiny --out=o.smi --scaffold=CCCCC", "scaffold: 'CCCCC' has 5 atoms, expected at most the policy's 4"),
+        ("sample tiny --out=o.smi --scaffold=CS", "scaffold: 'CS', atom 'S' is not in the vocabulary"),
+        ("sample tiny --out=o.smi --num_steps=0", "num_steps: 0, expected at least 1"),
+    ],
+)
+def test_bad_input_is_one_line(refuse: Refuse, arguments: str, said: str) -> None:
+    assert said in refuse(*arguments.split())
+    assert not Path("o.smi").exists()
+    assert not Path("runs/pretrain/run.json").exists()  # so that the corrected command can be given
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--grpo.num_generatons=16", "unknown field 'grpo.num_generatons'; did you mean 'grpo.num_generations'?"),
+        ("--grpo.num_gen=16", "did you mean 'grpo.num_generations'?"),
+        ("--num_generations=16", "unknown field 'num_generations'; did you mean 'grpo.num_generations'?"),
+        ("--polcy=tiny", "unknown field 'polcy'; did you mean 'policy'?"),
+        ("--grpo.num_generations=1", "num_generations: 1, expected >= 2"),
+        ("--grpo.num_generations=many", "grpo.num_generations: 'many', expected int"),
+        ("--grpo.generation_batch_size=10", "generation_batch_size: 10, expected a multiple of num_generations (4)"),
+        ("--grpo.learning_rate=-1", "learning_rate: -1.0, expected > 0"),
+        ("--grpo.learning_rate=nan", "learning_rate"),
+        ("--grpo.timestep_fraction=1.5", "timestep_fraction: 1.5, expected > 0 and <= 1"),
+        ("--grpo.loss_type=ppo", "grpo.loss_type: 'ppo', expected one of 'grpo', 'dapo', 'dr_grpo'"),
+        ("--grpo.reward_weights=[1,2]", "reward_weights: 2 weights, expected one a reward (1)"),
+        ("--num_steps=few", "num_steps: 'few', expected int or null"),
+        ("--temperature=-1", "temperature: -1.0, expected more than 0"),
+        ("--evaluation_samples=-1", "evaluation_samples: -1, expected at least 0"),
+        ("--scaffold=CCCCC", "scaffold: 'CCCCC' has 5 atoms"),
+        ("--scaffold=CS", "scaffold: 'CS', atom 'S' is not in the vocabulary"),
+        ("--reward=qedd", "reward: 'qedd' is unknown; did you mean 'qed'?"),
+        ("--reward=MoleculeReward", "reward: 'MoleculeReward' is unknown"),
+        ("--reward=[qed,logpp]", "reward: 'logpp' is unknown; did you mean 'logp'?"),
+        ("--reward=nowhere.f", "reward: nowhere.f is no reward: No module named 'nowhere'"),
+        ("--reward=my_rewards.lenght", "reward: my_rewards.lenght is no reward: module 'my_rewards' has no attribute 'lenght'"),
+        ("--reward=my_rewards.number", "reward: my_rewards.number is no reward"),
+        ("--reward=broken_rewards.f", "reward: broken_rewards.f is no reward: invalid syntax"),
+        ("--reward=Substructure", "is no reward: the following arguments are required: smarts"),
+        ("--output_dir=good.smi", "output_dir: good.smi cannot be made a folder"),
+    ],
+)
+def test_bad_fields_of_a_run_are_one_line(refuse: Refuse, argument: str, said: str) -> None:
+    assert said in refuse(*train(argument))
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("grpo:\n  num_generatons: 16\n", "unknown field 'grpo.num_generatons'; did you mean 'grpo.num_generations'?"),
+        ("polcy: tiny\n", "unknown field 'polcy'; did you mean 'policy'?"),
+        ("grpo:\n  num_generations: 1\n", "num_generations: 1, expected >= 2"),
+        ("grpo: [1, 2\n", "Problems parsing config"),
+        ("3\n", "Unexpected config: 3"),
+        ("reward: qedd\n", "reward: 'qedd' is unknown; did you mean 'qed'?"),
+    ],
+)
+def test_bad_fields_of_a_file_are_one_line(refuse: Refuse, text: str, said: str) -> None:
+    Path("mine.yaml").write_text(text)
+    for arguments in (["mine.yaml"], ["--config=mine.yaml"], ["--config", "mine.yaml"]):
+        assert said in refuse("train", *arguments, "--policy=tiny", "--output_dir=run")
+        assert not Path("run").exists()
+
+
+def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        change(config)
+        (folder / "config.json").write_text(json.dumps(config))
+
+    return apply
+
+
+def without_a_tensor(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights[min(weights)]
+    save_file(weights, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda f: os.truncate(f / "model.safetensors", 100), "model.safetensors cannot be read"),
+        (
+            lambda f: os.truncate(f / "model.safetensors", (f / "model.safetensors").stat().st_size - 8),
+            "the file is missing or truncated",
+        ),
+        (lambda f: (f / "model.safetensors").unlink(), "the file is missing or truncated"),
+        (lambda f: os.truncate(f / "config.json", 100), "config.json is no JSON"),
+        (without_a_tensor, "does not fit the policy: network.blocks.0"),
+        (
+            edit(lambda c: c["metadata"]["statistics"].update(vocabulary=["C", "N", "O"])),
+            "vocabulary of 3 atom types, expected the policy's 4",
+        ),
+        (edit(lambda c: c["metadata"]["statistics"].pop("vocabulary")), "has molecule statistics that cannot be read"),
+        (edit(lambda c: c["metadata"].pop("statistics")), "has no molecule statistics"),
+        (edit(lambda c: c.pop("metadata")), "has no metadata"),
+        (edit(lambda c: c.pop("policy")), "has no policy"),
+        (edit(lambda c: c.update(format=9)), "has format 9, expected 1"),
+        (edit(lambda c: c["policy"].update(class_path="os.system")), "'os.system' is outside the trusted packages"),
+    ],
+)
+def test_a_damaged_checkpoint_is_one_line(refuse: Refuse, damage: Callable[[Path], Any], said: str) -> None:
+    damage(Path("tiny"))
+    assert said in refuse("sample", "tiny", "--out=o.smi")
+    assert said in refuse(*train())
+    assert not Path("run").exists()
+    assert not Path("o.smi").exists()
+
+
+def test_debug_shows_the_traceback() -> None:
+    with pytest.raises(ValueError, match="preset: 'dmo' is unknown"):
+        main(["--debug", "train", "dmo"])
+    with pytest.raises(FileNotFoundError):
+        main(["evaluate", "nosuch.smi", "--debug"])
+
+
+def test_a_failure_of_any_kind_is_one_line(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any, **options: Any) -> None:
+        raise LookupError("two\nlines")
+
+    monkeypatch.setattr("discrete_grpo.recipes.evaluate_file", fails)
+    assert refuse("evaluate", "good.smi") == "LookupError: two lines"
+
+
+# -- rewards that fail, and what they leave
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("raises", "reward raises: raised KeyError: 'boom'"),
+        ("short", "reward short: returned 1 values for 4 samples"),
+        ("infinite", "reward infinite: returned inf"),
+    ],
+)
+def test_a_failing_reward_is_one_line(refuse: Refuse, name: str, said: str) -> None:
+    line = refuse(*train(f"--reward=my_rewards.{name}"))
+    assert line.startswith(said)
+    assert line.endswith("continue with: discrete-grpo resume run")
+
+
+def test_a_reward_of_the_current_folder_and_unknown_values() -> None:
+    assert main(train("--reward=my_rewards.nan")) == 0
+    assert all(line["reward"] is None and line["frac_reward_unknown"] == 1.0 for line in read_metrics("run"))
+    assert main(train("--reward=my_rewards.length", out="other")) == 0
+    table = read_samples("other/samples.csv.gz")
+    assert [float(r) for r in table["reward"]] == [float(len(s)) for s in table["sample"]]
+
+
+def outcome(folder: str) -> tuple[Any, ...]:
+    """Everything a run ends with, but for the times."""
+    run = Path(folder)
+    lines = [{k: v for k, v in line.items() if k not in ("step_time", "samples_per_second")} for line in read_metrics(run)]
+    files = [run / name for name in ("policy/model.safetensors", "policy/config.json", "samples.csv.gz", "evaluation.json")]
+    return lines, [(p.name, p.read_bytes()) for p in files if p.exists()]
+
+
+def test_a_reward_that_fails_late_loses_nothing(refuse: Refuse) -> None:
+    common = ["--reward=my_rewards.flaky", "--grpo.save_steps=100", "--grpo.max_steps=5"]
+    assert main(train(*common, out="whole")) == 0
+    Path("count").write_text("4")  # the call after the fourth of training fails
+    line = refuse(*train(*common))
+    assert line == "reward flaky: raised OSError: the docking server is away; saved, continue with: discrete-grpo resume run"
+    assert [m["step"] for m in read_metrics("run")] == [1, 2, 3, 4]
+    assert [p.name for p in sorted(Path("run/checkpoints").iterdir())] == ["step-00000000", "step-00000004"]
+    assert "raised OSError" in refuse("resume", "run")  # still away, still nothing lost
+    Path("broken").unlink()
+    Path("count").unlink()
+    assert main(["resume", "run"]) == 0
+    assert outcome("run") == outcome("whole")
+
+
+# -- a folder that holds a run
+
+
+def test_a_run_is_never_overwritten(refuse: Refuse) -> None:
+    assert main(train()) == 0
+    before = outcome("run")
+    line = refuse(*train("--grpo.seed=7"))
+    assert line.startswith("output_dir: run already holds a run; continue it with 'discrete-grpo resume run'")
+    assert main(["resume", "run"]) == 0  # a finished run stays what it is
+    assert outcome("run") == before
+
+
+def test_resume_passes_over_damaged_checkpoints(refuse: Refuse) -> None:
+    assert main(train()) == 0
+    before = outcome("run")
+    newest, older = sorted(Path("run/checkpoints").iterdir(), reverse=True)
+    os.truncate(newest / "training.pt", 500)
+    assert main(["resume", "run"]) == 0
+    assert outcome("run") == before
+    for checkpoint in (newest, older):
+        os.truncate(checkpoint / "training.pt", 500)
+    line = refuse("resume", "run")
+    assert "holds no checkpoint to resume from" in line
+    assert "truncated" in line
+    assert outcome("run") == before
+    Path("run/config.yaml").unlink()
+    assert "run: run is no run folder" in refuse("resume", "run")
+    Path("run/run.json").write_text('{"command": "rm"}')
+    assert "run: run is no run folder" in refuse("resume", "run")
+
+
+# -- good paths
+
+
+def test_train_with_overrides_as_in_the_readme() -> None:
+    arguments = ["train", "demo", "--grpo.num_generations=16", "--grpo.max_steps=10", "--policy=tiny", "--evaluation_samples=8"]
+    assert main(arguments) == 0
+    assert {p.name for p in Path("runs/demo").iterdir()} == {
+        "checkpoints",
+        "config.yaml",
+        "evaluation.json",
+        "evaluation_after.csv.gz",
+        "evaluation_before.csv.gz",
+        "metrics.jsonl",
+        "policy",
+        "report.html",
+        "run.json",
+        "samples.csv.gz",
+    }
+    settings = yaml.safe_load(Path("runs/demo/config.yaml").read_text())
+    assert (settings["grpo"]["num_generations"], settings["grpo"]["max_steps"], settings["policy"]) == (16, 10, "tiny")
+    assert settings["grpo"]["learning_rate"] == 3e-4  # the preset's
+    assert settings["grpo"]["epsilon"] == 0.2  # the default, written out
+    assert [line["step"] for line in read_metrics("runs/demo")] == list(range(1, 11))
+    Path("runs/demo/report.html").unlink()
+    assert main(["report", "runs/demo"]) == 0
+    assert "<svg" in Path("runs/demo/report.html").read_text()
+    assert main(["sample", "runs/demo", "-n", "5", "--out=o.smi"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["--reward=logp"], ["logp"]),
+        (["--reward", "logp"], ["logp"]),
+        (["--reward=[qed,logp]"], ["qed", "logp"]),
+        (["--reward=[qed, my_rewards.length]"], ["qed", "length"]),
+        (["--reward+=logp"], ["qed", "logp"]),  # added to the preset's
+        (["--reward=Substructure", "--reward.smarts=CO"], ["Substructure"]),
+        (["--reward=my_rewards.Constant", "--reward.value=2.5"], ["Constant"]),
+        (["rewards.yaml"], ["validity", "Substructure", "length"]),
+    ],
+)
+def test_every_way_to_name_rewards_runs_and_resumes(words: list[str], names: list[str]) -> None:
+    spec = "reward:\n- validity  # bare\n- {class_path: Substructure, init_args: {smarts: CO}}\n- my_rewards.length\n"
+    Path("rewards.yaml").write_text(spec)
+    arguments = train(*words)
+    if words == ["rewards.yaml"]:
+        arguments = ["train", "rewards.yaml", *train()[2:]]
+    assert main(arguments) == 0
+    columns = [c.removeprefix("reward_") for c in read_samples("run/samples.csv.gz") if c.startswith("reward_")]
+    assert len(columns) == len(names)
+    assert all(name in column for name, column in zip(names, columns, strict=True) if name != "Substructure")
+    before = outcome("run")
+    assert main(["resume", "run"]) == 0  # config.yaml says the same
+    assert outcome("run") == before
+
+
+def test_print_config_can_be_read_again(capsys: pytest.CaptureFixture[str]) -> None:
+    for rewards in ("--reward=[qed,logp]", "--reward=qed"):
+        with pytest.raises(SystemExit) as done:
+            main(train(rewards, "--print_config"))
+        assert done.value.code in (0, None)
+        text = capsys.readouterr().out
+        Path("again.yaml").write_text(text)
+        assert yaml.safe_load(text)["grpo"]["max_steps"] == 3
+        assert not Path("run").exists()
+        assert main(["train", "again.yaml"]) == 0
+        capsys.readouterr()
+        shutil.rmtree("run")
+
+
+def test_pretrain_then_sample_and_evaluate(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["pretrain", "enumerated-tiny", *PRETRAIN, "--pretrain.max_steps=4", "--output_dir=p", "--evaluation_samples=4"]
+    assert main(arguments) == 0
+    before = outcome("p")
+    assert main(["resume", "p"]) == 0
+    assert outcome("p") == before  # not one more line of evaluation
+    assert main(["pretrain", "--data=bad.smi", "--max_broken=0.3", *PRETRAIN, "--pretrain.max_steps=1", "--output_dir=q"]) == 0
+    assert "bad.smi: 1 of 4 lines are no molecule: line 3: 'nonsense(('" in capsys.readouterr().err
+    assert main(["sample", "p", "-n", "30", "--out=o.smi", "--seed=3"]) == 0
+    assert main(["sample", "p", "--n=30", "--out=o.csv.gz", "--seed=3", "--scaffold=C", "--num_steps=2"]) == 0
+    assert len(read_samples("o.csv.gz")["smiles"]) == 30
+    capsys.readouterr()
+    assert main(["evaluate", "bad.smi", "--reference=good.smi", "--out=e.json"]) == 0
+    shown = capsys.readouterr()
+    assert all(name in shown.out for name in ("valid", "unique", "novel", "internal_diversity", "qed"))
+    assert "1 of 4 lines are no molecule" in shown.err
+    found = json.loads(Path("e.json").read_text())
+    assert (found["samples"], found["valid"]) == (4, 0.75)
+    assert found["novel"] == pytest.approx(1 / 3)
+
+
+def test_list_names_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("demo", "enumerated-tiny", "qm9-small", "qed", "zinc250k"))
+    assert "MoleculeReward" not in text
+    assert main(["--version"]) == 0
+
+
+def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for nothing in ([], ["-h"], ["--help"]):
+        assert main(nothing) == 0
+        text = capsys.readouterr().out
+        assert all(command in text for command in COMMANDS)
+    for command in COMMANDS:
+        with pytest.raises(SystemExit) as done:
+            main([command, "-h"])
+        assert done.value.code in (0, None)
+        assert f"discrete-grpo {command}" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--grpo.num_generations" in text
+    assert "G, samples a group; at least 2" in text
+    assert "weight of the exact KL" in text
+    assert "Presets: demo" in text
+
+
+@pytest.mark.parametrize("preset", sorted((ROOT / "discrete_grpo/presets").glob("*.yaml")), ids=lambda p: p.stem)
+def test_presets_parse(preset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = preset.read_text().removeprefix("# ").partition(":")[0]
+    with pytest.raises(SystemExit) as done:
+        main([command, preset.stem, "--print_config"])
+    assert done.value.code in (0, None)
+    given = yaml.safe_load(preset.read_text())
+    resolved = yaml.safe_load(capsys.readouterr().out)
+    assert {k: v for k, v in given.items() if not isinstance(v, dict)}.items() <= resolved.items()
+    for group in ("grpo", "pretrain", "network"):
+        assert given.get(group, {}).items() <= resolved.get(group, {}).items()
+
+
+# -- stopped and killed
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "discrete_grpo.cli", *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def lines(folder: str) -> int:
+    path = Path(folder) / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+LONG = [*GRPO, "--grpo.max_steps=60", "--grpo.ema_decay=0.9", "--grpo.beta=0.01", "--evaluation_samples=8"]
+
+
+def long_train(out: str) -> list[str]:
+    return ["train", "demo", "--policy=tiny", f"--output_dir={out}", *LONG]
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_resume_ends_with_the_same_bits() -> None:
+    assert main(long_train("whole")) == 0
+    process = start(*long_train("run"), "--grpo.save_steps=1000")
+    wait_for(lambda: lines("run") > 0, process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    done = lines("run")
+    assert 0 < done < 60
+    last = said.rstrip("\n").split("\n")[-1]
+    assert last == f"discrete-grpo: stopped at update {done} of 60; saved, continue with: discrete-grpo resume run"
+    assert (Path("run/checkpoints") / f"step-{done:08d}").is_dir()
+    assert main(["resume", "run"]) == 0
+    assert outcome("run") == outcome("whole")
+
+
+def test_ctrl_c_outside_the_loop_says_how_to_resume(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("discrete_grpo.recipes.sample_molecules", stopped)
+        assert main(train()) == 130
+    assert "stopped; saved, continue with: discrete-grpo resume run" in capsys.readouterr().err
+    assert main(["resume", "run"]) == 0
+    assert main(train(out="whole")) == 0
+    assert outcome("run") == outcome("whole")
+
+
+@pytest.mark.slow
+def test_sigkill_at_random_moments_of_training() -> None:
+    assert main(long_train("whole")) == 0
+    chance = random.Random(0)
+    writing = lambda: any(Path("run/checkpoints").glob(".step-*.tmp"))  # noqa: E731: in the middle of a checkpoint
+    moments: list[Callable[[], bool]] = [
+        lambda: lines("run") >= chance.randrange(1, 5),
+        writing,
+        lambda: lines("run") > 30 and writing(),
+    ]
+    for k, moment in enumerate(moments):
+        process = start(*(long_train("run") if k == 0 else ["resume", "run"]))
+        wait_for(moment, process)
+        time.sleep(chance.random() * 0.01 * (k == 0))
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert lines("run") < 60
+    assert main(["resume", "run"]) == 0
+    assert outcome("run") == outcome("whole")
+    assert not list(Path("run/checkpoints").glob(".*"))
+
+
+@pytest.mark.slow
+def test_a_pretraining_that_is_killed_and_stopped() -> None:
+    def command(out: str) -> list[str]:
+        more = ["--pretrain.max_steps=60", "--pretrain.save_steps=4", "--pretrain.log_steps=3", "--evaluation_samples=4"]
+        return ["pretrain", *PRETRAIN, *more, f"--output_dir={out}"]
+
+    assert main(command("whole")) == 0
+    process = start(*command("run"))
+    wait_for(lambda: lines("run") > 3 and any(Path("run/checkpoints").glob("step-*")), process)
+    process.kill()
+    process.communicate()
+    assert lines("run") < lines("whole")
+    process = start("resume", "run")
+    before = lines("run")
+    wait_for(lambda: lines("run") > before, process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "saved, continue with: discrete-grpo resume run" in said
+    assert main(["resume", "run"]) == 0
+    assert outcome("run") == outcome("whole")
+
+
+def test_one_thread() -> None:
+    assert torch.get_num_threads() == 1  # same bits in the subprocesses and here

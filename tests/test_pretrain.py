@@ -1,0 +1,103 @@
+"""Likelihood training: learns, averages, resumes with the same bits, batches by size."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from discrete_grpo import PretrainConfig
+from discrete_grpo.averaging import averaged, ema_decay_at
+from discrete_grpo.checkpoint import Checkpoints, load_policy
+from discrete_grpo.graph import GraphBatch, node_mask, symmetrise
+from discrete_grpo.pretrain import Pretrainer, batches
+from discrete_grpo.reporting.run_folder import read_metrics
+from discrete_grpo.rollout import group_contexts
+from tests.toys import tiny_policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Paths:
+    """Graphs of 2 to 4 nodes of class 1, joined in a path: data with one graph a size."""
+
+    sizes: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def batch(self, rows: torch.Tensor) -> GraphBatch:
+        size = self.sizes[rows]
+        n = int(size.max())
+        mask = node_mask(size, n)
+        i, j = torch.tril_indices(n, n, -1).flip(0)
+        pairs = ((j - i == 1) & mask[:, i] & mask[:, j]).long()
+        return GraphBatch(mask.long(), symmetrise(pairs, n), mask)
+
+
+DATA = Paths(torch.tensor([2, 3, 4] * 40))
+CONFIG = PretrainConfig(max_steps=12, batch_size=16, learning_rate=1e-2, warmup_steps=2, log_steps=3, save_steps=4, ema_decay=0.9)
+
+
+def state(folder: Path) -> dict[str, Any]:
+    return dict(load_policy(folder).state_dict())
+
+
+def test_learns_the_data(tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, max_steps=250, save_steps=1000)
+    policy = load_policy(Pretrainer(tiny_policy(num_steps=8), DATA, config, tmp_path).train())
+    lines = read_metrics(tmp_path)
+    assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]  # type: ignore[operator]
+    final = policy.sample(group_contexts(200, 1), generator=torch.Generator().manual_seed(0)).samples
+    right = sum(bool((g.nodes == DATA.batch(torch.tensor([g.num_nodes - 2])).nodes).all()) for g in final)
+    assert right > 150
+
+
+def test_resume_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole = Pretrainer(tiny_policy(), DATA, CONFIG, tmp_path / "whole").train()
+    part = Pretrainer(tiny_policy(), DATA, CONFIG, tmp_path / "part")
+    rows = part._rows()
+    while part.step < 6:
+        part._update(next(rows))
+        part.step += 1
+        if part.step == 4:
+            part._save()
+    resumed = Pretrainer(tiny_policy(seed=3), DATA, CONFIG, tmp_path / "part", resume=True)
+    assert resumed.step == 4
+    a, b = state(whole), state(resumed.train())
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert [p.name for p in Checkpoints(tmp_path / "part").all()] == ["step-00000008", "step-00000012"]
+
+
+def test_every_row_once_an_epoch_and_sizes_together() -> None:
+    sizes = torch.randint(1, 30, (1000,), generator=torch.Generator().manual_seed(0))
+    parts = list(batches(sizes, 16, seed=1, epoch=0))
+    assert sorted(torch.cat(parts).tolist()) == list(range(1000))
+    waste = sum(int((sizes[p].max() - sizes[p]).sum()) for p in parts) / int(sizes.sum())
+    shuffled = torch.randperm(1000, generator=torch.Generator().manual_seed(0)).split(16)
+    assert waste < 0.2 * sum(int((sizes[p].max() - sizes[p]).sum()) for p in shuffled) / int(sizes.sum())
+    assert not torch.equal(parts[0], next(iter(batches(sizes, 16, seed=1, epoch=1))))
+
+
+def test_average_is_the_recursion() -> None:
+    module = torch.nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        module.weight.fill_(1.0)
+    average = averaged(module, 0.5)
+    average.update_parameters(module)
+    expected = 1.0
+    for n, value in enumerate((3.0, -2.0, 5.0), 1):
+        with torch.no_grad():
+            module.weight.fill_(value)
+        average.update_parameters(module)
+        decay = ema_decay_at(0.5, n)
+        expected = decay * expected + (1 - decay) * value
+    weight = dict(average.module.named_parameters())["weight"]
+    assert float(weight.detach()) == pytest.approx(expected)
+
+
+def test_empty_data_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="data: 0 samples"):
+        Pretrainer(tiny_policy(), Paths(torch.zeros(0, dtype=torch.long)), CONFIG, tmp_path)
