@@ -47,7 +47,7 @@ def _preset_path(command: str, name: str) -> Path:
     return Path(str(importlib.resources.files("discrete_grpo.presets") / f"{name}.yaml"))
 
 
-class _Parser(ArgumentParser):  # type: ignore[misc]
+class _Parser(ArgumentParser):
     """A parser whose dump can also write a list of rewards, so that its YAML can always be read again."""
 
     def dump(self, cfg: Namespace, **options: Any) -> str:

@@ -491,7 +491,8 @@ def _measure(
     total = sum_rewards(scores, torch.tensor(weights, dtype=torch.float64))
     known = total[~total.isnan()]  # an unknown reward is left out, here as in training
     table: dict[str, Sequence[Any]] = {"sample": [s or "" for s in samples], "reward": total.tolist()}
-    table |= {f"reward_{n}": scores[:, k].tolist() for k, n in enumerate(names)}
+    if len(names) > 1:
+        table |= {f"reward_{n}": scores[:, k].tolist() for k, n in enumerate(names)}
     write_table(folder / f"evaluation_{when}.csv.gz", {**table, **_property_columns(samples)})
     result[when] = {"reward": float(known.mean()) if len(known) else math.nan, **evaluate(samples)}
     write_json(path, result)

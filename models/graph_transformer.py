@@ -162,8 +162,10 @@ class _Block(nn.Module):
     def _edge_update(self, x_n: Tensor, e_n: Tensor, logits: Tensor, geometry: _Geometry) -> Tensor:
         both = rearrange(logits + logits.transpose(-1, -2), "b h i j -> b i j h")
         a = self.edge_nodes(x_n)
-        product = a.index_select(1, geometry.left) * a.index_select(1, geometry.right)
-        hidden = self.edge_in(e_n) + self.edge_logits(upper(both)) + product
+        # One product over [B, P, ·] instead of two and a sum: passes over pairs are what costs.
+        weight = torch.cat([self.edge_in.weight, self.edge_logits.weight], 1)
+        own = nn.functional.linear(torch.cat([e_n, upper(both)], -1), weight, self.edge_in.bias)
+        hidden = torch.addcmul(own, a.index_select(1, geometry.left), a.index_select(1, geometry.right))
         return self.edge_out(nn.functional.gelu(hidden))
 
 

@@ -387,6 +387,7 @@ def test_train_with_overrides_as_in_the_readme() -> None:
     assert main(["sample", "runs/demo", "-n", "5", "--out=o.smi"]) == 0
 
 
+@pytest.mark.filterwarnings("default")  # jsonargparse writes lists differently where its warning is an error
 @pytest.mark.parametrize(
     ("words", "names"),
     [
@@ -415,6 +416,7 @@ def test_every_way_to_name_rewards_runs_and_resumes(words: list[str], names: lis
     assert outcome("run") == before
 
 
+@pytest.mark.filterwarnings("default")  # jsonargparse writes lists differently where its warning is an error
 def test_print_config_can_be_read_again(capsys: pytest.CaptureFixture[str]) -> None:
     for rewards in ("--reward=[qed,logp]", "--reward=qed"):
         with pytest.raises(SystemExit) as done:
@@ -499,7 +501,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -512,29 +514,40 @@ def lines(folder: str) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-LONG = [*GRPO, "--grpo.max_steps=60", "--grpo.ema_decay=0.9", "--grpo.beta=0.01", "--evaluation_samples=8"]
+LONG = [*GRPO, "--grpo.max_steps=30", "--grpo.ema_decay=0.9", "--grpo.beta=0.01", "--evaluation_samples=8"]
 
 
-def long_train(out: str) -> list[str]:
-    return ["train", "demo", "--policy=tiny", f"--output_dir={out}", *LONG]
+def long_train(out: str, *more: str) -> list[str]:
+    return ["train", "demo", "--policy=tiny", f"--output_dir={out}", *LONG, *more]
+
+
+@pytest.fixture(scope="session")
+def unbroken(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """What the long run ends with when nothing happens to it; how often it saves must not matter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("unbroken"))
+        shutil.copytree(tiny, "tiny")
+        process = start(*long_train("run", "--grpo.save_steps=1000"))
+        said = process.communicate(timeout=240)
+        assert process.returncode == 0, said
+        return outcome("run")
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_resume_ends_with_the_same_bits() -> None:
-    assert main(long_train("whole")) == 0
-    process = start(*long_train("run"), "--grpo.save_steps=1000")
+def test_ctrl_c_saves_and_resume_ends_with_the_same_bits(unbroken: tuple[Any, ...]) -> None:
+    process = start(*long_train("run", "--grpo.save_steps=1000"))
     wait_for(lambda: lines("run") > 0, process)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Traceback" not in said
     done = lines("run")
-    assert 0 < done < 60
+    assert 0 < done < 30
     last = said.rstrip("\n").split("\n")[-1]
-    assert last == f"discrete-grpo: stopped at update {done} of 60; saved, continue with: discrete-grpo resume run"
+    assert last == f"discrete-grpo: stopped at update {done} of 30; saved, continue with: discrete-grpo resume run"
     assert (Path("run/checkpoints") / f"step-{done:08d}").is_dir()
     assert main(["resume", "run"]) == 0
-    assert outcome("run") == outcome("whole")
+    assert outcome("run") == unbroken
 
 
 def test_ctrl_c_outside_the_loop_says_how_to_resume(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -551,14 +564,16 @@ def test_ctrl_c_outside_the_loop_says_how_to_resume(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_sigkill_at_random_moments_of_training() -> None:
-    assert main(long_train("whole")) == 0
+def test_sigkill_at_random_moments_of_training(unbroken: tuple[Any, ...]) -> None:
     chance = random.Random(0)
-    writing = lambda: any(Path("run/checkpoints").glob(".step-*.tmp"))  # noqa: E731: in the middle of a checkpoint
+
+    def writing() -> bool:  # in the middle of a checkpoint
+        return any(Path("run/checkpoints").glob(".step-*.tmp"))
+
     moments: list[Callable[[], bool]] = [
         lambda: lines("run") >= chance.randrange(1, 5),
         writing,
-        lambda: lines("run") > 30 and writing(),
+        lambda: lines("run") > 12 and writing(),
     ]
     for k, moment in enumerate(moments):
         process = start(*(long_train("run") if k == 0 else ["resume", "run"]))
@@ -567,16 +582,16 @@ def test_sigkill_at_random_moments_of_training() -> None:
         process.kill()
         process.communicate()
         assert process.returncode == -signal.SIGKILL
-        assert lines("run") < 60
+        assert lines("run") < 30
     assert main(["resume", "run"]) == 0
-    assert outcome("run") == outcome("whole")
+    assert outcome("run") == unbroken
     assert not list(Path("run/checkpoints").glob(".*"))
 
 
 @pytest.mark.slow
 def test_a_pretraining_that_is_killed_and_stopped() -> None:
     def command(out: str) -> list[str]:
-        more = ["--pretrain.max_steps=60", "--pretrain.save_steps=4", "--pretrain.log_steps=3", "--evaluation_samples=4"]
+        more = ["--pretrain.max_steps=40", "--pretrain.save_steps=4", "--pretrain.log_steps=3", "--evaluation_samples=4"]
         return ["pretrain", *PRETRAIN, *more, f"--output_dir={out}"]
 
     assert main(command("whole")) == 0
@@ -589,7 +604,7 @@ def test_a_pretraining_that_is_killed_and_stopped() -> None:
     before = lines("run")
     wait_for(lambda: lines("run") > before, process)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 130, said
     assert "saved, continue with: discrete-grpo resume run" in said
     assert main(["resume", "run"]) == 0

@@ -97,7 +97,7 @@ def test_find_checkpoint_takes_every_form(tiny: Path, tmp_path: Path, monkeypatc
     assert find_checkpoint(tmp_path / "run") == tmp_path / "run/policy"
     (tmp_path / "run/policy/config.json").unlink()  # as in a run that was stopped
     assert find_checkpoint(str(tmp_path / "run")) == tmp_path / "run/checkpoints/step-00000003"
-    with pytest.raises(CheckpointError, match="policy: 'qm9-smal' is no .* did you mean 'qm9-small'"):
+    with pytest.raises(CheckpointError, match=r"policy: 'qm9-smal' is no .* did you mean 'qm9-small'"):
         find_checkpoint("qm9-smal")
 
 

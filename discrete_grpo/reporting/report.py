@@ -148,7 +148,8 @@ def _show(value: Any) -> str:
         return "–"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
-    if value == 0 or isinstance(value, int) or abs(value) >= 1000:
+    count = isinstance(value, int) or (abs(value) >= 100 and value.is_integer())
+    if value == 0 or count or abs(value) >= 1000:
         text = f"{value:.0f}"
     elif abs(value) < 1e-3:
         text = f"{value:.2e}"
