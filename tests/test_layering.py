@@ -18,7 +18,7 @@ FLOORS: list[list[set[str]]] = [
     [{"atomic", "averaging", "categorical", "config", "graph", "interrupt"}, {"rollout"}],
     [{"advantages", "objective", "scoring", "diffusion", "chemistry", "models"}, {"datasets"}],
     [{"checkpoint", "reporting", "policies", "rewards", "metrics"}, {"trainer", "pretrain", "testing"}],
-    [{"__init__"}, {"recipes"}],
+    [{"__init__"}, {"molecular"}, {"recipes"}],
     [{"cli"}],
 ]
 STEP = {unit: k for k, units in enumerate(step for floor in FLOORS for step in floor) for unit in units}

@@ -381,10 +381,7 @@ def test_drawings_are_inlinable_and_bad_smiles_are_none() -> None:
 
 def test_reporting_imports_neither_rdkit_nor_matplotlib() -> None:
     names = ["atomic", "reporting.console", "reporting.draw", "reporting.report", "reporting.run_folder", "reporting.svg"]
-    code = (
-        "".join(f"import discrete_grpo.{n}\n" for n in names)
-        + "import sys; print({'rdkit', 'matplotlib'} & set(sys.modules))"
-    )
+    code = "".join(f"import discrete_grpo.{n}\n" for n in names) + "import sys; print({'rdkit', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": "."}
     )
