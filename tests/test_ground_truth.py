@@ -233,7 +233,7 @@ def test_training_reaches_the_best_graph(kind: str, level: Any) -> None:
 
     before = expected()
     config = GRPOConfig(
-        max_steps=60,
+        max_steps=120,
         num_generations=16,
         generation_batch_size=64,
         learning_rate=0.1,
