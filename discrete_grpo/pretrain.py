@@ -169,8 +169,7 @@ class Pretrainer:
         rate = self.config.learning_rate * cosine_decay(self.step, self.config.max_steps, self.config.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.config.bf16):
-            losses = self.policy.likelihood_loss(self.data.batch(rows).to(self.accelerator.device), generator=self.generator)
+        losses = self._losses(rows)
         self.optimizer.zero_grad(set_to_none=True)
         losses["loss"].backward()
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
@@ -179,6 +178,17 @@ class Pretrainer:
         self.optimizer.step()
         self.average.update_parameters(self.policy)
         return {name: float(value.detach()) for name, value in losses.items()} | {"grad_norm": float(norm), "learning_rate": rate}
+
+    def _losses(self, rows: Tensor) -> dict[str, Tensor]:
+        device = self.accelerator.device
+        batch = self.data.batch(rows).to(device)
+        # Dropout takes no generator: its global one is seeded by the step, for this pass alone, so that a resume repeats it.
+        with (
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            torch.autocast(device.type, torch.bfloat16, enabled=self.config.bf16),
+        ):
+            torch.manual_seed(self.config.seed * 1_000_003 + self.step)
+            return dict(self.policy.likelihood_loss(batch, generator=self.generator))
 
     def _save(self) -> None:
         due = self.step % self.config.save_steps == 0 or self.step == self.config.max_steps  # and not where Ctrl-C fell

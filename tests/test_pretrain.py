@@ -13,10 +13,11 @@ from discrete_grpo import PretrainConfig
 from discrete_grpo.averaging import averaged, ema_decay_at
 from discrete_grpo.checkpoint import Checkpoints, load_policy
 from discrete_grpo.graph import GraphBatch, node_mask, symmetrise
+from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.pretrain import Pretrainer, batches
 from discrete_grpo.reporting.run_folder import read_metrics
 from discrete_grpo.rollout import group_contexts
-from tests.toys import tiny_policy
+from tests.toys import tiny_network, tiny_policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,16 +56,23 @@ def test_learns_the_data(tmp_path: Path) -> None:
     assert right > 150
 
 
-def test_resume_ends_with_the_same_bits(tmp_path: Path) -> None:
-    whole = Pretrainer(tiny_policy(), DATA, CONFIG, tmp_path / "whole").train()
-    part = Pretrainer(tiny_policy(), DATA, CONFIG, tmp_path / "part")
+def with_dropout(dropout: float, seed: int = 0) -> GraphPolicy:
+    args = tiny_policy().init_args() | {"network": tiny_network(seed=seed, dropout=dropout)}
+    return GraphPolicy(**args)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_resume_ends_with_the_same_bits(tmp_path: Path, dropout: float) -> None:
+    whole = Pretrainer(with_dropout(dropout), DATA, CONFIG, tmp_path / "whole").train()
+    torch.rand(7)  # the global state is nobody's business
+    part = Pretrainer(with_dropout(dropout), DATA, CONFIG, tmp_path / "part")
     rows = part._rows()
     while part.step < 6:
         part._update(next(rows))
         part.step += 1
         if part.step == 4:
             part._save()
-    resumed = Pretrainer(tiny_policy(seed=3), DATA, CONFIG, tmp_path / "part", resume=True)
+    resumed = Pretrainer(with_dropout(dropout, seed=3), DATA, CONFIG, tmp_path / "part", resume=True)
     assert resumed.step == 4
     a, b = state(whole), state(resumed.train())
     assert all(torch.equal(a[k], b[k]) for k in a)
