@@ -50,20 +50,26 @@ def test_only_trusted_packages_are_imported(tmp_path: Path) -> None:
 
 
 class _Evil:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
     def __reduce__(self) -> Any:
-        return (Path.touch, (Path("/tmp/discrete-grpo-evil"),))
+        return (Path.touch, (self.path,))
 
 
 def test_training_state_executes_nothing(tmp_path: Path) -> None:
     folder = save(tmp_path / "p", tiny_policy(), metadata={}, training={"step": 1})
     assert load_training(folder) == {"step": 1}
-    torch.save({"step": _Evil()}, folder / "training.pt")
+    ran = tmp_path / "ran"
+    torch.save({"step": _Evil(ran)}, folder / "training.pt")
     with pytest.raises(CheckpointError, match=r"training\.pt cannot be read"):
         load_training(folder)
-    (folder / "training.pt").write_bytes(pickle.dumps(_Evil()))
+    (folder / "training.pt").write_bytes(pickle.dumps(_Evil(ran)))
     with pytest.raises(CheckpointError):
         load_training(folder)
-    assert not Path("/tmp/discrete-grpo-evil").exists()
+    assert not ran.exists()
+    pickle.loads((folder / "training.pt").read_bytes())
+    assert ran.exists(), "the file would have run, had it been unpickled"
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "training.pt"])
