@@ -1,0 +1,124 @@
+"""Laws of behaviour: who decides the draws, what a rollout holds, what stays untouched, what survives a file."""
+
+from __future__ import annotations
+
+import copy
+import io
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from discrete_grpo import checkpoint
+from discrete_grpo.rollout import Rollout
+from discrete_grpo.testing.case import Case, Measured, claims, gap, same
+
+__all__ = ["checkpoints", "contexts", "detached", "generator", "global_random_state", "rollout_file", "unchanged"]
+
+
+def _tensors(rollout: Rollout) -> dict[str, Tensor]:
+    own = {name: getattr(rollout, name) for name in ("group", "logp", "units", "size")}
+    return own | {f"states[{name!r}]": value for name, value in rollout.states.items()}
+
+
+def contexts(case: Case) -> Measured:
+    """One trajectory a context, in order, with its group and columns; ``index`` and ``to`` work."""
+    rollout, given = case.rollout, case.contexts
+    b = len(given)
+    names = {name for c in given for name in c.columns}
+    found = {
+        "one row a context": len(rollout) == b,
+        "one sample a row": len(rollout.samples) == b,
+        "group ids in order": rollout.group.tolist() == [c.group for c in given],
+        "columns carried": all(
+            name in rollout.columns and same(list(rollout.columns[name]), [c.columns.get(name) for c in given]) for name in names
+        ),
+        "logp, units [B, S] and size [B]": rollout.logp.shape == rollout.units.shape == (b, rollout.num_steps)
+        and rollout.size.shape == (b,),
+        "every state [B, ...]": all(value.shape[:1] == (b,) for value in rollout.states.values()),
+        "logp float32 or float64": rollout.logp.dtype in (torch.float32, torch.float64),
+        "at most max_units sites": int(rollout.units.sum(-1).max()) <= rollout.max_units,
+        "tensors on the policy's device": all(value.device == case.device for value in _tensors(rollout).values()),
+    }
+    if all(found.values()):
+        rows = torch.arange(b - 1, -1, -1, device=case.device)
+        found["index turns the rows round"] = same(rollout.index(rows).index(rows), rollout)
+        found["to moves every tensor"] = same(rollout.to(case.device), rollout)
+    return claims(found, f"{b} contexts, {rollout.num_steps} steps")
+
+
+def generator(case: Case) -> Measured:
+    """Equal generators give equal rollouts to the bit, another seed another rollout."""
+    one, equal, other = (case.policy.sample(case.contexts, generator=case.generator(k)) for k in (7, 7, 8))
+    found = {
+        "equal seeds, equal states": same(dict(one.states), dict(equal.states)),
+        "equal seeds, equal log-probs": same(one.logp, equal.logp),
+        "equal seeds, equal samples": same(one.samples, equal.samples),
+        "another seed, another rollout": not (same(dict(one.states), dict(other.states)) and same(one.logp, other.logp)),
+    }
+    return claims(found)
+
+
+def _random_state(device: torch.device) -> tuple[Tensor, ...]:
+    cpu = torch.random.get_rng_state()
+    return (cpu, torch.cuda.get_rng_state(device)) if device.type == "cuda" else (cpu,)
+
+
+def global_random_state(case: Case) -> Measured:
+    """``sample`` and ``sites`` neither advance nor reset torch's global random state."""
+    with torch.random.fork_rng(devices=[case.device] if case.device.type == "cuda" else []):
+        for device in {torch.device("cpu"), case.device}:
+            torch.rand(1, device=device)  # a state that no fixed seed gives
+        start = _random_state(case.device)
+        drawn = case.policy.sample(case.contexts, generator=case.generator(7))
+        after_sample = _random_state(case.device)
+        case.replay(drawn)
+        after_sites = _random_state(case.device)
+    return claims({"sample leaves it": same(after_sample, start), "sites leaves it": same(after_sites, after_sample)})
+
+
+def unchanged(case: Case) -> Measured:
+    """``sample`` and ``sites`` change no weight, no buffer, no mode and no stored state."""
+    weights = copy.deepcopy(case.module.state_dict())
+    modes = [m.training for m in case.module.modules()]
+    drawn = case.policy.sample(case.contexts, generator=case.generator(7))
+    kept = copy.deepcopy(_tensors(drawn))
+    after_sample = same(dict(case.module.state_dict()), dict(weights))
+    case.replay(drawn)
+    found = {
+        "sample leaves weights and buffers": after_sample,
+        "sites leaves weights and buffers": same(dict(case.module.state_dict()), dict(weights)),
+        "sites leaves the rollout": same(_tensors(drawn), kept),
+        "train or eval mode stays": modes == [m.training for m in case.module.modules()],
+    }
+    return claims(found)
+
+
+def detached(case: Case) -> Measured:
+    """No tensor of a rollout carries a gradient."""
+    with torch.enable_grad():
+        drawn = case.policy.sample(case.contexts, generator=case.generator(7))
+    return claims({f"{name} without gradient": not value.requires_grad for name, value in _tensors(drawn).items()})
+
+
+def checkpoints(case: Case) -> Measured:
+    """A policy saved and loaded scores the same rollout with the same bits."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = checkpoint.save(Path(folder) / "policy", case.module, metadata={})
+        loaded: nn.Module = checkpoint.load_policy(path, trusted=case.trusted).to(case.device)
+        dtype = next(case.module.parameters()).dtype
+        if next(loaded.parameters()).dtype != dtype:  # built in the default dtype, which may have fewer bits
+            checkpoint.load_weights(path, loaded.to(dtype))
+    found = replace(case, policy=loaded).replay(case.rollout)  # type: ignore[arg-type]
+    return Measured(gap(found.logp, case.replay(case.rollout).logp), 0.0)
+
+
+def rollout_file(case: Case) -> Measured:
+    """A rollout's tensors survive ``torch.save`` and ``torch.load(weights_only=True)``."""
+    file = io.BytesIO()
+    torch.save(_tensors(case.rollout), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    return claims({name: same(loaded[name], value) for name, value in _tensors(case.rollout).items()})

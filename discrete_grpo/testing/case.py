@@ -1,0 +1,149 @@
+"""What every law is given, and the few tools that laws share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+
+from discrete_grpo.categorical import Scores, score_sites
+from discrete_grpo.config import GRPOConfig
+from discrete_grpo.rollout import Context, Policy, Reward, Rollout, as_module
+
+__all__ = ["Case", "Change", "Law", "Measured", "Skip", "claims", "gap", "per_step", "same"]
+
+CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""Largest relative difference of two ways to compute the same log-prob, by dtype of the weights."""
+CLOSE_HALF = 5e-2
+"""The same for 16-bit weights."""
+ROUND = 256
+"""Trajectories drawn or scored in one go."""
+
+Change = Callable[[Rollout, torch.Generator], Rollout]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A law's measurement; it holds if error <= tolerance."""
+
+    error: float
+    tolerance: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Why a law was not measured."""
+
+    note: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A policy under test and what the caller knows of it; fields as in :func:`~discrete_grpo.testing.check_policy`.
+
+    Attributes:
+        rollout: one draw of ``contexts``, which most laws replay.
+    """
+
+    policy: Policy
+    contexts: Sequence[Context]
+    rollout: Rollout
+    space: Rollout | None
+    permute: Change | None
+    pad: Change | None
+    reward: Reward | None
+    trusted: Sequence[str]
+    samples: int
+    seed: int
+    seconds: float
+    learning: GRPOConfig
+
+    @property
+    def module(self) -> nn.Module:
+        """The policy as a module."""
+        return as_module(self.policy)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy's parameters are."""
+        return next(self.module.parameters()).device
+
+    @property
+    def close(self) -> float:
+        """Tolerance for one log-prob computed in two ways."""
+        return CLOSE.get(next(self.module.parameters()).dtype, CLOSE_HALF)
+
+    def generator(self, offset: int = 0) -> torch.Generator:
+        """A fresh generator on the policy's device; equal offsets give equal draws."""
+        return torch.Generator(self.device).manual_seed(self.seed + offset)
+
+    def replay(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Scores:
+        """Scores of stored steps, without gradient."""
+        with torch.no_grad():
+            return score_sites(self.policy.sites(rollout, steps))
+
+    def draws(self, contexts: Sequence[Context], offset: int) -> Iterator[Rollout]:
+        """``samples`` trajectories of ``contexts`` in turn, each a group of its own, in rounds."""
+        generator = self.generator(offset)
+        for start in range(0, self.samples, ROUND):
+            rows = range(start, min(start + ROUND, self.samples))
+            yield self.policy.sample([replace(contexts[k % len(contexts)], group=k) for k in rows], generator=generator)
+
+    @contextmanager
+    def mode(self, training: bool) -> Iterator[None]:
+        """The policy in train or eval mode for a while."""
+        before = self.module.training
+        self.module.train(training)
+        try:
+            yield
+        finally:
+            self.module.train(before)
+
+
+Law = Callable[[Case], "Measured | Skip"]
+
+
+def gap(found: Shaped[Tensor, "*any"], wanted: Shaped[Tensor, "*any"]) -> float:
+    """max |a - b| / max(1, |b|), 0 where they are equal (also at -inf), inf where either is NaN.
+
+    >>> gap(torch.tensor([1.0, 22.0]), torch.tensor([1.0, 20.0]))
+    0.1
+    """
+    if found.shape != wanted.shape:
+        raise ValueError(f"shape {tuple(found.shape)}, expected {tuple(wanted.shape)}")
+    a, b = found.double(), wanted.double()
+    off = torch.where(a == b, 0.0, (a - b).abs() / b.abs().clamp_min(1))
+    return float(off.nan_to_num(nan=torch.inf).max()) if off.numel() else 0.0
+
+
+def per_step(scores: Scores) -> Float[Tensor, "batch step 3"]:
+    """Log-prob, entropy and number of sites of each step."""
+    return torch.stack([scores.logp.sum(-1), scores.entropy.sum(-1), scores.mask.sum(-1).to(scores.logp.dtype)], -1).double()
+
+
+def claims(found: Mapping[str, bool], note: str = "") -> Measured:
+    """How many of some plain statements are false; the note names them."""
+    wrong = [name for name, holds in found.items() if not holds]
+    return Measured(float(len(wrong)), 0.0, "not so: " + "; ".join(wrong) if wrong else note)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality to the bit, also of tensors inside dataclasses, mappings and sequences."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        alike = isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape
+        return alike and bool(((a == b) | ((a != a) & (b != b))).all())
+    if type(a) is not type(b):
+        return False
+    if is_dataclass(a) and not isinstance(a, type):
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, Sequence) and not isinstance(a, str | bytes):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b or a != a)

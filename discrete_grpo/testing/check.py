@@ -1,0 +1,133 @@
+"""Running every law on a policy."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import cast
+
+import torch
+
+from discrete_grpo.config import GRPOConfig
+from discrete_grpo.rollout import Context, Policy, Reward, Rollout, as_module
+from discrete_grpo.testing import behaviour, learning, probability, replay
+from discrete_grpo.testing.case import Case, Change, Law, Skip
+from discrete_grpo.testing.report import Report, Row
+
+__all__ = ["LAWS", "check_policy"]
+
+LAWS: Mapping[str, Law] = MappingProxyType(
+    {
+        "shapes": probability.shapes,
+        "contexts": behaviour.contexts,
+        "probabilities": probability.probabilities,
+        "units": replay.units,
+        "mask": replay.masked_sites,
+        "stored log-probs": replay.stored_log_probs,
+        "ratio eval": replay.ratio_eval,
+        "ratio train": replay.ratio_train,
+        "ratio bf16": replay.ratio_bf16,
+        "padding": replay.padding,
+        "batch size": replay.batch_size,
+        "steps": replay.steps,
+        "permutation": replay.permutation,
+        "total mass": probability.total_mass,
+        "frequencies": probability.frequencies,
+        "calibration": probability.calibration,
+        "generator": behaviour.generator,
+        "global random state": behaviour.global_random_state,
+        "unchanged": behaviour.unchanged,
+        "detached": behaviour.detached,
+        "gradient": learning.gradient,
+        "reinforce": learning.reinforce,
+        "learning": learning.learning,
+        "checkpoint": behaviour.checkpoints,
+        "rollout file": behaviour.rollout_file,
+    }
+)
+"""Every law by name, in the order of the report."""
+
+LEARNING = GRPOConfig(max_steps=400, num_generations=16, generation_batch_size=128, per_device_batch_size=128, learning_rate=5e-3)
+"""Settings of the law ``learning``."""
+
+
+def _skipped(name: str, note: str) -> Row:
+    return Row(name, math.nan, math.nan, "skipped", note)
+
+
+def _judged(name: str, law: Law, case: Case) -> Row:
+    case.module.eval()  # whatever the law before left behind
+    try:
+        found = law(case)
+    except Exception as error:  # a law that cannot be measured is broken; the others still tell why
+        said = " ".join(str(error).split())
+        return Row(name, math.inf, math.nan, "failed", f"{type(error).__name__}: {said[:120]}")
+    if isinstance(found, Skip):
+        return _skipped(name, found.note)
+    return Row(name, found.error, found.tolerance, "passed" if found.error <= found.tolerance else "failed", found.note)
+
+
+def check_policy(
+    policy: Policy,
+    contexts: Sequence[Context],
+    *,
+    space: Rollout | Callable[[], Rollout] | None = None,
+    permute: Change | None = None,
+    pad: Change | None = None,
+    reward: Reward | None = None,
+    trusted: Sequence[str] = ("discrete_grpo",),
+    samples: int = 2000,
+    seed: int = 0,
+    seconds: float = 5.0,
+    learning: GRPOConfig = LEARNING,
+    skip: Collection[str] = (),
+) -> Report:
+    """Whether a policy obeys the laws of :data:`LAWS`; run on a copy in eval mode, on the policy's device and in its dtype.
+
+    Args:
+        policy: under test; it is not changed.
+        contexts: what to draw from; several, and of several sizes if the policy has sizes.
+        space: a rollout with every trajectory of ``contexts[0]`` exactly once (its ``logp`` and ``samples`` are not
+            read). What is drawn before the first step and has no log-prob is the *start*; rows of one start have one
+            ``group``. None skips the laws that need it.
+        permute: ``(rollout, generator) -> rollout``, the same trajectories relabelled; None skips the law.
+        pad: ``(rollout, generator) -> rollout``, the same trajectories with more padding, or other values in it.
+        reward: with values from 0 to 1, to be learned; None takes a property of the samples' text.
+        trusted: top-level packages whose classes a checkpoint may name.
+        samples: trajectories drawn for the laws on frequencies.
+        seed: of everything random.
+        seconds: processor time that learning may take.
+        learning: settings of the law ``learning``.
+        skip: names of laws to leave out.
+
+    Raises:
+        ValueError: if ``contexts`` is empty, the policy has no parameters or ``skip`` names no law.
+    """
+    if not contexts:
+        raise ValueError("contexts: none given, expected at least one")
+    if unknown := set(skip) - LAWS.keys():
+        raise ValueError(f"skip: {', '.join(sorted(unknown))}, expected some of {', '.join(LAWS)}")
+    module = copy.deepcopy(as_module(policy)).eval()
+    if next(module.parameters(), None) is None:
+        raise ValueError("policy: no parameters, expected at least one")
+    device = next(module.parameters()).device
+    tested = cast(Policy, module)
+    whole = space() if callable(space) else space
+    case = Case(
+        policy=tested,
+        contexts=contexts,
+        rollout=tested.sample(contexts, generator=torch.Generator(device).manual_seed(seed)),
+        space=whole.to(device) if whole is not None else None,
+        permute=permute,
+        pad=pad,
+        reward=reward,
+        trusted=trusted,
+        samples=samples,
+        seed=seed,
+        seconds=seconds,
+        learning=learning,
+    )
+    rows = (_skipped(name, "left out by the caller") if name in skip else _judged(name, law, case) for name, law in LAWS.items())
+    return Report(tuple(rows))

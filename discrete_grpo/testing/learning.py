@@ -1,0 +1,132 @@
+"""Laws of learning: a gradient arrives, it is REINFORCE's where it must be, and a two-state reward is learned."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from discrete_grpo.categorical import Scores, score_sites
+from discrete_grpo.objective import grpo_loss, row_weights
+from discrete_grpo.rollout import Reward, group_contexts
+from discrete_grpo.scoring import score_samples
+from discrete_grpo.testing.case import Case, Measured, Skip
+from discrete_grpo.trainer import GRPOTrainer
+
+__all__ = ["gradient", "learning", "reinforce"]
+
+GAIN = 0.2
+"""How far the mean reward must rise; half the way to 1 where less is left."""
+LAST = 3
+"""Batches over which the mean reward is taken."""
+GROUPS = 32
+"""Groups drawn before training, to choose a property and to take its mean."""
+PLACES = 48
+"""Places of a sample's text that are tried for a property."""
+LEAST_SPREAD = 0.06
+"""Least mean variance within groups of a property that can be learned."""
+
+
+def _gradients(case: Case, loss: Callable[[Scores], Tensor]) -> list[Tensor]:
+    """∂loss/∂parameter of every trainable parameter of a fresh replay."""
+    parameters = [p for p in case.module.parameters() if p.requires_grad]
+    with torch.enable_grad():
+        value = loss(score_sites(case.policy.sites(case.rollout)))
+        return list(torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True))
+
+
+def gradient(case: Case) -> Measured:
+    """∇ Σ log π is finite and not zero everywhere."""
+    found = _gradients(case, lambda scores: scores.logp.sum())
+    broken = sum(int((~g.isfinite()).sum()) for g in found)
+    reached = sum(bool((g != 0).any()) for g in found)
+    if broken:
+        return Measured(float(broken), 0.0, f"{broken} entries are NaN or inf")
+    return Measured(float(reached == 0), 0.0, f"reaches {reached} of {len(found)} parameters")
+
+
+def reinforce(case: Case) -> Measured:
+    """∇ L_GRPO = -Σ w A ∇ log π where π_old = π, β = 0."""
+    rollout = case.rollout
+    advantage = torch.randn(len(rollout), generator=case.generator(9), device=case.device)
+    weight = row_weights(rollout.units, "grpo", rollout.max_units)
+    old = case.replay(rollout).logp
+    found = _gradients(case, lambda s: grpo_loss(s, old, advantage, weight).loss)
+    wanted = _gradients(case, lambda s: -((weight * advantage).to(s.logp.dtype)[:, None, None] * s.logp).sum())
+    size = max(float(g.abs().max()) for g in wanted)
+    off = max(float((a - b).abs().nan_to_num(nan=math.inf).max()) for a, b in zip(found, wanted, strict=True))
+    return Measured(off / max(size, 1e-30), case.close, f"largest entry {size:.2g}")
+
+
+# -- learning
+
+
+@dataclass(frozen=True)
+class TextProperty:
+    """Reward 1 where a sample's text has ``char`` at least ``least`` times, or at ``place`` a character up to ``char``."""
+
+    char: str
+    least: int = 0
+    place: int | None = None
+
+    def holds(self, text: str) -> bool:
+        """Whether one text has the property."""
+        if self.place is None:
+            return text.count(self.char) >= self.least
+        return self.place < len(text) and text[self.place] <= self.char
+
+    def __call__(self, samples: Sequence[Any], **columns: Any) -> list[float]:
+        """1 or 0 a sample."""
+        return [float(self.holds(str(sample))) for sample in samples]
+
+    def __str__(self) -> str:
+        return f"{self.least} x {self.char!r}" if self.place is None else f"text[{self.place}] <= {self.char!r}"
+
+
+def _candidates(texts: Sequence[str]) -> list[TextProperty]:
+    found = []
+    for char in sorted(set("".join(texts))):
+        found += [TextProperty(char, least) for least in sorted({text.count(char) for text in texts})]
+        if char.isalnum():
+            found += [TextProperty(char, place=place) for place in range(PLACES)]
+    return found
+
+
+def text_property(samples: Sequence[Any], group_size: int) -> TextProperty | None:
+    """The property of ``str(sample)`` that varies most within groups, as only that can be learned; None if none varies."""
+    texts = [str(sample) for sample in samples]
+    if any(" at 0x" in text for text in texts):  # an address, not a value
+        return None
+
+    def spread(candidate: TextProperty) -> float:
+        share = torch.tensor([candidate.holds(text) for text in texts]).double().unflatten(0, (-1, group_size)).mean(1)
+        return float((share * (1 - share)).mean())
+
+    best = max(_candidates(texts), key=spread, default=None)
+    return best if best is not None and spread(best) >= LEAST_SPREAD else None
+
+
+def learning(case: Case) -> Measured | Skip:
+    """E[r] of a two-state reward rises by 0.2, or half the way to 1, within seconds of GRPO on a copy of the policy."""
+    c = case.learning
+    columns = [context.columns for context in case.contexts]
+    starts = [columns[k % len(columns)] for k in range(GROUPS)]
+    drawn = case.policy.sample(group_contexts(GROUPS, c.num_generations, starts), generator=case.generator(10))
+    reward: Reward | None = case.reward or text_property(drawn.samples, c.num_generations)
+    if reward is None:
+        return Skip("no reward given, and no property of the samples' text varies within groups")
+    before = float(score_samples([reward], drawn.samples, drawn.columns).nanmean())
+    goal = before + min(GAIN, (1 - before) / 2)
+    trainer = GRPOTrainer(copy.deepcopy(case.policy), reward, c, columns=columns)
+    start, means, after = time.thread_time(), list[float](), -math.inf
+    while after < goal and len(means) < c.max_steps and time.thread_time() - start < case.seconds:
+        means += [line["reward"] for line in trainer.generation()]
+        after = sum(means[-LAST:]) / LAST if len(means) >= LAST else -math.inf
+    said = f" ({reward})" if isinstance(reward, TextProperty) else ""
+    return Measured(max(0.0, goal - after), 0.0, f"reward {before:.2f} -> {after:.2f} in {len(means)} updates{said}")

@@ -1,0 +1,208 @@
+"""Laws of probability: tables sum to one, trajectories sum to one, and draws follow what is scored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from discrete_grpo.categorical import Sites, gather
+from discrete_grpo.rollout import Rollout
+from discrete_grpo.testing.case import CLOSE, ROUND, Case, Measured, Skip, claims, gap
+
+__all__ = ["calibration", "frequencies", "probabilities", "shapes", "total_mass"]
+
+RARE = 4.0
+"""-log10 of the smallest p-value that passes."""
+LEAST = 5.0
+"""Cells with a smaller expected count are merged."""
+SKEW = 0.1
+"""Σ E|f - E f|³ / (Σ Var f)^1.5 up to which a sum is taken as normal."""
+NO_SPACE = "no space given"
+
+
+def _shape_claims(kind: int, sites: Sites, rollout: Rollout) -> dict[str, bool]:
+    table, action, mask = sites.log_probs, sites.action, sites.mask
+    name = f"kind {kind}: "
+    found = {
+        name + "log_probs [B, S, U, C]": table.dim() == 4 and table.shape[:2] == rollout.logp.shape,
+        name + "log_probs float32 or float64": table.dtype in (torch.float32, torch.float64),
+        name + "action [B, S, U]": action.shape == table.shape[:3],
+        name + "action an integer": not action.is_floating_point(),
+        name + "mask [B, S, U]": mask.shape == table.shape[:3],
+        name + "mask bool": mask.dtype == torch.bool,
+    }
+    if not all(found.values()):
+        return found
+    drawn, inside = table[mask], action[mask]
+    found[name + "no NaN or +inf in a table"] = bool((drawn < torch.inf).all())
+    found[name + "action in range"] = in_range = bool(((inside >= 0) & (inside < table.shape[-1])).all())
+    if in_range:
+        found[name + "finite log-prob of what was drawn"] = bool(gather(drawn, inside).isfinite().all())
+    return found
+
+
+@torch.no_grad()
+def shapes(case: Case) -> Measured:
+    """Tables [B, S, U, C], action and mask [B, S, U] of the right kind; what was drawn has mass."""
+    sites = case.policy.sites(case.rollout)
+    found = {"at least one kind of site": len(sites) > 0}
+    for kind, one in enumerate(sites):
+        found |= _shape_claims(kind, one, case.rollout)
+    return claims(found, "; ".join(str([*one.log_probs.shape]) for one in sites))
+
+
+@torch.no_grad()
+def probabilities(case: Case) -> Measured:
+    """Σ_c p_c = 1 at every site."""
+    tables = [s.log_probs[s.mask] for s in case.policy.sites(case.rollout)]
+    error = max(gap(table.double().exp().sum(-1), torch.ones(len(table), device=table.device)) for table in tables)
+    return Measured(error, max(CLOSE.get(t.dtype, math.nan) for t in tables) / 10, f"{sum(map(len, tables))} tables")
+
+
+def _space_log_probs(case: Case, space: Rollout) -> Float[Tensor, " batch"]:
+    """Log π of every trajectory of the space, float64."""
+    rows = torch.arange(len(space), device=space.group.device).split(ROUND)
+    return torch.cat([case.replay(space.index(part)).logp.double().sum((1, 2)) for part in rows])
+
+
+def total_mass(case: Case) -> Measured | Skip:
+    """Σ_τ π(τ) = 1 over all trajectories τ of each start."""
+    if case.space is None:
+        return Skip(NO_SPACE)
+    mass = _space_log_probs(case, case.space).exp()
+    starts, where = torch.unique(case.space.group, return_inverse=True)
+    total = torch.zeros(len(starts), dtype=mass.dtype, device=mass.device).index_add(0, where, mass)
+    note = f"{len(mass)} trajectories of {len(starts)} start{'s' * (len(starts) > 1)}"
+    return Measured(gap(total, torch.ones_like(total)), case.close, note)
+
+
+# -- counts against probabilities
+
+
+def _actions(case: Case, rollout: Rollout) -> list[tuple[Hashable, ...]]:
+    """What each trajectory drew, whatever the padding around it."""
+    rows: list[tuple[Hashable, ...]] = [()] * len(rollout)
+    with torch.no_grad():
+        kinds = case.policy.sites(rollout)
+    for sites in kinds:
+        for b, (action, mask) in enumerate(zip(sites.action, sites.mask, strict=True)):
+            steps, places = mask.nonzero().T.tolist()
+            rows[b] += (*steps, *places, *action[mask].tolist())
+    return rows
+
+
+def _stored(rollout: Rollout, names: Sequence[str]) -> list[tuple[Hashable, ...]]:
+    flat = [rollout.states[name].flatten(1) if rollout.states[name].dim() > 1 else rollout.states[name][:, None] for name in names]
+    return [tuple(row) for row in torch.cat(flat, 1).tolist()] if flat else [()] * len(rollout)
+
+
+def _layout(rollout: Rollout) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(v.shape[1:]) for name, v in rollout.states.items() if not v.is_floating_point()}
+
+
+def _count(case: Case, space: Rollout) -> Float[Tensor, " batch"]:
+    """How often each trajectory of the space is drawn; they are told apart by actions and integer states of one layout."""
+    counts = torch.zeros(len(space), dtype=torch.float64)
+    listed = [
+        key
+        for part in torch.arange(len(space), device=space.group.device).split(ROUND)
+        for key in _actions(case, space.index(part))
+    ]
+    layout = _layout(space)
+    for drawn in case.draws(case.contexts[:1], 1):
+        names = [name for name, shape in _layout(drawn).items() if layout.get(name) == shape]
+        where = {key: k for k, key in enumerate(zip(listed, _stored(space, names), strict=True))}
+        if len(where) < len(space):
+            raise ValueError(f"space: {len(space)} trajectories, only {len(where)} of them distinct")
+        for key in zip(_actions(case, drawn), _stored(drawn, names), strict=True):
+            if key not in where:
+                raise ValueError(f"drew a trajectory outside the space: {str(key)[:60]}")
+            counts[where[key]] += 1
+    return counts
+
+
+def _merged(expected: list[float], counts: list[float]) -> list[tuple[float, float]]:
+    """Cells in ascending order of expectation, joined until each expects ``LEAST``."""
+    cells = [(0.0, 0.0)]
+    for e, n in sorted(zip(expected, counts, strict=True)):
+        last = cells[-1]
+        if last[0] < LEAST:
+            cells[-1] = (last[0] + e, last[1] + n)
+        else:
+            cells.append((e, n))
+    if len(cells) > 1 and cells[-1][0] < LEAST:
+        rest = cells.pop()
+        cells[-1] = (cells[-1][0] + rest[0], cells[-1][1] + rest[1])
+    return cells
+
+
+def frequencies(case: Case) -> Measured | Skip:
+    """χ² = Σ (count - N π(τ))² / (N π(τ)) of drawn trajectories, each start on its own; the error is -log10 of its p-value."""
+    if case.space is None:
+        return Skip(NO_SPACE)
+    counts, mass = _count(case, case.space), _space_log_probs(case, case.space).exp().cpu()
+    if bool((counts[mass == 0] > 0).any()):
+        return Measured(math.inf, RARE, "drew a trajectory of probability 0")
+    square, free = 0.0, 0
+    for start in torch.unique(case.space.group).tolist():
+        at = (case.space.group == start).cpu()
+        cells = _merged((counts[at].sum() * mass[at]).tolist(), counts[at].tolist())
+        if len(cells) > 1:
+            square += sum((n - e) ** 2 / e for e, n in cells)
+            free += len(cells) - 1
+    if free == 0:
+        return Skip(f"{case.samples} samples fill no two cells")
+    p = float(torch.special.gammaincc(torch.tensor(free / 2, dtype=torch.float64), torch.tensor(square / 2, dtype=torch.float64)))
+    return Measured(_rarity(p), RARE, f"{case.samples} draws: chi2 {square:.0f}, {free} degrees of freedom, p {p:.2g}")
+
+
+def _rarity(p: float) -> float:
+    return -math.log10(min(1.0, max(p, 1e-300))) + 0.0
+
+
+# -- the same without a space
+
+
+def _moments(sites: Sites) -> Float[Tensor, "3 step statistic"]:
+    """Σ (f(a) - E f), Σ Var f, Σ E|f - E f|³ of each step; f: is it class c (C statistics), and log p (one)."""
+    on = sites.mask.unsqueeze(-1)
+    log_p = torch.where(on, sites.log_probs.double(), 0.0)
+    p = log_p.exp()
+    drawn = torch.nn.functional.one_hot(torch.where(sites.mask, sites.action.long(), 0), p.shape[-1])
+    spread = p * (1 - p)
+    classes = torch.stack([drawn - p, spread, spread * (p**2 + (1 - p) ** 2)])
+    log_p = torch.where(p > 0, log_p, 0.0)
+    off = log_p - (p * log_p).sum(-1, keepdim=True)
+    surprise = torch.stack([drawn * off, p * off**2, p * off.abs() ** 3]).sum(-1, keepdim=True)
+    return torch.where(on, torch.cat([classes, surprise], -1), 0.0).sum((1, 3))
+
+
+@torch.no_grad()
+def calibration(case: Case) -> Measured | Skip:
+    """z = Σ (f(a) - E_p f) / √Σ Var_p f of every step and class, and of log p; the error is -log10 of the least p-value.
+
+    Given the state before a step, its sites are independent, so each z is a martingale sum and near normal; the least
+    p-value is multiplied by the number of sums.
+    """
+    sums: dict[int, Tensor] = {}
+    for rollout in case.draws(case.contexts, 2):
+        for kind, sites in enumerate(case.policy.sites(rollout)):
+            new, old = _moments(sites), sums.get(kind)
+            if old is not None:
+                longest = max(new.shape[1], old.shape[1])
+                new, old = (torch.nn.functional.pad(x, (0, 0, 0, longest - x.shape[1])) for x in (new, old))
+                new = new + old
+            sums[kind] = new
+    every = [torch.cat([x, x.sum(1, keepdim=True)], 1).flatten(1) for x in sums.values()]  # each step, and all steps
+    off, var, third = torch.cat(every, 1)
+    normal = (var > 0) & (third <= SKEW * var**1.5)
+    count = int(normal.sum())
+    if count == 0:
+        return Skip(f"{case.samples} samples are too few")
+    z = float((off[normal].abs() / var[normal].sqrt()).max())
+    p = count * math.erfc(z / math.sqrt(2))
+    return Measured(_rarity(p), RARE, f"{case.samples} draws: largest of {count} z-scores {z:.1f}")

@@ -1,0 +1,137 @@
+"""Laws of replay: what is scored is what was drawn, in any batch, with any padding, in any choice of steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from discrete_grpo.categorical import Sites, score_sites
+from discrete_grpo.testing.case import Case, Measured, Skip, gap, per_step, same
+
+__all__ = [
+    "batch_size",
+    "masked_sites",
+    "padding",
+    "permutation",
+    "ratio_bf16",
+    "ratio_eval",
+    "ratio_train",
+    "steps",
+    "stored_log_probs",
+    "units",
+]
+
+ALONE = 8
+"""Rows that are scored alone."""
+
+
+def units(case: Case) -> Measured:
+    """Σ_sites mask = units of every step."""
+    found = case.replay(case.rollout).mask.sum(-1)
+    return Measured(float((found - case.rollout.units).abs().max()), 0.0, f"{int(case.rollout.units.sum())} sites")
+
+
+def stored_log_probs(case: Case) -> Measured:
+    """Σ_sites log π of each replayed step = the log-prob stored when it was drawn."""
+    found = case.replay(case.rollout).logp.sum(-1)
+    return Measured(gap(found, case.rollout.logp), case.close, f"{found.numel()} steps")
+
+
+def _ratio(case: Case, training: bool, bf16: bool = False) -> Measured:
+    """Max |exp(log π - log π_old) - 1| of two replays, the first without gradient, as the trainer makes them."""
+    found = []
+    for with_gradient in (False, True):
+        autocast = torch.autocast(case.device.type, torch.bfloat16, enabled=bf16)
+        with case.mode(training), autocast, torch.set_grad_enabled(with_gradient):
+            found.append(score_sites(case.policy.sites(case.rollout)).logp.detach())
+    old, new = found
+    if new.dtype not in (torch.float32, torch.float64):
+        return Measured(torch.inf, 0.0, f"log-probs are {new.dtype}, expected at least float32")
+    return Measured(gap((new - old).exp(), torch.ones_like(new)), 0.0)
+
+
+def ratio_eval(case: Case) -> Measured:
+    """π/π_old = 1 to the bit where nothing was updated, in eval mode."""
+    return _ratio(case, training=False)
+
+
+def ratio_train(case: Case) -> Measured:
+    """π/π_old = 1 to the bit in train mode: no dropout, no batch statistics."""
+    return _ratio(case, training=True)
+
+
+def ratio_bf16(case: Case) -> Measured:
+    """π/π_old = 1 to the bit under bfloat16 autocast, and log-probs stay float32."""
+    return _ratio(case, training=False, bf16=True)
+
+
+def _junk_under_mask(sites: Sites) -> Sites:
+    table = torch.where(sites.mask.unsqueeze(-1), sites.log_probs, torch.nan)
+    return replace(sites, log_probs=table, action=torch.where(sites.mask, sites.action.long(), -1))
+
+
+def masked_sites(case: Case) -> Measured:
+    """Scores stay the same bits with NaN tables and class -1 at every masked site."""
+    with torch.no_grad():
+        sites = case.policy.sites(case.rollout)
+        found = score_sites([_junk_under_mask(one) for one in sites])
+    hidden = sum(int((~one.mask).sum()) for one in sites)
+    return Measured(float(not same(found, score_sites(sites))), 0.0, f"{hidden} masked sites")
+
+
+def padding(case: Case) -> Measured:
+    """A row alone scores as in the batch, a step without units scores 0, and ``pad`` changes nothing."""
+    rollout = case.rollout
+    whole = per_step(case.replay(rollout))
+    empty = rollout.units == 0
+    error = gap(whole[empty], torch.zeros_like(whole[empty]))
+    rows = range(min(ALONE, len(rollout)))
+    for b in rows:
+        alone = per_step(case.replay(rollout.index(torch.tensor([b], device=case.device))))
+        error = max(error, gap(alone, whole[b : b + 1]))
+    note = f"{len(rows)} rows alone, {int(empty.sum())} empty steps"
+    if case.pad is not None:
+        padded = per_step(case.replay(case.pad(rollout, case.generator(3))))
+        beyond = padded[:, rollout.num_steps :]
+        error = max(error, gap(padded[:, : rollout.num_steps], whole), gap(beyond, torch.zeros_like(beyond)))
+        note += ", more padding"
+    return Measured(error, case.close, note)
+
+
+def batch_size(case: Case) -> Measured:
+    """Rows score the same in batches of 2 and in one batch of another order."""
+    whole = per_step(case.replay(case.rollout))
+    order = torch.randperm(len(case.rollout), generator=case.generator(4), device=case.device)
+    error = 0.0
+    for rows in (order, *order.split(2)):
+        error = max(error, gap(per_step(case.replay(case.rollout.index(rows))), whole[rows]))
+    return Measured(error, case.close, f"batches of {len(order)} in another order, and of 2")
+
+
+def _some_steps(case: Case) -> Int[Tensor, "batch chosen"]:
+    """Half the steps of each row, at least one, in ascending order, other ones a row."""
+    scores = torch.rand(case.rollout.logp.shape, generator=case.generator(5), device=case.device)
+    return scores.argsort(-1)[:, : (case.rollout.num_steps + 1) // 2].sort(-1).values
+
+
+def steps(case: Case) -> Measured:
+    """sites(rollout, steps) are those steps of sites(rollout), for chosen steps and for each step alone."""
+    whole = per_step(case.replay(case.rollout))
+    row = torch.arange(len(whole), device=case.device)[:, None]
+    chosen = _some_steps(case)
+    last = torch.full_like(chosen[:, :1], case.rollout.num_steps - 1)
+    error = max(gap(per_step(case.replay(case.rollout, k)), whole[row, k]) for k in (chosen, last, torch.zeros_like(last)))
+    return Measured(error, case.close, f"{chosen.shape[1]} of {case.rollout.num_steps} steps, and single ones")
+
+
+def permutation(case: Case) -> Measured | Skip:
+    """Log π of a relabelled trajectory = log π."""
+    if case.permute is None:
+        return Skip("no permute given")
+    moved = case.permute(case.rollout, case.generator(6))
+    if same(dict(moved.states), dict(case.rollout.states)):
+        return Skip("permute changed no state")
+    return Measured(gap(per_step(case.replay(moved)), per_step(case.replay(case.rollout))), case.close)

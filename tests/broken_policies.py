@@ -1,0 +1,360 @@
+"""A small policy that obeys every law, and twins of it, each with one mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from discrete_grpo.categorical import Sites, gather, sample, score_sites
+from discrete_grpo.graph import node_mask, num_pairs, pack, pair_mask, permute, unpack
+from discrete_grpo.policies.graph import GraphPolicy
+from discrete_grpo.rollout import Context, Rollout
+
+
+class Words(nn.Module):
+    """Letters (classes 1 and 2) until a stop (class 0) or ``length`` letters; each group has a mood, drawn before the first."""
+
+    def __init__(self, length: int = 3, temperature: float = 1.0, dropout: float = 0.0, seed: int = 0) -> None:
+        super().__init__()
+        self.length, self.temperature, self.dropout = length, temperature, dropout
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            first, last = nn.Linear(3 * length + 2, 16), nn.Linear(16, 3)
+        self.network = nn.Sequential(first, nn.Dropout(dropout), nn.Tanh(), last)
+        with torch.no_grad():
+            last.weight.mul_(4)
+
+    def init_args(self) -> dict[str, Any]:
+        return {"length": self.length, "temperature": self.temperature, "dropout": self.dropout}
+
+    # -- what drawing and scoring share
+
+    def features(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        before = torch.arange(letters.shape[1], device=steps.device) < steps[..., None]
+        shown = nn.functional.one_hot(letters.long(), 3)[:, None] * before[..., None]
+        history = nn.functional.pad(shown.flatten(2), (0, 3 * (self.length - letters.shape[1])))
+        moods = nn.functional.one_hot(mood.long(), 2)[:, None].expand(-1, steps.shape[1], -1)
+        return torch.cat([history, moods], -1).to(next(self.parameters()).dtype)
+
+    def logits(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        found: Tensor = self.network(self.features(letters, steps, mood))
+        return found.to(torch.promote_types(found.dtype, torch.float32))
+
+    def tables(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        return (self.logits(letters, steps, mood) / self.temperature).log_softmax(-1)
+
+    # -- Policy protocol
+
+    def moods(self, contexts: Sequence[Context], generator: torch.Generator | None) -> Tensor:
+        groups = {c.group: c.columns.get("mood") for c in contexts}
+        device = next(self.parameters()).device
+        drawn = torch.randint(2, (len(groups),), generator=generator, device=device).tolist()
+        by_group = {g: m if m is not None else d for (g, m), d in zip(groups.items(), drawn, strict=True)}
+        return torch.tensor([by_group[c.group] for c in contexts], device=device)
+
+    @torch.no_grad()
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        mood = self.moods(contexts, generator)
+        letters = torch.zeros(len(contexts), self.length, dtype=torch.uint8, device=mood.device)
+        on, logps, units = torch.ones_like(mood, dtype=torch.bool), [], []
+        for k in range(self.length):
+            table = self.tables(letters, torch.full_like(mood[:, None], k), mood)[:, 0]
+            drawn = torch.where(on, sample(table.exp(), generator), 0)
+            letters[:, k] = drawn.to(torch.uint8)
+            logps.append(torch.where(on, gather(table, drawn), 0.0))
+            units.append(on.long())
+            on = on & (drawn > 0)
+        longest = int(torch.stack(units, 1).sum(1).max())
+        return self.rollout(contexts, letters[:, :longest], mood, torch.stack(logps[:longest], 1))
+
+    def rollout(self, contexts: Sequence[Context], letters: Tensor, mood: Tensor, logp: Tensor) -> Rollout:
+        units = nn.functional.pad((letters > 0).cumprod(1), (1, 0), value=1)[:, :-1]
+        names = dict.fromkeys(name for c in contexts for name in c.columns)
+        return Rollout(
+            states={"letters": letters, "mood": mood},
+            group=torch.tensor([c.group for c in contexts], device=mood.device),
+            logp=logp,
+            units=units,
+            size=units.sum(1),
+            max_units=self.length,
+            samples=tuple("".join("-ab"[k] for k in row if k) for row in letters.tolist()),
+            columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
+        )
+
+    def mask(self, rollout: Rollout, steps: Tensor) -> Tensor:
+        return rollout.units.gather(1, steps).bool()
+
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        letters, mood = rollout.states["letters"], rollout.states["mood"]
+        if steps is None:
+            steps = torch.arange(letters.shape[1], device=mood.device).expand(len(rollout), -1)
+        table = self.tables(letters, steps, mood)
+        return [Sites(table[:, :, None], letters.gather(1, steps)[..., None], self.mask(rollout, steps)[..., None])]
+
+    # -- for the tests
+
+    def space(self) -> Rollout:
+        """Every word with every mood; a mood is a start."""
+        rows = [(m, w) for m in (0, 1) for w in product(range(3), repeat=self.length)]
+        rows = [(m, w) for m, w in rows if 0 not in w or not any(w[w.index(0) :])]
+        letters = torch.tensor([w for _, w in rows], dtype=torch.uint8)
+        mood = torch.tensor([m for m, _ in rows])
+        return self.rollout([Context(m) for m, _ in rows], letters, mood, torch.zeros(letters.shape))
+
+
+# ---------------------------------------------------------------- twins of Words
+
+
+class UnmaskedPadding(Words):
+    def mask(self, rollout: Rollout, steps: Tensor) -> Tensor:
+        return torch.ones_like(steps, dtype=torch.bool)
+
+
+class RawLogits(Words):
+    """Draws at a temperature, scores without it."""
+
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        self.temperature = 0.6
+        drawn = super().sample(contexts, generator=generator)
+        self.temperature = 1.0
+        with torch.no_grad():
+            return replace(drawn, logp=score_sites(self.sites(drawn)).logp.sum(-1))
+
+
+class ResampledLatent(Words):
+    """Draws the mood again when it scores."""
+
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        mood = torch.randint_like(rollout.states["mood"], 2)
+        return super().sites(replace(rollout, states={**rollout.states, "mood": mood}), steps)
+
+
+class ForgottenLatent(Words):
+    """Scores with a mood of its own, always the same."""
+
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        mood = torch.zeros_like(rollout.states["mood"])
+        return super().sites(replace(rollout, states={**rollout.states, "mood": mood}), steps)
+
+
+class GlobalRandom(Words):
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        return super().sample(contexts)
+
+
+class ResetsGlobalRandom(Words):
+    """Draws right, yet seeds everybody else."""
+
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        torch.manual_seed(0)
+        return super().sites(rollout, steps)
+
+
+class Unnormalised(Words):
+    def tables(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        return self.logits(letters, steps, mood)
+
+
+class StepsDescending(Words):
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        return super().sites(rollout, None if steps is None else steps.flip(1))
+
+
+class MutatesWeights(Words):
+    @torch.no_grad()
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        drawn = super().sample(contexts, generator=generator)
+        next(self.parameters()).mul_(1 + 1e-6)
+        return drawn
+
+
+class SwitchesMode(Words):
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        self.train()
+        return super().sites(rollout, steps)
+
+
+class NoInitArgs(Words):
+    init_args = None  # type: ignore[assignment]
+
+
+class ForgetsTemperature(Words):
+    """Its checkpoint loads, and scores otherwise."""
+
+    def init_args(self) -> dict[str, Any]:
+        return {"length": self.length}
+
+
+class OddTensor(Tensor):
+    """A tensor that a safe load refuses."""
+
+
+class OddStates(Words):
+    def rollout(self, contexts: Sequence[Context], letters: Tensor, mood: Tensor, logp: Tensor) -> Rollout:
+        made = super().rollout(contexts, letters, mood, logp)
+        return replace(made, states={**made.states, "mood": mood.as_subclass(OddTensor)})
+
+
+class SeesItsBatch(Words):
+    def logits(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        found = super().logits(letters, steps, mood)
+        return found - found.mean(0, keepdim=True) * torch.tensor([1.0, 0.0, 0.0])
+
+
+class ReversedGradient(Words):
+    def tables(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        table = super().tables(letters, steps, mood)
+        return 2 * table.detach() - table
+
+
+class NoGradient(Words):
+    @torch.no_grad()
+    def tables(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        return super().tables(letters, steps, mood)
+
+
+class InfiniteGradient(Words):
+    def logits(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        found = super().logits(letters, steps, mood)
+        return found + (found - found.detach()).square().sum(-1, keepdim=True).sqrt()
+
+
+class HalfTables(Words):
+    """Normalises in whatever dtype the network gives."""
+
+    def tables(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        found: Tensor = self.network(self.features(letters, steps, mood))
+        return found - found.logsumexp(-1, keepdim=True)
+
+
+class DropsColumns(Words):
+    def rollout(self, contexts: Sequence[Context], letters: Tensor, mood: Tensor, logp: Tensor) -> Rollout:
+        return replace(super().rollout(contexts, letters, mood, logp), columns={})
+
+
+class KeepsGraph(Words):
+    """Stores log-probs that still know how they were computed."""
+
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        drawn = super().sample(contexts, generator=generator)
+        return replace(drawn, logp=score_sites(self.sites(drawn)).logp.sum(-1))
+
+
+class NumberMask(Words):
+    def mask(self, rollout: Rollout, steps: Tensor) -> Tensor:
+        return super().mask(rollout, steps).float()
+
+
+class ActionBeyond(Words):
+    """Numbers its letters from 1 where it scores."""
+
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        return [replace(s, action=s.action + 1) for s in super().sites(rollout, steps)]
+
+
+class CountsStops(Words):
+    """Forgets that drawing the stop is a choice too, where it counts units."""
+
+    def rollout(self, contexts: Sequence[Context], letters: Tensor, mood: Tensor, logp: Tensor) -> Rollout:
+        made = super().rollout(contexts, letters, mood, logp)
+        return replace(made, units=(letters > 0).long())
+
+    def mask(self, rollout: Rollout, steps: Tensor) -> Tensor:
+        drawn = nn.functional.pad((rollout.states["letters"] > 0).cumprod(1), (1, 0), value=1)[:, :-1]
+        return drawn.gather(1, steps).bool()
+
+
+class StoresMeans(Words):
+    def rollout(self, contexts: Sequence[Context], letters: Tensor, mood: Tensor, logp: Tensor) -> Rollout:
+        return super().rollout(contexts, letters, mood, logp / 2)
+
+
+class Raises(Words):
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        if steps is not None:
+            raise KeyError("nothing known of\nsteps")
+        return super().sites(rollout)
+
+
+# ---------------------------------------------------------------- twins of the graph policy
+
+
+class EdgesTwice(GraphPolicy):
+    """Counts (i, j) and (j, i), in drawing and in scoring alike."""
+
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        drawn = super().sample(contexts, generator=generator)
+        with torch.no_grad():
+            scores = score_sites(self.sites(drawn))
+        return replace(drawn, logp=scores.logp.sum(-1), units=scores.mask.sum(-1), max_units=2 * drawn.max_units)
+
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        nodes, pairs = super().sites(rollout, steps)
+        return [nodes, pairs, pairs]
+
+
+class PaddedNodes(GraphPolicy):
+    """Scores nodes that do not exist."""
+
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        nodes, pairs = super().sites(rollout, steps)
+        return [replace(nodes, mask=torch.ones_like(nodes.mask)), pairs]
+
+
+class NumbersNodes(GraphPolicy):
+    """Knows its nodes by number."""
+
+    def clean_probs(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        nodes, pairs = super().clean_probs(*args, **options)
+        tilt = torch.arange(nodes.shape[1], device=nodes.device)[:, None] * torch.arange(nodes.shape[2], device=nodes.device)
+        return (nodes.log() + 0.1 * tilt).softmax(-1), pairs
+
+
+# ---------------------------------------------------------------- what a caller of the kit knows of graphs
+
+
+def relabelled(rollout: Rollout, generator: torch.Generator) -> Rollout:
+    """Every graph of a trajectory under one and the same new numbering of its existing nodes."""
+    nodes, pairs, size = rollout.states["nodes"], rollout.states["pairs"], rollout.size
+    n, steps = nodes.shape[2], nodes.shape[1]
+    mask = node_mask(size, n)
+    order = torch.where(mask, torch.rand(mask.shape, generator=generator), 2.0 + torch.arange(n)).argsort(-1)
+    moved = [pack(permute(unpack(nodes[:, k], pairs[:, k], mask), order)) for k in range(steps)]
+    states = {"nodes": torch.stack([m for m, _ in moved], 1), "pairs": torch.stack([p for _, p in moved], 1)}
+    return replace(rollout, states={**rollout.states, **states})
+
+
+def more_padding(rollout: Rollout, generator: torch.Generator) -> Rollout:
+    """Two more places for nodes, and junk classes at every place where no node is."""
+    nodes, pairs = rollout.states["nodes"], rollout.states["pairs"]
+    n = nodes.shape[2] + 2
+    mask = node_mask(rollout.size, n)
+    exists, both = mask[:, None], pair_mask(mask)[:, None]
+    junk_nodes = torch.randint(2, (*nodes.shape[:2], n), generator=generator, dtype=torch.uint8)
+    junk_pairs = torch.randint(2, (*pairs.shape[:2], num_pairs(n)), generator=generator, dtype=torch.uint8)
+    nodes, pairs = (nn.functional.pad(x, (0, y.shape[2] - x.shape[2])) for x, y in ((nodes, junk_nodes), (pairs, junk_pairs)))
+    states = {"nodes": torch.where(exists, nodes, junk_nodes), "pairs": torch.where(both, pairs, junk_pairs)}
+    return replace(rollout, states={**rollout.states, **states})
+
+
+def graph_space(policy: GraphPolicy, size: int = 2) -> Rollout:
+    """Every trajectory of graphs of ``size`` nodes; the first graph is the start."""
+    classes = [range(policy.node_kernel.num_states)] * size + [range(policy.edge_kernel.num_states)] * num_pairs(size)
+    graphs = torch.tensor(list(product(*classes)), dtype=torch.uint8)
+    paths = torch.tensor(list(product(range(len(graphs)), repeat=policy.num_steps + 1)))
+    states = graphs[paths]
+    length = paths.shape[0]
+    return Rollout(
+        states={"nodes": states[:, :, :size], "pairs": states[:, :, size:]},
+        group=paths[:, 0],
+        logp=torch.zeros(length, policy.num_steps),
+        units=torch.full((length, policy.num_steps), size + num_pairs(size)),
+        size=torch.full((length,), size),
+        max_units=policy.num_steps * (size + num_pairs(size)),
+        samples=(None,) * length,
+    )
