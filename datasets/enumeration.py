@@ -163,6 +163,11 @@ def gdb_like(mol: Chem.Mol) -> bool:
 # Files ---------------------------------------------------------------------------------------------------------------
 
 
+def enumerated_smiles() -> list[str]:
+    """The bundled molecules as SMILES, smallest first."""
+    return gzip.decompress(BUNDLED.read_bytes()).decode().split()
+
+
 def load_enumerated(max_atoms: int = 7, *, min_atoms: int = 1) -> MoleculeDataset:
     """The bundled molecules of ``min_atoms`` to ``max_atoms`` atoms that pass :func:`gdb_like`, with all four atom types.
 
@@ -171,8 +176,7 @@ def load_enumerated(max_atoms: int = 7, *, min_atoms: int = 1) -> MoleculeDatase
     """
     if not 1 <= min_atoms <= max_atoms <= BUNDLED_ATOMS:
         raise ValueError(f"min_atoms, max_atoms: {min_atoms}, {max_atoms}, expected 1 <= min_atoms <= max_atoms <= {BUNDLED_ATOMS}")
-    rows = gzip.decompress(BUNDLED.read_bytes()).decode().split()
-    kept = [smiles for smiles in rows if min_atoms <= sum(c in "CNOFcnof" for c in smiles) <= max_atoms]
+    kept = [smiles for smiles in enumerated_smiles() if min_atoms <= sum(c in "CNOFcnof" for c in smiles) <= max_atoms]
     return dataset_from_smiles(kept, name=f"enumerated{max_atoms}")
 
 

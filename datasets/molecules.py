@@ -2,51 +2,38 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import hashlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from rdkit import Chem
-from rdkit.rdBase import BlockLogs, rdkitVersion
+from rdkit.rdBase import BlockLogs
 from torch import Tensor
 
-from discrete_grpo.chemistry import AtomType, Vocabulary, molecule_parts, parse_smiles
-from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pair_index, unpack
+from discrete_grpo.chemistry import AtomType, Vocabulary, descriptor, molecule_parts, parse_smiles
+from discrete_grpo.datasets.reading import array_lines, check_broken, check_file, content_key, rows, text_array
+from discrete_grpo.graph import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_index, unpack
+from discrete_grpo.tokens import Property
 
 __all__ = [
+    "ConditionedMolecules",
     "MoleculeDataset",
     "MoleculeStatistics",
-    "SmilesFile",
+    "conditioned",
     "dataset_from_smiles",
     "load_molecules",
-    "read_smiles",
+    "property_scales",
     "statistics",
 ]
 
 _CACHE_VERSION = 1
 NUM_BOND_CLASSES = 4
-
-
-@dataclass(frozen=True)
-class SmilesFile:
-    """The strings of a molecule file.
-
-    Attributes:
-        smiles: strings that parse, as written.
-        broken: (line number from 1, text) of those that do not.
-    """
-
-    smiles: tuple[str, ...]
-    broken: tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True)
@@ -91,6 +78,52 @@ class MoleculeDataset:
         at = torch.as_tensor(rows, dtype=torch.long)
         smiles = tuple(self.smiles[k] for k in at.tolist())
         return MoleculeDataset(self.nodes[at], self.pairs[at], self.sizes[at], self.vocabulary, smiles, self.broken, self.name)
+
+
+@dataclass(frozen=True)
+class ConditionedMolecules:
+    """Molecules with properties to be conditioned on; made by :func:`conditioned`.
+
+    Attributes:
+        data: the molecules.
+        values: standardised properties [M, K].
+        properties: their names, means and deviations.
+    """
+
+    data: MoleculeDataset
+    values: Float[Tensor, "molecule property"]
+    properties: tuple[Property, ...]
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def sizes(self) -> Int[Tensor, " molecule"]:
+        """Number of heavy atoms [M]."""
+        return self.data.sizes
+
+    def batch(self, rows: Int[Tensor, " row"]) -> ConditionedGraphs:
+        """The molecules at ``rows`` with their properties."""
+        return ConditionedGraphs(self.data.batch(rows), self.values[rows])
+
+
+def conditioned(data: MoleculeDataset, names: Sequence[str]) -> ConditionedMolecules:
+    """``data`` with RDKit descriptors, standardised by their mean and deviation over it.
+
+    Raises:
+        ValueError: if RDKit has no descriptor of a name.
+    """
+    functions = [descriptor(name) for name in names]
+    raw = torch.tensor([[f(Chem.MolFromSmiles(s)) for f in functions] for s in data.smiles], dtype=torch.float64)
+    scales = property_scales(names, raw)
+    mean, std = torch.tensor([p.mean for p in scales]), torch.tensor([p.std for p in scales])
+    return ConditionedMolecules(data, ((raw - mean) / std).float(), scales)
+
+
+def property_scales(names: Sequence[str], values: Float[Tensor, "molecule property"]) -> tuple[Property, ...]:
+    """Mean and standard deviation of every property over the data."""
+    mean, std = values.double().mean(0).tolist(), values.double().std(0, correction=0).clamp_min(1e-6).tolist()
+    return tuple(Property(n, m, s) for n, m, s in zip(names, mean, std, strict=True))
 
 
 @dataclass(frozen=True)
@@ -155,83 +188,6 @@ def _shares(counts: Int[Tensor, " class"]) -> tuple[float, ...]:
     return tuple((counts.double() / max(int(counts.sum()), 1)).tolist())
 
 
-# Reading -------------------------------------------------------------------------------------------------------------
-
-
-def _rows(path: Path) -> Iterator[tuple[int, str]]:
-    """(line number, SMILES text) of every line that is not blank."""
-    try:
-        yield from _read_rows(path)
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, csv.Error) as error:
-        raise ValueError(
-            f"path: {str(path)!r} cannot be read as text, expected UTF-8, gzipped only if it ends in .gz: {error}"
-        ) from None
-
-
-def _read_rows(path: Path) -> Iterator[tuple[int, str]]:
-    kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    if kind not in {".smi", ".smiles", ".txt", ".csv"}:
-        raise ValueError(f"path: {str(path)!r}, expected a file ending in .smi, .smiles, .txt or .csv, or one of these with .gz")
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8", newline="") as file:
-        if kind != ".csv":
-            yield from ((k, line.split()[0]) for k, line in enumerate(file, 1) if line.strip())
-            return
-        reader = csv.reader(file)
-        column: int | None = None
-        for row in reader:
-            if not any(cell.strip() for cell in row) and (column is None or len(row) < 2):
-                continue  # a blank line; a row of empty cells is a molecule without SMILES
-            if column is None:
-                lower = [cell.strip().lower() for cell in row]
-                column = lower.index("smiles") if "smiles" in lower else 0
-                if "smiles" in lower or parse_smiles(row[0].strip()) is None:  # a header line
-                    continue
-            yield reader.line_num, row[column].strip() if column < len(row) else ""
-
-
-def _check_file(path: Path) -> None:
-    if not path.is_file():
-        raise FileNotFoundError(f"path: {str(path)!r} is no file, expected a .smi, .txt or .csv of molecules")
-
-
-def _check_broken(path: Path, good: int, broken: Sequence[tuple[int, str]], max_broken: float) -> None:
-    if not 0 <= max_broken <= 1:
-        raise ValueError(f"max_broken: {max_broken}, expected a share in 0..1")
-    if good + len(broken) == 0:
-        raise ValueError(f"path: {str(path)!r} holds no molecules")
-    share = len(broken) / (good + len(broken))
-    if share > max_broken or not good:
-        first = "; ".join(f"line {k}: {text[:60]!r}" for k, text in broken[:5])
-        count = f"{len(broken)} of {good + len(broken)} lines that are no molecule"
-        raise ValueError(f"path: {str(path)!r} has {count} ({share:.1%}, max_broken {max_broken:.1%}): {first}")
-
-
-def read_smiles(path: str | Path, max_broken: float = 0.05) -> SmilesFile:
-    """The molecules of a ``.smi``, ``.txt`` or ``.csv`` file, each optionally ``.gz``.
-
-    In a csv the column named ``smiles`` (any case) is read, or else the first. In the others the first word of a line.
-
-    Args:
-        path: the file.
-        max_broken: largest share of lines that may fail to parse; they are listed in ``broken``.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it holds no molecules, or more broken lines than allowed.
-    """
-    path = Path(path)
-    _check_file(path)
-    good, broken = [], []
-    for line, text in _rows(path):
-        if parse_smiles(text) is None:
-            broken.append((line, text))
-        else:
-            good.append(text)
-    _check_broken(path, len(good), broken, max_broken)
-    return SmilesFile(tuple(good), tuple(broken))
-
-
 class _Packer:
     """Collects molecules as bytes before the vocabulary and the largest size are known."""
 
@@ -278,7 +234,7 @@ def _pack(rows: Iterable[tuple[int, str]], path: Path | str, name: str, max_brok
     with BlockLogs():
         for line, text in rows:
             packer.add(line, text)
-    _check_broken(Path(path), len(packer.smiles), packer.broken, max_broken)
+    check_broken(Path(path), len(packer.smiles), packer.broken, max_broken)
     return packer.dataset(name)
 
 
@@ -313,14 +269,14 @@ def load_molecules(
         ValueError: if no molecules are left, or more lines are broken than allowed.
     """
     path = Path(path)
-    _check_file(path)
+    check_file(path)
     name = path.name.split(".")[0]
-    cached = None if cache_dir is None else Path(cache_dir) / f"{name}-{_key(path)}.npz"
+    cached = None if cache_dir is None else Path(cache_dir) / f"{name}-{content_key(path, _CACHE_VERSION)}.npz"
     if cached is not None and cached.is_file():
         dataset = _read_cache(cached, name)
-        _check_broken(path, len(dataset), dataset.broken, max_broken)
+        check_broken(path, len(dataset), dataset.broken, max_broken)
     else:
-        dataset = _pack(_rows(path), path, name, max_broken)
+        dataset = _pack(rows(path), path, name, max_broken)
         if cached is not None:
             _write_cache(cached, dataset)
     return _by_size(dataset, min_atoms, max_atoms)
@@ -347,24 +303,6 @@ def _by_size(dataset: MoleculeDataset, min_atoms: int | None, max_atoms: int | N
 # Cache ---------------------------------------------------------------------------------------------------------------
 
 
-def _key(path: Path) -> str:
-    """Hash of the content, this format and RDKit's version (canonical SMILES change between versions)."""
-    digest = hashlib.sha256(f"{_CACHE_VERSION} {rdkitVersion} {''.join(path.suffixes)}\n".encode())
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()[:32]
-
-
-def _text(lines: Sequence[str]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.frombuffer("\n".join(lines).encode(), dtype=np.uint8)
-
-
-def _lines(array: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[str, ...]:
-    text = array.tobytes().decode()
-    return tuple(text.split("\n")) if text else ()
-
-
 def _write_cache(path: Path, dataset: MoleculeDataset) -> None:
     """Written under another name and then renamed: a reader sees the whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -376,9 +314,9 @@ def _write_cache(path: Path, dataset: MoleculeDataset) -> None:
                 nodes=dataset.nodes.numpy(),
                 pairs=dataset.pairs.numpy(),
                 sizes=dataset.sizes.numpy(),
-                vocabulary=_text(dataset.vocabulary.atoms),
-                smiles=_text(dataset.smiles),
-                broken=_text([f"{line}\t{text}" for line, text in dataset.broken]),
+                vocabulary=text_array(dataset.vocabulary.atoms),
+                smiles=text_array(dataset.smiles),
+                broken=text_array([f"{line}\t{text}" for line, text in dataset.broken]),
             )
         Path(temporary).replace(path)
     except BaseException:
@@ -389,6 +327,6 @@ def _write_cache(path: Path, dataset: MoleculeDataset) -> None:
 def _read_cache(path: Path, name: str) -> MoleculeDataset:
     with np.load(path) as stored:
         nodes, pairs, sizes = (torch.from_numpy(stored[k]) for k in ("nodes", "pairs", "sizes"))
-        broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in _lines(stored["broken"])))
-        vocabulary = Vocabulary(_lines(stored["vocabulary"]))
-        return MoleculeDataset(nodes, pairs, sizes, vocabulary, _lines(stored["smiles"]), broken, name)
+        broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(stored["broken"])))
+        vocabulary = Vocabulary(array_lines(stored["vocabulary"]))
+        return MoleculeDataset(nodes, pairs, sizes, vocabulary, array_lines(stored["smiles"]), broken, name)

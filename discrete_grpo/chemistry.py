@@ -12,8 +12,9 @@ The one file that knows RDKit molecules. Conventions:
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeAlias
@@ -32,6 +33,7 @@ __all__ = [
     "classes_to_mol",
     "count_fingerprint",
     "decode",
+    "descriptor",
     "encode",
     "logp",
     "molecular_weight",
@@ -44,6 +46,7 @@ __all__ = [
     "qed",
     "synthetic_accessibility",
     "tanimoto",
+    "to_smiles",
 ]
 
 _BOND_CLASS = {Chem.BondType.SINGLE: 1, Chem.BondType.DOUBLE: 2, Chem.BondType.TRIPLE: 3}
@@ -289,6 +292,11 @@ def parse(sample: str | None) -> Chem.Mol | None:
     return mol
 
 
+def to_smiles(mol: Chem.Mol, *, stereo: bool = True) -> str:
+    """Canonical SMILES, with stereo or without."""
+    return str(Chem.MolToSmiles(mol, isomericSmiles=stereo))
+
+
 # Properties ----------------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +320,23 @@ def synthetic_accessibility(mol: Chem.Mol) -> float:
     from rdkit.Contrib.SA_Score import sascorer  # reads a 3 MB table, so only when asked for
 
     return float(sascorer.calculateScore(mol))
+
+
+def descriptor(name: str) -> Callable[[Chem.Mol], float]:
+    """One of RDKit's descriptors by its name there (``MolLogP``, ``TPSA``, ``qed``, ``MolWt``, ...).
+
+    Raises:
+        ValueError: if RDKit has none of that name; the nearest is named.
+
+    >>> descriptor("TPSA")(parse("CCO"))
+    20.23
+    """
+    known: dict[str, Callable[[Chem.Mol], float]] = dict(Descriptors.descList)  # type: ignore[attr-defined]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1, 0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"properties: {name!r} is no RDKit descriptor{hint}")
+    return known[name]
 
 
 _LOGP_MEAN, _LOGP_STD = 2.4570953396190123, 1.434324401111988  # over ZINC250k, JT-VAE

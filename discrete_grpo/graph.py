@@ -16,10 +16,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from jaxtyping import Bool, Int, Shaped, UInt8
+from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from torch import Tensor
 
-__all__ = ["GraphBatch", "node_mask", "num_pairs", "pack", "pair_index", "pair_mask", "permute", "symmetrise", "unpack", "upper"]
+__all__ = [
+    "ConditionedGraphs",
+    "GraphBatch",
+    "node_mask",
+    "num_pairs",
+    "pack",
+    "pair_index",
+    "pair_mask",
+    "permute",
+    "symmetrise",
+    "unpack",
+    "upper",
+]
 
 
 def num_pairs(num_nodes: int) -> int:
@@ -122,6 +134,26 @@ class GraphBatch:
     def to(self, device: torch.device | str) -> GraphBatch:
         """The same batch on another device."""
         return GraphBatch(self.nodes.to(device), self.edges.to(device), self.mask.to(device))
+
+
+@dataclass(frozen=True)
+class ConditionedGraphs:
+    """Graphs with the properties they are trained to follow.
+
+    Attributes:
+        graphs: B graphs.
+        properties: standardised, NaN where unknown [B, K].
+    """
+
+    graphs: GraphBatch
+    properties: Float[Tensor, "batch property"]
+
+    def __len__(self) -> int:
+        return len(self.graphs)
+
+    def to(self, device: torch.device | str) -> ConditionedGraphs:
+        """The same on ``device``."""
+        return ConditionedGraphs(self.graphs.to(device), self.properties.to(device))
 
 
 def permute(batch: GraphBatch, order: Int[Tensor, "batch node"]) -> GraphBatch:

@@ -35,6 +35,7 @@ class GraphTransformerConfig:
         expansion: hidden over outer width in the feed-forward parts.
         walk_length: powers of the random-walk matrix given as features (RRWP).
         dropout: in the feed-forward parts.
+        num_properties: length of the property vector the graph is conditioned on; 0 for none.
     """
 
     node_states: int
@@ -49,6 +50,7 @@ class GraphTransformerConfig:
     expansion: int = 2
     walk_length: int = 8
     dropout: float = 0.0
+    num_properties: int = 0
 
     def __post_init__(self) -> None:
         classes = ("node_states", "edge_states", "node_classes", "edge_classes")
@@ -61,6 +63,8 @@ class GraphTransformerConfig:
             raise ValueError(f"walk_length: {self.walk_length}, expected at least 2")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout: {self.dropout}, expected 0 <= dropout < 1")
+        if self.num_properties < 0:
+            raise ValueError(f"num_properties: {self.num_properties}, expected at least 0")
 
 
 SMALL = {"layers": 6, "heads": 8, "width": 128, "edge_width": 48, "global_width": 64}
@@ -193,7 +197,7 @@ class _Geometry:
 
 
 class GraphTransformer(nn.Module):
-    """Clean-class logits of noisy graphs: ``(nodes, edges, time, mask) -> (node logits, edge logits)``.
+    """Clean-class logits of noisy graphs: ``(nodes, edges, time, mask, properties) -> (node logits, edge logits)``.
 
     Equivariant to node permutation; edge logits exactly symmetric; padding changes no logit of a real site.
     """
@@ -205,6 +209,7 @@ class GraphTransformer(nn.Module):
         self.node_in = nn.Sequential(nn.Linear(config.node_states + config.walk_length + 3, d), nn.GELU(), nn.Linear(d, d))
         self.edge_in = nn.Sequential(nn.Linear(config.edge_states + config.walk_length, de), nn.GELU(), nn.Linear(de, de))
         self.global_in = nn.Sequential(nn.Linear(32 + 1 + 3, dg), nn.GELU(), nn.Linear(dg, dg))
+        self.property_in = nn.Linear(2 * config.num_properties, dg, bias=False) if config.num_properties else None
         self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
         self.node_out = nn.Sequential(nn.LayerNorm(d), nn.Linear(d, d), nn.GELU(), nn.Linear(d, config.node_classes))
         self.edge_out = nn.Sequential(nn.LayerNorm(de), nn.Linear(de, de), nn.GELU(), nn.Linear(de, config.edge_classes))
@@ -219,6 +224,7 @@ class GraphTransformer(nn.Module):
         edges: Int[Tensor, "batch node node"],
         time: Float[Tensor, " batch"],
         mask: Bool[Tensor, "batch node"],
+        properties: Float[Tensor, "batch property"] | None = None,
     ) -> tuple[Float[Tensor, "batch node node_class"], Float[Tensor, "batch node node edge_class"]]:
         """Logits over clean classes.
 
@@ -227,8 +233,13 @@ class GraphTransformer(nn.Module):
             edges: noisy edge classes; only the upper triangle is read.
             time: in [0, 1], 0 data and 1 noise.
             mask: which nodes exist.
+            properties: NaN where one is not given; None where none is. Read only if ``num_properties`` is not 0.
         """
         x, e, y = self._embed(nodes, edges, time, mask)
+        if self.property_in is not None and properties is not None:
+            given = ~properties.isnan()
+            features = torch.cat([torch.where(given, properties, 0.0), given.to(properties.dtype)], -1)
+            y = y + self.property_in(features.to(y.dtype))
         geometry = _Geometry.of(mask, e.dtype)
         for block in self.blocks:
             x, e, y = block(x, e, y, geometry)

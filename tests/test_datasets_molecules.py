@@ -15,9 +15,9 @@ from discrete_grpo.datasets.molecules import (
     MoleculeStatistics,
     dataset_from_smiles,
     load_molecules,
-    read_smiles,
     statistics,
 )
+from discrete_grpo.datasets.reading import read_smiles
 
 SMILES = ["CCO", "c1ccccc1", "C[N+](C)(C)C", "N#CC=O", "F[C@H](Cl)Br"]
 SHARED = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[2] / "shared"))

@@ -7,8 +7,7 @@ A trajectory is x_1 -> ... -> x_0 on the grid of ``num_steps`` steps; step k goe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,42 +17,16 @@ from torch import Tensor, nn
 from discrete_grpo.categorical import Sites, gather, safe_log, sample
 from discrete_grpo.diffusion.kernels import Kernel
 from discrete_grpo.diffusion.schedules import time_grid
-from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, unpack, upper
+from discrete_grpo.graph import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, unpack, upper
+from discrete_grpo.policies.conditions import FixedSites, fixed_states, hide_properties, property_table
 from discrete_grpo.rollout import Context, Rollout
+from discrete_grpo.tokens import Property
 
 __all__ = ["FixedSites", "GraphPolicy", "size_buckets"]
 
 
 MIN_PROB = 1e-30
 """Floor of p̂: a softmax that underflows to 0 would make log-probs and the KL infinite. Sums do not notice it."""
-
-
-@dataclass(frozen=True)
-class FixedSites:
-    """Nodes and edges a sample must have (scaffold-constrained generation); a context's ``fixed`` column.
-
-    Attributes:
-        nodes: node number -> clean class.
-        edges: (i, j) with i < j -> clean class; class 0 forbids an edge.
-    """
-
-    nodes: Mapping[int, int]
-    edges: Mapping[tuple[int, int], int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.nodes and not self.edges:
-            raise ValueError("fixed: no node and no edge, expected at least one")
-        for i in self.nodes:
-            if i < 0:
-                raise ValueError(f"fixed: node {i}, expected 0 or more")
-        for i, j in self.edges:
-            if not 0 <= i < j:
-                raise ValueError(f"fixed: edge ({i}, {j}), expected 0 <= i < j")
-
-    @property
-    def min_nodes(self) -> int:
-        """The smallest graph that has room for every fixed site."""
-        return 1 + max([*self.nodes, *(j for _, j in self.edges)])
 
 
 def size_buckets(sizes: Int[Tensor, " batch"], waste: float = 0.25) -> Iterator[Int[Tensor, " row"]]:
@@ -77,13 +50,20 @@ class GraphPolicy(nn.Module):
 
     p_θ(x_s | x_t) = Π_sites Σ_c p̂_θ(c | x_t) q(x_s | x_t, c): a product over nodes and unordered pairs.
 
+    With properties c and guidance weight w, log p̂ = (1 - w) log p̂_θ(· | x_t) + w log p̂_θ(· | x_t, c) + const: both branches
+    of the network are run where w is not 1. Source: Ho and Salimans (2022), Eq. 6, arXiv 2207.12598 (their weight is w - 1).
+
     Args:
-        network: ``(nodes [B,N], edges [B,N,N], time [B], mask [B,N]) -> (node logits [B,N,C_x], edge logits [B,N,N,C_e])``.
+        network: ``(nodes [B,N], edges [B,N,N], time [B], mask [B,N]) -> (node logits [B,N,C_x], edge logits [B,N,N,C_e])``;
+            with ``properties`` it takes them [B,K] as a fifth argument, NaN or None where not given.
         node_kernel, edge_kernel: how classes are noised and denoised.
         node_counts: probability of a graph of 0, 1, 2, ... nodes; drawn once a group.
         num_steps: steps of the sampler, at least 1.
         temperature: divides the network's logits, in drawing and in scoring alike; more than 0.
         share_initial_noise: whether a group also shares x_1.
+        properties: numbers the network is conditioned on, each a context column of that name.
+        guidance: w, weight of the conditional branch; 1 uses it alone.
+        condition_dropout: share of training graphs whose properties are hidden, in [0, 1].
         decode: turns finished graphs into what rewards see; None gives one-graph :class:`GraphBatch` es.
 
     Raises:
@@ -100,6 +80,9 @@ class GraphPolicy(nn.Module):
         num_steps: int = 50,
         temperature: float = 1.0,
         share_initial_noise: bool = False,
+        properties: Sequence[Property] = (),
+        guidance: float = 1.0,
+        condition_dropout: float = 0.1,
         decode: Callable[[GraphBatch], Sequence[Any]] | None = None,
     ) -> None:
         super().__init__()
@@ -108,6 +91,11 @@ class GraphPolicy(nn.Module):
                 raise ValueError(f"{name}: {kernel.num_states} states, expected at most 256 (trajectories are bytes)")
         if not temperature > 0:
             raise ValueError(f"temperature: {temperature}, expected more than 0")
+        if not guidance >= 0 or (guidance != 1 and not properties):
+            wanted = "at least 0" if properties else "1 without properties"
+            raise ValueError(f"guidance: {guidance}, expected {wanted}")
+        if not 0 <= condition_dropout <= 1:
+            raise ValueError(f"condition_dropout: {condition_dropout}, expected 0 to 1")
         if len(node_counts) < 2 or min(node_counts) < 0 or node_counts[0] != 0 or not abs(sum(node_counts) - 1) <= 1e-4:
             raise ValueError(
                 f"node_counts: {tuple(node_counts)}, expected probabilities of 0, 1, 2, ... nodes that sum to 1, the first 0"
@@ -116,6 +104,7 @@ class GraphPolicy(nn.Module):
         self.node_kernel, self.edge_kernel = node_kernel, edge_kernel
         self.node_counts = tuple(float(p) for p in node_counts)
         self.num_steps, self.temperature, self.share_initial_noise = num_steps, temperature, share_initial_noise
+        self.properties, self.guidance, self.condition_dropout = tuple(properties), guidance, condition_dropout
         self.decode = decode
         self.grid = time_grid(num_steps)
 
@@ -137,25 +126,42 @@ class GraphPolicy(nn.Module):
     def init_args(self) -> dict[str, Any]:
         """What a checkpoint needs to build this policy again (``decode`` aside: it is given anew when loading)."""
         names = ("network", "node_kernel", "edge_kernel", "node_counts", "num_steps", "temperature", "share_initial_noise")
-        return {name: getattr(self, name) for name in names}
+        conditional = ("properties", "guidance", "condition_dropout") if self.properties else ()
+        return {name: getattr(self, name) for name in (*names, *conditional)}
 
     # -- the one function that drawing and scoring share
 
-    def transition(self, state: GraphBatch, step: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
+    def transition(
+        self, state: GraphBatch, step: Int[Tensor, " batch"], properties: Float[Tensor, "batch property"] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """p_θ(x_s | x_t) of step ``step[b]`` from ``state``: node tables [B, N, K_x] and pair tables [B, P, K_e], float32."""
         grid = self.grid.to(step.device)
         t, s = grid[step], grid[step + 1]
-        p_nodes, p_pairs = self.clean_probs(state, t)
+        p_nodes, p_pairs = self.clean_probs(state, t, properties)
         nodes = self.node_kernel.transition(p_nodes, state.nodes, t, s)
         return nodes, self.edge_kernel.transition(p_pairs, upper(state.edges), t, s)
 
-    def clean_probs(self, state: GraphBatch, time: Float[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
-        """p̂_θ(x_0 | x_t) over clean classes, nodes [B, N, C_x] and pairs [B, P, C_e]; at least float32."""
-        nodes, edges = self.network(state.nodes, state.edges, time.to(self.dtype), state.mask)
+    def clean_probs(
+        self, state: GraphBatch, time: Float[Tensor, " batch"], properties: Float[Tensor, "batch property"] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """p̂_θ(x_0 | x_t, c) over clean classes, nodes [B, N, C_x] and pairs [B, P, C_e]; at least float32."""
+        nodes, edges = self._logits(state, time.to(self.dtype), properties)
         pairs = upper(edges)
         wide = torch.promote_types(nodes.dtype, torch.float32)
         p_nodes, p_pairs = ((z.to(wide) / self.temperature).softmax(-1) for z in (nodes, pairs))
         return p_nodes.clamp_min(MIN_PROB), p_pairs.clamp_min(MIN_PROB)
+
+    def _logits(self, state: GraphBatch, time: Tensor, properties: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The network's logits under guidance; rows without properties get the unconditional branch from both."""
+        if properties is None or not self.properties:
+            return self.network(state.nodes, state.edges, time, state.mask)
+        if self.guidance == 1:
+            return self.network(state.nodes, state.edges, time, state.mask, properties)
+        both = [torch.cat([x, x]) for x in (state.nodes, state.edges, time, state.mask)]
+        nodes, edges = self.network(*both, torch.cat([properties, torch.full_like(properties, torch.nan)]))
+        conditional, free = zip(nodes.chunk(2), edges.chunk(2), strict=True)
+        x, e = (torch.lerp(u, c, self.guidance) for u, c in zip(free, conditional, strict=True))
+        return x, e
 
     # -- Policy protocol
 
@@ -163,7 +169,8 @@ class GraphPolicy(nn.Module):
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
         """One trajectory a context.
 
-        Columns read: ``num_nodes`` (int, else drawn from the prior once a group) and ``fixed`` (:class:`FixedSites`).
+        Columns read: ``num_nodes`` (int, else drawn from the prior once a group), ``fixed`` (:class:`FixedSites`) and those
+        named in ``properties``; a missing one or None is not given.
 
         Raises:
             ValueError: if a context asks for a size or a class this policy does not know.
@@ -177,14 +184,18 @@ class GraphPolicy(nn.Module):
         nodes = torch.zeros(*shape, n_max, dtype=torch.uint8, device=self.device)
         pairs = torch.zeros(*shape, num_pairs(n_max), dtype=torch.uint8, device=self.device)
         logp = torch.zeros(*shape[:1], self.num_steps, device=self.device, dtype=torch.promote_types(self.dtype, torch.float32))
-        fixed = _fixed_states(contexts, sizes, n_max, self)
+        fixed = fixed_states(contexts, sizes, n_max, self.node_kernel.num_clean, self.edge_kernel.num_clean)
+        properties = property_table(contexts, self.properties, self.dtype)
         for rows in size_buckets(sizes):
             n = int(sizes[rows].max())
             part = None if fixed is None else fixed.index(rows).crop(n).to(self.device)
-            drawn = self._draw(sizes[rows].to(self.device), groups[rows], part, generator)
+            given = None if properties is None else properties[rows].to(self.device)
+            drawn = self._draw(sizes[rows].to(self.device), groups[rows], part, given, generator)
             at = rows.to(self.device)
             nodes[at, :, :n], pairs[at, :, : num_pairs(n)], logp[at] = drawn
         states = {"nodes": nodes, "pairs": pairs}
+        if properties is not None:
+            states["properties"] = properties.to(self.device)
         if fixed is not None:
             states |= {"free_nodes": (fixed.nodes < 0).to(self.device), "free_pairs": (upper(fixed.edges) < 0).to(self.device)}
         return self._finish(contexts, states, logp, groups.to(self.device), sizes.to(self.device))
@@ -201,7 +212,8 @@ class GraphPolicy(nn.Module):
         now = [states["nodes"][row, steps, :n], states["pairs"][row, steps, :p]]
         action = [states["nodes"][row, steps + 1, :n], states["pairs"][row, steps + 1, :p]]
         flat = unpack(now[0].flatten(0, 1), now[1].flatten(0, 1), mask.repeat_interleave(steps.shape[1], 0))
-        tables = self.transition(flat, steps.flatten())
+        given = states["properties"].repeat_interleave(steps.shape[1], 0) if "properties" in states else None
+        tables = self.transition(flat, steps.flatten(), given)
         free = [mask, pair_mask(mask)]
         if "free_nodes" in states:
             free = [free[0] & states["free_nodes"][:, :n], free[1] & states["free_pairs"][:, :p]]
@@ -215,12 +227,15 @@ class GraphPolicy(nn.Module):
     # -- likelihood training
 
     def likelihood_loss(
-        self, graphs: GraphBatch, *, edge_weight: float = 5.0, generator: torch.Generator | None = None
+        self, graphs: GraphBatch | ConditionedGraphs, *, edge_weight: float = 5.0, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
         """Cross-entropy of the clean graph, CE_X + λ CE_E, at one stratified time a graph.
 
         Means run over existing nodes and unordered pairs. Source: Vignac et al. (2022), Eq. 2, arXiv 2209.14734 (λ = 5).
         """
+        properties: tuple[Tensor, ...] = ()
+        if isinstance(graphs, ConditionedGraphs):
+            properties, graphs = (hide_properties(graphs.properties, self.condition_dropout, generator),), graphs.graphs
         b, device = len(graphs), graphs.nodes.device
         u = torch.rand((), generator=generator, device=device, dtype=torch.float64)
         t = ((torch.arange(b, device=device) + u) / b)[torch.randperm(b, generator=generator, device=device)]
@@ -229,7 +244,7 @@ class GraphPolicy(nn.Module):
         nodes = torch.where(exists, self.node_kernel.noise(graphs.nodes, t, generator), 0)
         pairs = torch.where(both, self.edge_kernel.noise(clean_pairs, t, generator), 0)
         noisy = GraphBatch(nodes, symmetrise(pairs, graphs.num_nodes), exists)
-        node_logits, edge_logits = self.network(noisy.nodes, noisy.edges, t.to(self.dtype), exists)
+        node_logits, edge_logits = self.network(noisy.nodes, noisy.edges, t.to(self.dtype), exists, *properties)
         ce = nn.functional.cross_entropy
         wide = torch.promote_types(node_logits.dtype, torch.float32)
         loss_nodes = ce(node_logits[exists].to(wide), graphs.nodes[exists])
@@ -262,7 +277,12 @@ class GraphPolicy(nn.Module):
         return torch.tensor([by_group[c.group] for c in contexts])
 
     def _draw(
-        self, sizes: Tensor, groups: Tensor, fixed: GraphBatch | None, generator: torch.Generator | None
+        self,
+        sizes: Tensor,
+        groups: Tensor,
+        fixed: GraphBatch | None,
+        properties: Tensor | None,
+        generator: torch.Generator | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Trajectories of one bucket: packed node states [b, S+1, n], pair states [b, S+1, p], step log-probs [b, S]."""
         n = int(sizes.max())
@@ -271,16 +291,21 @@ class GraphPolicy(nn.Module):
         state = self._pin(state, fixed, 0, generator)
         nodes, pairs, logps = [state.nodes], [upper(state.edges)], []
         for k in range(self.num_steps):
-            state, logp = self._step(state, k, fixed, generator)
+            state, logp = self._step(state, k, fixed, properties, generator)
             nodes.append(state.nodes)
             pairs.append(upper(state.edges))
             logps.append(logp)
         return torch.stack(nodes, 1).to(torch.uint8), torch.stack(pairs, 1).to(torch.uint8), torch.stack(logps, 1)
 
     def _step(
-        self, state: GraphBatch, k: int, fixed: GraphBatch | None, generator: torch.Generator | None
+        self,
+        state: GraphBatch,
+        k: int,
+        fixed: GraphBatch | None,
+        properties: Tensor | None,
+        generator: torch.Generator | None,
     ) -> tuple[GraphBatch, Tensor]:
-        q_nodes, q_pairs = self.transition(state, torch.full((len(state),), k, device=state.nodes.device))
+        q_nodes, q_pairs = self.transition(state, torch.full((len(state),), k, device=state.nodes.device), properties)
         exists, both = state.mask, pair_mask(state.mask)
         nodes = torch.where(exists, sample(q_nodes, generator), 0)
         pairs = torch.where(both, sample(q_pairs, generator), 0)
@@ -336,28 +361,3 @@ class GraphPolicy(nn.Module):
             samples=tuple(decoded),
             columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
         )
-
-
-def _fixed_states(contexts: Sequence[Context], sizes: Tensor, num_nodes: int, policy: GraphPolicy) -> GraphBatch | None:
-    """The fixed clean classes of every context, -1 where free; None if no context fixes anything."""
-    if not any(c.columns.get("fixed") for c in contexts):
-        return None
-    nodes = torch.full((len(contexts), num_nodes), -1)
-    edges = torch.full((len(contexts), num_nodes, num_nodes), -1)
-    for b, context in enumerate(contexts):
-        fixed: FixedSites | None = context.columns.get("fixed")
-        if fixed is None:
-            continue
-        _check_classes("node", fixed.nodes.values(), policy.node_kernel.num_clean)
-        _check_classes("edge", fixed.edges.values(), policy.edge_kernel.num_clean)
-        for i, c in fixed.nodes.items():
-            nodes[b, i] = c
-        for (i, j), c in fixed.edges.items():
-            edges[b, i, j] = edges[b, j, i] = c
-    return GraphBatch(nodes, edges, node_mask(sizes, num_nodes))
-
-
-def _check_classes(kind: str, classes: Any, count: int) -> None:
-    for c in classes:
-        if not 0 <= c < count:
-            raise ValueError(f"fixed: {kind} class {c}, expected 0 to {count - 1}")

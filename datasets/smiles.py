@@ -1,0 +1,218 @@
+"""Molecule files as token sequences with conditions: Murcko scaffolds and RDKit descriptors."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, UInt8
+from rdkit import Chem
+from torch import Tensor
+
+from discrete_grpo.chemistry import descriptor, murcko_scaffold, parse_smiles
+from discrete_grpo.datasets.reading import array_lines, check_broken, check_file, content_key, rows, text_array
+from discrete_grpo.tokens import EOS, PAD, SMILES, Property, TokenBatch, Tokenizer
+
+__all__ = ["SmilesLines", "TokenDataset", "alphabet", "load_smiles", "smiles_from_lines", "token_dataset"]
+
+_CACHE_VERSION = "smiles 1"
+
+
+@dataclass(frozen=True)
+class SmilesLines:
+    """M molecules as text, with what they may be conditioned on.
+
+    Attributes:
+        smiles: canonical, with stereo and charges.
+        scaffolds: canonical Murcko scaffolds without stereo, empty for molecules without rings.
+        values: descriptors [M, K] in the order of ``properties``.
+        properties: names of the descriptors.
+        broken: (line number, text) of what could not be read.
+        name: for reports.
+    """
+
+    smiles: tuple[str, ...]
+    scaffolds: tuple[str, ...]
+    values: Float[Tensor, "molecule property"]
+    properties: tuple[str, ...]
+    broken: tuple[tuple[int, str], ...] = ()
+    name: str = ""
+
+    def __len__(self) -> int:
+        return len(self.smiles)
+
+
+@dataclass(frozen=True)
+class TokenDataset:
+    """M sequences as bytes, cut to their lengths, with a prompt and properties each; what a ``Pretrainer`` reads.
+
+    Attributes:
+        tokens: ids of all sequences end to end, each with its EOS.
+        starts: where each begins in ``tokens`` [M + 1].
+        prompts, prompt_starts: the same of the prompts; no ids where there are none.
+        values: standardised properties [M, K]; NaN where unknown.
+    """
+
+    tokens: UInt8[Tensor, " token"]
+    starts: Int[Tensor, " boundary"]
+    prompts: UInt8[Tensor, " token"]
+    prompt_starts: Int[Tensor, " boundary"]
+    values: Float[Tensor, "sequence property"]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def sizes(self) -> Int[Tensor, " sequence"]:
+        """Tokens of each sequence [M], EOS included."""
+        return self.starts.diff()
+
+    def batch(self, rows: Int[Tensor, " row"]) -> TokenBatch:
+        """The sequences at ``rows``."""
+        tokens = _rows_of(self.tokens, self.starts, rows, left=False)
+        prompt = _rows_of(self.prompts, self.prompt_starts, rows, left=True) if len(self.prompts) else None
+        return TokenBatch(tokens, prompt, self.values[rows] if self.values.shape[1] else None)
+
+
+def _rows_of(flat: Tensor, starts: Tensor, rows: Tensor, *, left: bool) -> Int[Tensor, "batch width"]:
+    """Rows of a ragged array, filled up with PAD on the left or right."""
+    lengths = starts.diff()[rows]
+    width = int(lengths.max())
+    column = torch.arange(width).expand(len(rows), -1)
+    if left:
+        column = column - (width - lengths)[:, None]
+    inside = (column >= 0) & (column < lengths[:, None])
+    at = torch.where(inside, starts[rows][:, None] + column, 0)
+    return torch.where(inside, flat[at].long(), PAD)
+
+
+def token_dataset(
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    prompts: Sequence[str] | None = None,
+    values: Float[Tensor, "sequence property"] | None = None,
+    properties: Sequence[Property] = (),
+) -> TokenDataset:
+    """Texts as a data set; ``values`` are raw and are standardised here by ``properties``.
+
+    Raises:
+        ValueError: if there are no texts, a token is outside the alphabet, or the alphabet has more than 256 ids.
+    """
+    if not texts:
+        raise ValueError("texts: none given, expected at least one")
+    if len(tokenizer) > 256:
+        raise ValueError(f"tokenizer: {len(tokenizer)} ids, expected at most 256 (sequences are stored as bytes)")
+    flat, starts = _flat([[*tokenizer.encode(t), EOS] for t in texts])
+    prompt_flat, prompt_starts = _flat([tokenizer.encode(t) for t in prompts or [""] * len(texts)])
+    given = torch.empty(len(texts), 0) if values is None else values.float()
+    mean, std = torch.tensor([p.mean for p in properties]), torch.tensor([p.std for p in properties])
+    return TokenDataset(flat, starts, prompt_flat, prompt_starts, (given - mean) / std)
+
+
+def _flat(parts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    lengths = torch.tensor([0, *map(len, parts)])
+    return torch.tensor([k for part in parts for k in part], dtype=torch.uint8), lengths.cumsum(0)
+
+
+def smiles_from_lines(
+    lines: Iterable[tuple[int, str]],
+    path: str | Path,
+    *,
+    properties: Sequence[str] = (),
+    scaffolds: bool = True,
+    max_broken: float = 0.05,
+    name: str = "",
+) -> SmilesLines:
+    """Parse numbered lines; ``path`` is named in errors.
+
+    Raises:
+        ValueError: if no molecule is left, more lines are broken than allowed, or RDKit lacks a descriptor.
+    """
+    functions = [descriptor(p) for p in properties]
+    good, cores, values, broken = [], [], [], []
+    for number, text in lines:
+        mol = parse_smiles(text)
+        if mol is None:
+            broken.append((number, text))
+            continue
+        good.append(str(Chem.MolToSmiles(mol)))
+        cores.append(murcko_scaffold(mol) if scaffolds else "")
+        values.append([f(mol) for f in functions])
+    check_broken(Path(path), len(good), broken, max_broken)
+    table = torch.tensor(values, dtype=torch.float64).reshape(len(good), len(functions)).float()
+    return SmilesLines(tuple(good), tuple(cores), table, tuple(properties), tuple(broken), name)
+
+
+def load_smiles(
+    path: str | Path,
+    *,
+    properties: Sequence[str] = (),
+    scaffolds: bool = True,
+    max_broken: float = 0.05,
+    cache_dir: str | Path | None = None,
+) -> SmilesLines:
+    """The molecules of a ``.smi``, ``.txt`` or ``.csv`` file (each optionally ``.gz``) as text with conditions.
+
+    Args:
+        path: the file.
+        properties: RDKit descriptors to compute.
+        scaffolds: whether to compute Murcko scaffolds.
+        max_broken: largest share of lines that may be no molecule.
+        cache_dir: folder for the parsed form, keyed by the file's content and these arguments; None parses every time.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: as :func:`smiles_from_lines`.
+    """
+    path = Path(path)
+    check_file(path)
+    name = path.name.split(".")[0]
+    cached = None
+    if cache_dir is not None:
+        version = f"{_CACHE_VERSION} {' '.join(properties)} {scaffolds}"
+        cached = Path(cache_dir) / f"{name}-{content_key(path, version)}.npz"
+        if cached.is_file():
+            found = _read_cache(cached, tuple(properties), name)
+            check_broken(path, len(found), found.broken, max_broken)
+            return found
+    found = smiles_from_lines(rows(path), path, properties=properties, scaffolds=scaffolds, max_broken=max_broken, name=name)
+    if cached is not None:
+        _write_cache(cached, found)
+    return found
+
+
+def alphabet(data: SmilesLines) -> Tokenizer:
+    """The tokens of the molecules and their scaffolds."""
+    return Tokenizer.of([*data.smiles, *data.scaffolds], SMILES)
+
+
+def _write_cache(path: Path, data: SmilesLines) -> None:
+    """Written under another name and then renamed: a reader sees the whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez_compressed(
+                file,
+                smiles=text_array(data.smiles),
+                scaffolds=text_array(data.scaffolds),
+                values=data.values.numpy(),
+                broken=text_array([f"{line}\t{text}" for line, text in data.broken]),
+            )
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _read_cache(path: Path, properties: tuple[str, ...], name: str) -> SmilesLines:
+    with np.load(path) as stored:
+        broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(stored["broken"])))
+        smiles, scaffolds = array_lines(stored["smiles"]), array_lines(stored["scaffolds"])
+        return SmilesLines(smiles, scaffolds or ("",) * len(smiles), torch.from_numpy(stored["values"]), properties, broken, name)

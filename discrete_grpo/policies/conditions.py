@@ -1,0 +1,101 @@
+"""What contexts ask of a sample: fixed nodes and edges, and standardised properties."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from discrete_grpo.graph import GraphBatch, node_mask
+from discrete_grpo.rollout import Context
+from discrete_grpo.tokens import Property
+
+__all__ = ["FixedSites", "fixed_states", "hide_properties", "property_table"]
+
+
+@dataclass(frozen=True)
+class FixedSites:
+    """Nodes and edges a sample must have (scaffold-constrained generation); a context's ``fixed`` column.
+
+    Attributes:
+        nodes: node number -> clean class.
+        edges: (i, j) with i < j -> clean class; class 0 forbids an edge.
+    """
+
+    nodes: Mapping[int, int]
+    edges: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.nodes and not self.edges:
+            raise ValueError("fixed: no node and no edge, expected at least one")
+        for i in self.nodes:
+            if i < 0:
+                raise ValueError(f"fixed: node {i}, expected 0 or more")
+        for i, j in self.edges:
+            if not 0 <= i < j:
+                raise ValueError(f"fixed: edge ({i}, {j}), expected 0 <= i < j")
+
+    @property
+    def min_nodes(self) -> int:
+        """The smallest graph that has room for every fixed site."""
+        return 1 + max([*self.nodes, *(j for _, j in self.edges)])
+
+
+def fixed_states(
+    contexts: Sequence[Context], sizes: Tensor, num_nodes: int, node_classes: int, edge_classes: int
+) -> GraphBatch | None:
+    """The fixed clean classes of every context, -1 where free; None if no context fixes anything."""
+    if not any(c.columns.get("fixed") for c in contexts):
+        return None
+    nodes = torch.full((len(contexts), num_nodes), -1)
+    edges = torch.full((len(contexts), num_nodes, num_nodes), -1)
+    for b, context in enumerate(contexts):
+        fixed: FixedSites | None = context.columns.get("fixed")
+        if fixed is None:
+            continue
+        _check_classes("node", fixed.nodes.values(), node_classes)
+        _check_classes("edge", fixed.edges.values(), edge_classes)
+        for i, c in fixed.nodes.items():
+            nodes[b, i] = c
+        for (i, j), c in fixed.edges.items():
+            edges[b, i, j] = edges[b, j, i] = c
+    return GraphBatch(nodes, edges, node_mask(sizes, num_nodes))
+
+
+def _check_classes(kind: str, classes: Any, count: int) -> None:
+    for c in classes:
+        if not 0 <= c < count:
+            raise ValueError(f"fixed: {kind} class {c}, expected 0 to {count - 1}")
+
+
+def property_table(
+    contexts: Sequence[Context], properties: Sequence[Property], dtype: torch.dtype
+) -> Float[Tensor, "batch property"] | None:
+    """(value - mean) / std of the columns named in ``properties``, NaN where one is not given; None where none is.
+
+    Raises:
+        ValueError: if a value is no finite number.
+    """
+    table = torch.full((len(contexts), len(properties)), torch.nan, dtype=dtype)
+    for b, context in enumerate(contexts):
+        for k, p in enumerate(properties):
+            value = context.columns.get(p.name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"{p.name}: {value!r}, expected a finite number")
+            table[b, k] = (value - p.mean) / p.std
+    return None if bool(table.isnan().all()) else table
+
+
+def hide_properties(
+    properties: Float[Tensor, "batch property"], share: float, generator: torch.Generator | None = None
+) -> Float[Tensor, "batch property"]:
+    """Properties as a training batch shows them: in a ``share`` of rows none, in the rest each hidden with that probability."""
+    draws = torch.rand(len(properties), properties.shape[1] + 1, generator=generator, device=properties.device)
+    return properties.masked_fill((draws[:, 1:] < share) | (draws[:, :1] < share), torch.nan)

@@ -1,0 +1,255 @@
+"""Autoregressive tokens as a policy: SMILES first, and any other alphabet (image codes, SELFIES, edge lists).
+
+A step draws one token; its one site has the alphabet as classes. A trajectory is x_1 ... x_L and EOS, at most
+``max_length`` steps; a text that reaches ``max_length`` tokens ends there without a draw. Drawing and scoring share
+:meth:`TokenPolicy.tables`, so temperature, top-k and top-p are in the log-probs too. A network is a module
+``(tokens [B,T], prompt [B,P] | None, properties [B,K] | None, cache) -> logits [B,T,V]`` with a method
+``cache(rows, prompt_length)``, whose object has ``select(rows)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from discrete_grpo.categorical import Sites, gather, sample
+from discrete_grpo.policies.conditions import property_table
+from discrete_grpo.rollout import Context, Rollout
+from discrete_grpo.tokens import BOS, EOS, MASK, PAD, Property, TokenBatch, Tokenizer, pad_left
+from discrete_grpo.truncation import Truncation, pack_bits, unpack_bits
+
+__all__ = ["TokenPolicy"]
+
+LIVE_SHARE = 0.8
+"""Finished rows leave the batch when fewer than this share of it is unfinished: copying the cache costs time too."""
+
+
+class TokenPolicy(nn.Module):
+    """An autoregressive policy π_θ(x | c) = Π_t π_θ(x_t | x_<t, c), up to and with EOS.
+
+    Args:
+        network: see the module's first lines.
+        tokenizer: the alphabet.
+        max_length: the most tokens of a text, EOS not counted; at least 1.
+        min_length: EOS is not drawn before; equal to ``max_length`` for texts of one length.
+        prompt: name of the context column whose text the network reads first (a scaffold, a label); None for none.
+        properties: numbers the network is conditioned on, each a context column of that name.
+        truncation: temperature, top-k and top-p, in drawing and in scoring alike.
+        condition_dropout: share of training in which the prompt is hidden, and likewise each property, in [0, 1].
+        decode: turns finished texts into what rewards see; None gives the texts.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        tokenizer: Tokenizer,
+        *,
+        max_length: int,
+        min_length: int = 0,
+        prompt: str | None = None,
+        properties: Sequence[Property] = (),
+        truncation: Truncation | None = None,
+        condition_dropout: float = 0.5,
+        decode: Callable[[Sequence[str]], Sequence[Any]] | None = None,
+    ) -> None:
+        super().__init__()
+        if max_length < 1:
+            raise ValueError(f"max_length: {max_length}, expected at least 1")
+        if not 0 <= min_length <= max_length:
+            raise ValueError(f"min_length: {min_length}, expected 0 to max_length ({max_length})")
+        if not 0 <= condition_dropout <= 1:
+            raise ValueError(f"condition_dropout: {condition_dropout}, expected 0 to 1")
+        self.network, self.tokenizer = network, tokenizer
+        self.max_length, self.min_length = max_length, min_length
+        self.prompt, self.properties = prompt, tuple(properties)
+        self.truncation, self.condition_dropout = truncation or Truncation(), condition_dropout
+        self.decode = decode
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network's parameters are."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the network's parameters."""
+        return next(self.parameters()).dtype
+
+    def init_args(self) -> dict[str, Any]:
+        """What a checkpoint needs to build this policy again (``decode`` aside: it is given anew when loading)."""
+        names = ("network", "tokenizer", "max_length", "min_length", "prompt", "properties", "truncation", "condition_dropout")
+        return {name: getattr(self, name) for name in names}
+
+    # -- the one function that drawing and scoring share
+
+    def tables(
+        self, logits: Float[Tensor, "*any class"], step: Int[Tensor, "*any"], packed: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """log π of every token [..., V], and which tokens are kept; ``packed`` holds a stored kept set, None decides it here."""
+        kept = self.truncation.keep(logits, self.allowed(step)) if packed is None else unpack_bits(packed, len(self.tokenizer))
+        return self.truncation.log_probs(logits, kept), kept
+
+    def allowed(self, step: Int[Tensor, "*any"]) -> Bool[Tensor, "*any class"]:
+        """Which tokens may be drawn at ``step``: no special one but EOS, and that only from ``min_length`` on."""
+        allowed = torch.ones(*step.shape, len(self.tokenizer), dtype=torch.bool, device=step.device)
+        allowed[..., [PAD, BOS, MASK]] = False
+        allowed[..., EOS] = step >= self.min_length
+        return allowed
+
+    # -- Policy protocol
+
+    @torch.no_grad()
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        """One text a context.
+
+        Columns read: the one named ``prompt`` and those named in ``properties``; a missing one or None is not given.
+
+        Raises:
+            ValueError: if a prompt has a token outside the alphabet or is too long, or a property is no finite number.
+        """
+        if not contexts:
+            raise ValueError("contexts: none given, expected at least one")
+        prompt, properties = self._conditions(contexts)
+        states, logp, length = self._draw(len(contexts), prompt, properties, generator)
+        if prompt is not None:
+            states["prompt"] = prompt.to(states["tokens"].dtype)
+        if properties is not None:
+            states["properties"] = properties
+        texts = [self.tokenizer.decode(row) for row in states["tokens"].tolist()]
+        names = dict.fromkeys(name for c in contexts for name in c.columns)
+        steps = torch.arange(logp.shape[1], device=self.device)
+        return Rollout(
+            states=states,
+            group=torch.tensor([c.group for c in contexts], device=self.device),
+            logp=logp,
+            units=(steps < length[:, None]).long(),
+            size=length + (0 if prompt is None else (prompt != PAD).sum(1)),
+            max_units=self.max_length,
+            samples=tuple(texts if self.decode is None else self.decode(texts)),
+            columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
+        )
+
+    def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
+        """The token categoricals of stored steps [B, S', 1, V]; all steps if None."""
+        states = rollout.states
+        length = rollout.units.sum(1)
+        if steps is None:
+            steps = torch.arange(rollout.num_steps, device=length.device).expand(len(rollout), -1)
+        n = max(1, int(length.max()))
+        tokens = states["tokens"][:, :n].long()
+        inputs = torch.cat([torch.full_like(tokens[:, :1], BOS), tokens[:, :-1]], 1)
+        logits = self.network(inputs, _trim(states.get("prompt")), states.get("properties"))
+        at, row = steps.clamp_max(n - 1), torch.arange(len(rollout), device=length.device)[:, None]
+        packed = states["kept"][row, at] if "kept" in states else None
+        log_probs, _ = self.tables(logits[row, at], at, packed)
+        return [Sites(log_probs.unsqueeze(2), tokens[row, at].unsqueeze(2), (steps < length[:, None]).unsqueeze(2))]
+
+    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        """:meth:`sites`, so that wrappers which only know ``forward`` work."""
+        return self.sites(rollout, steps)
+
+    # -- likelihood training
+
+    def likelihood_loss(self, batch: TokenBatch, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """-log p_θ(x | c) a token, EOS counted and padding not, at temperature 1 over the whole alphabet.
+
+        Raises:
+            ValueError: if a text is longer than ``max_length``.
+        """
+        targets = batch.tokens
+        lengths = (targets != PAD).sum(1)
+        if int(lengths.max()) > self.max_length + 1:
+            raise ValueError(f"tokens: a text of {int(lengths.max()) - 1} tokens, expected at most max_length ({self.max_length})")
+        inputs = torch.cat([torch.full_like(targets[:, :1], BOS), targets[:, :-1]], 1)[:, : self.max_length]
+        targets = targets[:, : self.max_length]
+        prompt, properties = self._hide(batch, generator)
+        logits = self.network(inputs, prompt, properties)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        known = targets != PAD
+        loss = nn.functional.cross_entropy(logits[known].to(wide), targets[known])
+        return {"loss": loss, "tokens": known.sum().double()}
+
+    def _hide(self, batch: TokenBatch, generator: torch.Generator | None) -> tuple[Tensor | None, Tensor | None]:
+        """The conditions of a training batch: the prompt shown to all rows or to none, each property by a draw of its own."""
+        device, share = batch.tokens.device, self.condition_dropout
+        prompt, properties = batch.prompt, batch.properties
+        if prompt is not None and float(torch.rand((), generator=generator, device=device)) < share:
+            prompt = None
+        if properties is not None:
+            hidden = torch.rand(properties.shape, generator=generator, device=device) < share
+            properties = properties.masked_fill(hidden, torch.nan)
+        return prompt, properties
+
+    # -- drawing
+
+    def _conditions(self, contexts: Sequence[Context]) -> tuple[Tensor | None, Tensor | None]:
+        """Prompt ids [B, P] and standardised properties [B, K] of the contexts; None where no context has any."""
+        given = [c.columns.get(self.prompt) if self.prompt is not None else None for c in contexts]
+        rows = [[] if text is None else self._prompt_ids(str(text)) for text in given]
+        prompt = pad_left(rows).to(self.device) if any(rows) else None
+        table = property_table(contexts, self.properties, self.dtype)
+        return prompt, None if table is None else table.to(self.device)
+
+    def check_condition(self, columns: Mapping[str, Any]) -> None:
+        """Raise the error that :meth:`sample` would raise for a context with these columns."""
+        self._conditions([Context(0, columns)])
+
+    def _prompt_ids(self, text: str) -> list[int]:
+        try:
+            ids = self.tokenizer.encode(text)
+        except ValueError as error:
+            raise ValueError(f"{self.prompt}: {str(error).removeprefix('text: ')}") from error
+        if len(ids) > self.max_length:
+            raise ValueError(f"{self.prompt}: {text!r} has {len(ids)} tokens, expected at most {self.max_length}")
+        return ids
+
+    def _draw(
+        self, count: int, prompt: Tensor | None, properties: Tensor | None, generator: torch.Generator | None
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Tokens and kept sets [B, S, ...], log-probs [B, S] and lengths [B]; finished rows leave the batch on the way."""
+        device = self.device
+        small = torch.uint8 if len(self.tokenizer) <= 256 else torch.int16 if len(self.tokenizer) < 2**15 else torch.int32
+        tokens = torch.full((count, self.max_length), PAD, dtype=small, device=device)
+        logp = torch.zeros(count, self.max_length, dtype=torch.promote_types(self.dtype, torch.float32), device=device)
+        kept: list[Tensor] = []
+        length = torch.full((count,), self.max_length, device=device)
+        rows = torch.arange(count, device=device)  # which trajectory each row of the cache belongs to
+        last, live = torch.full((count,), BOS, device=device), torch.ones(count, dtype=torch.bool, device=device)
+        cache = self.network.cache(count, 0 if prompt is None else prompt.shape[1])  # type: ignore[operator]
+        for t in range(self.max_length):
+            conditions = (prompt, properties) if t == 0 else (None, None)
+            logits = self.network(last[:, None], *conditions, cache=cache)[:, 0]
+            table, keep = self.tables(logits, torch.full_like(last, t), None)
+            last = torch.where(live, sample(table.exp(), generator), PAD)
+            tokens[rows, t] = last.to(small)
+            logp[rows, t] = torch.where(live, gather(table, last), 0.0)
+            if self.truncation.restricts:
+                kept.append(torch.zeros(count, *pack_bits(keep[:1]).shape[1:], dtype=torch.uint8, device=device))
+                kept[-1][rows] = pack_bits(keep)
+            length[rows[live & (last == EOS)]] = t + 1
+            live = live & (last != EOS)
+            alive = int(live.sum())
+            if alive == 0:
+                break
+            if alive < LIVE_SHARE * len(rows):
+                stay = live.nonzero().squeeze(1)
+                cache.select(stay)
+                rows, last, live = rows[stay], last[stay], live[stay]
+        s = t + 1
+        states = {"tokens": tokens[:, :s].contiguous()} | ({"kept": torch.stack(kept, 1)} if kept else {})
+        return states, logp[:, :s].contiguous(), length.clamp_max(s)
+
+
+def _trim(prompt: Tensor | None) -> Tensor | None:
+    """Prompt ids without columns that are PAD in every row; None if nothing is left."""
+    if prompt is None:
+        return None
+    used = (prompt != PAD).any(0)
+    return prompt[:, used].long() if bool(used.any()) else None

@@ -1,0 +1,90 @@
+"""Rewards that compare a molecule with the condition it was drawn under: a column of its group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from rdkit import Chem
+
+from discrete_grpo import chemistry
+
+__all__ = ["HitsProperty", "keeps_scaffold"]
+
+
+@dataclass(frozen=True)
+class HitsProperty:
+    """exp(-((d(mol) - target) / scale)² / 2), where ``target`` is the sample's column of the descriptor's name; 0 if invalid.
+
+    Attributes:
+        property: name of an RDKit descriptor, which is also the column's name.
+        scale: distance at which the reward is exp(-1/2); more than 0.
+
+    Raises:
+        ValueError: if RDKit has no such descriptor, ``scale`` is not positive, or (when called) the column is missing.
+
+    >>> [round(x, 2) for x in HitsProperty("TPSA", scale=10.0)(["CCO", None], TPSA=[30.23, 1.0])]
+    [0.61, 0.0]
+    """
+
+    property: str
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0:
+            raise ValueError(f"scale: {self.scale}, expected more than 0")
+        chemistry.descriptor(self.property)
+
+    @property
+    def name(self) -> str:
+        """For logs."""
+        return f"hits_{self.property}"
+
+    @cached_property
+    def _value(self) -> Any:
+        return chemistry.descriptor(self.property)
+
+    def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
+        """One number in [0, 1] a sample."""
+        targets = _column(columns, self.property, len(samples))
+        return [self._one(chemistry.parse(s), float(t)) for s, t in zip(samples, targets, strict=True)]
+
+    def _one(self, mol: Chem.Mol | None, target: float) -> float:
+        return 0.0 if mol is None else math.exp(-0.5 * ((self._value(mol) - target) / self.scale) ** 2)
+
+
+def keeps_scaffold(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
+    """1 where the molecule contains the scaffold of its column ``scaffold`` (atoms, bonds, aromaticity), else 0.
+
+    Raises:
+        ValueError: if the column is missing or holds what is no molecule.
+
+    >>> keeps_scaffold(["c1ccccc1CO", "CCO", None], scaffold=["c1ccccc1"] * 3)
+    [1.0, 0.0, 0.0]
+    """
+    scaffolds = _column(columns, "scaffold", len(samples))
+    return [float(_contains(s, str(core))) for s, core in zip(samples, scaffolds, strict=True)]
+
+
+def _contains(sample: str | None, scaffold: str) -> bool:
+    core, mol = _scaffold(scaffold), chemistry.parse(sample)
+    return mol is not None and bool(mol.HasSubstructMatch(core))
+
+
+@lru_cache(maxsize=256)
+def _scaffold(smiles: str) -> Chem.Mol:
+    mol = chemistry.parse(smiles)
+    if mol is None:
+        raise ValueError(f"scaffold: {smiles!r}, expected a valid, connected SMILES")
+    return mol
+
+
+def _column(columns: dict[str, Sequence[Any]], name: str, count: int) -> Sequence[Any]:
+    found = columns.get(name, [None] * count)
+    if any(value is None for value in found):
+        given = ", ".join(columns) or "none"
+        raise ValueError(f"{name}: a sample has no such condition, expected the column {name!r} (columns given: {given})")
+    return found

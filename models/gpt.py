@@ -1,0 +1,305 @@
+"""A causal transformer over tokens with a condition prefix and a key-value cache.
+
+The sequence is ``[prompt tokens][property token][BOS x_1 x_2 ...]``; only the last part is predicted. Positions count from
+0 in the prompt and again from BOS on, so a sequence is scored alike whatever prefix the rest of its batch has. A type
+embedding tells the parts apart. Linear layers see real tokens only, packed end to end; attention alone sees the padded
+square. Source: GPT-2 (pre-norm blocks); prefix conditions as in MolGPT (Bagal et al. 2022),
+doi 10.1021/acs.jcim.1c00600.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from discrete_grpo.models.attention import attention
+from discrete_grpo.tokens import EOS, PAD
+
+__all__ = ["GPT", "Cache", "GPTConfig"]
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Sizes of a :class:`GPT`.
+
+    Attributes:
+        num_tokens: V, size of the alphabet with special tokens; at least 2.
+        block_size: the longest sequence after the prefix, BOS included.
+        num_properties: length of the property vector; 0 makes no property token.
+        layers: depth.
+        heads: attention heads; divides ``width``.
+        width: of the hidden states.
+        expansion: hidden over outer width in the feed-forward part.
+        dropout: after embeddings, attention and feed-forward parts, in [0, 1).
+
+    Raises:
+        ValueError: for a value out of its range.
+    """
+
+    num_tokens: int
+    block_size: int
+    num_properties: int = 0
+    layers: int = 6
+    heads: int = 4
+    width: int = 144
+    expansion: int = 4
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        least = {"num_tokens": 2, "block_size": 2, "num_properties": 0, "layers": 1, "heads": 1, "width": 1, "expansion": 1}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"{name}: {getattr(self, name)}, expected at least {low}")
+        if self.width % self.heads:
+            raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: {self.dropout}, expected at least 0 and less than 1")
+
+
+class Cache:
+    """Keys and values of the tokens read so far, one pair of tensors [B, H, capacity, D] a layer, and which of them count.
+
+    Attributes:
+        length: columns filled.
+        prefix: columns of the prefix.
+        mask: which columns may be attended to [B, 1, 1, capacity]; None where all may.
+    """
+
+    def __init__(self, config: GPTConfig, rows: int, prefix: int, like: Tensor) -> None:
+        shape = (rows, config.heads, prefix + config.block_size, config.width // config.heads)
+        self.past = [(like.new_empty(shape), like.new_empty(shape)) for _ in range(config.layers)]
+        self.length, self.prefix = 0, prefix
+        self.mask: Tensor | None = None
+
+    def select(self, rows: Int[Tensor, " row"]) -> None:
+        """Keep these rows only: finished sequences leave."""
+        self.past = [(self._rows(k, rows), self._rows(v, rows)) for k, v in self.past]
+        self.mask = None if self.mask is None else self.mask[rows]
+
+    def _rows(self, old: Tensor, rows: Tensor) -> Tensor:
+        kept = old.new_empty((len(rows), *old.shape[1:]))
+        kept[:, :, : self.length] = old[rows, :, : self.length]
+        return kept
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the new columns of a layer behind the filled ones; returns all of its columns so far."""
+        stop = self.length + keys.shape[2]
+        k, v = self.past[layer]
+        k[:, :, self.length : stop], v[:, :, self.length : stop] = keys, values
+        return k[:, :, :stop], v[:, :, :stop]
+
+
+class _Layout:
+    """Where the tokens that count stand in the padded square [B, T]; everything but attention runs on them end to end."""
+
+    def __init__(self, counts: Bool[Tensor, "batch time"]) -> None:
+        self.shape = counts.shape
+        self.at = None if bool(counts.all()) else counts.flatten().nonzero().squeeze(1)
+
+    def pack(self, x: Float[Tensor, "batch time width"]) -> Float[Tensor, "token width"]:
+        """The tokens that count, end to end."""
+        flat = x.flatten(0, 1)
+        return flat if self.at is None else flat.index_select(0, self.at)
+
+    def spread(self, x: Float[Tensor, "token width"]) -> Float[Tensor, "batch time width"]:
+        """The inverse of :meth:`pack`, zero elsewhere."""
+        if self.at is not None:
+            x = x.new_zeros(self.shape.numel(), x.shape[1]).index_copy(0, self.at, x)
+        return x.unflatten(0, self.shape)
+
+
+Past: TypeAlias = "Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]"
+"""Takes a layer's new keys and values and gives all that its queries may look at."""
+
+
+class _Block(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        d = config.width
+        self.heads = config.heads
+        self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.qkv = nn.Linear(d, 3 * d)
+        self.out = nn.Linear(d, d)
+        self.feed = nn.Sequential(nn.Linear(d, config.expansion * d), nn.GELU(), nn.Linear(config.expansion * d, d))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, layout: _Layout, past: Past, mask: Tensor | None, causal: bool) -> Tensor:
+        q, k, v = layout.spread(self.qkv(self.norm1(x))).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = attention(q, *past(k, v), mask, causal=causal)
+        x = x + self.dropout(self.out(layout.pack(mixed.transpose(1, 2).flatten(2))))
+        return x + self.dropout(self.feed(self.norm2(x)))
+
+
+class GPT(nn.Module):
+    """Causal transformer: tokens [B, T] that start with BOS -> logits [B, T, V] of the token that follows each.
+
+    Args:
+        config: sizes.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        d = config.width
+        self.token = nn.Embedding(config.num_tokens, d)
+        self.position = nn.Embedding(config.block_size, d)
+        self.kind = nn.Embedding(2, d)  # 0: condition, 1: sequence
+        self.property = nn.Linear(2 * config.num_properties, d) if config.num_properties else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(d)
+        self.head = nn.Linear(d, config.num_tokens, bias=False)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Normal weights of deviation 0.02; those that end a residual branch by 1/sqrt(2 L) of it. Source: GPT-2."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim > 1:
+                end = name.endswith(("out.weight", "feed.2.weight"))
+                nn.init.normal_(parameter, std=0.02 / ((2 * self.config.layers) ** 0.5 if end else 1.0))
+            elif "norm" not in name:
+                nn.init.zeros_(parameter)
+
+    def init_args(self) -> dict[str, GPTConfig]:
+        """What a checkpoint needs to build this network again."""
+        return {"config": self.config}
+
+    def cache(self, rows: int, prompt_length: int = 0) -> Cache:
+        """An empty cache for ``rows`` sequences with prompts of ``prompt_length`` columns."""
+        return Cache(self.config, rows, prompt_length + (self.property is not None), self.head.weight)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch time"],
+        prompt: Int[Tensor, "batch prompt"] | None = None,
+        properties: Float[Tensor, "batch property"] | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "batch time class"]:
+        """Logits of the token after each of ``tokens``.
+
+        Args:
+            tokens: BOS and what follows; with a filled cache only the new ones. EOS and PAD end a sequence: they are not
+                read, and the logits there are 0.
+            prompt: condition tokens, filled up with PAD on the left; None for none. Not with a filled cache.
+            properties: NaN where a property is not given; None where none is. Not with a filled cache.
+            cache: filled by this call.
+        """
+        first = cache is None or cache.length == 0
+        t = tokens.shape[1]
+        if not first and t > 1:
+            raise ValueError(f"tokens: {t} columns, expected 1 with a filled cache")
+        if cache is None:
+            past, exists = self._read_prefix(tokens, prompt, properties)
+            join: list[Past] = [partial(_behind, kv) for kv in past] or [_alone] * len(self.blocks)
+            mask = None if exists is None else nn.functional.pad(exists, (0, t), value=True)
+            seen, start = (past[0][0].shape[2] if past else 0), 0
+        else:
+            if first:
+                self._fill(cache, tokens, prompt, properties)
+            join = [partial(cache.extend, layer) for layer in range(len(self.blocks))]
+            mask = None if cache.mask is None else cache.mask[..., : cache.length + t]
+            seen, start = cache.length, cache.length - cache.prefix
+        if t > 1 and seen:  # the sequence looks at the whole prefix and at itself up to each column
+            lower = torch.ones(t, seen + t, dtype=torch.bool, device=tokens.device).tril(seen)
+            mask = lower if mask is None else lower & mask
+        at = torch.arange(start, start + t, device=tokens.device)
+        ended = (tokens == PAD) | (tokens == EOS)
+        layout = _Layout(~ended if cache is None else torch.ones_like(ended))
+        x = self.dropout(layout.pack(self.token(tokens) + self.position(at) + self.kind.weight[1]))
+        for block, past_of in zip(self.blocks, join, strict=True):
+            x = block(x, layout, past_of, mask, causal=mask is None and t > 1)
+        if cache is not None:
+            cache.length += t
+        return layout.spread(self.head(self.norm(x)))
+
+    def _fill(self, cache: Cache, tokens: Tensor, prompt: Tensor | None, properties: Tensor | None) -> None:
+        """Put the prefix into an empty cache."""
+        past, exists = self._read_prefix(tokens, prompt, properties)
+        if not past:
+            return
+        for layer, (keys, values) in enumerate(past):
+            cache.extend(layer, keys, values)
+        cache.length = past[0][0].shape[2]
+        if exists is not None:
+            cache.mask = nn.functional.pad(exists, (0, cache.past[0][0].shape[2] - cache.length), value=True)
+
+    def _read_prefix(
+        self, tokens: Tensor, prompt: Tensor | None, properties: Tensor | None
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
+        """Keys and values of the prefix by layer, and which columns exist [B, 1, 1, P]; equal prefixes are read once.
+
+        No layers are given where there is no prefix, and None where all columns exist.
+        """
+        columns = 0 if prompt is None else prompt.shape[1]
+        if columns == 0 and self.property is None:
+            return [], None
+        first, row = _distinct(len(tokens), prompt, properties, tokens.device)
+        x, exists = self._prefix(len(first), *(None if c is None else c[first] for c in (prompt, properties)))
+        mask = None if bool(exists.all()) else _causal_mask(exists)
+        past: list[tuple[Tensor, Tensor]] = []
+
+        def keep(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            past.append((keys[row], values[row]))
+            return keys, values
+
+        layout = _Layout(exists)
+        x = self.dropout(layout.pack(x))
+        for block in self.blocks:
+            x = block(x, layout, keep, mask, causal=mask is None and exists.shape[1] > 1)
+        return past, None if mask is None else exists[row][:, None, None, :]
+
+    def _prefix(self, b: int, prompt: Tensor | None, properties: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Embeddings of the condition columns [B, P, d], and which of them exist [B, P]."""
+        device = self.head.weight.device
+        parts, exists = [self.token.weight.new_zeros(b, 0, self.config.width)], [torch.ones(b, 0, dtype=torch.bool, device=device)]
+        if prompt is not None and prompt.shape[1]:
+            there = prompt != PAD
+            at = (there.cumsum(1) - 1).clamp_min(0)
+            parts.append(self.token(prompt) + self.position(at) + self.kind.weight[0])
+            exists.append(there)
+        if self.property is not None:
+            if properties is None:
+                properties = torch.full((b, self.config.num_properties), torch.nan, device=device)
+            given = ~properties.isnan()
+            features = torch.cat([torch.where(given, properties, 0.0), given.to(properties.dtype)], -1)
+            parts.append((self.property(features.to(self.head.weight.dtype)) + self.kind.weight[0]).unsqueeze(1))
+            exists.append(torch.ones(b, 1, dtype=torch.bool, device=device))
+        return torch.cat(parts, 1), torch.cat(exists, 1)
+
+
+def _behind(past: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """A sequence's keys and values behind those of its prefix."""
+    return torch.cat([past[0], keys], 2), torch.cat([past[1], values], 2)
+
+
+def _alone(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    return keys, values
+
+
+def _distinct(
+    rows: int, prompt: Tensor | None, properties: Tensor | None, device: torch.device
+) -> tuple[Int[Tensor, " distinct"], Int[Tensor, " batch"]]:
+    """The first row of every distinct prefix, and for each row which of those it has."""
+    parts = [] if prompt is None else [prompt.long()]
+    if properties is not None:
+        parts.append(properties.nan_to_num(torch.inf).double().view(torch.long))
+    if not parts:
+        return torch.zeros(1, dtype=torch.long, device=device), torch.zeros(rows, dtype=torch.long, device=device)
+    _, row = torch.unique(torch.cat(parts, 1), dim=0, return_inverse=True)
+    number = torch.arange(rows - 1, -1, -1, device=device)
+    first = torch.zeros(int(row.max()) + 1, dtype=torch.long, device=device).scatter(0, row.flip(0), number)
+    return first, row
+
+
+def _causal_mask(exists: Bool[Tensor, "batch time"]) -> Bool[Tensor, "batch 1 time time"]:
+    """Which column each column attends to: earlier ones that exist, and itself (so that no row is empty)."""
+    n = exists.shape[1]
+    lower = torch.ones(n, n, dtype=torch.bool, device=exists.device).tril()
+    own = torch.eye(n, dtype=torch.bool, device=exists.device)
+    return ((lower & exists[:, None, :]) | own).unsqueeze(1)

@@ -1,0 +1,85 @@
+"""Molecule files as token sequences: conditions, ragged storage, the cache, errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from rdkit import Chem
+
+from discrete_grpo import chemistry
+from discrete_grpo.datasets.molecules import property_scales
+from discrete_grpo.datasets.smiles import alphabet, load_smiles, smiles_from_lines, token_dataset
+from discrete_grpo.tokens import EOS, PAD
+
+LINES = ["C[C@H](N)c1ccccc1", "OCC", "C1CC1C[NH3+]", "broken(", "c1ccncc1"]
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def test_molecules_come_with_scaffolds_and_descriptors(tmp_path: Path) -> None:
+    data = load_smiles(write(tmp_path / "m.smi", LINES), properties=("MolLogP", "TPSA"), max_broken=0.5)
+    assert data.smiles == ("C[C@H](N)c1ccccc1", "CCO", "[NH3+]CC1CC1", "c1ccncc1")
+    assert data.scaffolds == ("c1ccccc1", "", "C1CC1", "c1ccncc1")
+    assert data.broken == ((4, "broken("),)
+    mols = [Chem.MolFromSmiles(s) for s in data.smiles]
+    expected = [[chemistry.logp(m), chemistry.descriptor("TPSA")(m)] for m in mols]
+    torch.testing.assert_close(data.values, torch.tensor(expected))
+
+
+def test_batches_are_the_texts_with_eos_and_prompts_in_front() -> None:
+    data = smiles_from_lines(enumerate(LINES[:3], 1), "here", properties=("MolWt",))
+    tokenizer = alphabet(data)
+    scales = property_scales(data.properties, data.values)
+    found = token_dataset(data.smiles, tokenizer, prompts=data.scaffolds, values=data.values, properties=scales)
+    assert len(found) == 3
+    assert found.sizes.tolist() == [len(tokenizer.encode(s)) + 1 for s in data.smiles]
+    batch = found.batch(torch.tensor([2, 1]))
+    for row, m in enumerate((2, 1)):
+        ids = [k for k in batch.tokens[row].tolist() if k != PAD]
+        assert ids == [*tokenizer.encode(data.smiles[m]), EOS]
+        assert batch.tokens[row, : len(ids)].tolist() == ids
+        assert batch.prompt is not None
+        prompt = tokenizer.encode(data.scaffolds[m])
+        assert batch.prompt[row].tolist() == [PAD] * (batch.prompt.shape[1] - len(prompt)) + prompt
+    weights = torch.tensor([chemistry.molecular_weight(Chem.MolFromSmiles(s)) for s in data.smiles])
+    assert batch.properties is not None
+    torch.testing.assert_close(batch.properties[:, 0], ((weights - weights.mean()) / weights.std(correction=0))[[2, 1]])
+
+
+def test_without_conditions_a_batch_has_none() -> None:
+    data = smiles_from_lines([(1, "CCO")], "here", scaffolds=False)
+    batch = token_dataset(data.smiles, alphabet(data)).batch(torch.tensor([0, 0]))
+    assert batch.prompt is None
+    assert batch.properties is None
+    assert len(batch) == 2
+
+
+def test_the_cache_gives_the_same_and_depends_on_what_was_asked(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.smi", LINES)
+    options = {"max_broken": 0.5, "cache_dir": tmp_path / "cache"}
+    first, again = (load_smiles(path, properties=("TPSA",), **options) for _ in range(2))  # type: ignore[arg-type]
+    assert (first.smiles, first.scaffolds, first.broken) == (again.smiles, again.scaffolds, again.broken)
+    assert torch.equal(first.values, again.values)
+    other = load_smiles(path, properties=("MolWt",), **options)  # type: ignore[arg-type]
+    assert not torch.equal(first.values, other.values)
+    chains = load_smiles(write(tmp_path / "c.smi", ["CCO"]), scaffolds=False, **options)  # type: ignore[arg-type]
+    assert load_smiles(tmp_path / "c.smi", scaffolds=False, **options).scaffolds == chains.scaffolds == ("",)  # type: ignore[arg-type]
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+
+
+def test_bad_files_and_descriptors_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="is no file"):
+        load_smiles(tmp_path / "none.smi")
+    with pytest.raises(ValueError, match="holds no molecules"):
+        load_smiles(write(tmp_path / "empty.smi", []))
+    with pytest.raises(ValueError, match=r"1 of 5 lines that are no molecule .* line 4: 'broken\('"):
+        load_smiles(write(tmp_path / "m.smi", LINES))
+    with pytest.raises(ValueError, match="properties: 'logp' is no RDKit descriptor; did you mean 'MolLogP'"):
+        load_smiles(tmp_path / "m.smi", properties=("logp",))
+    with pytest.raises(ValueError, match="texts: none given"):
+        token_dataset([], alphabet(smiles_from_lines([(1, "C")], "here")))

@@ -1,0 +1,39 @@
+"""Rewards that read a condition's column."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from discrete_grpo import chemistry
+from discrete_grpo.rewards.conditions import HitsProperty, keeps_scaffold
+
+
+def test_a_property_is_compared_with_the_samples_own_target() -> None:
+    samples = ["CCO", "c1ccccc1", None, "nonsense("]
+    targets = [0.0, 1.0, 2.0, 3.0]
+    found = HitsProperty("MolLogP", scale=0.5)(samples, MolLogP=targets, other=[1] * 4)
+    values = [chemistry.logp(mol) for s in samples[:2] if (mol := chemistry.parse(s)) is not None]
+    expected = [math.exp(-((v - t) ** 2) / (2 * 0.25)) for v, t in zip(values, targets, strict=False)]
+    assert found == pytest.approx([*expected, 0.0, 0.0])
+    assert HitsProperty("TPSA").name == "hits_TPSA"
+
+
+def test_a_scaffold_is_a_substructure_with_its_aromaticity() -> None:
+    samples = ["Cc1ccccc1", "CC1CCCCC1", "CC1CCCCC1", None, "c1ccncc1"]
+    scaffolds = ["c1ccccc1", "c1ccccc1", "C1CCCCC1", "C", "c1ccccc1"]
+    assert keeps_scaffold(samples, scaffold=scaffolds) == [1.0, 0.0, 1.0, 0.0, 0.0]
+
+
+def test_what_is_missing_or_wrong_is_named() -> None:
+    with pytest.raises(ValueError, match=r"MolLogP: a sample has no such condition, .* \(columns given: scaffold\)"):
+        HitsProperty("MolLogP")(["C"], scaffold=["C"])
+    with pytest.raises(ValueError, match="scaffold: a sample has no such condition"):
+        keeps_scaffold(["C", "C"], scaffold=["C", None])
+    with pytest.raises(ValueError, match=r"scaffold: 'C\(', expected a valid"):
+        keeps_scaffold(["C"], scaffold=["C("])
+    with pytest.raises(ValueError, match="did you mean 'TPSA'"):
+        HitsProperty("TSPA")
+    with pytest.raises(ValueError, match="scale: 0"):
+        HitsProperty("TPSA", 0.0)
