@@ -95,8 +95,8 @@ def test_browser_shows_curves_and_drawings_and_runs_the_script(tmp_path: Path) -
     for ident, least in {"chart-reward": 3, "chart-valid": 2, "chart-unique": 2, "chart-kl": 4, "chart-entropy": 2}.items():
         assert count.inside[ident]["path"] >= least, ident
     assert count.inside["distributions"]["path"] >= 4
-    assert count.inside["molecules"]["figure"] == len(SMILES)
-    assert count.inside["molecules"]["svg"] == len(SMILES)
+    assert count.inside["samples"]["figure"] == len(SMILES)
+    assert count.inside["samples"]["svg"] == len(SMILES)
     assert '<div id="tip" hidden="">' in dom  # made by the page's script, so the policy lets it run
     assert "CONSOLE" not in log  # neither a script error nor a blocked request
 

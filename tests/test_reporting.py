@@ -317,7 +317,7 @@ def test_report_holds_every_part(tmp_path: Path) -> None:
     fill(tmp_path / "run")
     path = write_report(tmp_path / "run", draw=lambda s: f'<svg data-sample="{s}"></svg>' if s == "CCO" else None)
     text = path.read_text("utf-8")
-    for ident in ("chart-reward", "chart-valid", "chart-unique", "chart-kl", "chart-entropy", "molecules", "evaluation", "config"):
+    for ident in ("chart-reward", "chart-valid", "chart-unique", "chart-kl", "chart-entropy", "samples", "evaluation", "config"):
         assert ident in idents(text)
     assert len(idents(text)) == len(set(idents(text)))
     assert '<svg data-sample="CCO">' in text
@@ -332,7 +332,7 @@ def test_report_of_an_empty_or_partial_folder_leaves_parts_out(tmp_path: Path) -
     Recorder(tmp_path).record(1, {"reward": math.nan, "valid": 1.0})
     text = write_report(tmp_path).read_text("utf-8")
     assert "chart-valid" in idents(text)
-    assert {"chart-reward", "chart-kl", "molecules", "evaluation"}.isdisjoint(idents(text))
+    assert {"chart-reward", "chart-kl", "samples", "evaluation"}.isdisjoint(idents(text))
     with pytest.raises(FileNotFoundError, match="folder: "):
         write_report(tmp_path / "nowhere")
 
@@ -386,3 +386,18 @@ def test_reporting_imports_neither_rdkit_nor_matplotlib() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": "."}
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_conditions_get_a_table_of_examples_and_no_histogram(tmp_path: Path) -> None:
+    for place, samples in (("before", ["ca", "", "ob"]), ("after", ["cat", "dog", "cob"])):
+        table = {"masked": ["c_t", "_og", "c_t"], "sample": samples, "reward": [0.1, 0.2, 0.3], "reward_judge": [0.1, 0.2, 0.3]}
+        write_table(tmp_path / f"evaluation_{place}.csv.gz", table | {"length": [1.0, 2.0, 3.0 + (place == "after")]})
+    text = write_report(tmp_path).read_text()
+    section = text[text.index('<section id="examples">') :].split("</section>")[0]
+    assert section.count("<tr>") == 1 + 2  # a row a distinct condition
+    assert [word in section for word in ("c_t", "cat", "dog", "<i>invalid</i>")] == [True] * 4
+    assert "cob" not in section
+    assert "Distribution of length" in text
+    assert "Distribution of masked" not in text
+    drawn = write_report(tmp_path, draw=lambda sample: f'<svg data-of="{sample}"></svg>').read_text()
+    assert 'data-of="dog"' in drawn

@@ -39,15 +39,20 @@ th, td { text-align: right; padding: 6px 0 6px clamp(16px, 3vw, 44px); border-bo
 tr:last-child > * { border-bottom: 0; }
 th:first-child { text-align: left; padding-left: 0; font-weight: 500; }
 thead th { color: var(--muted); font-weight: 500; font-size: 0.84rem; }
-#molecules .grid { grid-template-columns: repeat(auto-fill, minmax(min(165px, 45%), 1fr)); gap: 12px; }
-#molecules figure { padding: 8px 10px 10px; text-align: center; min-width: 0; display: flex; flex-direction: column; }
-#molecules figure svg { width: 100%; height: auto; display: block; }
-#molecules .text { flex: 1; display: grid; place-items: center; padding: 12px 0; }
-#molecules .text, #molecules code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace; }
-#molecules .text, #molecules code { font-size: 0.74rem; overflow-wrap: anywhere; }
-#molecules figcaption { font-size: 0.8rem; color: var(--muted); }
-#molecules figcaption b { display: block; color: var(--ink); font-size: 1rem; font-variant-numeric: tabular-nums; }
-#molecules code { display: block; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; margin-top: 2px; }
+#samples .grid { grid-template-columns: repeat(auto-fill, minmax(min(165px, 45%), 1fr)); gap: 12px; }
+#samples figure { padding: 8px 10px 10px; text-align: center; min-width: 0; display: flex; flex-direction: column; }
+#samples figure svg { width: 100%; height: auto; display: block; }
+#samples .text { flex: 1; display: grid; place-items: center; padding: 12px 0; }
+#samples .text, #samples code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace; }
+#samples .text, #samples code { font-size: 0.74rem; overflow-wrap: anywhere; }
+#samples figcaption { font-size: 0.8rem; color: var(--muted); }
+#samples figcaption b { display: block; color: var(--ink); font-size: 1rem; font-variant-numeric: tabular-nums; }
+#samples code { display: block; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; margin-top: 2px; }
+#examples td { white-space: normal; text-align: left; padding: 8px clamp(8px, 2vw, 24px) 8px 0; vertical-align: middle; }
+#examples th { text-align: left; padding-left: 0; }
+#examples svg, #examples img { width: 130px; height: auto; display: block; }
+#examples code { font-size: 0.82rem; overflow-wrap: anywhere; white-space: pre-wrap; }
+#examples small { display: block; color: var(--muted); font-variant-numeric: tabular-nums; }
 details { margin-top: 24px; }
 summary { cursor: pointer; font-weight: 600; }
 details > .grid, details > pre.card { margin-top: 12px; }

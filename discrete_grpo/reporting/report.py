@@ -20,6 +20,7 @@ from discrete_grpo.reporting.svg import Line, Values, histogram, line_chart
 __all__ = ["write_report"]
 
 _MOST_SAMPLES = 24
+_MOST_EXAMPLES = 10
 _NO_PROPERTY = {"step", "group", "sample", "advantage", "valid"}  # columns of sample tables of which no histogram is drawn
 
 
@@ -95,7 +96,8 @@ def write_report(folder: str | os.PathLike[str], *, draw: Callable[[str], str | 
         _evaluation(run / "evaluation.json"),
         _curves(metrics),
         _distributions(tables),
-        _molecules(run, draw),
+        _examples(tables, draw),
+        _best_samples(run, draw),
         _other_curves(metrics),
         _config(run / "config.yaml"),
     ]
@@ -265,8 +267,46 @@ def _numbers(cells: Sequence[str]) -> list[float]:
     return [value for value in values if math.isfinite(value)]
 
 
+def _conditions(tables: Mapping[str, Mapping[str, Sequence[str]]]) -> list[str]:
+    """What the samples were asked for: the columns that stand before them, where they are the same before and after."""
+    if len(tables) < 2:
+        return []
+    first, second = tables.values()
+    asked = list(first)[: list(first).index("sample")] if "sample" in first else []
+    return [name for name in asked if name not in _NO_PROPERTY and first[name] == second.get(name)]
+
+
+def _examples(tables: Mapping[str, Mapping[str, Sequence[str]]], draw: Callable[[str], str | None] | None) -> str:
+    """For some conditions in turn, the samples drawn under them before and after training."""
+    names = _conditions(tables)
+    if not names:
+        return ""
+    first = next(iter(tables.values()))
+    asked = list(zip(*(first[n] for n in names), strict=True))
+    rows = list({condition: k for k, condition in reversed(list(enumerate(asked)))}.values())[::-1][:_MOST_EXAMPLES]
+    body = []
+    for k in rows:
+        cells = [f"<td><code>{escape(cell)}</code></td>" for cell in asked[k]]
+        for table in tables.values():
+            reward = _numbers([table.get("reward", [""] * (k + 1))[k]])
+            picture = (draw(table["sample"][k]) if draw and table["sample"][k] else None) or _as_text(table["sample"][k])
+            cells.append(f"<td>{picture}<small>{_show(reward[0]) if reward else ''}</small></td>")
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    head = "".join(f'<th scope="col">{escape(_pretty(n))}</th>' for n in [*names, *tables])
+    note = '<p class="note">One sample a condition, drawn before and after training, with its reward.</p>'
+    return (
+        f'<section id="examples"><h2>Examples by condition</h2>{note}<div class="card scroll"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div></section>"
+    )
+
+
+def _as_text(sample: str) -> str:
+    return f"<code>{escape(sample)}</code>" if sample else "<i>invalid</i>"
+
+
 def _distributions(tables: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
-    names = dict.fromkeys(name for table in tables.values() for name in table if name not in _NO_PROPERTY)
+    left_out = {*_NO_PROPERTY, *_conditions(tables)}
+    names = dict.fromkeys(name for table in tables.values() for name in table if name not in left_out)
     cards = []
     for k, name in enumerate(names):
         sets = [Values(place, values) for place, table in tables.items() if (values := _numbers(table.get(name, ())))]
@@ -301,7 +341,7 @@ def _best(run: Path) -> dict[str, tuple[float, str]]:
     return _top(best)
 
 
-def _molecules(run: Path, draw: Callable[[str], str | None] | None) -> str:
+def _best_samples(run: Path, draw: Callable[[str], str | None] | None) -> str:
     figures = []
     for sample, (reward, origin) in _best(run).items():
         drawing = draw(sample) if draw is not None else None
@@ -312,7 +352,7 @@ def _molecules(run: Path, draw: Callable[[str], str | None] | None) -> str:
         return ""
     text = f"The {len(figures)} unique samples of highest reward, with the reward and where each was first reached."
     note = f'<p class="note">{text}</p>'
-    return f'<section id="molecules"><h2>Best samples</h2>{note}<div class="grid">{"".join(figures)}</div></section>'
+    return f'<section id="samples"><h2>Best samples</h2>{note}<div class="grid">{"".join(figures)}</div></section>'
 
 
 def _config(path: Path) -> str:
