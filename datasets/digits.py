@@ -1,0 +1,105 @@
+"""Handwritten digits, 1797 grey images of 8 times 8 pixels, that come with scikit-learn.
+
+Source: Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits (test part), UCI Machine Learning Repository,
+CC BY 4.0; the copy in scikit-learn (BSD 3-Clause), which the optional extra ``images`` installs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+__all__ = ["LICENCE", "NUM_CLASSES", "DigitImages", "ImageBatch", "class_means", "load_digits"]
+
+NUM_CLASSES = 10
+LICENCE = "Optical Recognition of Handwritten Digits (Alpaydin and Kaynak 1998), UCI, CC BY 4.0; via scikit-learn, BSD 3-Clause"
+_SPLIT_SEED = 0
+_TEST_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Images as likelihood training takes them.
+
+    Attributes:
+        pixels: ink in [0, 1].
+        labels: the class of each.
+    """
+
+    pixels: Float[Tensor, "batch height width"]
+    labels: Int[Tensor, " batch"]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device | str) -> ImageBatch:
+        """The same on ``device``."""
+        return ImageBatch(self.pixels.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True)
+class DigitImages:
+    """M labelled images; what a ``Pretrainer`` reads.
+
+    Attributes:
+        pixels: ink in [0, 1].
+        labels: the class of each.
+        name: for reports.
+    """
+
+    pixels: Float[Tensor, "image height width"]
+    labels: Int[Tensor, " image"]
+    name: str = "digits"
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def sizes(self) -> Int[Tensor, " image"]:
+        """1 of each image: all are of one size."""
+        return torch.ones_like(self.labels)
+
+    def batch(self, rows: Int[Tensor, " row"]) -> ImageBatch:
+        """The images at ``rows``."""
+        return ImageBatch(self.pixels[rows], self.labels[rows])
+
+
+def load_digits(split: Literal["train", "test", "all"] = "train") -> DigitImages:
+    """The digits of one part of a fixed split: a fifth of each class, drawn with a fixed seed, is ``test``.
+
+    Raises:
+        ImportError: if scikit-learn is not installed.
+        ValueError: if there is no such part.
+    """
+    if split not in ("train", "test", "all"):
+        raise ValueError(f"split: {split!r}, expected train, test or all")
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise ImportError("digits: scikit-learn is not installed; pip install discrete-grpo[images]") from error
+    stored = datasets.load_digits()
+    pixels, labels = torch.from_numpy(stored.images).float() / 16, torch.from_numpy(stored.target).long()
+    if split == "all":
+        return DigitImages(pixels, labels)
+    rows = _part(labels, split)
+    return DigitImages(pixels[rows], labels[rows], f"digits {split}")
+
+
+def _part(labels: Tensor, split: str) -> Int[Tensor, " row"]:
+    generator = torch.Generator().manual_seed(_SPLIT_SEED)
+    parts = []
+    for c in range(NUM_CLASSES):
+        own = (labels == c).nonzero().squeeze(1)
+        own = own[torch.randperm(len(own), generator=generator)]
+        cut = round(_TEST_SHARE * len(own))
+        parts.append(own[:cut] if split == "test" else own[cut:])
+    return torch.cat(parts).sort().values
+
+
+def class_means(data: DigitImages) -> Float[Tensor, "class height width"]:
+    """The mean image of every class."""
+    return torch.stack([data.pixels[data.labels == c].mean(0) for c in range(NUM_CLASSES)])

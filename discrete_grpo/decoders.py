@@ -1,0 +1,197 @@
+"""Frozen decoders: what the text of a token policy stands for. Each is a callable ``texts -> objects``, None for no object.
+
+=================== =============================== ==========================================
+decoder             text                            object
+=================== =============================== ==========================================
+``VQDecoder``       ``<12><7>...``, one code a cell :class:`~discrete_grpo.pixels.Image`
+``SelfiesDecoder``  ``[C][=O]...``                  canonical SMILES
+``EdgeListDecoder`` ``CCO;0-1;1-2``                 :class:`LabelledGraph`
+=================== =============================== ==========================================
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from discrete_grpo import chemistry
+from discrete_grpo.graph import GraphBatch
+from discrete_grpo.pixels import Image
+
+__all__ = ["CODES", "EDGE_LIST", "SELFIES", "EdgeListDecoder", "LabelledGraph", "SelfiesDecoder", "VQDecoder", "code_text"]
+
+CODES = r"<\d+>|[0-9]"
+"""A code of an image, or a digit: the label of an image, which prompts hold and texts do not."""
+
+SELFIES = r"\[[^\]]*\]"
+"""A symbol of SELFIES."""
+
+EDGE_LIST = r"[A-Z][a-z]?|;|\d+[-=#]\d+"
+"""A node's class, a separator or an edge."""
+
+
+# -- images
+
+
+def code_text(codes: Sequence[int]) -> str:
+    """Codes as the text a token policy reads and writes.
+
+    >>> code_text([12, 7])
+    '<12><7>'
+    """
+    return "".join(f"<{code}>" for code in codes)
+
+
+class VQDecoder(nn.Module):
+    """Texts of codes -> images, by a network that draws an image from codes.
+
+    Args:
+        network: codes [B, L] -> ink [B, height, width] in [0, 1], such as
+            :class:`~discrete_grpo.models.vq.CodeDecoder`.
+        length: L, codes of an image.
+        codes: size of the codebook.
+        batch_size: images a forward pass.
+    """
+
+    def __init__(self, network: nn.Module, length: int, codes: int, batch_size: int = 256) -> None:
+        super().__init__()
+        for name, value in {"length": length, "codes": codes, "batch_size": batch_size}.items():
+            if value < 1:
+                raise ValueError(f"{name}: {value}, expected at least 1")
+        self.network, self.length, self.codes, self.batch_size = network, length, codes, batch_size
+
+    def init_args(self) -> dict[str, Any]:
+        """What a checkpoint needs to build this decoder again."""
+        return {name: getattr(self, name) for name in ("network", "length", "codes", "batch_size")}
+
+    def parse(self, text: str) -> list[int] | None:
+        """The codes of a text; None unless it is ``length`` codes of the codebook and nothing else."""
+        if re.fullmatch(r"(<\d+>)*", text) is None:
+            return None
+        found = [int(code) for code in re.findall(r"\d+", text)]
+        return found if len(found) == self.length and all(code < self.codes for code in found) else None
+
+    @torch.no_grad()
+    def forward(self, texts: Sequence[str]) -> list[Image | None]:
+        """One image a text; None for a text that is no image."""
+        parsed = [self.parse(text) for text in texts]
+        known = [codes for codes in parsed if codes is not None]
+        device = next((p.device for p in self.network.parameters()), torch.device("cpu"))
+        drawn: list[Tensor] = []
+        for start in range(0, len(known), self.batch_size):
+            drawn += self.network(torch.tensor(known[start : start + self.batch_size], device=device)).cpu().unbind(0)
+        images = iter(drawn)
+        return [None if codes is None else Image.of(next(images)) for codes in parsed]
+
+
+# -- molecules
+
+
+@dataclass(frozen=True)
+class SelfiesDecoder:
+    """SELFIES -> canonical SMILES; None for a text that stands for no atom or that RDKit refuses.
+
+    Any sequence of symbols is a molecule by the grammar, so nearly every text is valid. Needs the extra ``selfies``.
+    Source: Krenn et al. (2020), doi 10.1088/2632-2153/aba947.
+
+    >>> SelfiesDecoder()(["[C][C][O]", "[C][=O]", ""])
+    ['CCO', 'C=O', None]
+    """
+
+    def __call__(self, texts: Sequence[str]) -> list[str | None]:
+        """One SMILES a text.
+
+        Raises:
+            ImportError: if the package ``selfies`` is not installed.
+        """
+        try:
+            import selfies
+        except ImportError as error:
+            raise ImportError("decoder: selfies is not installed; pip install discrete-grpo[selfies]") from error
+
+        def decode(text: str) -> str | None:
+            try:
+                mol = chemistry.parse(selfies.decoder(text))
+            except selfies.DecoderError:
+                return None
+            return None if mol is None else chemistry.to_smiles(mol)
+
+        return [decode(text) for text in texts]
+
+
+# -- graphs
+
+
+@dataclass(frozen=True)
+class LabelledGraph:
+    """A simple graph with classes of nodes and edges.
+
+    Attributes:
+        nodes: the class of each node.
+        edges: (i, j, class) with i < j, sorted; class 0 is no edge and is not listed.
+    """
+
+    nodes: tuple[str, ...]
+    edges: tuple[tuple[int, int, int], ...] = ()
+
+    def __str__(self) -> str:
+        return ";".join(["".join(self.nodes), *(f"{i}{_EDGES[c - 1]}{j}" for i, j, c in self.edges)])
+
+    def batch(self, classes: Sequence[str]) -> GraphBatch:
+        """The graph as a batch of one; a node's class number is its place in ``classes``.
+
+        Raises:
+            ValueError: if a node's class is not in ``classes``.
+
+        >>> LabelledGraph(("C", "O"), ((0, 1, 2),)).batch("CO").edges.tolist()
+        [[[0, 2], [2, 0]]]
+        """
+        if unknown := [c for c in self.nodes if c not in classes]:
+            raise ValueError(f"classes: {list(classes)}, expected all of the graph's, {unknown[0]!r} among them")
+        n = len(self.nodes)
+        edges = torch.zeros(1, n, n, dtype=torch.long)
+        for i, j, c in self.edges:
+            edges[0, i, j] = edges[0, j, i] = c
+        nodes = torch.tensor([[list(classes).index(c) for c in self.nodes]], dtype=torch.long)
+        return GraphBatch(nodes, edges, torch.ones(1, n, dtype=torch.bool))
+
+
+_EDGES = "-=#"
+
+
+@dataclass(frozen=True)
+class EdgeListDecoder:
+    """``NODES;i-j;i=j`` -> a graph: nodes by class, then edges by their ends, ``-``, ``=`` and ``#`` for classes 1, 2 and 3.
+
+    A text is no graph (None) if it breaks this form, has no node, or an edge goes to a node that is not there, to its own
+    start, or is listed twice. The order of edges and of their ends does not matter.
+
+    >>> [str(graph) for graph in EdgeListDecoder()(["CCO;2-1;0=1", "CO;0-1;1-0", "C;0-1"])]
+    ['CCO;0=1;1-2', 'None', 'None']
+    """
+
+    def __call__(self, texts: Sequence[str]) -> list[LabelledGraph | None]:
+        """One graph a text."""
+        return [self._decode(text) for text in texts]
+
+    @staticmethod
+    def _decode(text: str) -> LabelledGraph | None:
+        head, *tail = text.split(";")
+        if re.fullmatch(r"([A-Z][a-z]?)+", head) is None:
+            return None
+        nodes = tuple(re.findall(r"[A-Z][a-z]?", head))
+        edges: dict[tuple[int, int], int] = {}
+        for part in tail:
+            found = re.fullmatch(r"(\d+)([-=#])(\d+)", part)
+            if found is None:
+                return None
+            i, j = sorted((int(found[1]), int(found[3])))
+            if i == j or j >= len(nodes) or (i, j) in edges:
+                return None
+            edges[i, j] = _EDGES.index(found[2]) + 1
+        return LabelledGraph(nodes, tuple((i, j, c) for (i, j), c in sorted(edges.items())))

@@ -1,0 +1,91 @@
+"""A policy whose samples pass through a frozen decoder before rewards see them: tokens -> image, molecule or graph.
+
+x = D(y), y ~ π_θ(y | c). D is deterministic and has no trained part, so log π_θ(y | c) is all that the objective needs: the
+gradient flows through the log-probs of the tokens and never through D, which may be any function, differentiable or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from discrete_grpo.categorical import Sites
+from discrete_grpo.rollout import Context, Policy, Rollout, as_module
+
+__all__ = ["DecodedPolicy"]
+
+
+class DecodedPolicy(nn.Module):
+    """``policy`` with every sample y replaced by decoder(y); states, log-probs and sites are the inner policy's.
+
+    A decoder that is an ``nn.Module`` is part of the checkpoint; it is frozen here and stays in eval mode. Any other
+    needs ``init_args()`` or must be a dataclass to be written to one.
+
+    Args:
+        policy: draws what the decoder reads, texts for the decoders of :mod:`discrete_grpo.decoders`.
+        decoder: a list of samples -> as many objects for rewards to see, None for what stands for nothing.
+    """
+
+    def __init__(self, policy: Policy, decoder: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+        super().__init__()
+        as_module(policy)
+        self.policy: Any = policy
+        self.decoder = decoder
+        if isinstance(decoder, nn.Module):
+            decoder.requires_grad_(False).eval()
+
+    def init_args(self) -> dict[str, Any]:
+        """What a checkpoint needs to build this policy again."""
+        return {"policy": self.policy, "decoder": self.decoder}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the inner policy's parameters are."""
+        return next(self.policy.parameters()).device
+
+    def train(self, mode: bool = True) -> DecodedPolicy:
+        """Train or eval mode of the inner policy; the decoder stays in eval mode."""
+        super().train(mode)
+        if isinstance(self.decoder, nn.Module):
+            self.decoder.eval()
+        return self
+
+    @torch.no_grad()
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        """One trajectory a context, decoded.
+
+        Raises:
+            ValueError: if the decoder gives another number of objects than it was given samples.
+        """
+        rollout = self.policy.sample(contexts, generator=generator)
+        decoded = tuple(self.decoder(list(rollout.samples)))
+        if len(decoded) != len(rollout):
+            raise ValueError(f"decoder: gave {len(decoded)} objects for {len(rollout)} samples, expected one a sample")
+        return replace(rollout, samples=decoded)
+
+    def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
+        """The inner policy's categoricals of stored steps."""
+        return self.policy.sites(rollout, steps)
+
+    def check_condition(self, columns: Mapping[str, Any]) -> None:
+        """Refuse conditions that the inner policy cannot follow, where it can tell.
+
+        Raises:
+            ValueError: naming the condition that is refused.
+        """
+        check = getattr(self.policy, "check_condition", None)
+        if check is not None:
+            check(columns)
+
+    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        """:meth:`sites`, so that wrappers which only know ``forward`` work."""
+        return self.sites(rollout, steps)
+
+    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """The inner policy's loss on sequences that are already encoded."""
+        return self.policy.likelihood_loss(batch, generator=generator)

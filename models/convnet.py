@@ -1,0 +1,79 @@
+"""A small convolutional classifier of grey images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+__all__ = ["ConvNet", "ConvNetConfig"]
+
+
+@dataclass(frozen=True)
+class ConvNetConfig:
+    """Sizes of a :class:`ConvNet`.
+
+    Attributes:
+        size: side of the square images in pixels, a multiple of 4.
+        classes: number of classes, at least 2.
+        width: channels of the first layer; the last has four times as many.
+        dropout: before the last layer, in [0, 1).
+
+    Raises:
+        ValueError: for a value out of its range.
+    """
+
+    size: int = 8
+    classes: int = 10
+    width: int = 12
+    dropout: float = 0.3
+
+    def __post_init__(self) -> None:
+        for name, low in {"size": 4, "classes": 2, "width": 1}.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"{name}: {getattr(self, name)}, expected at least {low}")
+        if self.size % 4:
+            raise ValueError(f"size: {self.size}, expected a multiple of 4")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: {self.dropout}, expected at least 0 and less than 1")
+
+
+class ConvNet(nn.Module):
+    """Ink [B, size, size] -> logits [B, classes].
+
+    Args:
+        config: sizes.
+    """
+
+    def __init__(self, config: ConvNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        w = config.width
+        self.net = nn.Sequential(
+            *(nn.Conv2d(1, w, 3, padding=1), nn.GELU()),
+            *(nn.Conv2d(w, 2 * w, 3, stride=2, padding=1), nn.GELU()),
+            *(nn.Conv2d(2 * w, 4 * w, 3, stride=2, padding=1), nn.GELU()),
+            *(nn.Flatten(), nn.Dropout(config.dropout), nn.Linear(4 * w * (config.size // 4) ** 2, config.classes)),
+        )
+
+    def init_args(self) -> dict[str, Any]:
+        """What a checkpoint needs to build this network again."""
+        return {"config": self.config}
+
+    def forward(self, pixels: Float[Tensor, "batch height width"]) -> Float[Tensor, "batch class"]:
+        """log p(class | image) up to a constant."""
+        return self.net(pixels.unsqueeze(1))
+
+    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """-log p(label | image), mean over the batch, and the share of right answers.
+
+        Args:
+            batch: has ``pixels`` [B, size, size] and ``labels`` [B].
+            generator: not needed; dropout is seeded by the trainer.
+        """
+        logits = self(batch.pixels)
+        right = (logits.argmax(-1) == batch.labels).float().mean()
+        return {"loss": nn.functional.cross_entropy(logits, batch.labels), "accuracy": right.detach()}

@@ -1,0 +1,174 @@
+"""A small vector-quantised autoencoder: grey images as a grid of codes, and codes as images.
+
+An encoder gives a vector z at every place of a grid, each is replaced by the nearest entry e of a codebook, and a decoder
+draws the image from them. Source: van den Oord et al. (2017), Neural Discrete Representation Learning, arXiv 1711.00937.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+__all__ = ["CodeDecoder", "VQAutoencoder", "VQConfig", "nearest"]
+
+
+@dataclass(frozen=True)
+class VQConfig:
+    """Sizes of a :class:`VQAutoencoder`.
+
+    Attributes:
+        size: side of the square images in pixels, a multiple of 2^``halvings``.
+        halvings: how often the encoder halves the side; the grid of codes has side ``size / 2^halvings``.
+        codes: K, entries of the codebook; at least 2.
+        code_width: length of a codebook entry.
+        width: channels of the hidden layers.
+        commitment: β of the loss, at least 0.
+
+    Raises:
+        ValueError: for a value out of its range.
+    """
+
+    size: int = 8
+    halvings: int = 1
+    codes: int = 64
+    code_width: int = 8
+    width: int = 32
+    commitment: float = 0.25
+
+    def __post_init__(self) -> None:
+        for name, low in {"size": 1, "halvings": 0, "codes": 2, "code_width": 1, "width": 1, "commitment": 0}.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"{name}: {getattr(self, name)}, expected at least {low}")
+        if self.size % 2**self.halvings:
+            raise ValueError(f"size: {self.size}, expected a multiple of 2^halvings ({2**self.halvings})")
+
+    @property
+    def grid(self) -> int:
+        """Side of the grid of codes."""
+        return self.size // 2**self.halvings
+
+    @property
+    def length(self) -> int:
+        """Codes of an image."""
+        return self.grid**2
+
+
+def nearest(vectors: Float[Tensor, "batch width"], codebook: Float[Tensor, "code width"]) -> Int[Tensor, " batch"]:
+    """argmin_k ‖z - e_k‖², the first of equal ones.
+
+    >>> nearest(torch.tensor([[0.9], [-3.0]]), torch.tensor([[0.0], [1.0]]))
+    tensor([1, 0])
+    """
+    return torch.cdist(vectors, codebook, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
+
+
+class _Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.GELU(), nn.Conv2d(width, width, 3, padding=1), nn.GELU(), nn.Conv2d(width, width, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.net(x)
+
+
+class CodeDecoder(nn.Module):
+    """A codebook and the network that draws an image from its entries: codes [B, L] -> ink [B, size, size] in (0, 1).
+
+    Args:
+        config: sizes.
+    """
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        self.config = config
+        w = config.width
+        self.codebook = nn.Embedding(config.codes, config.code_width)
+        layers: list[nn.Module] = [nn.Conv2d(config.code_width, w, 3, padding=1), _Residual(w)]
+        for _ in range(config.halvings):
+            layers += [nn.GELU(), nn.Upsample(scale_factor=2), nn.Conv2d(w, w, 3, padding=1), _Residual(w)]
+        self.net = nn.Sequential(*layers, nn.GELU(), nn.Conv2d(w, 1, 3, padding=1))
+
+    def init_args(self) -> dict[str, Any]:
+        """What a checkpoint needs to build this network again."""
+        return {"config": self.config}
+
+    def draw(self, entries: Float[Tensor, "batch grid grid2 width"]) -> Float[Tensor, "batch height width"]:
+        """The image of given vectors at the places of the grid."""
+        return self.net(entries.movedim(-1, 1)).squeeze(1).sigmoid()
+
+    def forward(self, codes: Int[Tensor, "batch ..."]) -> Float[Tensor, "batch height width"]:
+        """The images of codes [B, L], the grid row by row."""
+        return self.draw(self.codebook(codes).unflatten(1, (self.config.grid, self.config.grid)))
+
+
+class VQAutoencoder(nn.Module):
+    """Encoder, codebook and decoder; trained by :meth:`likelihood_loss`.
+
+    Args:
+        config: sizes.
+    """
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        self.config = config
+        w = config.width
+        layers: list[nn.Module] = [nn.Conv2d(1, w, 3, padding=1)]
+        for _ in range(config.halvings):
+            layers += [nn.GELU(), nn.Conv2d(w, w, 4, stride=2, padding=1), _Residual(w)]
+        self.encoder = nn.Sequential(*layers, nn.GELU(), nn.Conv2d(w, config.code_width, 1))
+        self.decoder = CodeDecoder(config)
+
+    def init_args(self) -> dict[str, Any]:
+        """What a checkpoint needs to build this network again."""
+        return {"config": self.config}
+
+    def vectors(self, pixels: Float[Tensor, "batch height width"]) -> Float[Tensor, "batch grid grid2 width"]:
+        """z, the encoder's vector at every place of the grid."""
+        return self.encoder(pixels.unsqueeze(1)).movedim(1, -1)
+
+    @torch.no_grad()
+    def encode(self, pixels: Float[Tensor, "batch height width"]) -> Int[Tensor, "batch ..."]:
+        """The codes [B, L] of images, the grid row by row."""
+        z = self.vectors(pixels)
+        return nearest(z.flatten(0, -2), self.decoder.codebook.weight).reshape(len(pixels), -1)
+
+    @torch.no_grad()
+    def initialise(self, pixels: Float[Tensor, "image height width"], generator: torch.Generator | None = None) -> None:
+        """Entries of the codebook become the encoder's vectors at randomly drawn places: none starts out of reach."""
+        z = self.vectors(pixels).flatten(0, -2)
+        rows = torch.randperm(len(z), generator=generator)[: self.config.codes]
+        self.decoder.codebook.weight[: len(rows)] = z[rows]
+
+    def forward(self, pixels: Float[Tensor, "batch height width"]) -> Float[Tensor, "batch height width"]:
+        """The images as they come back from their codes."""
+        return self.decoder(self.encode(pixels))
+
+    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """L = mean (x - D(e))² · 10 + mean (sg[z] - e)² + β mean (z - sg[e])², and the gradient of D at e is handed on to z.
+
+        Args:
+            batch: has ``pixels`` [B, size, size].
+            generator: not needed; nothing is random here.
+
+        Returns:
+            ``loss``, its parts ``reconstruction`` and ``quantisation`` (mean (z - e)²), and ``perplexity``, exp of the
+            entropy of the codes in the batch.
+        """
+        z = self.vectors(batch.pixels)
+        codes = nearest(z.detach().flatten(0, -2), self.decoder.codebook.weight)
+        entries = self.decoder.codebook(codes).reshape(z.shape)
+        drawn = self.decoder.draw(z + (entries - z).detach())
+        reconstruction = (drawn - batch.pixels).square().mean()
+        codebook, commitment = (z.detach() - entries).square().mean(), (z - entries.detach()).square().mean()
+        share = torch.bincount(codes, minlength=self.config.codes).double() / len(codes)
+        perplexity = torch.special.entr(share).sum().exp()
+        loss = RECONSTRUCTION_WEIGHT * reconstruction + codebook + self.config.commitment * commitment
+        return {"loss": loss, "reconstruction": reconstruction, "quantisation": codebook, "perplexity": perplexity}
+
+
+RECONSTRUCTION_WEIGHT = 10.0
+"""Of the squared error of a pixel: a Gaussian of variance 1/20."""
