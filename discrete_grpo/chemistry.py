@@ -331,7 +331,7 @@ def descriptor(name: str) -> Callable[[Chem.Mol], float]:
     >>> descriptor("TPSA")(parse("CCO"))
     20.23
     """
-    known: dict[str, Callable[[Chem.Mol], float]] = dict(Descriptors.descList)  # type: ignore[attr-defined]
+    known: dict[str, Callable[[Chem.Mol], float]] = dict(Descriptors.descList)
     if name not in known:
         near = difflib.get_close_matches(name, known, 1, 0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import difflib
-import gzip
-import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +13,9 @@ from typing import Any, Literal
 import torch
 
 from discrete_grpo import chemistry
-from discrete_grpo.atomic import atomic_write
 from discrete_grpo.checkpoint import CheckpointError, Checkpoints, load_metadata, load_policy
-from discrete_grpo.datasets.molecules import MoleculeStatistics, read_smiles
+from discrete_grpo.datasets.molecules import MoleculeStatistics
+from discrete_grpo.datasets.reading import read_smiles
 from discrete_grpo.diffusion import kernels
 from discrete_grpo.diffusion.schedules import CosineSchedule, Schedule
 from discrete_grpo.metrics.molecules import canonical, evaluate
@@ -27,18 +24,20 @@ from discrete_grpo.policies.graph import FixedSites, GraphPolicy
 from discrete_grpo.reporting.console import print_table, progress
 from discrete_grpo.reporting.run_folder import write_json
 from discrete_grpo.rollout import group_contexts
+from discrete_grpo.tokens import Property
 
 __all__ = [
     "NetworkSizes",
     "bundled_policies",
+    "canonical_samples",
     "evaluate_file",
     "find_checkpoint",
     "load_molecule_policy",
     "load_statistics",
     "molecule_policy",
+    "output_path",
     "property_columns",
     "report_broken",
-    "sample_file",
     "sample_molecules",
     "scaffold_sites",
 ]
@@ -87,6 +86,8 @@ def molecule_policy(
     noise: Literal["uniform", "marginal", "absorbing"] = "marginal",
     schedule: Schedule | None = None,
     num_steps: int = 50,
+    properties: Sequence[Property] = (),
+    condition_dropout: float = 0.1,
     seed: int = 42,
 ) -> GraphPolicy:
     """An untrained graph diffusion policy for molecules of the kind ``stats`` describes.
@@ -97,6 +98,8 @@ def molecule_policy(
         noise: what the diffusion noises towards.
         schedule: ᾱ(t); None means cosine.
         num_steps: steps of the sampler.
+        properties: descriptors it is conditioned on.
+        condition_dropout: share of training in which they are hidden.
         seed: of the initial weights; the global random state is left as it was.
     """
     schedule = schedule or CosineSchedule()
@@ -113,18 +116,29 @@ def molecule_policy(
         edge_states=edge_kernel.num_states,
         node_classes=node_kernel.num_clean,
         edge_classes=edge_kernel.num_clean,
+        num_properties=len(properties),
         **vars(network or NetworkSizes()),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = GraphTransformer(config)
     decode = partial(chemistry.decode, vocabulary=stats.vocabulary)
-    return GraphPolicy(net, node_kernel, edge_kernel, stats.node_counts, num_steps=num_steps, decode=decode)
+    return GraphPolicy(
+        net,
+        node_kernel,
+        edge_kernel,
+        stats.node_counts,
+        num_steps=num_steps,
+        properties=properties,
+        condition_dropout=condition_dropout,
+        decode=decode,
+    )
 
 
 def bundled_policies() -> list[str]:
     """Names of the policies that come with the package."""
-    return sorted(p.parent.name for p in BUNDLED.glob("*/config.json"))
+    found = [p.parent for p in BUNDLED.glob("*/config.json")]
+    return sorted(p.name for p in found if load_metadata(p).get("kind") not in ("judge", "classifier"))
 
 
 def find_checkpoint(name: str | Path) -> Path:
@@ -145,13 +159,16 @@ def find_checkpoint(name: str | Path) -> Path:
     raise CheckpointError(f"policy: {str(name)!r} is no checkpoint folder, run folder or bundled policy{hint}")
 
 
-def load_molecule_policy(name: str | Path, *, num_steps: int | None = None, temperature: float | None = None) -> GraphPolicy:
+def load_molecule_policy(
+    name: str | Path, *, num_steps: int | None = None, temperature: float | None = None, guidance: float | None = None
+) -> GraphPolicy:
     """A graph policy over molecules from a checkpoint, decoding to SMILES.
 
     Args:
         name: a bundled policy's name, a checkpoint folder or a run folder.
         num_steps: steps of the sampler; None keeps the checkpoint's.
         temperature: of the network's logits; None keeps the checkpoint's.
+        guidance: of a conditional policy; None keeps the checkpoint's.
 
     Raises:
         CheckpointError: if the checkpoint is missing, damaged or not of molecules.
@@ -163,10 +180,11 @@ def load_molecule_policy(name: str | Path, *, num_steps: int | None = None, temp
     if types != classes:
         raise CheckpointError(f"checkpoint: {folder} has a vocabulary of {types} atom types, expected the policy's {classes}")
     policy.decode = partial(chemistry.decode, vocabulary=stats.vocabulary)
-    if num_steps is None and temperature is None:
+    given = {"num_steps": num_steps, "temperature": temperature, "guidance": guidance}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if not changes:
         return policy
-    args = policy.init_args() | {"decode": policy.decode}
-    args |= {k: v for k, v in (("num_steps", num_steps), ("temperature", temperature)) if v is not None}
+    args = policy.init_args() | {"decode": policy.decode} | changes
     return GraphPolicy(**args).eval()
 
 
@@ -209,7 +227,7 @@ def scaffold_sites(smiles: str, vocabulary: chemistry.Vocabulary, max_nodes: int
 
 
 def sample_molecules(
-    policy: GraphPolicy, count: int, *, seed: int = 0, batch_size: int = 256, columns: Mapping[str, Any] | None = None
+    policy: Any, count: int, *, seed: int = 0, batch_size: int = 256, columns: Mapping[str, Any] | None = None
 ) -> list[str | None]:
     """``count`` molecules as SMILES (None where the graph is no valid molecule), each of a size of its own.
 
@@ -229,28 +247,22 @@ def sample_molecules(
     return samples
 
 
+def canonical_samples(texts: Sequence[str]) -> list[str | None]:
+    """Generated texts as canonical SMILES with stereo; None for what is no connected molecule.
+
+    >>> canonical_samples(["OCC", "C1CC", "C.C"])
+    ['CCO', None, None]
+    """
+    return [None if (mol := chemistry.parse(text)) is None else chemistry.to_smiles(mol) for text in texts]
+
+
 def property_columns(samples: Sequence[str | None]) -> dict[str, list[float | None]]:
     """QED, logP, SA and weight of every sample, None where it is invalid: the property columns of tables."""
     molecules = [chemistry.parse(s) for s in samples]
     return {name: [None if m is None else f(m) for m in molecules] for name, f in PROPERTIES.items()}
 
 
-def sample_file(
-    checkpoint: str, n: int, out: str, *, seed: int = 0, scaffold: str | None = None, num_steps: int | None = None
-) -> Path:
-    """Sample ``n`` molecules into ``out``: ``.csv`` or ``.csv.gz`` with properties, else the valid SMILES, one a line."""
-    policy = load_molecule_policy(checkpoint, num_steps=num_steps)
-    columns = None
-    if scaffold is not None:
-        columns = {"fixed": scaffold_sites(scaffold, load_statistics(find_checkpoint(checkpoint)).vocabulary, policy.max_nodes)}
-    path = _output(out)
-    samples = sample_molecules(policy, n, seed=seed, columns=columns)
-    _write_samples(path, samples)
-    print_table(f"{n} samples of {checkpoint}", {str(path): dict(evaluate(samples))})
-    return path
-
-
-def _output(out: str) -> Path:
+def output_path(out: str) -> Path:
     """``out`` as a path that can be written, found out before the work and not after it."""
     path = Path(out)
     if not path.parent.is_dir():
@@ -260,27 +272,13 @@ def _output(out: str) -> Path:
     return path
 
 
-def _write_samples(path: Path, samples: Sequence[str | None]) -> None:
-    kind = path.name.removesuffix(".gz")
-    if kind.endswith(".csv"):
-        buffer = io.StringIO()
-        rows = csv.writer(buffer, lineterminator="\n")
-        columns: dict[str, Sequence[Any]] = {"smiles": [s or "" for s in samples], **property_columns(samples)}
-        rows.writerows([columns, *zip(*columns.values(), strict=True)])
-        text = buffer.getvalue()
-    else:
-        text = "".join(f"{s}\n" for s in samples if s is not None)
-    with atomic_write(path) as file:
-        file.write(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
-
-
 def evaluate_file(file: str, *, reference: str | None = None, out: str | None = None) -> dict[str, float]:
     """Validity, uniqueness, novelty against ``reference``, diversity and property means of a file of SMILES.
 
     Lines that are no molecules count as invalid samples and are listed on standard error; the table is printed and, with
     ``out``, written as JSON.
     """
-    path = None if out is None else _output(out)
+    path = None if out is None else output_path(out)
     found = read_smiles(file, max_broken=1.0)
     report_broken(file, found.broken, len(found.smiles))
     samples: list[str | None] = [*found.smiles, *(None for _ in found.broken)]

@@ -10,36 +10,46 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from discrete_grpo.advantages import sum_rewards
 from discrete_grpo.checkpoint import CheckpointError, Checkpoints, load_metadata, load_policy, save
 from discrete_grpo.config import GRPOConfig, PretrainConfig
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
-from discrete_grpo.datasets.molecules import MoleculeDataset, load_molecules, statistics
+from discrete_grpo.datasets.molecules import MoleculeDataset, conditioned, load_molecules, statistics
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
-from discrete_grpo.metrics.molecules import evaluate, sample_metrics
+from discrete_grpo.families import (
+    Family,
+    SamplerOptions,
+    family_of,
+    load_trained,
+    plain_columns,
+    prepare_columns,
+    read_columns,
+    sample_file,
+    sample_policy,
+    shown,
+)
+from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.molecular import (
     NetworkSizes,
     bundled_policies,
     evaluate_file,
     find_checkpoint,
     load_molecule_policy,
-    load_statistics,
     molecule_policy,
-    property_columns,
     report_broken,
-    sample_file,
     sample_molecules,
     scaffold_sites,
 )
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.pretrain import Pretrainer
 from discrete_grpo.reporting.console import print_table
-from discrete_grpo.reporting.draw import draw_smiles
 from discrete_grpo.reporting.report import write_report
 from discrete_grpo.reporting.run_folder import write_json, write_table
 from discrete_grpo.rollout import Reward
@@ -49,16 +59,19 @@ from discrete_grpo.trainer import GRPOTrainer
 __all__ = [
     "NetworkSizes",
     "PretrainRecipe",
+    "SamplerOptions",
     "TrainRecipe",
     "bundled_policies",
     "evaluate_file",
     "find_checkpoint",
     "load_molecule_policy",
+    "load_trained",
     "molecule_policy",
     "run_pretrain",
     "run_train",
     "sample_file",
     "sample_molecules",
+    "sample_policy",
     "scaffold_sites",
 ]
 
@@ -76,6 +89,8 @@ class PretrainRecipe:
         noise: what the diffusion noises towards: uniform, marginal or absorbing.
         schedule: cosine or linear.
         num_steps: steps of the sampler kept with the policy.
+        properties: RDKit descriptors the policy can be conditioned on.
+        condition_dropout: share of training in which they are hidden, so that the policy also works without.
         network: sizes of the graph transformer.
         pretrain: settings of the training loop.
         max_broken: largest share of lines of ``data`` that may be no molecule.
@@ -91,6 +106,8 @@ class PretrainRecipe:
     noise: Literal["uniform", "marginal", "absorbing"] = "marginal"
     schedule: Literal["cosine", "linear"] = "cosine"
     num_steps: int = 50
+    properties: tuple[str, ...] = ()
+    condition_dropout: float = 0.1
     network: NetworkSizes = field(default_factory=NetworkSizes)
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     max_broken: float = 0.05
@@ -121,8 +138,17 @@ def run_pretrain(recipe: PretrainRecipe, *, resume: bool = False) -> Path:
     data = _dataset(recipe)
     stats = statistics(data)
     schedule = CosineSchedule() if recipe.schedule == "cosine" else LinearSchedule()
-    seed = recipe.pretrain.seed
-    policy = molecule_policy(stats, recipe.network, noise=recipe.noise, schedule=schedule, num_steps=recipe.num_steps, seed=seed)
+    given = conditioned(data, recipe.properties) if recipe.properties else None
+    policy = molecule_policy(
+        stats,
+        recipe.network,
+        noise=recipe.noise,
+        schedule=schedule,
+        num_steps=recipe.num_steps,
+        properties=given.properties if given else (),
+        condition_dropout=recipe.condition_dropout,
+        seed=recipe.pretrain.seed,
+    )
     metadata = {
         "statistics": stats.to_json(),
         "data": {"name": recipe.data_name or data.name, "molecules": len(data), "licence": recipe.data_licence},
@@ -134,7 +160,7 @@ def run_pretrain(recipe: PretrainRecipe, *, resume: bool = False) -> Path:
 
     trainer = Pretrainer(
         policy,
-        data,
+        given or data,
         recipe.pretrain,
         recipe.output_dir,
         metadata=metadata,
@@ -149,26 +175,37 @@ def run_pretrain(recipe: PretrainRecipe, *, resume: bool = False) -> Path:
 
 @dataclass(frozen=True)
 class TrainRecipe:
-    """GRPO fine-tuning of a molecule policy.
+    """GRPO fine-tuning of a policy of any family.
 
     Attributes:
         policy: a bundled policy's name, a checkpoint folder or a run folder.
         reward: one reward or several, by import path (a bare name is looked up in ``discrete_grpo.rewards``).
         output_dir: run folder to make.
         grpo: settings of the training loop.
-        num_steps: steps of the sampler; None keeps the policy's.
+        columns: conditions, a mapping a group, gone through in turn; or a file of JSON lines. Rewards see each as a
+            keyword argument. None means no conditions.
+        evaluation_columns: conditions of the samples drawn before and after; None means those of training.
+        scaffold: SMILES every sample should contain: fixed atoms and bonds of a graph policy, the prompt of a SMILES
+            policy; None leaves all free.
+        num_steps: steps of a graph policy's sampler; None keeps the policy's.
         temperature: of the network's logits; None keeps the policy's.
-        scaffold: SMILES every sample must contain, as fixed atoms and bonds; None leaves all free.
-        evaluation_samples: molecules drawn before and after to compare; 0 draws none.
+        top_k, top_p: truncation of a token or text policy; None keeps the policy's.
+        guidance: classifier-free guidance of a conditional graph policy; None keeps the policy's.
+        evaluation_samples: samples drawn before and after to compare; 0 draws none.
     """
 
     policy: str = "qm9-small"
     reward: Callable[..., Any] | list[Callable[..., Any]] = "discrete_grpo.rewards.molecules.qed"  # type: ignore[assignment]
     output_dir: str = "runs/train"
     grpo: GRPOConfig = field(default_factory=GRPOConfig)
+    columns: str | list[dict[str, Any]] | None = None
+    evaluation_columns: str | list[dict[str, Any]] | None = None
+    scaffold: str | None = None
     num_steps: int | None = None
     temperature: float | None = None
-    scaffold: str | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    guidance: float | None = None
     evaluation_samples: int = 500
 
     def __post_init__(self) -> None:
@@ -180,34 +217,45 @@ class TrainRecipe:
         """The rewards as a list."""
         return list(self.reward) if isinstance(self.reward, list | tuple) else [self.reward]
 
+    @property
+    def sampler(self) -> SamplerOptions:
+        """How the policy draws, where it differs from its checkpoint."""
+        return SamplerOptions(self.num_steps, self.temperature, self.top_k, self.top_p, self.guidance)
+
 
 def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[str, float]]:
     """Measure, train, measure again, export the policy and write the report; returns both measurements."""
-    folder = Path(recipe.output_dir)
-    source = _source(recipe, resume)
-    policy = load_molecule_policy(source, num_steps=recipe.num_steps, temperature=recipe.temperature)
-    columns: list[Mapping[str, Any]] | None = None
-    if recipe.scaffold is not None:
-        columns = [{"fixed": scaffold_sites(recipe.scaffold, load_statistics(source).vocabulary, policy.max_nodes)}]
-    metadata = load_metadata(source) | {"policy": str(recipe.policy), "rewards": reward_names(recipe.rewards)}
+    folder, source = Path(recipe.output_dir), _source(recipe, resume)
+    policy, metadata = load_trained(source, recipe.sampler), load_metadata(source)
+    family = family_of(metadata)
+    columns = _columns(recipe, policy, source, recipe.columns)
+    held_out = columns if recipe.evaluation_columns is None else _columns(recipe, policy, source, recipe.evaluation_columns)
+    metadata |= {"policy": str(recipe.policy), "rewards": reward_names(recipe.rewards)}
     trainer = GRPOTrainer(
         policy,
         recipe.rewards,
         recipe.grpo,
         columns=columns,
         run=folder,
-        sample_metrics=sample_metrics,
+        sample_metrics=family.sample_metrics,
         metadata=metadata,
         resume=resume,
     )
-    before = load_molecule_policy(source, num_steps=recipe.num_steps, temperature=recipe.temperature)
-    _measure(recipe, before, folder, "before", columns)  # kept by a run that is resumed: it comes before any checkpoint
+    measure = partial(_measure, recipe, family, folder, held_out)
+    measure(load_trained(source, recipe.sampler), "before")  # kept by a run that is resumed: it comes before any checkpoint
     trainer.train()
     save(folder / "policy", trainer.best_policy, metadata=metadata | {"grpo_steps": trainer.step})
-    result = _measure(recipe, trainer.best_policy, folder, "after", columns)
-    write_report(folder, draw=draw_smiles)
+    result = measure(trainer.best_policy, "after")
+    write_report(folder, draw=family.draw)
     print_table(f"{folder}", result)
     return result
+
+
+def _columns(
+    recipe: TrainRecipe, policy: Any, source: Path, given: str | list[dict[str, Any]] | None
+) -> list[Mapping[str, Any]] | None:
+    read = None if given is None else read_columns(given)
+    return prepare_columns(policy, source, read, recipe.scaffold)
 
 
 def _source(recipe: TrainRecipe, resume: bool) -> Path:
@@ -222,7 +270,7 @@ def _source(recipe: TrainRecipe, resume: bool) -> Path:
 
 
 def _measure(
-    recipe: TrainRecipe, policy: GraphPolicy, folder: Path, when: str, columns: Sequence[Mapping[str, Any]] | None
+    recipe: TrainRecipe, family: Family, folder: Path, columns: Sequence[Mapping[str, Any]] | None, policy: Any, when: str
 ) -> dict[str, dict[str, float]]:
     """Evaluate ``policy`` on fresh samples into ``evaluation.json``; what an earlier part of the run measured is kept."""
     path = folder / "evaluation.json"
@@ -230,18 +278,23 @@ def _measure(
     result = {part: {k: math.nan if v is None else v for k, v in row.items()} for part, row in stored.items()}
     if recipe.evaluation_samples == 0 or (when == "before" and "before" in result):
         return result
-    given = None if columns is None else columns[0]
-    samples = sample_molecules(policy, recipe.evaluation_samples, seed=recipe.grpo.seed + 1, columns=given)
+    samples, found = sample_policy(policy, recipe.evaluation_samples, seed=recipe.grpo.seed + 1, columns=columns)
     names = reward_names(recipe.rewards)
-    extra = {} if given is None else {k: [v] * len(samples) for k, v in given.items()}
-    scores = score_samples(recipe.rewards, samples, extra)
+    scores = score_samples(recipe.rewards, samples, found)
     weights = recipe.grpo.reward_weights or (1.0,) * len(names)
     total = sum_rewards(scores, torch.tensor(weights, dtype=torch.float64))
-    known = total[~total.isnan()]  # an unknown reward is left out, here as in training
-    table: dict[str, Sequence[Any]] = {"sample": [s or "" for s in samples], "reward": total.tolist()}
+    table: dict[str, Sequence[Any]] = {"sample": shown(samples), "reward": total.tolist()}
+    row = {"reward": _mean_known(total)}
     if len(names) > 1:
         table |= {f"reward_{n}": scores[:, k].tolist() for k, n in enumerate(names)}
-    write_table(folder / f"evaluation_{when}.csv.gz", {**table, **property_columns(samples)})
-    result[when] = {"reward": float(known.mean()) if len(known) else math.nan, **evaluate(samples)}
+        row |= {f"reward_{n}": _mean_known(scores[:, k]) for k, n in enumerate(names)}
+    write_table(folder / f"evaluation_{when}.csv.gz", {**plain_columns(found), **table, **family.table(samples)})
+    result[when] = row | dict(family.evaluate(samples))
     write_json(path, result)
     return result
+
+
+def _mean_known(values: Tensor) -> float:
+    """The mean; an unknown reward is left out, here as in training."""
+    known = values[~values.isnan()]
+    return float(known.mean()) if len(known) else math.nan

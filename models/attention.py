@@ -25,7 +25,9 @@ def attention(
     type and device alone, so a replay takes the same road.
 
     Args:
-        query, key, value: per head.
+        query: per head.
+        key: likewise.
+        value: likewise.
         mask: which columns each query may look at, at least one; None means all.
         causal: look at columns up to one's own; instead of ``mask``, where T = S.
     """

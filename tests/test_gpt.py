@@ -42,7 +42,7 @@ def whole(net: GPT, tokens: list[int], prompt: list[int], values: list[float] | 
     rows += [net.token.weight[k] + net.position.weight[i] + net.kind.weight[1] for i, k in enumerate(tokens)]
     x = torch.stack(rows)
     for block in net.blocks:
-        q, k, v = block.qkv(block.norm1(x)).split(d, 1)  # type: ignore[operator,union-attr]
+        q, k, v = block.qkv(block.norm1(x)).split(d, 1)  # type: ignore[operator]
         mixed = torch.zeros_like(x)
         for head in range(h):
             part = slice(head * d // h, (head + 1) * d // h)
@@ -104,8 +104,8 @@ def test_gradients_flow_through_a_shared_prefix() -> None:
         net(TOKENS[b : b + 1], PROMPT[b : b + 1], properties()[b : b + 1]).sum().backward()
     alone = [p.grad for p in net.parameters() if p.grad is not None]
     assert len(shared) == len(alone) == len(list(net.parameters()))
-    for a, b in zip(shared, alone, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+    for one, other in zip(shared, alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("mask_of", ["none", "causal", "rows", "square"])

@@ -81,8 +81,9 @@ def test_likelihood_trains_the_property_weights_and_hides_some() -> None:
     state, _ = state_of(policy)
     batch = ConditionedGraphs(state, torch.randn(3, 2, generator=torch.Generator().manual_seed(0)))
     policy.likelihood_loss(batch.to("cpu"), generator=torch.Generator().manual_seed(1))["loss"].backward()
-    weight = policy.network.property_in.weight
-    assert float(weight.grad.abs().sum()) > 0  # type: ignore[union-attr,operator]
+    weight = policy.network.get_parameter("property_in.weight")
+    assert weight.grad is not None
+    assert float(weight.grad.abs().sum()) > 0
     hidden = hide_properties(torch.zeros(20_000, 2), 0.3, torch.Generator().manual_seed(0)).isnan()
     assert float(hidden.all(1).double().mean()) == pytest.approx(0.3 + 0.7 * 0.09, abs=0.02)
     assert float((~hidden).all(1).double().mean()) == pytest.approx(0.7**3, abs=0.02)

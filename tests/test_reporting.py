@@ -390,7 +390,12 @@ def test_reporting_imports_neither_rdkit_nor_matplotlib() -> None:
 
 def test_conditions_get_a_table_of_examples_and_no_histogram(tmp_path: Path) -> None:
     for place, samples in (("before", ["ca", "", "ob"]), ("after", ["cat", "dog", "cob"])):
-        table = {"masked": ["c_t", "_og", "c_t"], "sample": samples, "reward": [0.1, 0.2, 0.3], "reward_judge": [0.1, 0.2, 0.3]}
+        table: dict[str, Any] = {
+            "masked": ["c_t", "_og", "c_t"],
+            "sample": samples,
+            "reward": [0.1, 0.2, 0.3],
+            "reward_judge": [0.1, 0.2, 0.3],
+        }
         write_table(tmp_path / f"evaluation_{place}.csv.gz", table | {"length": [1.0, 2.0, 3.0 + (place == "after")]})
     text = write_report(tmp_path).read_text()
     section = text[text.index('<section id="examples">') :].split("</section>")[0]

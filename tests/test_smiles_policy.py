@@ -42,7 +42,7 @@ def every_text(policy: TokenPolicy, columns: dict[str, Any] | None = None) -> Ro
     """All texts of the space as one rollout, as if they had been drawn."""
     low, high = policy.min_length, policy.max_length
     texts = [list(t) for n in range(low, high + 1) for t in itertools.product(range(NUM_SPECIAL, len(LETTERS)), repeat=n)]
-    rows = [t + [EOS] if len(t) < high else t for t in texts]
+    rows = [[*t, EOS] if len(t) < high else t for t in texts]
     tokens = torch.tensor([r + [PAD] * (high - len(r)) for r in rows], dtype=torch.uint8)
     prompt, values = policy._conditions([Context(0, columns or {})] * len(rows))
     states = {"tokens": tokens}
@@ -209,3 +209,18 @@ def test_a_text_longer_than_the_block_is_named() -> None:
         token_policy().likelihood_loss(TokenBatch(torch.tensor([[4, 4, 4, 4, 4, 4, EOS]])))
     with pytest.raises(ValueError, match="contexts: none given"):
         token_policy().sample([])
+
+
+def test_only_some_tokens_may_be_drawn_though_prompts_have_others() -> None:
+    policy = token_policy(only=("a", "c"))
+    rollout = policy.sample(group_contexts(2, 20, [{"core": "bb"}, {}]), generator=torch.Generator().manual_seed(0))
+    assert set("".join(rollout.samples)) == {"a", "c"}
+    space = every_text(policy)
+    inside = torch.tensor(["b" not in text for text in space.samples])
+    with torch.no_grad():
+        mass = total_log_probs(policy, space).exp()
+    assert float(mass[inside].sum()) == pytest.approx(1.0, abs=1e-10)
+    assert float(mass[~inside].sum()) == 0
+    for wrong, said in [(("a", "z"), "token 'z'"), ((), "only: no tokens")]:
+        with pytest.raises(ValueError, match=said):
+            token_policy(only=wrong)

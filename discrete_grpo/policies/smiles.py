@@ -39,12 +39,15 @@ class TokenPolicy(nn.Module):
         prompt: name of the context column whose text the network reads first (a scaffold, a label); None for none.
         properties: numbers the network is conditioned on, each a context column of that name.
         truncation: temperature, top-k and top-p, in drawing and in scoring alike.
+        only: the tokens that may be drawn (prompts may have others); None means all.
         condition_dropout: share of training in which the prompt is hidden, and likewise each property, in [0, 1].
         decode: turns finished texts into what rewards see; None gives the texts.
 
     Raises:
         ValueError: for an argument out of its range.
     """
+
+    drawable: Tensor
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class TokenPolicy(nn.Module):
         prompt: str | None = None,
         properties: Sequence[Property] = (),
         truncation: Truncation | None = None,
+        only: Sequence[str] | None = None,
         condition_dropout: float = 0.5,
         decode: Callable[[Sequence[str]], Sequence[Any]] | None = None,
     ) -> None:
@@ -70,7 +74,15 @@ class TokenPolicy(nn.Module):
         self.max_length, self.min_length = max_length, min_length
         self.prompt, self.properties = prompt, tuple(properties)
         self.truncation, self.condition_dropout = truncation or Truncation(), condition_dropout
-        self.decode = decode
+        self.only, self.decode = None if only is None else tuple(only), decode
+        drawable = torch.ones(len(tokenizer), dtype=torch.bool)
+        if self.only is not None:
+            drawable = torch.zeros_like(drawable)
+            drawable[[k for token in self.only for k in tokenizer.encode(token)]] = True
+            if not self.only:
+                raise ValueError("only: no tokens, expected at least one or None")
+        drawable[[PAD, BOS, EOS, MASK]] = False
+        self.register_buffer("drawable", drawable, persistent=False)
 
     @property
     def device(self) -> torch.device:
@@ -85,7 +97,7 @@ class TokenPolicy(nn.Module):
     def init_args(self) -> dict[str, Any]:
         """What a checkpoint needs to build this policy again (``decode`` aside: it is given anew when loading)."""
         names = ("network", "tokenizer", "max_length", "min_length", "prompt", "properties", "truncation", "condition_dropout")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | ({"only": self.only} if self.only is not None else {})
 
     # -- the one function that drawing and scoring share
 
@@ -98,8 +110,7 @@ class TokenPolicy(nn.Module):
 
     def allowed(self, step: Int[Tensor, "*any"]) -> Bool[Tensor, "*any class"]:
         """Which tokens may be drawn at ``step``: no special one but EOS, and that only from ``min_length`` on."""
-        allowed = torch.ones(*step.shape, len(self.tokenizer), dtype=torch.bool, device=step.device)
-        allowed[..., [PAD, BOS, MASK]] = False
+        allowed = self.drawable.expand(*step.shape, -1).clone()
         allowed[..., EOS] = step >= self.min_length
         return allowed
 

@@ -38,7 +38,7 @@ class HitsProperty:
             raise ValueError(f"scale: {self.scale}, expected more than 0")
         chemistry.descriptor(self.property)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """For logs."""
         return f"hits_{self.property}"

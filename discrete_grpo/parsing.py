@@ -1,0 +1,230 @@
+"""From a command line to a recipe: presets, YAML, bare reward names, and one-line messages for what cannot be read."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+
+__all__ = ["RUNS", "UsageError", "bad_value", "known_rewards", "parse", "presets", "recipe_of", "unknown_key"]
+
+
+class UsageError(ValueError):
+    """A command line that cannot be run; its text is the one line the user sees."""
+
+
+def presets(command: str) -> list[str]:
+    """Names of the presets of a command."""
+    folder = importlib.resources.files("discrete_grpo.presets")
+    found = [p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml")]
+    return sorted(n for n in found if (folder / f"{n}.yaml").read_text().startswith(f"# {command}:"))
+
+
+def _preset_path(command: str, name: str) -> Path:
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise UsageError(f"preset: file {name!r} does not exist")
+        return Path(name)
+    known = presets(command)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"preset: {name!r} is unknown; {hint}known: {', '.join(known)}")
+    return Path(str(importlib.resources.files("discrete_grpo.presets") / f"{name}.yaml"))
+
+
+class _Parser(ArgumentParser):
+    """A parser whose dump can also write a list of rewards, so that its YAML can always be read again."""
+
+    def dump(self, cfg: Namespace, **options: Any) -> str:
+        rewards = cfg.get("reward")
+        if not isinstance(rewards, list):
+            return str(super().dump(cfg, **options))
+        single = cfg.clone()
+        single["reward"] = "discrete_grpo.rewards.molecules.qed"
+        content = yaml.safe_load(super().dump(single, **options))
+        content["reward"] = [_reward_spec(reward) for reward in rewards]
+        return yaml.safe_dump(content, sort_keys=False)
+
+
+def _reward_spec(reward: Any) -> Any:
+    """A parsed reward as YAML knows it: an import path, or a class path with its arguments."""
+    if isinstance(reward, Namespace):
+        return reward.as_dict()
+    return reward if isinstance(reward, str | dict) else f"{reward.__module__}.{reward.__qualname__}"
+
+
+RUNS = ("train", "pretrain", "pretrain-smiles", "pretrain-text", "judge", "pretrain-digits")
+"""The commands that make a run folder."""
+
+
+def recipe_of(command: str) -> tuple[type, Callable[..., Any]]:
+    """The settings and the function of a command that makes a run folder."""
+    from discrete_grpo import images, recipes, smiles, textual
+
+    known: dict[str, tuple[type, Callable[..., Any]]] = {
+        "train": (recipes.TrainRecipe, recipes.run_train),
+        "pretrain": (recipes.PretrainRecipe, recipes.run_pretrain),
+        "pretrain-smiles": (smiles.PretrainSmilesRecipe, smiles.run_pretrain_smiles),
+        "pretrain-text": (textual.PretrainTextRecipe, textual.run_pretrain_text),
+        "judge": (textual.JudgeRecipe, textual.run_judge),
+        "pretrain-digits": (images.PretrainDigitsRecipe, images.run_pretrain_digits),
+    }
+    return known[command]
+
+
+def _recipe_parser(command: str) -> ArgumentParser:
+    recipe, _ = recipe_of(command)
+    parser = _Parser(
+        prog=f"discrete-grpo {command}",
+        usage=f"discrete-grpo {command} [PRESET | FILE.yaml] [--field=value ...]",
+        description=(recipe.__doc__ or "").splitlines()[0] + f" Presets: {', '.join(presets(command))}.",
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", action="config", help="YAML file of fields; a preset is one.")
+    parser.add_class_arguments(recipe)
+    return parser
+
+
+def _expand(command: str, arguments: Sequence[str]) -> list[str]:
+    """A leading preset becomes ``--config``; bare reward names, also in YAML files, become import paths."""
+    rest = list(arguments)
+    if rest and not rest[0].startswith("-"):
+        rest[0] = f"--config={_preset_path(command, rest[0])}"
+    for k, word in enumerate(rest):
+        name, joined, value = word.partition("=")
+        if not joined and k and not word.startswith("-"):  # "--name value"
+            name, value = rest[k - 1], word
+        if name in ("--reward", "--reward+"):
+            rest[k] = word.removesuffix(value) + _full_rewards(value)
+        elif name == "--config" and Path(value).is_file():
+            text = Path(value).read_text(encoding="utf-8")
+            full = _full_rewards(text, key="reward")
+            rest[k] = word if full == text else word.removesuffix(value) + full
+    return rest
+
+
+def _full_rewards(text: str, key: str | None = None) -> str:
+    """YAML with the bare reward names in it (under ``key``; None: the whole is rewards) as import paths; the rest as it was."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return text  # the parser says what is wrong with it
+    if key is not None:
+        node = _child(node, key)
+    parts = [part if isinstance(part, yaml.ScalarNode) else _child(part, "class_path") for part in _items(node)]
+    for part in reversed([p for p in parts if isinstance(p, yaml.ScalarNode) and re.fullmatch(r"[A-Za-z_]\w*", p.value)]):
+        text = text[: part.start_mark.index] + _reward_path(part.value) + text[part.end_mark.index :]
+    return text
+
+
+def _items(node: yaml.Node | None) -> list[yaml.Node]:
+    return node.value if isinstance(node, yaml.SequenceNode) else [] if node is None else [node]
+
+
+def _child(node: yaml.Node | None, key: str) -> yaml.Node | None:
+    return next((v for k, v in node.value if k.value == key), None) if isinstance(node, yaml.MappingNode) else None
+
+
+def known_rewards() -> dict[str, str]:
+    """Rewards that can be named without their module: name -> import path."""
+    from discrete_grpo.rewards import conditions, images, judge, molecules
+
+    found = {}
+    for module in (molecules, conditions, judge, images):
+        for name in module.__all__:
+            reward = getattr(module, name)
+            if getattr(reward, "is_reward", False) or (callable(reward) and _takes_samples(reward)):
+                found[name] = f"{module.__name__}.{name}"
+    return found
+
+
+def _takes_samples(reward: Any) -> bool:
+    """Whether a function, or the objects of a class, are called as ``reward(samples, ...)``."""
+    if getattr(reward, "_is_protocol", False):
+        return False
+    call = reward.__call__ if isinstance(reward, type) else reward
+    names = list(inspect.signature(call).parameters)
+    return "samples" in names[:2]
+
+
+def _reward_path(name: str) -> str:
+    known = known_rewards()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UsageError(
+            f"reward: {name!r} is unknown; {hint}known: {', '.join(known)}, or an import path such as my_file.my_reward"
+        )
+    return known[name]
+
+
+def _field_names(recipe: type) -> list[str]:
+    names = []
+    for f in fields(recipe):
+        nested = f.default_factory() if callable(f.default_factory) else None
+        if is_dataclass(nested) and not isinstance(nested, type):
+            names += [f"{f.name}.{inner.name}" for inner in fields(nested)]
+        else:
+            names.append(f.name)
+    return names
+
+
+_UNKNOWN = (
+    r"unrecognized arguments: --([\w.]+)",
+    r"[Kk]ey \"?'?([\w.]+)\"?'? is not expected",
+    r"^Option '([\w.]+)' is not accepted",
+    r"^Group '([\w.]+)' does not accept option '([\w.]+)'",
+)
+
+
+def unknown_key(text: str, names: Sequence[str]) -> str | None:
+    """A line for an unknown key in a parser's message, with the nearest right one; None if it says something else."""
+    match = next(filter(None, (re.search(pattern, text) for pattern in _UNKNOWN)), None)
+    if match is None:
+        return None
+    key = ".".join(match.groups())
+    near = difflib.get_close_matches(key, names, 1, 0.5)
+    if not near:
+        near = [n for n in names if n.rpartition(".")[2] == key.rpartition(".")[2]][:1]
+    return f"unknown field {key!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}")
+
+
+def bad_value(text: str) -> str:
+    """A parser's message about a value as ``name: value, expected ...``; other messages in one line as they are."""
+    match = re.search(r'Parser key "([\w.]+)":\s(.*)', text, re.DOTALL)
+    value = re.search(r"^  Given value: (.*)|Got value: ([^\n]*)$", text, re.MULTILINE)
+    if match is None or value is None:
+        return " ".join(text.split())
+    name, given = match[1], value[1] or value[2] or ""
+    if name == "reward":
+        given = re.sub(r"^Namespace\(class_path='([^']*)'.*", r"\1", given)
+        reasons = re.findall(r"^ *- (?:Type .*? callable class: )?(.*?)(?:\. Got value: .*)?$", match[2], re.MULTILINE)
+        reasons = [r for r in reasons if not r.startswith(("Expected a <class", "Expected an import path or"))]
+        return f"reward: {given or 'nothing'} is no reward: {reasons[0] if reasons else 'expected an import path'}"
+    kinds = re.findall(r"Expected an? (?:<class '(\w+)'>|typing.Literal\[(.*?)\])", match[2])
+    wanted = " or ".join(dict.fromkeys((kind or f"one of {choices}").replace("NoneType", "null") for kind, choices in kinds))
+    return f"{name}: {given!r}, expected {wanted}" if wanted else " ".join(text.split())
+
+
+def parse(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
+    """The recipe, and its resolved settings as YAML."""
+    recipe, _ = recipe_of(command)
+    parser = _recipe_parser(command)
+    try:
+        settings: Namespace = parser.parse_args(_expand(command, arguments))
+        built = parser.instantiate(settings)
+    except ArgumentError as error:
+        text = str(error)
+        raise UsageError(unknown_key(text, _field_names(recipe)) or bad_value(text)) from error
+    values = {k: v for k, v in vars(built).items() if k not in ("config", "print_config")}
+    return recipe(**values), parser.dump(settings, skip_unset=False)

@@ -1,0 +1,161 @@
+"""SMILES policies: made, pretrained and loaded. The autoregressive counterpart of :mod:`discrete_grpo.molecular`."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from discrete_grpo.config import PretrainConfig
+from discrete_grpo.datasets.downloads import DOWNLOADS, download
+from discrete_grpo.datasets.enumeration import enumerated_smiles
+from discrete_grpo.datasets.molecules import property_scales
+from discrete_grpo.datasets.smiles import SmilesLines, alphabet, load_smiles, smiles_from_lines, token_dataset
+from discrete_grpo.metrics.molecules import sample_metrics
+from discrete_grpo.models.gpt import GPT, GPTConfig
+from discrete_grpo.molecular import canonical_samples, report_broken, sample_molecules
+from discrete_grpo.policies.smiles import TokenPolicy
+from discrete_grpo.pretrain import Pretrainer
+from discrete_grpo.tokens import Property, Tokenizer
+
+__all__ = ["PretrainSmilesRecipe", "run_pretrain_smiles", "smiles_policy"]
+
+
+@dataclass(frozen=True)
+class PretrainSmilesRecipe:
+    """Likelihood training of an autoregressive SMILES policy on a file of molecules.
+
+    Attributes:
+        data: path of a SMILES file (.smi, .txt, .csv, each optionally .gz), ``enumerated`` for the bundled set, or the
+            name of a download (``qm9``, ``zinc250k``).
+        output_dir: run folder to make.
+        properties: RDKit descriptors the policy can be conditioned on.
+        scaffold: whether it can be conditioned on Murcko scaffolds.
+        condition_dropout: share of training in which a condition is hidden, so that the policy also works without.
+        layers, heads, width: sizes of the transformer.
+        dropout: in the transformer while pretraining.
+        max_length: the most tokens of a molecule; None means the longest of the data.
+        pretrain: settings of the training loop.
+        max_broken: largest share of lines of ``data`` that may be no molecule.
+        cache_dir: folder where the parsed data is kept for the next time.
+        evaluation_samples: molecules drawn with every checkpoint to log validity; 0 draws none.
+        data_name: written into the checkpoint.
+        data_licence: written into the checkpoint.
+    """
+
+    data: str = "enumerated"
+    output_dir: str = "runs/pretrain-smiles"
+    properties: tuple[str, ...] = ()
+    scaffold: bool = False
+    condition_dropout: float = 0.5
+    layers: int = 6
+    heads: int = 4
+    width: int = 144
+    dropout: float = 0.0
+    max_length: int | None = None
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    max_broken: float = 0.05
+    cache_dir: str | None = None
+    evaluation_samples: int = 256
+    data_name: str | None = None
+    data_licence: str = "unknown"
+
+    def __post_init__(self) -> None:
+        if self.evaluation_samples < 0:
+            raise ValueError(f"evaluation_samples: {self.evaluation_samples}, expected at least 0")
+
+
+def smiles_policy(
+    tokenizer: Tokenizer,
+    *,
+    max_length: int,
+    properties: Sequence[Property] = (),
+    scaffold: bool = False,
+    condition_dropout: float = 0.5,
+    layers: int = 6,
+    heads: int = 4,
+    width: int = 144,
+    dropout: float = 0.0,
+    seed: int = 42,
+) -> TokenPolicy:
+    """An untrained SMILES policy; rewards see canonical SMILES, None for what is no molecule.
+
+    Args:
+        tokenizer: the alphabet.
+        max_length: the most tokens of a molecule.
+        properties: descriptors it is conditioned on.
+        scaffold: whether it reads a context's ``scaffold``.
+        condition_dropout: share of training in which a condition is hidden.
+        layers: depth of the transformer.
+        heads: of its attention.
+        width: of its hidden states.
+        dropout: in training.
+        seed: of the initial weights; the global random state is left as it was.
+    """
+    config = GPTConfig(len(tokenizer), max_length, len(properties), layers, heads, width, dropout=dropout)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = GPT(config)
+    prompt = "scaffold" if scaffold else None
+    return TokenPolicy(
+        network,
+        tokenizer,
+        max_length=max_length,
+        prompt=prompt,
+        properties=properties,
+        condition_dropout=condition_dropout,
+        decode=canonical_samples,
+    )
+
+
+def _lines(recipe: PretrainSmilesRecipe) -> SmilesLines:
+    options: dict[str, Any] = {"properties": recipe.properties, "scaffolds": recipe.scaffold, "max_broken": recipe.max_broken}
+    if recipe.data == "enumerated":
+        return smiles_from_lines(enumerate(enumerated_smiles(), 1), "enumerated", name="enumerated", **options)
+    path = download(recipe.data) if recipe.data in DOWNLOADS and not Path(recipe.data).exists() else recipe.data
+    data = load_smiles(path, cache_dir=recipe.cache_dir, **options)
+    report_broken(path, data.broken, len(data))
+    return data
+
+
+def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -> Path:
+    """Train, log and export; returns the folder of the exported policy."""
+    lines = _lines(recipe)
+    tokenizer, scales = alphabet(lines), property_scales(lines.properties, lines.values)
+    prompts = lines.scaffolds if recipe.scaffold else None
+    data = token_dataset(lines.smiles, tokenizer, prompts=prompts, values=lines.values, properties=scales)
+    policy = smiles_policy(
+        tokenizer,
+        max_length=recipe.max_length or int(data.sizes.max()) - 1,
+        properties=scales,
+        scaffold=recipe.scaffold,
+        condition_dropout=recipe.condition_dropout,
+        layers=recipe.layers,
+        heads=recipe.heads,
+        width=recipe.width,
+        dropout=recipe.dropout,
+        seed=recipe.pretrain.seed,
+    )
+    metadata = {
+        "kind": "molecules",
+        "data": {"name": recipe.data_name or lines.name, "molecules": len(lines), "licence": recipe.data_licence},
+        "date": datetime.date.today().isoformat(),
+    }
+
+    def measure(averaged: TokenPolicy) -> Mapping[str, float]:
+        return sample_metrics(sample_molecules(averaged, recipe.evaluation_samples))
+
+    trainer = Pretrainer(
+        policy,
+        data,
+        recipe.pretrain,
+        recipe.output_dir,
+        metadata=metadata,
+        resume=resume,
+        evaluate=measure if recipe.evaluation_samples else None,
+    )
+    return trainer.train()

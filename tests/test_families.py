@@ -1,0 +1,243 @@
+"""SMILES recipes and what recipes know of each family: loading with options, conditions, sampling, whole runs."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from discrete_grpo import GRPOConfig, PretrainConfig
+from discrete_grpo.checkpoint import CheckpointError, load_metadata, load_policy, save
+from discrete_grpo.chemistry import parse, to_smiles
+from discrete_grpo.datasets.enumeration import load_enumerated
+from discrete_grpo.datasets.molecules import statistics
+from discrete_grpo.families import (
+    IMAGES,
+    MOLECULES,
+    TEXT,
+    SamplerOptions,
+    family_of,
+    load_trained,
+    prepare_columns,
+    read_columns,
+    run_family,
+    sample_file,
+    sample_policy,
+)
+from discrete_grpo.molecular import NetworkSizes, molecule_policy
+from discrete_grpo.policies.decoded import DecodedPolicy
+from discrete_grpo.recipes import PretrainRecipe, TrainRecipe, run_pretrain, run_train
+from discrete_grpo.reporting.run_folder import read_metrics, read_samples
+from discrete_grpo.rewards.conditions import HitsProperty, keeps_scaffold
+from discrete_grpo.rewards.molecules import validity
+from discrete_grpo.smiles import PretrainSmilesRecipe, run_pretrain_smiles
+from discrete_grpo.tokens import BOS, EOS
+
+TINY = PretrainConfig(max_steps=30, batch_size=64, learning_rate=3e-3, warmup_steps=5, save_steps=15, log_steps=10, ema_decay=0.9)
+RECIPE = PretrainSmilesRecipe(
+    properties=("MolLogP",), scaffold=True, layers=1, heads=2, width=32, pretrain=TINY, evaluation_samples=8
+)
+FAST = GRPOConfig(
+    max_steps=2, num_generations=4, generation_batch_size=16, per_device_batch_size=16, save_steps=1, learning_rate=1e-3
+)
+
+
+@pytest.fixture(scope="module")
+def smiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A barely trained SMILES policy on the bundled enumeration."""
+    return run_pretrain_smiles(replace(RECIPE, output_dir=str(tmp_path_factory.mktemp("smiles"))))
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    stats = statistics(load_enumerated(4))
+    policy = molecule_policy(stats, NetworkSizes(1, 2, 8, 4, 4, walk_length=2), num_steps=4)
+    return save(tmp_path_factory.mktemp("graphs") / "p", policy, metadata={"statistics": stats.to_json()})
+
+
+def test_pretraining_writes_a_policy_that_knows_its_data(smiles: Path) -> None:
+    metadata, policy = load_metadata(smiles), load_policy(smiles)
+    assert metadata["kind"] == "molecules"
+    assert metadata["data"] == {"name": "enumerated", "molecules": 38_076, "licence": "unknown"} | metadata["data"]
+    assert metadata["pretraining_steps"] == 30
+    assert policy.prompt == "scaffold"
+    assert policy.properties[0].name == "MolLogP"
+    lines = read_metrics(smiles.parent)
+    assert [line["step"] for line in lines if "loss" in line] == [10, 20, 30]
+    assert lines[-1]["step"] == 30
+    losses = [line["loss"] for line in lines if line.get("loss") is not None]
+    assert losses[-1] < losses[0]  # type: ignore[operator]
+
+
+def test_pretraining_resumes_to_the_same_bits(smiles: Path, tmp_path: Path) -> None:
+    short = replace(RECIPE, output_dir=str(tmp_path), pretrain=TINY)
+    run_pretrain_smiles(short)
+    for step in (tmp_path / "checkpoints").iterdir():
+        if step.name.endswith("30"):
+            for file in step.iterdir():
+                file.unlink()
+            step.rmdir()
+    again = run_pretrain_smiles(short, resume=True)
+    a, b = load_policy(smiles).state_dict(), load_policy(again).state_dict()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_loaded_policy_draws_canonical_smiles(smiles: Path) -> None:
+    samples, columns = sample_policy(load_trained(smiles.parent), 40, batch_size=16)
+    assert len(samples) == 40
+    assert columns == {}
+    valid = [s for s in samples if s is not None]
+    assert all(mol is not None and to_smiles(mol) == s for s in valid for mol in [parse(s)])
+
+
+def test_options_change_how_a_policy_draws_and_nothing_else(smiles: Path, graphs: Path) -> None:
+    plain = load_trained(smiles)
+    changed = load_trained(smiles, SamplerOptions(temperature=0.5, top_k=7, top_p=0.9))
+    assert (changed.truncation.temperature, changed.truncation.top_k, changed.truncation.top_p) == (0.5, 7, 0.9)
+    assert not changed.training
+    assert all(torch.equal(v, changed.state_dict()[k]) for k, v in plain.state_dict().items())
+    assert load_trained(graphs, SamplerOptions(num_steps=7)).num_steps == 7
+    for folder, options, said in [
+        (smiles, SamplerOptions(num_steps=5), "num_steps: 5, expected none: TokenPolicy has no such setting"),
+        (graphs, SamplerOptions(top_p=0.5), "top_p: 0.5, expected none: GraphPolicy"),
+        (graphs, SamplerOptions(guidance=2.0), "guidance: 2.0, expected 1 without properties"),
+        (smiles, SamplerOptions(top_k=0), "top_k: 0, expected at least 1"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            load_trained(folder, options)
+
+
+def test_options_reach_the_policy_inside_a_decoded_one() -> None:
+    policy = load_trained("digits", SamplerOptions(temperature=0.5))
+    assert isinstance(policy, DecodedPolicy)
+    assert policy.init_args()["policy"].truncation.temperature == 0.5
+    with pytest.raises(ValueError, match="num_steps: 3"):
+        load_trained("digits", SamplerOptions(num_steps=3))
+
+
+def test_the_kind_decides_the_family(tmp_path: Path, smiles: Path) -> None:
+    assert [family_of({"kind": k} if k else {}) for k in (None, "molecules", "text", "images")] == [
+        MOLECULES,
+        MOLECULES,
+        TEXT,
+        IMAGES,
+    ]
+    with pytest.raises(CheckpointError, match="kind: 'sounds' of the checkpoint, expected one of molecules, text, images"):
+        family_of({"kind": "sounds"})
+    assert run_family(tmp_path) is MOLECULES
+    assert run_family(smiles.parent) is MOLECULES
+
+
+def test_conditions_come_from_lists_and_files(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"scaffold": "CC"}\n{"MolLogP": 3}\n')
+    assert read_columns(str(path)) == [{"scaffold": "CC"}, {"MolLogP": 3}]
+    assert read_columns([{"a": 1}]) == [{"a": 1}]
+    for text, said in [("", "no conditions"), ("{broken\n", "line 1 is no JSON"), ("3\n", "3, expected a mapping")]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=said):
+            read_columns(str(path))
+    with pytest.raises(FileNotFoundError, match=r"columns: 'nowhere\.jsonl' is no file"):
+        read_columns("nowhere.jsonl")
+
+
+def test_scaffolds_are_put_in_the_form_each_policy_reads(smiles: Path, graphs: Path) -> None:
+    token, graph = load_trained(smiles), load_trained(graphs)
+    assert prepare_columns(token, smiles, None, None) is None
+    assert prepare_columns(token, smiles, [{"MolLogP": 1.0}], "C1CC1") == [{"scaffold": "C1CC1", "MolLogP": 1.0}]
+    assert prepare_columns(token, smiles, [{"scaffold": "N1C=CC=C1"}], None) == [{"scaffold": "c1cc[nH]c1"}]
+    prepared = prepare_columns(graph, graphs, None, "C1CC1")
+    assert prepared is not None
+    assert prepared[0]["scaffold"] == "C1CC1"
+    assert prepared[0]["fixed"].nodes.keys() == {0, 1, 2}
+    for scaffold, said in [
+        ("C1CC", "scaffold: 'C1CC', expected a valid, connected SMILES"),
+        ("C[Si]C", r"scaffold: .* has the token '\[Si\]'"),
+        ("C" * 80, "has 80 tokens, expected at most"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            prepare_columns(token, smiles, None, scaffold)
+    bare = type(token)(**token.init_args() | {"prompt": None})
+    with pytest.raises(ValueError, match="expected none: the policy was not trained on scaffolds"):
+        prepare_columns(bare, smiles, None, "C1CC1")
+
+
+def test_conditions_are_gone_through_in_turn(smiles: Path) -> None:
+    conditions: list[dict[str, Any]] = [{"scaffold": "C1CC1"}, {"MolLogP": 2.0}, {}]
+    samples, found = sample_policy(load_trained(smiles), 7, batch_size=4, columns=conditions)
+    assert len(samples) == 7
+    assert found == {
+        "scaffold": ["C1CC1", None, None, "C1CC1", None, None, "C1CC1"],
+        "MolLogP": [None, 2.0, None, None, 2.0, None, None],
+    }
+    with pytest.raises(ValueError, match="n: 0"):
+        sample_policy(load_trained(smiles), 0)
+
+
+def test_files_of_samples(smiles: Path, tmp_path: Path) -> None:
+    path = sample_file(str(smiles), 12, str(tmp_path / "s.csv.gz"), columns=[{"MolLogP": 1.0}])
+    rows = list(csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines()))
+    assert len(rows) == 12
+    assert set(rows[0]) >= {"smiles", "MolLogP", "QED"}
+    plain = sample_file(str(smiles), 12, str(tmp_path / "s.smi"))
+    assert all(parse(line) is not None for line in plain.read_text().splitlines())
+
+
+def test_a_conditional_run_from_start_to_report(smiles: Path, tmp_path: Path) -> None:
+    recipe = TrainRecipe(
+        policy=str(smiles),
+        reward=[HitsProperty("MolLogP"), keeps_scaffold, validity],
+        output_dir=str(tmp_path / "run"),
+        grpo=FAST,
+        columns=[{"scaffold": "C1CC1", "MolLogP": 1.0}, {"scaffold": "c1ccoc1", "MolLogP": 0.0}],
+        evaluation_samples=10,
+    )
+    result = run_train(recipe)
+    assert result.keys() == {"before", "after"}
+    assert {"reward", "reward_hits_MolLogP", "reward_keeps_scaffold", "valid"} <= result["after"].keys()
+    table = read_samples(tmp_path / "run/evaluation_after.csv.gz")
+    assert list(table)[:3] == ["scaffold", "MolLogP", "sample"]
+    assert table["scaffold"][:2] == ["C1CC1", "c1ccoc1"]
+    assert '<section id="examples">' in (tmp_path / "run/report.html").read_text()
+    assert "decode" not in json.loads((tmp_path / "run/policy/config.json").read_text())["policy"]["init_args"]
+    resumed = run_train(replace(recipe, grpo=replace(FAST, max_steps=4)), resume=True)
+    assert resumed["before"] == result["before"]
+
+
+def test_graph_pretraining_takes_properties(tmp_path: Path) -> None:
+    recipe = PretrainRecipe(
+        output_dir=str(tmp_path / "g"),
+        max_atoms=4,
+        num_steps=4,
+        properties=("MolWt", "TPSA"),
+        network=NetworkSizes(1, 2, 8, 4, 4, walk_length=2),
+        pretrain=replace(TINY, max_steps=5),
+        evaluation_samples=4,
+    )
+    folder = run_pretrain(recipe)
+    policy = load_trained(folder, SamplerOptions(guidance=2.0))
+    assert policy.guidance == 2.0
+    assert [p.name for p in policy.properties] == ["MolWt", "TPSA"]
+    samples, found = sample_policy(policy, 6, columns=[{"MolWt": 40.0}])
+    assert len(samples) == 6
+    assert found == {"MolWt": [40.0] * 6}
+
+
+def test_special_tokens_are_never_drawn(smiles: Path) -> None:
+    rollout = load_trained(smiles).sample([*map(_context, range(64))], generator=torch.Generator().manual_seed(0))
+    drawn = rollout.states["tokens"]
+    assert not bool((drawn == BOS).any())
+    ends = (drawn == EOS).sum(1)
+    assert int(ends.max()) <= 1
+
+
+def _context(group: int) -> Any:
+    from discrete_grpo import Context
+
+    return Context(group)
