@@ -83,6 +83,17 @@ def _guarded(folder: Path, run: Any) -> None:
     print(f"finished: {folder}")
 
 
+_IMPORT_OPTIONS: tuple[tuple[str, Any, str], ...] = (
+    ("vocabulary", str | None, "MolGPT: JSON file of the tokens."),
+    ("heads", int | None, "MolGPT: attention heads, 8 in the published models."),
+    ("properties", list[str] | None, "MolGPT: names of the properties it was trained with, in order."),
+    ("start", str | None, "MolGPT: the token every molecule begins with."),
+    ("max_length", int | None, "HuggingFace: the most tokens of a text."),
+    ("bos", str | None, "HuggingFace: the token a text begins after."),
+    ("eos", str | None, "HuggingFace: the token that ends a text."),
+)
+
+
 def _other_parsers() -> dict[str, ArgumentParser]:
     def parser(command: str, about: str) -> ArgumentParser:
         return ArgumentParser(prog=f"discrete-grpo {command}", description=about, exit_on_error=False, allow_abbrev=False)
@@ -112,6 +123,8 @@ def _other_parsers() -> dict[str, ArgumentParser]:
     bring.add_argument("checkpoint", type=str, help="Folder or file.")
     bring.add_argument("--from", dest="source", type=str, required=True, help="huggingface, molgpt or reinvent.")
     bring.add_argument("--out", type=str, required=True, help="Checkpoint folder to make.")
+    for name, kind, about in _IMPORT_OPTIONS:
+        bring.add_argument(f"--{name}", type=kind, default=None, help=about)
     found = {"resume": resume, "sample": sample, "evaluate": evaluate, "report": report, "list": listing}
     return found | {"import": bring}
 
@@ -148,7 +161,8 @@ def _other(command: str, arguments: Sequence[str]) -> None:
     elif command == "import":
         from discrete_grpo.importers import import_checkpoint
 
-        print(import_checkpoint(given.checkpoint, given.source, given.out))
+        options = {name: given[name] for name, *_ in _IMPORT_OPTIONS if given[name] is not None}
+        print(import_checkpoint(given.checkpoint, given.source, given.out, **options))
 
 
 def _sample(given: Namespace) -> None:

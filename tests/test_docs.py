@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/tutorial.md"]
+PAGES = ["README.md", "docs/tutorial.md", "docs/extending.md", "docs/importing.md"]
 
 
 def blocks(page: str) -> list[str]:

@@ -64,7 +64,8 @@ KEEPERS = {
     "sklearn": {"datasets.digits"},
     "skimage": {"rewards.images"},
     "selfies": {"decoders"},
-    "transformers": {"models.huggingface", "importers.huggingface"},
+    "transformers": {"models.huggingface"},
+    "tokenizers": {"importers.huggingface"},
     "matplotlib": set[str](),
     "models": set[str](),  # only ever as discrete_grpo.models
     "datasets": set[str](),

@@ -137,11 +137,17 @@ def test_no_address_and_no_registry_of_packages() -> None:
 def test_third_party_imports_are_declared() -> None:
     from tests.test_layering import FILES, imports
 
-    known = {"torch_geometric": "torch-geometric", "yaml": "pyyaml"}
+    known = {"torch_geometric": "torch-geometric", "yaml": "pyyaml", "sklearn": "scikit-learn", "skimage": "scikit-image"}
     used = {found.split(".")[0] for file in FILES.values() for found in imports(file.read_text(encoding="utf-8"))}
     used -= set(sys.stdlib_module_names) | {"discrete_grpo", "__future__"}
     declared = {requirement(line) for line in lines("options", "install_requires")}
-    assert {known.get(name, name) for name in used} <= declared
+    extras = {
+        name: {requirement(line) for line in lines("options.extras_require", name)} for name in SETUP["options.extras_require"]
+    }
+    optional = extras["images"] | extras["selfies"] | extras["huggingface"]
+    assert {known.get(name, name) for name in used} <= declared | optional
+    assert not declared & optional
+    assert optional <= extras["test"]
 
 
 def test_python_versions() -> None:

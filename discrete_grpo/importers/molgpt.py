@@ -1,0 +1,224 @@
+"""MolGPT weights as a SMILES policy: unconditional, or conditioned on properties.
+
+MolGPT is a GPT whose texts all begin with one given token (it has no BOS) and end with the padding token ``<``. Its
+tensors map onto :class:`~discrete_grpo.models.gpt.GPT` one to one: BOS takes the embedding row of the first token, the
+property token of features [value, given] takes the weights [W | 0]. Scaffold conditions are refused: MolGPT reads a
+scaffold without positions and padded to a fixed length, which this GPT does not.
+Source: Bagal et al. (2022), doi 10.1021/acs.jcim.1c00600.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from discrete_grpo.checkpoint import CheckpointError
+from discrete_grpo.importers.tensors import check_tensors, read_json, read_pickle, read_safetensors, rows
+from discrete_grpo.models.gpt import GPT, GPTConfig
+from discrete_grpo.molecular import canonical_samples
+from discrete_grpo.policies.smiles import TokenPolicy
+from discrete_grpo.tokens import SMILES, Property, Tokenizer
+
+__all__ = ["StartedTokenizer", "import_molgpt"]
+
+END = "<"
+MASK_BUFFER = re.compile(r"blocks\.\d+\.attn\.mask")
+
+
+@dataclass(frozen=True)
+class StartedTokenizer:
+    """A tokenizer of texts that all begin with one token, which is given and not drawn: text = start + decode(ids).
+
+    Attributes:
+        tokenizer: of what follows.
+        start: the first token.
+
+    >>> tokenizer = StartedTokenizer(Tokenizer(("C", "O")), "C")
+    >>> tokenizer.encode("CCO"), tokenizer.decode([4, 5])
+    ([4, 5], 'CCO')
+    """
+
+    tokenizer: Tokenizer
+    start: str
+
+    def __len__(self) -> int:
+        """Number of ids, special ones included."""
+        return len(self.tokenizer)
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Ordinary tokens."""
+        return self.tokenizer.tokens
+
+    def split(self, text: str) -> list[str]:
+        """The tokens of ``text`` without the first.
+
+        Raises:
+            ValueError: if the text begins otherwise, or has a token outside the alphabet.
+        """
+        parts = self.tokenizer.split(text)
+        if parts[:1] != [self.start]:
+            raise ValueError(
+                f"text: {text!r} begins with {''.join(parts[:1])!r}, expected {self.start!r} as every text of this policy"
+            )
+        return parts[1:]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ``text`` after its first token.
+
+        Raises:
+            ValueError: if the text begins otherwise, or has a token outside the alphabet.
+        """
+        self.split(text)
+        return self.tokenizer.encode(text)[1:]
+
+    def knows(self, text: str) -> bool:
+        """Whether the policy could draw ``text``."""
+        try:
+            self.split(text)
+        except ValueError:
+            return False
+        return True
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids``; special ids are left out."""
+        return self.start + self.tokenizer.decode(ids)
+
+
+def import_molgpt(
+    path: str | os.PathLike[str],
+    *,
+    vocabulary: str | os.PathLike[str],
+    heads: int = 8,
+    properties: Sequence[str] = (),
+    start: str = "C",
+) -> TokenPolicy:
+    """MolGPT weights as a policy; MolGPT reads all of its properties always, and so should every context give them.
+
+    Args:
+        path: the weights, a ``state_dict`` of ``torch.save`` or a safetensors file.
+        vocabulary: JSON file of the tokens: token -> row, or a list in the order of the rows.
+        heads: attention heads, which the weights do not tell; 8 in the published models.
+        properties: names of the context columns it is conditioned on, in the order it was trained with.
+        start: the token every molecule begins with.
+
+    Raises:
+        CheckpointError: if a file is missing or damaged, or the tensors do not fit.
+        ValueError: if an option does not fit the weights.
+    """
+    found = read_safetensors(path) if Path(path).suffix == ".safetensors" else read_pickle(path)
+    tokens = _tokens(read_json(vocabulary), vocabulary)
+    if start not in tokens or start == END:
+        raise ValueError(f"start: {start!r}, expected a token of {vocabulary} other than {END!r}")
+    found, config = _sizes(found, len(tokens), heads, properties, path)
+    ordinary = [t for t in tokens if t != END]
+    tokenizer = Tokenizer(tuple(ordinary), SMILES)
+    if odd := [t for t in ordinary if re.fullmatch(SMILES, t) is None]:
+        raise CheckpointError(f"vocabulary: {odd[0]!r} in {vocabulary} is no token of SMILES")
+    end = tokens.index(END)
+    ids = [end, tokens.index(start), end, end, *(k for k, t in enumerate(tokens) if t != END)]
+    with torch.random.fork_rng(devices=[]):
+        network = GPT(config)
+    network.load_state_dict(_renamed(found, ids, config))
+    return TokenPolicy(
+        network,
+        cast(Tokenizer, StartedTokenizer(tokenizer, start)),
+        max_length=config.block_size,
+        properties=tuple(Property(name) for name in properties),
+        condition_dropout=0.0,
+        decode=canonical_samples,
+    ).eval()
+
+
+def _tokens(table: Any, path: object) -> list[str]:
+    """The tokens in the order of their rows."""
+    if isinstance(table, dict) and sorted(table.values(), key=str) == sorted(range(len(table)), key=str):
+        table = sorted(table, key=table.__getitem__)
+    if not isinstance(table, list) or not all(isinstance(t, str) for t in table) or len(set(table)) != len(table):
+        raise CheckpointError(f"vocabulary: {path} is no list of distinct tokens and no table of tokens and rows")
+    if END not in table:
+        raise CheckpointError(f"vocabulary: {path} has no {END!r}, which ends a molecule in MolGPT")
+    return table
+
+
+def _sizes(found: Any, num_tokens: int, heads: int, properties: Sequence[str], path: object) -> tuple[dict[str, Tensor], GPTConfig]:
+    """The tensors without MolGPT's stored causal masks, compared with what sizes read off a few of them demand."""
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"path: {path} holds {type(found).__name__}, expected a state_dict")
+    found = {name: t for name, t in found.items() if not MASK_BUFFER.fullmatch(name)}
+    if any(name.startswith("lstm.") for name in found):
+        raise CheckpointError(f"path: {path} is conditioned on scaffolds through an LSTM, expected no scaffold condition")
+    shapes = {name: tuple(t.shape) for name, t in found.items() if isinstance(t, Tensor)}
+    width = shapes.get("tok_emb.weight", (0, 0))[-1]
+    block = shapes.get("pos_emb", (1, 0, 0))[1] if len(shapes.get("pos_emb", ())) == 3 else 0
+    layers = 1 + max((int(name.split(".")[1]) for name in shapes if re.match(r"blocks\.\d+\.", name)), default=-1)
+    if not (width and block > 1 and layers):
+        raise CheckpointError(f"path: {path} has no tok_emb.weight, pos_emb or blocks, expected the tensors of MolGPT")
+    num_properties = shapes.get("prop_nn.weight", (0, 0))[1]
+    if num_properties != len(properties):
+        given = ", ".join(properties) or "none"
+        raise ValueError(f"properties: {given}, expected {num_properties} names, as many as {path} was trained with")
+    config = GPTConfig(num_tokens + 3, block, num_properties, layers, heads, width)  # PAD, BOS and MASK are ours
+    check_tensors(found, _expected(num_tokens, config), path)
+    return found, config
+
+
+def _expected(num_tokens: int, config: GPTConfig) -> dict[str, tuple[int, ...]]:
+    d, block = config.width, config.block_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "tok_emb.weight": (num_tokens, d),
+        "type_emb.weight": (2, d),
+        "pos_emb": (1, block, d),
+        "ln_f.weight": (d,),
+        "ln_f.bias": (d,),
+        "head.weight": (num_tokens, d),
+    }
+    if config.num_properties:
+        shapes |= {"prop_nn.weight": (d, config.num_properties), "prop_nn.bias": (d,)}
+    linear = {f"attn.{name}": (d, d) for name in ("query", "key", "value", "proj")} | {"mlp.0": (4 * d, d), "mlp.2": (d, 4 * d)}
+    for k in range(config.layers):
+        for name, shape in linear.items():
+            shapes |= {f"blocks.{k}.{name}.weight": shape, f"blocks.{k}.{name}.bias": shape[:1]}
+        for name in ("ln1", "ln2"):
+            shapes |= {f"blocks.{k}.{name}.weight": (d,), f"blocks.{k}.{name}.bias": (d,)}
+    return shapes
+
+
+def _renamed(found: Mapping[str, Tensor], ids: list[int], config: GPTConfig) -> dict[str, Tensor]:
+    """The tensors by our names: q, k and v in one matrix, rows of the alphabet in our order."""
+    moved = {
+        "token.weight": rows(found["tok_emb.weight"], ids),
+        "head.weight": rows(found["head.weight"], ids),
+        "position.weight": found["pos_emb"][0].float(),
+        "kind.weight": found["type_emb.weight"].float(),
+    }
+    if config.num_properties:
+        value = found["prop_nn.weight"].float()
+        moved |= {"property.weight": torch.cat([value, torch.zeros_like(value)], 1), "property.bias": found["prop_nn.bias"].float()}
+    for kind in ("weight", "bias"):
+        moved[f"norm.{kind}"] = found[f"ln_f.{kind}"].float()
+        for k in range(config.layers):
+            theirs = {name: found[f"blocks.{k}.{name}.{kind}"].float() for name in BLOCK}
+            moved |= {f"blocks.{k}.{BLOCK[name]}.{kind}": t for name, t in theirs.items() if BLOCK[name] != "qkv"}
+            moved[f"blocks.{k}.qkv.{kind}"] = torch.cat([theirs[f"attn.{name}"] for name in ("query", "key", "value")])
+    return moved
+
+
+BLOCK = {
+    "ln1": "norm1",
+    "ln2": "norm2",
+    "attn.query": "qkv",
+    "attn.key": "qkv",
+    "attn.value": "qkv",
+    "attn.proj": "out",
+    "mlp.0": "feed.0",
+    "mlp.2": "feed.2",
+}
+"""Parts of a block by MolGPT's names and by ours."""

@@ -1,0 +1,120 @@
+"""A recurrent language model over tokens: embedding, a stack of GRU or LSTM layers, a linear head.
+
+h_t = RNN(E x_t, h_{t-1}), logits_t = W h_t + b. Source: Olivecrona et al. (2017), doi 10.1186/s13321-017-0235-x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+__all__ = ["Recurrent", "RecurrentConfig", "State"]
+
+CELLS = ("gru", "lstm")
+
+
+@dataclass(frozen=True)
+class RecurrentConfig:
+    """Sizes of a :class:`Recurrent`.
+
+    Attributes:
+        num_tokens: V, size of the alphabet with special tokens; at least 2.
+        cell: ``gru`` or ``lstm``.
+        layers: depth.
+        width: of the hidden states.
+        embedding: of the tokens.
+        normalise: whether each step's output is scaled to mean 0 and deviation 1 before the head.
+
+    Raises:
+        ValueError: for a value out of its range.
+    """
+
+    num_tokens: int
+    cell: Literal["gru", "lstm"] = "lstm"
+    layers: int = 3
+    width: int = 512
+    embedding: int = 256
+    normalise: bool = False
+
+    def __post_init__(self) -> None:
+        for name, low in {"num_tokens": 2, "layers": 1, "width": 1, "embedding": 1}.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"{name}: {getattr(self, name)}, expected at least {low}")
+        if self.cell not in CELLS:
+            raise ValueError(f"cell: {self.cell!r}, expected one of {', '.join(CELLS)}")
+
+
+class State:
+    """What a recurrent network remembers of the tokens read so far: h, and c of an LSTM, each [layers, B, width]."""
+
+    def __init__(self) -> None:
+        self.tensors: tuple[Tensor, ...] = ()
+
+    def select(self, rows: Int[Tensor, " row"]) -> None:
+        """Keep these rows only: finished sequences leave."""
+        self.tensors = tuple(t[:, rows] for t in self.tensors)
+
+
+class Recurrent(nn.Module):
+    """Recurrent network: tokens [B, T] that start with BOS -> logits [B, T, V] of the token that follows each.
+
+    Args:
+        config: sizes.
+    """
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.config = config
+        cell = nn.LSTM if config.cell == "lstm" else nn.GRU
+        self.token = nn.Embedding(config.num_tokens, config.embedding)
+        self.rnn = cell(config.embedding, config.width, config.layers, batch_first=True)
+        self.head = nn.Linear(config.width, config.num_tokens)
+
+    def init_args(self) -> dict[str, RecurrentConfig]:
+        """What a checkpoint needs to build this network again."""
+        return {"config": self.config}
+
+    def train(self, mode: bool = True) -> Recurrent:
+        """As of any module, but for the recurrent layers: without dropout modes agree, and cuDNN has gradients in one only."""
+        super().train(mode)
+        self.rnn.train()
+        return self
+
+    def cache(self, rows: int, prompt_length: int = 0) -> State:
+        """An empty state; its rows are those of the first call that fills it."""
+        return State()
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch time"],
+        prompt: Tensor | None = None,
+        properties: Tensor | None = None,
+        cache: State | None = None,
+    ) -> Float[Tensor, "batch time class"]:
+        """Logits of the token after each of ``tokens``.
+
+        Args:
+            tokens: BOS and what follows; with a filled cache only the new ones.
+            prompt: None, since this network reads no conditions.
+            properties: None, likewise.
+            cache: filled by this call.
+
+        Raises:
+            ValueError: if a condition is given.
+        """
+        if prompt is not None or properties is not None:
+            raise ValueError("prompt, properties: given, expected None: a recurrent network reads no conditions")
+        x, state = self.rnn(self.token(tokens), None if cache is None else self._start(cache))
+        if cache is not None:
+            cache.tensors = (state,) if isinstance(state, Tensor) else tuple(state)
+        if self.config.normalise:
+            x = nn.functional.layer_norm(x, x.shape[-1:])
+        return self.head(x)
+
+    def _start(self, cache: State) -> Tensor | tuple[Tensor, ...] | None:
+        """The state in the form torch's layers take; None at the beginning, where they take zeros."""
+        tensors = tuple(t.contiguous() for t in cache.tensors)
+        return tensors if len(tensors) == 2 else tensors[0] if tensors else None

@@ -1,0 +1,202 @@
+"""Language models of HuggingFace: the library's own logits for every kind of tokenizer, and nothing of a folder is run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from discrete_grpo.checkpoint import CheckpointError, load_policy, save
+from discrete_grpo.importers import import_huggingface
+from discrete_grpo.models.huggingface import HuggingFaceLM
+from discrete_grpo.tokens import BOS, EOS, NUM_SPECIAL
+from tests.imported import check_as_a_policy, one_line
+
+ALPHABET = ["#", "(", ")", "1", "=", "Br", "C", "Cl", "N", "O", "[nH]", "c"]
+
+
+def word_tokenizer() -> Any:
+    """SMILES tokens as words, cut by an expression; no decoder, so the library puts spaces between them."""
+    tk = pytest.importorskip("tokenizers")
+    words = {t: k for k, t in enumerate(["<pad>", *ALPHABET, "<s>", "<unk>", "</s>"])}
+    made = tk.Tokenizer(tk.models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = tk.pre_tokenizers.Split(tk.Regex(r"\[[^\]]+\]|Br|Cl|."), "isolated")
+    return made, {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+
+
+def byte_tokenizer() -> Any:
+    """Byte-level merges learned on a few molecules; no BOS but the end of text."""
+    tk = pytest.importorskip("tokenizers")
+    made = tk.Tokenizer(tk.models.BPE())
+    made.pre_tokenizer = tk.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tk.decoders.ByteLevel()
+    trainer = tk.trainers.BpeTrainer(vocab_size=300, initial_alphabet=tk.pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    made.train_from_iterator(["CC(=O)Nc1ccc(O)cc1", "CCO CCO", "c1ccccc1Cl"], trainer)
+    made.add_special_tokens(["<|endoftext|>"])
+    return made, {"eos_token": "<|endoftext|>"}
+
+
+def marked_tokenizer() -> Any:
+    """Pieces whose first one in a text carries a marker, BOS put in front by the tokenizer itself."""
+    tk = pytest.importorskip("tokenizers")
+    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("▁", -1.0), ("▁C", -1.5), ("CC", -2.0), ("c1", -2.0)]
+    pieces += [(t, -3.0) for t in [*"#()1=CNOcl"]]
+    made = tk.Tokenizer(tk.models.Unigram(pieces, unk_id=0))
+    made.pre_tokenizer = tk.pre_tokenizers.Metaspace(prepend_scheme="always")
+    made.decoder = tk.decoders.Metaspace(prepend_scheme="always")
+    made.post_processor = tk.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return made, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+def piece_tokenizer() -> Any:
+    """Pieces that say inside a word that they continue it, so two pieces have the text C; ends put on by the tokenizer."""
+    tk = pytest.importorskip("tokenizers")
+    words = ["[UNK]", "[CLS]", "[SEP]", "C", "c", "##C", "##O", "##c", "##1", "##CC", "##(", "##)", "##=", "##N", "O"]
+    made = tk.Tokenizer(tk.models.WordPiece({t: k for k, t in enumerate(words)}, unk_token="[UNK]"))
+    made.decoder = tk.decoders.WordPiece(prefix="##")
+    made.post_processor = tk.processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
+    return made, {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+
+
+GPT2 = {"n_positions": 14, "n_embd": 16, "n_layer": 2, "n_head": 4}
+BERT = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+BERT |= {"max_position_embeddings": 14}
+SIZES = {"gpt2": GPT2, "bert": BERT, "llama": BERT | {"num_key_value_heads": 2}}
+
+
+def hugging(folder: Path, make_tokenizer: Any, kind: str, **changes: Any) -> Any:
+    """A tiny model with random weights, saved as its users save theirs; returns the model."""
+    library = pytest.importorskip("transformers")
+    made, special = make_tokenizer()
+    tokenizer = library.PreTrainedTokenizerFast(tokenizer_object=made, **special)
+    sizes = SIZES[kind] | {"vocab_size": len(tokenizer) + 3} | changes
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = library.AutoModelForCausalLM.from_config(library.AutoConfig.for_model(kind, **sizes)).eval()
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+CASES = [(word_tokenizer, "gpt2"), (byte_tokenizer, "gpt2"), (marked_tokenizer, "llama"), (piece_tokenizer, "llama")]
+
+
+@pytest.mark.parametrize(("make_tokenizer", "kind"), CASES)
+def test_huggingface_gives_the_librarys_own_logits(tmp_path: Path, make_tokenizer: Any, kind: str) -> None:
+    model = hugging(tmp_path, make_tokenizer, kind)
+    policy = import_huggingface(tmp_path)
+    network = cast(HuggingFaceLM, policy.network)
+    made, special = make_tokenizer()
+    for smiles in ("CCO", "c1ccccc1", "CC(=O)N"):
+        theirs = made.encode(smiles, add_special_tokens=False).ids
+        ours = policy.tokenizer.encode(smiles)
+        first = made.token_to_id(special.get("bos_token") or special.get("cls_token") or special["eos_token"])
+        last = made.token_to_id(special.get("eos_token") or special["sep_token"])
+        names = network.ids.tolist()
+        assert (names[BOS], names[EOS]) == (first, last)
+        assert [names[k] for k in ours] == theirs
+        with torch.no_grad():
+            expected = model(torch.tensor([[first, *theirs]])).logits[0]
+            found = network(torch.tensor([[BOS, *ours]]))[0]
+        torch.testing.assert_close(found[:, NUM_SPECIAL:], expected[:, names[NUM_SPECIAL:]], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found[:, EOS], expected[:, last], atol=1e-5, rtol=1e-5)
+        assert policy.tokenizer.decode([BOS, *ours, EOS]) == smiles
+        assert policy.tokenizer.knows(smiles)
+    assert not policy.tokenizer.knows("C§") or make_tokenizer is byte_tokenizer
+    assert policy.max_length == 14
+
+
+@pytest.mark.parametrize(("make_tokenizer", "kind"), [CASES[0], CASES[2]])
+def test_huggingface_is_a_policy(tmp_path: Path, make_tokenizer: Any, kind: str) -> None:
+    hugging(tmp_path / "in", make_tokenizer, kind)
+    policy = import_huggingface(tmp_path / "in", max_length=9)
+    assert policy.max_length == 9
+    check_as_a_policy(policy, tmp_path / "out", {})
+
+
+def test_huggingface_is_rebuilt_without_its_folder_and_leaves_the_random_state(tmp_path: Path) -> None:
+    hugging(tmp_path / "in", word_tokenizer, "gpt2", attn_pdrop=0.4)
+    state = torch.get_rng_state()
+    policy = import_huggingface(tmp_path / "in")
+    out = save(tmp_path / "out", policy, metadata={})
+    for file in (tmp_path / "in").iterdir():
+        file.unlink()
+    again = load_policy(out)
+    assert torch.equal(torch.get_rng_state(), state)
+    tokens = torch.tensor([[BOS, 5, 6, 7]])
+    assert torch.equal(again.network(tokens), policy.network(tokens))
+    again.train()
+    torch.testing.assert_close(again.network(tokens), policy.network(tokens), atol=0, rtol=0)
+    assert again.tokenizer == policy.tokenizer
+    assert again.network.init_args() == cast(HuggingFaceLM, policy.network).init_args()
+
+
+def test_huggingface_ends_can_be_named(tmp_path: Path) -> None:
+    hugging(tmp_path, word_tokenizer, "gpt2")
+    policy = import_huggingface(tmp_path, bos="#", eos="<pad>")
+    vocabulary = word_tokenizer()[0].get_vocab()
+    assert cast(HuggingFaceLM, policy.network).ids[[BOS, EOS]].tolist() == [vocabulary["#"], vocabulary["<pad>"]]
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"bos": "X"}, "bos: 'X', expected a token of the vocabulary"),
+        ({"max_length": 15}, r"max_length: 15, expected 1 to 14 \(positions of the model\)"),
+        ({"examples": ("?",)}, "gives back none of the examples"),
+    ]
+    for change, said in wrong:
+        with pytest.raises(ValueError, match=said) as error:
+            import_huggingface(tmp_path, **change)
+        one_line(error)
+
+
+def test_huggingface_pickles_are_refused(tmp_path: Path) -> None:
+    model = hugging(tmp_path, word_tokenizer, "gpt2")
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"has pytorch_model\.bin, expected \*\.safetensors") as error:
+        import_huggingface(tmp_path)
+    one_line(error)
+    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        import_huggingface(tmp_path)
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        import_huggingface(tmp_path / "nowhere")
+
+
+def test_huggingface_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    model = hugging(tmp_path, word_tokenizer, "gpt2")
+    whole = {name: t.clone() for name, t in model.state_dict().items() if name != "lm_head.weight"}
+    for name, value, said in [
+        ("transformer.h.1.ln_1.weight", None, r"h\.1\.ln_1\.weight missing"),
+        ("transformer.more", torch.zeros(2), r"more unexpected"),
+        ("transformer.ln_f.bias", torch.zeros(3), r"ln_f\.bias of another shape"),
+    ]:
+        spoiled = {k: v for k, v in (whole | {name: value}).items() if v is not None}
+        save_file(spoiled, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(CheckpointError, match=said) as error:
+            import_huggingface(tmp_path)
+        one_line(error)
+
+
+def test_huggingface_code_of_a_folder_is_not_run(tmp_path: Path) -> None:
+    hugging(tmp_path, word_tokenizer, "gpt2")
+    ran = tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nclass Config: ...\nclass Model: ...\n")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="cannot be read") as error:
+        import_huggingface(tmp_path)
+    one_line(error)
+    assert not ran.exists()
+
+
+def test_huggingface_models_that_look_ahead_are_refused(tmp_path: Path) -> None:
+    hugging(tmp_path, word_tokenizer, "bert")
+    with pytest.raises(CheckpointError, match="expected a causal model"):
+        import_huggingface(tmp_path)
