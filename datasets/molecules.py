@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ from rdkit.rdBase import BlockLogs
 from torch import Tensor
 
 from discrete_grpo.chemistry import AtomType, Vocabulary, descriptor, molecule_parts, parse_smiles
-from discrete_grpo.datasets.reading import array_lines, check_broken, check_file, content_key, rows, text_array
+from discrete_grpo.datasets.reading import array_lines, check_broken, check_file, content_key, rows, text_array, write_arrays
 from discrete_grpo.graph import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_index, unpack
 from discrete_grpo.tokens import Property
 
@@ -304,24 +302,15 @@ def _by_size(dataset: MoleculeDataset, min_atoms: int | None, max_atoms: int | N
 
 
 def _write_cache(path: Path, dataset: MoleculeDataset) -> None:
-    """Written under another name and then renamed: a reader sees the whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez_compressed(
-                file,
-                nodes=dataset.nodes.numpy(),
-                pairs=dataset.pairs.numpy(),
-                sizes=dataset.sizes.numpy(),
-                vocabulary=text_array(dataset.vocabulary.atoms),
-                smiles=text_array(dataset.smiles),
-                broken=text_array([f"{line}\t{text}" for line, text in dataset.broken]),
-            )
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_arrays(
+        path,
+        nodes=dataset.nodes.numpy(),
+        pairs=dataset.pairs.numpy(),
+        sizes=dataset.sizes.numpy(),
+        vocabulary=text_array(dataset.vocabulary.atoms),
+        smiles=text_array(dataset.smiles),
+        broken=text_array([f"{line}\t{text}" for line, text in dataset.broken]),
+    )
 
 
 def _read_cache(path: Path, name: str) -> MoleculeDataset:

@@ -13,9 +13,20 @@ from typing import Any
 import numpy as np
 from rdkit.rdBase import rdkitVersion
 
+from discrete_grpo.atomic import atomic_write
 from discrete_grpo.chemistry import parse_smiles
 
-__all__ = ["SmilesFile", "array_lines", "check_broken", "check_file", "content_key", "read_smiles", "rows", "text_array"]
+__all__ = [
+    "SmilesFile",
+    "array_lines",
+    "check_broken",
+    "check_file",
+    "content_key",
+    "read_smiles",
+    "rows",
+    "text_array",
+    "write_arrays",
+]
 
 
 @dataclass(frozen=True)
@@ -125,3 +136,10 @@ def array_lines(array: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[str, ...]:
     """The lines of :func:`text_array`."""
     text = array.tobytes().decode()
     return tuple(text.split("\n")) if text else ()
+
+
+def write_arrays(path: Path, **arrays: np.ndarray[Any, Any]) -> None:
+    """An ``.npz`` file, written whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file:
+        np.savez_compressed(file, **arrays)

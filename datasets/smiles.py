@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from rdkit import Chem
 from torch import Tensor
 
 from discrete_grpo.chemistry import descriptor, murcko_scaffold, parse_smiles
-from discrete_grpo.datasets.reading import array_lines, check_broken, check_file, content_key, rows, text_array
+from discrete_grpo.datasets.reading import array_lines, check_broken, check_file, content_key, rows, text_array, write_arrays
 from discrete_grpo.tokens import EOS, PAD, SMILES, Property, TokenBatch, Tokenizer
 
 __all__ = ["SmilesLines", "TokenDataset", "alphabet", "load_smiles", "smiles_from_lines", "token_dataset"]
@@ -193,22 +191,13 @@ def alphabet(data: SmilesLines) -> Tokenizer:
 
 
 def _write_cache(path: Path, data: SmilesLines) -> None:
-    """Written under another name and then renamed: a reader sees the whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez_compressed(
-                file,
-                smiles=text_array(data.smiles),
-                scaffolds=text_array(data.scaffolds),
-                values=data.values.numpy(),
-                broken=text_array([f"{line}\t{text}" for line, text in data.broken]),
-            )
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_arrays(
+        path,
+        smiles=text_array(data.smiles),
+        scaffolds=text_array(data.scaffolds),
+        values=data.values.numpy(),
+        broken=text_array([f"{line}\t{text}" for line, text in data.broken]),
+    )
 
 
 def _read_cache(path: Path, properties: tuple[str, ...], name: str) -> SmilesLines:

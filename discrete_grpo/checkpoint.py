@@ -13,6 +13,7 @@ code from a checkpoint: classes are found by import path, and only inside packag
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 import json
 import os
@@ -34,7 +35,9 @@ __all__ = [
     "CheckpointError",
     "Checkpoints",
     "build",
+    "bundled_policies",
     "describe",
+    "find_checkpoint",
     "load_metadata",
     "load_policy",
     "load_training",
@@ -44,6 +47,7 @@ __all__ = [
 
 FORMAT = 1
 TRUSTED = ("discrete_grpo",)
+BUNDLED = Path(__file__).parent / "bundled"
 
 
 class CheckpointError(ValueError):
@@ -277,3 +281,34 @@ def tensors_to_cpu(tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return type(tree)(tensors_to_cpu(v) for v in tree)
     return tree
+
+
+# -- finding one by name
+
+
+def bundled_policies(role: str = "policy") -> list[str]:
+    """Names of the policies that come with the package; with ``role``, of the judges or classifiers."""
+    kinds = {p.parent.name: load_metadata(p.parent).get("kind") for p in BUNDLED.glob("*/config.json")}
+    return sorted(name for name, kind in kinds.items() if role == (kind if kind in ("judge", "classifier") else "policy"))
+
+
+def find_checkpoint(name: str | Path, role: str = "policy") -> Path:
+    """The checkpoint folder meant by a bundled policy's name, a checkpoint folder or a run folder.
+
+    Args:
+        name: which.
+        role: what it holds: ``policy``, ``judge`` or ``classifier``; for the error.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    path = Path(name)
+    for candidate in (path, path / "policy", BUNDLED / str(name)):
+        if (candidate / "config.json").is_file():
+            return candidate
+    if (path / "checkpoints").is_dir():
+        return Checkpoints(path).latest()
+    known = bundled_policies(role)
+    near = difflib.get_close_matches(str(name), known, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else f" (bundled: {', '.join(known) or 'none'})"
+    raise CheckpointError(f"{role}: {str(name)!r} is no checkpoint folder, run folder or bundled {role}{hint}")

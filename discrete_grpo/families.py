@@ -15,15 +15,13 @@ import torch
 
 from discrete_grpo import chemistry
 from discrete_grpo.atomic import atomic_write
-from discrete_grpo.checkpoint import CheckpointError, Checkpoints, load_metadata, load_policy
+from discrete_grpo.checkpoint import BUNDLED, CheckpointError, Checkpoints, find_checkpoint, load_metadata, load_policy
 from discrete_grpo.images import image_properties
 from discrete_grpo.metrics import images as image_metrics
 from discrete_grpo.metrics import molecules as molecule_metrics
 from discrete_grpo.metrics import text as text_metrics
 from discrete_grpo.molecular import (
-    BUNDLED,
     canonical_samples,
-    find_checkpoint,
     load_molecule_policy,
     load_statistics,
     output_path,

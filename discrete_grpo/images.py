@@ -230,9 +230,9 @@ def image_columns(labels: Sequence[Any] = range(NUM_CLASSES)) -> list[Mapping[st
     """The conditions of a run: one context a class.
 
     >>> image_columns([3])
-    [{'label': '3'}]
+    [{'label': 3}]
     """
-    return [{"label": str(label)} for label in labels]
+    return [{"label": int(label)} for label in labels]
 
 
 def sample_images(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from discrete_grpo import chemistry
-from discrete_grpo.checkpoint import CheckpointError, Checkpoints, load_metadata, load_policy
+from discrete_grpo.checkpoint import CheckpointError, bundled_policies, find_checkpoint, load_metadata, load_policy
 from discrete_grpo.datasets.molecules import MoleculeStatistics
 from discrete_grpo.datasets.reading import read_smiles
 from discrete_grpo.diffusion import kernels
@@ -42,7 +41,6 @@ __all__ = [
     "scaffold_sites",
 ]
 
-BUNDLED = Path(__file__).parent / "bundled"
 PROPERTIES: Mapping[str, Callable[[Any], float]] = {
     "QED": chemistry.qed,
     "logP": chemistry.logp,
@@ -133,30 +131,6 @@ def molecule_policy(
         condition_dropout=condition_dropout,
         decode=decode,
     )
-
-
-def bundled_policies() -> list[str]:
-    """Names of the policies that come with the package."""
-    found = [p.parent for p in BUNDLED.glob("*/config.json")]
-    return sorted(p.name for p in found if load_metadata(p).get("kind") not in ("judge", "classifier"))
-
-
-def find_checkpoint(name: str | Path) -> Path:
-    """The checkpoint folder meant by a bundled policy's name, a checkpoint folder or a run folder.
-
-    Raises:
-        CheckpointError: if there is none.
-    """
-    path = Path(name)
-    for candidate in (path, path / "policy", BUNDLED / str(name)):
-        if (candidate / "config.json").is_file():
-            return candidate
-    if (path / "checkpoints").is_dir():
-        return Checkpoints(path).latest()
-    known = bundled_policies()
-    near = difflib.get_close_matches(str(name), known, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else f" (bundled: {', '.join(known) or 'none'})"
-    raise CheckpointError(f"policy: {str(name)!r} is no checkpoint folder, run folder or bundled policy{hint}")
 
 
 def load_molecule_policy(

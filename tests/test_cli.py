@@ -67,7 +67,7 @@ def here(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     sys.modules.pop("my_rewards", None)
     shutil.copytree(tiny, tmp_path / "tiny")
-    monkeypatch.setattr("discrete_grpo.molecular.BUNDLED", tiny.parent)  # a small one under the bundled name
+    monkeypatch.setattr("discrete_grpo.checkpoint.BUNDLED", tiny.parent)  # a small one under the bundled name
     (tmp_path / "my_rewards.py").write_text(REWARDS)
     (tmp_path / "broken_rewards.py").write_text("def f(:\n")
     (tmp_path / "good.smi").write_text("CCO\nCC\nCCC\n")

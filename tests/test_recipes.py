@@ -90,7 +90,7 @@ def test_find_checkpoint_takes_every_form(tiny: Path, tmp_path: Path, monkeypatc
     assert find_checkpoint(tiny) == tiny
     assert find_checkpoint(tiny.parent) == tiny  # a finished run
     save(tmp_path / "bundled/qm9-small", load_policy(tiny), metadata=load_metadata(tiny))
-    monkeypatch.setattr("discrete_grpo.molecular.BUNDLED", tmp_path / "bundled")
+    monkeypatch.setattr("discrete_grpo.checkpoint.BUNDLED", tmp_path / "bundled")
     assert bundled_policies() == ["qm9-small"]
     assert find_checkpoint("qm9-small") == tmp_path / "bundled/qm9-small"
     run_train(TrainRecipe(str(tiny), qed, str(tmp_path / "run"), FAST, evaluation_samples=0))

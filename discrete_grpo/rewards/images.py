@@ -5,25 +5,22 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from discrete_grpo.checkpoint import TRUSTED, CheckpointError, load_policy
+from discrete_grpo.checkpoint import TRUSTED, find_checkpoint, load_policy
 from discrete_grpo.datasets.digits import class_means, load_digits
 from discrete_grpo.pixels import Image, stack
 
 __all__ = ["ClassifierProbability", "InkAmount", "SSIMToClassMean", "ink"]
 
-BUNDLED = Path(__file__).parent.parent / "bundled"
 Samples = Sequence["Image | None"]
 
 
@@ -162,7 +159,7 @@ class ClassifierProbability:
         if batch_size < 1:
             raise ValueError(f"batch_size: {batch_size}, expected at least 1")
         self.checkpoint, self.batch_size = checkpoint, batch_size
-        self.network: nn.Module = load_policy(_folder(checkpoint), trusted=trusted).requires_grad_(False)
+        self.network: nn.Module = load_policy(find_checkpoint(checkpoint, "classifier"), trusted=trusted).requires_grad_(False)
 
     @torch.no_grad()
     def __call__(self, samples: Samples, *, label: Sequence[Any] | None = None, **columns: Sequence[Any]) -> list[float]:
@@ -177,14 +174,3 @@ class ClassifierProbability:
         classes = _labels(label, len(samples), tables[0].shape[1] if tables else 10**9)
         rows = iter(torch.cat(tables).tolist() if tables else [])
         return [0.0 if image is None else next(rows)[c] for image, c in zip(samples, classes, strict=True)]
-
-
-def _folder(name: str) -> Path:
-    """The checkpoint folder of a bundled classifier, a checkpoint folder or a run folder."""
-    for candidate in (Path(name), Path(name) / "policy", BUNDLED / name):
-        if (candidate / "config.json").is_file():
-            return candidate
-    known = sorted(p.parent.name for p in BUNDLED.glob("*classifier*/config.json"))
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else f" (bundled: {', '.join(known) or 'none'})"
-    raise CheckpointError(f"classifier: {name!r} is no checkpoint folder, run folder or bundled classifier{hint}")
