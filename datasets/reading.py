@@ -138,7 +138,7 @@ def array_lines(array: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[str, ...]:
     return tuple(text.split("\n")) if text else ()
 
 
-def write_arrays(path: Path, **arrays: np.ndarray[Any, Any]) -> None:
+def write_arrays(path: Path, **arrays: np.ndarray[Any, np.dtype[Any]]) -> None:
     """An ``.npz`` file, written whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:

@@ -96,7 +96,7 @@ class CodeDecoder(nn.Module):
         """What a checkpoint needs to build this network again."""
         return {"config": self.config}
 
-    def draw(self, entries: Float[Tensor, "batch grid grid2 width"]) -> Float[Tensor, "batch height width"]:
+    def draw(self, entries: Float[Tensor, "batch grid grid2 entry"]) -> Float[Tensor, "batch height width"]:
         """The image of given vectors at the places of the grid."""
         return self.net(entries.movedim(-1, 1)).squeeze(1).sigmoid()
 
@@ -126,7 +126,7 @@ class VQAutoencoder(nn.Module):
         """What a checkpoint needs to build this network again."""
         return {"config": self.config}
 
-    def vectors(self, pixels: Float[Tensor, "batch height width"]) -> Float[Tensor, "batch grid grid2 width"]:
+    def vectors(self, pixels: Float[Tensor, "batch height width"]) -> Float[Tensor, "batch grid grid2 entry"]:
         """z, the encoder's vector at every place of the grid."""
         return self.encoder(pixels.unsqueeze(1)).movedim(1, -1)
 

@@ -34,7 +34,7 @@ def conditional(guidance: float = 1.0, **options: Any) -> GraphPolicy:
                 nn.init.normal_(parameter, std=0.5)
     kernels = uniform(3, CosineSchedule()), uniform(2, CosineSchedule())
     return GraphPolicy(
-        network, *kernels, (0, 0, 0.5, 0.5), num_steps=4, properties=SCALES, guidance=guidance, decode=node_classes, **options
+        network, *kernels, (0.0, 0.0, 0.5, 0.5), num_steps=4, properties=SCALES, guidance=guidance, decode=node_classes, **options
     ).eval()
 
 
