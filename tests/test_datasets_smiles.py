@@ -38,8 +38,8 @@ def test_batches_are_the_texts_with_eos_and_prompts_in_front() -> None:
     found = token_dataset(data.smiles, tokenizer, prompts=data.scaffolds, values=data.values, properties=scales)
     assert len(found) == 3
     assert found.sizes.tolist() == [len(tokenizer.encode(s)) + 1 for s in data.smiles]
-    batch = found.batch(torch.tensor([2, 1]))
-    for row, m in enumerate((2, 1)):
+    batch = found.batch(torch.tensor([2, 1, 0]))
+    for row, m in enumerate((2, 1, 0)):
         ids = [k for k in batch.tokens[row].tolist() if k != PAD]
         assert ids == [*tokenizer.encode(data.smiles[m]), EOS]
         assert batch.tokens[row, : len(ids)].tolist() == ids
@@ -48,7 +48,7 @@ def test_batches_are_the_texts_with_eos_and_prompts_in_front() -> None:
         assert batch.prompt[row].tolist() == [PAD] * (batch.prompt.shape[1] - len(prompt)) + prompt
     weights = torch.tensor([chemistry.molecular_weight(Chem.MolFromSmiles(s)) for s in data.smiles])
     assert batch.properties is not None
-    torch.testing.assert_close(batch.properties[:, 0], ((weights - weights.mean()) / weights.std(correction=0))[[2, 1]])
+    torch.testing.assert_close(batch.properties[:, 0], ((weights - weights.mean()) / weights.std(correction=0))[[2, 1, 0]])
 
 
 def test_without_conditions_a_batch_has_none() -> None:

@@ -49,7 +49,7 @@ thead th { color: var(--muted); font-weight: 500; font-size: 0.84rem; }
 #samples figcaption b { display: block; color: var(--ink); font-size: 1rem; font-variant-numeric: tabular-nums; }
 #samples code { display: block; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; margin-top: 2px; }
 #examples td { white-space: normal; text-align: left; padding: 8px clamp(8px, 2vw, 24px) 8px 0; vertical-align: middle; }
-#examples th { text-align: left; padding-left: 0; }
+#examples th { text-align: left; padding: 6px clamp(8px, 2vw, 24px) 6px 0; }
 #examples svg, #examples img { width: 130px; height: auto; display: block; }
 #examples code { font-size: 0.82rem; overflow-wrap: anywhere; white-space: pre-wrap; }
 #examples small { display: block; color: var(--muted); font-variant-numeric: tabular-nums; }
