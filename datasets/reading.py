@@ -142,4 +142,4 @@ def write_arrays(path: Path, **arrays: np.ndarray[Any, np.dtype[Any]]) -> None:
     """An ``.npz`` file, written whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
-        np.savez_compressed(file, **arrays)
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # its stub reads a name as the flag allow_pickle

@@ -35,6 +35,7 @@ from discrete_grpo.families import (
     sample_policy,
     shown,
 )
+from discrete_grpo.filling import check_rewards
 from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.molecular import (
     NetworkSizes,
@@ -48,6 +49,7 @@ from discrete_grpo.molecular import (
     scaffold_sites,
 )
 from discrete_grpo.policies.graph import GraphPolicy
+from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.pretrain import Pretrainer
 from discrete_grpo.reporting.console import print_table
 from discrete_grpo.reporting.report import write_report
@@ -228,6 +230,8 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[st
     folder, source = Path(recipe.output_dir), _source(recipe, resume)
     policy, metadata = load_trained(source, recipe.sampler), load_metadata(source)
     family = family_of(metadata)
+    if isinstance(policy, MaskedTextPolicy):
+        check_rewards(policy, recipe.rewards)
     columns = _columns(recipe, policy, source, recipe.columns)
     held_out = columns if recipe.evaluation_columns is None else _columns(recipe, policy, source, recipe.evaluation_columns)
     metadata |= {"policy": str(recipe.policy), "rewards": reward_names(recipe.rewards)}

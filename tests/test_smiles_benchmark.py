@@ -55,7 +55,7 @@ def test_equal_weights_give_equal_log_probs() -> None:
 def test_both_sides_do_the_work_they_are_said_to_do(conditional: bool) -> None:
     case = Case(conditional, SMALL)
     lengths = case.rollout.units.sum(1)
-    expected = case.ours.network.lengths.clamp_max(BLOCK)  # type: ignore[union-attr,operator]
+    expected = case.ours.network.lengths.clamp_max(BLOCK)  # type: ignore[operator]
     assert torch.equal(lengths, expected)
     ends = case.rollout.states["tokens"].gather(1, (lengths - 1)[:, None])[:, 0]
     assert bool((ends == EOS).all())
