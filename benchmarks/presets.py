@@ -1,0 +1,79 @@
+"""Run presets of ``discrete-grpo train`` as they stand, one after the other, and write the table of the README.
+
+    python -m benchmarks.presets                         # all but demo, each some minutes on one CPU thread
+    python -m benchmarks.presets --presets smiles-qed
+
+Every run is a process of its own with the preset's own seed; time is the wall clock's from start to report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import ROOT, stamp, write_result
+from discrete_grpo.reporting.console import print_table
+from discrete_grpo.reporting.run_folder import read_samples
+
+PRESETS = ("smiles-qed", "smiles-scaffold-logp", "fill-in", "digits")
+
+
+def run(preset: str, folder: Path) -> dict[str, Any]:
+    """One preset: both measurements, what its conditions came to, seconds, and samples of one condition before and after."""
+    command = [sys.executable, "-m", "discrete_grpo.cli", "train", preset, f"--output_dir={folder}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    start = time.perf_counter()
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    seconds = time.perf_counter() - start
+    tables = {place: read_samples(folder / f"evaluation_{place}.csv.gz") for place in ("before", "after")}
+    return {
+        "preset": preset,
+        "seconds": seconds,
+        "evaluation": json.loads((folder / "evaluation.json").read_text()),
+        "logp_error": {place: logp_error(table) for place, table in tables.items()},
+        "examples": [example(tables, k) for k in range(8)],
+    }
+
+
+def logp_error(table: dict[str, list[str]]) -> dict[str, float] | None:
+    """Mean |logP - target| of the valid samples and the share of them that holds the scaffold; None without a target."""
+    if "MolLogP" not in table:
+        return None
+    rows = [k for k, value in enumerate(table["logP"]) if value]
+    errors = [abs(float(table["logP"][k]) - float(table["MolLogP"][k])) for k in rows]
+    kept = [float(table["reward_keeps_scaffold"][k]) for k in rows]
+    return {"mean_abs_error": sum(errors) / len(rows), "keeps_scaffold_of_valid": sum(kept) / len(rows)}
+
+
+def example(tables: dict[str, dict[str, list[str]]], k: int) -> dict[str, Any]:
+    """Row k of both evaluations: the conditions, and the sample and reward before and after."""
+    before = tables["before"]
+    asked = {name: before[name][k] for name in list(before)[: list(before).index("sample")]}
+    return asked | {place: [table["sample"][k], table["reward"][k]] for place, table in tables.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Run, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--presets", nargs="+", default=list(PRESETS))
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/presets.json")
+    given = parser.parse_args(argv)
+    result = stamp(42, sources=[f"discrete_grpo/presets/{preset}.yaml" for preset in given.presets])
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [run(preset, Path(folder) / preset) for preset in given.presets]
+    for row in rows:
+        print_table(f"{row['preset']}, {row['seconds']:.0f} s", row["evaluation"])
+    write_result(given.out, result | {"rows": rows})
+    return result
+
+
+if __name__ == "__main__":
+    main()
