@@ -21,6 +21,7 @@ from discrete_grpo.molecular import canonical_samples, report_broken, sample_mol
 from discrete_grpo.policies.smiles import TokenPolicy
 from discrete_grpo.pretrain import Pretrainer
 from discrete_grpo.tokens import Property, Tokenizer
+from discrete_grpo.truncation import Truncation
 
 __all__ = ["PretrainSmilesRecipe", "run_pretrain_smiles", "smiles_policy"]
 
@@ -39,6 +40,7 @@ class PretrainSmilesRecipe:
         layers, heads, width: sizes of the transformer.
         dropout: in the transformer while pretraining.
         max_length: the most tokens of a molecule; None means the longest of the data.
+        temperature: of the logits when the policy draws, kept with it; training is at 1.
         pretrain: settings of the training loop.
         max_broken: largest share of lines of ``data`` that may be no molecule.
         cache_dir: folder where the parsed data is kept for the next time.
@@ -57,6 +59,7 @@ class PretrainSmilesRecipe:
     width: int = 144
     dropout: float = 0.0
     max_length: int | None = None
+    temperature: float = 1.0
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     max_broken: float = 0.05
     cache_dir: str | None = None
@@ -80,6 +83,7 @@ def smiles_policy(
     heads: int = 4,
     width: int = 144,
     dropout: float = 0.0,
+    temperature: float = 1.0,
     seed: int = 42,
 ) -> TokenPolicy:
     """An untrained SMILES policy; rewards see canonical SMILES, None for what is no molecule.
@@ -94,6 +98,7 @@ def smiles_policy(
         heads: of its attention.
         width: of its hidden states.
         dropout: in training.
+        temperature: of the logits when it draws.
         seed: of the initial weights; the global random state is left as it was.
     """
     config = GPTConfig(len(tokenizer), max_length, len(properties), layers, heads, width, dropout=dropout)
@@ -108,6 +113,7 @@ def smiles_policy(
         prompt=prompt,
         properties=properties,
         condition_dropout=condition_dropout,
+        truncation=Truncation(temperature),
         decode=canonical_samples,
     )
 
@@ -138,6 +144,7 @@ def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -
         heads=recipe.heads,
         width=recipe.width,
         dropout=recipe.dropout,
+        temperature=recipe.temperature,
         seed=recipe.pretrain.seed,
     )
     metadata = {
