@@ -143,6 +143,8 @@ def known_rewards() -> dict[str, str]:
     for module in (molecules, conditions, judge, images):
         for name in module.__all__:
             reward = getattr(module, name)
+            if reward is judge.ModuleReward:  # it wants a module, which no name on a command line can give
+                continue
             if getattr(reward, "is_reward", False) or (callable(reward) and _takes_samples(reward)):
                 found[name] = f"{module.__name__}.{name}"
     return found

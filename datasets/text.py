@@ -1,0 +1,371 @@
+"""Text, one sample a line: any file, or English sentences of a small grammar that needs no download.
+
+Also prompts with blanks for filling in, and corrupted lines for training a judge. Whatever is random takes a generator.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int, Integer
+from torch import Tensor
+
+from discrete_grpo.tokens import CHARACTERS, PAD, Tokenizer
+
+__all__ = [
+    "LabelledText",
+    "LabelledTextDataset",
+    "TextDataset",
+    "corrupt_lines",
+    "is_sentence",
+    "load_text",
+    "mask_lines",
+    "read_lines",
+    "sentences",
+    "text_dataset",
+]
+
+LongLines = Literal["error", "split"]
+
+# Data sets -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TextDataset:
+    """M texts as token ids, without BOS and EOS.
+
+    Attributes:
+        tokens: [M, L], PAD after each text's end; bytes, or 16-bit integers for alphabets of more than 256 ids.
+        sizes: tokens of each text [M], at least 1.
+        tokenizer: what the ids mean.
+        lines: the texts.
+        name: for reports.
+    """
+
+    tokens: Integer[Tensor, "text ..."]
+    sizes: Int[Tensor, " text"]
+    tokenizer: Tokenizer
+    lines: tuple[str, ...]
+    name: str = ""
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def block_size(self) -> int:
+        """L, tokens of the longest text."""
+        return self.tokens.shape[1]
+
+    def batch(self, rows: Int[Tensor, " row"]) -> Int[Tensor, "row ..."]:
+        """Token ids of the texts at ``rows``, padded to the longest among them."""
+        longest = int(self.sizes[rows].max()) if rows.numel() else 0
+        return self.tokens[rows, :longest].long()
+
+
+@dataclass(frozen=True)
+class LabelledText:
+    """Texts of which some are real and some are not.
+
+    Attributes:
+        tokens: ids [B, L], PAD after each text's end.
+        real: 1 for a real text, 0 for a corrupted one [B].
+    """
+
+    tokens: Int[Tensor, "batch ..."]
+    real: Float[Tensor, " batch"]
+
+    def to(self, device: torch.device | str) -> LabelledText:
+        """The same on ``device``."""
+        return LabelledText(self.tokens.to(device), self.real.to(device))
+
+
+@dataclass(frozen=True)
+class LabelledTextDataset:
+    """Texts with the truth about them, for training a judge.
+
+    Attributes:
+        texts: all of them.
+        real: which are real [M].
+    """
+
+    texts: TextDataset
+    real: Bool[Tensor, " text"]
+
+    @property
+    def sizes(self) -> Int[Tensor, " text"]:
+        """Tokens of each text [M]."""
+        return self.texts.sizes
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def batch(self, rows: Int[Tensor, " row"]) -> LabelledText:
+        """The texts at ``rows``."""
+        return LabelledText(self.texts.batch(rows), self.real[rows].float())
+
+
+def text_dataset(
+    lines: Sequence[str],
+    *,
+    pattern: str = CHARACTERS,
+    tokenizer: Tokenizer | None = None,
+    block_size: int | None = None,
+    long_lines: LongLines = "error",
+    name: str = "text",
+    numbers: Sequence[int] | None = None,
+) -> TextDataset:
+    """Lines in memory as token ids.
+
+    Args:
+        lines: texts, none empty.
+        pattern: what a token is, where ``tokenizer`` is None.
+        tokenizer: a given alphabet; None makes one of the lines.
+        block_size: the longest text allowed, in tokens; None allows any.
+        long_lines: whether a longer line is an error or is split into pieces.
+        name: for reports and errors.
+        numbers: the lines' numbers for errors; None counts from 1.
+
+    Raises:
+        ValueError: naming the line, if it is empty, too long, or has a token outside the alphabet; or if there is no line.
+    """
+    if not lines:
+        raise ValueError(f"data: {name!r} holds no text, expected at least one line")
+    if long_lines not in ("error", "split"):
+        raise ValueError(f"long_lines: {long_lines!r}, expected error or split")
+    given = range(1, len(lines) + 1) if numbers is None else numbers
+    tokenizer = tokenizer or Tokenizer.of(lines, pattern)
+    rows: list[list[int]] = []
+    for number, line in zip(given, lines, strict=True):
+        try:
+            ids = tokenizer.encode(line)
+        except ValueError as error:
+            raise ValueError(f"data: {name!r} line {number}: {str(error).removeprefix('text: ')}") from error
+        limit = block_size or max(len(ids), 1)
+        if not ids or (len(ids) > limit and long_lines == "error"):
+            hint = "; long_lines 'split' cuts it" if ids else ""
+            raise ValueError(f"data: {name!r} line {number} has {len(ids)} tokens, expected 1 to {limit} (block_size){hint}")
+        rows += [ids[k : k + limit] for k in range(0, len(ids), limit)]
+    sizes = torch.tensor([len(row) for row in rows])
+    small = torch.uint8 if len(tokenizer) <= 256 else torch.int16
+    tokens = torch.full((len(rows), int(sizes.max())), PAD, dtype=small)
+    for k, row in enumerate(rows):
+        tokens[k, : len(row)] = torch.tensor(row, dtype=small)
+    return TextDataset(tokens, sizes, tokenizer, tuple(tokenizer.decode(row) for row in rows), name)
+
+
+def read_lines(path: str | Path) -> list[tuple[int, str]]:
+    """(line number from 1, text) of every line that is not blank, from any text file, gzipped if it ends in ``.gz``.
+
+    Of a ``.smi`` or ``.smiles`` file the first word of a line is taken; of other files the line without its end.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is empty or no UTF-8 text.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"path: {str(path)!r} is no file, expected a text file, plain or ending in .gz")
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8") as file:
+            found = [(k, line.rstrip("\r\n")) for k, line in enumerate(file, 1) if line.strip()]
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(
+            f"path: {str(path)!r} cannot be read as text, expected UTF-8, gzipped only if it ends in .gz: {error}"
+        ) from None
+    if not found:
+        raise ValueError(f"path: {str(path)!r} is empty, expected at least one line of text")
+    if {".smi", ".smiles"} & set(path.suffixes):
+        return [(k, line.split()[0]) for k, line in found]
+    return found
+
+
+def load_text(
+    path: str | Path,
+    *,
+    pattern: str = CHARACTERS,
+    tokenizer: Tokenizer | None = None,
+    block_size: int | None = None,
+    long_lines: LongLines = "error",
+) -> TextDataset:
+    """The lines of a text file as token ids; see :func:`read_lines` and :func:`text_dataset`.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is empty, or a line of it is too long or has a token outside the alphabet.
+    """
+    found = read_lines(path)
+    numbers, lines = [k for k, _ in found], [line for _, line in found]
+    options = {"pattern": pattern, "tokenizer": tokenizer, "block_size": block_size, "long_lines": long_lines}
+    return text_dataset(lines, name=str(path), numbers=numbers, **options)  # type: ignore[arg-type]
+
+
+# Blanks and corruption -----------------------------------------------------------------------------------------------
+
+
+def _draw(high: int, generator: torch.Generator | None) -> int:
+    """A uniform integer in [0, high)."""
+    return int(torch.randint(high, (), generator=generator))
+
+
+def mask_lines(
+    lines: Sequence[str],
+    rate: float,
+    generator: torch.Generator | None = None,
+    *,
+    span: int = 1,
+    blank: str = "_",
+    pattern: str = CHARACTERS,
+) -> list[str]:
+    """The lines with max(1, round(rate · L)) of their L tokens turned into blanks, in runs of ``span`` neighbours at random.
+
+    Runs may touch or overlap, and the last one is cut short where the count is reached.
+
+    >>> mask_lines(["a cat"], 0.4, torch.Generator().manual_seed(0), span=2)
+    ['__cat']
+
+    Raises:
+        ValueError: if ``rate`` or ``span`` is out of its range, or a line has the blank in it already.
+    """
+    if not 0 < rate <= 1:
+        raise ValueError(f"rate: {rate}, expected more than 0 and at most 1")
+    if span < 1:
+        raise ValueError(f"span: {span}, expected at least 1")
+    masked = []
+    for line in lines:
+        if blank in line:
+            raise ValueError(f"line: {line!r} has the blank {blank!r} in it already, expected another blank character")
+        tokens = re.findall(pattern, line)
+        count, hidden = max(1, round(rate * len(tokens))), set[int]()
+        starts = torch.randperm(max(1, len(tokens) - span + 1), generator=generator).tolist()
+        for start in starts:
+            for k in range(start, min(start + span, len(tokens))):
+                if len(hidden) < count:
+                    hidden.add(k)
+        masked.append("".join(blank if k in hidden else token for k, token in enumerate(tokens)))
+    return masked
+
+
+def corrupt_lines(
+    lines: Sequence[str], generator: torch.Generator | None = None, *, pattern: str = CHARACTERS, max_rate: float = 0.5
+) -> list[str]:
+    """Each line as something that was not written: it keeps its number of tokens and differs from the original.
+
+    One of four ways each, at a rate u² · ``max_rate`` with u uniform (mostly little, sometimes much): tokens anywhere are
+    replaced by tokens of other lines; neighbours are swapped; a span is replaced by tokens of other lines one by one; or by
+    a span of one other line. A line whose tokens are all alike in all lines cannot be corrupted and is left out.
+
+    Raises:
+        ValueError: if ``max_rate`` is out of (0, 1].
+    """
+    if not 0 < max_rate <= 1:
+        raise ValueError(f"max_rate: {max_rate}, expected more than 0 and at most 1")
+    tokens = [re.findall(pattern, line) for line in lines]
+    result = []
+    for row in tokens:
+        for _ in range(20):  # a draw may change nothing
+            made = _corrupt(row, tokens, max_rate, generator)
+            if made != row:
+                result.append("".join(made))
+                break
+    return result
+
+
+def _corrupt(row: Sequence[str], pool: Sequence[Sequence[str]], max_rate: float, generator: torch.Generator | None) -> list[str]:
+    made, length, way = list(row), len(row), _draw(4, generator)
+    count = max(1, round(max_rate * float(torch.rand((), generator=generator)) ** 2 * length))
+    start = _draw(length - count + 1, generator)
+    places = list(range(start, start + count))
+    if way == 0:
+        places = torch.randperm(length, generator=generator)[:count].tolist()
+    if way == 1:
+        for k in torch.randperm(max(1, length - 1), generator=generator)[:count].tolist():
+            made[k : k + 2] = reversed(made[k : k + 2])
+    elif way == 3:
+        other = pool[_draw(len(pool), generator)]
+        begin = _draw(max(1, len(other) - count + 1), generator)
+        piece = other[begin : begin + count]
+        made[start : start + len(piece)] = piece
+    else:
+        for k in places:
+            other = pool[_draw(len(pool), generator)]
+            made[k] = other[_draw(len(other), generator)]
+    return made
+
+
+# Sentences -----------------------------------------------------------------------------------------------------------
+
+GRAMMAR: dict[str, tuple[str, ...]] = {
+    "line": ("{one} {does}", "{one} {does} {when}", "{many} {do}", "{many} {do} {when}"),
+    "one": ("the {person}", "my {person}", "the {adjective} {person}", "a {consonant}", "an {vowel}"),
+    "many": ("the {person}s", "two {person}s", "some {adjective} {person}s", "my {adjective} {person}s", "all {person}s"),
+    "consonant": ("{person_c}", "{adjective_c} {person}"),
+    "vowel": ("{person_v}", "{adjective_v} {person}"),
+    "person": ("{person_c}", "{person_v}"),
+    "person_c": ("baker", "farmer", "sailor", "teacher", "painter", "doctor", "singer", "brother"),
+    "person_v": ("artist", "uncle", "actor", "editor"),
+    "adjective": ("{adjective_c}", "{adjective_v}"),
+    "adjective_c": ("young", "happy", "quiet", "tall"),
+    "adjective_v": ("old", "honest", "idle"),
+    "does": ("eats {food}", "reads {text}", "paints {thing}", "sings {song}", "sleeps {place}", "walks {place}"),
+    "do": ("eat {food}", "read {text}", "paint {thing}", "sing {song}", "sleep {place}", "walk {place}"),
+    "food": ("warm bread", "an apple", "a ripe plum", "onion soup", "cold rice"),
+    "text": ("a letter", "an old book", "the news", "a long poem", "the map"),
+    "thing": ("a boat", "the gate", "an oak door", "the wall", "a red chair"),
+    "song": ("a slow song", "an old tune", "the hymn", "for the king"),
+    "place": ("by the sea", "in the garden", "near the river", "under a tree", "at home"),
+    "when": ("at night", "in spring", "every day", "on sunday", "after lunch", "before noon"),
+}
+"""Each symbol and what it may become; number, article and kind of object agree. Every sentence is one of ``{line}``."""
+
+
+def _written(symbol: str, generator: torch.Generator | None) -> str:
+    choice = GRAMMAR[symbol][_draw(len(GRAMMAR[symbol]), generator)]
+    return re.sub(r"\{(\w+)\}", lambda found: _written(found[1], generator), choice)
+
+
+def _expression(symbol: str) -> str:
+    parts = [re.sub(r"\{(\w+)\}", lambda found: _expression(found[1]), choice) for choice in GRAMMAR[symbol]]
+    return f"(?:{'|'.join(parts)})"
+
+
+def is_sentence(text: str | None) -> bool:
+    """Whether a text is a sentence of the grammar: the truth that a judge only estimates.
+
+    >>> is_sentence("an old sailor reads the map"), is_sentence("a old sailor read the map"), is_sentence(None)
+    (True, False, False)
+    """
+    return text is not None and _SENTENCE.fullmatch(text) is not None
+
+
+_SENTENCE = re.compile(_expression("line"))
+
+
+def sentences(count: int, seed: int = 0, *, held_out: bool = False, max_length: int = 40) -> list[str]:
+    """Distinct sentences of the grammar, at most ``max_length`` characters each.
+
+    A tenth of all sentences, told by a checksum, is never among those given without ``held_out``, whatever the seed.
+
+    Raises:
+        ValueError: if ``count`` is less than 1 or more than the grammar readily gives.
+
+    >>> sentences(1, seed=1)
+    ['an artist reads a long poem before noon']
+    """
+    if count < 1:
+        raise ValueError(f"count: {count}, expected at least 1")
+    generator, found = torch.Generator().manual_seed(seed), dict[str, None]()
+    for _ in range(100 + 200 * count):
+        line = _written("line", generator)
+        if len(line) <= max_length and (zlib.crc32(line.encode()) % 10 == 0) == held_out:
+            found[line] = None
+        if len(found) == count:
+            return list(found)
+    raise ValueError(f"count: {count}, expected no more than the grammar gives at max_length {max_length}")

@@ -1,0 +1,190 @@
+"""A frozen network as a reward: a judge of text loaded from a checkpoint, or any module that gives one number a sample.
+
+The judge is trained apart (:class:`TextScorer` has the ``likelihood_loss`` that a pretrainer needs) and never here: its
+weights take no gradient, are in eval mode and belong to no policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from discrete_grpo.checkpoint import TRUSTED, CheckpointError, find_checkpoint, load_policy
+from discrete_grpo.tokens import PAD, Tokenizer
+
+__all__ = ["Judge", "ModuleReward", "TextScorer"]
+
+Output = Literal["probability", "logit"]
+SURELY_NOT = -20.0
+"""Log-odds that a missing text gets."""
+
+
+class TextScorer(nn.Module):
+    """log-odds that a text is real: tokens through a network that gives one number a text.
+
+    Args:
+        network: ``(tokens [B, L], mask [B, L]) -> [B]``; the mask is True where a token exists.
+        tokenizer: the alphabet.
+        block_size: the longest text in tokens.
+    """
+
+    def __init__(self, network: nn.Module, tokenizer: Tokenizer, block_size: int) -> None:
+        super().__init__()
+        self.network, self.tokenizer, self.block_size = network, tokenizer, block_size
+
+    def init_args(self) -> dict[str, Any]:
+        """What a checkpoint needs to build this again."""
+        return {name: getattr(self, name) for name in ("network", "tokenizer", "block_size")}
+
+    def encode(self, texts: Sequence[str]) -> Int[Tensor, "batch ..."]:
+        """Token ids [B, L], PAD after each text's end.
+
+        Raises:
+            ValueError: naming the token outside the alphabet, or the text longer than ``block_size``.
+        """
+        rows = []
+        for text in texts:
+            try:
+                rows.append(self.tokenizer.encode(text))
+            except ValueError as error:
+                raise ValueError(f"judge: {error}; it was trained on another alphabet") from error
+            if len(rows[-1]) > self.block_size:
+                raise ValueError(f"judge: text of {len(rows[-1])} tokens, expected at most block_size ({self.block_size})")
+        tokens = torch.full((len(rows), max([1, *map(len, rows)])), PAD)
+        for k, ids in enumerate(rows):
+            tokens[k, : len(ids)] = torch.tensor(ids, dtype=torch.long)
+        return tokens
+
+    def forward(self, tokens: Int[Tensor, "batch ..."]) -> Float[Tensor, " batch"]:
+        """log p/(1-p) of being real, one a text; at least float32."""
+        logits = self.network(tokens, tokens != PAD)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """½ mean over real of -log p + ½ mean over others of -log(1-p): both kinds weigh the same, whatever their numbers.
+
+        Args:
+            batch: has ``tokens`` [B, L] and ``real`` [B], 1 or 0.
+            generator: not needed; nothing is random here.
+        """
+        logits = self(batch.tokens)
+        losses = nn.functional.binary_cross_entropy_with_logits(logits, batch.real, reduction="none")
+        kinds = [batch.real > 0.5, batch.real <= 0.5]
+        means = [losses[kind].mean() for kind in kinds if kind.any()]
+        right = ((logits > 0) == kinds[0]).float()
+        return {"loss": torch.stack(means).mean(), "accuracy": right.mean().detach()}
+
+
+class ModuleReward:
+    """Any frozen module as a reward: σ(module(encode(samples))), or the number as it is.
+
+    Args:
+        module: ``encode``'s result -> one number a sample [B]; frozen and put in eval mode.
+        encode: samples -> what the module takes (a tensor, or a tuple of them for several arguments); None takes the
+            module's own ``encode``.
+        output: ``probability`` puts the number through σ, ``logit`` leaves it.
+        missing: the reward of a sample that is None.
+        batch_size: samples a forward pass.
+        name: for metrics and tables.
+
+    Raises:
+        ValueError: for an argument out of its range.
+        TypeError: if there is nothing to encode samples with.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        encode: Callable[[Sequence[Any]], Any] | None = None,
+        *,
+        output: Output = "probability",
+        missing: float = 0.0,
+        batch_size: int = 256,
+        name: str | None = None,
+    ) -> None:
+        if output not in ("probability", "logit"):
+            raise ValueError(f"output: {output!r}, expected probability or logit")
+        if batch_size < 1:
+            raise ValueError(f"batch_size: {batch_size}, expected at least 1")
+        encode = encode or getattr(module, "encode", None)
+        if encode is None:
+            raise TypeError(f"encode: None, expected a function, since {type(module).__name__} has no encode of its own")
+        self.module = module.eval().requires_grad_(False)
+        self.encode, self.output, self.missing, self.batch_size = encode, output, missing, batch_size
+        self.name = name or type(module).__name__
+
+    @torch.no_grad()
+    def __call__(self, samples: Sequence[Any], **columns: Any) -> list[float]:
+        """One number a sample, in order.
+
+        Raises:
+            ValueError: if the module gives another number of values than samples.
+        """
+        known = [sample for sample in samples if sample is not None]
+        scores: list[float] = []
+        for start in range(0, len(known), self.batch_size):
+            part = known[start : start + self.batch_size]
+            found = self._forward(self.encode(part))
+            if found.shape != (len(part),):
+                raise ValueError(f"module: {self.name} gave shape {tuple(found.shape)}, expected ({len(part)},)")
+            scores += (found.sigmoid() if self.output == "probability" else found).tolist()
+        given = iter(scores)
+        return [self.missing if sample is None else next(given) for sample in samples]
+
+    def _forward(self, inputs: Any) -> Tensor:
+        device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
+        several = inputs if isinstance(inputs, tuple) else (inputs,)
+        return self.module(*(x.to(device) if isinstance(x, Tensor) else x for x in several))
+
+
+class Judge:
+    """The probability that a text is real, by a frozen network trained to tell real lines from corrupted ones.
+
+    Args:
+        checkpoint: a bundled judge's name, a checkpoint folder or a run folder.
+        output: ``probability`` in (0, 1), or ``logit``, its log-odds.
+        batch_size: samples a forward pass.
+        device: where the judge runs.
+        trusted: top-level packages whose classes may be built; name yours for a network of your own.
+
+    Raises:
+        CheckpointError: if there is no such checkpoint, it is damaged, or it is no judge of text.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str = "fill-in-judge",
+        output: Output = "probability",
+        batch_size: int = 256,
+        device: str = "cpu",
+        trusted: Sequence[str] = TRUSTED,
+    ) -> None:
+        scorer = load_policy(find_checkpoint(checkpoint, "judge"), trusted=trusted)
+        if not isinstance(scorer, TextScorer):
+            raise CheckpointError(f"checkpoint: {checkpoint!r} holds a {type(scorer).__name__}, expected a judge of text")
+        self.checkpoint, self.scorer = checkpoint, scorer
+        missing = SURELY_NOT if output == "logit" else 0.0
+        self._reward = ModuleReward(scorer.to(device), output=output, missing=missing, batch_size=batch_size)
+        self.name = "judge"
+
+    def __call__(self, samples: Sequence[str | None], **columns: Any) -> list[float]:
+        """One number a text; 0 for None, as for a text that is surely not real (as a logit: -20).
+
+        Raises:
+            ValueError: naming a character that the judge's alphabet lacks, or a text that is too long for it.
+        """
+        return self._reward(samples)
+
+    def check(self, tokens: Iterable[str]) -> None:
+        """Refuse an alphabet this judge cannot read, before a run and not in the middle of it.
+
+        Raises:
+            ValueError: naming the first token that the judge's alphabet lacks.
+        """
+        for token in tokens:
+            if not self.scorer.tokenizer.knows(token):
+                raise ValueError(f"judge: {self.checkpoint!r} has no {token!r} in its alphabet, expected one of the policy's text")

@@ -1,0 +1,451 @@
+"""The policy that fills blanks: what is scored is what was drawn, at once and in rounds; sums to one; prompts; training."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor, nn
+
+from discrete_grpo.categorical import Scores, score_sites
+from discrete_grpo.checkpoint import build, describe
+from discrete_grpo.config import GRPOConfig
+from discrete_grpo.models.encoder import Encoder, EncoderConfig
+from discrete_grpo.policies.masked_text import MaskedTextPolicy, reveal_order
+from discrete_grpo.rollout import Context, Rollout, group_contexts
+from discrete_grpo.testing import check_policy
+from discrete_grpo.tokens import EOS, MASK, NUM_SPECIAL, PAD, SMILES, Tokenizer
+from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.truncation import Truncation, pack_bits
+from tests import oracles
+
+ABC = Tokenizer(("a", "b", "c"))
+PROMPTS = ("a_b__", "__", "c_cabc", "_____b", "ab_")
+kinds = pytest.mark.parametrize(
+    "options",
+    [
+        {"rounds": 1},
+        {"rounds": 3},
+        {"rounds": 3, "truncation": Truncation(temperature=0.7, top_p=0.7)},
+        {"rounds": 1, "truncation": Truncation(temperature=1.5, top_k=2)},
+    ],
+    ids=["one shot", "rounds", "rounds top_p", "one shot top_k"],
+)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def make(seed: int = 0, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer = ABC, **options: Any) -> MaskedTextPolicy:
+    """A policy with a small random network whose logits are spread well apart; special ids are the most probable."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = Encoder(EncoderConfig(len(tokenizer), 6, layers=2, heads=2, width=16))
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.add_(0.25 * torch.randn(parameter.shape))
+            network.head.bias[:NUM_SPECIAL] += 5.0
+    return MaskedTextPolicy(network.to(dtype), tokenizer, 6, **options).eval()
+
+
+def draw(policy: MaskedTextPolicy, prompts: Any = PROMPTS, seed: int = 1) -> Rollout:
+    return policy.sample([Context(k, {"masked": p}) for k, p in enumerate(prompts)], generator=seeded(seed))
+
+
+def scores(policy: MaskedTextPolicy, rollout: Rollout, reference: MaskedTextPolicy | None = None) -> Scores:
+    return score_sites(policy.sites(rollout), None if reference is None else reference.sites(rollout))
+
+
+def gradient(policy: nn.Module, value: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(value, list(policy.parameters()), materialize_grads=True))
+
+
+# ---------------------------------------------------------------- scoring is drawing
+
+
+@kinds
+def test_replay_gives_the_very_bits_the_sampler_had(options: dict[str, Any]) -> None:
+    policy = make(**options)
+    rollout = draw(policy)
+    for k in range(policy.rounds):
+        part = score_sites(policy.sites(rollout, torch.full((len(rollout), 1), k))).logp
+        assert torch.equal(part[:, 0].sum(-1), rollout.logp[:, k])
+    whole = scores(policy, rollout)
+    torch.testing.assert_close(whole.logp.sum(-1), rollout.logp, rtol=0, atol=1e-5)
+    assert torch.equal(scores(policy, rollout).logp.detach() - whole.logp.detach(), torch.zeros_like(whole.logp))
+    steps = torch.tensor([[0], [policy.rounds - 1]]).expand(2, 2).clone()
+    few = rollout.index(torch.tensor([3, 0]))
+    picked = score_sites(policy.sites(few, steps)).logp.sum(-1)
+    torch.testing.assert_close(picked, few.logp.gather(1, steps), rtol=0, atol=1e-5)
+    assert torch.equal(policy(rollout)[0].log_probs, policy.sites(rollout)[0].log_probs)
+
+
+@kinds
+def test_log_probs_are_the_loop_over_rounds_and_blanks(options: dict[str, Any]) -> None:
+    """Each blank by itself: what is visible in its round goes in, log-softmax over letters by loops comes out."""
+    policy = make(dtype=torch.float64, **options)
+    rollout = draw(policy)
+    t, order, tokens = policy.truncation.temperature, rollout.states["order"].tolist(), rollout.states["tokens"].tolist()
+    for b, prompt in enumerate(PROMPTS):
+        wanted = [0.0] * policy.rounds
+        for k in range(policy.rounds):
+            seen = [x if o <= k else MASK for x, o in zip(tokens[b], order[b], strict=True)][: len(prompt)]
+            logits = policy.network(torch.tensor([seen]), torch.ones(1, len(prompt), dtype=torch.bool))[0].tolist()
+            for i in range(len(prompt)):
+                if order[b][i] == k + 1:
+                    p = oracles.softmax([z / t for z in logits[i][NUM_SPECIAL:]])
+                    kept = _kept(p, policy.truncation)
+                    wanted[k] += math.log(p[tokens[b][i] - NUM_SPECIAL] / sum(p[c] for c in kept))
+        assert rollout.logp[b].tolist() == pytest.approx(wanted, abs=1e-9)
+
+
+def _kept(p: list[float], truncation: Truncation) -> list[int]:
+    ranked = sorted(range(len(p)), key=lambda c: -p[c])[: truncation.top_k]
+    total, kept, mass = sum(p[c] for c in ranked), [], 0.0
+    for c in ranked:
+        if mass >= truncation.top_p:
+            break
+        kept.append(c)
+        mass += p[c] / total
+    return kept
+
+
+@kinds
+def test_the_fills_of_a_fixed_order_sum_to_one(options: dict[str, Any]) -> None:
+    """Σ over all 3^4 fills of Π_k p(round k) = 1; with a cut-off, the kept set is the one each fill's own path would store."""
+    policy = make(dtype=torch.float64, **options)
+    rollout = draw(policy, ["_b__a_"])
+    places = [1 - 1, 2, 3, 5]
+    fills = list(itertools.product(range(NUM_SPECIAL, NUM_SPECIAL + 3), repeat=4))
+    rows = rollout.index(torch.zeros(len(fills), dtype=torch.long))
+    rows.states["tokens"][:, places] = torch.tensor(fills, dtype=torch.uint8)
+    if policy.truncation.restricts:
+        plain = MaskedTextPolicy(**(policy.init_args() | {"truncation": Truncation(policy.truncation.temperature)}))
+        without = {name: value for name, value in rows.states.items() if name != "kept"}
+        sites = plain.sites(Rollout(**(vars(rows) | {"states": without})))[0]
+        logits = sites.log_probs * policy.truncation.temperature
+        kept = policy.truncation.keep(logits, sites.log_probs > -torch.inf)
+        found = score_sites([type(sites)(policy.truncation.log_probs(logits, kept), sites.action, sites.mask)]).logp
+    else:
+        found = scores(policy, rows).logp
+    assert float(found.sum((-2, -1)).exp().sum().detach()) == pytest.approx(1.0, abs=1e-12)
+
+
+@kinds
+def test_tables_hold_letters_only_and_what_was_drawn_has_mass(options: dict[str, Any]) -> None:
+    policy = make(**options)
+    rollout = draw(policy, ["______"] * 60)
+    (sites,) = policy.sites(rollout)
+    torch.testing.assert_close(sites.log_probs.exp().sum(-1), torch.ones(sites.action.shape), rtol=0, atol=2e-6)
+    assert (sites.log_probs[..., :NUM_SPECIAL] == -torch.inf).all()
+    assert torch.isfinite(score_sites([sites]).logp).all()
+    assert set("".join(rollout.samples)) <= set("abc")
+    assert int(rollout.states["tokens"].min()) >= NUM_SPECIAL > max(PAD, EOS, MASK)
+
+
+@kinds
+def test_padding_and_company_change_no_log_prob_kl_or_gradient(options: dict[str, Any]) -> None:
+    policy, reference = make(dtype=torch.float64, **options), make(5, torch.float64, **options)
+    rollout = draw(policy)
+    together = scores(policy, rollout, reference)
+    assert together.kl is not None
+    summed: list[Tensor] | None = None
+    for b, prompt in enumerate(PROMPTS):
+        alone = scores(policy, rollout.index(torch.tensor([b])), reference)
+        assert alone.kl is not None
+        for a, t in ((alone.logp, together.logp), (alone.kl, together.kl), (alone.entropy, together.entropy)):
+            torch.testing.assert_close(a[0], t[b, :, : len(prompt)], rtol=0, atol=1e-11)
+        part = gradient(policy, alone.logp.sum() + 0.3 * alone.kl.sum())
+        summed = part if summed is None else [x + y for x, y in zip(summed, part, strict=True)]
+    assert summed is not None
+    assert torch.isfinite(together.kl).all()
+    assert float(together.kl.sum().detach()) > 0.01
+    for whole, parts in zip(gradient(policy, together.logp.sum() + 0.3 * together.kl.sum()), summed, strict=True):
+        torch.testing.assert_close(whole, parts, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("truncation", [Truncation(top_p=0.6), Truncation(top_k=1)])
+def test_the_kept_set_is_the_stored_one_under_other_weights(truncation: Truncation) -> None:
+    """Updates that move a drawn character out of the cut-off leave its log-prob finite: the set is part of what was drawn."""
+    policy, other = make(truncation=truncation, rounds=2), make(7, truncation=truncation, rounds=2)
+    rollout = draw(policy, ["______"] * 20)
+    found = scores(other, rollout, policy)
+    assert found.kl is not None
+    assert torch.isfinite(found.logp).all()
+    assert torch.isfinite(found.kl).all()
+    own, replayed = (p.sites(rollout)[0] for p in (policy, other))
+    assert torch.equal(own.log_probs[own.mask] > -torch.inf, replayed.log_probs[own.mask] > -torch.inf)
+    assert rollout.states["kept"].dtype == torch.uint8
+    assert "kept" not in draw(make()).states
+    if truncation.top_k == 1:
+        assert float(rollout.logp.abs().max()) < 1e-6
+
+
+# ---------------------------------------------------------------- drawing
+
+
+@kinds
+def test_visible_characters_are_never_changed(options: dict[str, Any]) -> None:
+    policy = make(**options)
+    for seed in range(20):
+        rollout = draw(policy, seed=seed)
+        for prompt, sample in zip(PROMPTS, rollout.samples, strict=True):
+            assert len(sample) == len(prompt)
+            assert all(c in (s, "_") for c, s in zip(prompt, sample, strict=True))
+            assert "_" not in sample
+        assert rollout.columns["masked"] == PROMPTS
+
+
+@kinds
+def test_the_generator_decides_every_bit_and_nothing_else_is_touched(options: dict[str, Any]) -> None:
+    policy = make(**options)
+    before = torch.random.get_rng_state()
+    a, b, c = draw(policy, seed=3), draw(policy, seed=3), draw(policy, ["______"] * 5, seed=4)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(torch.equal(a.states[name], b.states[name]) for name in a.states)
+    assert torch.equal(a.logp, b.logp)
+    assert a.samples == b.samples
+    assert len(set(c.samples)) > 1 or policy.truncation.top_k == 1
+
+
+def test_fills_follow_their_probabilities() -> None:
+    policy = make(rounds=2)
+    prompts = ["a_b_"] * 6000
+    rollout = draw(policy, prompts)
+    counts: Counter[str] = Counter()
+    wanted: dict[str, float] = {}
+    order = rollout.states["order"]
+    first = rollout.index((order[:, 1] == 1).nonzero().squeeze(1))  # of those that filled the second character first
+    assert 2700 < len(first) < 3300
+    for sample, logp in zip(first.samples, first.logp.sum(-1).exp().tolist(), strict=True):
+        counts[sample] += 1
+        wanted[sample] = logp
+    seen = sorted(s for s in wanted if wanted[s] * len(first) >= 5)
+    rest = max(1e-6, 1 - sum(wanted[s] for s in seen))
+    found = [*(counts[s] for s in seen), len(first) - sum(counts[s] for s in seen)]
+    assert chisquare(found, [len(first) * p for p in (*(wanted[s] for s in seen), rest)]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(("blanks", "rounds"), [(1, 1), (5, 1), (5, 2), (5, 3), (5, 5), (2, 5), (6, 4)])
+def test_rounds_take_equal_shares_at_random_places(blanks: int, rounds: int) -> None:
+    there = torch.tensor([True] * blanks + [False] * 2).expand(400, -1)
+    order = reveal_order(there, rounds, seeded(0))
+    assert (order[:, blanks:] == 0).all()
+    shares, left = [], blanks
+    for k in range(rounds):
+        shares.append(math.ceil(left / (rounds - k)))
+        left -= shares[-1]
+    assert [(order == k + 1).sum(-1).tolist() for k in range(rounds)] == [[n] * 400 for n in shares]
+    if rounds > 1 and blanks > 1:
+        mean = (order[:, :blanks] == 1).double().mean(0)
+        assert float((mean - shares[0] / blanks).abs().max()) < 0.12  # every place is as likely
+
+
+def test_what_a_rollout_says_of_itself() -> None:
+    policy = make(rounds=4)
+    rollout = draw(policy)
+    assert rollout.size.tolist() == [len(p) for p in PROMPTS]
+    assert rollout.units.sum(-1).tolist() == [p.count("_") for p in PROMPTS]
+    assert rollout.units[1].tolist() == [1, 1, 0, 0]  # fewer blanks than rounds: later steps are empty
+    assert rollout.logp[1, 2:].tolist() == [0.0, 0.0]
+    assert scores(policy, rollout).mask.sum(-1).tolist() == rollout.units.tolist()
+    assert rollout.max_units == 6
+    assert {value.dtype for value in rollout.states.values()} == {torch.uint8}
+    assert rollout.nbytes() == 2 * 5 * 6
+
+
+def test_an_alphabet_of_more_than_256_ids_is_kept_in_16_bits() -> None:
+    many = Tokenizer(tuple(chr(0x4E00 + k) for k in range(300)))
+    rollout = draw(make(tokenizer=many), [f"{chr(0x4E00 + 299)}_"])
+    assert rollout.states["tokens"].dtype == torch.int16
+    assert rollout.samples[0][0] == chr(0x4E00 + 299)
+
+
+def test_smiles_blanks_are_tokens_and_decode_makes_the_samples() -> None:
+    tokenizer = Tokenizer.of(["CCl", "C[nH]O"], SMILES)
+    policy = make(tokenizer=tokenizer, decode=lambda texts: [len(t) for t in texts])
+    rollout = draw(policy, ["Cl_C", "[nH]__"])
+    assert rollout.size.tolist() == [3, 3]
+    texts = [tokenizer.decode(row) for row in rollout.states["tokens"].tolist()]
+    assert texts[0].startswith("Cl")
+    assert texts[1].startswith("[nH]")
+    assert list(rollout.samples) == [len(t) for t in texts]
+
+
+# ---------------------------------------------------------------- the common laws
+
+
+def every_rollout(policy: MaskedTextPolicy, prompt: str) -> Rollout:
+    """Every order and fill of a prompt with mass, built without the sampler's draws; a group is an order."""
+    places = [k for k, c in enumerate(prompt) if c == "_"]
+    like = policy.sample([Context(0, {"masked": prompt})], generator=seeded(0))
+    shares = [int(n) for n in like.units[0]]
+    rounds = [k + 1 for k, n in enumerate(shares) for _ in range(n)]
+    rows: list[tuple[list[int], list[int], int]] = []
+    for group, path in enumerate(sorted(set(itertools.permutations(rounds)))):
+        for fill in itertools.product(range(NUM_SPECIAL, len(policy.tokenizer)), repeat=len(places)):
+            when, filled = [0] * len(prompt), policy.encode(prompt)
+            for place, k, letter in zip(places, path, fill, strict=True):
+                when[place], filled[place] = k, letter
+            rows.append((filled, when, group))
+    tokens, order, groups = (torch.tensor([row[k] for row in rows]) for k in range(3))
+    states = {"tokens": tokens.to(torch.uint8), "order": order.to(torch.uint8)}
+    if policy.truncation.restricts:
+        kept = torch.zeros(*tokens.shape, len(policy.tokenizer), dtype=torch.bool)
+        for k in range(policy.rounds):
+            logits = policy.logits(tokens, order <= k).detach()
+            letters = (torch.arange(logits.shape[-1]) >= NUM_SPECIAL).expand_as(logits)
+            kept = torch.where((order == k + 1).unsqueeze(-1), policy.truncation.keep(logits, letters), kept)
+        states["kept"] = pack_bits(kept)
+        inside = (kept.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) | (order == 0)).all(-1)
+        states, groups = {name: value[inside] for name, value in states.items()}, groups[inside]
+    n = len(groups)
+    return replace(like.index(torch.zeros(n, dtype=torch.long)), states=states, group=groups, logp=torch.zeros(n, policy.rounds))
+
+
+def wider(rollout: Rollout, generator: torch.Generator) -> Rollout:
+    """Two more columns of padding."""
+    pads = {"tokens": (0, 2), "order": (0, 2), "kept": (0, 0, 0, 2)}
+    return replace(rollout, states={name: nn.functional.pad(value, pads[name]) for name, value in rollout.states.items()})
+
+
+@kinds
+def test_the_conformance_kit_passes(options: dict[str, Any]) -> None:
+    policy = make(**options)
+    contexts = [Context(k // 2, {"masked": p}) for k, p in enumerate(["_b__", "_b__", "a__", "a__", "____ab", "____ab"])]
+    report = check_policy(policy, contexts, space=every_rollout(policy, "_b__"), pad=wider)
+    assert (report.failed, report.skipped) == ((), ("permutation",)), str(report)
+
+
+# ---------------------------------------------------------------- errors and checkpoints
+
+
+@pytest.mark.parametrize(
+    ("masked", "said"),
+    [
+        (None, "masked: None, expected a text with at least one blank '_'"),
+        ("abc", "masked: 'abc', expected a text with at least one blank '_'"),
+        ("", "masked: '', expected a text with at least one blank '_'"),
+        ("a_x", "masked: 'a_x', 'x' has the token 'x', expected one of the alphabet's 3"),
+        ("a_bcabc", "masked: 'a_bcabc' has 7 tokens, expected at most block_size (6)"),
+    ],
+)
+def test_prompts_that_cannot_be_filled_are_refused_in_one_line(masked: str | None, said: str) -> None:
+    with pytest.raises(ValueError, match="masked: ") as error:
+        draw(make(), ["a_", masked])
+    assert str(error.value) == said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rounds": 0}, "rounds: 0, expected 1 to 255"),
+        ({"rounds": 256}, "rounds: 256, expected 1 to 255"),
+        ({"blank": "a"}, "blank: 'a', expected one character that no token of the alphabet has"),
+        ({"blank": "__"}, "blank: '__', expected one character that no token of the alphabet has"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match="expected") as error:
+        make(**options)
+    assert str(error.value) == said
+    with pytest.raises(ValueError, match="contexts: none given"):
+        make().sample([])
+
+
+def test_a_checkpoint_builds_it_again() -> None:
+    policy = make(rounds=3, truncation=Truncation(0.7, 2, 0.9), blank="?")
+    again = build(describe(policy))
+    again.load_state_dict(policy.state_dict())
+    assert again.truncation == policy.truncation
+    assert draw(again, ["a?b?"]).samples == draw(policy, ["a?b?"]).samples
+
+
+# ---------------------------------------------------------------- training
+
+
+def test_the_likelihood_loss_is_the_mean_over_orders_of_the_log_probability() -> None:
+    """E[loss] over rates and places = mean over all 3! orders of -log p/3, each blank in a round of its own."""
+    policy = make(dtype=torch.float64)
+    batch = torch.tensor([policy.tokenizer.encode("acb")])
+    wanted, together = 0.0, {}
+    for size in (1, 2, 3):
+        for hidden in itertools.combinations(range(3), size):
+            seen = batch.clone()
+            seen[0, list(hidden)] = MASK
+            logits = policy.network(seen, torch.ones(1, 3, dtype=torch.bool))[0].tolist()
+            p = [oracles.softmax(row[NUM_SPECIAL:]) for row in logits]
+            together[hidden] = {i: -math.log(p[i][int(batch[0, i]) - NUM_SPECIAL]) for i in hidden}
+    for path in itertools.permutations(range(3)):
+        wanted += sum(together[tuple(sorted(path[k:]))][path[k]] for k in range(3)) / 3 / 6
+    with torch.no_grad():
+        found = torch.stack([policy.likelihood_loss(batch.expand(500, -1), generator=seeded(k))["loss"] for k in range(20)])
+    assert float(found.mean()) == pytest.approx(wanted, abs=4 * float(found.std()) / math.sqrt(20))
+    assert float(found.std()) / math.sqrt(20) < 0.01 < wanted
+
+
+def test_likelihood_training_hides_at_least_one_character_and_no_padding() -> None:
+    seen: list[Tensor] = []
+    policy = make()
+    forward = policy.network.forward
+
+    def listening(tokens: Tensor, mask: Tensor) -> Tensor:
+        seen.append(tokens)
+        return forward(tokens, mask)
+
+    policy.network.forward = listening
+    batch = torch.tensor([[4, 5, 6, 4, 5, 6], [5, PAD, PAD, PAD, PAD, PAD], [4, 5, PAD, PAD, PAD, PAD]] * 200)
+    found = policy.likelihood_loss(batch, generator=seeded(0))
+    assert torch.equal(seen[0] == PAD, batch == PAD)
+    hidden = seen[0] == MASK
+    log_probs = forward(seen[0], batch != PAD)[..., NUM_SPECIAL:].detach().double().log_softmax(-1)
+    rows = [
+        sum(-float(log_probs[b, i, int(batch[b, i]) - NUM_SPECIAL]) for i in places) / len(places)
+        for b, places in enumerate(row.nonzero().flatten().tolist() for row in hidden)
+    ]
+    assert float(found["loss"].detach()) == pytest.approx(sum(rows) / 600, abs=1e-5)  # each text weighs the same
+    assert torch.equal(torch.where(hidden, 0, seen[0]), torch.where(hidden, 0, batch))
+    counts = hidden[::3].sum(-1)
+    assert hidden.sum(-1).min() == 1
+    assert torch.bincount(counts, minlength=7)[1:].tolist() == pytest.approx([200 / 6] * 6, abs=15)
+    assert torch.equal(found["loss"], policy.likelihood_loss(batch, generator=seeded(0))["loss"])
+    found["loss"].backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in policy.parameters())
+
+
+def test_a_network_trained_on_two_words_fills_in_the_right_one() -> None:
+    policy = make(rounds=3)
+    words = torch.tensor([policy.tokenizer.encode(w) for w in ("aabbcc", "cabcab")] * 32)
+    optimizer = torch.optim.Adam(policy.parameters(), 1e-2)
+    generator = seeded(0)
+    for _ in range(150):
+        optimizer.zero_grad()
+        policy.likelihood_loss(words, generator=generator)["loss"].backward()
+        optimizer.step()
+    samples = draw(policy, ["______", "a_____", "____a_"] * 50).samples
+    assert sum(s in ("aabbcc", "cabcab") for s in samples) > 120
+    assert set(samples) >= {"aabbcc", "cabcab"}
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_grpo_learns_to_fill_in_what_the_reward_wants(rounds: int) -> None:
+    policy = make(rounds=rounds)
+
+    def share_of_c(samples: list[str], masked: list[str], **_: Any) -> list[float]:
+        return [s.count("c") / len(s) for s in samples]
+
+    config = GRPOConfig(
+        max_steps=25, num_generations=8, generation_batch_size=64, learning_rate=1e-2, num_iterations=2, save_steps=100
+    )
+    trainer = GRPOTrainer(policy, share_of_c, config, columns=[{"masked": p} for p in ("a____", "___", "__b_")])
+    history = trainer.train()
+    assert [line["clip_ratio/region_mean"] for line in history[::2]] == [0.0] * 13  # the first ratio is exactly 1
+    assert history[-1]["reward"] > history[0]["reward"] + 0.2
+    assert policy.sample(group_contexts(1, 4, [{"masked": "a____"}]), generator=seeded(0)).samples.count("acccc") >= 2
