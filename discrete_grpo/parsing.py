@@ -145,7 +145,7 @@ def known_rewards() -> dict[str, str]:
             reward = getattr(module, name)
             if reward is judge.ModuleReward:  # it wants a module, which no name on a command line can give
                 continue
-            if getattr(reward, "is_reward", False) or (callable(reward) and _takes_samples(reward)):
+            if callable(reward) and _takes_samples(reward):
                 found[name] = f"{module.__name__}.{name}"
     return found
 
