@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, stamp, write_result
+from discrete_grpo.datasets.text import is_sentence
 from discrete_grpo.reporting.console import print_table
 from discrete_grpo.reporting.run_folder import read_samples
+from discrete_grpo.rewards.judge import Judge
 
 PRESETS = ("smiles-qed", "smiles-scaffold-logp", "fill-in", "digits")
 
@@ -39,6 +41,7 @@ def run(preset: str, folder: Path) -> dict[str, Any]:
         "seconds": seconds,
         "evaluation": json.loads((folder / "evaluation.json").read_text()),
         "logp_error": {place: logp_error(table) for place, table in tables.items()},
+        "fills": fills(tables),
         "examples": [example(tables, k) for k in range(8)],
     }
 
@@ -51,6 +54,21 @@ def logp_error(table: dict[str, list[str]]) -> dict[str, float] | None:
     errors = [abs(float(table["logP"][k]) - float(table["MolLogP"][k])) for k in rows]
     kept = [float(table["reward_keeps_scaffold"][k]) for k in rows]
     return {"mean_abs_error": sum(errors) / len(rows), "keeps_scaffold_of_valid": sum(kept) / len(rows)}
+
+
+def fills(tables: dict[str, dict[str, list[str]]]) -> dict[str, float] | None:
+    """The judge's mean score of the original lines and the share of the distance to it that training covered.
+
+    Also the share of fills that are sentences of the grammar, which no reward sees. None without originals.
+    """
+    if "original" not in tables["before"]:
+        return None
+    real = Judge()(tables["before"]["original"])
+    score = {place: [float(r) for r in table["reward"]] for place, table in tables.items()}
+    before, after, goal = (sum(s) / len(s) for s in (score["before"], score["after"], real))
+    right = {place: sum(map(is_sentence, table["sample"])) / len(table["sample"]) for place, table in tables.items()}
+    found = {"real_text": goal, "share_of_distance": (after - before) / (goal - before)}
+    return found | {f"sentences_{place}": share for place, share in right.items()}
 
 
 def example(tables: dict[str, dict[str, list[str]]], k: int) -> dict[str, Any]:

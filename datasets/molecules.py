@@ -119,7 +119,9 @@ def conditioned(data: MoleculeDataset, names: Sequence[str]) -> ConditionedMolec
 
 
 def property_scales(names: Sequence[str], values: Float[Tensor, "molecule property"]) -> tuple[Property, ...]:
-    """Mean and standard deviation of every property over the data."""
+    """Mean and standard deviation of every property over the data; none where there are no names."""
+    if not names:
+        return ()
     mean, std = values.double().mean(0).tolist(), values.double().std(0, correction=0).clamp_min(1e-6).tolist()
     return tuple(Property(n, m, s) for n, m, s in zip(names, mean, std, strict=True))
 

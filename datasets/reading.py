@@ -71,7 +71,7 @@ def _read_rows(path: Path) -> Iterator[tuple[int, str]]:
                 column = lower.index("smiles") if "smiles" in lower else 0
                 if "smiles" in lower or parse_smiles(row[0].strip()) is None:  # a header line
                     continue
-            yield reader.line_num, row[column].strip() if column < len(row) else ""
+            yield reader.line_num, " ".join(row[column].split()) if column < len(row) else ""
 
 
 def check_file(path: Path) -> None:

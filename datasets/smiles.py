@@ -18,7 +18,8 @@ from discrete_grpo.tokens import EOS, PAD, SMILES, Property, TokenBatch, Tokeniz
 
 __all__ = ["SmilesLines", "TokenDataset", "alphabet", "load_smiles", "smiles_from_lines", "token_dataset"]
 
-_CACHE_VERSION = "smiles 1"
+_CACHE_VERSION = "smiles 2"
+_ONE_LINE = str.maketrans("\n\r\t", "   ")  # a quoted cell may hold line ends, which part the lines of a cache
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class SmilesLines:
         scaffolds: canonical Murcko scaffolds without stereo, empty for molecules without rings.
         values: descriptors [M, K] in the order of ``properties``.
         properties: names of the descriptors.
-        broken: (line number, text) of what could not be read.
+        broken: (line number, text) of what could not be read, with blanks for line ends and tabs.
         name: for reports.
     """
 
@@ -137,7 +138,7 @@ def smiles_from_lines(
     for number, text in lines:
         mol = parse_smiles(text)
         if mol is None:
-            broken.append((number, text))
+            broken.append((number, text.translate(_ONE_LINE)))
             continue
         good.append(str(Chem.MolToSmiles(mol)))
         cores.append(murcko_scaffold(mol) if scaffolds else "")

@@ -97,12 +97,28 @@ def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
         raise CheckpointError(
             f"class_path: {path!r} is outside the trusted packages {', '.join(trusted)}; name its package in `trusted`"
         )
-    module, _, name = path.rpartition(".")
+    cls = _class(path)
     args = build(spec["init_args"], trusted)
     try:
-        return getattr(importlib.import_module(module), name)(**args)
+        return cls(**args)
     except (ImportError, AttributeError, TypeError) as error:
         raise CheckpointError(f"class_path: {path!r} cannot be built: {error}") from error
+
+
+def _class(path: str) -> type:
+    """The class at an import path, if it is of the kind :func:`describe` writes: a dataclass, or one with ``init_args``.
+
+    A function, or a class that stands elsewhere, could do anything when called with arguments from a file.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"class_path: {path!r} cannot be built: {error}") from error
+    described = isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "init_args"))
+    if not described or found.__module__ != module:
+        raise CheckpointError(f"class_path: {path!r} is no dataclass of that module, nor a class with init_args")
+    return found
 
 
 # -- one checkpoint

@@ -24,7 +24,6 @@ EPILOG = """Fields of a preset are overridden as --name=value or --group.name=va
 
 def _start(command: str, arguments: Sequence[str]) -> None:
     from discrete_grpo.reporting.run_folder import write_json, write_text
-    from discrete_grpo.scoring import RewardError
 
     recipe, settings = parse(command, arguments)
     folder = Path(recipe.output_dir)
@@ -42,7 +41,7 @@ def _start(command: str, arguments: Sequence[str]) -> None:
     _, run = recipe_of(command)
     try:
         _guarded(folder, lambda: run(recipe))
-    except (Interrupted, RewardError, KeyboardInterrupt):
+    except (Interrupted, KeyboardInterrupt):
         raise
     except Exception:
         _withdraw(folder, made)
@@ -53,7 +52,7 @@ def _withdraw(folder: Path, made: bool) -> None:
     """Take back the files of a run that failed before it had anything to keep, so that the corrected command can be given."""
     if (folder / "checkpoints").exists():
         return
-    for name in ("config.yaml", "run.json"):
+    for name in ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl"):
         (folder / name).unlink(missing_ok=True)
     if made and not any(folder.iterdir()):
         folder.rmdir()
@@ -79,6 +78,8 @@ def _guarded(folder: Path, run: Any) -> None:
     try:
         run()
     except (Interrupted, RewardError, KeyboardInterrupt) as stopped:
+        if isinstance(stopped, RewardError) and not (folder / "checkpoints").exists():
+            raise  # a reward that does not fit the conditions: nothing was done yet
         stopped.args = (f"{str(stopped) or 'stopped'}; saved, continue with: discrete-grpo resume {folder}",)
         raise
     print(f"finished: {folder}")

@@ -207,6 +207,9 @@ def prepare_columns(policy: Any, folder: Path, given: Sequence[Columns] | None, 
     """
     if given is None and scaffold is None:
         return None
+    reads = isinstance(policy, GraphPolicy) or (isinstance(policy, TokenPolicy) and policy.prompt == "scaffold")
+    if scaffold is not None and not reads:
+        raise ValueError(f"scaffold: {scaffold!r}, expected none: the policy was not trained on scaffolds")
     base = {} if scaffold is None else {"scaffold": scaffold}
     conditions = [_prepared(policy, folder, {**base, **condition}) for condition in (given if given is not None else [{}])]
     for condition in conditions:
@@ -220,14 +223,14 @@ def _prepared(policy: Any, folder: Path, condition: Columns) -> Columns:
     text = condition.get("scaffold")
     if text is None:
         return condition
+    if not isinstance(text, str):
+        raise ValueError(f"scaffold: {text!r}, expected a SMILES string")
     if isinstance(policy, GraphPolicy):
         vocabulary = load_statistics(folder).vocabulary
         return {**condition, "fixed": scaffold_sites(text, vocabulary, policy.max_nodes)}
     mol = chemistry.parse(text)
     if mol is None:
         raise ValueError(f"scaffold: {text!r}, expected a valid, connected SMILES")
-    if isinstance(policy, TokenPolicy) and policy.prompt != "scaffold":
-        raise ValueError(f"scaffold: {text!r}, expected none: the policy was not trained on scaffolds")
     return {**condition, "scaffold": chemistry.to_smiles(mol, stereo=False)}
 
 

@@ -113,7 +113,8 @@ def image_policy(
         seed: of the initial weights; the global random state is left as it was.
     """
     sizes = autoencoder.config
-    tokenizer = Tokenizer((*(f"<{k}>" for k in range(sizes.codes)), *map(str, range(NUM_CLASSES))), CODES)
+    codes = tuple(f"<{k}>" for k in range(sizes.codes))
+    tokenizer = Tokenizer((*codes, *map(str, range(NUM_CLASSES))), CODES)
     config = GPTConfig(len(tokenizer), sizes.length, layers=layers, heads=heads, width=width, dropout=dropout)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -124,6 +125,8 @@ def image_policy(
         max_length=sizes.length,
         min_length=sizes.length,
         prompt="label",
+        max_prompt=1,
+        only=codes,
         condition_dropout=condition_dropout,
     )
     return DecodedPolicy(policy, VQDecoder(autoencoder.decoder, sizes.length, sizes.codes))

@@ -205,6 +205,10 @@ def bad_value(text: str) -> str:
     """A parser's message about a value as ``name: value, expected ...``; other messages in one line as they are."""
     match = re.search(r'Parser key "([\w.]+)":\s(.*)', text, re.DOTALL)
     value = re.search(r"^  Given value: (.*)|Got value: ([^\n]*)$", text, re.MULTILINE)
+    if "collections.abc.Callable" in text and match is None:  # a reward, or one of several, that cannot be made
+        reasons = re.findall(r"^ *- (.*)$", text, re.MULTILINE)
+        told = [r for r in reasons if not r.startswith(("Expected a", "Type collections.abc.Callable"))]
+        return f"reward: {told[0]}" if told else " ".join(text.split())
     if match is None or value is None:
         return " ".join(text.split())
     name, given = match[1], value[1] or value[2] or ""
@@ -225,7 +229,7 @@ def parse(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
     try:
         settings: Namespace = parser.parse_args(_expand(command, arguments))
         built = parser.instantiate(settings)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:
         text = str(error)
         raise UsageError(unknown_key(text, _field_names(recipe)) or bad_value(text)) from error
     values = {k: v for k, v in vars(built).items() if k not in ("config", "print_config")}

@@ -53,7 +53,7 @@ from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.pretrain import Pretrainer
 from discrete_grpo.reporting.console import print_table
 from discrete_grpo.reporting.report import write_report
-from discrete_grpo.reporting.run_folder import write_json, write_table
+from discrete_grpo.reporting.run_folder import write_json, write_table, write_text
 from discrete_grpo.rollout import Reward
 from discrete_grpo.scoring import reward_names, score_samples
 from discrete_grpo.trainer import GRPOTrainer
@@ -232,8 +232,9 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[st
     family = family_of(metadata)
     if isinstance(policy, MaskedTextPolicy):
         check_rewards(policy, recipe.rewards)
-    columns = _columns(recipe, policy, source, recipe.columns)
-    held_out = columns if recipe.evaluation_columns is None else _columns(recipe, policy, source, recipe.evaluation_columns)
+    read = [_kept_columns(recipe, name, resume) for name in ("columns", "evaluation_columns")]
+    columns = prepare_columns(policy, source, read[0], recipe.scaffold)
+    held_out = columns if read[1] is None else prepare_columns(policy, source, read[1], recipe.scaffold)
     metadata |= {"policy": str(recipe.policy), "rewards": reward_names(recipe.rewards)}
     trainer = GRPOTrainer(
         policy,
@@ -255,11 +256,18 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[st
     return result
 
 
-def _columns(
-    recipe: TrainRecipe, policy: Any, source: Path, given: str | list[dict[str, Any]] | None
-) -> list[Mapping[str, Any]] | None:
-    read = None if given is None else read_columns(given)
-    return prepare_columns(policy, source, read, recipe.scaffold)
+def _kept_columns(recipe: TrainRecipe, name: str, resume: bool) -> list[Mapping[str, Any]] | None:
+    """The conditions of a run; those of a file are copied into the run folder, and a resumed run reads them there."""
+    given = getattr(recipe, name)
+    kept = Path(recipe.output_dir) / f"{name}.jsonl"
+    if given is None or not isinstance(given, str):
+        return None if given is None else read_columns(given)
+    if resume and kept.is_file():
+        return read_columns(str(kept))
+    found = read_columns(given)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    write_text(kept, "".join(f"{json.dumps(condition)}\n" for condition in found))
+    return found
 
 
 def _source(recipe: TrainRecipe, resume: bool) -> Path:

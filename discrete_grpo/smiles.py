@@ -134,9 +134,12 @@ def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -
     tokenizer, scales = alphabet(lines), property_scales(lines.properties, lines.values)
     prompts = lines.scaffolds if recipe.scaffold else None
     data = token_dataset(lines.smiles, tokenizer, prompts=prompts, values=lines.values, properties=scales)
+    longest = max(int(data.sizes.max()) - 1, int(data.prompt_starts.diff().max()))
+    if recipe.max_length is not None and recipe.max_length < longest:
+        raise ValueError(f"max_length: {recipe.max_length}, expected at least {longest}, the most tokens of a molecule of the data")
     policy = smiles_policy(
         tokenizer,
-        max_length=recipe.max_length or int(data.sizes.max()) - 1,
+        max_length=recipe.max_length or longest,
         properties=scales,
         scaffold=recipe.scaffold,
         condition_dropout=recipe.condition_dropout,

@@ -136,10 +136,13 @@ class JudgeRecipe:
                 raise ValueError(f"{name}: {getattr(self, name)}, expected at least 0")
         if self.corruptions == 0 and (self.policy is None or self.fills == 0):
             raise ValueError("corruptions: 0 without fills of a policy, expected something to tell real text from")
+        for name in ("fill_rounds", "fill_temperatures"):
+            if self.policy is not None and self.fills and not getattr(self, name):
+                raise ValueError(f"{name}: {getattr(self, name)}, expected at least one value where a policy's fills are shown")
 
 
 def _lines(recipe: PretrainTextRecipe | JudgeRecipe, tokenizer: Tokenizer | None = None) -> tuple[TextDataset, list[str]]:
-    """Training data, and lines kept out of it."""
+    """Training data, and lines kept out of it; of a file each line, or piece of a split one, counts once."""
     options: dict[str, Any] = {"block_size": recipe.block_size, "long_lines": recipe.long_lines}
     options |= {"pattern": PATTERNS[recipe.tokens], "tokenizer": tokenizer}
     seed, kept = recipe.pretrain.seed, recipe.evaluation_samples
@@ -148,7 +151,9 @@ def _lines(recipe: PretrainTextRecipe | JudgeRecipe, tokenizer: Tokenizer | None
         return text_dataset(made, name=SENTENCES, **options), sentences(kept, seed, held_out=True) if kept else []
     found = read_lines(recipe.data)
     whole = text_dataset([line for _, line in found], name=recipe.data, numbers=[k for k, _ in found], **options)
-    order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(seed)).tolist()
+    first = {line: k for k, line in reversed([*enumerate(whole.lines)])}  # a line that is there twice must not be kept out and seen
+    distinct = torch.tensor(sorted(first.values()))
+    order = distinct[torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed))].tolist()
     held = sorted(order[: min(kept, len(order) // 10)])
     rest = torch.tensor(sorted(order[len(held) :]))
     lines = tuple(whole.lines[k] for k in rest.tolist())

@@ -37,8 +37,9 @@ class Truncation:
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature: {self.temperature}, expected more than 0")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k: {self.top_k}, expected at least 1 or None")
+        k = self.top_k
+        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
+            raise ValueError(f"top_k: {k}, expected a whole number of at least 1 or None")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: {self.top_p}, expected more than 0 and at most 1")
 

@@ -5,14 +5,19 @@ Our id k is their id ``ids[k]``: logits(x)[k] = model(ids[x])[ids[k]].
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-__all__ = ["HuggingFaceLM", "KeyValues", "transformers_library"]
+__all__ = ["HuggingFaceLM", "KeyValues", "local_settings", "transformers_library", "with_own_attention"]
+
+OUTSIDE = frozenset(  # what a configuration could name code by: kernels of a hub, classes of a folder, other libraries
+    [f"{before}{part}_implementation{after}" for part in ("attn", "experts") for before in ("", "_") for after in ("", "_internal")]
+    + ["allow_all_kernels", "auto_map", "kernel_config", "quantization_config", "use_kernels"]
+)
 
 
 def transformers_library() -> Any:
@@ -26,6 +31,23 @@ def transformers_library() -> Any:
     except ImportError as error:
         raise ImportError("transformers is not installed; run: pip install 'discrete-grpo[huggingface]'") from error
     return transformers
+
+
+def local_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as plain values, at every depth without the keys that could name code outside the library.
+
+    >>> local_settings({"n_embd": 16, "text": {"attn_implementation": "somebody/kernel", "n_layer": 2}})
+    {'n_embd': 16, 'text': {'n_layer': 2}}
+    """
+    return {key: _plain(value) for key, value in config.items() if key not in OUTSIDE}
+
+
+def with_own_attention(build: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What ``build`` makes with torch's own attention or, for an architecture without it, with written-out attention."""
+    try:
+        return build(*args, attn_implementation="sdpa", **options)
+    except (ImportError, ValueError):  # of the library where an architecture lacks it; any other one comes again
+        return build(*args, attn_implementation="eager", **options)
 
 
 class KeyValues:
@@ -45,7 +67,8 @@ class HuggingFaceLM(nn.Module):
     It is built from its configuration alone, without a network connection; the weights come from a checkpoint.
 
     Args:
-        config: the library's configuration as plain values, ``model_type`` among them.
+        config: the library's configuration as plain values, ``model_type`` among them; keys that could name code outside
+            the library, such as an attention kernel, are left out.
         ids: their id of each of ours.
 
     Raises:
@@ -57,10 +80,11 @@ class HuggingFaceLM(nn.Module):
     def __init__(self, config: Mapping[str, Any], ids: Sequence[int]) -> None:
         super().__init__()
         library = transformers_library()
-        self.config = _plain(config)
+        self.config = local_settings(config)
         settings = library.AutoConfig.for_model(**self.config)
         with torch.random.fork_rng(devices=[]):
-            self.model = library.AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
+            build = library.AutoModelForCausalLM.from_config
+            self.model = with_own_attention(build, settings, trust_remote_code=False)
         self.register_buffer("ids", torch.as_tensor(ids), persistent=False)
         self.register_state_dict_post_hook(_separate)
 
@@ -101,7 +125,7 @@ class HuggingFaceLM(nn.Module):
 def _plain(value: Any) -> Any:
     """Mappings as dicts and sequences as lists, as the library's configuration wants them."""
     if isinstance(value, Mapping):
-        return {key: _plain(v) for key, v in value.items()}
+        return local_settings(value)
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 

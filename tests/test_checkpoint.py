@@ -145,3 +145,20 @@ def test_what_cannot_be_described_is_named() -> None:
     assert build(spec, trusted=("tests",)) == _Outside(3)
     with pytest.raises(CheckpointError, match="cannot be built"):
         build({"class_path": "discrete_grpo.graph.NoSuch", "init_args": {}})
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"class_path": "discrete_grpo.cli.main", "init_args": {"arguments": ["list"]}},
+        {"class_path": "discrete_grpo.checkpoint.load_policy", "init_args": {"folder": ".", "trusted": ["subprocess"]}},
+        {"class_path": "discrete_grpo.rewards.judge.Judge", "init_args": {"checkpoint": ".", "trusted": ["subprocess"]}},
+        {"class_path": "discrete_grpo.checkpoint.Path", "init_args": {}},
+        {"class_path": "discrete_grpo.recipes.GRPOConfig", "init_args": {}},  # stands elsewhere
+        {"class_path": "discrete_grpo", "init_args": {}},
+    ],
+)
+def test_only_classes_that_describe_writes_are_built(spec: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CheckpointError, match="class_path"):
+        build(spec)
+    assert capsys.readouterr().out == ""

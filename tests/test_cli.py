@@ -286,14 +286,18 @@ def test_a_failure_of_any_kind_is_one_line(refuse: Refuse, monkeypatch: pytest.M
     ("name", "said"),
     [
         ("raises", "reward raises: raised KeyError: 'boom'"),
-        ("short", "reward short: returned 1 values for 4 samples"),
+        ("short", "reward short: returned 1 values for"),
         ("infinite", "reward infinite: returned inf"),
     ],
 )
 def test_a_failing_reward_is_one_line(refuse: Refuse, name: str, said: str) -> None:
-    line = refuse(*train(f"--reward=my_rewards.{name}"))
+    line = refuse(*train(f"--reward=my_rewards.{name}", "--evaluation_samples=0", out="late"))
     assert line.startswith(said)
-    assert line.endswith("continue with: discrete-grpo resume run")
+    assert line.endswith("continue with: discrete-grpo resume late")
+    line = refuse(*train(f"--reward=my_rewards.{name}"))  # before anything is done: there is nothing to continue
+    assert line.startswith(said)
+    assert "continue with" not in line
+    assert not Path("run/run.json").exists()
 
 
 def test_a_reward_of_the_current_folder_and_unknown_values() -> None:
@@ -488,6 +492,23 @@ def test_presets_parse(preset: Path, capsys: pytest.CaptureFixture[str]) -> None
     given = yaml.safe_load(preset.read_text())
     resolved = yaml.safe_load(capsys.readouterr().out)
     assert contained(given, resolved)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_reward_that_cannot_be_made_is_one_line(several: bool, refuse: Refuse) -> None:
+    spec = "{class_path: discrete_grpo.rewards.judge.Judge, init_args: {checkpoint: nobody}}"
+    said = refuse(*train(f"--reward={[spec] if several else spec}".replace("'", "")))
+    assert "reward: judge: 'nobody' is no checkpoint folder, run folder or bundled judge" in said
+    assert "Namespace" not in said
+
+
+def test_a_reward_that_does_not_fit_the_conditions_leaves_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = [a for a in train() if not a.startswith("--reward")] + ["--reward=keeps_scaffold"]
+    assert main(wrong) == 2
+    said = capsys.readouterr().err
+    assert "scaffold: a sample has no such condition" in said
+    assert "continue with" not in said
+    assert not Path("run/run.json").exists()
 
 
 def contained(given: Any, resolved: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,22 @@ def test_the_cache_gives_the_same_and_depends_on_what_was_asked(tmp_path: Path) 
     chains = load_smiles(write(tmp_path / "c.smi", ["CCO"]), scaffolds=False, **options)  # type: ignore[arg-type]
     assert load_smiles(tmp_path / "c.smi", scaffolds=False, **options).scaffolds == chains.scaffolds == ("",)  # type: ignore[arg-type]
     assert len(list((tmp_path / "cache").iterdir())) == 3
+
+
+def test_a_broken_cell_of_several_lines_survives_the_cache(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    path.write_bytes(b'smiles,name\nCCO,a\n"bad\nx",b\n"no\tgood\r\n",c\n"(\ty",d\nCC,e\n')
+    first, again = (load_smiles(path, max_broken=0.9, cache_dir=tmp_path / "cache") for _ in range(2))
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert first.broken == again.broken == ((4, "bad x"), (6, "no good"), (7, "( y"))
+    assert first.smiles == again.smiles == ("CCO", "CC")
+
+
+def test_no_properties_have_no_scales_and_no_warning() -> None:
+    data = smiles_from_lines([(1, "CCO"), (2, "C")], "here")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert property_scales(data.properties, data.values) == ()
 
 
 def test_bad_files_and_descriptors_are_named(tmp_path: Path) -> None:

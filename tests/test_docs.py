@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -49,3 +50,52 @@ def test_every_logged_metric_is_documented() -> None:
     page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     for name in line:
         assert f"`{name.replace('share_of_class_two', 'NAME')}`" in page, name
+
+
+def test_every_metric_of_samples_is_documented() -> None:
+    from discrete_grpo.metrics import images, molecules, text
+    from discrete_grpo.pixels import Image
+
+    drawn = [Image(1, 1, b"a"), Image(1, 1, b"b")]
+    tables = [
+        text.sample_metrics(["a cat"]),
+        text.evaluate(["a cat"], {"a dog"}),
+        images.sample_metrics(drawn),
+        images.evaluate(drawn, [0, 0], set(drawn)),
+        molecules.sample_metrics(["CCO"]),
+        molecules.evaluate(["CCO"], {"CC"}),
+    ]
+    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    assert not [name for name in set().union(*tables) if f"`{name}`" not in page]
+
+
+@pytest.mark.parametrize("run", ["text", "judge", "digits"])
+def test_every_metric_of_pretraining_is_documented(run: str, tmp_path: Path) -> None:
+    from discrete_grpo.config import PretrainConfig
+    from discrete_grpo.images import PretrainDigitsRecipe, run_pretrain_digits
+    from discrete_grpo.textual import EncoderSizes, JudgeRecipe, PretrainTextRecipe, run_judge, run_pretrain_text
+
+    config = PretrainConfig(max_steps=1, batch_size=8, warmup_steps=0, log_steps=1, save_steps=1)
+    tiny = EncoderSizes(layers=1, heads=1, width=8)
+    folder = str(tmp_path)
+    if run == "text":
+        text = PretrainTextRecipe(
+            output_dir=folder, num_lines=40, network=tiny, pretrain=config, evaluation_samples=4, block_size=40
+        )
+        run_pretrain_text(text)
+    elif run == "judge":
+        judge = JudgeRecipe(output_dir=folder, num_lines=40, network=tiny, pretrain=config, evaluation_samples=4, block_size=40)
+        run_judge(judge)
+    else:
+        loops = dict.fromkeys(("autoencoder", "classifier", "pretrain"), config)
+        run_pretrain_digits(PretrainDigitsRecipe(output_dir=folder, layers=1, heads=1, width=8, evaluation_samples=4, **loops))  # type: ignore[arg-type]
+    found = [path.read_text(encoding="utf-8").splitlines() for path in tmp_path.rglob("metrics.jsonl")]
+    names = {name for lines in found for line in lines for name in json.loads(line)}
+    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    assert len(names) > 5
+    assert not [name for name in names if f"`{name}`" not in page]
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
+def test_no_placeholder_is_left(page: str) -> None:
+    assert "@@" not in (ROOT / page).read_text(encoding="utf-8")

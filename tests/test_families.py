@@ -107,7 +107,7 @@ def test_options_change_how_a_policy_draws_and_nothing_else(smiles: Path, graphs
         (smiles, SamplerOptions(num_steps=5), "num_steps: 5, expected none: TokenPolicy has no such setting"),
         (graphs, SamplerOptions(top_p=0.5), "top_p: 0.5, expected none: GraphPolicy"),
         (graphs, SamplerOptions(guidance=2.0), "guidance: 2.0, expected 1 without properties"),
-        (smiles, SamplerOptions(top_k=0), "top_k: 0, expected at least 1"),
+        (smiles, SamplerOptions(top_k=0), "top_k: 0, expected a whole number of at least 1"),
     ]:
         with pytest.raises(ValueError, match=said):
             load_trained(folder, options)
@@ -166,6 +166,44 @@ def test_scaffolds_are_put_in_the_form_each_policy_reads(smiles: Path, graphs: P
     bare = type(token)(**token.init_args() | {"prompt": None})
     with pytest.raises(ValueError, match="expected none: the policy was not trained on scaffolds"):
         prepare_columns(bare, smiles, None, "C1CC1")
+
+
+def test_conditions_of_a_graph_policy_are_tried_before_the_work(graphs: Path) -> None:
+    policy = load_trained(graphs)
+    for condition, said in [
+        ({"num_nodes": "five"}, "num_nodes: 'five', expected a whole number"),
+        ({"num_nodes": 2.7}, "num_nodes: 2.7, expected a whole number"),
+        ({"num_nodes": 99}, "num_nodes: 99, expected 1 to 4"),
+        ({"fixed": 3}, "fixed: 3, expected FixedSites"),
+        ({"scaffold": 5}, "scaffold: 5, expected a SMILES string"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            prepare_columns(policy, graphs, [condition], None)
+    assert prepare_columns(policy, graphs, [{"num_nodes": 3}], None) == [{"num_nodes": 3}]
+
+
+def test_a_label_is_one_token_and_a_scaffold_is_for_molecules() -> None:
+    policy = load_trained("digits")
+    with pytest.raises(ValueError, match="label: '12' has 2 tokens, expected at most 1"):
+        prepare_columns(policy, Path(), [{"label": 12}], None)
+    with pytest.raises(ValueError, match="scaffold: 'C1CC1', expected none: the policy was not trained on scaffolds"):
+        prepare_columns(policy, Path(), None, "C1CC1")
+
+
+def test_a_resumed_run_reads_its_conditions_in_its_folder(smiles: Path, tmp_path: Path) -> None:
+    path, run = tmp_path / "c.jsonl", tmp_path / "run"
+    path.write_text('{"scaffold": "C1CC1"}\n')
+    recipe = TrainRecipe(str(smiles), validity, str(run), FAST, columns=str(path), evaluation_samples=4)
+    run_train(recipe)
+    path.unlink()
+    run_train(replace(recipe, grpo=replace(FAST, max_steps=3)), resume=True)
+    assert read_columns(str(run / "columns.jsonl")) == [{"scaffold": "C1CC1"}]
+    assert read_metrics(run)[-1]["step"] == 3
+
+
+def test_a_molecule_longer_than_max_length_is_found_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="max_length: 3, expected at least"):
+        run_pretrain_smiles(replace(RECIPE, output_dir=str(tmp_path / "run"), max_length=3))
 
 
 def test_conditions_are_gone_through_in_turn(smiles: Path) -> None:

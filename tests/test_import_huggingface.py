@@ -200,3 +200,66 @@ def test_huggingface_models_that_look_ahead_are_refused(tmp_path: Path) -> None:
     hugging(tmp_path, word_tokenizer, "bert")
     with pytest.raises(CheckpointError, match="expected a causal model"):
         import_huggingface(tmp_path)
+
+
+EVIL = "kernels-community/evil"
+NAMED = {
+    "attn_implementation": EVIL,
+    "_attn_implementation": EVIL,
+    "_attn_implementation_internal": EVIL,
+    "experts_implementation": EVIL,
+    "auto_map": {"AutoConfig": "evil--evil.Config", "AutoModelForCausalLM": "evil--evil.Model"},
+    "quantization_config": {"quant_method": "evil"},
+    "kernel_config": {"RMSNorm": EVIL},
+    "use_kernels": True,
+}
+
+
+@pytest.fixture
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the library asks its loader of kernels for."""
+    library: Any = pytest.importorskip("transformers.modeling_utils")
+    asked: list[Any] = []
+    for name in ("lazy_import_flash_attention", "kernelize"):
+        monkeypatch.setattr(library, name, lambda *a, **k: asked.append(a), raising=False)
+    return asked
+
+
+def test_kernels_a_configuration_names_are_not_loaded(no_kernels: list[Any]) -> None:
+    config = {"model_type": "gpt2", "vocab_size": 9, **GPT2, **NAMED}
+    network = HuggingFaceLM(config, range(9))
+    assert network.model.config._attn_implementation == "sdpa"
+    assert not no_kernels
+    assert EVIL not in json.dumps(network.init_args())
+    assert EVIL not in json.dumps(network.model.config.to_dict())
+    nested = HuggingFaceLM(config | {"task_specific_params": {"text": [NAMED | {"kept": 1}]}}, range(9))
+    assert nested.config["task_specific_params"] == {"text": [{"kept": 1}]}
+
+
+def test_kernels_a_folder_names_are_not_loaded(tmp_path: Path, no_kernels: list[Any]) -> None:
+    model = hugging(tmp_path, word_tokenizer, "gpt2")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | NAMED))
+    network = cast(HuggingFaceLM, import_huggingface(tmp_path).network)
+    assert network.model.config._attn_implementation == "sdpa"
+    assert not no_kernels
+    assert "evil" not in json.dumps(network.init_args())
+    theirs = torch.tensor([[3, 4, 5]])
+    torch.testing.assert_close(network.model(theirs).logits, model(theirs).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_architectures_without_sdpa_are_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hugging(tmp_path, word_tokenizer, "gpt2")
+    library: Any = pytest.importorskip("transformers")
+    monkeypatch.setattr(library.GPT2PreTrainedModel, "_supports_sdpa", False)
+    network = cast(HuggingFaceLM, import_huggingface(tmp_path).network)
+    assert network.model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "no JSON"])
+def test_huggingface_configurations_that_are_none_are_named(tmp_path: Path, content: str) -> None:
+    hugging(tmp_path, word_tokenizer, "gpt2")
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match="cannot be read") as error:
+        import_huggingface(tmp_path)
+    one_line(error)

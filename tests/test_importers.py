@@ -342,6 +342,66 @@ def test_an_import_is_a_checkpoint_of_molecules(tmp_path: Path) -> None:
     assert metadata["date"]
 
 
+def test_an_earlier_import_or_an_empty_folder_is_replaced(tmp_path: Path) -> None:
+    path, options, _ = molgpt(tmp_path / "in")
+    (tmp_path / "out").mkdir()
+    import_checkpoint(path, "molgpt", tmp_path / "out", **options)
+    other = options | {"start": "O"}
+    out = import_checkpoint(path, "molgpt", tmp_path / "out", **other)
+    assert load_policy(out).tokenizer.knows("OC")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"thesis.txt": "years"},
+        {"config.json": '{"format": 1}', "model.safetensors": "", "thesis.txt": "years"},
+        {"config.json": '{"model_type": "gpt2"}', "model.safetensors": ""},
+        {"config.json": "[]", "model.safetensors": ""},
+        {"config.json": "no JSON", "model.safetensors": ""},
+        {"config.json": '{"format": 1}'},
+    ],
+)
+def test_a_folder_of_something_else_is_kept(tmp_path: Path, files: dict[str, str]) -> None:
+    (tmp_path / "out").mkdir()
+    for name, text in files.items():
+        (tmp_path / "out" / name).write_text(text)
+    said = "exists and holds .*, expected a new folder or a checkpoint made by this command"
+    with pytest.raises(ValueError, match=said) as error:  # before any reading: there is no model
+        import_checkpoint(tmp_path / "none.prior", "reinvent", tmp_path / "out")
+    one_line(error)
+    assert {p.name: p.read_text() for p in (tmp_path / "out").iterdir()} == files
+
+
+def test_the_folder_of_the_model_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "in" / "model"
+    path, options, _ = molgpt(folder)
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(folder)
+    for given, out in [
+        (path, folder),
+        (path, folder.parent),
+        (path, tmp_path / "link"),
+        (path, path),
+        (Path("weights.pt"), Path()),
+    ]:
+        with pytest.raises(ValueError, match="exists and holds the model to read, expected a new folder") as error:
+            import_checkpoint(given, "molgpt", out, **options)
+        one_line(error)
+    assert sorted(p.name for p in folder.iterdir()) == ["stoi.json", "weights.pt"]
+
+
+def test_files_and_links_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("years")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for name in ("file", "link", "dangling"):
+        with pytest.raises(ValueError, match=f"out: .*{name} exists and is no folder"):
+            import_checkpoint(tmp_path / "none.prior", "reinvent", tmp_path / name)
+
+
 def test_unknown_sources_and_options_are_named(tmp_path: Path) -> None:
     unknown: Any = "gguf"
     with pytest.raises(ValueError, match="source: 'gguf', expected one of huggingface, molgpt, reinvent"):

@@ -26,7 +26,7 @@ from discrete_grpo.filling import (
 )
 from discrete_grpo.metrics.text import diversity, evaluate, ranking_quality, recovered, sample_metrics
 from discrete_grpo.rewards.judge import Judge
-from discrete_grpo.textual import JudgeRecipe, PretrainTextRecipe, run_judge, run_pretrain_text
+from discrete_grpo.textual import JudgeRecipe, PretrainTextRecipe, _lines, run_judge, run_pretrain_text
 from discrete_grpo.trainer import GRPOTrainer
 
 TINY = EncoderSizes(layers=1, heads=2, width=16)
@@ -135,7 +135,32 @@ def test_text_that_cannot_be_corrupted_trains_no_judge(tmp_path: Path) -> None:
         run_judge(JudgeRecipe(data=str(text), output_dir=str(tmp_path / "a"), network=TINY, pretrain=SHORT))
 
 
+@pytest.mark.parametrize("recipe", [PretrainTextRecipe(evaluation_samples=9), JudgeRecipe(evaluation_samples=9)])
+def test_a_line_of_a_file_counts_once_and_is_seen_or_held_out(recipe: PretrainTextRecipe | JudgeRecipe, tmp_path: Path) -> None:
+    text, lines = tmp_path / "a.txt", [f"line {k:02}" for k in range(50)]
+    text.write_text("".join(f"{line}\n" for line in [*lines[::-1], *lines, *lines]))
+    data, held = _lines(replace(recipe, data=str(text)))
+    assert (len(data), len(held)) == (45, 5)
+    assert [line for line in lines[::-1] if line not in held] == list(data.lines)  # the order of the first ones
+    assert sorted([*data.lines, *held]) == lines
+    assert [data.tokenizer.decode(row[row > 0].tolist()) for row in data.tokens] == list(data.lines)
+    pieces, out = _lines(replace(recipe, data=str(text), block_size=5, long_lines="split"))
+    assert sorted([*pieces.lines, *out]) == sorted(["line ", *(f"{k:02}" for k in range(50))])
+
+
+@pytest.mark.parametrize("recipe", [PretrainTextRecipe(), JudgeRecipe()])
+def test_the_sentences_of_the_bundled_pair_stay_as_they_are_made(recipe: PretrainTextRecipe | JudgeRecipe) -> None:
+    data, held = _lines(replace(recipe, num_lines=2000))
+    made = sentences(2000, recipe.pretrain.seed)
+    assert (list(data.lines), held) == (made, sentences(recipe.evaluation_samples, recipe.pretrain.seed, held_out=True))
+
+
 def test_recipes_check_their_values() -> None:
+    with pytest.raises(ValueError, match=r"^fill_rounds: \(\), expected at least one value where a policy's fills are shown$"):
+        JudgeRecipe(policy="fill-in", fill_rounds=())
+    with pytest.raises(ValueError, match=r"fill_temperatures: \(\), expected at least one value"):
+        JudgeRecipe(policy="fill-in", fill_temperatures=())
+    JudgeRecipe(fill_rounds=())  # no fills to make
     with pytest.raises(ValueError, match="evaluation_samples: -1, expected at least 0"):
         PretrainTextRecipe(evaluation_samples=-1)
     with pytest.raises(ValueError, match="fills: -2, expected at least 0"):

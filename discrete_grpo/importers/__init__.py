@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from discrete_grpo.checkpoint import save
+from discrete_grpo.checkpoint import CheckpointError, save
 from discrete_grpo.importers.huggingface import import_huggingface
 from discrete_grpo.importers.molgpt import import_molgpt
 from discrete_grpo.importers.reinvent import import_reinvent
+from discrete_grpo.importers.tensors import read_json
 from discrete_grpo.policies.smiles import TokenPolicy
 
 __all__ = ["Source", "import_checkpoint", "import_huggingface", "import_molgpt", "import_reinvent", "importer"]
@@ -39,12 +40,12 @@ def import_checkpoint(path: str | os.PathLike[str], source: Source, out: str | o
     Args:
         path: the model: a folder of HuggingFace, the weights of MolGPT, a prior of REINVENT.
         source: which of them.
-        out: the checkpoint folder to make; an older one of that name is replaced.
+        out: the checkpoint folder to make: a new or an empty one, or an earlier import, which is replaced.
         options: of the importer.
 
     Raises:
         CheckpointError: if the model cannot be read.
-        ValueError: for an unknown source or option, or one that does not fit.
+        ValueError: for an unknown source or option, one that does not fit, or an ``out`` that holds anything else.
     """
     read = importer(source)
     try:
@@ -52,6 +53,7 @@ def import_checkpoint(path: str | os.PathLike[str], source: Source, out: str | o
     except TypeError as error:
         names = [p.name for p in inspect.signature(read).parameters.values() if p.kind is p.KEYWORD_ONLY]
         raise ValueError(f"options: {error} for {source}, expected {', '.join(names) or 'none'}") from error
+    _check_out(Path(out), Path(path))
     policy = read(path, **options)
     metadata = {
         "kind": "molecules",
@@ -60,3 +62,29 @@ def import_checkpoint(path: str | os.PathLike[str], source: Source, out: str | o
         "date": datetime.date.today().isoformat(),
     }
     return save(out, policy, metadata=metadata)
+
+
+def _check_out(out: Path, path: Path) -> None:
+    """Raise ValueError unless nothing is lost when ``out`` is replaced."""
+    if not os.path.lexists(out):
+        return
+    source = path.resolve()
+    if out.resolve() in (source, *source.parents):
+        problem = "and holds the model to read"
+    elif out.is_symlink() or not out.is_dir():
+        problem = "and is no folder"
+    else:
+        found = sorted(file.name for file in out.iterdir())
+        if not found or (found == ["config.json", "model.safetensors"] and _is_ours(out / "config.json")):
+            return
+        problem = f"and holds {', '.join(found[:3])}{', ...' if len(found) > 3 else ''}"
+    raise ValueError(f"out: {out} exists {problem}, expected a new folder or a checkpoint made by this command")
+
+
+def _is_ours(config: Path) -> bool:
+    """Whether a file is the description of a checkpoint of ours."""
+    try:
+        described = read_json(config)
+    except CheckpointError:
+        return False
+    return isinstance(described, dict) and "format" in described

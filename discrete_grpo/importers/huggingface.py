@@ -18,7 +18,8 @@ from typing import Any, cast
 import torch
 
 from discrete_grpo.checkpoint import CheckpointError
-from discrete_grpo.models.huggingface import HuggingFaceLM, transformers_library
+from discrete_grpo.importers.tensors import read_json
+from discrete_grpo.models.huggingface import HuggingFaceLM, local_settings, transformers_library, with_own_attention
 from discrete_grpo.molecular import canonical_samples
 from discrete_grpo.policies.smiles import TokenPolicy
 from discrete_grpo.tokens import NUM_SPECIAL, Tokenizer
@@ -160,11 +161,17 @@ def _tokenizer(folder: Path) -> Any:
 
 def _model(folder: Path) -> Any:
     """The folder's model in float32, with every weight from the folder."""
-    load = transformers_library().AutoModelForCausalLM.from_pretrained
+    library = transformers_library()
+    load = library.AutoModelForCausalLM.from_pretrained
     safely = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+    lenient = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    config = read_json(folder / "config.json")
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise CheckpointError(f"folder: the model of {folder} cannot be read (config.json names no model_type)")
     try:
         with _quiet():
-            model, report = load(folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **safely)
+            settings = library.AutoConfig.for_model(**local_settings(config))
+            model, report = with_own_attention(load, folder, config=settings, **lenient, **safely)
     except Exception as error:  # the library raises many kinds for a folder it cannot use
         raise CheckpointError(f"folder: the model of {folder} cannot be read ({_first_line(error)})") from error
     wrong = [f"{name} missing" for name in sorted(report["missing_keys"])]

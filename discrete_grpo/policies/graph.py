@@ -7,7 +7,7 @@ A trajectory is x_1 -> ... -> x_0 on the grid of ``num_steps`` steps; step k goe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -224,6 +224,13 @@ class GraphPolicy(nn.Module):
         """:meth:`sites`, so that wrappers which only know ``forward`` work."""
         return self.sites(rollout, steps)
 
+    def check_condition(self, columns: Mapping[str, Any]) -> None:
+        """Raise the error that :meth:`sample` would raise for a context with these columns."""
+        context = Context(0, columns)
+        property_table([context], self.properties, self.dtype)
+        sizes = self._draw_sizes([context], torch.Generator().manual_seed(0))
+        fixed_states([context], sizes, int(sizes[0]), self.node_kernel.num_clean, self.edge_kernel.num_clean)
+
     # -- likelihood training
 
     def likelihood_loss(
@@ -259,7 +266,11 @@ class GraphPolicy(nn.Module):
         prior = torch.tensor(self.node_counts, device=device)
         needs: dict[int, int] = {}  # the smallest size with room for what any context of the group fixes
         for context in contexts:
-            fixed = context.columns.get("fixed")
+            fixed, size = context.columns.get("fixed"), context.columns.get("num_nodes")
+            if fixed is not None and not isinstance(fixed, FixedSites):
+                raise ValueError(f"fixed: {fixed!r}, expected FixedSites")
+            if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+                raise ValueError(f"num_nodes: {size!r}, expected a whole number")
             needs[context.group] = max(needs.get(context.group, 1), fixed.min_nodes if fixed is not None else 1)
         by_group: dict[int, int] = {}
         for context in contexts:

@@ -37,6 +37,7 @@ class TokenPolicy(nn.Module):
         max_length: the most tokens of a text, EOS not counted; at least 1.
         min_length: EOS is not drawn before; equal to ``max_length`` for texts of one length.
         prompt: name of the context column whose text the network reads first (a scaffold, a label); None for none.
+        max_prompt: the most tokens of a prompt; None means ``max_length``.
         properties: numbers the network is conditioned on, each a context column of that name.
         truncation: temperature, top-k and top-p, in drawing and in scoring alike.
         only: the tokens that may be drawn (prompts may have others); None means all.
@@ -57,6 +58,7 @@ class TokenPolicy(nn.Module):
         max_length: int,
         min_length: int = 0,
         prompt: str | None = None,
+        max_prompt: int | None = None,
         properties: Sequence[Property] = (),
         truncation: Truncation | None = None,
         only: Sequence[str] | None = None,
@@ -73,6 +75,9 @@ class TokenPolicy(nn.Module):
         self.network, self.tokenizer = network, tokenizer
         self.max_length, self.min_length = max_length, min_length
         self.prompt, self.properties = prompt, tuple(properties)
+        self.max_prompt = max_length if max_prompt is None else max_prompt
+        if not 1 <= self.max_prompt <= max_length:
+            raise ValueError(f"max_prompt: {max_prompt}, expected 1 to max_length ({max_length})")
         self.truncation, self.condition_dropout = truncation or Truncation(), condition_dropout
         self.only, self.decode = None if only is None else tuple(only), decode
         drawable = torch.ones(len(tokenizer), dtype=torch.bool)
@@ -97,7 +102,9 @@ class TokenPolicy(nn.Module):
     def init_args(self) -> dict[str, Any]:
         """What a checkpoint needs to build this policy again (``decode`` aside: it is given anew when loading)."""
         names = ("network", "tokenizer", "max_length", "min_length", "prompt", "properties", "truncation", "condition_dropout")
-        return {name: getattr(self, name) for name in names} | ({"only": self.only} if self.only is not None else {})
+        less_common = {"only": self.only, "max_prompt": self.max_prompt if self.max_prompt != self.max_length else None}
+        given = {name: value for name, value in less_common.items() if value is not None}
+        return {name: getattr(self, name) for name in names} | given
 
     # -- the one function that drawing and scoring share
 
@@ -178,6 +185,8 @@ class TokenPolicy(nn.Module):
         lengths = (targets != PAD).sum(1)
         if int(lengths.max()) > self.max_length + 1:
             raise ValueError(f"tokens: a text of {int(lengths.max()) - 1} tokens, expected at most max_length ({self.max_length})")
+        if batch.prompt is not None and batch.prompt.shape[1] > self.max_prompt:
+            raise ValueError(f"prompt: {batch.prompt.shape[1]} tokens, expected at most max_prompt ({self.max_prompt})")
         inputs = torch.cat([torch.full_like(targets[:, :1], BOS), targets[:, :-1]], 1)[:, : self.max_length]
         targets = targets[:, : self.max_length]
         prompt, properties = self._hide(batch, generator)
@@ -217,8 +226,8 @@ class TokenPolicy(nn.Module):
             ids = self.tokenizer.encode(text)
         except ValueError as error:
             raise ValueError(f"{self.prompt}: {str(error).removeprefix('text: ')}") from error
-        if len(ids) > self.max_length:
-            raise ValueError(f"{self.prompt}: {text!r} has {len(ids)} tokens, expected at most {self.max_length}")
+        if len(ids) > self.max_prompt:
+            raise ValueError(f"{self.prompt}: {text!r} has {len(ids)} tokens, expected at most {self.max_prompt}")
         return ids
 
     def _draw(
