@@ -170,13 +170,14 @@ def test_scaffolds_are_put_in_the_form_each_policy_reads(smiles: Path, graphs: P
 
 def test_conditions_of_a_graph_policy_are_tried_before_the_work(graphs: Path) -> None:
     policy = load_trained(graphs)
-    for condition, said in [
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"num_nodes": "five"}, "num_nodes: 'five', expected a whole number"),
         ({"num_nodes": 2.7}, "num_nodes: 2.7, expected a whole number"),
         ({"num_nodes": 99}, "num_nodes: 99, expected 1 to 4"),
         ({"fixed": 3}, "fixed: 3, expected FixedSites"),
         ({"scaffold": 5}, "scaffold: 5, expected a SMILES string"),
-    ]:
+    ]
+    for condition, said in wrong:
         with pytest.raises(ValueError, match=said):
             prepare_columns(policy, graphs, [condition], None)
     assert prepare_columns(policy, graphs, [{"num_nodes": 3}], None) == [{"num_nodes": 3}]
