@@ -50,6 +50,8 @@ __all__ = [
 ]
 
 Columns = Mapping[str, Any]
+RESERVED = ("step", "group", "sample", "reward", "advantage", "smiles", "text", "image")
+"""Names that the columns of sample tables have already."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,8 @@ def read_columns(given: str | Sequence[Columns]) -> list[Columns]:
     for condition in found:
         if not isinstance(condition, Mapping):
             raise ValueError(f"{source}: {condition!r}, expected a mapping of column names to values")
+        if taken := [name for name in condition if name in RESERVED]:
+            raise ValueError(f"{source}: a condition named {taken[0]!r}, expected none of {', '.join(RESERVED)}")
     if not found:
         raise ValueError(f"{source}: no conditions, expected at least one")
     return found

@@ -139,7 +139,12 @@ def test_conditions_come_from_lists_and_files(tmp_path: Path) -> None:
     path.write_text('{"scaffold": "CC"}\n{"MolLogP": 3}\n')
     assert read_columns(str(path)) == [{"scaffold": "CC"}, {"MolLogP": 3}]
     assert read_columns([{"a": 1}]) == [{"a": 1}]
-    for text, said in [("", "no conditions"), ("{broken\n", "line 1 is no JSON"), ("3\n", "3, expected a mapping")]:
+    for text, said in [
+        ("", "no conditions"),
+        ("{broken\n", "line 1 is no JSON"),
+        ("3\n", "3, expected a mapping"),
+        ('{"reward": 1}\n', "named 'reward'"),
+    ]:
         path.write_text(text)
         with pytest.raises(ValueError, match=said):
             read_columns(str(path))
