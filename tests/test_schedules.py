@@ -5,10 +5,20 @@ import math
 import pytest
 import torch
 
-from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule, Schedule, time_grid
+from discrete_grpo.diffusion.schedules import (
+    CosDistortion,
+    CosineSchedule,
+    LinearSchedule,
+    PolydecDistortion,
+    PolyincDistortion,
+    RevcosDistortion,
+    Schedule,
+    time_grid,
+)
 from tests.oracles import cosine_alpha_bar, linear_alpha_bar
 
 SCHEDULES: list[Schedule] = [CosineSchedule(), CosineSchedule(0.0), CosineSchedule(0.05), LinearSchedule()]
+SCHEDULES += [CosDistortion(), RevcosDistortion(), PolyincDistortion(), PolydecDistortion()]
 
 
 def value(schedule: Schedule, t: float) -> float:
@@ -37,6 +47,15 @@ def test_the_signal_falls_strictly_and_stays_in_range(schedule: Schedule) -> Non
 def test_cosine_is_the_formula(offset: float, t: float) -> None:
     assert value(CosineSchedule(offset), t) == pytest.approx(cosine_alpha_bar(t, offset), rel=1e-12)
     assert value(LinearSchedule(), t) == pytest.approx(linear_alpha_bar(t), rel=1e-12)
+
+
+@pytest.mark.parametrize("u", [0.01, 0.3, 0.5, 0.9])
+def test_distortions_are_the_published_formulas_of_data_time(u: float) -> None:
+    cos = (1 - math.cos(math.pi * u)) / 2
+    published: dict[Schedule, float] = {CosDistortion(): cos, RevcosDistortion(): 2 * u - cos}
+    published |= {PolyincDistortion(): u**2, PolydecDistortion(): 2 * u - u**2}
+    for schedule, expected in published.items():
+        assert value(schedule, 1 - u) == pytest.approx(expected, rel=1e-12)
 
 
 def test_known_cosine_values() -> None:

@@ -14,7 +14,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["CosineSchedule", "LinearSchedule", "Schedule", "time_grid"]
+__all__ = [
+    "CosDistortion",
+    "CosineSchedule",
+    "LinearSchedule",
+    "PolydecDistortion",
+    "PolyincDistortion",
+    "RevcosDistortion",
+    "Schedule",
+    "time_grid",
+]
 
 
 @runtime_checkable
@@ -63,6 +72,54 @@ class LinearSchedule:
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Share of the clean signal left at time t, float64."""
         return (1.0 - t.double()).clamp(0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class CosDistortion:
+    """ᾱ(t) = (1 - cos π(1-t))/2: small steps at both ends.
+
+    Source of the four time distortions f, here ᾱ(t) = f(1 - t): Qin et al. (2024), DeFoG, arXiv 2410.04263.
+
+    >>> CosDistortion().alpha_bar(torch.tensor([0.0, 0.5, 1.0])).tolist()
+    [1.0, 0.5, 0.0]
+    """
+
+    def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+        """Share of the clean signal left at time t, float64."""
+        return (1 - torch.cos(math.pi * _clean_time(t))) / 2
+
+
+@dataclass(frozen=True)
+class RevcosDistortion:
+    """ᾱ(t) = 2u - (1 - cos πu)/2, u = 1 - t: large steps at both ends."""
+
+    def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+        """Share of the clean signal left at time t, float64."""
+        u = _clean_time(t)
+        return 2 * u - (1 - torch.cos(math.pi * u)) / 2
+
+
+@dataclass(frozen=True)
+class PolyincDistortion:
+    """ᾱ(t) = (1-t)²: steps grow towards the data."""
+
+    def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+        """Share of the clean signal left at time t, float64."""
+        return _clean_time(t) ** 2
+
+
+@dataclass(frozen=True)
+class PolydecDistortion:
+    """ᾱ(t) = 2u - u², u = 1 - t: steps shrink towards the data."""
+
+    def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+        """Share of the clean signal left at time t, float64."""
+        u = _clean_time(t)
+        return 2 * u - u**2
+
+
+def _clean_time(t: Tensor) -> Tensor:
+    return (1.0 - t.double()).clamp(0.0, 1.0)
 
 
 def time_grid(num_steps: int) -> Float[Tensor, " point"]:

@@ -1,0 +1,155 @@
+"""Flow kernels against loops over the published rates, path marginals, stochastic steps and the conformance kit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+from discrete_grpo import group_contexts
+from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
+from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
+from discrete_grpo.policies.graph import GraphPolicy
+from discrete_grpo.testing import check_policy
+from tests.toys import node_classes, tiny_network
+
+PRIORS = {
+    "full": ((0.5, 0.2, 0.3), 3),
+    "zero mass": ((0.6, 0.0, 0.4), 3),
+    "mask": ((0.0, 0.0, 1.0), 2),
+    "uniform": ((0.25,) * 4, 4),
+}
+TIMES = [(1.0, 0.9), (0.8, 0.75), (0.5, 0.2), (0.05, 0.0)]
+
+
+def path(prior: tuple[float, ...], kappa: float, c: int) -> list[float]:
+    return [kappa * (z == c) + (1 - kappa) * p for z, p in enumerate(prior)]
+
+
+def euler_row(prior: tuple[float, ...], kappa: float, step: float, z: int, c: int, eta: float, omega: float) -> list[float]:
+    """A row of DeFoG's step given c, written out."""
+    p, k_range = path(prior, kappa, c), range(len(prior))
+    if kappa + step >= 1:
+        return [float(k == c) for k in k_range]
+    slope = [(k == c) - prior[k] for k in k_range]
+    support, row = sum(x > 0 for x in p), [0.0] * len(prior)
+    for k in k_range:
+        if k != z and p[z] > 0 and p[k] > 0:
+            rate = max(0.0, slope[k] - slope[z]) / (support * p[z]) + eta * p[k]
+            rate += omega * (k == c) * (c != z) / (support * p[z])
+            row[k] = rate * step if rate <= 1e5 else 0.0
+    row[z] = max(0.0, 1 - sum(row))
+    return [x / sum(row) for x in row]
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize(("t", "s"), TIMES)
+@pytest.mark.parametrize(("eta", "omega"), [(0.0, 0.0), (5.0, 0.0), (0.0, 0.3), (40.0, 0.1)])
+def test_euler_tables_equal_the_rates_written_out(prior: str, t: float, s: float, eta: float, omega: float) -> None:
+    p0, clean = PRIORS[prior]
+    table = FlowEuler(p0, LinearSchedule(), clean, eta, omega).table(t, s)
+    for z in range(len(p0)):
+        for c in range(clean):
+            row = euler_row(p0, 1 - t, t - s, z, c, eta, omega)
+            torch.testing.assert_close(table[z, c], torch.tensor(row, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def kernels(prior: str, schedule: Any) -> list[Any]:
+    p0, clean = PRIORS[prior]
+    return [FlowInterpolation(p0, schedule, clean), FlowEuler(p0, schedule, clean, 3.0, 0.2)]
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("schedule", [LinearSchedule(), CosineSchedule()])
+@pytest.mark.parametrize("which", [0, 1])
+def test_transitions_are_the_tables_averaged_over_the_clean_class(prior: str, schedule: Any, which: int) -> None:
+    kernel = kernels(prior, schedule)[which]
+    generator = torch.Generator().manual_seed(0)
+    p_clean = torch.rand(4, 5, kernel.num_clean, generator=generator, dtype=torch.float64)
+    p_clean = p_clean / p_clean.sum(-1, keepdim=True)
+    state = torch.randint(0, kernel.num_states, (4, 5), generator=generator)
+    t, s = (torch.tensor(x, dtype=torch.float64) for x in zip(*TIMES, strict=True))
+    found = kernel.transition(p_clean, state, t, s)
+    for b in range(4):
+        rows = kernel.table(float(t[b]), float(s[b]))[state[b]]
+        torch.testing.assert_close(found[b], torch.einsum("nc,nck->nk", p_clean[b], rows), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.sum(-1), torch.ones(4, 5, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert bool((found >= 0).all())
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize(("t", "s"), TIMES)
+def test_interpolation_carries_the_path_exactly(prior: str, t: float, s: float) -> None:
+    kernel = kernels(prior, CosineSchedule())[0]
+    now, later = (float(CosineSchedule().alpha_bar(torch.tensor(x, dtype=torch.float64))) for x in (t, s))
+    for c in range(kernel.num_clean):
+        start, end = (torch.tensor(path(kernel.prior, x, c), dtype=torch.float64) for x in (now, later))
+        torch.testing.assert_close(start @ kernel.table(t, s)[:, c], end, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("eta", [0.0, 4.0])
+@pytest.mark.parametrize("prior", PRIORS)
+def test_euler_steps_that_need_no_clamp_carry_the_path_exactly(prior: str, eta: float) -> None:
+    """dp_t/dκ is constant on a linear path, so Euler's method has no error there."""
+    p0, clean = PRIORS[prior]
+    kernel = FlowEuler(p0, LinearSchedule(), clean, eta)
+    for c in range(clean):
+        mass = torch.tensor(path(p0, 0.1, c), dtype=torch.float64)
+        for k in range(70):
+            mass = mass @ kernel.table(0.9 - 0.01 * k, 0.9 - 0.01 * (k + 1))[:, c]
+        torch.testing.assert_close(mass, torch.tensor(path(p0, 0.8, c), dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_million_steps_that_draw_the_clean_class_first(which: int) -> None:
+    kernel, t, s = kernels("full", LinearSchedule())[which], 0.6, 0.5
+    p_clean, z, n = torch.tensor([0.2, 0.7, 0.1], dtype=torch.float64), 2, 1_000_000
+    generator = torch.Generator().manual_seed(0)
+    clean = torch.multinomial(p_clean, n, replacement=True, generator=generator)
+    counts = torch.zeros(3, dtype=torch.float64)
+    for c in range(3):
+        size = int((clean == c).sum())
+        drawn = torch.multinomial(kernel.table(t, s)[z, c], size, replacement=True, generator=generator)
+        counts += torch.bincount(drawn, minlength=3)
+    times = (torch.tensor([x], dtype=torch.float64) for x in (t, s))
+    expected = kernel.transition(p_clean[None, None], torch.tensor([[z]]), *times)[0, 0] * n
+    assert chi2.sf(float(((counts - expected) ** 2 / expected).sum()), 2) > 1e-3
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_noise_has_the_law_of_the_path(which: int) -> None:
+    kernel = kernels("zero mass", LinearSchedule())[which]
+    x0 = torch.ones(1, 200_000, dtype=torch.long)
+    drawn = kernel.noise(x0, torch.tensor([0.7]), torch.Generator().manual_seed(0))
+    share = torch.bincount(drawn[0], minlength=3).double() / drawn.numel()
+    torch.testing.assert_close(share, torch.tensor(path(kernel.prior, 0.3, 1), dtype=torch.float64), rtol=0, atol=0.005)
+    assert torch.equal(kernel.noise(x0, torch.tensor([0.0])), x0)
+    assert kernel.initial().tolist() == list(kernel.prior)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_graph_policy_with_a_flow_kernel_passes_the_kit(which: int) -> None:
+    nodes, edges = kernels("full", CosineSchedule())[which], kernels("full", CosineSchedule())[which]
+    pairs = type(edges)((0.6, 0.4), CosineSchedule(), 2)
+    network = tiny_network()
+    policy = GraphPolicy(network, nodes, pairs, (0.0, 0.0, 0.5, 0.5), num_steps=4, decode=node_classes)
+    check_policy(policy, group_contexts(3, 3), samples=600).raise_on_failure()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prior": (0.5, 0.2)}, "prior: "),
+        ({"num_clean": 4}, "num_clean: 4, expected 1 to 3"),
+        ({"eta": -1.0}, "eta: -1.0, expected at least 0"),
+        ({"omega": float("nan")}, "omega: nan"),
+    ],
+)
+def test_arguments_out_of_range_are_named(options: dict[str, Any], said: str) -> None:
+    args: dict[str, Any] = {"prior": (0.5, 0.2, 0.3), "schedule": LinearSchedule(), "num_clean": 3} | options
+    with pytest.raises(ValueError, match=said):
+        FlowEuler(**args)
+    with pytest.raises(ValueError, match=r"t, s: 0.2, 0.5"):
+        FlowEuler((0.5, 0.5), LinearSchedule(), 2).table(0.2, 0.5)
