@@ -80,8 +80,8 @@ class CosDistortion:
 
     Source of the four time distortions f, here ᾱ(t) = f(1 - t): Qin et al. (2024), DeFoG, arXiv 2410.04263.
 
-    >>> CosDistortion().alpha_bar(torch.tensor([0.0, 0.5, 1.0])).tolist()
-    [1.0, 0.5, 0.0]
+    >>> CosDistortion().alpha_bar(torch.tensor([0.0, 0.5, 1.0]))
+    tensor([1.0000, 0.5000, 0.0000], dtype=torch.float64)
     """
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
