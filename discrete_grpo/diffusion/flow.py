@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from discrete_grpo.categorical import sample
+from discrete_grpo.diffusion.kernels import check_prior, check_times, noise_towards, over_sites
 from discrete_grpo.diffusion.schedules import Schedule
 
 __all__ = ["FlowEuler", "FlowInterpolation"]
@@ -46,7 +46,7 @@ class FlowInterpolation:
     num_clean: int
 
     def __post_init__(self) -> None:
-        _check_prior(self.prior, self.num_clean)
+        check_prior(self.prior, self.num_clean)
 
     @property
     def num_states(self) -> int:
@@ -59,20 +59,20 @@ class FlowInterpolation:
 
     def noise(self, x0: Int[Tensor, "batch ..."], t: Tensor, generator: torch.Generator | None = None) -> Int[Tensor, "batch ..."]:
         """A draw of x_t: x_0 with probability κ, else a class of p_0."""
-        return _noise(self.prior, self.schedule, x0, t, generator)
+        return noise_towards(self.initial(), self.schedule.alpha_bar(t), x0, generator)
 
     def transition(
         self, p_clean: Float[Tensor, "batch *site clean"], state: Int[Tensor, "batch ..."], t: Tensor, s: Tensor
     ) -> Float[Tensor, "batch *site state"]:
         """p(k|z) = (1-r) δ(k,z) + r p̂(k)/Σp̂, in O(C) an element."""
-        r = _over(_share(self.schedule, t, s), p_clean.ndim).to(p_clean)
+        r = over_sites(_share(self.schedule, t, s), p_clean.ndim).to(p_clean)
         same = torch.nn.functional.one_hot(state, self.num_states).to(p_clean.dtype)
         clean = torch.nn.functional.pad(p_clean / p_clean.sum(-1, keepdim=True), (0, self.num_states - self.num_clean))
         return torch.lerp(same, clean, r.expand_as(same))
 
     def table(self, t: float, s: float) -> Float[Tensor, "state clean state"]:
         """W(k|z,c) as [z, c, k], float64."""
-        _check_times(t, s)
+        check_times(t, s)
         r = float(_share(self.schedule, torch.tensor(t, dtype=torch.float64), torch.tensor(s, dtype=torch.float64)))
         eye = torch.eye(self.num_states, dtype=torch.float64)
         return (1 - r) * eye[:, None, :] + r * eye[None, : self.num_clean, :]
@@ -105,7 +105,7 @@ class FlowEuler:
     omega: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_prior(self.prior, self.num_clean)
+        check_prior(self.prior, self.num_clean)
         for name in ("eta", "omega"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: {getattr(self, name)}, expected at least 0")
@@ -121,7 +121,7 @@ class FlowEuler:
 
     def noise(self, x0: Int[Tensor, "batch ..."], t: Tensor, generator: torch.Generator | None = None) -> Int[Tensor, "batch ..."]:
         """A draw of x_t: x_0 with probability κ, else a class of p_0."""
-        return _noise(self.prior, self.schedule, x0, t, generator)
+        return noise_towards(self.initial(), self.schedule.alpha_bar(t), x0, generator)
 
     def transition(
         self, p_clean: Float[Tensor, "batch *site clean"], state: Int[Tensor, "batch ..."], t: Tensor, s: Tensor
@@ -135,7 +135,7 @@ class FlowEuler:
 
     def table(self, t: float, s: float) -> Float[Tensor, "state clean state"]:
         """W(k|z,c) as [z, c, k], float64."""
-        _check_times(t, s)
+        check_times(t, s)
         return self._tables(torch.tensor([t], dtype=torch.float64), torch.tensor([s], dtype=torch.float64))[0]
 
     def _tables(self, t: Tensor, s: Tensor) -> Float[Tensor, "batch state clean state"]:
@@ -157,31 +157,7 @@ class FlowEuler:
         return torch.where(later >= 1, target.expand_as(rows), rows)
 
 
-def _check_prior(prior: tuple[float, ...], num_clean: int) -> None:
-    if not prior or min(prior) < 0 or not abs(sum(prior) - 1.0) <= 1e-6:  # "not <=": NaN fails too
-        raise ValueError(f"prior: {prior}, expected probabilities >= 0 that sum to 1")
-    if not 1 <= num_clean <= len(prior):
-        raise ValueError(f"num_clean: {num_clean}, expected 1 to {len(prior)}, the number of states")
-
-
-def _check_times(t: float, s: float) -> None:
-    if not 0.0 <= s <= t <= 1.0:
-        raise ValueError(f"t, s: {t}, {s}, expected 0 <= s <= t <= 1")
-
-
-def _noise(prior: tuple[float, ...], schedule: Schedule, x0: Tensor, t: Tensor, generator: torch.Generator | None) -> Tensor:
-    keep = _over(schedule.alpha_bar(t), x0.ndim).to(x0.device, torch.float32)
-    kept = torch.rand(x0.shape, generator=generator, device=x0.device) < keep
-    p0 = torch.tensor(prior, dtype=torch.float32, device=x0.device)
-    return torch.where(kept, x0, sample(p0.expand(*x0.shape, -1), generator))
-
-
 def _share(schedule: Schedule, t: Tensor, s: Tensor) -> Tensor:
     """r = (κ_s - κ_t)/(1 - κ_t); 0 where nothing is left to do."""
     now, later = schedule.alpha_bar(t), schedule.alpha_bar(s)
     return torch.where(now < 1, (later - now) / torch.where(now < 1, 1 - now, 1.0), 0.0)
-
-
-def _over(value: Tensor, ndim: int) -> Tensor:
-    """A scalar or [B] tensor shaped to broadcast over a tensor of ``ndim`` axes whose first is B."""
-    return value.reshape(value.shape + (1,) * (ndim - value.ndim)) if value.ndim else value

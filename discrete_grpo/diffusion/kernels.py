@@ -79,11 +79,7 @@ class D3PM:
     num_clean: int
 
     def __post_init__(self) -> None:
-        total = sum(self.prior)
-        if not self.prior or min(self.prior) < 0 or not abs(total - 1.0) <= 1e-6:  # "not <=": NaN fails too
-            raise ValueError(f"prior: {self.prior}, expected probabilities >= 0 that sum to 1")
-        if not 1 <= self.num_clean <= len(self.prior):
-            raise ValueError(f"num_clean: {self.num_clean}, expected 1 to {len(self.prior)}, the number of states")
+        check_prior(self.prior, self.num_clean)
 
     @property
     def num_states(self) -> int:
@@ -96,10 +92,7 @@ class D3PM:
 
     def noise(self, x0: Int[Tensor, "batch ..."], t: Tensor, generator: torch.Generator | None = None) -> Int[Tensor, "batch ..."]:
         """A draw of x_t: x_0 with probability ᾱ_t, else a class of m."""
-        keep = _over_sites(self.schedule.alpha_bar(t), x0.ndim).to(x0.device, torch.float32)
-        kept = torch.rand(x0.shape, generator=generator, device=x0.device) < keep
-        m = self.initial().to(x0.device, torch.float32)
-        return torch.where(kept, x0, sample(m.expand(*x0.shape, -1), generator))
+        return noise_towards(self.initial(), self.schedule.alpha_bar(t), x0, generator)
 
     def transition(
         self, p_clean: Float[Tensor, "batch *site clean"], state: Int[Tensor, "batch ..."], t: Tensor, s: Tensor
@@ -115,7 +108,7 @@ class D3PM:
         Returns:
             Probabilities [B, ..., num_states] in the dtype of ``p_clean``.
         """
-        bar_t, bar_s = (_over_sites(self.schedule.alpha_bar(x), p_clean.ndim) for x in (t, s))
+        bar_t, bar_s = (over_sites(self.schedule.alpha_bar(x), p_clean.ndim) for x in (t, s))
         alpha = torch.where(bar_s > bar_t, bar_t / bar_s, 1.0)  # t = s stays where it is, also at t = s = 1 (0/0)
         same = torch.nn.functional.one_hot(state, self.num_states).to(p_clean.dtype)
         m = self.initial().to(p_clean)
@@ -132,8 +125,7 @@ class D3PM:
 
     def table(self, t: float, s: float) -> Float[Tensor, "state clean state"]:
         """q(k|z,c) as [z, c, k] from explicit [K, K] noise matrices, float64; a row of zeros where D_t(c,z) = 0."""
-        if not 0.0 <= s <= t <= 1.0:
-            raise ValueError(f"t, s: {t}, {s}, expected 0 <= s <= t <= 1")
+        check_times(t, s)
         bar_t, bar_s = (float(self.schedule.alpha_bar(torch.tensor(x, dtype=torch.float64))) for x in (t, s))
         m = self.initial()
         eye = torch.eye(self.num_states, dtype=torch.float64)
@@ -147,7 +139,31 @@ class D3PM:
         return torch.where(whole > 0, joint / torch.where(whole > 0, whole, 1.0), 0.0)
 
 
-def _over_sites(value: Tensor, ndim: int) -> Tensor:
+def check_prior(prior: Sequence[float], num_clean: int) -> None:
+    """Raise ValueError unless ``prior`` is a distribution and ``num_clean`` counts its leading classes."""
+    if not prior or min(prior) < 0 or not abs(sum(prior) - 1.0) <= 1e-6:  # "not <=": NaN fails too
+        raise ValueError(f"prior: {prior}, expected probabilities >= 0 that sum to 1")
+    if not 1 <= num_clean <= len(prior):
+        raise ValueError(f"num_clean: {num_clean}, expected 1 to {len(prior)}, the number of states")
+
+
+def check_times(t: float, s: float) -> None:
+    """Raise ValueError unless 0 <= s <= t <= 1."""
+    if not 0.0 <= s <= t <= 1.0:
+        raise ValueError(f"t, s: {t}, {s}, expected 0 <= s <= t <= 1")
+
+
+def noise_towards(
+    prior: Float[Tensor, " state"], kept: Tensor, x0: Int[Tensor, "batch ..."], generator: torch.Generator | None = None
+) -> Int[Tensor, "batch ..."]:
+    """x_0 with probability ``kept`` (a scalar or [B]), else a class of ``prior``."""
+    keep = over_sites(kept, x0.ndim).to(x0.device, torch.float32)
+    stays = torch.rand(x0.shape, generator=generator, device=x0.device) < keep
+    m = prior.to(x0.device, torch.float32)
+    return torch.where(stays, x0, sample(m.expand(*x0.shape, -1), generator))
+
+
+def over_sites(value: Tensor, ndim: int) -> Tensor:
     """A scalar or [B] tensor shaped to broadcast over a tensor of ``ndim`` axes whose first is B."""
     return value.reshape(value.shape + (1,) * (ndim - value.ndim)) if value.ndim else value
 
