@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import gzip
 import io
 import json
@@ -30,6 +31,7 @@ from discrete_grpo.molecular import (
 )
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.graph import GraphPolicy
+from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.smiles import TokenPolicy
 from discrete_grpo.reporting.console import print_table, progress
 from discrete_grpo.reporting.draw import draw_smiles
@@ -183,7 +185,7 @@ def read_columns(given: str | Sequence[Columns]) -> list[Columns]:
     else:
         path = next((p for p in (Path(given), BUNDLED / given) if p.is_file()), None)
         if path is None:
-            raise FileNotFoundError(f"columns: {given!r} is no file, expected JSON lines, one condition each")
+            raise FileNotFoundError(f"columns: {given!r} is no file of JSON lines, expected one, or a list such as [{{label: 3}}]")
         found, source = [], f"columns: {path}"
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             try:
@@ -217,10 +219,27 @@ def prepare_columns(policy: Any, folder: Path, given: Sequence[Columns] | None, 
     base = {} if scaffold is None else {"scaffold": scaffold}
     conditions = [_prepared(policy, folder, {**base, **condition}) for condition in (given if given is not None else [{}])]
     for condition in conditions:
+        _check_names(policy, condition)
         check = getattr(policy, "check_condition", None)
         if check is not None:
             check(condition)
     return conditions
+
+
+def _check_names(policy: Any, condition: Columns) -> None:
+    """Refuse a name that is nearly one the policy reads; others are the rewards' own."""
+    inner = policy.policy if isinstance(policy, DecodedPolicy) else policy
+    reads = [p.name for p in getattr(inner, "properties", ())]
+    if isinstance(inner, GraphPolicy):
+        reads += ["num_nodes", "fixed", "scaffold"]
+    elif isinstance(inner, MaskedTextPolicy):
+        reads += ["masked"]
+    elif getattr(inner, "prompt", None) is not None:
+        reads += [inner.prompt]
+    for name in condition:
+        near = difflib.get_close_matches(name, reads, 1, 0.8)
+        if name not in reads and near:
+            raise ValueError(f"columns: a condition named {name!r}; did you mean {near[0]!r}?")
 
 
 def _prepared(policy: Any, folder: Path, condition: Columns) -> Columns:

@@ -188,6 +188,15 @@ def test_conditions_of_a_graph_policy_are_tried_before_the_work(graphs: Path) ->
     assert prepare_columns(policy, graphs, [{"num_nodes": 3}], None) == [{"num_nodes": 3}]
 
 
+def test_a_misspelt_condition_is_named(smiles: Path, graphs: Path) -> None:
+    for folder, name, meant in [(smiles, "scafold", "scaffold"), (smiles, "MolLogp", "MolLogP"), (graphs, "num_node", "num_nodes")]:
+        with pytest.raises(ValueError, match=f"columns: a condition named '{name}'; did you mean '{meant}'"):
+            prepare_columns(load_trained(folder), folder, [{name: 1}], None)
+    with pytest.raises(ValueError, match="did you mean 'label'"):
+        prepare_columns(load_trained("digits"), Path(), [{"lable": 1}], None)
+    assert prepare_columns(load_trained(smiles), smiles, [{"target": 1}], None) == [{"target": 1}]  # a reward's own
+
+
 def test_a_label_is_one_token_and_a_scaffold_is_for_molecules() -> None:
     policy = load_trained("digits")
     with pytest.raises(ValueError, match="label: '12' has 2 tokens, expected at most 1"):
