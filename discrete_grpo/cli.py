@@ -105,7 +105,9 @@ def _other_parsers() -> dict[str, ArgumentParser]:
     sample = parser("sample", "Draw samples from a checkpoint.")
     sample.add_argument("checkpoint", type=str, help="Bundled policy, checkpoint folder or run folder.")
     sample.add_argument("-n", "--n", type=int, default=100, help="How many.")
-    sample.add_argument("--out", type=str, required=True, help="File: .csv or .csv.gz with all columns, else a sample a line.")
+    sample.add_argument(
+        "--out", type=str, required=True, help=".csv or .csv.gz with all columns, .png of images, else a sample a line."
+    )
     sample.add_argument("--seed", type=int, default=0, help="Of the generator.")
     sample.add_argument("--scaffold", type=str | None, default=None, help="SMILES that every sample should contain.")
     sample.add_argument("--columns", type=str | None, default=None, help="Conditions: a JSON mapping, or a file of JSON lines.")
@@ -114,8 +116,8 @@ def _other_parsers() -> dict[str, ArgumentParser]:
     sample.add_argument("--top_k", type=int | None, default=None, help="Most probable tokens kept; default the policy's.")
     sample.add_argument("--top_p", type=float | None, default=None, help="Probability kept; default the policy's.")
     sample.add_argument("--guidance", type=float | None, default=None, help="Of a conditional graph policy.")
-    evaluate = parser("evaluate", "Validity, uniqueness, novelty, diversity and property means of a SMILES file.")
-    evaluate.add_argument("file", type=str, help="SMILES file (.smi, .txt, .csv, each optionally .gz).")
+    evaluate = parser("evaluate", "Validity, uniqueness, novelty, diversity and property means of a file of SMILES or images.")
+    evaluate.add_argument("file", type=str, help="File of samples (.smi, .txt, .csv, each optionally .gz).")
     evaluate.add_argument("--reference", type=str | None, default=None, help="SMILES file that novelty is measured against.")
     evaluate.add_argument("--out", type=str | None, default=None, help="JSON file for the numbers.")
     report = parser("report", "Write RUN/report.html again.")
@@ -155,9 +157,7 @@ def _other(command: str, arguments: Sequence[str]) -> None:
     elif command == "sample":
         _sample(given)
     elif command == "evaluate":
-        from discrete_grpo.recipes import evaluate_file
-
-        evaluate_file(given.file, reference=given.reference, out=given.out)
+        _evaluate(given)
     elif command == "report":
         _report(Path(given.run))
     elif command == "import":
@@ -165,6 +165,17 @@ def _other(command: str, arguments: Sequence[str]) -> None:
 
         options = {name: given[name] for name, *_ in _IMPORT_OPTIONS if given[name] is not None}
         print(import_checkpoint(given.checkpoint, given.source, given.out, **options))
+
+
+def _evaluate(given: Namespace) -> None:
+    from discrete_grpo import images, recipes
+
+    if not images.holds_images(given.file):
+        recipes.evaluate_file(given.file, reference=given.reference, out=given.out)
+    elif given.reference is not None:
+        raise UsageError(f"reference: {given.reference!r}, expected none with a file of images")
+    else:
+        images.evaluate_file(given.file, out=given.out)
 
 
 def _sample(given: Namespace) -> None:

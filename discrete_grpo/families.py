@@ -17,7 +17,7 @@ import torch
 from discrete_grpo import chemistry
 from discrete_grpo.atomic import atomic_write
 from discrete_grpo.checkpoint import BUNDLED, CheckpointError, Checkpoints, find_checkpoint, load_metadata, load_policy
-from discrete_grpo.images import image_properties
+from discrete_grpo.images import image_properties, write_sheet
 from discrete_grpo.metrics import images as image_metrics
 from discrete_grpo.metrics import molecules as molecule_metrics
 from discrete_grpo.metrics import text as text_metrics
@@ -297,11 +297,15 @@ def sample_file(
     columns: str | Sequence[Columns] | None = None,
     options: SamplerOptions | None = None,
 ) -> Path:
-    """Draw ``n`` samples into ``out``: ``.csv`` or ``.csv.gz`` with all columns, else the valid ones, one a line."""
+    """Draw ``n`` samples into ``out``: ``.csv`` or ``.csv.gz`` with all columns, ``.png`` for images, else the valid ones."""
     path, folder = output_path(out), find_checkpoint(checkpoint)
     policy, family = load_trained(folder, options), family_of(load_metadata(folder))
+    if path.suffix == ".png" and family is not IMAGES:
+        raise ValueError(f"out: {out}, expected no .png: {checkpoint} makes no images")
     conditions = prepare_columns(policy, folder, None if columns is None else read_columns(columns), scaffold)
     samples, found = sample_policy(policy, n, seed=seed, columns=conditions)
+    if path.suffix == ".png":
+        return write_sheet(path, samples)
     if path.name.removesuffix(".gz").endswith(".csv"):
         text = table_text({family.column: shown(samples), **plain_columns(found), **family.table(samples)})
     else:

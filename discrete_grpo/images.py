@@ -37,6 +37,7 @@ from discrete_grpo.tokens import Tokenizer
 __all__ = [
     "PretrainDigitsRecipe",
     "evaluate_file",
+    "holds_images",
     "image_columns",
     "image_policy",
     "image_properties",
@@ -278,6 +279,19 @@ def write_sheet(path: str | Path, samples: Sequence[Image | None], columns: int 
     with atomic_write(path) as file:
         file.write(png(contact_sheet(drawn, columns)))
     return Path(path)
+
+
+def holds_images(file: str) -> bool:
+    """Whether a file is one that :func:`evaluate_file` reads: a column ``image``, or an image as its first line."""
+    path = Path(file)
+    if not path.is_file():
+        return False
+    data = path.read_bytes()
+    try:
+        first = (gzip.decompress(data) if path.suffix == ".gz" else data).decode().partition("\n")[0].strip()
+        return "image" in first.split(",") or Image.parse(first) is not None
+    except (ValueError, OSError, EOFError):  # other text, or none
+        return False
 
 
 def evaluate_file(file: str, *, out: str | None = None) -> dict[str, float]:

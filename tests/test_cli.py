@@ -494,6 +494,19 @@ def test_presets_parse(preset: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert contained(given, resolved)
 
 
+def test_images_are_drawn_and_evaluated(tiny: Path, monkeypatch: pytest.MonkeyPatch, refuse: Refuse) -> None:
+    monkeypatch.setattr("discrete_grpo.checkpoint.BUNDLED", ROOT / "discrete_grpo/bundled")
+    label = '--columns={"label": 3}'
+    for name in ("sheet.png", "table.csv.gz", "plain.txt"):
+        assert main(["sample", "digits", "-n", "6", f"--out={name}", label]) == 0
+    assert Path("sheet.png").read_bytes()[:4] == b"\x89PNG"
+    for name in ("table.csv.gz", "plain.txt"):
+        assert main(["evaluate", name, "--out=numbers.json"]) == 0
+        assert json.loads(Path("numbers.json").read_text())["valid"] == 1.0
+    assert "reference: 'plain.txt', expected none" in refuse("evaluate", "plain.txt", "--reference=plain.txt")
+    assert "makes no images" in refuse("sample", "qm9-small", "-n", "2", "--out=sheet.png")
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_a_reward_that_cannot_be_made_is_one_line(several: bool, refuse: Refuse) -> None:
     spec = "{class_path: discrete_grpo.rewards.judge.Judge, init_args: {checkpoint: nobody}}"
