@@ -1,0 +1,337 @@
+"""Synthetic plain graphs: seeded generators, named sets made by this project, and the published splits.
+
+Node class 0 and edge classes 0 (none) and 1. The generators follow the sets of the field in law, and every one takes its
+randomness from a ``numpy.random.Generator``. Ratios of metrics depend on the split, so only named splits have reference values.
+
+Sources: Martinkus et al. (2022), SPECTRE, arXiv 2204.01613 (planar, SBM, community); Bergmeister et al. (2024),
+arXiv 2312.11529 (tree, and the published files).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from discrete_grpo.datasets.convert import from_networkx
+from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pack, unpack
+
+__all__ = [
+    "NAMED_SETS",
+    "GraphDataset",
+    "GraphSplits",
+    "GraphStatistics",
+    "dataset_from_networkx",
+    "erdos_renyi",
+    "graph_statistics",
+    "load_splits",
+    "make_splits",
+    "planar",
+    "read_npz",
+    "stochastic_block_model",
+    "tree",
+    "two_communities",
+    "write_npz",
+]
+
+SPLITS = ("train", "val", "test")
+
+
+# -- generators
+
+
+def planar(num_nodes: int, generator: np.random.Generator) -> nx.Graph:
+    """The Delaunay triangulation of ``num_nodes`` points, uniform in the unit square: planar and connected.
+
+    Raises:
+        ValueError: for fewer than 4 nodes.
+    """
+    from scipy.spatial import Delaunay
+
+    _at_least("num_nodes", num_nodes, 4)
+    triangles = Delaunay(generator.random((num_nodes, 2))).simplices
+    graph = nx.empty_graph(num_nodes)
+    for a, b in ((0, 1), (1, 2), (0, 2)):
+        graph.add_edges_from(zip(triangles[:, a].tolist(), triangles[:, b].tolist(), strict=True))
+    return graph
+
+
+def tree(num_nodes: int, generator: np.random.Generator) -> nx.Graph:
+    """A uniformly drawn labelled tree, from a random Prüfer sequence.
+
+    Raises:
+        ValueError: for fewer than 2 nodes.
+    """
+    _at_least("num_nodes", num_nodes, 2)
+    return nx.from_prufer_sequence(generator.integers(num_nodes, size=num_nodes - 2).tolist())
+
+
+def stochastic_block_model(
+    generator: np.random.Generator,
+    *,
+    communities: tuple[int, int] = (2, 5),
+    sizes: tuple[int, int] = (20, 40),
+    p_in: float = 0.3,
+    p_out: float = 0.005,
+) -> nx.Graph:
+    """K ~ U{2..5} communities of U{20..40} nodes; a pair is joined with ``p_in`` inside and ``p_out`` between; connected.
+
+    Drawn again until connected.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+    for name, (low, high) in (("communities", communities), ("sizes", sizes)):
+        if not 1 <= low <= high:
+            raise ValueError(f"{name}: ({low}, {high}), expected 1 <= first <= second")
+    _probability("p_in", p_in, open_low=True)
+    _probability("p_out", p_out)
+    while True:
+        blocks = generator.integers(sizes[0], sizes[1] + 1, size=generator.integers(communities[0], communities[1] + 1))
+        of = np.repeat(np.arange(len(blocks)), blocks)
+        graph = _random_pairs(np.where(of[:, None] == of[None, :], p_in, p_out), generator)
+        if nx.is_connected(graph):
+            return graph
+
+
+def two_communities(num_nodes: int, generator: np.random.Generator, *, p_in: float = 0.7, p_out: float = 0.05) -> nx.Graph:
+    """Two equal communities G(n/2, ``p_in``), pairs between them with ``p_out``·2/(n/2), and at least one bridge.
+
+    Raises:
+        ValueError: for an odd number of nodes or fewer than 4.
+    """
+    _at_least("num_nodes", num_nodes, 4)
+    if num_nodes % 2:
+        raise ValueError(f"num_nodes: {num_nodes}, expected an even number")
+    _probability("p_in", p_in)
+    _probability("p_out", p_out)
+    half = num_nodes // 2
+    of = np.repeat([0, 1], half)
+    graph = _random_pairs(np.where(of[:, None] == of[None, :], p_in, min(1.0, 2 * p_out / half)), generator)
+    if not any(of[u] != of[v] for u, v in graph.edges):
+        graph.add_edge(int(generator.integers(half)), int(half + generator.integers(half)))
+    return graph
+
+
+def erdos_renyi(num_nodes: int, p: float, generator: np.random.Generator) -> nx.Graph:
+    """G(n, p): every pair is joined with probability ``p``.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+    _at_least("num_nodes", num_nodes, 1)
+    _probability("p", p)
+    return _random_pairs(np.full((num_nodes, num_nodes), p), generator)
+
+
+def _random_pairs(probability: np.ndarray, generator: np.random.Generator) -> nx.Graph:
+    n = len(probability)
+    i, j = np.triu_indices(n, 1)
+    drawn = generator.random(len(i)) < probability[i, j]
+    graph = nx.empty_graph(n)
+    graph.add_edges_from(zip(i[drawn].tolist(), j[drawn].tolist(), strict=True))
+    return graph
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name}: {value}, expected at least {least}")
+
+
+def _probability(name: str, value: float, *, open_low: bool = False) -> None:
+    if not (0 < value <= 1 if open_low else 0 <= value <= 1):
+        raise ValueError(f"{name}: {value}, expected {'more than 0 and at most' if open_low else '0 to'} 1")
+
+
+# -- sets
+
+
+@dataclass(frozen=True)
+class GraphDataset:
+    """M plain graphs of at most N nodes, one byte a site.
+
+    Attributes:
+        nodes: node classes [M, N], all 0.
+        pairs: 1 where a pair is joined [M, P], in the order of :mod:`discrete_grpo.graph`.
+        sizes: number of nodes [M].
+        name: for reports.
+    """
+
+    nodes: UInt8[Tensor, "graph node"]
+    pairs: UInt8[Tensor, "graph pair"]
+    sizes: Int[Tensor, " graph"]
+    name: str = ""
+
+    def __len__(self) -> int:
+        return self.nodes.shape[0]
+
+    def batch(self, rows: Int[Tensor, " row"] | Sequence[int] | slice) -> GraphBatch:
+        """The graphs at ``rows``, padded to the largest among them."""
+        at = rows if isinstance(rows, slice) else torch.as_tensor(rows, dtype=torch.long)
+        sizes = self.sizes[at]
+        n = int(sizes.max()) if sizes.numel() else 0
+        return unpack(self.nodes[at][:, :n], self.pairs[at][:, : num_pairs(n)], node_mask(sizes, n))
+
+
+@dataclass(frozen=True)
+class GraphStatistics:
+    """What a policy of plain graphs needs of its training set.
+
+    Attributes:
+        node_counts: share of graphs with 0, 1, 2, ... nodes.
+        edge_marginal: share of pairs without and with an edge.
+    """
+
+    node_counts: tuple[float, ...]
+    edge_marginal: tuple[float, float]
+
+
+def graph_statistics(data: GraphDataset) -> GraphStatistics:
+    """Node counts and the share of pairs that are joined."""
+    counts = torch.bincount(data.sizes).double() / len(data)
+    joined = float(data.pairs.sum(dtype=torch.float64) / (data.sizes * (data.sizes - 1) // 2).sum())
+    return GraphStatistics(tuple(counts.tolist()), (1 - joined, joined))
+
+
+@dataclass(frozen=True)
+class GraphSplits:
+    """Three disjoint lists of graphs.
+
+    Attributes:
+        train, val, test: graphs on nodes 0..n-1.
+        name: of the set.
+    """
+
+    train: tuple[nx.Graph, ...]
+    val: tuple[nx.Graph, ...]
+    test: tuple[nx.Graph, ...]
+    name: str = ""
+
+
+def dataset_from_networkx(graphs: Sequence[nx.Graph], name: str = "") -> GraphDataset:
+    """Graphs packed for training.
+
+    Raises:
+        ValueError: if there are none, or one is directed or has a self-loop.
+    """
+    if not graphs:
+        raise ValueError("graphs: none given, expected at least one")
+    bare = [nx.Graph(g.edges) if g.number_of_nodes() == 0 else _bare(g) for g in graphs]
+    batch = from_networkx(bare)
+    nodes, pairs = pack(batch)
+    return GraphDataset(nodes, pairs, batch.sizes, name)
+
+
+def _bare(graph: nx.Graph) -> nx.Graph:
+    """The same graph without attributes; directed ones are left as they are, to be refused with their number."""
+    if graph.is_directed() or graph.is_multigraph():
+        return graph
+    bare = nx.empty_graph(list(graph.nodes))
+    bare.add_edges_from(graph.edges)
+    return bare
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """How a named set is made."""
+
+    draw: Callable[[np.random.Generator], nx.Graph]
+    counts: tuple[int, int, int] = (128, 32, 40)
+    seed: int = 0
+
+
+def _community(generator: np.random.Generator) -> nx.Graph:
+    return two_communities(2 * int(generator.integers(6, 11)), generator)
+
+
+NAMED_SETS: dict[str, _Recipe] = {
+    "planar-16": _Recipe(partial(planar, 16), (1024, 32, 200)),
+    "tree-16": _Recipe(partial(tree, 16), (128, 32, 200)),
+    "planar-64": _Recipe(partial(planar, 64)),
+    "tree-64": _Recipe(partial(tree, 64)),
+    "sbm": _Recipe(stochastic_block_model),
+    "community-20": _Recipe(_community),
+}
+"""Sets this project makes: how a graph is drawn, and how many train, validation and test graphs. Trees of 16 nodes are few
+(19,320 up to isomorphism), so their training set is small: with 1,024 graphs one true tree in eight would not be novel."""
+
+
+def make_splits(name: str) -> GraphSplits:
+    """A named set, made anew: the same graphs on every machine.
+
+    Raises:
+        ValueError: for a name that is not in ``NAMED_SETS``.
+    """
+    if name not in NAMED_SETS:
+        raise ValueError(f"data: {name!r}, expected one of {', '.join(NAMED_SETS)}, or the path of an npz file of splits")
+    recipe = NAMED_SETS[name]
+    generator = np.random.default_rng([recipe.seed, *name.encode()])
+    drawn = [tuple(recipe.draw(generator) for _ in range(count)) for count in recipe.counts]
+    return GraphSplits(*drawn, name=name)
+
+
+def load_splits(source: str | Path) -> GraphSplits:
+    """A named set of this project, or the splits of an npz file (:func:`read_npz`)."""
+    if str(source) in NAMED_SETS:
+        return make_splits(str(source))
+    if not str(source).endswith(".npz"):
+        return make_splits(str(source))  # which says what is known
+    return read_npz(source)
+
+
+def read_npz(path: str | Path) -> GraphSplits:
+    """Splits from an npz file: for each, ``<split>_num_nodes`` [G], ``<split>_edges`` [E, 2] and ``<split>_offsets`` [G+1].
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: naming the array, if one is missing or does not fit, or an edge is a self-loop or leaves its graph.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"data: {path} is no file, expected an npz file of splits")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            found = [_split(arrays, split, Path(path).name) for split in SPLITS]
+    except (OSError, KeyError, EOFError) as error:
+        raise ValueError(f"data: {path} cannot be read ({error}), expected an npz file of splits") from error
+    return GraphSplits(*found, name=Path(path).stem)
+
+
+def _split(arrays: Any, split: str, file: str) -> tuple[nx.Graph, ...]:
+    missing = [f"{split}_{part}" for part in ("num_nodes", "edges", "offsets") if f"{split}_{part}" not in arrays]
+    if missing:
+        raise ValueError(f"data: {file} has no array {missing[0]}, expected num_nodes, edges and offsets of train, val and test")
+    sizes, edges, offsets = (arrays[f"{split}_{part}"] for part in ("num_nodes", "edges", "offsets"))
+    if len(offsets) != len(sizes) + 1 or offsets[-1] != len(edges) or edges.ndim != 2 or edges.shape[1] != 2:
+        shapes = f"{split}_offsets {offsets.shape}, {split}_edges {edges.shape}, {split}_num_nodes {sizes.shape}"
+        raise ValueError(f"data: {file} has {shapes}, expected [G+1], [E, 2] and [G]")
+    graphs = []
+    for k, n in enumerate(sizes.tolist()):
+        own = edges[offsets[k] : offsets[k + 1]]
+        if len(own) and (own.min() < 0 or own.max() >= n):
+            raise ValueError(f"data: {file}, {split} graph {k} has an edge to node {int(own.max())}, expected 0 to {n - 1}")
+        if (own[:, 0] == own[:, 1]).any():
+            raise ValueError(f"data: {file}, {split} graph {k} has a self-loop, expected a simple graph")
+        graph = nx.empty_graph(n)
+        graph.add_edges_from(own.tolist())
+        graphs.append(graph)
+    return tuple(graphs)
+
+
+def write_npz(path: str | Path, splits: GraphSplits) -> None:
+    """Write what :func:`read_npz` reads."""
+    arrays = {}
+    for split in SPLITS:
+        graphs = getattr(splits, split)
+        edges = [np.array(sorted((min(e), max(e)) for e in g.edges), dtype=np.int32).reshape(-1, 2) for g in graphs]
+        arrays[f"{split}_num_nodes"] = np.array([g.number_of_nodes() for g in graphs], dtype=np.int32)
+        arrays[f"{split}_edges"] = np.concatenate([np.zeros((0, 2), np.int32), *edges])
+        arrays[f"{split}_offsets"] = np.cumsum([0, *map(len, edges)], dtype=np.int64)
+    np.savez_compressed(path, **arrays)

@@ -1,0 +1,107 @@
+"""Plain graphs as text: graph6 lines and the ``networkx.Graph`` they stand for. The keeper of that format.
+
+A plain graph has no node or edge classes. As text it can be written to a table, compared, sent to a worker process and used
+as a key; so rewards and metrics of plain graphs see graph6 lines as those of molecules see SMILES.
+
+Source: McKay, Description of graph6, https://users.cecs.anu.edu.au/~bdm/data/formats.txt
+"""
+
+from __future__ import annotations
+
+import networkx as nx
+import numpy as np
+from jaxtyping import Bool
+
+from discrete_grpo.graph import GraphBatch
+
+__all__ = ["adjacency", "decode", "encode", "graph6", "parse"]
+
+
+def graph6(graph: nx.Graph) -> str:
+    """A simple undirected graph as a graph6 line, nodes in the order in which the graph lists them.
+
+    >>> graph6(nx.path_graph(4))
+    'Ch'
+
+    Raises:
+        ValueError: if the graph is directed, a multigraph, or has a self-loop.
+    """
+    return encode(adjacency(graph))
+
+
+def parse(text: str) -> nx.Graph:
+    """The graph of a graph6 line, on nodes 0..n-1.
+
+    >>> parse("Ch").edges
+    EdgeView([(0, 1), (1, 2), (2, 3)])
+
+    Raises:
+        ValueError: if ``text`` is no graph6 line.
+    """
+    matrix = adjacency(text)
+    graph = nx.empty_graph(len(matrix))
+    graph.add_edges_from(np.argwhere(np.triu(matrix)).tolist())
+    return graph
+
+
+def adjacency(graph: nx.Graph | str) -> Bool[np.ndarray, "node node"]:
+    """The adjacency matrix of a graph or of a graph6 line, nodes in their order.
+
+    >>> adjacency("Bg").astype(int).tolist()
+    [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+
+    Raises:
+        ValueError: if the text is no graph6 line, or the graph is directed, a multigraph, or has a self-loop.
+    """
+    if not isinstance(graph, str):
+        return nx.to_numpy_array(_simple(graph), dtype=bool, weight=None)
+    codes = np.frombuffer(graph.strip().removeprefix(">>graph6<<").encode(), dtype=np.uint8) - np.uint8(63)
+    if not len(codes) or codes.max() > 63:
+        raise ValueError(f"graph: {graph[:60]!r} is no graph6 line (it is empty, or a character is not in '?' to '~')")
+    marks = 0 if codes[0] < 63 else 1 if len(codes) > 1 and codes[1] < 63 else 2
+    head = (1, 4, 8)[marks]  # how many characters say how many nodes there are, marks included
+    n = sum(int(c) << 6 * k for k, c in enumerate(reversed(codes[marks:head])))
+    pairs = n * (n - 1) // 2
+    if len(codes) != head + (pairs + 5) // 6:
+        raise ValueError(f"graph: {graph[:60]!r} is no graph6 line ({n} nodes need {head + (pairs + 5) // 6} characters)")
+    bits = np.unpackbits(codes[head:, None] << np.uint8(2), axis=1)[:, :6].ravel()[:pairs].astype(bool)
+    matrix = np.zeros((n, n), dtype=bool)
+    matrix[np.tril_indices(n, -1)] = bits
+    return matrix | matrix.T
+
+
+def _simple(graph: nx.Graph) -> nx.Graph:
+    """The graph itself, once it is known to be simple and undirected."""
+    if graph.is_directed() or graph.is_multigraph():
+        kind = "directed" if graph.is_directed() else "a multigraph"
+        raise ValueError(f"graph: {kind}, expected a simple undirected graph")
+    looped = next(iter(nx.nodes_with_selfloops(graph)), None)
+    if looped is not None:
+        raise ValueError(f"graph: node {looped!r} has a self-loop, expected a simple undirected graph")
+    return graph
+
+
+def encode(matrix: Bool[np.ndarray, "node node"]) -> str:
+    """The graph6 line of a symmetric adjacency matrix without self-loops; inverse of :func:`adjacency`."""
+    n = len(matrix)
+    if n < 63:
+        size = [n]
+    else:
+        digits, prefix = (3, [63]) if n < 258048 else (6, [63, 63])
+        size = prefix + [n >> 6 * k & 63 for k in reversed(range(digits))]
+    bits = np.zeros(-(-(n * (n - 1) // 2) // 6) * 6, dtype=np.uint8)
+    bits[: n * (n - 1) // 2] = matrix[np.tril_indices(n, -1)]
+    codes = bits.reshape(-1, 6) @ np.array([32, 16, 8, 4, 2, 1], dtype=np.uint8)
+    return bytes(63 + np.concatenate([np.array(size, dtype=np.uint8), codes])).decode("ascii")
+
+
+def decode(batch: GraphBatch) -> list[str]:
+    """Every graph of a batch as a graph6 line; a pair of any class but 0 is an edge.
+
+    >>> import torch
+    >>> edges = torch.tensor([[[0, 1, 0], [1, 0, 1], [0, 1, 0]]])
+    >>> decode(GraphBatch(torch.zeros(1, 3, dtype=torch.long), edges, torch.ones(1, 3, dtype=torch.bool)))
+    ['Bg']
+    """
+    matrices, sizes = batch.edges.ne(0).cpu().numpy(), batch.sizes.tolist()
+    return [encode(a[:n, :n]) for a, n in zip(matrices, sizes, strict=True)]
