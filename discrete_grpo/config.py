@@ -52,6 +52,10 @@ class GRPOConfig:
         multi_objective_aggregation: ``sum_then_normalize`` or ``normalize_then_sum`` for several rewards.
         reward_weights: one weight a reward; None means 1 each.
         advantage_clip: advantages are clamped to ± this; None leaves them.
+        refine_fraction: share of the groups of a generation that start from a good sample instead of noise: it is re-noised
+            and regenerated, and the regenerated steps are trained on. 0: off; needs a policy that can.
+        refine_time: how far back they go, 0 (data) < t < 1 (noise); the nearest point of the sampler's grid is taken.
+        refine_memory: how many of the best unique samples of the run are kept to start from.
         learning_rate, weight_decay, adam_beta1, adam_beta2: of AdamW.
         lr_scheduler_type, warmup_steps: ``constant``, ``linear`` or ``cosine`` decay to 0 after a linear warm-up.
         max_grad_norm: gradients are clipped to this norm; None leaves them.
@@ -81,6 +85,9 @@ class GRPOConfig:
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
     reward_weights: tuple[float, ...] | None = None
     advantage_clip: float | None = None
+    refine_fraction: float = 0.0
+    refine_time: float = 0.5
+    refine_memory: int = 64
     learning_rate: float = 1e-4
     weight_decay: float = 0.0
     adam_beta1: float = 0.9
@@ -97,7 +104,7 @@ class GRPOConfig:
     def __post_init__(self) -> None:
         for name in ("max_steps", "generation_batch_size", "per_device_batch_size", "timestep_chunk", "num_iterations"):
             _between(self, name, 1)
-        for name in ("save_steps", "save_total_limit"):
+        for name in ("save_steps", "save_total_limit", "refine_memory"):
             _between(self, name, 1)
         _between(self, "num_generations", 2)
         if self.generation_batch_size % self.num_generations:
@@ -108,8 +115,10 @@ class GRPOConfig:
             _between(self, name, 0, open_low=True)
         for name in ("beta", "weight_decay", "warmup_steps", "seed"):
             _between(self, name, 0)
-        for name in ("adam_beta1", "adam_beta2", "ema_decay"):
+        for name in ("adam_beta1", "adam_beta2", "ema_decay", "refine_fraction"):
             _between(self, name, 0, 1)
+        if not 0 < self.refine_time < 1:
+            raise ValueError(f"refine_time: {self.refine_time}, expected > 0 and < 1")
         _one_of(self, "loss_type", ("grpo", "dapo", "dr_grpo"))
         _one_of(self, "importance_sampling_level", ("token", "step", "step_mean", "sequence"))
         _one_of(self, "scale_rewards", ("group", "batch", "none"))

@@ -10,9 +10,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Sites
+from discrete_grpo.categorical import Scores, Sites
 
-__all__ = ["Context", "Policy", "Reward", "Rollout", "as_module", "group_contexts"]
+__all__ = [
+    "Context",
+    "Observer",
+    "Policy",
+    "Refinable",
+    "Reward",
+    "Rollout",
+    "Scorer",
+    "as_module",
+    "group_contexts",
+    "num_selected",
+    "select_steps",
+]
 
 
 @dataclass(frozen=True)
@@ -113,6 +125,37 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class Scorer(Protocol):
+    """A policy that gives the scores of a rollout itself: its objective is not the log-prob of stored choices (a surrogate)."""
+
+    def score(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Any | None = None) -> Scores:
+        """What the loss needs of stored steps, differentiable; ``reference`` is a frozen copy of this policy, or None."""
+        ...
+
+
+@runtime_checkable
+class Refinable(Protocol):
+    """A policy that can start again from a finished sample."""
+
+    def restarts(self, rollout: Rollout, rows: Int[Tensor, " row"], time: float) -> Sequence[Mapping[str, Any]]:
+        """For each of these samples the columns that make :meth:`Policy.sample` re-noise it to ``time`` and go on from there.
+
+        They are added to the columns of the sample's own context. Values are plain, or dataclasses of plain values: they are
+        kept in checkpoints. t = 0 is data and t = 1 noise.
+        """
+        ...
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """A policy that learns something from each generation beside the gradient (a running histogram)."""
+
+    def observe(self, rollout: Rollout, advantage: Float[Tensor, " batch"]) -> None:
+        """Called once a generation, after scoring and before its updates."""
+        ...
+
+
+@runtime_checkable
 class Reward(Protocol):
     """A callable ``reward(samples, **columns)`` that scores finished samples.
 
@@ -134,3 +177,33 @@ def as_module(policy: Policy) -> nn.Module:
     if not isinstance(policy, nn.Module):
         raise TypeError(f"policy: {type(policy).__name__} is no torch.nn.Module, so it has no parameters to train")
     return policy
+
+
+def num_selected(num_steps: int, fraction: float) -> int:
+    """How many of ``num_steps`` steps a fraction in (0, 1] means: max(1, round(fraction · num_steps)), none of none.
+
+    >>> [num_selected(n, 0.4) for n in (0, 1, 10)]
+    [0, 1, 4]
+    """
+    return min(num_steps, max(1, round(fraction * num_steps)))
+
+
+def select_steps(
+    units: Int[Tensor, "batch step"], fraction: float, generator: torch.Generator | None = None
+) -> Int[Tensor, "batch chosen"]:
+    """For each trajectory :func:`num_selected` of the steps that have units, uniformly drawn, in ascending order.
+
+    Rows with fewer such steps are filled up with steps without units, which count for nothing. A fraction of 1 takes all S.
+    """
+    total = units.shape[1]
+    device = units.device if generator is None else generator.device
+    full = (units > 0).sum(-1, keepdim=True)
+    wanted = torch.tensor([num_selected(n, fraction) for n in range(total + 1)], device=units.device)[full]
+    count = max(1, int(wanted.max()))
+    if count == total:
+        return torch.arange(total, device=units.device).expand(len(units), -1)
+    scores = torch.rand(units.shape, generator=generator, device=device).to(units.device)
+    order = torch.where(units > 0, scores, 1 + scores).argsort(-1)
+    rank = torch.arange(total, device=units.device)
+    spare = (rank >= wanted) & (rank < full)  # steps with units that were not chosen stand last
+    return order.gather(-1, torch.where(spare, rank + total, rank).argsort(-1))[:, :count].sort(-1).values

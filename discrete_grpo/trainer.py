@@ -26,9 +26,10 @@ from discrete_grpo.checkpoint import Checkpoints, load_training, tensors_to_cpu
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.interrupt import Interrupted, interruptible
 from discrete_grpo.objective import grpo_loss, row_weights
+from discrete_grpo.refinement import Memory, Start, group_starts, seen_columns
 from discrete_grpo.reporting.console import progress
 from discrete_grpo.reporting.run_folder import Recorder
-from discrete_grpo.rollout import Policy, Reward, Rollout, as_module, group_contexts
+from discrete_grpo.rollout import Observer, Policy, Reward, Rollout, Scorer, as_module, group_contexts, num_selected, select_steps
 from discrete_grpo.scoring import RewardError, reward_names, score_samples
 
 __all__ = ["GRPOTrainer", "select_steps"]
@@ -42,19 +43,6 @@ class _Chunk:
     steps: Int[Tensor, "batch step"]
     advantage: Float[Tensor, " batch"]
     weight: Float[Tensor, " batch"]
-
-
-def select_steps(
-    units: Int[Tensor, "batch step"], fraction: float, generator: torch.Generator | None = None
-) -> Int[Tensor, "batch chosen"]:
-    """For each trajectory, max(1, round(fraction · S)) distinct step numbers, uniformly drawn, in ascending order."""
-    total = units.shape[1]
-    count = max(1, round(fraction * total))
-    if count == total:
-        return torch.arange(total, device=units.device).expand(len(units), -1)
-    device = units.device if generator is None else generator.device
-    scores = torch.rand(units.shape, generator=generator, device=device)
-    return scores.argsort(-1)[:, :count].sort(-1).values.to(units.device)
 
 
 class GRPOTrainer:
@@ -94,6 +82,7 @@ class GRPOTrainer:
         if self.accelerator.num_processes > 1:
             raise ValueError(f"processes: {self.accelerator.num_processes}, expected 1; runs over several are not supported yet")
         self.policy = policy
+        self.memory = Memory(policy, config.refine_memory, config.refine_time) if config.refine_fraction > 0 else None
         module = as_module(policy).to(self.accelerator.device).eval()  # one mode for drawing and scoring alike
         self.module: nn.Module = module
         self.reference = cast(Policy, copy.deepcopy(module).requires_grad_(False)) if config.beta > 0 else None
@@ -163,11 +152,16 @@ class GRPOTrainer:
     def generation(self) -> list[dict[str, float]]:
         """One batch of samples and the ``num_iterations`` updates made with it; one line of metrics an update."""
         start = time.perf_counter()
-        rollout = self.draw()
-        rewards = score_samples(self.rewards, rollout.samples, rollout.columns)
+        starts = self._starts()
+        rollout = self._sample(starts)
+        rewards = score_samples(self.rewards, rollout.samples, seen_columns(rollout, starts))
         advantage = self._advantages(rewards, rollout.group.cpu())
-        shared = self._sample_metrics(rollout, rewards, advantage)
-        chunks = self._chunks(rollout, advantage, self._total(rewards))
+        rows = [s for s in starts for _ in range(self.config.num_generations)]
+        refined = torch.tensor([s.refined for s in rows])
+        shared = self._sample_metrics(rollout, rewards, advantage, refined)
+        if isinstance(self.policy, Observer):
+            self.policy.observe(rollout, advantage.to(rollout.group.device))
+        chunks = self._chunks(rollout, advantage, self._total(rewards), refined)
         old = self._old_log_probs(chunks) if self.config.num_iterations > 1 else [None] * len(chunks)
         lines = []
         for _ in range(min(self.config.num_iterations, self.config.max_steps - self.step)):
@@ -176,21 +170,24 @@ class GRPOTrainer:
             start = time.perf_counter()
             self.step += 1
             lines.append(line)
+        if self.memory is not None:
+            self.memory.add(rollout, self._total(rewards), [s.origin for s in rows])
         self._safe_generator = self.generator.get_state()
-        self._record(lines, rollout, rewards, advantage)
+        self._record(lines, rollout, rewards, advantage, refined)
         return lines
 
     def draw(self) -> Rollout:
         """A generation batch: whole groups, each of one context."""
-        groups, size = self.config.num_groups, self.config.num_generations
-        columns = None
-        if self.columns is not None:
-            device = self.generator.device
-            rounds = math.ceil(groups / len(self.columns))
-            orders = [torch.randperm(len(self.columns), generator=self.generator, device=device) for _ in range(rounds)]
-            columns = [self.columns[k] for k in torch.cat(orders)[:groups].tolist()]
+        return self._sample(self._starts())
+
+    def _starts(self) -> list[Start]:
+        c = self.config
+        return group_starts(c.num_groups, self.columns, self.memory, c.refine_fraction, self.generator)
+
+    def _sample(self, starts: Sequence[Start]) -> Rollout:
+        contexts = group_contexts(len(starts), self.config.num_generations, [s.columns for s in starts])
         with self._precision():
-            return self.policy.sample(group_contexts(groups, size, columns), generator=self.generator)
+            return self.policy.sample(contexts, generator=self.generator)
 
     def _total(self, rewards: Tensor) -> Tensor:
         weights = self.config.reward_weights or (1.0,) * rewards.shape[1]
@@ -210,35 +207,47 @@ class GRPOTrainer:
 
     # -- the update
 
-    def _chunks(self, rollout: Rollout, advantage: Tensor, total: Tensor) -> list[_Chunk]:
-        """The batch cut into forward passes: rows of like size together, then steps; weights fixed beforehand."""
+    def _chunks(self, rollout: Rollout, advantage: Tensor, total: Tensor, refined: Tensor | None = None) -> list[_Chunk]:
+        """The batch cut into forward passes: rows of like size together, then steps; weights fixed beforehand.
+
+        Refined rows stand in passes of their own, without the steps that none of them has drawn.
+        """
         c, device = self.config, rollout.group.device
         steps = select_steps(rollout.units, c.timestep_fraction, self.generator)
         units = rollout.units.gather(1, steps)
-        max_units = math.ceil(rollout.max_units * steps.shape[1] / rollout.num_steps)
+        max_units = math.ceil(rollout.max_units * num_selected(rollout.num_steps, c.timestep_fraction) / rollout.num_steps)
         weight = row_weights(units, c.loss_type, max_units, ~total.isnan().to(device))
         advantage = advantage.to(device)
+        again = torch.zeros(len(rollout), dtype=torch.bool, device=device) if refined is None else refined.to(device)
         chunks = []
-        for rows in torch.argsort(rollout.size, stable=True).split(c.per_device_batch_size):
-            part = rollout.index(rows)
-            pieces = steps[rows].split(c.timestep_chunk or steps.shape[1], 1)
-            chunks += [_Chunk(part, piece, advantage[rows], weight[rows]) for piece in pieces]
+        for part in (~again, again):
+            order = part.nonzero()[:, 0]
+            order = order[torch.argsort(rollout.size[order], stable=True)]
+            for rows in order.split(c.per_device_batch_size) if len(order) else ():
+                chosen = steps[rows] if part is not again else steps[rows][:, (units[rows] > 0).any(0)]
+                pieces = chosen.split(c.timestep_chunk or steps.shape[1], 1)
+                chunks += [_Chunk(rollout.index(rows), piece, advantage[rows], weight[rows]) for piece in pieces]
         return chunks
+
+    def _score(self, chunk: _Chunk, reference: Policy | None) -> Scores:
+        if isinstance(self.policy, Scorer):
+            return self.policy.score(chunk.rollout, chunk.steps, reference)
+        sites = self.policy.sites(chunk.rollout, chunk.steps)
+        if reference is None:
+            return score_sites(sites)
+        with torch.no_grad():
+            other = reference.sites(chunk.rollout, chunk.steps)
+        return score_sites(sites, other)
 
     def _scores(self, chunk: _Chunk) -> Scores:
         with self._precision():
-            sites = self.policy.sites(chunk.rollout, chunk.steps)
-            if self.reference is None:
-                return score_sites(sites)
-            with torch.no_grad():
-                reference = self.reference.sites(chunk.rollout, chunk.steps)
-            return score_sites(sites, reference)
+            return self._score(chunk, self.reference)
 
     @torch.no_grad()
     def _old_log_probs(self, chunks: Sequence[_Chunk]) -> list[Tensor | None]:
         """Log π_old by replay, in the very chunks of the update: the first ratio is then exactly 1."""
         with self._precision():
-            return [score_sites(self.policy.sites(chunk.rollout, chunk.steps)).logp for chunk in chunks]
+            return [self._score(chunk, None).logp for chunk in chunks]
 
     def _update(self, chunks: Sequence[_Chunk], old: Sequence[Tensor | None]) -> dict[str, float]:
         c = self.config
@@ -272,11 +281,11 @@ class GRPOTrainer:
 
     # -- metrics and files
 
-    def _sample_metrics(self, rollout: Rollout, rewards: Tensor, advantage: Tensor) -> dict[str, float]:
+    def _sample_metrics(self, rollout: Rollout, rewards: Tensor, advantage: Tensor, refined: Tensor) -> dict[str, float]:
         total, group = self._total(rewards), rollout.group.cpu()
         known = total[~total.isnan()]
         line = {
-            "reward": float(known.mean()) if len(known) else math.nan,
+            "reward": _mean(total),
             "reward_std": float(known.std()) if len(known) > 1 else math.nan,
             "frac_reward_zero_std": float(constant_groups(total, group).double().mean()),
             "frac_reward_unknown": float(total.isnan().double().mean()),
@@ -284,11 +293,16 @@ class GRPOTrainer:
         }
         for k, name in enumerate(reward_names(self.rewards)):
             column = rewards[:, k][~rewards[:, k].isnan()]
-            line[f"rewards/{name}/mean"] = float(column.mean()) if len(column) else math.nan
+            line[f"rewards/{name}/mean"] = _mean(column)
             line[f"rewards/{name}/std"] = float(column.std()) if len(column) > 1 else math.nan
+        if self.memory is not None:
+            line["frac_refined"] = float(refined.double().mean())
+            line |= {"refined/reward": _mean(total[refined]), "fresh/reward": _mean(total[~refined])}
         return line | dict(self.sample_metrics(rollout.samples) if self.sample_metrics else {})
 
-    def _record(self, lines: Sequence[dict[str, float]], rollout: Rollout, rewards: Tensor, advantage: Tensor) -> None:
+    def _record(
+        self, lines: Sequence[dict[str, float]], rollout: Rollout, rewards: Tensor, advantage: Tensor, refined: Tensor
+    ) -> None:
         self.history.extend(lines)
         if self.recorder is None:
             return
@@ -299,6 +313,8 @@ class GRPOTrainer:
         columns["reward"] = self._total(rewards).tolist()
         for k, name in enumerate(reward_names(self.rewards)):
             columns[f"reward_{name}"] = rewards[:, k].tolist()
+        if self.memory is not None:
+            columns["refined"] = refined.int().tolist()
         self.recorder.record_samples(first, columns | {"advantage": advantage.tolist()})
 
     # -- checkpoints
@@ -315,6 +331,7 @@ class GRPOTrainer:
             "generator": self._safe_generator,
             "average": self.average.state_dict() if self.average is not None else None,
             "reference": cast(nn.Module, self.reference).state_dict() if self.reference is not None else None,
+            "memory": self.memory.state() if self.memory is not None else None,
             "position": self.recorder.position(),
         }
         metadata = self.metadata | {"grpo_steps": self.step}
@@ -336,6 +353,8 @@ class GRPOTrainer:
             self.average.load_state_dict(state["average"])
         if self.reference is not None:
             cast(nn.Module, self.reference).load_state_dict(state["reference"])
+        if self.memory is not None:
+            self.memory.load(state.get("memory") or ())  # none in a checkpoint of a run without
         self.recorder.restore(state["position"])
 
 
@@ -362,6 +381,12 @@ def _means(sums: Mapping[str, Tensor]) -> dict[str, float]:
         "clip_ratio/region_mean": low + high,
     }
     return line | {name: float(sums[name]) / n for name in ("kl", "kl_forward") if name in sums}
+
+
+def _mean(values: Tensor) -> float:
+    """Of those that are known."""
+    known = values[~values.isnan()]
+    return float(known.mean()) if len(known) else math.nan
 
 
 def _text(sample: Any) -> str:

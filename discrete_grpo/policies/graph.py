@@ -7,7 +7,8 @@ A trajectory is x_1 -> ... -> x_0 on the grid of ``num_steps`` steps; step k goe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 
 from discrete_grpo.categorical import Sites, gather, safe_log, sample
 from discrete_grpo.diffusion.kernels import Kernel
-from discrete_grpo.diffusion.schedules import time_grid
+from discrete_grpo.diffusion.schedules import Schedule, time_grid
 from discrete_grpo.graph import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, unpack, upper
 from discrete_grpo.policies.conditions import FixedSites, fixed_states, hide_properties, property_table
+from discrete_grpo.policies.refinement import asked_nodes, grid_point, restart_graphs, restarts_of
+from discrete_grpo.policies.trajectory import moments, segment_buckets, size_buckets, step_units
 from discrete_grpo.rollout import Context, Rollout
 from discrete_grpo.tokens import Property
 
@@ -27,22 +30,6 @@ __all__ = ["FixedSites", "GraphPolicy", "size_buckets"]
 
 MIN_PROB = 1e-30
 """Floor of p̂: a softmax that underflows to 0 would make log-probs and the KL infinite. Sums do not notice it."""
-
-
-def size_buckets(sizes: Int[Tensor, " batch"], waste: float = 0.25) -> Iterator[Int[Tensor, " row"]]:
-    """Row numbers grouped by graph size, largest first; padding is at most ``waste`` of a row's sites.
-
-    >>> [rows.tolist() for rows in size_buckets(torch.tensor([9, 4, 8, 9]))]
-    [[0, 3, 2], [1]]
-    """
-    order = torch.argsort(sizes, descending=True, stable=True)
-    cost = sizes[order] + sizes[order] * (sizes[order] - 1) // 2
-    start = 0
-    while start < len(order):
-        fits = cost[start:] >= (1.0 - waste) * cost[start]
-        stop = start + int(fits.sum())
-        yield order[start:stop]
-        start = stop
 
 
 class GraphPolicy(nn.Module):
@@ -64,6 +51,9 @@ class GraphPolicy(nn.Module):
         properties: numbers the network is conditioned on, each a context column of that name.
         guidance: w, weight of the conditional branch; 1 uses it alone.
         condition_dropout: share of training graphs whose properties are hidden, in [0, 1].
+        train_distortion: f of the times trained at, 1 - t = f(U) with U uniform in [0, 1]; None is uniform times.
+        sample_distortion: f of the sampler's grid, 1 - t_k = f(k/T); None is equal steps. Source of both: Qin et al. (2024),
+            DeFoG, section 4.1, arXiv 2410.04263.
         decode: turns finished graphs into what rewards see; None gives one-graph :class:`GraphBatch` es.
 
     Raises:
@@ -83,6 +73,8 @@ class GraphPolicy(nn.Module):
         properties: Sequence[Property] = (),
         guidance: float = 1.0,
         condition_dropout: float = 0.1,
+        train_distortion: Schedule | None = None,
+        sample_distortion: Schedule | None = None,
         decode: Callable[[GraphBatch], Sequence[Any]] | None = None,
     ) -> None:
         super().__init__()
@@ -105,8 +97,10 @@ class GraphPolicy(nn.Module):
         self.node_counts = tuple(float(p) for p in node_counts)
         self.num_steps, self.temperature, self.share_initial_noise = num_steps, temperature, share_initial_noise
         self.properties, self.guidance, self.condition_dropout = tuple(properties), guidance, condition_dropout
+        self.train_distortion, self.sample_distortion = train_distortion, sample_distortion
         self.decode = decode
-        self.grid = time_grid(num_steps)
+        grid = time_grid(num_steps)
+        self.grid = grid if sample_distortion is None else 1 - sample_distortion.alpha_bar(grid)
 
     @property
     def device(self) -> torch.device:
@@ -127,7 +121,8 @@ class GraphPolicy(nn.Module):
         """What a checkpoint needs to build this policy again (``decode`` aside: it is given anew when loading)."""
         names = ("network", "node_kernel", "edge_kernel", "node_counts", "num_steps", "temperature", "share_initial_noise")
         conditional = ("properties", "guidance", "condition_dropout") if self.properties else ()
-        return {name: getattr(self, name) for name in (*names, *conditional)}
+        distorted = [name for name in ("train_distortion", "sample_distortion") if getattr(self, name) is not None]
+        return {name: getattr(self, name) for name in (*names, *conditional, *distorted)}
 
     # -- the one function that drawing and scoring share
 
@@ -169,8 +164,9 @@ class GraphPolicy(nn.Module):
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
         """One trajectory a context.
 
-        Columns read: ``num_nodes`` (int, else drawn from the prior once a group), ``fixed`` (:class:`FixedSites`) and those
-        named in ``properties``; a missing one or None is not given.
+        Columns read: ``num_nodes`` (int, else drawn from the prior once a group), ``fixed`` (:class:`FixedSites`), ``restart``
+        (:class:`~discrete_grpo.policies.refinement.Restart`, one a group) and those named in ``properties``; a missing one or
+        None is not given.
 
         Raises:
             ValueError: if a context asks for a size or a class this policy does not know.
@@ -186,14 +182,22 @@ class GraphPolicy(nn.Module):
         logp = torch.zeros(*shape[:1], self.num_steps, device=self.device, dtype=torch.promote_types(self.dtype, torch.float32))
         fixed = fixed_states(contexts, sizes, n_max, self.node_kernel.num_clean, self.edge_kernel.num_clean)
         properties = property_table(contexts, self.properties, self.dtype)
-        for rows in size_buckets(sizes):
-            n = int(sizes[rows].max())
+        again = restart_graphs(contexts, n_max, self.node_kernel.num_clean, self.edge_kernel.num_clean, self.num_steps)
+        start = torch.zeros_like(sizes) if again is None else again.step
+        for rows in segment_buckets(sizes, start):
+            n, first = int(sizes[rows].max()), int(start[rows[0]])
             part = None if fixed is None else fixed.index(rows).crop(n).to(self.device)
             given = None if properties is None else properties[rows].to(self.device)
-            drawn = self._draw(sizes[rows].to(self.device), groups[rows], part, given, generator)
+            if again is not None and first > 0:
+                state = self._renoised(again.graphs.index(rows).crop(n).to(self.device), first, groups[rows], generator)
+            else:  # q(x_1 | x_0) is the prior too
+                state = self._initial(node_mask(sizes[rows].to(self.device), n), groups[rows], generator)
+            drawn = self._draw(state, first, part, given, generator)
             at = rows.to(self.device)
             nodes[at, :, :n], pairs[at, :, : num_pairs(n)], logp[at] = drawn
         states = {"nodes": nodes, "pairs": pairs}
+        if again is not None:
+            states["start"] = start.to(self.device)
         if properties is not None:
             states["properties"] = properties.to(self.device)
         if fixed is not None:
@@ -202,23 +206,16 @@ class GraphPolicy(nn.Module):
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
         """Node and pair categoricals of stored steps, [B, S', N, K_x] and [B, S', P, K_e]; all steps if None."""
-        states, size = rollout.states, rollout.size
-        n = int(size.max())
-        p = num_pairs(n)
         if steps is None:
-            steps = torch.arange(self.num_steps, device=size.device).expand(len(rollout), -1)
-        mask = node_mask(size, n)
-        row = torch.arange(len(rollout), device=size.device)[:, None]
-        now = [states["nodes"][row, steps, :n], states["pairs"][row, steps, :p]]
-        action = [states["nodes"][row, steps + 1, :n], states["pairs"][row, steps + 1, :p]]
-        flat = unpack(now[0].flatten(0, 1), now[1].flatten(0, 1), mask.repeat_interleave(steps.shape[1], 0))
-        given = states["properties"].repeat_interleave(steps.shape[1], 0) if "properties" in states else None
-        tables = self.transition(flat, steps.flatten(), given)
-        free = [mask, pair_mask(mask)]
-        if "free_nodes" in states:
-            free = [free[0] & states["free_nodes"][:, :n], free[1] & states["free_pairs"][:, :p]]
-        whole = [f.unsqueeze(1).expand(-1, steps.shape[1], -1) for f in free]
-        return [Sites(safe_log(q.unflatten(0, steps.shape)), a, m) for q, a, m in zip(tables, action, whole, strict=True)]
+            steps = torch.arange(self.num_steps, device=rollout.size.device).expand(len(rollout), -1)
+        now = moments(rollout, steps)
+        tables = self.transition(now.state, steps.flatten(), now.properties)
+        row = torch.arange(len(rollout), device=steps.device)[:, None]
+        drawn = [rollout.states[name][row, steps + 1] for name in ("nodes", "pairs")]
+        return [
+            Sites(safe_log(q.unflatten(0, steps.shape)), action[..., : mask.shape[-1]], mask)
+            for q, action, mask in zip(tables, drawn, now.chosen, strict=True)
+        ]
 
     def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
         """:meth:`sites`, so that wrappers which only know ``forward`` work."""
@@ -229,7 +226,13 @@ class GraphPolicy(nn.Module):
         context = Context(0, columns)
         property_table([context], self.properties, self.dtype)
         sizes = self._draw_sizes([context], torch.Generator().manual_seed(0))
-        fixed_states([context], sizes, int(sizes[0]), self.node_kernel.num_clean, self.edge_kernel.num_clean)
+        classes = self.node_kernel.num_clean, self.edge_kernel.num_clean
+        fixed_states([context], sizes, int(sizes[0]), *classes)
+        restart_graphs([context], int(sizes[0]), *classes, self.num_steps)
+
+    def restarts(self, rollout: Rollout, rows: Int[Tensor, " row"], time: float) -> list[dict[str, Any]]:
+        """The column ``restart`` of each of these samples: :meth:`sample` re-noises it to the grid point nearest to ``time``."""
+        return restarts_of(rollout, rows, grid_point(self.grid, time))
 
     # -- likelihood training
 
@@ -246,6 +249,8 @@ class GraphPolicy(nn.Module):
         b, device = len(graphs), graphs.nodes.device
         u = torch.rand((), generator=generator, device=device, dtype=torch.float64)
         t = ((torch.arange(b, device=device) + u) / b)[torch.randperm(b, generator=generator, device=device)]
+        if self.train_distortion is not None:
+            t = 1 - self.train_distortion.alpha_bar(t)
         exists, both = graphs.mask, pair_mask(graphs.mask)
         clean_pairs = upper(graphs.edges)
         nodes = torch.where(exists, self.node_kernel.noise(graphs.nodes, t, generator), 0)
@@ -266,17 +271,16 @@ class GraphPolicy(nn.Module):
         prior = torch.tensor(self.node_counts, device=device)
         needs: dict[int, int] = {}  # the smallest size with room for what any context of the group fixes
         for context in contexts:
-            fixed, size = context.columns.get("fixed"), context.columns.get("num_nodes")
+            fixed = context.columns.get("fixed")
+            asked_nodes(context)  # refuses what is no number, also where the group's first row decides
             if fixed is not None and not isinstance(fixed, FixedSites):
                 raise ValueError(f"fixed: {fixed!r}, expected FixedSites")
-            if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
-                raise ValueError(f"num_nodes: {size!r}, expected a whole number")
             needs[context.group] = max(needs.get(context.group, 1), fixed.min_nodes if fixed is not None else 1)
         by_group: dict[int, int] = {}
         for context in contexts:
             if context.group in by_group:
                 continue
-            need, size = needs[context.group], context.columns.get("num_nodes")
+            need, size = needs[context.group], asked_nodes(context)
             if size is None:
                 allowed = torch.where(torch.arange(len(prior), device=device) >= need, prior, 0.0)
                 if not float(allowed.sum()) > 0:
@@ -289,19 +293,21 @@ class GraphPolicy(nn.Module):
 
     def _draw(
         self,
-        sizes: Tensor,
-        groups: Tensor,
+        state: GraphBatch,
+        first: int,
         fixed: GraphBatch | None,
         properties: Tensor | None,
         generator: torch.Generator | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Trajectories of one bucket: packed node states [b, S+1, n], pair states [b, S+1, p], step log-probs [b, S]."""
-        n = int(sizes.max())
-        mask = node_mask(sizes, n)
-        state = self._initial(mask, groups, generator)
-        state = self._pin(state, fixed, 0, generator)
-        nodes, pairs, logps = [state.nodes], [upper(state.edges)], []
-        for k in range(self.num_steps):
+        """Trajectories of one bucket: packed node states [b, S+1, n], pair states [b, S+1, p], step log-probs [b, S].
+
+        They stand still until step ``first``, which starts from ``state``.
+        """
+        state = self._pin(state, fixed, first, generator)
+        nodes, pairs = [state.nodes] * (first + 1), [upper(state.edges)] * (first + 1)
+        wide = torch.promote_types(self.dtype, torch.float32)
+        logps = [torch.zeros(len(state), device=self.device, dtype=wide)] * first
+        for k in range(first, self.num_steps):
             state, logp = self._step(state, k, fixed, properties, generator)
             nodes.append(state.nodes)
             pairs.append(upper(state.edges))
@@ -328,18 +334,26 @@ class GraphPolicy(nn.Module):
         drawn = GraphBatch(nodes, symmetrise(pairs, state.num_nodes), exists)
         return self._pin(drawn, fixed, k + 1, generator), logp
 
-    def _initial(self, mask: Tensor, groups: Tensor, generator: torch.Generator | None) -> GraphBatch:
-        n = mask.shape[1]
+    def _noise_rows(self, groups: Tensor) -> Tensor:
+        """Which row's noise each row takes: its group's first row's where noise is shared, else its own."""
         where = torch.arange(len(groups))
-        if self.share_initial_noise:  # every row takes the draw of its group's first row
+        if self.share_initial_noise:
             first = {g: i for i, g in reversed(list(enumerate(groups.tolist())))}
             where = torch.tensor([first[g] for g in groups.tolist()])
-        where = where.to(mask.device)
+        return where.to(self.device)
+
+    def _initial(self, mask: Tensor, groups: Tensor, generator: torch.Generator | None) -> GraphBatch:
+        n, where = mask.shape[1], self._noise_rows(groups)
         m_x, m_e = (kernel.initial().float().to(mask.device) for kernel in (self.node_kernel, self.edge_kernel))
         nodes = sample(m_x.expand(len(groups), n, -1), generator)[where]
         pairs = sample(m_e.expand(len(groups), num_pairs(n), -1), generator)[where]
-        nodes, pairs = torch.where(mask, nodes, 0), torch.where(pair_mask(mask), pairs, 0)
-        return GraphBatch(nodes, symmetrise(pairs, n), mask)
+        return _masked(nodes, pairs, mask)
+
+    def _renoised(self, clean: GraphBatch, point: int, groups: Tensor, generator: torch.Generator | None) -> GraphBatch:
+        """A draw of q(x_t | x_0) at grid point ``point``; a group has one x_0."""
+        t, where = self.grid[point].to(clean.nodes.device).expand(len(clean)), self._noise_rows(groups)
+        nodes = self.node_kernel.noise(clean.nodes, t, generator)[where]
+        return _masked(nodes, self.edge_kernel.noise(upper(clean.edges), t, generator)[where], clean.mask)
 
     def _pin(self, state: GraphBatch, fixed: GraphBatch | None, point: int, generator: torch.Generator | None) -> GraphBatch:
         """Replace the fixed sites by draws of q(x_t | x_0) at grid point ``point``; they are exactly clean at t = 0."""
@@ -356,19 +370,22 @@ class GraphPolicy(nn.Module):
     def _finish(self, contexts: Sequence[Context], states: dict[str, Tensor], logp: Tensor, group: Tensor, size: Tensor) -> Rollout:
         mask = node_mask(size, states["nodes"].shape[2])
         final = unpack(states["nodes"][:, -1], states["pairs"][:, -1], mask)
-        units = mask.sum(-1) + pair_mask(mask).sum(-1)
-        if "free_nodes" in states:
-            units = (mask & states["free_nodes"]).sum(-1) + (pair_mask(mask) & states["free_pairs"]).sum(-1)
         alone = [final.index(slice(b, b + 1)).crop(n) for b, n in enumerate(size.tolist())] if self.decode is None else []
         decoded = alone if self.decode is None else self.decode(final.to("cpu"))
         names = dict.fromkeys(name for c in contexts for name in c.columns)
-        return Rollout(
+        rollout = Rollout(
             states=states,
             group=group,
             logp=logp,
-            units=units[:, None].expand(-1, self.num_steps).contiguous(),
+            units=torch.zeros_like(logp, dtype=torch.long),
             size=size,
             max_units=self.num_steps * (self.max_nodes + num_pairs(self.max_nodes)),
             samples=tuple(decoded),
             columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
         )
+        return replace(rollout, units=step_units(rollout))
+
+
+def _masked(nodes: Tensor, pairs: Tensor, mask: Tensor) -> GraphBatch:
+    nodes, pairs = torch.where(mask, nodes, 0), torch.where(pair_mask(mask), pairs, 0)
+    return GraphBatch(nodes, symmetrise(pairs, mask.shape[1]), mask)

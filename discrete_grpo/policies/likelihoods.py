@@ -1,0 +1,300 @@
+"""Surrogate likelihoods of a graph policy: what stands for log π_θ of a sample where the sampler's own steps do not.
+
+Each wraps a :class:`~discrete_grpo.policies.graph.GraphPolicy`, draws as it does, and gives the trainer scores of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from discrete_grpo.categorical import Scores, Sites, safe_log, score_sites
+from discrete_grpo.graph import node_mask, num_pairs, pair_mask, upper
+from discrete_grpo.policies.graph import GraphPolicy
+from discrete_grpo.policies.trajectory import Moments, moments, step_units
+from discrete_grpo.rollout import Context, Rollout
+
+__all__ = ["EagerLikelihood", "ElboLikelihood", "with_likelihood"]
+
+
+def with_likelihood(
+    policy: GraphPolicy, likelihood: Literal["transition", "eager", "elbo"] = "transition", *, draws: int = 10
+) -> Any:
+    """The policy with the likelihood that GRPO is to use; ``transition`` is the exact one of its steps, the policy itself.
+
+    Args:
+        policy: draws the samples.
+        likelihood: ``transition``, ``eager`` (:class:`EagerLikelihood`) or ``elbo`` (:class:`ElboLikelihood`).
+        draws: of ``elbo``.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+    if likelihood == "transition":
+        return policy
+    if likelihood == "eager":
+        return EagerLikelihood(policy)
+    if likelihood == "elbo":
+        return ElboLikelihood(policy, draws)
+    raise ValueError(f"likelihood: {likelihood!r}, expected transition, eager or elbo")
+
+
+def _graph_policy(policy: Any) -> GraphPolicy:
+    if not isinstance(policy, GraphPolicy):
+        raise TypeError(f"policy: {type(policy).__name__}, expected a GraphPolicy")
+    return policy
+
+
+def _all_steps(rollout: Rollout) -> Int[Tensor, "batch step"]:
+    return torch.arange(rollout.num_steps, device=rollout.size.device).expand(len(rollout), -1)
+
+
+def _final(rollout: Rollout, count: int) -> list[Tensor]:
+    """The finished graph's nodes and pairs at ``count`` steps [B, S', ·]."""
+    n = int(rollout.size.max())
+    clean = rollout.states["nodes"][:, -1, :n], rollout.states["pairs"][:, -1, : num_pairs(n)]
+    return [x.long().unsqueeze(1).expand(-1, count, -1) for x in clean]
+
+
+class EagerLikelihood(nn.Module):
+    """log p_θ(G_0 | G_t) = Σ_sites log p̂_θ(c = G_0[site] | G_t) in the place of each step's log p_θ(G_s | G_t).
+
+    The states G_t are those of the trajectory. It is biased, as it is not the gradient of the expected reward, and has far
+    less variance; the KL is that of the tables p̂. Source: Liu et al. (2024), GDPO, arXiv 2402.16302.
+
+    Args:
+        policy: draws the samples.
+    """
+
+    def __init__(self, policy: GraphPolicy) -> None:
+        super().__init__()
+        self.policy = _graph_policy(policy)
+
+    def init_args(self) -> dict[str, Any]:
+        """What a checkpoint needs to build this policy again."""
+        return {"policy": self.policy}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the inner policy's parameters are."""
+        return self.policy.device
+
+    @property
+    def decode(self) -> Any:
+        """The inner policy's."""
+        return self.policy.decode
+
+    @decode.setter
+    def decode(self, value: Any) -> None:
+        self.policy.decode = value
+
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        """The inner policy's trajectories."""
+        return self.policy.sample(contexts, generator=generator)
+
+    def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
+        """The categoricals of the steps as they were drawn."""
+        return self.policy.sites(rollout, steps)
+
+    def score(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Any | None = None) -> Scores:
+        """log p̂(c = G_0) of every site at the chosen steps, entropy and KL of p̂; ``reference`` is a copy of this wrapper."""
+        steps = _all_steps(rollout) if steps is None else steps
+        own = self._clean_sites(rollout, steps)
+        if reference is None:
+            return score_sites(own)
+        with torch.no_grad():
+            other = reference._clean_sites(rollout, steps)
+        return score_sites(own, other)
+
+    def _clean_sites(self, rollout: Rollout, steps: Tensor) -> list[Sites]:
+        now = moments(rollout, steps)
+        time = self.policy.grid.to(steps.device)[steps.flatten()]
+        tables = self.policy.clean_probs(now.state, time, now.properties)
+        return [
+            Sites(safe_log(p.unflatten(0, steps.shape)), clean, mask)
+            for p, clean, mask in zip(tables, _final(rollout, steps.shape[1]), now.chosen, strict=True)
+        ]
+
+    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Scores:
+        """:meth:`score`, so that wrappers which only know ``forward`` work."""
+        return self.score(rollout, steps)
+
+    def restarts(self, rollout: Rollout, rows: Int[Tensor, " row"], time: float) -> Sequence[Mapping[str, Any]]:
+        """The inner policy's."""
+        return self.policy.restarts(rollout, rows, time)
+
+    def check_condition(self, columns: Mapping[str, Any]) -> None:
+        """Raise the error that :meth:`sample` would raise for a context with these columns."""
+        self.policy.check_condition(columns)
+
+    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """The inner policy's."""
+        return self.policy.likelihood_loss(batch, generator=generator)
+
+
+class ElboLikelihood(nn.Module):
+    """The evidence lower bound of a finished graph in the place of log π_θ, at J drawn times; no trajectory is kept.
+
+    log p_θ(x_0) >= (T/J) Σ_j Σ_sites Σ_k q(k | x_t, x_0) [log p_θ(k | x_t) - log q(k | x_t, x_0)] = :meth:`bound`, t = t_j and
+    x_t ~ q(x_t | x_0). The J states are drawn once, with the rollout: new, old and reference policy see the same, so that
+    ratios differ by the policies alone. The sum over k is exact. A rollout has J steps, one a state.
+
+    The T/J stands in :meth:`bound` and not in :meth:`score`: the weights of the loss are means over the sites of J states, and
+    with it they would grow with T/J against those of the other likelihoods. A sequence ratio is thus the difference of
+    bounds per site and step.
+
+    Args:
+        policy: draws the samples.
+        draws: J, at least 1; at J = T every step is seen once.
+
+    Raises:
+        ValueError: if ``draws`` is below 1.
+    """
+
+    def __init__(self, policy: GraphPolicy, draws: int = 10) -> None:
+        super().__init__()
+        if draws < 1:
+            raise ValueError(f"draws: {draws}, expected at least 1")
+        self.policy, self.draws = _graph_policy(policy), draws
+
+    def init_args(self) -> dict[str, Any]:
+        """What a checkpoint needs to build this policy again."""
+        return {"policy": self.policy, "draws": self.draws}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the inner policy's parameters are."""
+        return self.policy.device
+
+    @property
+    def decode(self) -> Any:
+        """The inner policy's."""
+        return self.policy.decode
+
+    @decode.setter
+    def decode(self, value: Any) -> None:
+        self.policy.decode = value
+
+    @torch.no_grad()
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        """Finished graphs of the inner policy with J states of each, x_t ~ q(x_t | x_0), at stratified steps.
+
+        State j is that of step floor((j + u) T/J), u uniform: each step is taken J/T times in the mean.
+        """
+        drawn = self.policy.sample(contexts, generator=generator)
+        device = generator.device if generator is not None else self.device
+        u = torch.rand(len(drawn), self.draws, generator=generator, device=device, dtype=torch.float64).to(self.device)
+        total = self.policy.num_steps
+        step = ((torch.arange(self.draws, device=self.device) + u) * (total / self.draws)).long().clamp_max(total - 1)
+        return self.noised(drawn, step, generator=generator)
+
+    @torch.no_grad()
+    def noised(self, rollout: Rollout, step: Int[Tensor, "batch draw"], *, generator: torch.Generator | None = None) -> Rollout:
+        """A rollout of this policy: the finished graphs of ``rollout``, noised to the grid points ``step``.
+
+        Its ``logp`` are the sums over sites that :meth:`score` gives.
+        """
+        policy, count = self.policy, step.shape[1]
+        t = policy.grid.to(step.device)[step].flatten()
+        nodes, pairs = (x.flatten(0, 1) for x in _final(rollout, count))
+        mask = node_mask(rollout.size, nodes.shape[1]).repeat_interleave(count, 0)
+        noisy = [
+            torch.where(exists, kernel.noise(x, t, generator), 0).unflatten(0, step.shape)
+            for kernel, x, exists in (
+                (policy.node_kernel, nodes, mask),
+                (policy.edge_kernel, pairs, pair_mask(mask)),
+            )
+        ]
+        last = _final(rollout, 1)
+        states = {name: torch.cat(x, 1).to(torch.uint8) for name, *x in zip(("nodes", "pairs"), noisy, last, strict=True)}
+        kept = {name: rollout.states[name] for name in ("properties", "free_nodes", "free_pairs") if name in rollout.states}
+        bare = replace(
+            rollout,
+            states={**states, **kept, "time": step},
+            logp=torch.zeros(step.shape, dtype=rollout.logp.dtype, device=step.device),
+            max_units=-(-rollout.max_units * count // policy.num_steps),
+        )
+        made = replace(bare, units=step_units(bare))
+        return replace(made, logp=self.score(made).logp.sum(-1))
+
+    def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
+        """There are none.
+
+        Raises:
+            TypeError: always; :meth:`score` is what this policy gives.
+        """
+        raise TypeError("sites: ElboLikelihood keeps no steps of the sampler, expected a call of score")
+
+    def score(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Any | None = None) -> Scores:
+        """Σ_k q(k | x_t, x_0) log p_θ(k | x_t) of every site at the chosen states; entropy of p_θ, KL(p_θ ‖ p_ref) there."""
+        steps = _all_steps(rollout) if steps is None else steps
+        now, points = moments(rollout, steps), rollout.states["time"].gather(1, steps)
+        own = self._transitions(now, points)
+        other = None
+        if reference is not None:
+            with torch.no_grad():
+                other = reference._transitions(now, points)
+        found = score_sites(own, other)
+        q = self._posteriors(rollout, now, points)
+        cross = [torch.where(one.mask, _expected(p, one.log_probs), 0.0) for p, one in zip(q, own, strict=True)]
+        return replace(found, logp=torch.cat(cross, -1))
+
+    def bound(self, rollout: Rollout) -> Float[Tensor, " batch"]:
+        """The lower bound of log p_θ(x_0 | n), estimated at the J states: (T/J) Σ -KL(q(·| x_t, x_0) ‖ p_θ(·| x_t)), in nats."""
+        now, points = moments(rollout, _all_steps(rollout)), rollout.states["time"]
+        q, own = self._posteriors(rollout, now, points), self._transitions(now, points)
+        gaps = [
+            torch.where(one.mask, _expected(p, one.log_probs) - _expected(p, safe_log(p)), 0.0).sum((1, 2))
+            for p, one in zip(q, own, strict=True)
+        ]
+        return (self.policy.num_steps / rollout.num_steps) * (gaps[0] + gaps[1])
+
+    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Scores:
+        """:meth:`score`, so that wrappers which only know ``forward`` work."""
+        return self.score(rollout, steps)
+
+    def restarts(self, rollout: Rollout, rows: Int[Tensor, " row"], time: float) -> Sequence[Mapping[str, Any]]:
+        """The inner policy's; the bound of a refined graph is that of the whole graph."""
+        return self.policy.restarts(rollout, rows, time)
+
+    def check_condition(self, columns: Mapping[str, Any]) -> None:
+        """Raise the error that :meth:`sample` would raise for a context with these columns."""
+        self.policy.check_condition(columns)
+
+    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """The inner policy's."""
+        return self.policy.likelihood_loss(batch, generator=generator)
+
+    # -- inside
+
+    def _transitions(self, now: Moments, points: Tensor) -> list[Sites]:
+        """Log p_θ(·| x_t) of every site from grid ``points`` [B, S']; no class is drawn."""
+        tables = self.policy.transition(now.state, points.flatten(), now.properties)
+        return [
+            Sites(safe_log(q.unflatten(0, points.shape)), torch.zeros_like(mask, dtype=torch.long), mask)
+            for q, mask in zip(tables, now.chosen, strict=True)
+        ]
+
+    @torch.no_grad()
+    def _posteriors(self, rollout: Rollout, now: Moments, points: Tensor) -> list[Tensor]:
+        """q(·| x_t, x_0) of every site [B, S', U, K]: the kernel's step for a network that is certain of x_0."""
+        grid, k = self.policy.grid.to(points.device), points.flatten()
+        wide = torch.promote_types(self.policy.dtype, torch.float32)
+        noisy = now.state.nodes, upper(now.state.edges)
+        kernels = self.policy.node_kernel, self.policy.edge_kernel
+        found = []
+        for kernel, x, clean in zip(kernels, noisy, _final(rollout, points.shape[1]), strict=True):
+            certain = nn.functional.one_hot(clean.flatten(0, 1), kernel.num_clean).to(wide)
+            found.append(kernel.transition(certain, x, grid[k], grid[k + 1]).unflatten(0, points.shape))
+        return found
+
+
+def _expected(p: Tensor, log_q: Tensor) -> Tensor:
+    """Σ_k p_k log q_k with 0 · (-inf) = 0, also in the gradient."""
+    on = p > 0
+    return torch.where(on, p * torch.where(on, log_q, 0.0), 0.0).sum(-1)

@@ -1,0 +1,265 @@
+"""The node count as a step of the policy, with its own log-prob: drawn once a sample, then the graph is drawn as before.
+
+π(n, τ) = π_size(n) π_graph(τ | n). Members of a group then differ in size, so a group-relative advantage says which sizes
+are good; where a whole group shares one size it cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from discrete_grpo.categorical import Sites, gather, safe_log, sample
+from discrete_grpo.policies.conditions import FixedSites
+from discrete_grpo.policies.refinement import asked_nodes
+from discrete_grpo.rollout import Context, Refinable, Rollout, Scorer
+
+__all__ = ["LearnedSizes", "RunningSizes", "SizedPolicy"]
+
+
+def _checked(node_counts: Sequence[float]) -> tuple[float, ...]:
+    if len(node_counts) < 2 or min(node_counts) < 0 or node_counts[0] != 0 or not abs(sum(node_counts) - 1) <= 1e-4:
+        wanted = "probabilities of 0, 1, 2, ... nodes that sum to 1, the first 0"
+        raise ValueError(f"node_counts: {tuple(node_counts)}, expected {wanted}")
+    return tuple(float(p) for p in node_counts)
+
+
+class LearnedSizes(nn.Module):
+    """π_size = softmax(log h + g φ) over the sizes with mass in the histogram h; φ starts at 0 and is trained by GRPO.
+
+    Args:
+        node_counts: h, probability of a graph of 0, 1, 2, ... nodes at the start; a size of no mass never gets any.
+        gain: g; Adam moves each logit by about g · ``learning_rate`` an update, and a network's rate alone is too small.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    support: Tensor
+    start: Tensor
+
+    def __init__(self, node_counts: Sequence[float], gain: float = 10.0) -> None:
+        super().__init__()
+        if not gain > 0:
+            raise ValueError(f"gain: {gain}, expected more than 0")
+        self.node_counts, self.gain = _checked(node_counts), gain
+        p = torch.tensor(self.node_counts, dtype=torch.float64)
+        # Only sizes with mass have a weight: a logit of -inf would become NaN in a moving average of weights.
+        self.register_buffer("support", p.nonzero()[:, 0], persistent=False)
+        self.register_buffer("start", p[p > 0].log().to(torch.get_default_dtype()), persistent=False)
+        self.weight = nn.Parameter(torch.zeros(int((p > 0).sum())))
+
+    def init_args(self) -> dict[str, Any]:
+        """What a checkpoint needs to build this head again."""
+        return {"node_counts": self.node_counts, "gain": self.gain}
+
+    def log_probs(self) -> Float[Tensor, " size"]:
+        """Log π_size of 0, 1, 2, ... nodes, at least float32."""
+        logits = self.start + self.gain * self.weight
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        empty = wide.new_full((len(self.node_counts),), -torch.inf)
+        return empty.index_copy(0, self.support, wide.log_softmax(-1))
+
+    def observe(self, sizes: Int[Tensor, " batch"], advantage: Float[Tensor, " batch"]) -> None:
+        """Nothing: this head learns by the gradient."""
+
+
+class RunningSizes(nn.Module):
+    """π_size = h, a histogram that moves towards the sizes of the good samples; no gradient.
+
+    After each generation h <- (1 - ρ) h + ρ Σ_i max(A_i, 0) δ(n, n_i) / Σ_i max(A_i, 0).
+
+    Args:
+        node_counts: h at the start, probability of a graph of 0, 1, 2, ... nodes.
+        rate: ρ, in (0, 1].
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    histogram: Tensor
+
+    def __init__(self, node_counts: Sequence[float], rate: float = 0.05) -> None:
+        super().__init__()
+        if not 0 < rate <= 1:
+            raise ValueError(f"rate: {rate}, expected more than 0 and at most 1")
+        self.node_counts, self.rate = _checked(node_counts), rate
+        self.register_buffer("histogram", torch.tensor(self.node_counts))
+
+    def init_args(self) -> dict[str, Any]:
+        """What a checkpoint needs to build this head again; the histogram is among the weights."""
+        return {"node_counts": self.node_counts, "rate": self.rate}
+
+    def log_probs(self) -> Float[Tensor, " size"]:
+        """Log h, at least float32."""
+        return safe_log(self.histogram.to(torch.promote_types(self.histogram.dtype, torch.float32)))
+
+    @torch.no_grad()
+    def observe(self, sizes: Int[Tensor, " batch"], advantage: Float[Tensor, " batch"]) -> None:
+        """Move h; a generation without a positive advantage leaves it as it is."""
+        weight = advantage.to(self.histogram.dtype).clamp_min(0)
+        total = weight.sum()
+        if total > 0:
+            target = torch.zeros_like(self.histogram).index_add(0, sizes, weight / total)
+            self.histogram.lerp_(target, self.rate)
+
+
+class SizedPolicy(nn.Module):
+    """``policy`` with the node count as its first step: one site, drawn a sample and not a group.
+
+    A context that gives ``num_nodes`` or a ``restart`` fixes the choice; ``fixed`` bounds it from below, and what is left is
+    normalised. What was possible is stored with the rollout, with the table itself for a :class:`RunningSizes`, so the log-prob
+    of a choice is that under the head that drew it.
+
+    Args:
+        policy: a graph policy that reads the column ``num_nodes``.
+        head: gives π_size.
+
+    Raises:
+        ValueError: if the head knows larger graphs than the policy, or the policy scores itself (wrap the other way round).
+    """
+
+    def __init__(self, policy: Any, head: LearnedSizes | RunningSizes) -> None:
+        super().__init__()
+        if isinstance(policy, Scorer):
+            raise ValueError(f"policy: {type(policy).__name__} gives scores of its own, expected one that gives sites")
+        if len(head.node_counts) - 1 > policy.max_nodes:
+            raise ValueError(f"head: sizes up to {len(head.node_counts) - 1}, expected at most the policy's {policy.max_nodes}")
+        self.policy, self.head = policy, head
+
+    def init_args(self) -> dict[str, Any]:
+        """What a checkpoint needs to build this policy again."""
+        return {"policy": self.policy, "head": self.head}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the inner policy's parameters are."""
+        return self.policy.device
+
+    @property
+    def max_nodes(self) -> int:
+        """The largest graph the inner policy knows."""
+        return self.policy.max_nodes
+
+    @property
+    def decode(self) -> Any:
+        """The inner policy's."""
+        return self.policy.decode
+
+    @decode.setter
+    def decode(self, value: Any) -> None:
+        self.policy.decode = value
+
+    # -- Policy protocol
+
+    @torch.no_grad()
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        """One trajectory a context; sizes first, then the graphs.
+
+        Raises:
+            ValueError: if a context asks for what the inner policy does not know, or leaves no size possible.
+        """
+        asked = [asked_nodes(c) for c in contexts]
+        least = torch.tensor([_least(c) for c in contexts], device=self.device)
+        table = self._table(self.head.log_probs(), least)
+        chosen = torch.tensor([n is None for n in asked], device=self.device)
+        if bool((stuck := chosen & table.isneginf().all(-1)).any()):
+            raise ValueError(f"fixed: needs {int(least[stuck][0])} nodes, expected a number that has mass or fewer")
+        given = torch.tensor([0 if n is None else n for n in asked], device=self.device)
+        where = generator.device if generator is not None else self.device
+        drawn = sample(table.exp().to(where), generator).to(self.device)
+        count = torch.where(chosen, drawn, given)
+        inner = self.policy.sample(_with_sizes(contexts, asked, count.tolist()), generator=generator)
+        logp = torch.where(chosen, gather(table, count.clamp_max(table.shape[1] - 1)), 0.0).to(inner.logp.dtype)
+        states = {"size_count": count, "size_chosen": chosen, "size_least": least}
+        if isinstance(self.head, RunningSizes):
+            states["size_table"] = table
+        names = dict.fromkeys(name for c in contexts for name in c.columns)
+        return Rollout(
+            states={**inner.states, **states},
+            group=torch.tensor([c.group for c in contexts], device=self.device),
+            logp=torch.cat([logp[:, None], inner.logp], 1),
+            units=torch.cat([chosen.to(inner.units.dtype)[:, None], inner.units], 1),
+            size=inner.size,
+            max_units=inner.max_units + 1,
+            samples=inner.samples,
+            columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
+        )
+
+    def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
+        """The choice of the node count [B, S', 1, N_max + 1], masked beyond step 0, and the inner policy's, masked in it."""
+        states = rollout.states
+        if steps is None:
+            steps = torch.arange(rollout.num_steps, device=rollout.size.device).expand(len(rollout), -1)
+        first = steps == 0
+        table = states["size_table"] if "size_table" in states else self._table(self.head.log_probs(), states["size_least"])
+        size = Sites(
+            table[:, None, None, :].expand(-1, steps.shape[1], -1, -1),
+            states["size_count"][:, None, None].expand(-1, steps.shape[1], -1).clamp_max(table.shape[1] - 1),
+            (first & states["size_chosen"][:, None]).unsqueeze(-1),
+        )
+        inner = self.policy.sites(self._inner(rollout), (steps - 1).clamp_min(0))
+        return [size, *(replace(one, mask=one.mask & ~first.unsqueeze(-1)) for one in inner)]
+
+    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        """:meth:`sites`, so that wrappers which only know ``forward`` work."""
+        return self.sites(rollout, steps)
+
+    def observe(self, rollout: Rollout, advantage: Float[Tensor, " batch"]) -> None:
+        """Let the head see which of the sizes it chose were good."""
+        chosen = rollout.states["size_chosen"]
+        self.head.observe(rollout.states["size_count"][chosen], advantage[chosen])
+
+    def restarts(self, rollout: Rollout, rows: Int[Tensor, " row"], time: float) -> Sequence[Mapping[str, Any]]:
+        """The inner policy's; a restart fixes the node count."""
+        if not isinstance(self.policy, Refinable):
+            raise ValueError(
+                f"policy: {type(self.policy).__name__} has no method restarts, expected one that can refine its samples"
+            )
+        return self.policy.restarts(self._inner(rollout), rows, time)
+
+    def check_condition(self, columns: Mapping[str, Any]) -> None:
+        """Raise the error that :meth:`sample` would raise for a context with these columns."""
+        self.policy.check_condition(columns)
+
+    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """The inner policy's; the head starts at the histogram, which is its likelihood's optimum."""
+        return self.policy.likelihood_loss(batch, generator=generator)
+
+    # -- inside
+
+    def _inner(self, rollout: Rollout) -> Rollout:
+        """The rollout as the inner policy made it."""
+        states = {name: value for name, value in rollout.states.items() if not name.startswith("size_")}
+        return replace(
+            rollout, states=states, logp=rollout.logp[:, 1:], units=rollout.units[:, 1:], max_units=rollout.max_units - 1
+        )
+
+    def _table(self, log_probs: Tensor, least: Tensor) -> Tensor:
+        """Log π_size of every row over the sizes with room for what its context fixes."""
+        room = torch.arange(len(log_probs), device=least.device) >= least[:, None]
+        # Sizes of no mass are left out by value, not by -inf - logsumexp: a row without any must not become NaN.
+        inside = room & ~log_probs.isneginf()
+        kept = torch.where(inside, log_probs, 0.0)
+        total = torch.where(inside, kept.exp(), 0.0).sum(-1, keepdim=True)
+        return torch.where(inside, kept - torch.where(total > 0, total, 1.0).log(), -torch.inf)
+
+
+def _least(context: Context) -> int:
+    fixed = context.columns.get("fixed")
+    return fixed.min_nodes if isinstance(fixed, FixedSites) else 1
+
+
+def _with_sizes(contexts: Sequence[Context], asked: Sequence[int | None], count: Sequence[int]) -> list[Context]:
+    """Contexts with ``num_nodes`` where it was chosen; a group of several sizes becomes one group a size."""
+    numbers: dict[tuple[int, int], int] = {}
+    found = []
+    for context, n, size in zip(contexts, asked, count, strict=True):
+        columns = context.columns if n is not None else {**context.columns, "num_nodes": size}
+        found.append(Context(numbers.setdefault((context.group, size), len(numbers)), columns))
+    return found

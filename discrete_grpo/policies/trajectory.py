@@ -1,0 +1,91 @@
+"""Trajectories of graphs as a rollout stores them: packed states [B, S+1, N] and [B, S+1, P], the finished graph last.
+
+Further states, where there are any: ``properties`` [B, K]; ``free_nodes`` and ``free_pairs`` (False where a context fixes
+the site); ``start`` [B], the first step the policy drew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pair_mask, unpack
+from discrete_grpo.rollout import Rollout
+
+__all__ = ["Moments", "moments", "segment_buckets", "size_buckets", "step_units"]
+
+
+def size_buckets(sizes: Int[Tensor, " batch"], waste: float = 0.25) -> Iterator[Int[Tensor, " row"]]:
+    """Row numbers grouped by graph size, largest first; padding is at most ``waste`` of a row's sites.
+
+    >>> [rows.tolist() for rows in size_buckets(torch.tensor([9, 4, 8, 9]))]
+    [[0, 3, 2], [1]]
+    """
+    order = torch.argsort(sizes, descending=True, stable=True)
+    cost = sizes[order] + sizes[order] * (sizes[order] - 1) // 2
+    start = 0
+    while start < len(order):
+        fits = cost[start:] >= (1.0 - waste) * cost[start]
+        stop = start + int(fits.sum())
+        yield order[start:stop]
+        start = stop
+
+
+def segment_buckets(sizes: Int[Tensor, " batch"], start: Int[Tensor, " batch"]) -> Iterator[Int[Tensor, " row"]]:
+    """Row numbers grouped by the step they start at, and then as by :func:`size_buckets`."""
+    for first in start.unique():
+        rows = (start == first).nonzero()[:, 0]
+        yield from (rows[part] for part in size_buckets(sizes[rows]))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Chosen states of stored trajectories; a row is a trajectory at a step, R = B · S' of them.
+
+    Attributes:
+        state: x_t of every row.
+        properties: of every row [R, K]; None without.
+        chosen: which nodes [B, S', N] and pairs [B, S', P] the policy draws in that step.
+    """
+
+    state: GraphBatch
+    properties: Float[Tensor, "row property"] | None
+    chosen: tuple[Bool[Tensor, "batch step node"], Bool[Tensor, "batch step pair"]]
+
+
+def _free(rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """Sites that exist and are not fixed [B, N], [B, P]."""
+    states, n = rollout.states, int(rollout.size.max())
+    mask = node_mask(rollout.size, n)
+    nodes, pairs = mask, pair_mask(mask)
+    if "free_nodes" in states:
+        nodes, pairs = nodes & states["free_nodes"][:, :n], pairs & states["free_pairs"][:, : num_pairs(n)]
+    return nodes, pairs
+
+
+def moments(rollout: Rollout, steps: Int[Tensor, "batch step"]) -> Moments:
+    """The states that ``steps`` start from, and what is drawn in them."""
+    states, count = rollout.states, steps.shape[1]
+    n = int(rollout.size.max())
+    row = torch.arange(len(rollout), device=steps.device)[:, None]
+    packed = states["nodes"][row, steps, :n], states["pairs"][row, steps, : num_pairs(n)]
+    mask = node_mask(rollout.size, n).repeat_interleave(count, 0)
+    nodes, pairs = (free.unsqueeze(1).expand(-1, count, -1) for free in _free(rollout))
+    if "start" in states:
+        drawn = (steps >= states["start"][:, None]).unsqueeze(-1)
+        nodes, pairs = nodes & drawn, pairs & drawn
+    given = states["properties"].repeat_interleave(count, 0) if "properties" in states else None
+    return Moments(unpack(packed[0].flatten(0, 1), packed[1].flatten(0, 1), mask), given, (nodes, pairs))
+
+
+def step_units(rollout: Rollout) -> Int[Tensor, "batch step"]:
+    """Number of sites the policy draws at each step."""
+    free = sum(f.sum(-1) for f in _free(rollout))
+    assert isinstance(free, Tensor)
+    steps = torch.arange(rollout.num_steps, device=free.device)
+    start = rollout.states.get("start", torch.zeros_like(free))
+    return torch.where(steps >= start[:, None], free[:, None], 0)

@@ -1,0 +1,62 @@
+"""Graph policies inside wrappers: a likelihood that stands for the exact one, a node count as a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from discrete_grpo.policies.graph import GraphPolicy
+from discrete_grpo.policies.likelihoods import EagerLikelihood, ElboLikelihood, with_likelihood
+from discrete_grpo.policies.sizes import LearnedSizes, RunningSizes, SizedPolicy
+
+__all__ = ["Likelihood", "NodeCount", "change_graph_policy", "graph_part", "with_options", "without_likelihood"]
+
+Likelihood = Literal["transition", "eager", "elbo"]
+NodeCount = Literal["prior", "learned", "running"]
+WRAPPERS = (EagerLikelihood, ElboLikelihood, SizedPolicy)
+
+
+def graph_part(policy: Any) -> GraphPolicy | None:
+    """The graph policy that ``policy`` is or wraps; None if there is none."""
+    while isinstance(policy, WRAPPERS):
+        policy = policy.policy
+    return policy if isinstance(policy, GraphPolicy) else None
+
+
+def change_graph_policy(policy: Any, change: Callable[[GraphPolicy], GraphPolicy]) -> Any:
+    """The same wrappers around ``change`` of the graph policy inside."""
+    if isinstance(policy, WRAPPERS):
+        made: Any = type(policy)
+        return made(**policy.init_args() | {"policy": change_graph_policy(policy.policy, change)}).eval()
+    return change(policy)
+
+
+def without_likelihood(policy: Any) -> Any:
+    """The policy that draws, without a surrogate likelihood around it: what is exported."""
+    return policy.policy if isinstance(policy, EagerLikelihood | ElboLikelihood) else policy
+
+
+def with_options(policy: Any, likelihood: Likelihood = "transition", node_count: NodeCount = "prior", elbo_draws: int = 10) -> Any:
+    """A graph policy with the likelihood and the choice of the node count that GRPO is to use; wrappers it has are kept.
+
+    Args:
+        policy: any policy; only graph policies have other choices than the first ones.
+        likelihood: ``transition`` (exact), ``eager`` or ``elbo``.
+        node_count: ``prior`` (the histogram, drawn once a group), ``learned`` or ``running`` (a step of the policy).
+        elbo_draws: states an ELBO is estimated at.
+
+    Raises:
+        ValueError: if the policy has no such choice, or for a choice that is unknown.
+    """
+    if node_count not in ("prior", "learned", "running"):
+        raise ValueError(f"node_count: {node_count!r}, expected prior, learned or running")
+    if (likelihood, node_count) == ("transition", "prior") or isinstance(policy, WRAPPERS):
+        return policy
+    if not isinstance(policy, GraphPolicy):
+        name, value = ("likelihood", likelihood) if likelihood != "transition" else ("node_count", node_count)
+        raise ValueError(f"{name}: {value!r}, expected none: {type(policy).__name__} has no such setting")
+    if likelihood != "transition" and node_count != "prior":
+        raise ValueError(f"node_count: {node_count!r}, expected prior with likelihood {likelihood}, which scores finished graphs")
+    if node_count == "prior":
+        return with_likelihood(policy, likelihood, draws=elbo_draws)
+    return SizedPolicy(policy, (LearnedSizes if node_count == "learned" else RunningSizes)(policy.node_counts))
