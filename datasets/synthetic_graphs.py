@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, is_zipfile
 
 import networkx as nx
 import numpy as np
@@ -253,11 +254,11 @@ def _community(generator: np.random.Generator) -> nx.Graph:
 
 
 NAMED_SETS: dict[str, _Recipe] = {
-    "planar-16": _Recipe(partial(planar, 16), (1024, 32, 200)),
-    "tree-16": _Recipe(partial(tree, 16), (128, 32, 200)),
-    "planar-64": _Recipe(partial(planar, 64)),
-    "tree-64": _Recipe(partial(tree, 64)),
-    "sbm": _Recipe(stochastic_block_model),
+    "planar-16": _Recipe(partial(planar, 16), (1024, 32, 40)),
+    "tree-16": _Recipe(partial(tree, 16), (128, 32, 40)),
+    "planar-64": _Recipe(partial(planar, 64), (2048, 32, 40)),
+    "tree-64": _Recipe(partial(tree, 64), (2048, 32, 40)),
+    "sbm": _Recipe(stochastic_block_model, (1024, 32, 40)),
     "community-20": _Recipe(_community),
 }
 """Sets this project makes: how a graph is drawn, and how many train, validation and test graphs. Trees of 16 nodes are few
@@ -274,8 +275,8 @@ def make_splits(name: str) -> GraphSplits:
         raise ValueError(f"data: {name!r}, expected one of {', '.join(NAMED_SETS)}, or the path of an npz file of splits")
     recipe = NAMED_SETS[name]
     generator = np.random.default_rng([recipe.seed, *name.encode()])
-    drawn = [tuple(recipe.draw(generator) for _ in range(count)) for count in recipe.counts]
-    return GraphSplits(*drawn, name=name)
+    train, val, test = (tuple(recipe.draw(generator) for _ in range(count)) for count in recipe.counts)
+    return GraphSplits(train, val, test, name)
 
 
 def load_splits(source: str | Path) -> GraphSplits:
@@ -296,12 +297,14 @@ def read_npz(path: str | Path) -> GraphSplits:
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"data: {path} is no file, expected an npz file of splits")
+    if not is_zipfile(path):
+        raise ValueError(f"data: {path} cannot be read, expected an npz file of splits")
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            found = [_split(arrays, split, Path(path).name) for split in SPLITS]
-    except (OSError, KeyError, EOFError) as error:
+            train, val, test = (_split(arrays, split, Path(path).name) for split in SPLITS)
+    except (OSError, KeyError, EOFError, BadZipFile) as error:
         raise ValueError(f"data: {path} cannot be read ({error}), expected an npz file of splits") from error
-    return GraphSplits(*found, name=Path(path).stem)
+    return GraphSplits(train, val, test, Path(path).stem)
 
 
 def _split(arrays: Any, split: str, file: str) -> tuple[nx.Graph, ...]:
@@ -309,25 +312,42 @@ def _split(arrays: Any, split: str, file: str) -> tuple[nx.Graph, ...]:
     if missing:
         raise ValueError(f"data: {file} has no array {missing[0]}, expected num_nodes, edges and offsets of train, val and test")
     sizes, edges, offsets = (arrays[f"{split}_{part}"] for part in ("num_nodes", "edges", "offsets"))
-    if len(offsets) != len(sizes) + 1 or offsets[-1] != len(edges) or edges.ndim != 2 or edges.shape[1] != 2:
-        shapes = f"{split}_offsets {offsets.shape}, {split}_edges {edges.shape}, {split}_num_nodes {sizes.shape}"
-        raise ValueError(f"data: {file} has {shapes}, expected [G+1], [E, 2] and [G]")
+    _check_arrays(f"data: {file}, {split}", sizes, edges, offsets)
     graphs = []
     for k, n in enumerate(sizes.tolist()):
         own = edges[offsets[k] : offsets[k + 1]]
-        if len(own) and (own.min() < 0 or own.max() >= n):
-            raise ValueError(f"data: {file}, {split} graph {k} has an edge to node {int(own.max())}, expected 0 to {n - 1}")
-        if (own[:, 0] == own[:, 1]).any():
-            raise ValueError(f"data: {file}, {split} graph {k} has a self-loop, expected a simple graph")
+        _check_edges(f"data: {file}, {split} graph {k}", own, n)
         graph = nx.empty_graph(n)
         graph.add_edges_from(own.tolist())
         graphs.append(graph)
     return tuple(graphs)
 
 
+def _check_arrays(name: str, sizes: np.ndarray, edges: np.ndarray, offsets: np.ndarray) -> None:
+    if not all(np.issubdtype(x.dtype, np.integer) for x in (sizes, edges, offsets)):
+        types = f"num_nodes {sizes.dtype}, edges {edges.dtype}, offsets {offsets.dtype}"
+        raise ValueError(f"{name}: {types}, expected whole numbers")
+    fits = sizes.ndim == 1 and offsets.shape == (len(sizes) + 1,) and edges.ndim == 2 and edges.shape[1] == 2
+    if not fits or offsets[0] != 0 or offsets[-1] != len(edges) or (np.diff(offsets) < 0).any():
+        shapes = f"num_nodes {sizes.shape}, edges {edges.shape}, offsets {offsets.shape}"
+        raise ValueError(f"{name}: {shapes}, expected [G], [E, 2] and [G+1], offsets rising from 0 to E")
+    if (sizes < 0).any():
+        raise ValueError(f"{name}: num_nodes {int(sizes.min())}, expected at least 0")
+
+
+def _check_edges(name: str, edges: np.ndarray, num_nodes: int) -> None:
+    outside = edges[(edges < 0) | (edges >= num_nodes)]
+    if len(outside):
+        raise ValueError(f"{name} has an edge to node {int(outside[0])}, expected 0 to {num_nodes - 1}")
+    if (edges[:, 0] == edges[:, 1]).any():
+        raise ValueError(f"{name} has a self-loop, expected a simple graph")
+    if len(np.unique(np.sort(edges, axis=1), axis=0)) < len(edges):
+        raise ValueError(f"{name} has an edge twice, expected each undirected edge once")
+
+
 def write_npz(path: str | Path, splits: GraphSplits) -> None:
     """Write what :func:`read_npz` reads."""
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for split in SPLITS:
         graphs = getattr(splits, split)
         edges = [np.array(sorted((min(e), max(e)) for e in g.edges), dtype=np.int32).reshape(-1, 2) for g in graphs]

@@ -96,6 +96,19 @@ _IMPORT_OPTIONS: tuple[tuple[str, Any, str], ...] = (
 )
 
 
+_SAMPLER_OPTIONS: tuple[tuple[str, Any, str], ...] = (
+    ("num_steps", int | None, "Steps of a graph sampler; default the policy's."),
+    ("temperature", float | None, "Of the logits; default the policy's."),
+    ("top_k", int | None, "Most probable tokens kept; default the policy's."),
+    ("top_p", float | None, "Probability kept; default the policy's."),
+    ("guidance", float | None, "Of a conditional graph policy."),
+    ("kernel", str | None, "Reverse step of a graph policy; the network is the same."),
+    ("eta", float | None, "Stochasticity of kernel flow_euler."),
+    ("omega", float | None, "Target guidance of kernel flow_euler."),
+    ("sample_distortion", str | None, "Of a graph sampler's grid."),
+)
+
+
 def _other_parsers() -> dict[str, ArgumentParser]:
     def parser(command: str, about: str) -> ArgumentParser:
         return ArgumentParser(prog=f"discrete-grpo {command}", description=about, exit_on_error=False, allow_abbrev=False)
@@ -111,14 +124,19 @@ def _other_parsers() -> dict[str, ArgumentParser]:
     sample.add_argument("--seed", type=int, default=0, help="Of the generator.")
     sample.add_argument("--scaffold", type=str | None, default=None, help="SMILES that every sample should contain.")
     sample.add_argument("--columns", type=str | None, default=None, help="Conditions: a JSON mapping, or a file of JSON lines.")
-    sample.add_argument("--num_steps", type=int | None, default=None, help="Steps of a graph sampler; default the policy's.")
-    sample.add_argument("--temperature", type=float | None, default=None, help="Of the logits; default the policy's.")
-    sample.add_argument("--top_k", type=int | None, default=None, help="Most probable tokens kept; default the policy's.")
-    sample.add_argument("--top_p", type=float | None, default=None, help="Probability kept; default the policy's.")
-    sample.add_argument("--guidance", type=float | None, default=None, help="Of a conditional graph policy.")
-    evaluate = parser("evaluate", "Validity, uniqueness, novelty, diversity and property means of a file of SMILES or images.")
-    evaluate.add_argument("file", type=str, help="File of samples (.smi, .txt, .csv, each optionally .gz).")
-    evaluate.add_argument("--reference", type=str | None, default=None, help="SMILES file that novelty is measured against.")
+    for name, kind, about in _SAMPLER_OPTIONS:
+        sample.add_argument(f"--{name}", type=kind, default=None, help=about)
+    evaluate = parser("evaluate", "The table of a file of samples: SMILES, images or graphs (V.U.N., MMDs, ratio).")
+    evaluate.add_argument("file", type=str, help="File of samples (.smi, .txt, .csv, .g6, each optionally .gz; .npz of splits).")
+    evaluate.add_argument(
+        "--reference",
+        type=str | None,
+        default=None,
+        help="What novelty is measured against: a SMILES file; of graphs, a set or npz.",
+    )
+    evaluate.add_argument(
+        "--shape", type=str | None, default=None, help="Valid graphs: planar, tree, sbm, connected; else the set's."
+    )
     evaluate.add_argument("--out", type=str | None, default=None, help="JSON file for the numbers.")
     report = parser("report", "Write RUN/report.html again.")
     report.add_argument("run", type=str, help="Run folder.")
@@ -134,6 +152,7 @@ def _other_parsers() -> dict[str, ArgumentParser]:
 
 
 def _list() -> None:
+    from discrete_grpo.datasets.synthetic_graphs import NAMED_SETS
     from discrete_grpo.recipes import bundled_policies
 
     for command in RUNS:
@@ -141,6 +160,7 @@ def _list() -> None:
     print("bundled policies:".ljust(29) + ", ".join(bundled_policies()))
     print("rewards:".ljust(29) + ", ".join(known_rewards()))
     print("data sets:".ljust(29) + "enumerated (bundled), qm9 and zinc250k (downloaded), or a SMILES file")
+    print("graph sets:".ljust(29) + f"{', '.join(NAMED_SETS)} (made here), or an npz file of splits")
 
 
 def _other(command: str, arguments: Sequence[str]) -> None:
@@ -168,9 +188,13 @@ def _other(command: str, arguments: Sequence[str]) -> None:
 
 
 def _evaluate(given: Namespace) -> None:
-    from discrete_grpo import images, recipes
+    from discrete_grpo import images, plain_graphs, recipes
 
-    if not images.holds_images(given.file):
+    if plain_graphs.holds_graphs(given.file):
+        plain_graphs.evaluate_file(given.file, data=given.reference, shape=given.shape, out=given.out)
+    elif given.shape is not None:
+        raise UsageError(f"shape: {given.shape!r}, expected none with a file of molecules or images")
+    elif not images.holds_images(given.file):
         recipes.evaluate_file(given.file, reference=given.reference, out=given.out)
     elif given.reference is not None:
         raise UsageError(f"reference: {given.reference!r}, expected none with a file of images")
@@ -182,7 +206,7 @@ def _sample(given: Namespace) -> None:
     from discrete_grpo.families import SamplerOptions
     from discrete_grpo.recipes import sample_file
 
-    options = SamplerOptions(given.num_steps, given.temperature, given.top_k, given.top_p, given.guidance)
+    options = SamplerOptions(**{name: given[name] for name, *_ in _SAMPLER_OPTIONS})
     columns = given.columns
     if columns is not None and columns.lstrip().startswith("{"):
         try:

@@ -9,15 +9,18 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from discrete_grpo import chemistry
+from discrete_grpo import chemistry, topology
 from discrete_grpo.atomic import atomic_write
 from discrete_grpo.checkpoint import BUNDLED, CheckpointError, Checkpoints, find_checkpoint, load_metadata, load_policy
+from discrete_grpo.diffusion.choices import Distortion, KernelName
 from discrete_grpo.images import image_properties, write_sheet
+from discrete_grpo.metrics import graphs as graph_metrics
 from discrete_grpo.metrics import images as image_metrics
 from discrete_grpo.metrics import molecules as molecule_metrics
 from discrete_grpo.metrics import text as text_metrics
@@ -28,13 +31,17 @@ from discrete_grpo.molecular import (
     output_path,
     property_columns,
     scaffold_sites,
+    with_sampler,
 )
+from discrete_grpo.plain_graphs import reference_of
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.smiles import TokenPolicy
+from discrete_grpo.policies.wrapped import graph_part
 from discrete_grpo.reporting.console import print_table, progress
 from discrete_grpo.reporting.draw import draw_smiles
+from discrete_grpo.reporting.draw_graphs import draw_graph
 from discrete_grpo.reporting.draw_images import draw_image
 from discrete_grpo.rollout import Context
 from discrete_grpo.truncation import Truncation
@@ -81,16 +88,36 @@ IMAGES = Family("image", image_metrics.sample_metrics, image_metrics.evaluate, i
 
 
 def family_of(metadata: Mapping[str, Any]) -> Family:
-    """The kind of samples a checkpoint's policy makes, by its ``kind``: molecules (the default), text or images.
+    """The kind of samples a checkpoint's policy makes, by its ``kind``: molecules (the default), graphs, text or images.
 
     Raises:
         CheckpointError: for another kind.
     """
     kind = metadata.get("kind", "molecules")
+    if kind == "graphs":
+        return _graphs(metadata)
     known = {"molecules": MOLECULES, "text": TEXT, "images": IMAGES}
     if kind not in known:
-        raise CheckpointError(f"kind: {kind!r} of the checkpoint, expected one of {', '.join(known)}")
+        raise CheckpointError(f"kind: {kind!r} of the checkpoint, expected one of graphs, {', '.join(known)}")
     return known[kind]
+
+
+def _graphs(metadata: Mapping[str, Any]) -> Family:
+    """Plain graphs, measured against the set their policy was trained on."""
+    shape = metadata.get("shape", "connected")
+
+    def evaluate(samples: Sequence[Any]) -> Mapping[str, float]:
+        return graph_metrics.evaluate(samples, reference_of(metadata), shape)
+
+    return Family("graph", partial(graph_metrics.sample_metrics, shape=shape), evaluate, _graph_sizes, draw_graph)
+
+
+def _graph_sizes(samples: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
+    graphs = [None if s is None else topology.parse(s) for s in samples]
+    return {
+        "nodes": [None if g is None else g.number_of_nodes() for g in graphs],
+        "edges": [None if g is None else g.number_of_edges() for g in graphs],
+    }
 
 
 def run_family(run: Path) -> Family:
@@ -106,6 +133,10 @@ def run_family(run: Path) -> Family:
 # -- loading
 
 
+GRAPH_OPTIONS = ("num_steps", "guidance", "kernel", "eta", "omega", "sample_distortion")
+"""Settings that only graph policies have."""
+
+
 @dataclass(frozen=True)
 class SamplerOptions:
     """How a loaded policy draws, where it differs from what its checkpoint says; None keeps that.
@@ -115,6 +146,10 @@ class SamplerOptions:
         temperature: of the logits.
         top_k, top_p: truncation of token and text policies.
         guidance: weight of classifier-free guidance of a conditional graph policy.
+        kernel: the reverse step of a graph policy, of the same noise and schedule: d3pm, flow, flow_euler.
+        eta: stochasticity of kernel flow_euler.
+        omega: target guidance of kernel flow_euler.
+        sample_distortion: of a graph policy's grid: identity, cos, revcos, polyinc or polydec.
     """
 
     num_steps: int | None = None
@@ -122,10 +157,19 @@ class SamplerOptions:
     top_k: int | None = None
     top_p: float | None = None
     guidance: float | None = None
+    kernel: KernelName | None = None
+    eta: float | None = None
+    omega: float | None = None
+    sample_distortion: Distortion | None = None
 
     def given(self, *names: str) -> dict[str, Any]:
         """Those of ``names`` that are not None."""
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @property
+    def of_graphs(self) -> dict[str, Any]:
+        """What a graph policy can change."""
+        return self.given(*GRAPH_OPTIONS, "temperature")
 
     def refuse(self, policy: object, *names: str) -> None:
         """Raise ValueError if one of ``names`` is given: ``policy`` has no such setting."""
@@ -146,9 +190,13 @@ def load_trained(name: str | Path, options: SamplerOptions | None = None) -> Any
     """
     options, folder = options or SamplerOptions(), find_checkpoint(name)
     policy = load_policy(folder)
-    if isinstance(policy, GraphPolicy):
+    inner = graph_part(policy)
+    if inner is not None:
         options.refuse(policy, "top_k", "top_p")
-        return load_molecule_policy(folder, **options.given("num_steps", "temperature", "guidance"))
+        if load_metadata(folder).get("kind") == "graphs":
+            inner.decode = topology.decode
+            return with_sampler(policy, **options.of_graphs)
+        return load_molecule_policy(folder, **options.of_graphs)
     changed = _with_truncation(policy, options)
     if isinstance(changed, TokenPolicy) and load_metadata(folder).get("kind", "molecules") == "molecules":
         changed.decode = canonical_samples
@@ -157,7 +205,7 @@ def load_trained(name: str | Path, options: SamplerOptions | None = None) -> Any
 
 def _with_truncation(policy: Any, options: SamplerOptions) -> Any:
     """A token or text policy with the temperature, top-k and top-p of ``options``."""
-    options.refuse(policy, "num_steps", "guidance")
+    options.refuse(policy, *GRAPH_OPTIONS)
     changes = options.given("temperature", "top_k", "top_p")
     if not changes:
         return policy
@@ -228,7 +276,7 @@ def prepare_columns(policy: Any, folder: Path, given: Sequence[Columns] | None, 
 
 def _check_names(policy: Any, condition: Columns) -> None:
     """Refuse a name that is nearly one the policy reads; others are the rewards' own."""
-    inner = policy.policy if isinstance(policy, DecodedPolicy) else policy
+    inner = policy.policy if isinstance(policy, DecodedPolicy) else graph_part(policy) or policy
     reads = [p.name for p in getattr(inner, "properties", ())]
     if isinstance(inner, GraphPolicy):
         reads += ["num_nodes", "fixed", "scaffold"]
@@ -248,9 +296,10 @@ def _prepared(policy: Any, folder: Path, condition: Columns) -> Columns:
         return condition
     if not isinstance(text, str):
         raise ValueError(f"scaffold: {text!r}, expected a SMILES string")
-    if isinstance(policy, GraphPolicy):
+    inner = graph_part(policy)
+    if inner is not None:
         vocabulary = load_statistics(folder).vocabulary
-        return {**condition, "fixed": scaffold_sites(text, vocabulary, policy.max_nodes)}
+        return {**condition, "fixed": scaffold_sites(text, vocabulary, inner.max_nodes)}
     mol = chemistry.parse(text)
     if mol is None:
         raise ValueError(f"scaffold: {text!r}, expected a valid, connected SMILES")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -15,11 +15,13 @@ from discrete_grpo import chemistry
 from discrete_grpo.checkpoint import CheckpointError, bundled_policies, find_checkpoint, load_metadata, load_policy
 from discrete_grpo.datasets.molecules import MoleculeStatistics
 from discrete_grpo.datasets.reading import read_smiles
-from discrete_grpo.diffusion import kernels
+from discrete_grpo.diffusion import choices
+from discrete_grpo.diffusion.choices import Distortion, GraphKernel, KernelName, Noise
 from discrete_grpo.diffusion.schedules import CosineSchedule, Schedule
 from discrete_grpo.metrics.molecules import canonical, evaluate
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
+from discrete_grpo.policies.wrapped import change_graph_policy, graph_part
 from discrete_grpo.reporting.console import print_table, progress
 from discrete_grpo.reporting.run_folder import write_json
 from discrete_grpo.rollout import group_contexts
@@ -39,6 +41,7 @@ __all__ = [
     "report_broken",
     "sample_molecules",
     "scaffold_sites",
+    "with_sampler",
 ]
 
 PROPERTIES: Mapping[str, Callable[[Any], float]] = {
@@ -81,34 +84,40 @@ def molecule_policy(
     stats: MoleculeStatistics,
     network: NetworkSizes | None = None,
     *,
-    noise: Literal["uniform", "marginal", "absorbing"] = "marginal",
+    noise: Noise = "marginal",
+    kernel: KernelName = "d3pm",
     schedule: Schedule | None = None,
     num_steps: int = 50,
+    train_distortion: Distortion = "identity",
+    sample_distortion: Distortion = "identity",
+    eta: float = 0.0,
+    omega: float = 0.0,
     properties: Sequence[Property] = (),
     condition_dropout: float = 0.1,
     seed: int = 42,
 ) -> GraphPolicy:
-    """An untrained graph diffusion policy for molecules of the kind ``stats`` describes.
+    """An untrained graph diffusion or flow policy for molecules of the kind ``stats`` describes.
 
     Args:
         stats: vocabulary, sizes and marginals of the training data.
         network: sizes; None means the small setting.
-        noise: what the diffusion noises towards.
+        noise: what is noised towards; ``absorbing`` is masked diffusion.
+        kernel: the reverse step; see :func:`discrete_grpo.diffusion.choices.kernel`.
         schedule: ᾱ(t); None means cosine.
         num_steps: steps of the sampler.
+        train_distortion: of the times trained at.
+        sample_distortion: of the sampler's grid.
+        eta: stochasticity of kernel ``flow_euler``.
+        omega: target guidance of kernel ``flow_euler``.
         properties: descriptors it is conditioned on.
         condition_dropout: share of training in which they are hidden.
         seed: of the initial weights; the global random state is left as it was.
     """
     schedule = schedule or CosineSchedule()
-    marginals = (stats.node_marginal, stats.edge_marginal)
-    if noise == "marginal":
-        node_kernel, edge_kernel = (kernels.marginal(m, schedule) for m in marginals)
-    elif noise in ("uniform", "absorbing"):
-        make = kernels.uniform if noise == "uniform" else kernels.absorbing
-        node_kernel, edge_kernel = (make(len(m), schedule) for m in marginals)
-    else:
-        raise ValueError(f"noise: {noise!r}, expected uniform, marginal or absorbing")
+    node_kernel, edge_kernel = (
+        choices.kernel(kernel, choices.noise_kernel(noise, share, schedule), eta=eta, omega=omega)
+        for share in (stats.node_marginal, stats.edge_marginal)
+    )
     config = GraphTransformerConfig(
         node_states=node_kernel.num_states,
         edge_states=edge_kernel.num_states,
@@ -129,37 +138,83 @@ def molecule_policy(
         num_steps=num_steps,
         properties=properties,
         condition_dropout=condition_dropout,
+        train_distortion=choices.distortion(train_distortion),
+        sample_distortion=choices.distortion(sample_distortion),
         decode=decode,
     )
 
 
-def load_molecule_policy(
-    name: str | Path, *, num_steps: int | None = None, temperature: float | None = None, guidance: float | None = None
-) -> GraphPolicy:
+def load_molecule_policy(name: str | Path, **changes: Any) -> Any:
     """A graph policy over molecules from a checkpoint, decoding to SMILES.
 
     Args:
         name: a bundled policy's name, a checkpoint folder or a run folder.
-        num_steps: steps of the sampler; None keeps the checkpoint's.
-        temperature: of the network's logits; None keeps the checkpoint's.
-        guidance: of a conditional policy; None keeps the checkpoint's.
+        changes: to how it draws; those of :func:`with_sampler`.
 
     Raises:
         CheckpointError: if the checkpoint is missing, damaged or not of molecules.
+        ValueError: for a change out of its range.
     """
     folder = find_checkpoint(name)
     policy = load_policy(folder)
     stats = load_statistics(folder)
-    types, classes = len(stats.vocabulary), policy.node_kernel.num_clean
+    inner = graph_part(policy)
+    if inner is None:
+        raise CheckpointError(f"checkpoint: {folder} is a {type(policy).__name__}, expected a graph policy")
+    types, classes = len(stats.vocabulary), inner.node_kernel.num_clean
     if types != classes:
         raise CheckpointError(f"checkpoint: {folder} has a vocabulary of {types} atom types, expected the policy's {classes}")
     policy.decode = partial(chemistry.decode, vocabulary=stats.vocabulary)
+    return with_sampler(policy, **changes)
+
+
+def with_sampler(
+    policy: Any,
+    *,
+    num_steps: int | None = None,
+    temperature: float | None = None,
+    guidance: float | None = None,
+    kernel: KernelName | None = None,
+    eta: float | None = None,
+    omega: float | None = None,
+    sample_distortion: Distortion | None = None,
+) -> Any:
+    """The same network drawn from in another way; None keeps what the policy has.
+
+    Args:
+        policy: a graph policy, or one that wraps it.
+        num_steps: steps of the sampler.
+        temperature: of the network's logits.
+        guidance: of a conditional policy.
+        kernel: the reverse step, of the same noise and schedule.
+        eta: stochasticity of kernel ``flow_euler``.
+        omega: target guidance of kernel ``flow_euler``.
+        sample_distortion: of the sampler's grid.
+
+    Raises:
+        ValueError: for a change out of its range, or one that the kernel does not have.
+    """
     given = {"num_steps": num_steps, "temperature": temperature, "guidance": guidance}
-    changes = {name: value for name, value in given.items() if value is not None}
-    if not changes:
-        return policy
-    args = policy.init_args() | {"decode": policy.decode} | changes
-    return GraphPolicy(**args).eval()
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if sample_distortion is not None:
+        changes["sample_distortion"] = choices.distortion(sample_distortion)
+
+    def change(inner: GraphPolicy) -> GraphPolicy:
+        kernels = {name: _other_kernel(getattr(inner, name), kernel, eta, omega) for name in ("node_kernel", "edge_kernel")}
+        return GraphPolicy(**inner.init_args() | {"decode": inner.decode} | kernels | changes).eval()
+
+    rates = (kernel, eta, omega)
+    return change_graph_policy(policy, change) if changes or any(x is not None for x in rates) else policy
+
+
+def _other_kernel(old: GraphKernel, name: KernelName | None, eta: float | None, omega: float | None) -> GraphKernel:
+    """A kernel for the noise of ``old``; a rate that is not given is kept where the new kind has rates."""
+    if name is None and eta is None and omega is None:
+        return old
+    kind = name or choices.kernel_name(old)
+    kept = {"eta": getattr(old, "eta", 0.0), "omega": getattr(old, "omega", 0.0)} if kind in choices.EULER else {}
+    given = {k: v for k, v in (("eta", eta), ("omega", omega)) if v is not None}
+    return choices.kernel(kind, old, **kept | given)
 
 
 def load_statistics(folder: Path) -> MoleculeStatistics:
@@ -268,10 +323,10 @@ def evaluate_file(file: str, *, reference: str | None = None, out: str | None = 
     return result
 
 
-def report_broken(file: str | Path, broken: Sequence[tuple[int, str]], good: int, shown: int = 5) -> None:
-    """Count and list on standard error the lines of a file that are no molecule; silent if there are none."""
+def report_broken(file: str | Path, broken: Sequence[tuple[int, str]], good: int, kind: str = "molecule", shown: int = 5) -> None:
+    """Count and list on standard error the lines of a file that are no molecule, or none of ``kind``; silent without any."""
     if not broken:
         return
     listed = "; ".join(f"line {number}: {text[:60]!r}" for number, text in broken[:shown])
     more = f"; and {len(broken) - shown} more" if len(broken) > shown else ""
-    print(f"{file}: {len(broken)} of {good + len(broken)} lines are no molecule: {listed}{more}", file=sys.stderr)
+    print(f"{file}: {len(broken)} of {good + len(broken)} lines are no {kind}: {listed}{more}", file=sys.stderr)

@@ -62,20 +62,22 @@ def _reward_spec(reward: Any) -> Any:
     return reward if isinstance(reward, str | dict) else f"{reward.__module__}.{reward.__qualname__}"
 
 
-RUNS = ("train", "pretrain", "pretrain-smiles", "pretrain-text", "judge", "pretrain-digits")
+RUNS = ("train", "pretrain", "pretrain-graphs", "pretrain-smiles", "pretrain-text", "judge", "pretrain-digits", "search")
 """The commands that make a run folder."""
 
 
 def recipe_of(command: str) -> tuple[type, Callable[..., Any]]:
     """The settings and the function of a command that makes a run folder."""
-    from discrete_grpo import images, recipes, smiles, textual
+    from discrete_grpo import images, plain_graphs, recipes, searching, smiles, textual
 
     known: dict[str, tuple[type, Callable[..., Any]]] = {
         "train": (recipes.TrainRecipe, recipes.run_train),
         "pretrain": (recipes.PretrainRecipe, recipes.run_pretrain),
+        "pretrain-graphs": (plain_graphs.PretrainGraphsRecipe, plain_graphs.run_pretrain_graphs),
         "pretrain-smiles": (smiles.PretrainSmilesRecipe, smiles.run_pretrain_smiles),
         "pretrain-text": (textual.PretrainTextRecipe, textual.run_pretrain_text),
         "judge": (textual.JudgeRecipe, textual.run_judge),
+        "search": (searching.SearchRecipe, searching.run_search),
         "pretrain-digits": (images.PretrainDigitsRecipe, images.run_pretrain_digits),
     }
     return known[command]
@@ -137,10 +139,10 @@ def _child(node: yaml.Node | None, key: str) -> yaml.Node | None:
 
 def known_rewards() -> dict[str, str]:
     """Rewards that can be named without their module: name -> import path."""
-    from discrete_grpo.rewards import conditions, images, judge, molecules
+    from discrete_grpo.rewards import conditions, graphs, images, judge, molecules
 
     found = {}
-    for module in (molecules, conditions, judge, images):
+    for module in (molecules, conditions, judge, images, graphs):
         for name in module.__all__:
             reward = getattr(module, name)
             if reward is judge.ModuleReward:  # it wants a module, which no name on a command line can give

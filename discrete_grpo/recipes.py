@@ -9,10 +9,10 @@ import datetime
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from discrete_grpo.checkpoint import CheckpointError, Checkpoints, load_metadata
 from discrete_grpo.config import GRPOConfig, PretrainConfig
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.molecules import MoleculeDataset, conditioned, load_molecules, statistics
-from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
+from discrete_grpo.diffusion.choices import Distortion, KernelName, Noise, ScheduleName, schedule
 from discrete_grpo.families import (
     Family,
     SamplerOptions,
@@ -50,6 +50,7 @@ from discrete_grpo.molecular import (
 )
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
+from discrete_grpo.policies.wrapped import Likelihood, NodeCount, with_options, without_likelihood
 from discrete_grpo.pretrain import Pretrainer
 from discrete_grpo.reporting.console import print_table
 from discrete_grpo.reporting.report import write_report
@@ -88,8 +89,13 @@ class PretrainRecipe:
         data: path of a SMILES file (.smi, .txt, .csv, each optionally .gz), ``enumerated`` for the bundled set, or the
             name of a download (``qm9``, ``zinc250k``).
         output_dir: run folder to make.
-        noise: what the diffusion noises towards: uniform, marginal or absorbing.
-        schedule: cosine or linear.
+        noise: what is noised towards: uniform, marginal or absorbing (masked diffusion).
+        kernel: the reverse step kept with the policy: d3pm, flow or flow_euler; the network is the same.
+        schedule: cosine, or linear (flow matching's path).
+        train_distortion: of the times trained at: identity, cos, revcos, polyinc or polydec.
+        sample_distortion: of the sampler's grid, likewise.
+        eta: stochasticity of kernel flow_euler.
+        omega: target guidance of kernel flow_euler.
         num_steps: steps of the sampler kept with the policy.
         properties: RDKit descriptors the policy can be conditioned on.
         condition_dropout: share of training in which they are hidden, so that the policy also works without.
@@ -105,8 +111,13 @@ class PretrainRecipe:
 
     data: str = "enumerated"
     output_dir: str = "runs/pretrain"
-    noise: Literal["uniform", "marginal", "absorbing"] = "marginal"
-    schedule: Literal["cosine", "linear"] = "cosine"
+    noise: Noise = "marginal"
+    kernel: KernelName = "d3pm"
+    schedule: ScheduleName = "cosine"
+    train_distortion: Distortion = "identity"
+    sample_distortion: Distortion = "identity"
+    eta: float = 0.0
+    omega: float = 0.0
     num_steps: int = 50
     properties: tuple[str, ...] = ()
     condition_dropout: float = 0.1
@@ -139,14 +150,18 @@ def run_pretrain(recipe: PretrainRecipe, *, resume: bool = False) -> Path:
     """Train, log and export; returns the folder of the exported policy."""
     data = _dataset(recipe)
     stats = statistics(data)
-    schedule = CosineSchedule() if recipe.schedule == "cosine" else LinearSchedule()
     given = conditioned(data, recipe.properties) if recipe.properties else None
     policy = molecule_policy(
         stats,
         recipe.network,
         noise=recipe.noise,
-        schedule=schedule,
+        kernel=recipe.kernel,
+        schedule=schedule(recipe.schedule),
         num_steps=recipe.num_steps,
+        train_distortion=recipe.train_distortion,
+        sample_distortion=recipe.sample_distortion,
+        eta=recipe.eta,
+        omega=recipe.omega,
         properties=given.properties if given else (),
         condition_dropout=recipe.condition_dropout,
         seed=recipe.pretrain.seed,
@@ -193,6 +208,13 @@ class TrainRecipe:
         temperature: of the network's logits; None keeps the policy's.
         top_k, top_p: truncation of a token or text policy; None keeps the policy's.
         guidance: classifier-free guidance of a conditional graph policy; None keeps the policy's.
+        kernel: the reverse step of a graph policy: d3pm, flow or flow_euler; None keeps the policy's.
+        eta, omega: stochasticity and target guidance of kernel flow_euler; None keeps the policy's.
+        sample_distortion: of a graph policy's grid; None keeps the policy's.
+        likelihood: of a graph policy: transition (exact, of the steps as drawn), or the surrogates eager and elbo.
+        elbo_draws: states that likelihood elbo is estimated at.
+        node_count: of a graph policy: prior (the histogram, drawn once a group), or learned or running, where the choice is a
+            step of the policy.
         evaluation_samples: samples drawn before and after to compare; 0 draws none.
     """
 
@@ -208,6 +230,13 @@ class TrainRecipe:
     top_k: int | None = None
     top_p: float | None = None
     guidance: float | None = None
+    kernel: KernelName | None = None
+    eta: float | None = None
+    omega: float | None = None
+    sample_distortion: Distortion | None = None
+    likelihood: Likelihood = "transition"
+    elbo_draws: int = 10
+    node_count: NodeCount = "prior"
     evaluation_samples: int = 500
 
     def __post_init__(self) -> None:
@@ -222,13 +251,14 @@ class TrainRecipe:
     @property
     def sampler(self) -> SamplerOptions:
         """How the policy draws, where it differs from its checkpoint."""
-        return SamplerOptions(self.num_steps, self.temperature, self.top_k, self.top_p, self.guidance)
+        return SamplerOptions(**{f.name: getattr(self, f.name) for f in fields(SamplerOptions)})
 
 
 def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[str, float]]:
     """Measure, train, measure again, export the policy and write the report; returns both measurements."""
     folder, source = Path(recipe.output_dir), _source(recipe, resume)
-    policy, metadata = load_trained(source, recipe.sampler), load_metadata(source)
+    loaded, metadata = load_trained(source, recipe.sampler), load_metadata(source)
+    policy = with_options(loaded, recipe.likelihood, recipe.node_count, recipe.elbo_draws)
     family = family_of(metadata)
     if isinstance(policy, MaskedTextPolicy):
         check_rewards(policy, recipe.rewards)
@@ -249,8 +279,9 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[st
     measure = partial(_measure, recipe, family, folder, held_out)
     measure(load_trained(source, recipe.sampler), "before")  # kept by a run that is resumed: it comes before any checkpoint
     trainer.train()
-    save(folder / "policy", trainer.best_policy, metadata=metadata | {"grpo_steps": trainer.step})
-    result = measure(trainer.best_policy, "after")
+    best = without_likelihood(trainer.best_policy)
+    save(folder / "policy", best, metadata=metadata | {"grpo_steps": trainer.step})
+    result = measure(best, "after")
     write_report(folder, draw=family.draw)
     print_table(f"{folder}", result)
     return result

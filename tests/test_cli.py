@@ -110,7 +110,7 @@ def refuse(capsys: pytest.CaptureFixture[str]) -> Refuse:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("trian demo", "command: 'trian' is unknown; did you mean 'train'? known: train, pretrain, pretrain-smiles"),
+        ("trian demo", "command: 'trian' is unknown; did you mean 'train'? known: train, pretrain, pretrain-graphs"),
         ("train dmo", "preset: 'dmo' is unknown; did you mean 'demo'?"),
         ("train enumerated-tiny", "preset: 'enumerated-tiny' is unknown"),
         ("train nofile.yaml", "preset: file 'nofile.yaml' does not exist"),

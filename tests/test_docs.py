@@ -53,7 +53,8 @@ def test_every_logged_metric_is_documented() -> None:
 
 
 def test_every_metric_of_samples_is_documented() -> None:
-    from discrete_grpo.metrics import images, molecules, text
+    from discrete_grpo.datasets.synthetic_graphs import make_splits
+    from discrete_grpo.metrics import graphs, images, molecules, text
     from discrete_grpo.pixels import Image
 
     drawn = [Image(1, 1, b"a"), Image(1, 1, b"b")]
@@ -64,6 +65,8 @@ def test_every_metric_of_samples_is_documented() -> None:
         images.evaluate(drawn, [0, 0], set(drawn)),
         molecules.sample_metrics(["CCO"]),
         molecules.evaluate(["CCO"], {"CC"}),
+        graphs.sample_metrics(["Bg"]),
+        graphs.evaluate(["Bg"], graphs.GraphReference(make_splits("tree-16"), "tree")),
     ]
     page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     assert not [name for name in set().union(*tables) if f"`{name}`" not in page]

@@ -18,7 +18,9 @@ from discrete_grpo.checkpoint import CheckpointError, load_metadata, load_policy
 from discrete_grpo.chemistry import Vocabulary
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
+from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.schedules import LinearSchedule
+from discrete_grpo.molecular import with_sampler
 from discrete_grpo.recipes import (
     NetworkSizes,
     PretrainRecipe,
@@ -72,8 +74,20 @@ def test_every_noise_samples_and_scores(noise: Any) -> None:
 
 
 def test_an_unknown_noise_is_named() -> None:
-    with pytest.raises(ValueError, match="noise: 'pink', expected uniform, marginal or absorbing"):
+    with pytest.raises(ValueError, match="noise: 'pink', expected one of uniform, marginal, absorbing"):
         molecule_policy(statistics(load_enumerated(3)), TINY, noise="pink")  # type: ignore[arg-type]
+
+
+def test_one_network_is_driven_by_every_kernel_of_its_noise(tiny: Path) -> None:
+    posterior = load_molecule_policy(tiny)
+    euler = load_molecule_policy(tiny, kernel="flow_euler", eta=2.0, sample_distortion="polydec")
+    assert euler.edge_kernel == FlowEuler(posterior.edge_kernel.prior, posterior.edge_kernel.schedule, 4, 2.0)
+    assert float(euler.grid[1]) == pytest.approx((1 - 1 / euler.num_steps) ** 2)
+    assert with_sampler(euler, omega=0.5).edge_kernel.eta == 2.0, "what is not given is kept"
+    assert with_sampler(euler, kernel="d3pm").node_kernel == posterior.node_kernel
+    assert torch.equal(next(euler.parameters()), next(posterior.parameters()))
+    with pytest.raises(ValueError, match=r"eta: 2\.0, expected 0 with kernel d3pm"):
+        load_molecule_policy(tiny, eta=2.0)
 
 
 def test_overrides_of_a_loaded_policy(tiny: Path) -> None:

@@ -1,0 +1,218 @@
+"""Metrics of generated plain graphs: V.U.N., the five MMDs and their ratio.
+
+Samples are graph6 lines or None. Two samples are the same when they are isomorphic; where that could not be decided within a
+bound on the work (:mod:`discrete_grpo.isomorphism`) they count as the same, so that V.U.N. is never overstated, and ``undecided``
+says how many.
+
+Sources: Martinkus et al. (2022), SPECTRE, arXiv 2204.01613; Qin et al. (2025), DeFoG, arXiv 2410.04263 (ratio).
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from discrete_grpo.datasets.synthetic_graphs import GraphSplits, read_npz
+from discrete_grpo.descriptors import KINDS, SIGMA, Kind, describe, mmd_of
+from discrete_grpo.isomorphism import BUDGET, GraphSet
+from discrete_grpo.shapes import SHAPES, Shape, has_shape, is_connected, matrix_of
+from discrete_grpo.topology import graph6
+
+__all__ = ["GraphFile", "GraphReference", "distances", "evaluate", "evaluate_folds", "ratio", "read_graphs", "sample_metrics"]
+
+Samples = Sequence[str | None]
+
+
+@dataclass(frozen=True)
+class GraphReference:
+    """What generated graphs are measured against. Its descriptors are computed once, when they are first needed.
+
+    Attributes:
+        splits: training graphs for novelty and for the ratio, test graphs for the MMDs.
+        shape: the test that makes a graph valid.
+        budget: bound on the work of an isomorphism test.
+
+    Raises:
+        ValueError: for an unknown shape.
+    """
+
+    splits: GraphSplits
+    shape: Shape = "connected"
+    budget: int = BUDGET
+
+    def __post_init__(self) -> None:
+        if self.shape not in SHAPES:
+            raise ValueError(f"shape: {self.shape!r}, expected one of {', '.join(SHAPES)}")
+
+    @cached_property
+    def known(self) -> GraphSet:
+        """The training graphs up to isomorphism."""
+        return GraphSet(self.splits.train, self.budget)
+
+    @cached_property
+    def test(self) -> Mapping[Kind, Float[np.ndarray, "graph bin"]]:
+        """Descriptors of the test graphs."""
+        return {kind: describe(self.splits.test, kind) for kind in KINDS}
+
+    @cached_property
+    def floor(self) -> Mapping[Kind, float]:
+        """MMD of the training graphs to the test graphs, rounded to four digits as in the tables of the field."""
+        return {k: round(mmd_of(describe(self.splits.train, k), self.test[k], SIGMA[k]), 4) for k in KINDS}
+
+
+def sample_metrics(samples: Samples, shape: Shape = "connected") -> dict[str, float]:
+    """``valid``: of the shape / all samples; ``unique``: distinct valid / valid, 0 where none is valid. For every step.
+
+    >>> sample_metrics(["Bg", "BW", "Bw", "B?", None])
+    {'valid': 0.6, 'unique': 0.6666666666666666}
+    """
+    valid = [s for s in samples if s is not None and has_shape(s, shape)]
+    return {"valid": _share(len(valid), len(samples)), "unique": _share(len(GraphSet(valid)), len(valid))}
+
+
+def distances(samples: Samples, reference: GraphReference) -> dict[Kind, float]:
+    """MMD of each descriptor between the samples and the test graphs; unreadable samples are left out, invalid shapes are not."""
+    graphs = [s for s in samples if s is not None and matrix_of(s) is not None]
+    return {kind: mmd_of(describe(graphs, kind), reference.test[kind], SIGMA[kind]) for kind in KINDS}
+
+
+def ratio(found: Mapping[Kind, float], floor: Mapping[Kind, float]) -> float:
+    """Mean over descriptors of MMD(generated, test) / MMD(train, test), those with a denominator of 0 left out; NaN if all are.
+
+    >>> ratio({"degree": 0.002, "orbit": 0.4}, {"degree": 0.001, "orbit": 0.0})
+    2.0
+    """
+    parts = [found[kind] / below for kind, below in floor.items() if below]
+    return sum(parts) / len(parts) if parts else math.nan
+
+
+def evaluate(samples: Samples, reference: GraphReference | None = None, shape: Shape = "connected") -> dict[str, float]:
+    """The table of a generator of plain graphs.
+
+    Args:
+        samples: graph6 lines or None, one a generated object.
+        reference: what they are measured against; without one there is no novelty, V.U.N., MMD or ratio.
+        shape: the test that makes a graph valid; a reference has its own.
+
+    Returns:
+        ``num_samples``; ``valid``: of the shape / all; ``unique``: distinct / valid; ``novel``: distinct and not in the training
+        set / distinct; ``vun``: valid, distinct and not in the training set / all, the product of the three; ``undecided``: samples
+        with an isomorphism test that was given up / all; ``connected``: / all; ``nodes``, ``edges``: means over readable
+        samples; ``mmd_degree``, ``mmd_clustering``, ``mmd_orbit``, ``mmd_spectral``, ``mmd_wavelet``, ``ratio``.
+    """
+    shape = shape if reference is None else reference.shape
+    budget = BUDGET if reference is None else reference.budget
+    valid = [s for s in samples if s is not None and has_shape(s, shape)]
+    distinct, undecided, novel = GraphSet(budget=budget), 0, 0
+    for sample in valid:
+        repeated = distinct.add(sample)
+        trained = reference.known.find(sample) if reference is not None and repeated is False else False
+        novel += repeated is False and trained is False
+        undecided += repeated is None or trained is None
+    found = {"num_samples": float(len(samples)), "valid": _share(len(valid), len(samples))}
+    found["unique"] = _share(len(distinct), len(valid))
+    if reference is not None:
+        found |= {"novel": _share(novel, len(distinct)), "vun": _share(novel, len(samples))}
+    found["undecided"] = _share(undecided, len(samples))
+    found["connected"] = _share(sum(map(is_connected, samples)), len(samples))
+    matrices = [m for m in map(matrix_of, samples) if m is not None]
+    found["nodes"] = float(np.mean([len(m) for m in matrices])) if matrices else math.nan
+    found["edges"] = float(np.mean([m.sum() / 2 for m in matrices])) if matrices else math.nan
+    if reference is not None:
+        measured = distances(samples, reference)
+        found |= {f"mmd_{kind}": value for kind, value in measured.items()}
+        found["ratio"] = ratio(measured, reference.floor)
+    return found
+
+
+def evaluate_folds(samples: Samples, reference: GraphReference, folds: int = 5) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation (population, as numpy's) of :func:`evaluate` over ``folds`` equal runs of samples in a row.
+
+    Papers report 5 folds of 40 samples. A graph is unique within its fold.
+
+    Raises:
+        ValueError: if the number of samples is no positive multiple of ``folds``.
+    """
+    if folds < 1 or not samples or len(samples) % folds:
+        raise ValueError(f"folds: {folds} of {len(samples)} samples, expected a divisor of a positive number of samples")
+    size = len(samples) // folds
+    rows = [evaluate(samples[k : k + size], reference) for k in range(0, len(samples), size)]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return {name: (float(np.mean(column)), float(np.std(column))) for name, column in columns.items()}
+
+
+# -- files
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """The graphs of a file.
+
+    Attributes:
+        graphs: graph6 lines that can be read, as written.
+        broken: (line number from 1, text) of those that cannot; an empty field of a table is a sample that was invalid.
+    """
+
+    graphs: tuple[str, ...]
+    broken: tuple[tuple[int, str], ...]
+
+    @property
+    def samples(self) -> list[str | None]:
+        """All of them, None for the broken ones."""
+        return [*self.graphs, *(None for _ in self.broken)]
+
+
+def read_graphs(path: str | Path) -> GraphFile:
+    """Graphs from a file: one graph6 line each (``.g6``, ``.txt``), a column ``graph`` (``.csv``), or the test part of an npz file.
+
+    Text may be gzipped (``.gz``). Blank lines of a list of lines are skipped.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the ending is another one, there is no column ``graph``, or the file holds nothing.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"file: {path} does not exist, expected a file of graphs")
+    kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    if path.suffix == ".npz":
+        lines = list(enumerate((graph6(g) for g in read_npz(path).test), 1))
+    elif kind in (".g6", ".txt", ".csv"):
+        lines = _csv_column(path) if kind == ".csv" else [(k, s) for k, s in _text_lines(path) if s]
+    else:
+        raise ValueError(f"file: {str(path)!r}, expected one ending in .g6, .txt or .csv, also with .gz, or .npz")
+    if not lines:
+        raise ValueError(f"file: {path} holds no graphs, expected at least one")
+    good = {k: matrix_of(text) is not None for k, text in lines}
+    return GraphFile(tuple(s for k, s in lines if good[k]), tuple((k, s) for k, s in lines if not good[k]))
+
+
+def _text(path: Path) -> list[str]:
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8").splitlines()
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+        raise ValueError(f"file: {path} cannot be read as text, expected UTF-8, gzipped only if it ends in .gz ({error})") from None
+
+
+def _text_lines(path: Path) -> list[tuple[int, str]]:
+    return [(k, line.strip()) for k, line in enumerate(_text(path), 1)]
+
+
+def _csv_column(path: Path) -> list[tuple[int, str]]:
+    reader = csv.DictReader(_text(path))
+    if "graph" not in (reader.fieldnames or ()):
+        raise ValueError(f"file: {path} has the columns {', '.join(reader.fieldnames or ()) or 'none'}, expected one named graph")
+    return [(reader.line_num, (row["graph"] or "").strip()) for row in reader]
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,192 @@
+"""Policies of plain graphs - planar graphs, trees, block models: made, pretrained and loaded; samples are graph6 lines."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from discrete_grpo import topology
+from discrete_grpo.config import PretrainConfig
+from discrete_grpo.datasets.synthetic_graphs import GraphStatistics, dataset_from_networkx, graph_statistics, load_splits
+from discrete_grpo.diffusion.choices import Distortion, KernelName, Noise, ScheduleName, distortion, kernel, noise_kernel, schedule
+from discrete_grpo.metrics.graphs import GraphReference, evaluate, read_graphs
+from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
+from discrete_grpo.molecular import NetworkSizes, output_path, report_broken, sample_molecules
+from discrete_grpo.policies.graph import GraphPolicy
+from discrete_grpo.pretrain import Pretrainer
+from discrete_grpo.reporting.console import print_table
+from discrete_grpo.reporting.run_folder import write_json
+from discrete_grpo.shapes import Shape
+
+__all__ = [
+    "PretrainGraphsRecipe",
+    "evaluate_file",
+    "graph_policy",
+    "holds_graphs",
+    "reference_of",
+    "run_pretrain_graphs",
+    "shape_of",
+]
+
+
+@dataclass(frozen=True)
+class PretrainGraphsRecipe:
+    """Likelihood training of a diffusion or flow policy on plain graphs.
+
+    Attributes:
+        data: a named set (planar-16, tree-16, planar-64, tree-64, sbm, community-20), made anew, or an npz file of splits.
+        output_dir: run folder to make.
+        noise: what is noised towards: uniform, marginal or absorbing (masked diffusion).
+        kernel: the reverse step kept with the policy: d3pm, flow, flow_euler; the network is the same.
+        schedule: cosine or linear (flow matching's path).
+        train_distortion: of the times trained at: identity, cos, revcos, polyinc or polydec.
+        sample_distortion: of the sampler's grid, likewise.
+        eta: stochasticity of kernel flow_euler.
+        omega: target guidance of kernel flow_euler.
+        num_steps: steps of the sampler kept with the policy.
+        network: sizes of the graph transformer.
+        pretrain: settings of the training loop.
+        evaluation_samples: graphs drawn with every checkpoint to log validity; 0 draws none.
+        data_licence: written into the checkpoint.
+        shape: what makes a graph valid: planar, tree, sbm or connected; None means that of the set's name.
+    """
+
+    data: str = "planar-16"
+    output_dir: str = "runs/pretrain-graphs"
+    noise: Noise = "marginal"
+    kernel: KernelName = "d3pm"
+    schedule: ScheduleName = "linear"
+    train_distortion: Distortion = "polydec"
+    sample_distortion: Distortion = "polydec"
+    eta: float = 0.0
+    omega: float = 0.0
+    num_steps: int = 50
+    network: NetworkSizes = field(default_factory=NetworkSizes)
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    evaluation_samples: int = 80
+    data_licence: str = "made by discrete-grpo"
+    shape: Shape | None = None
+
+    def __post_init__(self) -> None:
+        if self.evaluation_samples < 0:
+            raise ValueError(f"evaluation_samples: {self.evaluation_samples}, expected at least 0")
+
+
+def shape_of(name: str) -> Shape:
+    """What makes a graph of a named set valid, by the first part of its name.
+
+    >>> shape_of("planar-16"), shape_of("sbm"), shape_of("community-20")
+    ('planar', 'sbm', 'connected')
+    """
+    known: dict[str, Shape] = {"planar": "planar", "tree": "tree", "sbm": "sbm"}
+    return known.get(name.split("-")[0], "connected")
+
+
+def reference_of(metadata: Mapping[str, Any]) -> GraphReference | None:
+    """What the samples of a checkpoint are measured against: the set it was trained on, where that can still be had."""
+    data = metadata.get("data", {})
+    for source in (data.get("name"), data.get("source")):
+        try:
+            return GraphReference(load_splits(str(source)), metadata.get("shape", "connected"))
+        except (FileNotFoundError, ValueError):
+            continue
+    return None
+
+
+def holds_graphs(file: str | Path) -> bool:
+    """Whether a file of samples is of graphs: graph6 or npz by its ending, or a table with a column ``graph``."""
+    name = str(file).removesuffix(".gz")
+    if not name.endswith(".csv"):
+        return name.endswith((".g6", ".npz"))
+    path = Path(file)
+    if not path.is_file():
+        return False
+    with gzip.open(path, "rt", errors="replace") if path.suffix == ".gz" else path.open(errors="replace") as lines:
+        try:
+            return "graph" in lines.readline().strip().split(",")
+        except (OSError, EOFError):
+            return False
+
+
+def evaluate_file(file: str, *, data: str | None = None, shape: Shape | None = None, out: str | None = None) -> dict[str, float]:
+    """V.U.N., MMDs and ratio of a file of graphs against a set; without a set what can be said without one.
+
+    Args:
+        file: graph6 lines, a csv with a column ``graph``, or an npz file, whose test graphs are taken.
+        data: a named set or an npz file of splits.
+        shape: what makes a graph valid; None means that of the set's name.
+        out: JSON file for the numbers.
+
+    Raises:
+        ValueError, FileNotFoundError: if a file cannot be read or the set is unknown.
+    """
+    path = None if out is None else output_path(out)
+    found = read_graphs(file)
+    splits = None if data is None else load_splits(data)
+    shape = shape or shape_of(splits.name if splits else "")
+    report_broken(file, found.broken, len(found.graphs), "graph6")
+    reference = None if splits is None else GraphReference(splits, shape)
+    result = evaluate(found.samples, reference, shape)
+    print_table(f"{file}: {len(found.samples)} graphs", {k: {"value": v} for k, v in result.items()})
+    if path is not None:
+        write_json(path, {"file": file, "data": data, "shape": shape} | result)
+    return result
+
+
+def graph_policy(stats: GraphStatistics, recipe: PretrainGraphsRecipe) -> GraphPolicy:
+    """An untrained policy of plain graphs of the kind ``stats`` describes; the global random state is left as it was."""
+    path = schedule(recipe.schedule)
+    nodes, edges = (
+        kernel(recipe.kernel, noise_kernel(recipe.noise, share, path), eta=recipe.eta, omega=recipe.omega)
+        for share in ((1.0,), stats.edge_marginal)
+    )
+    sizes = asdict(recipe.network)
+    config = GraphTransformerConfig(nodes.num_states, edges.num_states, nodes.num_clean, edges.num_clean, **sizes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.pretrain.seed)
+        network = GraphTransformer(config)
+    return GraphPolicy(
+        network,
+        nodes,
+        edges,
+        stats.node_counts,
+        num_steps=recipe.num_steps,
+        train_distortion=distortion(recipe.train_distortion),
+        sample_distortion=distortion(recipe.sample_distortion),
+        decode=topology.decode,
+    )
+
+
+def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, resume: bool = False) -> Path:
+    """Train, log and export; returns the folder of the exported policy."""
+    splits = load_splits(recipe.data)
+    data = dataset_from_networkx(splits.train, splits.name)
+    policy = graph_policy(graph_statistics(data), recipe)
+    shape = recipe.shape or shape_of(splits.name)
+    metadata = {
+        "kind": "graphs",
+        "data": {"name": splits.name, "source": recipe.data, "graphs": len(data), "licence": recipe.data_licence},
+        "shape": shape,
+        "date": datetime.date.today().isoformat(),
+    }
+    reference = GraphReference(splits, shape)
+
+    def measure(averaged: GraphPolicy) -> Mapping[str, float]:
+        return evaluate(sample_molecules(averaged, recipe.evaluation_samples, batch_size=40), reference)
+
+    trainer = Pretrainer(
+        policy,
+        data,
+        recipe.pretrain,
+        recipe.output_dir,
+        metadata=metadata,
+        resume=resume,
+        evaluate=measure if recipe.evaluation_samples else None,
+    )
+    return trainer.train()

@@ -1,0 +1,76 @@
+"""Plain graphs are drawn as SVG."""
+
+import itertools
+import xml.etree.ElementTree as ET
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from discrete_grpo.datasets.synthetic_graphs import planar, stochastic_block_model, tree
+from discrete_grpo.reporting.draw_graphs import draw_graph, layout
+from discrete_grpo.topology import graph6, parse
+
+GRAPHS = {
+    "one": nx.empty_graph(1),
+    "lone": nx.empty_graph(4),
+    "path": nx.path_graph(3),
+    "clique": nx.complete_graph(6),
+    "planar": planar(16, np.random.default_rng(0)),
+    "tree": tree(16, np.random.default_rng(0)),
+    "block model": stochastic_block_model(np.random.default_rng(0)),
+    "parts": nx.disjoint_union(nx.cycle_graph(4), nx.path_graph(3)),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_drawing_holds_every_node_and_edge(name: str) -> None:
+    graph = GRAPHS[name]
+    text = draw_graph(graph6(graph), width=200, height=100)
+    assert text is not None
+    assert text == draw_graph(graph6(graph), width=200, height=100)
+    root = ET.fromstring(text)
+    space = "{http://www.w3.org/2000/svg}"
+    assert root.get("viewBox") == "0 0 200 100"
+    circles = root.findall(f".//{space}circle")
+    places = [(float(c.get("cx", "")), float(c.get("cy", ""))) for c in circles]
+    assert len(places) == len(graph)
+    assert len(set(places)) == len(places)
+    assert all(0 <= x <= 200 and 0 <= y <= 100 for x, y in places)
+    path = root.find(f"{space}path")
+    assert path is not None
+    assert path.get("d", "").count("L") == graph.number_of_edges()
+    assert "id=" not in text
+    assert "class=" not in text
+
+
+def crossings(graph: nx.Graph) -> int:
+    at = layout(graph)
+
+    def side(a: int, b: int, c: int) -> float:
+        (x, y), (u, v) = at[b] - at[a], at[c] - at[a]
+        return float(x * v - y * u)
+
+    pairs = itertools.combinations(graph.edges, 2)
+    return sum(
+        side(a, b, c) * side(a, b, d) < 0 and side(c, d, a) * side(c, d, b) < 0
+        for (a, b), (c, d) in pairs
+        if len({a, b, c, d}) == 4
+    )
+
+
+def test_planar_graphs_are_drawn_without_crossings() -> None:
+    assert crossings(parse(graph6(GRAPHS["planar"]))) == 0
+    assert crossings(nx.complete_graph(6)) > 0
+
+
+def test_distances_on_the_page_follow_those_in_the_graph() -> None:
+    at = layout(nx.path_graph(9))
+    far = np.linalg.norm(at[:, None] - at[None], axis=-1)
+    wanted = abs(np.subtract.outer(range(9), range(9)))
+    assert np.corrcoef(far.ravel(), wanted.ravel())[0, 1] > 0.95
+
+
+@pytest.mark.parametrize("text", ["", "no graph", "?", graph6(nx.empty_graph(401))])
+def test_what_cannot_be_drawn(text: str) -> None:
+    assert draw_graph(text) is None

@@ -1,0 +1,159 @@
+"""Recipes of plain graphs, options of graph policies in a run, and local search, end to end on tiny networks."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from discrete_grpo import GRPOConfig, PretrainConfig, topology
+from discrete_grpo.checkpoint import load_metadata, load_policy
+from discrete_grpo.datasets.synthetic_graphs import read_npz
+from discrete_grpo.diffusion.flow import FlowEuler
+from discrete_grpo.diffusion.schedules import PolydecDistortion
+from discrete_grpo.families import SamplerOptions, load_trained
+from discrete_grpo.graph import GraphBatch
+from discrete_grpo.molecular import NetworkSizes
+from discrete_grpo.plain_graphs import PretrainGraphsRecipe, run_pretrain_graphs
+from discrete_grpo.policies.graph import GraphPolicy
+from discrete_grpo.policies.likelihoods import EagerLikelihood, ElboLikelihood
+from discrete_grpo.policies.sizes import LearnedSizes, RunningSizes, SizedPolicy
+from discrete_grpo.policies.wrapped import change_graph_policy, graph_part, with_options, without_likelihood
+from discrete_grpo.recipes import TrainRecipe, run_train
+from discrete_grpo.reporting.run_folder import read_metrics, read_samples
+from discrete_grpo.searching import SearchRecipe, run_search
+from tests.toys import tiny_policy
+
+TINY = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2)
+FAST = GRPOConfig(max_steps=2, num_generations=4, generation_batch_size=8, save_steps=1, learning_rate=1e-2)
+EMPTY = GraphBatch(torch.zeros(6, 3, dtype=torch.long), torch.zeros(6, 3, 3, dtype=torch.long), torch.ones(6, 3, dtype=torch.bool))
+
+
+def edges(samples: list[str], **columns: Any) -> list[float]:
+    """A reward that counts edges."""
+    return [float(topology.parse(s).number_of_edges()) for s in samples]
+
+
+@pytest.fixture(scope="module")
+def planar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    recipe = PretrainGraphsRecipe(
+        data="community-20",
+        output_dir=str(tmp_path_factory.mktemp("graphs") / "run"),
+        kernel="flow_euler",
+        eta=2.0,
+        num_steps=4,
+        network=TINY,
+        pretrain=PretrainConfig(max_steps=3, batch_size=8, save_steps=2),
+        evaluation_samples=4,
+    )
+    return run_pretrain_graphs(recipe)
+
+
+def test_a_policy_of_plain_graphs_is_pretrained_and_loaded(planar: Path) -> None:
+    policy = load_trained(planar)
+    assert isinstance(policy.edge_kernel, FlowEuler)
+    assert (policy.edge_kernel.eta, policy.edge_kernel.num_clean, policy.node_kernel.num_clean) == (2.0, 2, 1)
+    assert policy.train_distortion == policy.sample_distortion == PolydecDistortion()
+    assert load_metadata(planar)["kind"] == "graphs"
+    assert load_metadata(planar)["data"]["graphs"] == 128
+    assert "eval/connected" in {name for line in read_metrics(planar.parent) for name in line}
+    other = load_trained(planar, SamplerOptions(kernel="d3pm", sample_distortion="identity", num_steps=7))
+    torch.testing.assert_close(other.grid, torch.linspace(1, 0, 8, dtype=torch.float64))
+    assert other.edge_kernel.prior == policy.edge_kernel.prior
+
+
+@pytest.mark.parametrize(
+    ("options", "wrapper"),
+    [
+        ({}, GraphPolicy),
+        ({"likelihood": "eager"}, EagerLikelihood),
+        ({"likelihood": "elbo", "elbo_draws": 3}, ElboLikelihood),
+        ({"node_count": "learned"}, SizedPolicy),
+        ({"node_count": "running"}, SizedPolicy),
+    ],
+)
+def test_every_choice_trains_resumes_and_exports(planar: Path, tmp_path: Path, options: dict[str, Any], wrapper: type) -> None:
+    recipe = TrainRecipe(
+        policy=str(planar), reward=edges, output_dir=str(tmp_path / "run"), grpo=FAST, evaluation_samples=4, **options
+    )
+    result = run_train(recipe)
+    assert set(result) == {"before", "after"}
+    assert isinstance(load_policy(next(iter(sorted((tmp_path / "run/checkpoints").iterdir())))), wrapper)
+    exported = load_trained(tmp_path / "run/policy")
+    assert isinstance(exported, SizedPolicy if wrapper is SizedPolicy else GraphPolicy)
+    assert topology.parse(read_samples(tmp_path / "run/evaluation_after.csv.gz")["sample"][0]).number_of_nodes() >= 12
+    more = dataclasses.replace(recipe, grpo=dataclasses.replace(FAST, max_steps=3))
+    run_train(more, resume=True)
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3]
+
+
+def test_options_of_a_wrapped_policy_reach_the_graph_policy(planar: Path) -> None:
+    plain = load_trained(planar)
+    sized = with_options(plain, node_count="learned")
+    assert isinstance(sized.head, LearnedSizes)
+    assert isinstance(with_options(plain, node_count="running").head, RunningSizes)
+    assert graph_part(sized) is plain
+    assert graph_part(torch.nn.Linear(1, 1)) is None
+    assert with_options(sized, "eager") is sized, "a resumed run keeps the wrapper of its checkpoint"
+    eager = with_options(plain, "eager")
+    assert without_likelihood(eager) is plain
+    assert without_likelihood(sized) is sized
+    changed = change_graph_policy(sized, lambda p: GraphPolicy(**p.init_args() | {"num_steps": 9}))
+    assert changed.policy.num_steps == 9
+    assert changed.head is sized.head
+
+
+def test_choices_that_do_not_fit_are_named(planar: Path) -> None:
+    plain = load_trained(planar)
+    for policy, choices, said in (
+        (plain, ("exact",), "likelihood: 'exact', expected transition, eager or elbo"),
+        (plain, ("transition", "fixed"), "node_count: 'fixed', expected prior, learned or running"),
+        (plain, ("eager", "learned"), "node_count: 'learned', expected prior with likelihood eager"),
+        (torch.nn.Linear(1, 1), ("eager",), "likelihood: 'eager', expected none: Linear has no such setting"),
+        (torch.nn.Linear(1, 1), ("transition", "learned"), "node_count: 'learned', expected none: Linear has no such setting"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            with_options(policy, *choices)
+
+
+def test_local_search_writes_what_it_found(planar: Path, tmp_path: Path) -> None:
+    recipe = SearchRecipe(str(planar), edges, str(tmp_path / "run"), rounds=2, population=3, children=4)
+    found = run_search(recipe)
+    table = read_samples(tmp_path / "run/best.csv.gz")
+    assert [float(r) for r in table["reward"]] == list(found.rewards) == sorted(found.rewards, reverse=True)
+    assert edges(table["graph"]) == list(found.rewards)
+    assert found.scored == 3 * 12
+    assert run_search(recipe, resume=True).samples == found.samples
+
+
+def test_time_distortions_move_the_grid_and_the_times_trained_at() -> None:
+    grid = tiny_policy(num_steps=4, sample_distortion=PolydecDistortion()).grid
+    torch.testing.assert_close(grid, torch.tensor([1.0, 0.5625, 0.25, 0.0625, 0.0], dtype=torch.float64))
+    seen: list[torch.Tensor] = []
+
+    class Watching(torch.nn.Module):
+        def __init__(self, inner: torch.nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, nodes: Any, edges: Any, time: torch.Tensor, mask: Any) -> Any:
+            seen.append(time)
+            return self.inner(nodes, edges, time, mask)
+
+    for distortion in (None, PolydecDistortion()):
+        policy = tiny_policy(train_distortion=distortion)
+        policy.network = Watching(policy.network)
+        policy.likelihood_loss(EMPTY, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(seen[1].double(), seen[0].double() ** 2, rtol=0, atol=1e-6)  # 1 - f(1-t) = t² for polydec
+
+
+def test_an_unknown_set_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="data: 'planar-17', expected one of planar-16"):
+        run_pretrain_graphs(PretrainGraphsRecipe(data="planar-17", output_dir=str(tmp_path)))
+    with pytest.raises(ValueError, match="evaluation_samples: -1, expected at least 0"):
+        PretrainGraphsRecipe(evaluation_samples=-1)
+    with pytest.raises(FileNotFoundError, match="is no file, expected an npz file of splits"):
+        read_npz(tmp_path / "no.npz")

@@ -1,0 +1,196 @@
+"""Generators of synthetic graphs, named sets and files of splits."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+
+from discrete_grpo.datasets.synthetic_graphs import (
+    NAMED_SETS,
+    GraphSplits,
+    dataset_from_networkx,
+    erdos_renyi,
+    graph_statistics,
+    load_splits,
+    make_splits,
+    planar,
+    read_npz,
+    stochastic_block_model,
+    tree,
+    two_communities,
+    write_npz,
+)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+# -- generators
+
+
+@pytest.mark.parametrize("n", [4, 16, 64])
+def test_planar_graphs(n: int) -> None:
+    for seed in range(5):
+        graph = planar(n, rng(seed))
+        assert list(graph) == list(range(n))
+        assert nx.is_connected(graph)
+        assert nx.check_planarity(graph)[0]
+        assert graph.number_of_edges() >= 2 * n - 3  # a triangulation of a convex region
+
+
+def test_trees_are_uniform() -> None:
+    """All 16 labelled trees of 4 nodes, chi-square with 15 degrees of freedom."""
+    draws, generator = 1600, rng()
+    counts = Counter(tuple(sorted(tuple(sorted(e)) for e in tree(4, generator).edges)) for _ in range(draws))
+    assert len(counts) == 16
+    assert sum((c - 100) ** 2 / 100 for c in counts.values()) < 37.7  # p = 0.001
+    assert all(nx.is_tree(tree(n, generator)) for n in (2, 3, 64))
+
+
+def test_block_model_densities() -> None:
+    generator = rng(3)
+    joined, pairs = np.zeros(2), np.zeros(2)
+    for _ in range(30):
+        graph = stochastic_block_model(generator, communities=(2, 2), sizes=(20, 20), p_in=0.3, p_out=0.05)
+        assert nx.is_connected(graph)
+        assert len(graph) == 40
+        inside = sum((u < 20) == (v < 20) for u, v in graph.edges)
+        joined += [inside, graph.number_of_edges() - inside]
+        pairs += [2 * 190, 400]
+    expected = np.array([0.3, 0.05])
+    assert (abs(joined / pairs - expected) < 4 * np.sqrt(expected * (1 - expected) / pairs)).all()
+    sizes = {len(stochastic_block_model(generator)) for _ in range(20)}
+    assert min(sizes) >= 40
+    assert max(sizes) <= 200
+
+
+def test_two_communities_have_a_bridge() -> None:
+    for seed in range(30):
+        graph = two_communities(12, rng(seed), p_out=0.0)
+        assert sum((u < 6) != (v < 6) for u, v in graph.edges) == 1
+    crossing = [sum((u < 10) != (v < 10) for u, v in two_communities(20, rng(s), p_out=0.5).edges) for s in range(200)]
+    assert np.mean(crossing) == pytest.approx(100 * 2 * 0.5 / 10, abs=1)
+
+
+def test_erdos_renyi() -> None:
+    assert erdos_renyi(5, 0.0, rng()).number_of_edges() == 0
+    assert erdos_renyi(5, 1.0, rng()).number_of_edges() == 10
+    assert np.mean([erdos_renyi(10, 0.3, rng(s)).number_of_edges() for s in range(200)]) == pytest.approx(13.5, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: planar(3, rng()), "num_nodes: 3, expected at least 4"),
+        (lambda: tree(1, rng()), "num_nodes: 1, expected at least 2"),
+        (lambda: two_communities(7, rng()), "num_nodes: 7, expected an even number"),
+        (lambda: two_communities(6, rng(), p_out=-1.0), "p_out: -1.0, expected 0 to 1"),
+        (lambda: erdos_renyi(4, 1.5, rng()), "p: 1.5, expected 0 to 1"),
+        (lambda: stochastic_block_model(rng(), communities=(3, 2)), r"communities: \(3, 2\)"),
+        (lambda: stochastic_block_model(rng(), p_in=0.0), "p_in: 0.0, expected more than 0"),
+    ],
+)
+def test_arguments_out_of_range(make: Callable[[], nx.Graph], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_same_seed_same_graph() -> None:
+    for make in (lambda g: planar(12, g), lambda g: tree(12, g), stochastic_block_model, lambda g: two_communities(12, g)):
+        assert nx.utils.graphs_equal(make(rng(7)), make(rng(7)))
+        assert not nx.utils.graphs_equal(make(rng(7)), make(rng(8)))
+
+
+# -- sets
+
+
+def test_named_sets_are_the_same_every_time() -> None:
+    for name in ("tree-16", "community-20"):
+        a, b = make_splits(name), load_splits(name)
+        assert (len(a.train), len(a.val), len(a.test)) == NAMED_SETS[name].counts
+        assert all(nx.utils.graphs_equal(x, y) for x, y in zip(a.train + a.test, b.train + b.test, strict=True))
+    with pytest.raises(ValueError, match=r"data: 'planar16', expected one of planar-16, .*or the path of an npz"):
+        load_splits("planar16")
+
+
+def test_dataset_and_statistics() -> None:
+    graphs = [nx.path_graph(2), nx.complete_graph(4), nx.Graph([("b", "a", {"weight": 3.0})])]
+    data = dataset_from_networkx(graphs, "few")
+    assert len(data) == 3
+    assert data.batch([1]).edges[0].tolist() == [[int(i != j) for j in range(4)] for i in range(4)]
+    assert data.batch(slice(0, 1)).edges.tolist() == [[[0, 1], [1, 0]]]
+    assert data.batch(torch.tensor([2])).edges.tolist() == [[[0, 1], [1, 0]]]
+    found = graph_statistics(data)
+    assert found.node_counts == pytest.approx((0, 0, 2 / 3, 0, 1 / 3))
+    assert found.edge_marginal == pytest.approx((0.0, 1.0))
+    with pytest.raises(ValueError, match="none given"):
+        dataset_from_networkx([])
+    with pytest.raises(ValueError, match=r"graphs\[1\].*DiGraph"):
+        dataset_from_networkx([nx.path_graph(2), nx.DiGraph([(0, 1)])])
+    with pytest.raises(ValueError, match=r"graphs\[0\].*self-loop"):
+        dataset_from_networkx([nx.Graph([(0, 0), (0, 1)])])
+
+
+# -- files
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    graphs = (nx.path_graph(3), nx.empty_graph(2), nx.complete_graph(4))
+    write_npz(tmp_path / "few.npz", GraphSplits(graphs, graphs[:1], graphs[2:]))
+    return tmp_path / "few.npz"
+
+
+def changed(path: Path, **arrays: np.ndarray | None) -> Path:
+    with np.load(path) as before:
+        kept = {name: before[name] for name in before} | arrays
+    np.savez(path.with_name("changed.npz"), **{k: v for k, v in kept.items() if v is not None})
+    return path.with_name("changed.npz")
+
+
+def test_npz_comes_back(stored: Path) -> None:
+    found = load_splits(str(stored))
+    assert found.name == "few"
+    assert [(len(g), g.number_of_edges()) for g in found.train] == [(3, 2), (2, 0), (4, 6)]
+    assert [len(found.val), len(found.test)] == [1, 1]
+    assert nx.utils.graphs_equal(found.test[0], nx.complete_graph(4))
+
+
+EDGES = np.array([[0, 1], [1, 2], [0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"val_edges": None}, "no array val_edges"),
+        ({"train_offsets": np.array([0, 2, 2])}, r"train: .*expected \[G\], "),
+        ({"train_edges": EDGES[:, :1]}, r"train: .*expected \[G\], "),
+        ({"train_offsets": np.array([0, 2, 2, 9])}, r"train: .*expected \[G\], "),
+        ({"train_edges": np.where(EDGES == 3, 4, EDGES)}, "train graph 2 has an edge to node 4, expected 0 to 3"),
+        ({"train_edges": np.where(EDGES == 3, -1, EDGES)}, "train graph 2 has an edge to node -1, expected 0 to 3"),
+        ({"train_edges": np.where(EDGES == 1, 0, EDGES)}, "train graph 0 has a self-loop"),
+        ({"train_edges": np.concatenate([EDGES[1::-1, ::-1], EDGES[2:-1], EDGES[2:3, ::-1]])}, "train graph 2 .*twice"),
+        ({"train_offsets": np.array([1, 2, 2, 8])}, r"train: .*expected \[G\], "),
+        ({"train_offsets": np.array([0, 5, 2, 8])}, r"train: .*expected \[G\], "),
+        ({"train_edges": EDGES.astype(float)}, r"train: .*expected whole numbers"),
+        ({"test_num_nodes": np.array([-4])}, "test: num_nodes -4"),
+    ],
+)
+def test_broken_npz(stored: Path, arrays: dict[str, np.ndarray | None], said: str) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        read_npz(changed(stored, **arrays))
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_no_npz(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="is no file"):
+        read_npz(tmp_path / "none.npz")
+    for content in (b"", b"text", b"PK\x03\x04broken"):
+        (tmp_path / "bad.npz").write_bytes(content)
+        with pytest.raises(ValueError, match=r"bad\.npz cannot be read"):
+            read_npz(tmp_path / "bad.npz")

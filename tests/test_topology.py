@@ -1,0 +1,67 @@
+"""Graph6 text, adjacency matrices and networkx graphs stand for one another."""
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+
+from discrete_grpo.graph import GraphBatch
+from discrete_grpo.topology import adjacency, decode, encode, graph6, parse
+
+SIZES = [0, 1, 2, 3, 4, 5, 7, 16, 61, 62, 63, 64, 150]
+UNREADABLE = ["", "  ", "B", "Bgg", "~", "~~", "~?", "~~??", "é", "B!", "&BP", ":Fa@x^", "CCO", "B\ng", "~~~~~~~~"]
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_text_is_that_of_networkx(n: int, p: float) -> None:
+    graph = nx.gnp_random_graph(n, p, seed=n)
+    text = nx.to_graph6_bytes(graph, header=False).decode().strip()
+    assert graph6(graph) == text
+    assert nx.utils.graphs_equal(parse(text), graph)
+    matrix = nx.to_numpy_array(graph, dtype=bool, weight=None)
+    assert np.array_equal(adjacency(text), matrix)
+    assert np.array_equal(adjacency(graph), matrix)
+    assert encode(matrix) == text
+    assert np.array_equal(adjacency(f">>graph6<<{text}\n"), matrix)
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_text_that_is_no_graph(text: str) -> None:
+    for read in (parse, adjacency):
+        with pytest.raises(ValueError, match=r"^graph: .* is no graph6 line") as error:
+            read(text)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("graph", "said"),
+    [
+        (nx.DiGraph([(0, 1)]), "directed"),
+        (nx.MultiGraph([(0, 1)]), "multigraph"),
+        (nx.Graph([(0, 1), (1, 1)]), "node 1 has a self-loop"),
+    ],
+)
+def test_graphs_that_have_no_text(graph: nx.Graph, said: str) -> None:
+    for write in (graph6, adjacency):
+        with pytest.raises(ValueError, match=said):
+            write(graph)
+
+
+def test_nodes_are_taken_in_their_order() -> None:
+    graph = nx.Graph([("c", "a"), ("a", "b")])
+    assert graph6(graph) == graph6(nx.path_graph(3)) == "Bg"
+
+
+def test_weights_do_not_matter() -> None:
+    assert adjacency(nx.Graph([(0, 1, {"weight": 0.0})])).tolist() == [[False, True], [True, False]]
+
+
+def test_batch_is_decoded_without_padding() -> None:
+    edges = torch.zeros(2, 3, 3, dtype=torch.long)
+    edges[0, 0, 1] = edges[0, 1, 0] = 2  # any class but 0 is an edge
+    edges[1, 1, 2] = edges[1, 2, 1] = 1
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    lines = decode(GraphBatch(torch.zeros(2, 3, dtype=torch.long), edges, mask))
+    assert [sorted(parse(line).edges) for line in lines] == [[(0, 1)], [(1, 2)]]
+    assert [len(parse(line)) for line in lines] == [2, 3]
