@@ -1,10 +1,14 @@
-"""Calling rewards: names, length and value checks, and errors that say which reward failed and on what."""
+"""Calling rewards: names, length and value checks, errors that say which reward failed and on what, and what was unknown."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -12,11 +16,122 @@ from torch import Tensor
 
 from discrete_grpo.rollout import Reward
 
-__all__ = ["RewardError", "reward_name", "reward_names", "score_samples"]
+__all__ = [
+    "Accounts",
+    "BudgetExhausted",
+    "Failure",
+    "Failures",
+    "RewardError",
+    "finite_number",
+    "reward_name",
+    "reward_names",
+    "score_one",
+    "score_samples",
+    "take_failures",
+]
 
 
 class RewardError(RuntimeError):
     """A reward that raised, or returned something that is not one number a sample."""
+
+
+class BudgetExhausted(RuntimeError):
+    """New samples were to be scored after the last call of the budget.
+
+    Attributes:
+        scores: what is known of the batch [B, R], float64: repeats and what costs nothing; NaN elsewhere.
+    """
+
+    def __init__(self, message: str, scores: Float[Tensor, "batch reward"]) -> None:
+        super().__init__(message)
+        self.scores = scores
+
+
+@runtime_checkable
+class Accounts(Protocol):
+    """Who counts what is scored in a run, such as :class:`discrete_grpo.rewards.ledger.Ledger`."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the budget is used up: nothing new can be scored any more."""
+        ...
+
+    def score(
+        self, rewards: Sequence[Reward], samples: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None
+    ) -> Float[Tensor, "batch reward"]:
+        """Every reward of every sample; see :func:`score_samples`."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """What is logged with each batch."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: tensors, numbers, strings and containers of them."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        ...
+
+
+# -- what could not be scored
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A sample that a reward could not score, and why, in one line."""
+
+    sample: Any
+    reason: str
+
+
+class Failures:
+    """The samples that a reward could not score; too many in a row mean that the reward itself is broken.
+
+    Args:
+        name: the reward's, for the error.
+        limit: how many failures without a single success between them end the run; None: any number is borne.
+    """
+
+    def __init__(self, name: str, limit: int | None = 32) -> None:
+        if limit is not None and limit < 1:
+            raise ValueError(f"max_failures: {limit}, expected at least 1 or None")
+        self.name, self.limit = name, limit
+        self.total = 0
+        self._row = 0
+        self._new: list[Failure] = []
+
+    def success(self) -> None:
+        """A sample was scored."""
+        self._row = 0
+
+    def add(self, sample: Any, reason: str) -> None:
+        """A sample was not.
+
+        Raises:
+            RewardError: if it is the ``limit``-th in a row.
+        """
+        self.total += 1
+        self._row += 1
+        self._new.append(Failure(sample, reason))
+        if self._row == self.limit:
+            self._row = 0
+            raise RewardError(f"reward {self.name}: the last {self.limit} samples all failed; for {sample!r}: {reason}")
+
+    def take(self) -> list[Failure]:
+        """Those since the last call."""
+        new, self._new = self._new, []
+        return new
+
+
+def take_failures(rewards: Sequence[Reward]) -> dict[str, list[Failure]]:
+    """By name of reward, the samples it could not score since the last call; only rewards that keep such a list (a pool)."""
+    found = {name: getattr(reward, "take_failures", None) for name, reward in zip(reward_names(rewards), rewards, strict=True)}
+    return {name: take() for name, take in found.items() if take is not None}
+
+
+# -- names
 
 
 def reward_name(reward: object) -> str:
@@ -45,39 +160,101 @@ def reward_names(rewards: Sequence[Reward]) -> list[str]:
     return names
 
 
-def _number(value: Any, name: str, sample: Any) -> float:
+# -- scoring
+
+
+def finite_number(value: Any) -> float:
+    """A reward's value: a finite number, or NaN where it is unknown (None or NaN).
+
+    Raises:
+        ValueError: for anything else, saying what was expected.
+
+    >>> finite_number(None), finite_number(True)
+    (nan, 1.0)
+    """
     if value is None:
         return math.nan
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise RewardError(f"reward {name}: returned {value!r} for sample {sample!r}, expected a number or None") from None
+        raise ValueError("expected a number or None") from None
     if math.isinf(number):
-        raise RewardError(f"reward {name}: returned {number} for sample {sample!r}, expected a finite number or None")
+        raise ValueError("expected a finite number or None")
     return number
 
 
+def _number(value: Any, name: str, sample: Any) -> float:
+    try:
+        return finite_number(value)
+    except ValueError as error:
+        raise RewardError(f"reward {name}: returned {value!r} for sample {sample!r}, {error}") from None
+
+
+def _awaited(values: Awaitable[Any]) -> Any:
+    """The result of an asynchronous reward, also where an event loop runs already (a notebook)."""
+
+    async def wait() -> Any:
+        return await values
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(wait())
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, wait()).result()
+
+
+def score_one(
+    reward: Reward, samples: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None, *, name: str | None = None
+) -> Float[Tensor, " batch"]:
+    """One reward of every sample, float64; unknown (None or NaN) is NaN. A coroutine function is awaited.
+
+    Raises:
+        RewardError: in one line, if the reward raises, returns another number of values than there are samples, or a
+            value that is no finite number.
+    """
+    name = name or reward_name(reward)
+    try:
+        values = reward(list(samples), **(columns or {}))
+        if inspect.isawaitable(values):
+            values = _awaited(values)
+    except RewardError as error:
+        text = str(error)
+        raise RewardError(text if text.startswith(f"reward {name}:") else f"reward {name}: {text}") from error
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise RewardError(f"reward {name}: raised {type(error).__name__}: {said}") from error
+    try:
+        count = len(values)
+    except TypeError:
+        raise RewardError(f"reward {name}: returned a {type(values).__name__}, expected one number a sample") from None
+    if count != len(samples):
+        raise RewardError(f"reward {name}: returned {count} values for {len(samples)} samples, expected one a sample")
+    return torch.tensor([_number(v, name, s) for v, s in zip(values, samples, strict=True)], dtype=torch.float64)
+
+
 def score_samples(
-    rewards: Sequence[Reward], samples: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None
+    rewards: Sequence[Reward],
+    samples: Sequence[Any],
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    ledger: Accounts | None = None,
 ) -> Float[Tensor, "batch reward"]:
     """Every reward of every sample, float64; unknown (None or NaN) is NaN.
+
+    Args:
+        rewards: one or several.
+        samples: what they score.
+        columns: conditions by name, one value a sample.
+        ledger: counts the samples and gives repeats from its cache; None: every sample is scored, nothing is counted.
 
     Raises:
         RewardError: in one line, if a reward raises, returns another number of values than there are samples, or a
             value that is no finite number.
+        BudgetExhausted: if there is something new to score and the ledger's budget was used up before.
     """
+    if ledger is not None:
+        return ledger.score(rewards, samples, columns)
     result = torch.empty(len(samples), len(rewards), dtype=torch.float64)
     for k, (name, reward) in enumerate(zip(reward_names(rewards), rewards, strict=True)):
-        try:
-            values = reward(list(samples), **(columns or {}))
-        except Exception as error:
-            said = " ".join(str(error).split())
-            raise RewardError(f"reward {name}: raised {type(error).__name__}: {said}") from error
-        try:
-            count = len(values)
-        except TypeError:
-            raise RewardError(f"reward {name}: returned a {type(values).__name__}, expected one number a sample") from None
-        if count != len(samples):
-            raise RewardError(f"reward {name}: returned {count} values for {len(samples)} samples, expected one a sample")
-        result[:, k] = torch.tensor([_number(v, name, s) for v, s in zip(values, samples, strict=True)], dtype=torch.float64)
+        result[:, k] = score_one(reward, samples, columns, name=name)
     return result

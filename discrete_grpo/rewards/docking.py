@@ -1,0 +1,117 @@
+"""Docking with AutoDock Vina as a reward: the packages ``vina`` and ``meeko`` (extra ``docking``).
+
+A docking takes seconds and may hang or crash: run it in a :class:`~discrete_grpo.rewards.pool.RewardPool`, one core each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rdkit import Chem
+from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
+
+from discrete_grpo import chemistry
+
+__all__ = ["Docking"]
+
+
+@dataclass(frozen=True)
+class Docking:
+    """-E of the best pose, E the Vina score in kcal/mol (more is better); 0 for an invalid molecule, None if it has no 3D shape.
+
+    The conformer, the search and so the number depend on ``seed`` and every setting here; they are all part of the reward's
+    identity in a cache, with the receptor's content and the versions of both packages.
+
+    Attributes:
+        receptor: PDBQT file.
+        center: of the box, x, y, z in Å.
+        box_size: its edges in Å, above 0.
+        exhaustiveness: of the search, at least 1.
+        n_poses: poses kept, at least 1.
+        seed: of the conformer and the search, above 0 (Vina takes 0 for "at random").
+        cpu: cores of one docking.
+
+    Raises:
+        ValueError: for an argument out of its range, or a receptor that is no file.
+        ImportError: when called, if vina or meeko is not installed.
+
+    Source: Trott and Olson (2010); Eberhardt et al. (2021), https://doi.org/10.1021/acs.jcim.1c00203
+    """
+
+    receptor: str
+    center: tuple[float, float, float]
+    box_size: tuple[float, float, float]
+    exhaustiveness: int = 8
+    n_poses: int = 1
+    seed: int = 42
+    cpu: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("center", "box_size"):
+            values = tuple(float(x) for x in getattr(self, name))
+            if len(values) != 3 or not all(math.isfinite(x) and (name == "center" or x > 0) for x in values):
+                raise ValueError(f"{name}: {list(values)}, expected three finite numbers{'' if name == 'center' else ' above 0'}")
+            object.__setattr__(self, name, values)
+        for name in ("exhaustiveness", "n_poses", "seed", "cpu"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)}, expected at least 1")
+        if not Path(self.receptor).is_file():
+            raise ValueError(f"receptor: {self.receptor!r}, expected a PDBQT file")
+
+    @property
+    def name(self) -> str:
+        """For logs."""
+        return f"docking({Path(self.receptor).stem})"
+
+    @cached_property
+    def cached_as(self) -> tuple[Any, ...]:
+        """Everything the number depends on."""
+        settings = (self.center, self.box_size, self.exhaustiveness, self.n_poses, self.seed)
+        versions = [getattr(_package(name), "__version__", "unknown") for name in ("vina", "meeko")]
+        return ("docking", hashlib.blake2b(Path(self.receptor).read_bytes(), digest_size=16).hexdigest(), *settings, *versions)
+
+    @cached_property
+    def _vina(self) -> Any:
+        engine = _package("vina").Vina(sf_name="vina", cpu=self.cpu, seed=self.seed, verbosity=0)
+        engine.set_receptor(self.receptor)
+        engine.compute_vina_maps(center=list(self.center), box_size=list(self.box_size))
+        return engine
+
+    def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
+        """One number a sample."""
+        return [0.0 if (mol := chemistry.parse(sample)) is None else self._dock(mol) for sample in samples]
+
+    def _dock(self, mol: Chem.Mol) -> float | None:
+        ligand = self._prepared(mol)
+        if ligand is None:
+            return None
+        self._vina.set_ligand_from_string(ligand)
+        self._vina.dock(exhaustiveness=self.exhaustiveness, n_poses=self.n_poses)
+        return -float(self._vina.energies(n_poses=1)[0][0])
+
+    def _prepared(self, mol: Chem.Mol) -> str | None:
+        """The ligand as PDBQT text: hydrogens, one conformer by ETKDG, MMFF94; None where RDKit finds no conformer."""
+        full = Chem.AddHs(mol)
+        if rdDistGeom.EmbedMolecule(full, randomSeed=self.seed) != 0:
+            return None
+        if rdForceFieldHelpers.MMFFHasAllMoleculeParams(full):
+            rdForceFieldHelpers.MMFFOptimizeMolecule(full)
+        meeko = _package("meeko")
+        text, fine, reason = meeko.PDBQTWriterLegacy.write_string(meeko.MoleculePreparation().prepare(full)[0])
+        if not fine:
+            raise ValueError(f"meeko: {reason}")
+        return str(text)
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ImportError(f"docking: needs {name}, which is not installed; pip install 'discrete-grpo[docking]'") from None

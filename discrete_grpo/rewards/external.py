@@ -1,0 +1,255 @@
+r"""An external program as a reward: JSON lines in on stdin, JSON lines out on stdout.
+
+For each sample the program reads one line and writes one, in order, and stays alive for the next::
+
+    {"id": 0, "sample": "CCO", "logP": 2.0}        # columns stand beside the sample
+    {"id": 0, "reward": 0.41}                      # null: unknown
+
+In Python that is a loop ``for line in sys.stdin`` with ``print(json.dumps(...), flush=True)``: without the flush the answer
+stays in the program. Lines on stdout that are no answer are passed over; stderr is shown when something fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from discrete_grpo.scoring import Failure, Failures, finite_number
+
+__all__ = ["ExternalReward"]
+
+
+class _Failed(Exception):
+    """The program gave no number for a sample; the text says why. It is not to be used again."""
+
+
+class _Refused(_Failed):
+    """The same, but the program goes on."""
+
+
+class _Program:
+    """A running program, and threads that carry its lines, so that nothing here waits for a pipe."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            list(command), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, env=os.environ | dict(environment)
+        )
+        self.lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.questions: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.errors: deque[str] = deque(maxlen=5)
+        self.asides: deque[str] = deque(maxlen=1)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        work = ((self._write, self.process.stdin), (self._read, self.process.stdout), (self._listen, self.process.stderr))
+        self.threads = [threading.Thread(target=target, args=(pipe,), daemon=True) for target, pipe in work]
+        for thread in self.threads:
+            thread.start()
+
+    def _write(self, pipe: IO[bytes]) -> None:
+        with contextlib.suppress(OSError, ValueError), pipe:
+            while (question := self.questions.get()) is not None:
+                pipe.write(question)
+                pipe.flush()
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        with contextlib.suppress(OSError, ValueError), pipe:
+            for line in pipe:
+                self.lines.put(line)
+        self.lines.put(None)
+
+    def _listen(self, pipe: IO[bytes]) -> None:
+        with contextlib.suppress(OSError, ValueError), pipe:
+            for line in pipe:
+                self.errors.append(line.decode("utf-8", "replace").strip())
+
+    def answer(self, number: int, deadline: float) -> Any:
+        """The reward of the line with this id.
+
+        Raises:
+            queue.Empty: after the deadline.
+            EOFError: if the program ends.
+        """
+        while True:
+            line = self.lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            if line is None:
+                raise EOFError
+            try:
+                found = json.loads(line)
+            except ValueError:
+                found = None
+            if isinstance(found, dict) and found.get("id") == number and "reward" in found:
+                return found["reward"]
+            self.asides.append(line.decode("utf-8", "replace").strip()[:200])
+
+    def stop(self, patience: float = 1.0) -> None:
+        """Close its stdin, wait a moment, then end it and all it has started."""
+        self.questions.put(None)
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None:
+                self._signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=None if number == signal.SIGKILL else patience)
+                break
+        self._signal(signal.SIGKILL)  # its children
+        for thread in self.threads:
+            thread.join(timeout=1.0)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+
+class ExternalReward:
+    """A program that scores one sample a line, kept alive between samples and restarted when it dies.
+
+    A sample on which it ends, gives no answer in time or no number is unknown (None), and stands in :meth:`take_failures`. For
+    several at once, or for further tries, put this into a :class:`~discrete_grpo.rewards.pool.RewardPool`. The program is
+    started without a shell: nothing in a sample or in ``command`` is expanded.
+
+    Args:
+        command: the program and its arguments.
+        timeout: seconds a sample may take; the first one after a start has ``start_timeout`` more.
+        start_timeout: seconds the program may take before its first answer.
+        max_failures: that many failures in a row, without one success, end the run; None: never.
+        environment: variables to set for the program.
+        name: for metrics and tables; None: the script's or the program's file name.
+        version: of what the program computes; change it when its scores change, so that cached ones are not used.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        *,
+        timeout: float = 60.0,
+        start_timeout: float = 60.0,
+        max_failures: int | None = 32,
+        environment: dict[str, str] | None = None,
+        name: str | None = None,
+        version: str = "",
+    ) -> None:
+        if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
+            raise ValueError(f"command: {command!r}, expected a list of words, such as ['python', 'score.py']")
+        for label, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
+            if not seconds > 0:
+                raise ValueError(f"{label}: {seconds}, expected more than 0")
+        self.command, self.timeout, self.start_timeout = list(command), timeout, start_timeout
+        self.environment, self.version = dict(environment or {}), version
+        self.name = name or _name(self.command)
+        self.failures = Failures(self.name, max_failures)
+        self._running: list[_Program] = []
+        self._asked = 0
+        self._end = weakref.finalize(self, _stop, self._running, os.getpid())
+
+    @property
+    def cached_as(self) -> tuple[Any, ...]:
+        """Program, arguments, variables and version."""
+        return ("external", self.command, self.environment, self.version)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The settings: a copy has a program of its own."""
+        names = ("command", "timeout", "start_timeout", "environment", "name", "version")
+        return {name: getattr(self, name) for name in names} | {"max_failures": self.failures.limit}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def take_failures(self) -> list[Failure]:
+        """The samples that could not be scored since the last call, each with the reason."""
+        return self.failures.take()
+
+    def close(self) -> None:
+        """Stop the program; a later call starts it again."""
+        _stop(self._running, os.getpid())
+
+    def __enter__(self) -> ExternalReward:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __call__(self, samples: Sequence[Any], **columns: Sequence[Any]) -> list[float | None]:
+        """One number a sample, in order; None where it is unknown.
+
+        Raises:
+            RewardError: if too many samples failed in a row.
+            ValueError: if a sample or a column is nothing that JSON knows.
+        """
+        return [self._one(sample, {name: values[k] for name, values in columns.items()}) for k, sample in enumerate(samples)]
+
+    def _one(self, sample: Any, columns: Mapping[str, Any]) -> float | None:
+        number = self._asked
+        self._asked += 1
+        try:
+            line = json.dumps({**columns, "id": number, "sample": sample}, allow_nan=False).encode() + b"\n"
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"sample: {sample!r} or its columns cannot be written as JSON ({error})") from error
+        try:
+            value = self._ask(number, line)
+        except _Failed as error:
+            if not isinstance(error, _Refused):
+                self.close()
+            self.failures.add(sample, str(error))
+            return None
+        except BaseException:  # Ctrl-C: its answer would belong to no question
+            self.close()
+            raise
+        self.failures.success()
+        return None if math.isnan(value) else value
+
+    def _ask(self, number: int, line: bytes) -> float:
+        patience = self.timeout
+        if not self._running:
+            try:
+                self._running.append(_Program(self.command, self.environment))
+            except OSError as error:
+                raise _Failed(f"cannot be started: {error}") from error
+            patience += self.start_timeout
+        program = self._running[0]
+        program.questions.put(line)
+        try:
+            value = program.answer(number, time.monotonic() + patience)
+        except queue.Empty:
+            raise _Failed(f"no answer within {patience:g} s{_said(program)}") from None
+        except EOFError:
+            program.stop()
+            raise _Failed(f"the program ended with status {program.process.returncode}{_said(program)}") from None
+        try:
+            return finite_number(value)
+        except ValueError as error:
+            raise _Refused(f"answered {value!r}, {error}") from None
+
+
+def _name(command: Sequence[str]) -> str:
+    """``score`` for ``python score.py``, ``dock`` for ``bin/dock --fast``."""
+    scripts = [word for word in command[1:] if Path(word).suffix and not word.startswith("-")]
+    return Path((scripts or command)[0]).stem
+
+
+def _said(program: _Program) -> str:
+    """What the program told about its trouble."""
+    parts = [("stderr", " / ".join(program.errors)), ("stdout", " ".join(program.asides))]
+    return "".join(f"; {name}: {text}" for name, text in parts if text)
+
+
+def _stop(running: list[_Program], owner: int) -> None:
+    if os.getpid() != owner:
+        running.clear()
+    while running:
+        running.pop().stop()

@@ -1,0 +1,384 @@
+"""The oracle ledger: how many different samples a run has scored, by whatever part of it, and when.
+
+A call is a new sample in canonical form; repeats cost nothing, invalid samples neither. What counts is being asked for: a
+score that a cache shared with another run knows is a call of this run all the same, and so is one that stayed unknown.
+
+Source of the counting rule and of the area under the curve: Gao et al. (2022), PMO, https://arxiv.org/abs/2206.12411
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import math
+import os
+import sqlite3
+import struct
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from discrete_grpo import chemistry
+from discrete_grpo.rewards.cache import Database, ScoreCache, batches, reward_identity
+from discrete_grpo.rollout import Reward
+from discrete_grpo.scoring import BudgetExhausted, RewardError, reward_names, score_one
+
+__all__ = ["History", "Ledger", "auc_top_k", "molecule_key", "text_key"]
+
+T = TypeVar("T")
+TABLES = {
+    "calls": "key TEXT PRIMARY KEY, turn INTEGER, rank INTEGER, position INTEGER, checksum BLOB",
+    "scores": "reward TEXT, key TEXT, value REAL, checksum BLOB, PRIMARY KEY (reward, key)",
+}
+
+
+# -- what counts as the same sample
+
+
+@lru_cache(maxsize=65536)
+def molecule_key(sample: Any) -> str | None:
+    """The canonical isomeric SMILES of a valid molecule, else None.
+
+    >>> molecule_key("OCC"), molecule_key("C.C"), molecule_key(None)
+    ('CCO', None, None)
+    """
+    mol = chemistry.parse(sample)
+    return None if mol is None else chemistry.to_smiles(mol)
+
+
+def text_key(sample: Any) -> str | None:
+    """The sample as text; None only for None."""
+    return None if sample is None else str(sample).encode("utf-8", "backslashreplace").decode()
+
+
+# -- the ledger
+
+
+@dataclass(frozen=True)
+class History:
+    """The calls of a run in the order in which they were first made.
+
+    Attributes:
+        keys: n canonical samples.
+        names: of the R rewards.
+        scores: what each reward gave [n, R], float64; NaN where it is unknown or was not asked.
+    """
+
+    keys: tuple[str, ...]
+    names: tuple[str, ...]
+    scores: Float[Tensor, "call reward"]
+
+
+class Ledger:
+    """Scores samples for every part of a run, counts the different ones and gives repeats from a cache.
+
+    Each use of :meth:`score` is a *turn*. Calls are ordered by turn, process and position in the batch, so the order does not
+    depend on which of several processes was faster; :attr:`calls` counts those up to the present turn. After a resume the turns
+    since the checkpoint are taken again, and what they had scored already is not counted twice.
+
+    Args:
+        path: SQLite file in the run folder that all processes of the run on this machine share; None: in memory, and what was
+            scored after the last checkpoint is forgotten when the run is killed.
+        key: canonical form of a sample, None for an invalid one: :func:`molecule_key` or :func:`text_key`.
+        max_oracle_calls: budget; None: no end.
+        cache: where scores are kept and looked up; None: every sample is scored again, also within a batch.
+        rank: number of this process.
+
+    Raises:
+        ValueError: if the budget is below 1.
+        OSError: if the file cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        key: Callable[[Any], str | None] = text_key,
+        max_oracle_calls: int | None = None,
+        cache: ScoreCache | None = None,
+        rank: int = 0,
+    ) -> None:
+        if max_oracle_calls is not None and max_oracle_calls < 1:
+            raise ValueError(f"max_oracle_calls: {max_oracle_calls}, expected at least 1 or None")
+        self.key, self.max_oracle_calls, self.cache, self.rank = key, max_oracle_calls, cache, rank
+        self._file = Database(path, TABLES)
+        self._identities: dict[int, tuple[Reward, str | None]] = {}
+        damaged = self._run(_forget_damaged)
+        if damaged:
+            warnings.warn(f"{path}: {damaged} damaged rows were left out", RuntimeWarning, stacklevel=2)
+        self.turn = 0
+
+    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return self._file.run(work)
+        except OSError as error:  # nothing may be scored that cannot be counted
+            raise RewardError(f"ledger: {error}") from error
+
+    def _ask(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        return self._run(lambda connection: connection.execute(query, values).fetchall())
+
+    # -- counts
+
+    @property
+    def calls(self) -> int:
+        """Different valid samples scored up to now."""
+        return int(self._ask("SELECT COUNT(*) FROM calls WHERE turn <= ?", (self.turn,))[0][0])
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the budget is used up."""
+        return self.max_oracle_calls is not None and self.calls >= self.max_oracle_calls
+
+    def calls_by_reward(self) -> dict[str, int]:
+        """The same for each reward: different valid samples that it was asked for."""
+        query = "SELECT reward, COUNT(*) FROM scores JOIN calls USING (key) WHERE turn <= ? GROUP BY reward ORDER BY reward"
+        return dict(self._ask(query, (self.turn,)))
+
+    def metrics(self) -> dict[str, float]:
+        """``oracle/calls``, and ``oracle/left`` of the budget."""
+        calls = self.calls
+        left = {} if self.max_oracle_calls is None else {"oracle/left": float(max(0, self.max_oracle_calls - calls))}
+        return {"oracle/calls": float(calls)} | left
+
+    def history(self) -> History:
+        """Every call up to now, in order."""
+        state = self.state_dict()
+        names = tuple(state["scores"])
+        columns = [state["scores"][name] for name in names]
+        return History(tuple(state["keys"]), names, torch.stack(columns, -1) if columns else torch.empty(len(state["keys"]), 0))
+
+    # -- scoring
+
+    def skip(self) -> None:
+        """Another process scores something alone (an evaluation): keep the turns of all processes in step."""
+        self.turn += 1
+
+    def catch_up(self) -> None:
+        """Take the file's last turn for the present one: to read the ledger of a run that is over."""
+        self.turn = int(self._ask("SELECT COALESCE(MAX(turn), 0) FROM calls")[0][0])
+
+    def score(
+        self, rewards: Sequence[Reward], samples: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None
+    ) -> Float[Tensor, "batch reward"]:
+        """Every reward of every sample, float64; unknown is NaN, also for new samples that no longer fit into the budget.
+
+        Invalid samples are handed to the rewards as they are, which say what they are worth.
+
+        Raises:
+            RewardError: as :func:`discrete_grpo.scoring.score_one`, and if the file cannot be written.
+            BudgetExhausted: if there is a new sample and the budget was used up in earlier turns.
+        """
+        self.turn += 1
+        keys = [self.key(sample) for sample in samples]
+        paid, spent = self._claim(keys)
+        rows = [k for k, key in enumerate(keys) if key is None or key in paid]
+        result = torch.full((len(samples), len(rewards)), torch.nan, dtype=torch.float64)
+        picked = {name: [values[k] for k in rows] for name, values in (columns or {}).items()}
+        for j, (name, reward) in enumerate(zip(reward_names(rewards), rewards, strict=True)):
+            found = self._scored(name, reward, [samples[k] for k in rows], [keys[k] for k in rows], picked)
+            result[rows, j] = torch.tensor(found, dtype=torch.float64)
+            pairs = reversed(list(zip(rows, found, strict=True)))  # of equal samples the first stands
+            self._keep(name, {key: value for k, value in pairs if (key := keys[k]) is not None})
+        if spent and len(rows) < len(samples):
+            raise BudgetExhausted(f"max_oracle_calls: all {self.max_oracle_calls} are used up", result)
+        return result
+
+    def _claim(self, keys: Sequence[str | None]) -> tuple[set[str], bool]:
+        """Pay for new keys in order as far as the budget goes: all that are paid for, and whether earlier turns spent it all."""
+        places = {key: position for position, key in reversed(list(enumerate(keys))) if key is not None}
+        ordered = sorted(places, key=lambda key: places[key])
+
+        def work(connection: sqlite3.Connection) -> tuple[set[str], bool]:
+            known = set(_known(connection, ordered))
+            total, before = connection.execute(
+                "SELECT COUNT(*), COUNT(*) FILTER (WHERE turn < ?) FROM calls", (self.turn,)
+            ).fetchone()
+            limit = math.inf if self.max_oracle_calls is None else self.max_oracle_calls
+            new = [key for key in ordered if key not in known]
+            paid = known.union(new if limit == math.inf else new[: max(0, int(limit) - total)])
+            _write_calls(connection, ((key, self.turn, self.rank, places[key]) for key in ordered if key in paid))
+            return paid, before >= limit
+
+        return self._run(work)
+
+    def _scored(
+        self, name: str, reward: Reward, samples: Sequence[Any], keys: Sequence[str | None], columns: Mapping[str, Sequence[Any]]
+    ) -> list[float]:
+        """One reward of these samples; equal ones once, known ones not at all."""
+        ids = self._cache_keys(name, reward, keys, columns)
+        known = {} if self.cache is None else self.cache.get([key for key in ids if key is not None])
+        first = {key: k for k, key in reversed(list(enumerate(ids))) if key is not None}
+        todo = [k for k, key in enumerate(ids) if key is None or (key not in known and first[key] == k)]
+        values = [math.nan] * len(samples)
+        if todo:
+            picked = {column: [given[k] for k in todo] for column, given in columns.items()}
+            for k, value in zip(todo, score_one(reward, [samples[k] for k in todo], picked, name=name).tolist(), strict=True):
+                values[k] = value
+        new = {key: values[k] for k in todo if (key := ids[k]) is not None and not math.isnan(values[k])}
+        if self.cache is not None:
+            self.cache.put(new)
+        return [value if key is None else known.get(key, values[first[key]]) for key, value in zip(ids, values, strict=True)]
+
+    def _cache_keys(
+        self, name: str, reward: Reward, keys: Sequence[str | None], columns: Mapping[str, Sequence[Any]]
+    ) -> list[bytes | None]:
+        if self.cache is None:
+            return [None] * len(keys)
+        identity = self._identity(name, reward)
+        reads = getattr(reward, "reads", None)
+        seen = {column: values for column, values in columns.items() if reads is None or column in reads}
+        rows = [{column: values[k] for column, values in seen.items()} for k in range(len(keys))]
+        return [None if key is None else ScoreCache.key(identity, key, row) for key, row in zip(keys, rows, strict=True)]
+
+    def _identity(self, name: str, reward: Reward) -> str | None:
+        if id(reward) not in self._identities:
+            identity = reward_identity(reward)
+            if identity is None and getattr(reward, "cached_as", reward) is not None:
+                told = "its settings are not plain values; an attribute cached_as (a text) would name it"
+                warnings.warn(f"reward {name}: repeats are scored again, since {told}", RuntimeWarning, stacklevel=2)
+            self._identities[id(reward)] = (reward, identity)  # the reward too: its id must stay its own
+        return self._identities[id(reward)][1]
+
+    def _keep(self, name: str, values: Mapping[str, float]) -> None:
+        """Note what a reward gave for calls; the first known value stands."""
+        known = {key: None if math.isnan(x) else x for key, x in values.items()}
+        rows = [(name, key, x, _checksum(name, key, math.nan if x is None else x)) for key, x in known.items()]
+        self._run(partial(_write_scores, rows=rows))
+
+    # -- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The calls up to now, in order, and what each reward gave; for a checkpoint."""
+        rows = self._ask("SELECT key, turn, rank, position FROM calls WHERE turn <= ? ORDER BY turn, rank, position", (self.turn,))
+        number = {row[0]: k for k, row in enumerate(rows)}
+        scores: dict[str, list[float]] = {}
+        asked: dict[str, list[bool]] = {}
+        for name, key, value in self._ask("SELECT reward, key, value FROM scores ORDER BY reward"):
+            if name not in scores:
+                scores[name], asked[name] = [math.nan] * len(rows), [False] * len(rows)
+            if key in number:
+                scores[name][number[key]] = math.nan if value is None else value
+                asked[name][number[key]] = True
+        return {
+            "turn": self.turn,
+            "keys": [row[0] for row in rows],
+            "when": torch.tensor([row[1:] for row in rows], dtype=torch.int64).reshape(-1, 3),
+            "scores": {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()},
+            "asked": {name: torch.tensor(values) for name, values in asked.items()},
+            "cache": None if self.cache is None else self.cache.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint. What the file knows beyond it was paid for too and is not charged again."""
+        self.turn = int(state["turn"])
+        keys = list(state["keys"])
+        calls = [(key, *when) for key, when in zip(keys, state["when"].tolist(), strict=True)]
+        self._run(lambda connection: _write_calls(connection, calls))
+        for name, values in state["scores"].items():
+            asked = state["asked"][name].tolist()
+            self._keep(name, {key: x for key, x, was in zip(keys, values.tolist(), asked, strict=True) if was})
+        if self.cache is not None and state["cache"] is not None:
+            self.cache.load_state_dict(state["cache"])
+
+    def close(self) -> None:
+        """Close the files."""
+        self._file.close()
+        if self.cache is not None:
+            self.cache.close()
+
+
+def _checksum(*values: str | int | float) -> bytes:
+    digest = hashlib.blake2b(digest_size=8)
+    for value in values:
+        part = struct.pack("<d", value) if isinstance(value, float) else str(value).encode("utf-8", "surrogatepass")
+        digest.update(struct.pack("<q", len(part)) + part)
+    return digest.digest()
+
+
+def _known(connection: sqlite3.Connection, keys: Sequence[str]) -> Iterable[str]:
+    for part in batches(keys):
+        marks = ", ".join("?" * len(part))
+        yield from (row[0] for row in connection.execute(f"SELECT key FROM calls WHERE key IN ({marks})", part).fetchall())
+
+
+def _write_calls(connection: sqlite3.Connection, calls: Iterable[tuple[str, int, int, int]]) -> None:
+    """Add calls; one that is there keeps the earliest time."""
+    connection.executemany(
+        "INSERT INTO calls VALUES (?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE "
+        "SET turn = excluded.turn, rank = excluded.rank, position = excluded.position, checksum = excluded.checksum "
+        "WHERE (excluded.turn, excluded.rank, excluded.position) < (turn, rank, position)",
+        [(*call, _checksum(*call)) for call in calls],
+    )
+
+
+def _write_scores(connection: sqlite3.Connection, rows: Sequence[tuple[str, str, float | None, bytes]]) -> None:
+    connection.executemany(
+        "INSERT INTO scores VALUES (?, ?, ?, ?) ON CONFLICT (reward, key) DO UPDATE "
+        "SET value = excluded.value, checksum = excluded.checksum WHERE value IS NULL",
+        rows,
+    )
+
+
+def _forget_damaged(connection: sqlite3.Connection) -> int:
+    """Delete rows that are not what was written; how many there were."""
+    calls = connection.execute("SELECT key, turn, rank, position, checksum FROM calls").fetchall()
+    wrong = [row[0] for row in calls if not _intact(row[:-1], row[-1], (str, int, int, int))]
+    scores = connection.execute("SELECT reward, key, value, checksum FROM scores").fetchall()
+    filled = [(name, key, math.nan if value is None else value, checksum) for name, key, value, checksum in scores]
+    bad = [row[:2] for row in filled if not _intact(row[:-1], row[-1], (str, str, float))]
+    connection.executemany("DELETE FROM calls WHERE key = ?", [(key,) for key in wrong])
+    connection.executemany("DELETE FROM scores WHERE reward = ? AND key = ?", bad)
+    return len(wrong) + len(bad)
+
+
+def _intact(values: Sequence[Any], checksum: Any, kinds: Sequence[type]) -> bool:
+    return all(type(v) is kind for v, kind in zip(values, kinds, strict=True)) and checksum == _checksum(*values)
+
+
+# -- how fast a run found good samples
+
+
+def auc_top_k(history: Iterable[float], k: int = 10, budget: int = 10_000, freq_log: int = 100) -> float:
+    """(1/T) ∫_0^T m(t) dt, m(t) the mean of the best k of the first t calls, by trapezoids at every ``freq_log``-th call.
+
+    m(0) = 0, and after the last call m keeps its value up to T. PMO's headline number is k = 10, T = 10,000.
+
+    Args:
+        history: a score a call, in order of the calls; unknown ones (NaN) take their place and no part in m.
+        k: how many of the best, at least 1.
+        budget: T, at least 1; calls beyond it are left out.
+        freq_log: calls between two points, at least 1.
+
+    Raises:
+        ValueError: for an argument out of its range.
+
+    Source: Gao et al. (2022), PMO, ``top_auc`` of its code.
+
+    >>> auc_top_k([1.0] * 200, budget=1000)
+    0.95
+    """
+    for name, value in (("k", k), ("budget", budget), ("freq_log", freq_log)):
+        if value < 1:
+            raise ValueError(f"{name}: {value}, expected at least 1")
+    best: list[float] = []
+    area = before = 0.0
+    last = count = 0
+    for score in history:
+        if count == budget:
+            break
+        count += 1
+        if not math.isnan(score):
+            (heapq.heappush if len(best) < k else heapq.heappushpop)(best, score)
+        if count % freq_log == 0:
+            now = sum(best) / len(best) if best else 0.0
+            area += freq_log * (now + before) / 2
+            before, last = now, count
+    final = sum(best) / len(best) if best else 0.0
+    area += (count - last) * (final + before) / 2
+    return (area + (budget - count) * final) / budget

@@ -1,0 +1,135 @@
+"""What runs inside a worker of a reward pool. Plain Python only, run by its path: a light reward makes a light process.
+
+Nothing here imports this package, so that a worker holds what its reward needs and no more. Messages are tuples of
+builtins and samples; the other side is :mod:`discrete_grpo.rewards.workers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import math
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+Values = list[tuple[float | None, str | None]]
+"""A number, or None and why; None and no reason is the reward's own "unknown"."""
+
+
+def find(path: str) -> Callable[..., Any]:
+    """The function or class of an import path.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name) if module else None
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"reward: {path!r} cannot be imported ({error})") from error
+    if not callable(found):
+        raise ValueError(f"reward: {path!r}, expected the import path of a function or a class, such as my_file.my_reward")
+    return found
+
+
+def resolve(path: str, init_args: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """A reward by import path: the function, or an object of the class.
+
+    Raises:
+        ValueError: if there is none, or arguments are given to a function.
+    """
+    found = find(path)
+    if isinstance(found, type):
+        found = found(**(init_args or {}))
+    elif init_args:
+        raise ValueError(f"init_args: {dict(init_args)}, expected none for {path!r}, which is no class")
+    if not callable(found):
+        raise ValueError(f"reward: {path!r} makes {type(found).__name__} objects, which cannot be called")
+    return found
+
+
+def build(payload: bytes) -> Callable[..., Any]:
+    """The reward that a pool was made with: pickled, or an import path and arguments."""
+    reward, init_args = pickle.loads(payload)  # from the parent process, through a private socket
+    if isinstance(reward, str):
+        reward = resolve(reward, init_args)
+    torch = sys.modules.get("torch")
+    if torch is not None:  # processes are the parallelism here
+        torch.set_num_threads(1)
+    return reward
+
+
+def answer(reward: Callable[..., Any], samples: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Values | str:
+    """A value or a reason a sample; one reason (text) if the whole call failed."""
+    try:
+        found = reward(list(samples), **columns)
+        if inspect.isawaitable(found):
+            found = asyncio.run(_wait(found))
+        values = list(found)
+    except Exception as error:
+        return f"raised {type(error).__name__}: {' '.join(str(error).split())}"
+    if len(values) != len(samples):
+        return f"returned {len(values)} values for {len(samples)} samples, expected one a sample"
+    take = getattr(reward, "take_failures", None)
+    failed = [(failure.sample, failure.reason) for failure in take()] if take is not None else []
+    return [_checked(value, sample, failed) for value, sample in zip(values, samples, strict=True)]
+
+
+async def _wait(values: Any) -> Any:
+    return await values
+
+
+def _checked(value: Any, sample: Any, failed: list[tuple[Any, str]]) -> tuple[float | None, str | None]:
+    try:
+        number = math.nan if value is None else float(value)
+    except (TypeError, ValueError):
+        return None, f"returned {value!r}, expected a number or None"
+    if math.isinf(number):
+        return None, f"returned {number}, expected a finite number or None"
+    if not math.isnan(number):
+        return number, None
+    known = next((entry for entry in failed if entry[0] is sample), None)  # a reward that names its own failures
+    return None, known[1] if known else None
+
+
+def _end_with_parent(connection: Connection) -> None:
+    """End this process and its children when the pool's end is gone, also in the middle of a sample."""
+    poll = select.poll()
+    poll.register(connection.fileno(), 0)  # hang-ups are always reported
+    poll.poll()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(0, signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve until the pool hangs up."""
+    connection = Connection(int(sys.argv[1]))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    sys.path[:], payload = pickle.loads(connection.recv_bytes())  # from the parent process
+    threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
+    try:
+        reward = build(payload)
+    except BaseException as error:
+        connection.send(("broken", f"{type(error).__name__}: {' '.join(str(error).split())}"))
+        return
+    connection.send(("ready",))
+    with contextlib.suppress(EOFError, ConnectionError):
+        try:
+            while True:
+                samples, columns = connection.recv()
+                connection.send(("done", answer(reward, samples, columns)))
+        finally:
+            getattr(reward, "close", lambda: None)()
+
+
+if __name__ == "__main__":
+    main()

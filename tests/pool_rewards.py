@@ -1,0 +1,120 @@
+"""Rewards that misbehave, for workers to import: plain Python only, so that a worker starts in a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from itertools import repeat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+
+def length(samples: list[str], **columns: Any) -> list[float]:
+    return [float(len(s)) for s in samples]
+
+
+def numbers(samples: list[Any], **columns: Any) -> list[Any]:
+    """The samples themselves."""
+    return list(samples)
+
+
+def slow_first(samples: list[float], **columns: Any) -> list[float]:
+    """Sleeps as long as each sample says."""
+    for seconds in samples:
+        time.sleep(seconds)
+    return [float(s) for s in samples]
+
+
+def plus_column(samples: list[float], *, add: list[float], **columns: Any) -> list[float]:
+    return [s + a for s, a in zip(samples, add, strict=True)]
+
+
+async def later(samples: list[float], **columns: Any) -> list[float]:
+    await asyncio.sleep(0.001)
+    return [2.0 * s for s in samples]
+
+
+def moody(samples: list[str], **columns: Any) -> list[Any]:
+    """Does what the sample says."""
+    for sample in samples:
+        if sample == "die":
+            os._exit(3)
+        if sample == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if sample == "hang":
+            time.sleep(600)
+        if sample == "hang in C":  # nothing in Python can run there, not even a signal handler
+            deque(repeat(None), maxlen=0)
+        if sample == "raise":
+            raise RuntimeError("two\nlines")
+    if "short" in samples:
+        return [1.0] * (len(samples) - 1)
+    special = {"nan": float("nan"), "inf": float("inf"), "none": None, "text": "x"}
+    return [special.get(s, 1.0) for s in samples]
+
+
+def dies_once(samples: list[str], **columns: Any) -> list[float]:
+    """A sample is the path of a file: dies if it is missing, and leaves it."""
+    for sample in samples:
+        if not Path(sample).exists():
+            Path(sample).touch()
+            os._exit(1)
+    return [1.0] * len(samples)
+
+
+def with_child(samples: list[str], **columns: Any) -> list[float]:
+    """Starts a program that never ends, writes both process ids to the file named by the sample, and hangs."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(samples[0] + ".tmp").write_text(json.dumps([os.getpid(), child.pid]))
+    Path(samples[0] + ".tmp").replace(samples[0])
+    time.sleep(600)
+    return [0.0]
+
+
+def who(samples: list[str], **columns: Any) -> list[float]:
+    return [float(os.getpid())] * len(samples)
+
+
+class Scaled:
+    """The length times a factor, made in the worker."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = factor
+
+    def __call__(self, samples: list[str], **columns: Any) -> list[float]:
+        return [self.factor * len(s) for s in samples]
+
+
+class Picky:
+    """Keeps a list of what it could not score."""
+
+    def __init__(self) -> None:
+        self.failed: list[Any] = []
+
+    def take_failures(self) -> list[Any]:
+        failed, self.failed = self.failed, []
+        return failed
+
+    def __call__(self, samples: list[str], **columns: Any) -> list[float | None]:
+        self.failed += [SimpleNamespace(sample=s, reason="a reason of its own") for s in samples if s == "bad"]
+        return [None if s in ("bad", "unknown") else 1.0 for s in samples]
+
+
+class CannotBeMade:
+    def __init__(self) -> None:
+        raise FileNotFoundError("no receptor.pdbqt")
+
+    def __call__(self, samples: list[str], **columns: Any) -> list[float]:
+        return []
+
+
+def moody_without_death(samples: list[str], **columns: Any) -> list[Any]:
+    """For workers that are no processes."""
+    return moody([s for s in samples if s != "die"])

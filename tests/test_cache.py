@@ -1,0 +1,383 @@
+"""Scores on disk: found again, shared, never believed when damaged, and never executed."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import pickle
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rdkit import Chem
+
+from discrete_grpo.rewards.cache import Database, ScoreCache, reward_identity
+from discrete_grpo.rewards.combine import WeightedSum
+from discrete_grpo.rewards.molecules import InRange, Similarity, Target, logp, molecule_reward, qed
+
+ROOT = Path(__file__).parent.parent
+
+
+def key(sample: str, identity: str = "r", **columns: Any) -> bytes:
+    found = ScoreCache.key(identity, sample, columns)
+    assert found is not None
+    return found
+
+
+def sql(path: Path, query: str, *values: Any) -> list[Any]:
+    connection = sqlite3.connect(path)
+    try:
+        found = connection.execute(query, values).fetchall()
+        connection.commit()
+    finally:
+        connection.close()
+    return found
+
+
+# -- keys
+
+
+def test_a_key_is_of_reward_sample_and_conditions() -> None:
+    keys = [key("C"), key("CC"), key("C", "s"), key("C", logP=1.0), key("C", logP=2.0), key("C", logP=1.0, n=1)]
+    assert len(set(keys)) == len(keys)
+    assert key("C", a=1, b=2) == key("C", b=2, a=1)
+    assert ScoreCache.key(None, "C", {}) is None
+    assert ScoreCache.key("r", "C", {"graph": object()}) is None
+
+
+def make(code: str, name: str = "f") -> Any:
+    space: dict[str, Any] = {"__name__": "somewhere"}
+    exec(code, space)
+    return space[name]
+
+
+def test_identity_is_code_and_settings() -> None:
+    same = "def f(samples): return [len(s) for s in samples]"
+    assert reward_identity(make(same)) == reward_identity(make(same)) is not None
+    others = [
+        same,
+        same.replace("len", "sum"),
+        same.replace("len(s)", "len(s) + 1"),
+        same.replace("(samples)", "(samples, k=1)"),
+        same.replace("(samples)", "(samples, k=2)"),
+        same.replace("(samples)", "(samples, *, k=1)"),
+        same.replace("(samples)", "(samples, *, k=2)"),
+        same.replace("def f", "def g"),
+        "def outer(x):\n def f(samples): return [x] * len(samples)\n return f\nf = outer(1)",
+        "def outer(x):\n def f(samples): return [x] * len(samples)\n return f\nf = outer(2)",
+    ]
+    identities = [reward_identity(make(code, "g" if "def g" in code else "f")) for code in others]
+    assert None not in identities
+    assert len(set(identities)) == len(others)
+
+
+def skip_where_functions_are_wrapped(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("jaxtyping_packages", None):
+        pytest.skip("a checker of types wraps the package's functions, whose settings are then no plain values")
+
+
+def test_identity_of_the_rewards_here(request: pytest.FixtureRequest) -> None:
+    skip_where_functions_are_wrapped(request)
+    rewards = [
+        qed,
+        logp,
+        Similarity("CC"),
+        Similarity("CCO"),
+        Similarity("CC", radius=3),
+        Target(qed, 0.5, 1.0),
+        Target(qed, 0.6, 1.0),
+    ]
+    rewards += [Target(logp, 0.5, 1.0), InRange(qed, 0, 1), WeightedSum.of({qed: 1.0}), WeightedSum.of({qed: 2.0})]
+    rewards += [functools.partial(qed, k=[1]), functools.partial(qed, k=[2])]
+    identities = [reward_identity(reward) for reward in rewards]
+    assert None not in identities
+    assert len(set(identities)) == len(rewards)
+    used = Similarity("CC")
+    used(["CCO"])  # fills what it keeps for itself
+    assert reward_identity(used) == identities[2]
+
+
+class Attributes:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __call__(self, samples: list[str], **columns: Any) -> list[float]:
+        return [0.0] * len(samples)
+
+
+def test_identity_of_attributes() -> None:
+    weights = [torch.zeros(3), torch.ones(3), torch.zeros(3, 1), torch.zeros(3, dtype=torch.float64)]
+    values = [1, 1.5, "1", {"a": 1}, {"a": 2}, {1, 2}, [1, 2], Path("x"), None, *weights, *(w.numpy() for w in weights[:2])]
+    identities = [reward_identity(Attributes(value)) for value in values]
+    assert None not in identities
+    assert len(set(identities)) == len(values)
+    with torch.random.fork_rng():
+        layers = [torch.nn.Linear(2, 1) for _ in range(2)]
+    assert reward_identity(Attributes(layers[0])) not in (None, reward_identity(Attributes(layers[1])))
+
+
+def test_what_has_no_plain_settings_has_no_identity() -> None:
+    for value in (Chem.MolFromSmiles("CC"), object(), [].append, iter([1])):
+        assert reward_identity(Attributes(value)) is None
+    loop = Attributes(None)
+    loop.value = loop
+    assert reward_identity(loop) is not None
+
+
+def test_cached_as_decides(request: pytest.FixtureRequest) -> None:
+    skip_where_functions_are_wrapped(request)
+
+    class Same(Attributes):
+        @property
+        def cached_as(self) -> Any:
+            return self.value
+
+    assert reward_identity(Same(None)) is None
+    assert reward_identity(Same("v1")) != reward_identity(Same("v2"))
+    assert reward_identity(Same(qed)) == reward_identity(Same(qed)) != reward_identity(Same(logp))
+
+
+def test_a_decorated_reward_is_what_it_decorates(request: pytest.FixtureRequest) -> None:
+    skip_where_functions_are_wrapped(request)
+    rewards = [molecule_reward(make(f"def f(mol): return {k}")) for k in (1, 2)]
+    assert reward_identity(rewards[0]) != reward_identity(rewards[1])
+
+
+# -- the file
+
+
+def test_memory_and_its_checkpoint() -> None:
+    cache = ScoreCache()
+    cache.put({key("C"): 0.5, key("CC"): -1.0})
+    assert cache.get([key("C"), key("N"), key("C")]) == {key("C"): 0.5}
+    again = ScoreCache()
+    again.load_state_dict(cache.state_dict())
+    assert again.get([key("CC"), key("C")]) == {key("C"): 0.5, key("CC"): -1.0}
+    empty = ScoreCache()
+    empty.load_state_dict(ScoreCache().state_dict())
+    assert empty.get([key("C")]) == {}
+
+
+def test_two_runs_share_a_file(tmp_path: Path) -> None:
+    first, second = ScoreCache(tmp_path / "deep" / "c.sqlite"), ScoreCache(tmp_path / "deep" / "c.sqlite")
+    many = {key(str(k)): k / 7 for k in range(1200)}
+    first.put(many)
+    assert second.get(list(many)) == many
+    second.put({key("x"): 2.0})
+    assert first.get([key("x")]) == {key("x"): 2.0}
+    assert len(first.state_dict()["ids"]) == 0  # the file has them
+    first.close()
+    second.close()
+
+
+def write_some(path: Path) -> None:
+    cache = ScoreCache(path)
+    for k in range(60):
+        wanted = {key(str(j)): float(j) for j in range(k, k + 5)}
+        known = cache.get(list(wanted))
+        cache.put({i: x for i, x in wanted.items() if i not in known})
+    cache.close()
+
+
+def test_processes_write_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite"
+    children = [multiprocessing.get_context("fork").Process(target=write_some, args=(path,)) for _ in range(2)]
+    for child in children:
+        child.start()
+    write_some(path)
+    for child in children:
+        child.join(60)
+    assert [child.exitcode for child in children] == [0, 0]
+    cache = ScoreCache(path)
+    assert cache.get([key(str(j)) for j in range(64)]) == {key(str(j)): float(j) for j in range(64)}
+    cache.close()
+
+
+def test_identity_does_not_depend_on_the_order_of_a_set() -> None:
+    one, other = {0, 8}, {8, 0}
+    assert list(one) != list(other)
+    assert reward_identity(Attributes(one)) == reward_identity(Attributes(other))
+
+
+@pytest.mark.slow
+def test_identity_is_the_same_in_another_process(request: pytest.FixtureRequest) -> None:
+    skip_where_functions_are_wrapped(request)
+    code = """
+from discrete_grpo.rewards.cache import reward_identity
+from discrete_grpo.rewards.combine import WeightedSum
+from discrete_grpo.rewards.molecules import Similarity, qed
+print([reward_identity(reward) for reward in (qed, Similarity("CC"), WeightedSum.of({qed: 1.0}))])
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "7"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == str([reward_identity(r) for r in (qed, Similarity("CC"), WeightedSum.of({qed: 1.0}))])
+
+
+# -- damage
+
+
+def flip(path: Path, column: str, value: Any) -> None:
+    sql(path, f"UPDATE scores SET {column} = ? WHERE id = ?", value, key("C"))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("value", 0.75),
+        ("value", "x"),
+        ("value", b"\x80\x04."),
+        ("value", None),
+        ("value", float("inf")),
+        ("checksum", b""),
+        ("checksum", "x"),
+    ],
+)
+def test_a_damaged_row_is_forgotten_and_the_others_stay(tmp_path: Path, column: str, value: Any) -> None:
+    path = tmp_path / "c.sqlite"
+    cache = ScoreCache(path)
+    cache.put({key("C"): 0.5, key("CC"): 1.0})
+    cache.close()
+    flip(path, column, value)
+    cache = ScoreCache(path)
+    assert cache.get([key("C"), key("CC")]) == {key("CC"): 1.0}
+    assert cache.damaged == 1
+    cache.put({key("C"): 0.5})
+    cache.close()
+    cache = ScoreCache(path)
+    assert cache.get([key("C")]) == {key("C"): 0.5}
+    cache.close()
+
+
+def test_a_row_moved_to_another_key_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite"
+    cache = ScoreCache(path)
+    cache.put({key("C"): 0.5})
+    cache.close()
+    sql(path, "UPDATE scores SET id = ?", key("CC"))
+    cache = ScoreCache(path)
+    assert cache.get([key("CC")]) == {}
+    cache.close()
+
+
+@pytest.mark.parametrize("content", [b"not a database " * 100, b"SQLite format 3\x00" + b"\xff" * 5000])
+def test_a_damaged_file_is_moved_aside(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "c.sqlite"
+    path.write_bytes(content)
+    with pytest.warns(RuntimeWarning, match=r"c\.sqlite: damaged .* moved to c\.sqlite\.damaged-"):
+        cache = ScoreCache(path)
+    cache.put({key("C"): 0.5})
+    cache.close()
+    kept = [p for p in tmp_path.iterdir() if "damaged" in p.name]
+    assert [p.read_bytes() for p in kept] == [content]
+    cache = ScoreCache(path)
+    assert cache.get([key("C")]) == {key("C"): 0.5}
+    cache.close()
+
+
+def test_damage_in_the_middle_of_a_run_costs_only_what_was_stored(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite"
+    cache = ScoreCache(path)
+    cache.put({key(str(k)): 1.0 for k in range(2000)})
+    sql(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(size - 4096))
+    fresh = ScoreCache.__new__(ScoreCache)
+    fresh.__dict__ |= cache.__dict__ | {"_scores": {}}
+    with pytest.warns(RuntimeWarning, match="damaged"):
+        assert fresh.get([key("5")]) == {}
+    fresh.put({key("5"): 3.0})
+    assert fresh.get([key("5")]) == {key("5"): 3.0}
+    fresh.close()
+
+
+def test_a_file_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None:
+    cache = ScoreCache(tmp_path / "c.sqlite")
+    cache.put({key("C"): 0.5})
+    assert cache._file is not None
+    cache._file._connection.execute("PRAGMA max_page_count = 3")  # a full disk
+    with pytest.warns(RuntimeWarning, match="scores are kept in memory only"):
+        _full(cache)
+    assert cache.get([key("1999")]) == {key("1999"): 1.0}
+    cache.close()
+
+
+def _full(cache: ScoreCache) -> None:
+    reopen = cache._file.reopen  # type: ignore[union-attr]
+    cache._file.reopen = lambda: None  # type: ignore[method-assign, union-attr]
+    cache.put({key(str(k)): 1.0 for k in range(2000)})
+    cache._file.reopen = reopen  # type: ignore[method-assign, union-attr]
+
+
+# -- security
+
+
+class Evil:
+    """Unpickling this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+def test_nothing_in_a_cache_is_executed(tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    payload = pickle.dumps(Evil(mark))
+    pickle.loads(payload)
+    assert mark.exists(), "the payload works"
+    mark.unlink()
+
+    path = tmp_path / "pickled.sqlite"
+    path.write_bytes(payload)
+    with pytest.warns(RuntimeWarning, match="damaged"):
+        ScoreCache(path).close()
+
+    path = tmp_path / "row.sqlite"
+    ScoreCache(path).close()
+    for column in ("value", "checksum"):
+        sql(path, "DELETE FROM scores")
+        sql(path, f"INSERT INTO scores (id, {column}) VALUES (?, ?)", key("C"), payload)
+        cache = ScoreCache(path)
+        assert cache.get([key("C")]) == {}
+        cache.close()
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "trap",
+    [
+        "CREATE TRIGGER t AFTER INSERT ON scores BEGIN DELETE FROM scores; END",
+        "CREATE VIEW v AS SELECT load_extension('evil.so')",
+        "CREATE TABLE other (x)",
+        "CREATE INDEX i ON scores (load_extension('evil.so'))",
+        "DROP TABLE scores",
+    ],
+)
+def test_a_file_with_anything_but_our_tables_is_not_used(tmp_path: Path, trap: str) -> None:
+    path = tmp_path / "c.sqlite"
+    ScoreCache(path).close()
+    try:
+        sql(path, trap)
+    except sqlite3.OperationalError:
+        pytest.skip("this SQLite does not let the trap be set")
+    if trap.startswith("DROP"):
+        sql(path, "CREATE VIEW scores AS SELECT 1 AS id, 2 AS value, 3 AS checksum")
+    with pytest.warns(RuntimeWarning, match="damaged"):
+        cache = ScoreCache(path)
+    cache.put({key("C"): 0.5})
+    cache.close()
+    assert sql(path, "SELECT count(*) FROM scores") == [(1,)]
+    assert [row[0] for row in sql(path, "SELECT name FROM sqlite_master")] == ["scores"]
+
+
+def test_a_folder_that_is_not_there_to_write_is_said_in_one_line() -> None:
+    with pytest.raises(OSError, match=r"/proc/nowhere|/dev/null"):
+        Database("/dev/null/c.sqlite", {"t": "k TEXT PRIMARY KEY"})

@@ -1,0 +1,388 @@
+"""Rewards in worker processes: what hangs, dies or raises costs one sample, and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from discrete_grpo.rewards.cache import ScoreCache, reward_identity
+from discrete_grpo.rewards.ledger import Ledger
+from discrete_grpo.rewards.molecules import qed
+from discrete_grpo.rewards.pool import RewardPool
+from discrete_grpo.rewards.workers import RayActors
+from discrete_grpo.scoring import RewardError, reward_name, score_samples
+from tests import pool_rewards
+
+BAD = ["die", "segfault", "raise", "short", "inf", "text"]
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat")
+    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture(scope="module")
+def moody() -> Iterator[RewardPool]:
+    """One pool that many tests share: it must stand whatever came before."""
+    with RewardPool(pool_rewards.moody, workers=2, timeout=60.0, retries=0) as pool:
+        yield pool
+
+
+# -- values
+
+
+def test_values_come_in_order_whoever_is_slow() -> None:
+    with RewardPool(pool_rewards.slow_first, workers=2) as pool:
+        assert pool([0.3, 0.0, 0.01, 0.0, 0.02, 0.0]) == [0.3, 0.0, 0.01, 0.0, 0.02, 0.0]
+        assert pool([]) == []
+
+
+def test_columns_go_with_their_samples() -> None:
+    for size in (1, 3):
+        with RewardPool(pool_rewards.plus_column, workers=2, chunk_size=size) as pool:
+            assert pool([1.0, 2.0, 3.0, 4.0], add=[10.0, 20.0, 30.0, 40.0], other="abcd") == [11.0, 22.0, 33.0, 44.0]
+
+
+def test_asynchronous_rewards() -> None:
+    with RewardPool(pool_rewards.later, workers=1, chunk_size=2) as pool:
+        assert pool([1.0, 2.0, 3.0]) == [2.0, 4.0, 6.0]
+
+
+def test_an_import_path_with_arguments_is_made_in_the_worker() -> None:
+    with RewardPool("tests.pool_rewards.Scaled", {"factor": 2.5}, workers=1) as pool:
+        assert pool(["ab"]) == [5.0]
+        assert pool.name == "Scaled"
+
+
+def test_it_is_a_reward_like_any_other() -> None:
+    with RewardPool(pool_rewards.length, workers=1, chunk_size=4) as pool:
+        assert score_samples([pool], ["CCO", "", "c1ccccc1"]).flatten().tolist() == [3.0, 0.0, 8.0]
+    with RewardPool(qed, workers=1, chunk_size=4) as pool:
+        assert reward_name(pool) == "qed"
+        assert reward_identity(pool) == reward_identity(qed) == reward_identity(RewardPool("discrete_grpo.rewards.molecules.qed"))
+        again = pickle.loads(pickle.dumps(pool))
+        assert (again.workers, again.chunk_size, again.failures.limit) == (1, 4, 32)
+        again.close()
+
+
+# -- failures
+
+
+def test_each_misbehaviour_costs_one_sample(moody: RewardPool) -> None:
+    found = moody(["a", *BAD, "b", "nan", "none", "c"])
+    assert found == [1.0, *[None] * len(BAD), 1.0, None, None, 1.0]
+    failed = {failure.sample: failure.reason for failure in moody.take_failures()}
+    assert failed == {
+        "die": "its worker exited with status 3",
+        "segfault": "its worker was killed by SIGSEGV",
+        "raise": "raised RuntimeError: two lines",
+        "short": "returned 0 values for 1 samples, expected one a sample",
+        "inf": "returned inf, expected a finite number or None",
+        "text": "returned 'x', expected a number or None",
+    }  # NaN and None are the reward's own words for unknown
+    assert moody.take_failures() == []
+    assert moody(["a"]) == [1.0]
+
+
+@pytest.mark.parametrize("hang", ["hang", "hang in C"])
+def test_a_hang_costs_one_sample_and_its_worker(hang: str) -> None:
+    with RewardPool(pool_rewards.moody, workers=1, timeout=0.5, retries=0) as pool:
+        pool(["a"])
+        lost = [seat.worker._process.pid for seat in pool._seats]  # type: ignore[attr-defined]
+        assert pool(["a", hang, "b"]) == [1.0, None, 1.0]
+        assert not any(map(alive, lost))
+        assert [(f.sample, f.reason) for f in pool.take_failures()] == [(hang, "no answer within 0.5 s a sample")]
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_chunk_loses_only_the_guilty_one(bad: str) -> None:
+    samples = [f"fine {k}" for k in range(7)]
+    samples[4] = bad
+    with RewardPool(pool_rewards.moody, workers=1, retries=0, chunk_size=7) as pool:
+        assert pool(samples) == [1.0] * 4 + [None] + [1.0] * 2
+        assert [failure.sample for failure in pool.take_failures()] == [bad]
+
+
+def test_a_second_try_may_do(tmp_path: Path) -> None:
+    samples = [str(tmp_path / name) for name in "ab"]
+    with RewardPool(pool_rewards.dies_once, workers=1, retries=1) as pool:
+        assert pool(samples) == [1.0, 1.0]
+        assert pool.take_failures() == []
+    (tmp_path / "a").unlink()
+    with RewardPool(pool_rewards.dies_once, workers=1, retries=0) as pool:
+        assert pool(samples) == [None, 1.0]
+
+
+def test_nothing_but_failures_ends_the_run() -> None:
+    with RewardPool(pool_rewards.moody, workers=1, retries=0, max_failures=3) as pool:
+        assert pool(["raise", "raise", "a", "raise", "raise", "a"]) == [None, None, 1.0, None, None, 1.0]
+        with pytest.raises(RewardError, match=r"^reward moody: the last 3 samples all failed; for 'raise': raised RuntimeError"):
+            score_samples([pool], ["raise"] * 5)
+        assert pool(["a"]) == [1.0]
+
+
+def test_a_worker_that_died_between_calls_is_replaced_for_nothing() -> None:
+    with RewardPool(pool_rewards.who, workers=1, retries=0) as pool:
+        (before,) = pool(["a"])
+        os.kill(int(before or 0), signal.SIGKILL)
+        wait_until(lambda: not alive(int(before or 0)))
+        after = pool(["a", "b"])
+        assert None not in after
+        assert before not in after
+
+
+def test_a_reward_that_cannot_be_made_is_told_in_one_line() -> None:
+    with RewardPool("tests.pool_rewards.CannotBeMade", workers=2) as pool, pytest.raises(RewardError) as caught:
+        score_samples([pool], ["a"])
+    assert str(caught.value) == "reward CannotBeMade: a worker could not start: FileNotFoundError: no receptor.pdbqt"
+
+
+def test_samples_that_cannot_be_sent_are_told(moody: RewardPool) -> None:
+    with pytest.raises(RewardError, match="reward moody: samples or columns cannot be sent to a worker"):
+        moody([lambda: None])
+    assert moody(["a"]) == [1.0]
+
+
+def test_bad_arguments_fail_when_made() -> None:
+    for arguments, said in (
+        ({"workers": 0}, "workers: 0"),
+        ({"retries": -1}, "retries: -1"),
+        ({"chunk_size": 0}, "chunk_size: 0"),
+        ({"timeout": 0.0}, r"timeout: 0\.0"),
+        ({"start_timeout": -1.0}, r"start_timeout: -1\.0"),
+        ({"max_failures": 0}, "max_failures: 0"),
+        ({"backend": "threads"}, "backend: 'threads'"),
+        ({"init_args": {"x": 1}}, "init_args: "),
+    ):
+        with pytest.raises((ValueError, TypeError), match=said.partition(":")[0]):  # TypeError: the beartype run
+            RewardPool(pool_rewards.length, **arguments)
+    for reward in ("tests.pool_rewards.nothing", "no_such_module.reward", "length", "tests.pool_rewards.__doc__"):
+        with pytest.raises(ValueError, match="reward: "):
+            RewardPool(reward)
+    with pytest.raises(ValueError, match=r"init_args: .*'tests\.pool_rewards\.length', which is no class"):
+        RewardPool("tests.pool_rewards.length", {"x": 1})
+    with pytest.raises(ValueError, match=r"reward: <lambda> cannot be sent to another process"):
+        RewardPool(lambda samples: [])
+
+
+def test_a_reward_of_the_script_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine(samples: list[str], **columns: Any) -> list[float]:
+        return []
+
+    mine.__module__, mine.__qualname__ = "__main__", "mine"
+    monkeypatch.setattr(sys.modules["__main__"], "mine", mine, raising=False)
+    with pytest.raises(ValueError, match="reward: mine stands in the script itself, which workers cannot import"):
+        RewardPool(mine)
+
+
+# -- beginning and end
+
+
+def workers_of(pool: RewardPool, count: int = 2) -> set[int]:
+    found: set[int] = set()
+    while len(found) < count:
+        found |= {int(pid) for pid in pool([0] * 64) if pid is not None}
+    return found
+
+
+def test_workers_start_with_the_first_call_and_stay() -> None:
+    with RewardPool(pool_rewards.who, workers=2) as pool:
+        assert pool._seats == []
+        pids = workers_of(pool)
+        assert workers_of(pool) == pids
+        assert os.getpid() not in pids
+    assert not any(map(alive, pids))
+    assert len(set(pool([0, 0]))) >= 1  # it may be used again
+    pool.close()
+    pool.close()
+
+
+def test_a_pool_that_is_forgotten_stops_its_workers() -> None:
+    pool = RewardPool(pool_rewards.who, workers=2)
+    pids = workers_of(pool)
+    del pool
+    gc.collect()
+    wait_until(lambda: not any(map(alive, pids)))
+
+
+def test_one_worker_is_not_hired_for_nothing() -> None:
+    with RewardPool(pool_rewards.who, workers=8) as pool:
+        pool(["a"])
+        assert len(pool._seats) == 1
+
+
+def test_a_hung_worker_takes_its_children_along(tmp_path: Path) -> None:
+    mark = str(tmp_path / "pids")
+    with RewardPool(pool_rewards.with_child, workers=1, timeout=20.0, retries=0) as pool:
+        thread = threading.Thread(target=pool, args=([mark],), daemon=True)
+        pool.timeout = 3.0
+        thread.start()
+        wait_until(Path(mark).exists)
+        pids = json.loads(Path(mark).read_text())
+        thread.join(30)
+        wait_until(lambda: not any(map(alive, pids)))
+
+
+def hire_and_hang(mark: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    pool = RewardPool(pool_rewards.with_child, workers=1, timeout=None)
+    try:
+        pool([mark])
+    except KeyboardInterrupt:
+        os._exit(7)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 7), (signal.SIGKILL, -signal.SIGKILL)])
+def test_workers_end_with_the_process_that_hired_them(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    mark = tmp_path / "pids"
+    parent = multiprocessing.get_context("fork").Process(target=hire_and_hang, args=(str(mark),))
+    parent.start()
+    wait_until(mark.exists)
+    pids = json.loads(mark.read_text())
+    assert all(map(alive, pids))
+    assert parent.pid is not None
+    os.kill(parent.pid, number)
+    parent.join(30)
+    assert parent.exitcode == code
+    wait_until(lambda: not any(map(alive, pids)))
+
+
+def test_ctrl_c_in_a_terminal_does_not_reach_the_workers() -> None:
+    with RewardPool(pool_rewards.who, workers=1) as pool:
+        (pid,) = pool(["a"])
+        assert os.getsid(int(pid or 0)) != os.getsid(0)
+
+
+def test_an_interrupted_call_leaves_no_answers_for_the_next() -> None:
+    with RewardPool(pool_rewards.slow_first, workers=2) as pool:
+        pool([0.0] * 4)
+        before = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                pool([0.5] * 4)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
+        assert pool([0.0, 0.01, 0.0]) == [0.0, 0.01, 0.0]
+
+
+# -- with the rest
+
+
+def test_a_reward_that_names_its_own_failures() -> None:
+    with RewardPool(pool_rewards.Picky(), workers=1, retries=0, chunk_size=4) as pool:
+        assert pool(["a", "bad", "unknown", "b"]) == [1.0, None, None, 1.0]
+        assert [(f.sample, f.reason) for f in pool.take_failures()] == [("bad", "a reason of its own")]
+
+
+def test_the_ledger_asks_the_pool_for_new_samples_only(moody: RewardPool) -> None:
+    ledger = Ledger(cache=ScoreCache())
+    found = ledger.score([moody], ["a", "die", "a", "b"]).flatten()
+    assert found.nan_to_num(-1.0).tolist() == [1.0, -1.0, 1.0, 1.0]
+    moody.take_failures()
+    assert ledger.score([moody], ["b", "a"]).flatten().tolist() == [1.0, 1.0]
+    assert ledger.calls == 3
+
+
+def test_a_sample_costs_little(moody: RewardPool) -> None:
+    moody(["a"] * 20)
+    start = time.perf_counter()
+    moody(["a"] * 500)
+    assert (time.perf_counter() - start) / 500 < 0.01  # 0.05 ms alone on a core
+
+
+# -- ray, without ray
+
+
+class FakeRay:
+    """Actors that answer at once, in this process; ``die`` kills one."""
+
+    class exceptions:
+        class RayError(Exception):
+            pass
+
+    def __init__(self) -> None:
+        self.killed = 0
+        self.initialised = False
+
+    def is_initialized(self) -> bool:
+        return self.initialised
+
+    def init(self, **options: Any) -> None:
+        self.initialised = True
+
+    def remote(self, **options: Any) -> Any:
+        return lambda kind: SimpleNamespace(remote=lambda *arguments: self._actor(kind, *arguments))
+
+    def _actor(self, kind: Any, *arguments: Any) -> Any:
+        try:
+            made = kind(*arguments)
+        except Exception as error:
+            broken = error
+            return SimpleNamespace(
+                ready=SimpleNamespace(remote=lambda: SimpleNamespace(value=self.exceptions.RayError(str(broken))))
+            )
+
+        def answer(samples: list[str], columns: Any) -> Any:
+            death = self.exceptions.RayError("node lost")
+            return SimpleNamespace(value=death if "die" in samples else made.answer(samples, columns))
+
+        ready = SimpleNamespace(value=made.ready())
+        return SimpleNamespace(ready=SimpleNamespace(remote=lambda: ready), answer=SimpleNamespace(remote=answer))
+
+    def wait(self, refs: list[Any], *, num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        return refs[:num_returns], refs[num_returns:]
+
+    def get(self, ref: Any) -> Any:
+        if isinstance(ref.value, Exception):
+            raise ref.value
+        return ref.value
+
+    def kill(self, actor: Any, no_restart: bool) -> None:
+        self.killed += 1
+
+
+def test_the_same_pool_on_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with RewardPool(pool_rewards.moody_without_death, workers=2, retries=0, backend="ray") as pool:
+        assert pool(["a", "die", "raise", "b"]) == [1.0, None, None, 1.0]
+        assert sorted(f.reason for f in pool.take_failures()) == ["its actor died: node lost", "raised RuntimeError: two lines"]
+        assert pickle.loads(pickle.dumps(pool)).__getstate__()["backend"] == "ray"
+    assert ray.killed >= 2
+    with (
+        RewardPool("tests.pool_rewards.CannotBeMade", backend="ray") as pool,
+        pytest.raises(RewardError, match=r"no receptor\.pdbqt"),
+    ):
+        pool(["a"])
+
+
+def test_ray_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match="backend: ray, which is not installed; pip install ray"):
+        RayActors()

@@ -1,0 +1,167 @@
+"""Calling rewards: what comes back, and one line that says what went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from discrete_grpo.scoring import (
+    Failures,
+    RewardError,
+    finite_number,
+    reward_name,
+    reward_names,
+    score_one,
+    score_samples,
+    take_failures,
+)
+
+
+def given(*values: Any) -> Any:
+    """A reward that returns what it is told to, whatever it is asked."""
+
+    def reward(samples: list[Any], **columns: Any) -> Any:
+        return list(values)
+
+    return reward
+
+
+def test_one_column_a_reward_and_unknown_is_nan() -> None:
+    found = score_samples([given(1, True), given(None, math.nan), given(torch.tensor(2.5), "3")], ["a", "b"])
+    assert found.dtype == torch.float64
+    assert found[:, [0, 2]].tolist() == [[1.0, 2.5], [1.0, 3.0]]
+    assert found[:, 1].isnan().all()
+    assert score_samples([given()], []).shape == (0, 1)
+    assert score_samples([], ["a", "b", "c"]).shape == (3, 0)
+
+
+def test_columns_reach_the_reward_and_samples_are_a_list_of_its_own() -> None:
+    def reward(samples: list[str], *, aim: Sequence[float], **columns: Any) -> list[float]:
+        samples.reverse()
+        return [float(x) for x in aim]
+
+    samples = ["a", "b"]
+    assert score_one(reward, samples, {"aim": [1.0, 2.0], "other": [0, 0]}).tolist() == [1.0, 2.0]
+    assert samples == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        (given(1.0), "reward reward: returned 1 values for 2 samples, expected one a sample"),
+        (given(1.0, 2.0, 3.0), "reward reward: returned 3 values for 2 samples, expected one a sample"),
+        (given(1.0, math.inf), "reward reward: returned inf for sample 'b', expected a finite number or None"),
+        (given(1.0, -math.inf), "reward reward: returned -inf for sample 'b', expected a finite number or None"),
+        (given(1.0, "x"), "reward reward: returned 'x' for sample 'b', expected a number or None"),
+        (given([1.0], 1.0), "reward reward: returned [1.0] for sample 'a', expected a number or None"),
+        (lambda samples: 1.0, "reward <lambda>: returned a float, expected one number a sample"),
+        (lambda samples: 1 / 0, "reward <lambda>: raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(reward: Any, said: str) -> None:
+    with pytest.raises(RewardError) as caught:
+        score_samples([reward], ["a", "b"])
+    assert str(caught.value) == said
+
+
+def test_an_error_of_several_lines_becomes_one() -> None:
+    def reward(samples: list[str]) -> list[float]:
+        raise RuntimeError("one\n  two")
+
+    with pytest.raises(RewardError, match=r"^reward reward: raised RuntimeError: one two$"):
+        score_samples([reward], ["a"])
+
+
+def test_an_error_that_names_its_reward_is_not_named_twice() -> None:
+    def pool(samples: list[str]) -> list[float]:
+        raise RewardError("reward pool: the last 3 samples all failed")
+
+    def wrapped(samples: list[str]) -> list[float]:
+        return pool(samples)
+
+    for reward, said in ((pool, "reward pool: the last 3 s"), (wrapped, "reward wrapped: reward pool: the last 3 s")):
+        with pytest.raises(RewardError, match=f"^{said}"):
+            score_samples([reward], ["a"])
+
+
+def test_a_coroutine_function_is_awaited_with_and_without_a_running_loop() -> None:
+    async def later(samples: list[float], **columns: Any) -> list[float]:
+        await asyncio.sleep(0)
+        return [2 * s for s in samples]
+
+    async def notebook() -> Tensor:
+        return score_samples([later], [1.0, 2.0])  # type: ignore[list-item]
+
+    assert score_samples([later], [1.0, 2.0]).tolist() == [[2.0], [4.0]]  # type: ignore[list-item]
+    assert asyncio.run(notebook()).tolist() == [[2.0], [4.0]]
+
+    async def fails(samples: list[float]) -> list[float]:
+        raise KeyError("x")
+
+    with pytest.raises(RewardError, match="reward fails: raised KeyError: 'x'"):
+        score_samples([fails], [1.0])  # type: ignore[list-item]
+
+
+def test_names() -> None:
+    class Named:
+        name = "mine"
+
+    assert reward_name(Named()) == "mine"
+    assert reward_names([given(), given(), given()]) == ["reward", "reward_2", "reward_3"]
+
+
+def test_finite_number() -> None:
+    assert math.isnan(finite_number(None))
+    assert math.isnan(finite_number(math.nan))
+    for wrong in (math.inf, "x", [], object()):
+        with pytest.raises(ValueError, match="expected a"):
+            finite_number(wrong)
+
+
+def test_failures_in_a_row_end_the_run_and_a_success_between_them_does_not() -> None:
+    failures = Failures("dock", limit=3)
+    for _ in range(4):
+        failures.add("a", "late")
+        failures.add("b", "late")
+        failures.success()
+    assert failures.total == 8
+    assert [f.sample for f in failures.take()] == ["a", "b"] * 4
+    assert failures.take() == []
+    failures.add("a", "late")
+    failures.add("b", "late")
+    with pytest.raises(RewardError, match=r"^reward dock: the last 3 samples all failed; for 'c': no answer$"):
+        failures.add("c", "no answer")
+    endless = Failures("dock", limit=None)
+    for _ in range(100):
+        endless.add("a", "late")
+    with pytest.raises(ValueError, match="max_failures: 0"):
+        Failures("dock", limit=0)
+
+
+def test_failures_are_taken_by_name() -> None:
+    class Keeps:
+        name = "keeps"
+
+        def __init__(self) -> None:
+            self.failures = Failures("keeps")
+
+        def take_failures(self) -> Any:
+            return self.failures.take()
+
+        def __call__(self, samples: list[str], **columns: Any) -> list[float | None]:
+            for s in samples:
+                self.failures.add(s, "late")
+            return [None] * len(samples)
+
+    rewards = [given(1.0), Keeps(), Keeps()]
+    score_samples(rewards, ["a"])
+    found = take_failures(rewards)
+    assert list(found) == ["keeps", "keeps_2"]
+    assert found["keeps"][0].reason == "late"
+    assert take_failures(rewards) == {"keeps": [], "keeps_2": []}
