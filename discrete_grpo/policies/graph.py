@@ -242,10 +242,14 @@ class GraphPolicy(nn.Module):
         """Cross-entropy of the clean graph, CE_X + λ CE_E, at one stratified time a graph.
 
         Means run over existing nodes and unordered pairs. Source: Vignac et al. (2022), Eq. 2, arXiv 2209.14734 (λ = 5).
+
+        Raises:
+            ValueError: for a graph larger than this policy knows, or of an unknown class.
         """
         properties: tuple[Tensor, ...] = ()
         if isinstance(graphs, ConditionedGraphs):
             properties, graphs = (hide_properties(graphs.properties, self.condition_dropout, generator),), graphs.graphs
+        self._check_known(graphs)
         b, device = len(graphs), graphs.nodes.device
         u = torch.rand((), generator=generator, device=device, dtype=torch.float64)
         t = ((torch.arange(b, device=device) + u) / b)[torch.randperm(b, generator=generator, device=device)]
@@ -262,6 +266,15 @@ class GraphPolicy(nn.Module):
         loss_nodes = ce(node_logits[exists].to(wide), graphs.nodes[exists])
         loss_edges = ce(upper(edge_logits)[both].to(wide), clean_pairs[both]) if both.any() else loss_nodes.new_zeros(())
         return {"loss": loss_nodes + edge_weight * loss_edges, "loss_nodes": loss_nodes.detach(), "loss_edges": loss_edges.detach()}
+
+    def _check_known(self, graphs: GraphBatch) -> None:
+        if graphs.num_nodes > self.max_nodes:
+            raise ValueError(f"graphs: {graphs.num_nodes} nodes, expected at most the policy's {self.max_nodes}")
+        kinds = (("node", graphs.nodes, self.node_kernel), ("edge", graphs.edges, self.edge_kernel))
+        for kind, classes, kernel in kinds:
+            low, high = (int(x) for x in classes.aminmax()) if classes.numel() else (0, 0)
+            if low < 0 or high >= kernel.num_clean:
+                raise ValueError(f"graphs: {kind} class {low if low < 0 else high}, expected 0 to {kernel.num_clean - 1}")
 
     # -- drawing
 
