@@ -87,12 +87,23 @@ def _guarded(folder: Path, run: Any) -> None:
 
 _IMPORT_OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("vocabulary", str | None, "MolGPT: JSON file of the tokens."),
-    ("heads", int | None, "MolGPT: attention heads, 8 in the published models."),
+    ("heads", int | None, "MolGPT and graph models: attention heads, 8 in the published models."),
     ("properties", list[str] | None, "MolGPT: names of the properties it was trained with, in order."),
     ("start", str | None, "MolGPT: the token every molecule begins with."),
     ("max_length", int | None, "HuggingFace: the most tokens of a text."),
     ("bos", str | None, "HuggingFace: the token a text begins after."),
     ("eos", str | None, "HuggingFace: the token that ends a text."),
+    ("dataset", str | None, "Graphs: the published data set: qm9, qm9-h, zinc, moses, guacamol, planar, tree or sbm."),
+    ("statistics", str | None, "Graphs: JSON file with node counts and marginals, instead of dataset."),
+    ("noise", str | None, "Graphs: what is noised towards; default what the file says, else marginal."),
+    ("num_steps", int | None, "Graphs: steps of the sampler."),
+    ("diffusion_steps", int | None, "DiGress: steps of its schedule."),
+    ("eta", float | None, "DeFoG, Graph-GRPO: stochasticity of the sampler."),
+    ("omega", float | None, "DeFoG, Graph-GRPO: target guidance of the sampler."),
+    ("sample_distortion", str | None, "DeFoG, Graph-GRPO: of the sampler's grid."),
+    ("variant", str | None, "DiGress: main or fixed_bug."),
+    ("padding", str | None, "DiGress, DeFoG: safe, or published, where padding counts."),
+    ("checkpoint_layers", bool | None, "Graphs: compute layers again for gradients, for memory; on by default."),
 )
 
 
@@ -143,7 +154,7 @@ def _other_parsers() -> dict[str, ArgumentParser]:
     listing = parser("list", "Presets, bundled policies, rewards and data sets.")
     bring = parser("import", "Make a policy of a checkpoint from elsewhere.")
     bring.add_argument("checkpoint", type=str, help="Folder or file.")
-    bring.add_argument("--from", dest="source", type=str, required=True, help="huggingface, molgpt or reinvent.")
+    bring.add_argument("--from", dest="source", type=str, required=True, help="huggingface, molgpt, reinvent, digress, defog or graph-grpo.")
     bring.add_argument("--out", type=str, required=True, help="Checkpoint folder to make.")
     for name, kind, about in _IMPORT_OPTIONS:
         bring.add_argument(f"--{name}", type=kind, default=None, help=about)

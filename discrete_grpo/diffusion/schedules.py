@@ -17,6 +17,7 @@ from torch import Tensor
 __all__ = [
     "CosDistortion",
     "CosineSchedule",
+    "DigressSchedule",
     "LinearSchedule",
     "PolydecDistortion",
     "PolyincDistortion",
@@ -131,3 +132,33 @@ def time_grid(num_steps: int) -> Float[Tensor, " point"]:
     if num_steps < 1:
         raise ValueError(f"num_steps: {num_steps}, expected at least 1")
     return torch.arange(num_steps, -1, -1, dtype=torch.float64) / num_steps
+
+
+@dataclass(frozen=True)
+class DigressSchedule:
+    """ᾱ of DiGress's T + 1 discrete steps, its off-by-one kept: ᾱ(i/T) = g((i+1)/(T+1))/g(0), g as in :class:`CosineSchedule`.
+
+    A time between two steps is rounded to the nearer. At t = 0 it is not 1 but ᾱ_0 (0.99991 at T = 500), so what is drawn
+    last keeps a trace of noise; at t = 1 it is 0, where DiGress has 1e-9 in one place and 0 in another.
+
+    It is the product of α_i = g(u_{i+1})/g(u_i), u_i = i/(T+1). Source: Vignac et al. (2022), arXiv 2209.14734 (their code).
+
+    Attributes:
+        steps: T, of the training; at least 1.
+        offset: of the cosine.
+
+    >>> DigressSchedule(4).alpha_bar(torch.tensor([0.0, 0.5, 1.0]))
+    tensor([0.8987, 0.3408, 0.0000], dtype=torch.float64)
+    """
+
+    steps: int
+    offset: float = 0.008
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps: {self.steps}, expected at least 1")
+
+    def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+        """Share of the clean signal left at time t, float64."""
+        step = torch.round(t.double().clamp(0.0, 1.0) * self.steps)
+        return CosineSchedule(self.offset).alpha_bar((step + 1) / (self.steps + 1))

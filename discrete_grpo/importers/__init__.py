@@ -7,38 +7,55 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from torch import nn
 
 from discrete_grpo.checkpoint import CheckpointError, save
+from discrete_grpo.importers.digress import ImportedGraphs, import_defog, import_digress, import_graph_grpo
 from discrete_grpo.importers.huggingface import import_huggingface
 from discrete_grpo.importers.molgpt import import_molgpt
 from discrete_grpo.importers.reinvent import import_reinvent
 from discrete_grpo.importers.tensors import read_json
-from discrete_grpo.policies.smiles import TokenPolicy
 
-__all__ = ["Source", "import_checkpoint", "import_huggingface", "import_molgpt", "import_reinvent", "importer"]
+__all__ = [
+    "ImportedGraphs",
+    "Source",
+    "import_checkpoint",
+    "import_defog",
+    "import_digress",
+    "import_graph_grpo",
+    "import_huggingface",
+    "import_molgpt",
+    "import_reinvent",
+    "importer",
+]
 
-Source = Literal["huggingface", "molgpt", "reinvent"]
+Source = Literal["huggingface", "molgpt", "reinvent", "digress", "defog", "graph-grpo"]
 
 
-def importer(source: Source) -> Callable[..., TokenPolicy]:
+def importer(source: Source) -> Callable[..., nn.Module | ImportedGraphs]:
     """The function that reads a kind of model; its keyword arguments are the options of :func:`import_checkpoint`.
+
+    Those of SMILES models give a policy, those of graph models a policy with what its checkpoint keeps beside it.
 
     Raises:
         ValueError: for an unknown kind.
     """
-    known: dict[str, Callable[..., TokenPolicy]]
+    known: dict[str, Callable[..., nn.Module | ImportedGraphs]]
     known = {"huggingface": import_huggingface, "molgpt": import_molgpt, "reinvent": import_reinvent}
+    known |= {"digress": import_digress, "defog": import_defog, "graph-grpo": import_graph_grpo}
     if source not in known:
-        raise ValueError(f"source: {source!r}, expected one of {', '.join(known)}")
+        raise ValueError(f"source: {source!r}, expected one of {', '.join(get_args(Source))}")
     return known[source]
 
 
 def import_checkpoint(path: str | os.PathLike[str], source: Source, out: str | os.PathLike[str], **options: Any) -> Path:
-    """Read a model that others have trained and save it as a checkpoint of a SMILES policy; returns its folder.
+    """Read a model that others have trained and save it as a checkpoint of ours; returns its folder.
 
     Args:
-        path: the model: a folder of HuggingFace, the weights of MolGPT, a prior of REINVENT.
+        path: the model: a folder of HuggingFace, the weights of MolGPT, a prior of REINVENT,
+            a checkpoint of DiGress, GDPO, DeFoG or Graph-GRPO.
         source: which of them.
         out: the checkpoint folder to make: a new or an empty one, or an earlier import, which is replaced.
         options: of the importer.
@@ -54,9 +71,10 @@ def import_checkpoint(path: str | os.PathLike[str], source: Source, out: str | o
         names = [p.name for p in inspect.signature(read).parameters.values() if p.kind is p.KEYWORD_ONLY]
         raise ValueError(f"options: {error} for {source}, expected {', '.join(names) or 'none'}") from error
     _check_out(Path(out), Path(path))
-    policy = read(path, **options)
+    found = read(path, **options)
+    policy, kind = (found.policy, found.metadata) if isinstance(found, ImportedGraphs) else (found, {"kind": "molecules"})
     metadata = {
-        "kind": "molecules",
+        **kind,
         "source": {"format": source, "name": Path(path).resolve().name},
         "data": {"name": f"imported from {source}", "licence": "unknown"},
         "date": datetime.date.today().isoformat(),

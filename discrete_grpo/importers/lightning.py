@@ -1,0 +1,139 @@
+"""Lightning checkpoints read for their tensors: whatever else they hold becomes an inert record of what it stored.
+
+Such a file pickles the objects a model was made with (data sets, metrics, configuration). Here every class and function a
+pickle names, except the few that rebuild tensors, is replaced by :class:`Record`, so no foreign code is imported or called;
+what the objects stored can still be looked at.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from discrete_grpo.checkpoint import CheckpointError
+from discrete_grpo.importers.tensors import read_pickle
+
+__all__ = ["Record", "plain", "read_lightning"]
+
+REBUILD: Mapping[tuple[str, str], Any] = {
+    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
+    ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,
+    ("torch", "Size"): torch.Size,
+    ("collections", "OrderedDict"): OrderedDict,
+}
+
+
+class Record:
+    """What stands for a foreign object: it keeps state, items and arguments, and does nothing."""
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Record:
+        """An empty record."""
+        made = object.__new__(cls)
+        made.__dict__.update(_arguments=arguments, _items={}, _state=None)
+        return made
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__["_state"] = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.__dict__["_items"][key if isinstance(key, str | int | float | tuple) else id(key)] = value
+
+    def append(self, value: Any) -> None:
+        """Keep an element."""
+        self[len(self.__dict__["_items"])] = value
+
+    add = append
+
+    def extend(self, values: Any) -> None:
+        """Keep elements."""
+        for value in values:
+            self.append(value)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Record:
+        """Another record: what a foreign function would have made."""
+        return Record(*arguments)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def stored(self) -> dict[Any, Any]:
+        """Attributes and items."""
+        state = self.__dict__["_state"]
+        parts = state if isinstance(state, tuple) else (state,)
+        found = {k: v for part in parts if isinstance(part, Mapping) for k, v in part.items()}
+        return found | self.__dict__["_items"]
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return REBUILD.get((module, name), Record)
+
+
+def _load(file: Any, **options: Any) -> Any:
+    return _Unpickler(file, **options).load()
+
+
+def read_lightning(path: str | os.PathLike[str]) -> Any:
+    """The content of a file written by ``torch.save``, on the CPU; nothing of it is executed.
+
+    Raises:
+        CheckpointError: if the file is missing or damaged.
+    """
+    if not Path(path).is_file():
+        raise CheckpointError(f"path: {path} is no file, expected a checkpoint written by torch.save")
+    if not zipfile.is_zipfile(path):  # before torch 1.6: tensors only
+        return read_pickle(path)
+    with zipfile.ZipFile(path) as archive:
+        if any(name.endswith("constants.pkl") for name in archive.namelist()):
+            raise CheckpointError(f"path: {path} holds a compiled program, expected a checkpoint")
+    module = SimpleNamespace(Unpickler=_Unpickler, load=_load, loads=lambda data, **options: _load(io.BytesIO(data), **options))
+    module.__name__ = "restricted"
+    try:
+        return torch.load(path, map_location="cpu", pickle_module=module, weights_only=False)  # the module decides, see above
+    except Exception as error:  # torch, zipfile and pickle raise many kinds for a damaged file
+        first = str(error).split("\n")[0] or type(error).__name__
+        raise CheckpointError(f"path: {path} cannot be read ({first}); expected a checkpoint written by torch.save") from error
+
+
+def plain(value: Any, depth: int = 12) -> Any:
+    """A stored configuration or data set as dictionaries, lists, numbers and tensors; None for what is none of these.
+
+    A node of OmegaConf keeps its content under ``_content`` or its value under ``_val``.
+    """
+    if depth == 0:
+        return None
+    if isinstance(value, Record):
+        found = value.stored()
+        for inner in ("_content", "_val"):
+            if inner in found:
+                return plain(found[inner], depth - 1)
+        return plain(found, depth - 1)
+    if isinstance(value, Mapping):
+        return {k: plain(v, depth - 1) for k, v in value.items() if isinstance(k, str | int)}
+    if isinstance(value, list | tuple):
+        return [plain(v, depth - 1) for v in value]
+    return value if isinstance(value, bool | int | float | str | Tensor) else None
+
+
+def tensors(content: Any) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of a state dict, bare or under ``state_dict``."""
+    state = content.get("state_dict", content) if isinstance(content, Mapping) else {}
+    for name, value in state.items() if isinstance(state, Mapping) else ():
+        if isinstance(name, str) and isinstance(value, Tensor):
+            yield name, value

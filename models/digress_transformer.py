@@ -1,0 +1,389 @@
+"""The graph transformer of DiGress, DeFoG and Graph-GRPO, with their names and shapes, computed another way.
+
+Its attention has a weight a *channel*, [B, N, N, d]: the published code writes some twenty tensors of that size a layer, so it
+waits for memory. Here that part of a layer is one function of a few rows of pairs at a time (``discrete_grpo.models.
+digress_attention``), and its gradient recomputes them. The numbers are those of the equations to rounding.
+
+Shapes: B graphs, N places for nodes, d node width, d_e edge width, d_y global width.
+Sources: Vignac et al. (2022), section 4 and appendix B, arXiv 2209.14734; Qin et al. (2024), arXiv 2410.04263; Graph-GRPO
+(2026), arXiv 2603.10395; Vignac et al. (2023), MiDi, arXiv 2302.09048.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from discrete_grpo.models.digress_attention import EdgeParts, edge_update
+from discrete_grpo.models.digress_features import Features, FiveCycles, MoleculeFeatures, extra, feature_widths
+
+__all__ = ["DigressConfig", "DigressTransformer", "Pooling", "time_embedding"]
+
+Pooling = Literal["padded", "variance", "biased_std", "masked"]
+"""What a graph's nodes and pairs are summed up as, beside mean, least and largest.
+
+* ``padded``: standard deviation over all places, padding included (DiGress, DeFoG); the answer depends on the padding;
+* ``variance``: the variance over what exists (DiGress's branch fixed_bug, MiDi);
+* ``biased_std``: the root of that plus 1e-6 (Graph-GRPO);
+* ``masked``: standard deviation over what exists: ``padded`` wherever there is no padding.
+"""
+
+
+@dataclass(frozen=True)
+class DigressConfig:
+    """Sizes and variants of a :class:`DigressTransformer`.
+
+    Attributes:
+        node_states, edge_states: classes of the (noisy) input, a mask class included.
+        node_outputs, edge_outputs: width of the last layers, at most the states.
+        node_classes, edge_classes: leading outputs that are classes of the data; the rest is cut off.
+        layers, heads: depth and heads.
+        width, edge_width, global_width: d, d_e, d_y; ``width`` is a multiple of ``heads``.
+        node_hidden, edge_hidden, global_hidden: of the feed-forward parts; the last is 2048 in every published model.
+        node_mlp, edge_mlp, global_mlp: hidden width of the first and last maps.
+        max_nodes: what the number of nodes is divided by.
+        features: structural features of the input.
+        walk_length: K of the random-walk features.
+        molecule: the molecular features; None for other graphs.
+        clock: the time given to the network: ``noise`` is t (DiGress), ``data`` is 1 - t (DeFoG, Graph-GRPO).
+        time_width: sines and cosines of that time beside it, even; 64 in DeFoG.
+        pooling: see :data:`Pooling`.
+        diagonal: what stands on the diagonal of the edge classes: class 0, as in training, or nothing.
+        five_cycles: which count of 5-cycles.
+        pad_to: fewest places a graph is padded to before anything else; 0 for those it comes with.
+
+    Raises:
+        ValueError: for a value out of its range.
+    """
+
+    node_states: int
+    edge_states: int
+    node_outputs: int
+    edge_outputs: int
+    node_classes: int
+    edge_classes: int
+    max_nodes: int
+    layers: int = 9
+    heads: int = 8
+    width: int = 256
+    edge_width: int = 64
+    global_width: int = 64
+    node_hidden: int = 256
+    edge_hidden: int = 128
+    global_hidden: int = 2048
+    node_mlp: int = 256
+    edge_mlp: int = 128
+    global_mlp: int = 128
+    features: Features = "rrwp"
+    walk_length: int = 12
+    molecule: MoleculeFeatures | None = None
+    clock: Literal["noise", "data"] = "data"
+    time_width: int = 64
+    pooling: Pooling = "masked"
+    diagonal: Literal["class 0", "nothing"] = "class 0"
+    five_cycles: FiveCycles = "published"
+    pad_to: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "heads", "width", "edge_width", "global_width", "node_classes", "edge_classes", "max_nodes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)}, expected at least 1")
+        for kind in ("node", "edge"):
+            states, outputs, classes = (getattr(self, f"{kind}_{part}") for part in ("states", "outputs", "classes"))
+            if not classes <= outputs <= states:
+                raise ValueError(f"{kind}_outputs: {outputs}, expected {classes} to {states} (classes to states)")
+        if self.width % self.heads:
+            raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
+        if self.time_width % 2 or self.time_width < 0:
+            raise ValueError(f"time_width: {self.time_width}, expected an even number")
+        choices: dict[str, tuple[str, ...]] = {
+            "clock": ("noise", "data"),
+            "pooling": ("padded", "variance", "biased_std", "masked"),
+            "diagonal": ("class 0", "nothing"),
+            "five_cycles": ("published", "corrected"),
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}: {getattr(self, name)!r}, expected one of {', '.join(known)}")
+        if self.features.startswith("rrwp") and self.walk_length < 1:
+            raise ValueError(f"walk_length: {self.walk_length}, expected at least 1")
+        feature_widths(self.features, self.walk_length)
+
+    @property
+    def input_widths(self) -> tuple[int, int, int]:
+        """Columns of the node, edge and global input."""
+        x, e, y = feature_widths(self.features, self.walk_length)
+        atoms = 2 if self.molecule else 0
+        return self.node_states + x + atoms, self.edge_states + e, y + bool(self.molecule) + 1 + self.time_width
+
+
+POOL_ELEMENTS = 1 << 17
+"""Numbers pooled at once, at least those of one graph."""
+
+
+def _now(job: Callable[..., Any], *arguments: Any) -> Any:
+    return job(*arguments)
+
+
+def time_embedding(time: Float[Tensor, " batch"], width: int) -> Float[Tensor, "batch width"]:
+    """cos(t f) and then sin(t f), f = 10000^(-k/(w/2)): frequencies made for whole steps, given t in [0, 1] (DeFoG)."""
+    half = width // 2
+    frequency = torch.exp(-math.log(10000.0) * torch.arange(half, dtype=time.dtype, device=time.device) / max(half, 1))
+    angle = time[:, None] * frequency
+    return torch.cat([angle.cos(), angle.sin()], -1)
+
+
+def _mlp(first: int, hidden: int, last: int) -> list[nn.Module]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the published global output has no columns
+        return [nn.Linear(first, hidden), nn.ReLU(), nn.Linear(hidden, last)]
+
+
+class _Pool(nn.Module):
+    """Mean, least, largest and spread of a set, mapped to the global width; named as published."""
+
+    def __init__(self, width: int, global_width: int, pooling: Pooling) -> None:
+        super().__init__()
+        self.pooling = pooling
+        self.lin = nn.Linear(4 * width, global_width)
+
+    def forward(self, x: Float[Tensor, "batch item d"], mask: Bool[Tensor, "batch item"] | None) -> Float[Tensor, "batch dy"]:
+        """``mask`` says what exists; None if all does, or if padding is to count.
+
+        A few graphs at a time, and gradients compute them again: only x is kept, and little of it is handled at once.
+        """
+        graphs = max(1, POOL_ELEMENTS // x[0].numel())
+        masks = [None] * len(x) if mask is None else mask.split(graphs)
+        parts = [_again(self._summary, part, there) for part, there in zip(x.split(graphs), masks, strict=False)]
+        return self.lin(torch.cat(parts))
+
+    def _summary(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return torch.cat(summaries(x, mask, self.pooling), -1)
+
+
+def _again(job: Callable[..., Any], *arguments: Any) -> Any:
+    """``job(*arguments)``; where gradients are wanted, it keeps its arguments only and runs again for them."""
+    if not torch.is_grad_enabled():
+        return job(*arguments)
+    return checkpoint(job, *arguments, use_reentrant=False, preserve_rng_state=False)
+
+
+def summaries(
+    x: Float[Tensor, "batch item d"], mask: Bool[Tensor, "batch item"] | None, pooling: Pooling
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean, least, largest and spread over the items; the standard deviation of a single item is 0 (published: no number)."""
+    if mask is None:
+        count: Tensor | int = x.shape[1]
+        mean, low, high = x.mean(1), x.amin(1), x.amax(1)
+        squares = (x - mean.unsqueeze(1)).square().sum(1)
+    else:
+        there = mask.unsqueeze(-1)
+        count = mask.sum(1, keepdim=True)
+        mean = (x * there).sum(1) / count
+        low, high = x.masked_fill(~there, torch.inf).amin(1), x.masked_fill(~there, -torch.inf).amax(1)
+        squares = ((x - mean.unsqueeze(1)) * there).square().sum(1)
+    if pooling == "variance":
+        return mean, low, high, squares / count
+    if pooling == "biased_std":
+        return mean, low, high, (squares / count + 1e-6).sqrt()
+    less = max(count - 1, 1) if isinstance(count, int) else (count - 1).clamp_min(1)
+    spread = torch.where(squares > 0, squares, 1.0).div(less).sqrt()  # a root at 0 would have an infinite gradient
+    return mean, low, high, torch.where(squares > 0, spread, 0.0)
+
+
+class _Attention(nn.Module):
+    """The maps of one layer's attention, named as published; what they do is in :meth:`_Layer.forward`."""
+
+    def __init__(self, config: DigressConfig) -> None:
+        super().__init__()
+        d, de, dy = config.width, config.edge_width, config.global_width
+        self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+        self.e_add, self.e_mul = nn.Linear(de, d), nn.Linear(de, d)
+        self.y_e_mul, self.y_e_add = nn.Linear(dy, d), nn.Linear(dy, d)
+        self.y_x_mul, self.y_x_add = nn.Linear(dy, d), nn.Linear(dy, d)
+        self.y_y = nn.Linear(dy, dy)
+        self.x_y, self.e_y = _Pool(d, dy, config.pooling), _Pool(de, dy, config.pooling)
+        self.x_out, self.e_out = nn.Linear(d, d), nn.Linear(d, de)
+        self.y_out = nn.Sequential(*_mlp(dy, dy, dy))
+
+
+class _Layer(nn.Module):
+    """Attention and feed-forward parts of nodes, edges and the global state, each with a norm behind it."""
+
+    def __init__(self, config: DigressConfig) -> None:
+        super().__init__()
+        d, de, dy = config.width, config.edge_width, config.global_width
+        self.scale = (d // config.heads) ** -0.5
+        self.self_attn = _Attention(config)
+        self.linX1, self.linX2 = nn.Linear(d, config.node_hidden), nn.Linear(config.node_hidden, d)
+        self.normX1, self.normX2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.linE1, self.linE2 = nn.Linear(de, config.edge_hidden), nn.Linear(config.edge_hidden, de)
+        self.normE1, self.normE2 = nn.LayerNorm(de), nn.LayerNorm(de)
+        self.lin_y1, self.lin_y2 = nn.Linear(dy, config.global_hidden), nn.Linear(config.global_hidden, dy)
+        self.norm_y1, self.norm_y2 = nn.LayerNorm(dy), nn.LayerNorm(dy)
+
+    def forward(
+        self, x: Tensor, e: Tensor, y: Tensor, mask: Tensor | None, pooled: Tensor | None, last: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Next states; ``mask`` is None where all nodes exist, ``pooled`` where pooling counts every place.
+
+        Y = (q_i k_j / √(d/h)) (1 + W_m e_ij) + W_a e_ij;  e' = W_o((1 + a(y)) Y + b(y));
+        x' = W_x((1 + c(y)) Σ_j softmax_j(Y) v_j + d(y)).
+        The global state of the last layer is read by nobody, so it is not computed.
+        """
+        att, linear = self.self_attn, nn.functional.linear
+        new_y = None if last else att.y_y(y) + att.x_y(x, pooled) + att.e_y(e.flatten(1, 2), _pairs(pooled))
+        parts = EdgeParts(
+            att.q(x) * self.scale,
+            att.k(x),
+            att.v(x),
+            torch.cat([att.e_mul.weight, att.e_add.weight]),
+            torch.cat([att.e_mul.bias + 1.0, att.e_add.bias]),
+            att.e_out.weight * (1.0 + att.y_e_mul(y)).unsqueeze(1),  # FiLM of Y, moved into the map behind it
+            linear(att.y_e_add(y), att.e_out.weight, att.e_out.bias),
+            *((m.weight, m.bias) for m in (self.normE1, self.linE1, self.linE2, self.normE2)),
+        )
+        mean, e = edge_update(e, parts, mask)
+        new_x = att.x_out(torch.addcmul(att.y_x_add(y).unsqueeze(1), 1.0 + att.y_x_mul(y).unsqueeze(1), mean))
+        x = self.normX1(x + (new_x if mask is None else new_x * mask.unsqueeze(-1)))
+        x = self.normX2(x + self.linX2(self.linX1(x).relu()))
+        if new_y is not None:
+            y = self.norm_y1(y + att.y_out(new_y))
+            y = self.norm_y2(y + self.lin_y2(self.lin_y1(y).relu()))
+        return x, e, y
+
+
+def _pairs(mask: Tensor | None) -> Tensor | None:
+    """Which ordered pairs exist, the diagonal among them [B, N²]."""
+    return None if mask is None else (mask[:, :, None] & mask[:, None, :]).flatten(1)
+
+
+class DigressTransformer(nn.Module):
+    """Clean-class logits of noisy graphs: ``(nodes, edges, time, mask) -> (node logits, edge logits)``.
+
+    Its state dict is that of the published ``GraphTransformer``. Equivariant to node permutation where its features are
+    (eigenvectors are not), edge logits symmetric; padding changes nothing except with ``pooling="padded"``.
+
+    Args:
+        config: sizes and variants.
+        checkpoint_layers: whether gradients compute stretches of layers again: less memory, some 30 % more time.
+    """
+
+    def __init__(self, config: DigressConfig, checkpoint_layers: bool = False) -> None:
+        super().__init__()
+        self.config, self.checkpoint_layers = config, checkpoint_layers
+        d, de, dy = config.width, config.edge_width, config.global_width
+        x, e, y = config.input_widths
+        self.mlp_in_X = nn.Sequential(*_mlp(x, config.node_mlp, d), nn.ReLU())
+        self.mlp_in_E = nn.Sequential(*_mlp(e, config.edge_mlp, de), nn.ReLU())
+        self.mlp_in_y = nn.Sequential(*_mlp(y, config.global_mlp, dy), nn.ReLU())
+        self.tf_layers = nn.ModuleList(_Layer(config) for _ in range(config.layers))
+        self.mlp_out_X = nn.Sequential(*_mlp(d, config.node_mlp, config.node_outputs))
+        self.mlp_out_E = nn.Sequential(*_mlp(de, config.edge_mlp, config.edge_outputs))
+        self.mlp_out_y = nn.Sequential(*_mlp(dy, config.global_mlp, 0)).requires_grad_(False)  # kept, and read by nobody
+
+    def init_args(self) -> dict[str, Any]:
+        """What a checkpoint needs to build this network again."""
+        return {"config": self.config, "checkpoint_layers": self.checkpoint_layers}
+
+    def forward(
+        self,
+        nodes: Int[Tensor, "batch node"],
+        edges: Int[Tensor, "batch node node"],
+        time: Float[Tensor, " batch"],
+        mask: Bool[Tensor, "batch node"],
+    ) -> tuple[Float[Tensor, "batch node node_class"], Float[Tensor, "batch node node edge_class"]]:
+        """Logits over clean classes.
+
+        Args:
+            nodes: noisy node classes.
+            edges: noisy edge classes, symmetric.
+            time: in [0, 1], 0 data and 1 noise.
+            mask: which nodes exist; they come first.
+
+        Raises:
+            ValueError: for a graph of more nodes than ``max_nodes``, or a class that is none of the states.
+        """
+        self._check(nodes, edges, mask)
+        n, more = nodes.shape[1], max(self.config.pad_to - nodes.shape[1], 0)
+        if more:
+            grow = nn.functional.pad
+            nodes, edges, mask = grow(nodes, (0, more)), grow(edges, (0, more, 0, more)), grow(mask, (0, more))
+        there = mask[:, :, None] & mask[:, None, :]
+        nodes, edges = torch.where(mask, nodes, 0), torch.where(there, edges, 0)
+        x, e, y = self._embed(nodes, edges, time, mask, there)
+        some = None if bool(mask.all()) else mask
+        pooled = None if self.config.pooling == "padded" else some
+        count = len(self.tf_layers)
+        length = math.isqrt(count - 1) + 1 if self.checkpoint_layers else count  # √L segments of √L layers keep the least
+        for start in range(0, count, length):
+            run = _again if self.checkpoint_layers else _now
+            x, e, y = run(self._segment, x, e, y, some, pooled, start, min(start + length, count))
+        return self._logits(x[:, :n], e[:, :n, :n], nodes[:, :n], edges[:, :n, :n])
+
+    def _segment(
+        self, x: Tensor, e: Tensor, y: Tensor, mask: Tensor | None, pooled: Tensor | None, start: int, stop: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        for k in range(start, stop):
+            x, e, y = self.tf_layers[k](x, e, y, mask, pooled, k == len(self.tf_layers) - 1)
+        return x, e, y
+
+    def _check(self, nodes: Tensor, edges: Tensor, mask: Tensor) -> None:
+        most = int(mask.sum(1).max())
+        if most > self.config.max_nodes:
+            raise ValueError(f"nodes: a graph of {most}, expected at most {self.config.max_nodes}")
+        for name, classes, states in (("nodes", nodes, self.config.node_states), ("edges", edges, self.config.edge_states)):
+            if not 0 <= int(classes.min()) <= int(classes.max()) < states:
+                raise ValueError(f"{name}: class {int(classes.max())}, expected 0 to {states - 1}")
+
+    def _embed(self, nodes: Tensor, edges: Tensor, time: Tensor, mask: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The first states, zero at padding; those of edges are symmetric."""
+        config, one_hot = self.config, nn.functional.one_hot
+        dtype = next(self.parameters()).dtype
+        diagonal = torch.eye(nodes.shape[1], dtype=torch.bool, device=nodes.device)
+        with torch.autocast(nodes.device.type, enabled=False):  # counts are whole numbers: bfloat16 would round them
+            found = self._features(nodes, edges, mask, ((edges > 0) & ~diagonal).double())
+            clock = (1.0 - time if config.clock == "data" else time).to(dtype)
+            graph = torch.cat([found.graph.to(dtype), clock[:, None], time_embedding(clock, config.time_width)], -1)
+        e_in = one_hot(edges, config.edge_states).to(dtype)
+        if config.diagonal == "nothing":
+            e_in = e_in.masked_fill(diagonal[..., None], 0.0)
+        e = (_again if self.checkpoint_layers else _now)(self.mlp_in_E, torch.cat([e_in, found.edges.to(dtype)], -1))
+        e = (e + e.transpose(1, 2)) / 2 * there.unsqueeze(-1)
+        x = self.mlp_in_X(torch.cat([one_hot(nodes, config.node_states).to(dtype), found.nodes.to(dtype)], -1))
+        return x * mask.unsqueeze(-1), e, self.mlp_in_y(graph)
+
+    def _features(self, nodes: Tensor, edges: Tensor, mask: Tensor, adjacency: Tensor) -> Any:
+        config = self.config
+        padded = config.pooling == "padded"
+        found = extra(
+            config.features,
+            adjacency,
+            mask,
+            max_nodes=config.max_nodes,
+            walk_length=config.walk_length,
+            five_cycles=config.five_cycles,
+            padded=padded,
+        )
+        if config.molecule is None:
+            return found
+        counted = torch.ones_like(mask) if padded else mask  # published: a place of padding weighs what class 0 does
+        atoms, weight = config.molecule.of(nodes, edges, counted, config.edge_classes)
+        return type(found)(torch.cat([found.nodes, atoms], -1), found.edges, torch.cat([found.graph, weight], -1))
+
+    def _logits(self, x: Tensor, e: Tensor, nodes: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+        """Last maps plus the classes they started from, edges averaged over the two directions."""
+        config, one_hot = self.config, nn.functional.one_hot
+        node_logits = self.mlp_out_X(x)[..., : config.node_classes]
+        edge_logits = (_again if self.checkpoint_layers else _now)(self.mlp_out_E, e)[..., : config.edge_classes]
+        node_logits = node_logits + one_hot(nodes, config.node_states)[..., : config.node_classes]
+        edge_logits = edge_logits + one_hot(edges, config.edge_states)[..., : config.edge_classes]
+        return node_logits, (edge_logits + edge_logits.transpose(1, 2)) / 2

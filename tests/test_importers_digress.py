@@ -1,0 +1,393 @@
+"""Checkpoints of DiGress, DeFoG and Graph-GRPO made here: the same logits as the equations, a whole policy, every misfit named."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from discrete_grpo.checkpoint import CheckpointError, load_metadata, load_policy
+from discrete_grpo.config import GRPOConfig
+from discrete_grpo.diffusion.flow import FlowEuler
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, upper
+from discrete_grpo.importers import import_checkpoint, import_defog, import_digress, import_graph_grpo
+from discrete_grpo.importers.graph_data import DataName, known_data, read_statistics
+from discrete_grpo.importers.lightning import plain, read_lightning
+from discrete_grpo.molecular import load_molecule_policy
+from discrete_grpo.policies.graph import GraphPolicy
+from discrete_grpo.rollout import group_contexts
+from discrete_grpo.testing import check_policy
+from discrete_grpo.trainer import GRPOTrainer
+from tests import digress_oracle as oracle
+from tests.broken_policies import more_padding, relabelled
+from tests.imported import one_line
+
+SIZES: dict[str, Any] = {"layers": 3, "widths": (16, 6, 5), "hidden": (12, 9, 2048), "mlp": (10, 8, 7)}
+QM9, PLANAR = ((4, 4), (1, 2))
+Made = tuple[dict[str, Tensor], oracle.Variant]
+
+
+def weights(data: DataName, states: tuple[int, int], outputs: tuple[int, int], **variant: Any) -> Made:
+    """A state dict for a published data set, and what else the equations need."""
+    known = known_data(data)
+    atoms: dict[str, Any] = {"weights": known.weights, "max_weight": known.max_weight} if known.weights else {}
+    options: dict[str, Any] = {"max_nodes": len(known.node_counts) - 1} | atoms | variant
+    how = oracle.Variant(**options)
+    x, e, y = {"all": (6, 0, 11), "rrwp": (how.walk_length, how.walk_length, 5)}[how.features]
+    widths = states[0] + x + 2 * bool(atoms), states[1] + e, y + bool(atoms) + 1 + how.time_width
+    return oracle.random_state(widths, outputs, **SIZES), how
+
+
+def digress(**more: Any) -> Made:
+    return weights("qm9", QM9, QM9, **{"features": "all", "pooling": "masked"} | more)
+
+
+def defog(data: DataName = "qm9", states: tuple[int, int] = QM9, outputs: tuple[int, int] = QM9, **more: Any) -> Made:
+    how = {"features": "rrwp", "walk_length": 5, "pooling": "masked", "clock": "data", "time_width": 64}
+    return weights(data, states, outputs, **how | more)
+
+
+def lightning(path: Path, state: dict[str, Tensor], prefix: str = "model.", **more: Any) -> Path:
+    """A file as Lightning writes it, with what is to be ignored in it."""
+    others = {"noise_schedule.betas": torch.zeros(3), "train_loss.x": torch.zeros(1), "sampling_metrics.n": torch.zeros(2)}
+    named = {prefix + name: t for name, t in state.items()}
+    torch.save({"epoch": 3, "state_dict": others | named, "optimizer_states": [{"lr": 0.1}], **more}, path)
+    return path
+
+
+def noisy(sizes: tuple[int, ...], states: tuple[int, int]) -> GraphBatch:
+    g = torch.Generator().manual_seed(3)
+    mask = node_mask(torch.tensor(sizes), max(sizes))
+    nodes = torch.where(mask, torch.randint(states[0], mask.shape, generator=g), 0)
+    pairs = torch.randint(states[1], (len(sizes), num_pairs(max(sizes))), generator=g)
+    return GraphBatch(nodes, symmetrise(torch.where(pair_mask(mask), pairs, 0), max(sizes)), mask)
+
+
+def assert_their_logits(policy: GraphPolicy, made: Made, states: tuple[int, int] = QM9, clean: tuple[int, int] = QM9) -> None:
+    state, how = made
+    batch, time = noisy((5, 2, 4), states), torch.tensor([0.3, 0.0, 1.0])
+    given = batch.pad(how.max_nodes) if how.pooling == "padded" else batch
+    inputs = oracle.literal_inputs(given.nodes, given.edges, time, given.mask, states, clean, how)
+    x, e, y = (part.float() for part in inputs)
+    nodes, edges = oracle.literal_forward(state, x, e, y, given.mask, how)
+    found = policy.network(batch.nodes, batch.edges, time, batch.mask)
+    exists, both, n = batch.mask, pair_mask(batch.mask), batch.num_nodes
+    torch.testing.assert_close(found[0][exists], nodes[:, :n][exists][:, : clean[0]], atol=1e-5, rtol=1e-5)
+    expected = upper(edges[:, :n, :n].contiguous())[both][:, : clean[1]]
+    torch.testing.assert_close(upper(found[1])[both], expected, atol=1e-5, rtol=1e-5)
+
+
+# -- the same function
+
+
+@pytest.mark.parametrize("wrap", ["lightning", "gdpo", "bare"])
+def test_digress_gives_the_published_logits(tmp_path: Path, wrap: str) -> None:
+    made = digress()
+    path = tmp_path / "x.ckpt"
+    if wrap == "lightning":
+        lightning(path, made[0])
+    else:
+        torch.save({("model." if wrap == "gdpo" else "") + k: t for k, t in made[0].items()}, path)
+    found = import_digress(path, dataset="qm9", num_steps=20)
+    assert_their_logits(found.policy, made)
+    kernel = found.policy.node_kernel
+    assert isinstance(kernel, D3PM)
+    assert kernel.prior == pytest.approx((0.7230, 0.1151, 0.1593, 0.0026))
+    assert found.policy.num_steps == 20
+    assert float(kernel.schedule.alpha_bar(torch.tensor(0.0))) == pytest.approx(0.99991, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "how"),
+    [
+        ({"padding": "published"}, {"pooling": "padded"}),
+        ({"variant": "fixed_bug"}, {"pooling": "variance", "five": "corrected"}),
+        ({"heads": 4, "noise": "uniform"}, {"heads": 4}),
+    ],
+)
+def test_variants_of_digress(tmp_path: Path, options: dict[str, Any], how: dict[str, Any]) -> None:
+    made = digress(**how)
+    assert_their_logits(import_digress(lightning(tmp_path / "x.ckpt", made[0]), dataset="qm9", **options).policy, made)
+
+
+def test_defog_gives_the_published_logits(tmp_path: Path) -> None:
+    made = defog()
+    options: dict[str, Any] = {"dataset": "qm9", "eta": 2.0, "omega": 0.1, "num_steps": 9, "sample_distortion": "polydec"}
+    policy = import_defog(lightning(tmp_path / "x.ckpt", made[0]), **options).policy
+    assert_their_logits(policy, made)
+    assert isinstance(policy.edge_kernel, FlowEuler)
+    assert (policy.edge_kernel.eta, policy.edge_kernel.omega, policy.num_steps) == (2.0, 0.1, 9)
+    assert policy.grid[1] == pytest.approx((1 - 1 / 9) ** 2)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_defog_with_a_mask_class_which_is_never_predicted(tmp_path: Path, more: int) -> None:
+    made = defog(states=(5, 5), outputs=(4 + more, 4))
+    policy = import_defog(lightning(tmp_path / "x.ckpt", made[0]), dataset="qm9", noise="absorbing").policy
+    assert_their_logits(policy, made, (5, 5))
+    assert isinstance(policy.node_kernel, FlowEuler)
+    assert policy.node_kernel.prior == (0.0, 0.0, 0.0, 0.0, 1.0)
+    assert policy.node_kernel.num_clean == 4
+
+
+def test_graph_grpo_takes_the_stored_prior_and_sizes(tmp_path: Path) -> None:
+    made = defog("planar", PLANAR, PLANAR, pooling="biased_std", max_nodes=5)
+    buffers = {"model.p0_node_dist": torch.ones(1), "model.p0_edge_dist": torch.tensor([0.7, 0.3])}
+    buffers |= {"model.node_count_prob": torch.tensor([0.0, 0.0, 0.0, 0.25, 0.5, 0.25]), "model._device_buffer": torch.zeros(1)}
+    state = buffers | {"model.model." + k: t for k, t in made[0].items()}
+    torch.save({"state_dict": state}, tmp_path / "x.ckpt")
+    policy = import_graph_grpo(tmp_path / "x.ckpt", dataset="planar", num_steps=7).policy
+    assert_their_logits(policy, made, PLANAR, PLANAR)
+    assert isinstance(policy.edge_kernel, FlowEuler)
+    assert policy.edge_kernel.prior == pytest.approx((0.7, 0.3))
+    assert policy.node_counts == (0.0, 0.0, 0.0, 0.25, 0.5, 0.25)
+
+
+# -- what a file stores beside the weights
+
+
+MODULE = "digress_of_somebody"
+
+
+@pytest.fixture
+def theirs() -> Iterator[types.ModuleType]:
+    """Classes by names of the peers', there while a file is written and gone when it is read."""
+    module = types.ModuleType(MODULE)
+    for name in ("QM9infos", "DictConfig", "AnyNode", "Callback"):
+        setattr(module, name, type(name, (), {"__module__": MODULE}))
+    sys.modules[MODULE] = module
+    yield module
+    sys.modules.pop(MODULE, None)
+
+
+def hyper_parameters(module: Any) -> dict[str, Any]:
+    infos = module.QM9infos()
+    infos.name, infos.atom_decoder, infos.max_weight = "qm9", ["C", "N", "O", "F", "Y"], 150
+    infos.n_nodes, infos.node_types = torch.tensor([0.0, 0.5, 0.5]), torch.tensor([0.4, 0.3, 0.2, 0.1])
+    infos.edge_types, infos.atom_weights = torch.tensor([0.6, 0.2, 0.1, 0.1]), {0: 12, 1: 14, 2: 16, 3: 19}
+
+    def node(value: Any) -> Any:
+        made = module.AnyNode()
+        made._val = value
+        return made
+
+    def config(content: dict[str, Any]) -> Any:
+        made = module.DictConfig()
+        made._content = content
+        return made
+
+    model = config({"transition": node("marginal"), "diffusion_steps": node(30)})
+    return {"cfg": config({"model": model, "sample": config({"sample_steps": node(11)})}), "dataset_infos": infos}
+
+
+def test_stored_data_and_settings_are_read_without_their_code(tmp_path: Path, theirs: Any) -> None:
+    made = digress(max_nodes=2)
+    more: dict[str, Any] = {"hyper_parameters": hyper_parameters(theirs), "callbacks": {"x": theirs.Callback()}}
+    path = lightning(tmp_path / "x.ckpt", made[0], **more)
+    sys.modules.pop(MODULE)
+    found = import_digress(path)
+    assert found.policy.num_steps == 30
+    assert found.policy.node_counts == (0.0, 0.5, 0.5)
+    assert isinstance(found.policy.node_kernel, D3PM)
+    assert found.policy.node_kernel.prior == pytest.approx((0.4, 0.3, 0.2, 0.1))
+    assert found.statistics is not None
+    assert found.statistics.vocabulary.atoms == ("C", "N", "O", "F")
+    made = defog(max_nodes=2)
+    path = lightning(tmp_path / "y.ckpt", made[0], hyper_parameters=plain(read_lightning(path)["hyper_parameters"]))
+    assert import_defog(path).policy.num_steps == 11
+
+
+class Evil:
+    """Makes a folder when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.makedirs, (str(self.path), 0o777, True)
+
+
+def test_nothing_in_a_file_is_executed(tmp_path: Path, theirs: Any) -> None:
+    ran = tmp_path / "ran"
+    theirs.QM9infos.__setstate__ = lambda self, state: ran.mkdir(exist_ok=True)
+    more: dict[str, Any] = {
+        "hyper_parameters": hyper_parameters(theirs),
+        "callbacks": [Evil(ran)],
+        "loops": {"set": {1, 2}, "path": tmp_path},
+    }
+    path = lightning(tmp_path / "x.ckpt", digress(max_nodes=2)[0], **more)
+    assert import_digress(path).policy.max_nodes == 2
+    assert not ran.exists()
+    torch.load(path, weights_only=False)
+    assert ran.exists(), "the file would have run, had it been unpickled"
+
+
+def test_statistics_from_a_file(tmp_path: Path) -> None:
+    state, _ = digress(max_nodes=2)
+    fields: dict[str, Any] = {"node_counts": [0, 1, 3], "node_marginal": [4, 3, 2, 1], "edge_marginal": [6, 2, 1, 1]}
+    fields |= {"atoms": ["C", "N", "O", "F"], "weights": [12, 14, 16, 19], "max_weight": 150, "steps": 40}
+    (tmp_path / "data.json").write_text(json.dumps(fields))
+    found = import_digress(lightning(tmp_path / "x.ckpt", state), statistics=tmp_path / "data.json")
+    assert found.policy.node_counts == (0.0, 0.25, 0.75)
+    assert found.policy.num_steps == 40
+    for change, said in (
+        ({"atoms": ["C", "N", "O", "Xx"]}, "expected an element symbol"),
+        ({"node_counts": [1, 1]}, "expected shares of 0, 1, 2, ... nodes, the first 0"),
+        ({"weights": [1.0]}, "weights: 1, expected 4, one a node class"),
+        ({"colour": 3}, "colour unknown"),
+        ({"max_weight": 0}, "max_weight: 0"),
+    ):
+        (tmp_path / "data.json").write_text(json.dumps(fields | change))
+        with pytest.raises(ValueError, match=said) as error:
+            import_digress(tmp_path / "x.ckpt", statistics=tmp_path / "data.json")
+        one_line(error)
+    (tmp_path / "data.json").write_text("[]")
+    with pytest.raises(ValueError, match="holds list, expected a dictionary"):
+        read_statistics(tmp_path / "data.json")
+
+
+@pytest.mark.parametrize("name", ["qm9", "qm9-h", "zinc", "moses", "guacamol", "planar", "tree", "sbm"])
+def test_the_published_data_sets_are_whole(name: DataName) -> None:
+    known = known_data(name)
+    largest = {"qm9": 9, "qm9-h": 29, "zinc": 38, "moses": 27, "guacamol": 88, "planar": 64, "tree": 64, "sbm": 187}
+    assert len(known.node_counts) == largest[name] + 1
+    assert sum(known.node_counts) == pytest.approx(160 if name == "sbm" else 1, abs=2e-3)
+    assert sum(known.edge_marginal) == pytest.approx(1, abs=0.06)
+    assert bool(known.atoms) == bool(known.weights) == (known.steps == 500)
+
+
+# -- a whole policy
+
+
+def small_counts(policy: GraphPolicy, counts: tuple[float, ...]) -> GraphPolicy:
+    return GraphPolicy(**policy.init_args() | {"node_counts": counts, "decode": None}).eval()
+
+
+@pytest.mark.parametrize("source", ["digress", "defog", "graph-grpo"])
+def test_an_import_draws_scores_trains_and_is_kept(tmp_path: Path, source: Any) -> None:
+    made = digress() if source == "digress" else defog()
+    path = lightning(tmp_path / "x.ckpt", made[0])
+    folder = import_checkpoint(path, source, tmp_path / "out", dataset="qm9", num_steps=5)
+    assert load_metadata(folder)["kind"] == "molecules"
+    policy = load_molecule_policy(folder)
+    assert policy.network.checkpoint_layers
+    contexts = group_contexts(3, 4)
+    rollout = policy.sample(contexts, generator=torch.Generator().manual_seed(0))
+    assert len(rollout.samples) == 12
+    total = 0.0
+    for sites in policy.sites(rollout):
+        total = total + sites.log_probs.gather(-1, sites.action.long().unsqueeze(-1)).squeeze(-1).where(sites.mask, 0.0).sum(-1)
+    torch.testing.assert_close(total, rollout.logp, atol=1e-4, rtol=1e-5)
+    before = {k: t.clone() for k, t in policy.state_dict().items()}
+    config = GRPOConfig(max_steps=1, num_generations=4, generation_batch_size=8, beta=0.05, learning_rate=1e-3)
+    (line,) = GRPOTrainer(policy, lambda samples, **_: [float(len(s or "")) for s in samples], config).train()
+    assert "reward" in line
+    assert any(not torch.equal(t, before[k]) for k, t in policy.state_dict().items())
+    again = load_policy(folder)
+    assert all(torch.equal(t, before[k]) for k, t in again.state_dict().items())
+
+
+def test_plain_graphs_are_plain_graphs(tmp_path: Path) -> None:
+    made = defog("tree", PLANAR, PLANAR)
+    folder = import_checkpoint(lightning(tmp_path / "x.ckpt", made[0]), "defog", tmp_path / "out", dataset="tree", num_steps=2)
+    assert load_metadata(folder)["kind"] == "graphs"
+    policy = small_counts(load_policy(folder), (0.0, 0.0, 0.0, 0.5, 0.5))
+    assert len(policy.sample(group_contexts(1, 2)).samples) == 2
+
+
+@pytest.mark.parametrize("source", ["digress", "defog"])
+def test_the_laws_of_policies(tmp_path: Path, source: str) -> None:
+    made = digress() if source == "digress" else defog()
+    read: Any = import_digress if source == "digress" else import_defog
+    found = read(lightning(tmp_path / "x.ckpt", made[0]), dataset="qm9", num_steps=3, checkpoint_layers=False).policy
+    policy = small_counts(found, (0.0, 0.0, 0.3, 0.4, 0.3))
+    changes: dict[str, Any] = {"pad": more_padding} | (
+        {"permute": relabelled} if source == "defog" else {}
+    )  # eigenvectors have signs
+    check_policy(policy, group_contexts(3, 2), samples=300, skip={"learning"}, **changes).raise_on_failure()
+
+
+# -- what does not fit
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda s: s.pop("tf_layers.1.self_attn.e_mul.bias"), r"tf_layers\.1\.self_attn\.e_mul\.bias missing"),
+        (lambda s: s.pop("mlp_in_E.2.weight"), r"mlp_in_E\.2\.weight missing"),
+        (lambda s: s.update({"tf_layers.0.in_E.weight": torch.zeros(2, 2)}), r"tf_layers\.0\.in_E\.weight unexpected"),
+        (lambda s: s.update({"tf_layers.0.linX2.weight": torch.zeros(3, 3)}), r"linX2\.weight \(3, 3\) for \(16, 12\)"),
+        (lambda s: s.update({"mlp_in_X.0.weight": torch.zeros(10, 40)}), r"reads \(40, 4, 13\) numbers of nodes, edges and graph"),
+        (lambda s: s.pop("mlp_in_X.0.weight"), r"has no mlp_in_X\.0\.weight"),
+        (lambda s: s.clear(), "expected a network of DiGress, DeFoG or Graph-GRPO"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path, spoil: Any, said: str) -> None:
+    state, _ = digress()
+    spoil(state)
+    with pytest.raises(CheckpointError, match=said) as error:
+        import_digress(lightning(tmp_path / "x.ckpt", state), dataset="qm9")
+    one_line(error)
+
+
+def test_options_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    path = lightning(tmp_path / "x.ckpt", digress()[0])
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({}, "dataset: None, and .*x.ckpt does not store its data; expected qm9, "),
+        ({"dataset": "qm8"}, "dataset: 'qm8', expected one of qm9, "),
+        ({"dataset": "zinc"}, "dataset: 'zinc' has 9 node classes, expected 4 of "),
+        ({"dataset": "qm9", "noise": "absorbing"}, "noise: 'absorbing', expected marginal or uniform"),
+        ({"dataset": "qm9", "heads": 3}, r"width: 16, expected a multiple of heads \(3\)"),
+        ({"dataset": "qm9", "variant": "new"}, "variant: 'new', expected one of main, fixed_bug"),
+        ({"dataset": "qm9", "padding": "none"}, "padding: 'none', expected one of safe, published"),
+        ({"dataset": "qm9", "statistics": "x.json"}, "statistics: x.json, expected none beside dataset 'qm9'"),
+    ]
+    for options, said in wrong:
+        with pytest.raises(ValueError, match=said) as error:
+            import_digress(path, **options)
+        one_line(error)
+    with pytest.raises(ValueError, match=r"options: .*'trust'.* for digress, expected dataset, statistics"):
+        import_checkpoint(path, "digress", tmp_path / "out", trust=True)
+    with pytest.raises(ValueError, match="num_nodes: 12, expected 1 to 9"):
+        import_digress(path, dataset="qm9").policy.sample(group_contexts(1, 1, [{"num_nodes": 12}]))
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", b"PK\x03\x04 broken"])
+def test_damaged_files_are_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.ckpt"
+    with pytest.raises(CheckpointError, match="is no file"):
+        import_defog(path, dataset="qm9")
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"x\.ckpt") as error:
+        import_defog(path, dataset="qm9")
+    one_line(error)
+
+
+def test_the_benchmark_runs_and_its_sides_agree(tmp_path: Path) -> None:
+    from benchmarks.import_speed import main
+
+    arguments = [
+        "--cases",
+        "qm9",
+        "--layers",
+        "1",
+        "--batch",
+        "2",
+        "--repeats",
+        "1",
+        "--without-grpo",
+        "--out",
+        str(tmp_path / "x.json"),
+    ]
+    found = main(arguments)["cases"]["qm9"]
+    assert found["largest_difference"] < 1e-5
+    assert found["activations"]["checkpointed"] > 0
