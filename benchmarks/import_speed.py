@@ -112,7 +112,7 @@ class Sides:
         c, self.device = config, device
         self.ours = DigressTransformer(config).eval()
         self.ours.load_state_dict(state)
-        molecule = {"weights": c.molecule.weights, "max_weight": c.molecule.max_weight} if c.molecule else {}
+        molecule: dict[str, Any] = {"weights": c.molecule.weights, "max_weight": c.molecule.max_weight} if c.molecule else {}
         how = Variant("rrwp", c.walk_length, c.max_nodes, c.heads, "padded", "data", c.time_width, **molecule)
         self.literal = LiteralNetwork(state, how)
         self.ours.to(device)

@@ -50,7 +50,8 @@ __all__ = [
 ]
 
 _BOND_CLASS = {Chem.BondType.SINGLE: 1, Chem.BondType.DOUBLE: 2, Chem.BondType.TRIPLE: 3}
-_BOND_TYPE = {c: t for t, c in _BOND_CLASS.items()}
+_BOND_TYPE = {c: t for t, c in _BOND_CLASS.items()} | {4: Chem.BondType.AROMATIC}
+"""Molecules become graphs with Kekulé bonds, classes 0 to 3; class 4 is read only, as imported policies draw it."""
 # RDKit's clean-up step rewrites valence errors such as neutral N(=O)=O into charged atoms: a correction, so left out.
 _NO_CLEANUP = Chem.SanitizeFlags.SANITIZE_ALL ^ Chem.SanitizeFlags.SANITIZE_CLEANUP
 _LABEL = re.compile(r"([A-Z][a-z]?)([+-][1-9])?")
@@ -226,8 +227,8 @@ def decode(batch: GraphBatch, vocabulary: Vocabulary) -> list[str | None]:
     nodes, edges = batch.nodes.masked_fill(~batch.mask, 0).cpu(), batch.edges.masked_fill(~real, 0).triu(1).cpu()
     if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < len(vocabulary):
         raise ValueError(f"batch: node classes {int(nodes.min())}..{int(nodes.max())}, expected 0..{len(vocabulary) - 1}")
-    if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) <= 3:
-        raise ValueError(f"batch: bond classes {int(edges.min())}..{int(edges.max())}, expected 0..3")
+    if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) <= 4:
+        raise ValueError(f"batch: bond classes {int(edges.min())}..{int(edges.max())}, expected 0..4")
     where = edges.nonzero()
     bonds: list[list[tuple[int, int, int]]] = [[] for _ in sizes]
     for (b, i, j), order in zip(where.tolist(), edges[tuple(where.T)].tolist(), strict=True):

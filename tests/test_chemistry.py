@@ -147,8 +147,8 @@ def test_decoding_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
 def test_errors_name_the_argument() -> None:
     with pytest.raises(ValueError, match=r"node classes 0\.\.4, expected 0\.\.3"):
         decode(graph([0, 4], []), CNOF)
-    with pytest.raises(ValueError, match=r"bond classes 0\.\.4, expected 0\.\.3"):
-        decode(graph([0, 0], [(0, 1, 4)]), CNOF)
+    with pytest.raises(ValueError, match=r"bond classes 0\.\.5, expected 0\.\.4"):
+        decode(graph([0, 0], [(0, 1, 5)]), CNOF)
     with pytest.raises(ValueError, match=r"smiles\[1\]: 'CS'.*'S' is not in the vocabulary"):
         encode(["C", "CS"], CNOF)
     with pytest.raises(ValueError, match=r"smiles\[0\]: 'C\('"):
@@ -233,3 +233,11 @@ def test_bad_networkx_graphs_are_named() -> None:
         with pytest.raises(ValueError, match=rf"graphs\[1\].*{message}"):
             from_networkx([good, graph_])
     assert from_networkx([nx.path_graph(["b", "a", "c"])]).edges.tolist() == [[[0, 1, 0], [1, 0, 1], [0, 1, 0]]]
+
+
+def test_aromatic_bonds_of_imported_policies_are_read() -> None:
+    edges = torch.zeros(1, 6, 6, dtype=torch.long)
+    for i in range(6):
+        edges[0, i, (i + 1) % 6] = edges[0, (i + 1) % 6, i] = 4
+    batch = GraphBatch(torch.zeros(1, 6, dtype=torch.long), edges, torch.ones(1, 6, dtype=torch.bool))
+    assert decode(batch, CNOF) == ["c1ccccc1"]

@@ -16,7 +16,7 @@ from discrete_grpo.diffusion.kernels import uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.graph import ConditionedGraphs, GraphBatch
 from discrete_grpo.policies.conditions import hide_properties
-from discrete_grpo.policies.graph import GraphPolicy
+from discrete_grpo.policies.graph import FixedSites, GraphPolicy
 from discrete_grpo.testing import check_policy
 from discrete_grpo.tokens import Property
 from tests.toys import node_classes, share_of_class_two, tiny_network
@@ -127,3 +127,15 @@ def test_arguments_out_of_range_are_named(options: dict[str, Any], said: str) ->
     args = conditional().init_args() | options
     with pytest.raises(ValueError, match=said):
         GraphPolicy(**args)
+
+
+def test_fixed_sites_are_clean_at_the_end_of_a_schedule_that_is_not() -> None:
+    class Leaky:
+        def alpha_bar(self, t: torch.Tensor) -> torch.Tensor:
+            return 0.5 - 0.5 * t.double()
+
+    kernels = uniform(3, Leaky()), uniform(2, Leaky())
+    policy = GraphPolicy(tiny_network(), *kernels, (0.0, 0.0, 0.0, 1.0), num_steps=2, decode=node_classes)
+    contexts = group_contexts(1, 40, [{"fixed": FixedSites({0: 2, 1: 1})}])
+    rollout = policy.sample(contexts, generator=torch.Generator().manual_seed(0))
+    assert all(sample[:2] == (2, 1) for sample in rollout.samples)

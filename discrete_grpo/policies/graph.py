@@ -376,6 +376,8 @@ class GraphPolicy(nn.Module):
         goal_pairs = upper(fixed.edges)
         nodes = self.node_kernel.noise(fixed.nodes.clamp_min(0), t, generator)
         pairs = self.edge_kernel.noise(goal_pairs.clamp_min(0), t, generator)
+        if point == self.num_steps:  # also where a schedule leaves some noise at t = 0, as DiGress's does
+            nodes, pairs = fixed.nodes, goal_pairs
         nodes = torch.where(fixed.nodes >= 0, nodes, state.nodes)
         pairs = torch.where(goal_pairs >= 0, pairs, upper(state.edges))
         return GraphBatch(nodes, symmetrise(pairs, state.num_nodes), state.mask)
