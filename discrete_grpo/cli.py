@@ -154,7 +154,8 @@ def _other_parsers() -> dict[str, ArgumentParser]:
     listing = parser("list", "Presets, bundled policies, rewards and data sets.")
     bring = parser("import", "Make a policy of a checkpoint from elsewhere.")
     bring.add_argument("checkpoint", type=str, help="Folder or file.")
-    bring.add_argument("--from", dest="source", type=str, required=True, help="huggingface, molgpt, reinvent, digress, defog or graph-grpo.")
+    sources = "huggingface, molgpt, reinvent, digress, defog or graph-grpo."
+    bring.add_argument("--from", dest="source", type=str, required=True, help=sources)
     bring.add_argument("--out", type=str, required=True, help="Checkpoint folder to make.")
     for name, kind, about in _IMPORT_OPTIONS:
         bring.add_argument(f"--{name}", type=kind, default=None, help=about)
