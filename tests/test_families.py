@@ -128,7 +128,7 @@ def test_the_kind_decides_the_family(tmp_path: Path, smiles: Path) -> None:
         TEXT,
         IMAGES,
     ]
-    with pytest.raises(CheckpointError, match="kind: 'sounds' of the checkpoint, expected one of molecules, text, images"):
+    with pytest.raises(CheckpointError, match="kind: 'sounds' of the checkpoint, expected one of graphs, molecules, text, images"):
         family_of({"kind": "sounds"})
     assert run_family(tmp_path) is MOLECULES
     assert run_family(smiles.parent) is MOLECULES

@@ -1,0 +1,285 @@
+"""Where else a run's metrics may go: TensorBoard and Weights & Biases, each an extra that is imported when it is used.
+
+The run folder has everything already (:mod:`discrete_grpo.reporting.run_folder`). A tracker is a copy for looking at while
+the run goes on, so whatever happens to it, the run goes on (:class:`Trackers`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import math
+import os
+import uuid
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+from discrete_grpo.atomic import atomic_write
+
+__all__ = ["Picture", "TensorBoard", "Tracker", "Trackers", "WeightsAndBiases", "best_distinct", "molecule_grid"]
+
+Picture: TypeAlias = Callable[[Sequence[str], Sequence[str]], bytes | None]
+"""Samples and their captions as one PNG image, or None where there is nothing to draw."""
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Something that takes the metrics and some samples of a run as it goes."""
+
+    def start(self, step: int) -> None:
+        """Before anything else: the run is after update ``step``; what was logged beyond it counts no more."""
+        ...
+
+    def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """The metrics of one update; what is None or not finite is left out."""
+        ...
+
+    def log_samples(self, step: int, samples: Sequence[str], captions: Sequence[str]) -> None:
+        """Some samples of one update, with a text for each."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        ...
+
+
+# -- what is shown
+
+
+def best_distinct(
+    samples: Sequence[Any], rewards: Sequence[float | None], count: int = 30
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The ``count`` distinct samples of highest reward, best first, and their rewards as captions; the unknown are left out.
+
+    >>> best_distinct(["C", "CC", "C", None], [0.1, 0.7, 0.1, 0.0])
+    (('CC', 'C'), ('0.7', '0.1'))
+    """
+    known: dict[str, float] = {}
+    for sample, reward in zip(samples, rewards, strict=True):
+        if sample is not None and reward is not None and not math.isnan(reward):
+            known[str(sample)] = max(reward, known.get(str(sample), -math.inf))
+    best = sorted(known, key=lambda s: -known[s])[:count]  # stable: of equals the first drawn
+    return tuple(best), tuple(f"{known[s]:.3g}" for s in best)
+
+
+def molecule_grid(
+    smiles: Sequence[str], captions: Sequence[str], *, columns: int = 6, width: int = 180, height: int = 150
+) -> bytes | None:
+    """Molecules in rows as a PNG image, each over its caption; what RDKit cannot read is left out. None where nothing is left.
+
+    Args:
+        smiles: what to draw.
+        captions: one a molecule.
+        columns: molecules a row.
+        width: of one molecule's cell, in pixels.
+        height: likewise.
+    """
+    from rdkit import Chem, rdBase
+    from rdkit.Chem.Draw import rdMolDraw2D
+
+    with rdBase.BlockLogs():
+        pairs = [(Chem.MolFromSmiles(s), caption) for s, caption in zip(smiles, captions, strict=True)]
+        shown = [(mol, caption) for mol, caption in pairs if mol is not None and mol.GetNumAtoms()]
+        if not shown:
+            return None
+        columns = min(columns, len(shown))
+        drawer = rdMolDraw2D.MolDraw2DCairo(columns * width, math.ceil(len(shown) / columns) * height, width, height)
+        drawer.DrawMolecules([mol for mol, _ in shown], legends=[caption for _, caption in shown])
+        drawer.FinishDrawing()
+    return bytes(drawer.GetDrawingText())
+
+
+def _pixels(png: bytes) -> Any:
+    """A PNG as an array of bytes, [height,width,3]."""
+    import numpy as np
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+
+
+def _finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if value is not None and math.isfinite(value)}
+
+
+def _needed(module: str, extra: str) -> None:
+    """Say now, and not in the first update, that a package is missing."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{extra}: {error}; expected the extra, pip install 'discrete-grpo[{extra}]'") from error
+
+
+# -- the two
+
+
+class TensorBoard:
+    """Scalars, and samples as an image (or as text), in a TensorBoard folder.
+
+    A run that is resumed goes on in the same folder; steps beyond its checkpoint are marked as dropped there, which TensorBoard
+    and its readers heed.
+
+    Args:
+        folder: for the event files; made when the run starts.
+        picture: draws samples; None: they are written as text.
+
+    Raises:
+        ImportError: if the package ``tensorboard`` is missing.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, picture: Picture | None = molecule_grid) -> None:
+        _needed("torch.utils.tensorboard", "tensorboard")
+        self.folder, self.picture = Path(folder), picture
+        self._writer: Any = None
+
+    def start(self, step: int) -> None:
+        """Open a new event file of the folder; steps after ``step`` in older ones are dropped."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self.folder), purge_step=step + 1)
+
+    def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """One scalar a metric, on disk before this returns."""
+        for name, value in _finite(metrics).items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def log_samples(self, step: int, samples: Sequence[str], captions: Sequence[str]) -> None:
+        """One image under the tag ``samples``, or a text."""
+        png = self.picture(samples, captions) if self.picture is not None and samples else None
+        if png is not None:
+            self._writer.add_image("samples", _pixels(png), step, dataformats="HWC")
+        else:  # indented by four is verbatim in Markdown
+            self._writer.add_text("samples", "\n".join(f"    {c}  {s}" for s, c in zip(samples, captions, strict=True)), step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WeightsAndBiases:
+    """Scalars, and samples as an image (or as a table), in a run of Weights & Biases.
+
+    The run's id is kept in ``wandb-id.txt`` of the folder, so a run that is resumed goes on as the same one. W&B takes no step
+    twice: steps between the checkpoint and the interruption keep the values they had, which a resumed run repeats.
+
+    Args:
+        folder: the run folder; W&B keeps its own files in ``wandb`` there.
+        project: of W&B.
+        name: of the run; None: the folder's.
+        mode: ``offline`` writes files only, for ``wandb sync``.
+        config: settings to show with the run.
+        picture: draws samples; None: they are logged as a table.
+
+    Raises:
+        ImportError: if the package ``wandb`` is missing.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        project: str = "discrete-grpo",
+        name: str | None = None,
+        mode: Literal["online", "offline"] = "online",
+        config: Mapping[str, Any] | None = None,
+        picture: Picture | None = molecule_grid,
+    ) -> None:
+        if mode not in ("online", "offline"):
+            raise ValueError(f"mode: {mode!r}, expected online or offline")
+        _needed("wandb", "wandb")
+        self.folder, self.project, self.name, self.mode = Path(folder), project, name, mode
+        self.config, self.picture = dict(config or {}), picture
+        self._run: Any = None
+
+    def start(self, step: int) -> None:
+        """Begin the run, or take up the one of the folder where ``step`` is above 0."""
+        wandb: Any = importlib.import_module("wandb")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=self.project,
+            name=self.name or self.folder.resolve().name,
+            id=self._id(new=step == 0),
+            resume="allow",
+            dir=str(self.folder),
+            mode=self.mode,
+            config=self.config,
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+    def _id(self, *, new: bool) -> str:
+        path = self.folder / "wandb-id.txt"
+        if not new and path.exists():
+            return path.read_text(encoding="utf-8").strip()
+        made = uuid.uuid4().hex[:12]
+        with atomic_write(path, "w") as file:
+            file.write(made + "\n")
+        return made
+
+    def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """One line of the run's history."""
+        self._run.log(_finite(metrics), step=step)
+
+    def log_samples(self, step: int, samples: Sequence[str], captions: Sequence[str]) -> None:
+        """One image under the name ``samples``, or a table; it joins the line of metrics of the same step."""
+        wandb: Any = importlib.import_module("wandb")
+        png = self.picture(samples, captions) if self.picture is not None and samples else None
+        if png is not None:
+            shown = wandb.Image(_pixels(png))
+        else:
+            rows = [[sample, caption] for sample, caption in zip(samples, captions, strict=True)]
+            shown = wandb.Table(columns=["sample", "caption"], data=rows)
+        self._run.log({"samples": shown}, step=step)
+
+    def close(self) -> None:
+        """End the run, and wait until its files are written."""
+        if self._run is not None:
+            self._run.finish()
+
+
+# -- several, none of which may stop the run
+
+
+class Trackers:
+    """Several trackers as one: the first that fails says so in one warning, and is asked for nothing more.
+
+    Args:
+        trackers: each with a name for the warning.
+    """
+
+    def __init__(self, trackers: Mapping[str, Tracker]) -> None:
+        self._on = dict(trackers)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of those that still work."""
+        return tuple(self._on)
+
+    def start(self, step: int) -> None:
+        """See :class:`Tracker`."""
+        self._each(lambda tracker: tracker.start(step))
+
+    def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """See :class:`Tracker`."""
+        self._each(lambda tracker: tracker.log(step, metrics))
+
+    def log_samples(self, step: int, samples: Sequence[str], captions: Sequence[str]) -> None:
+        """See :class:`Tracker`."""
+        self._each(lambda tracker: tracker.log_samples(step, samples, captions))
+
+    def close(self) -> None:
+        """See :class:`Tracker`."""
+        self._each(lambda tracker: tracker.close())
+        self._on = {}
+
+    def _each(self, what: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._on.items()):
+            try:
+                what(tracker)
+            except Exception as error:
+                del self._on[name]
+                said = " ".join(f"{type(error).__name__}: {error}".split())
+                warnings.warn(f"tracker {name}: switched off, the run goes on; {said}", RuntimeWarning, stacklevel=3)
