@@ -13,7 +13,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["EPS", "advantages", "constant_groups", "group_advantages", "normalize_then_sum", "sum_rewards"]
+__all__ = [
+    "EPS",
+    "advantages",
+    "constant_groups",
+    "group_advantages",
+    "groups_without_signal",
+    "normalize_then_sum",
+    "sum_rewards",
+]
 
 EPS = 1e-4
 """Added to every standard deviation that divides (TRL's value)."""
@@ -137,3 +145,25 @@ def advantages(
     else:
         result = group_advantages(sum_rewards(rewards, w), group, scale_rewards=scale_rewards, baseline=baseline)
     return result if clip is None else result.clamp(-clip, clip)
+
+
+def groups_without_signal(
+    rewards: Float[Tensor, "batch reward"],
+    group: Int[Tensor, " batch"],
+    *,
+    weights: Sequence[float] | None = None,
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize",
+) -> Bool[Tensor, " batch"]:
+    """True for samples whose group teaches nothing: the weighted sum is the same for all, or each reward normalised by itself is.
+
+    Whole groups are judged by equality, never by a deviation that rounding keeps from 0. DAPO leaves such groups out and draws
+    others. Source: Yu et al. (2025), section 3.2, arXiv 2503.14476.
+
+    >>> groups_without_signal(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])).tolist()
+    [True, True]
+    """
+    w = torch.tensor([1.0] * rewards.shape[1] if weights is None else list(weights), dtype=torch.float64, device=rewards.device)
+    if multi_objective_aggregation == "sum_then_normalize":
+        return constant_groups(sum_rewards(rewards, w), group)
+    columns = [constant_groups(r, group) for r, weight in zip(rewards.unbind(-1), w.tolist(), strict=True) if weight]
+    return torch.stack([torch.ones_like(group, dtype=torch.bool), *columns]).all(0)

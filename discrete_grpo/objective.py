@@ -16,23 +16,38 @@ from torch import Tensor
 
 from discrete_grpo.categorical import Scores
 
-__all__ = ["Loss", "clipped_surrogate", "grpo_loss", "kl_units", "log_ratio", "row_weights"]
+__all__ = [
+    "Level",
+    "Loss",
+    "LossType",
+    "cispo_surrogate",
+    "clipped_surrogate",
+    "grpo_loss",
+    "kl_units",
+    "log_ratio",
+    "off_policy_rows",
+    "row_weights",
+    "sapo_surrogate",
+    "unit_values",
+]
 
 Level = Literal["token", "step", "step_mean", "sequence"]
+LossType = Literal["grpo", "dapo", "dr_grpo", "cispo", "sapo"]
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this, so that no ratio overflows; far outside any clip range."""
 
 
 def row_weights(
     units: Int[Tensor, "batch step"],
-    loss_type: Literal["grpo", "dapo", "dr_grpo"],
+    loss_type: LossType,
     max_units: int,
     counted: Bool[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, " batch"]:
     """Weight of one site of each trajectory, float64; times the site mask it makes the loss a weighted sum.
 
-    grpo: 1/(B n_i), the mean of each trajectory's mean; dapo: 1/Σ_i n_i; dr_grpo: 1/(B n_max).
-    n_i is the number of sites of trajectory i among the steps used.
+    grpo, sapo: 1/(B n_i), the mean of each trajectory's mean; dapo, cispo: 1/Σ_i n_i; dr_grpo: 1/(B n_max).
+    n_i is the number of sites of trajectory i among the steps used. The rows are those of one optimiser update, however many
+    forward passes it takes.
 
     Args:
         units: sites at each step used [B, S].
@@ -41,18 +56,35 @@ def row_weights(
         counted: trajectories that take part; the others get weight 0 and are not counted in B or Σ.
 
     Source: grpo: Shao et al. (2024), Eq. 3, arXiv 2402.03300; dapo: Yu et al. (2025), Eq. 8, arXiv 2503.14476;
-    dr_grpo: Liu et al. (2025), section 3.2, arXiv 2503.20783.
+    dr_grpo: Liu et al. (2025), section 3.2, arXiv 2503.20783; cispo: MiniMax (2025), section 3.1, arXiv 2506.13585.
     """
     n = units.sum(-1).double()
     on = torch.ones_like(n) if counted is None else counted.double()
     rows = on.sum().clamp_min(1)
-    if loss_type == "grpo":
+    if loss_type in ("grpo", "sapo"):
         weight = 1 / (rows * n.clamp_min(1))
-    elif loss_type == "dapo":
+    elif loss_type in ("dapo", "cispo"):
         weight = (1 / (n * on).sum().clamp_min(1)).expand_as(n)
     else:
         weight = (1 / (rows * max_units)).expand_as(n)
     return weight * on
+
+
+def unit_values(
+    values: Float[Tensor, "batch step site"], mask: Bool[Tensor, "batch step site"], level: Level
+) -> Float[Tensor, "batch unit_step unit_site"]:
+    """Log-probs, or their differences, of each unit: [B,S,U] for token, [B,S,1] for step and step_mean, [B,1,1] for sequence.
+
+    step sums a step's sites, step_mean and sequence average theirs. What masked sites hold does not matter.
+    """
+    values = torch.where(mask, values, 0.0)  # before exp: inf at a masked site must not become NaN
+    if level == "step":
+        return values.sum(-1, keepdim=True)
+    if level == "step_mean":
+        return values.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp_min(1)
+    if level == "sequence":
+        return values.sum((-2, -1), keepdim=True) / mask.sum((-2, -1), keepdim=True).clamp_min(1)
+    return values
 
 
 def log_ratio(
@@ -61,32 +93,82 @@ def log_ratio(
     mask: Bool[Tensor, "batch step site"],
     level: Level,
 ) -> Float[Tensor, "batch unit_step unit_site"]:
-    """log π_θ/π_old of each unit: [B,S,U] for token, [B,S,1] for step and step_mean, [B,1,1] for sequence.
+    """log π_θ/π_old of each unit, see :func:`unit_values`; clamped to ± 20.
 
-    step sums a step's sites (the step's true ratio), step_mean and sequence average theirs (a geometric mean of ratios).
+    step is the step's true ratio, step_mean and sequence a geometric mean of ratios.
     Source: sequence: Zheng et al. (2025), GSPO, Eq. 7, arXiv 2507.18071.
     """
-    difference = torch.where(mask, logp - old_logp, 0.0)  # before exp: inf at a masked site must not become NaN
-    if level == "step":
-        difference = difference.sum(-1, keepdim=True)
-    elif level == "step_mean":
-        difference = difference.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp_min(1)
-    elif level == "sequence":
-        difference = difference.sum((-2, -1), keepdim=True) / mask.sum((-2, -1), keepdim=True).clamp_min(1)
-    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return unit_values(logp - old_logp, mask, level).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def off_policy_rows(drift: Float[Tensor, " batch"], advantage: Float[Tensor, " batch"], threshold: float) -> Bool[Tensor, " batch"]:
+    """True for trajectories whose policy term is kept: A ≥ 0, or mean_sites (log π_old - log π_θ) ≤ threshold.
+
+    A bad sample that the policy has left behind pushes it without bound where it no longer goes. Normalisers stay as they are.
+
+    Args:
+        drift: that mean over all sites of each trajectory's steps used.
+        advantage: A.
+        threshold: nats a site.
+
+    Source: DeepSeek-AI (2025), DeepSeek-V3.2, section 3.1, arXiv 2512.02556, as in TRL's ``off_policy_mask_threshold``.
+
+    >>> off_policy_rows(torch.tensor([0.3, 0.3, 0.1]), torch.tensor([1.0, -1.0, -1.0]), 0.2).tolist()
+    [True, False, True]
+    """
+    return (advantage >= 0) | (drift <= threshold)
 
 
 def clipped_surrogate(
-    ratio: Float[Tensor, "*#unit"], advantage: Float[Tensor, "*#unit"], epsilon: float, epsilon_high: float
+    ratio: Float[Tensor, "*#unit"],
+    advantage: Float[Tensor, "*#unit"],
+    epsilon: float,
+    epsilon_high: float,
+    delta: float | None = None,
 ) -> Float[Tensor, "*unit"]:
-    """min(r A, clip(r, 1-ε, 1+ε_high) A), to be maximised.
+    """min(min(r, δ) A, clip(r, 1-ε, 1+ε_high) A), to be maximised.
 
-    Source: Schulman et al. (2017), Eq. 7, arXiv 1707.06347; asymmetric: Yu et al. (2025), Eq. 10, arXiv 2503.14476.
+    Without δ a negative advantage is not bounded from above in r; with δ > 1+ε_high it stops counting there.
+
+    Source: Schulman et al. (2017), Eq. 7, arXiv 1707.06347; asymmetric: Yu et al. (2025), Eq. 10, arXiv 2503.14476;
+    δ: Prime Intellect (2025), INTELLECT-2, arXiv 2505.07291.
 
     >>> clipped_surrogate(torch.tensor([2.0, 2.0]), torch.tensor([1.0, -1.0]), 0.2, 0.2)
     tensor([ 1.2000, -2.0000])
+    >>> clipped_surrogate(torch.tensor([9.0]), torch.tensor([-1.0]), 0.2, 0.2, delta=4.0)
+    tensor([-4.])
     """
-    return torch.minimum(ratio * advantage, ratio.clamp(1 - epsilon, 1 + epsilon_high) * advantage)
+    free = ratio if delta is None else ratio.clamp(max=delta)
+    return torch.minimum(free * advantage, ratio.clamp(1 - epsilon, 1 + epsilon_high) * advantage)
+
+
+def cispo_surrogate(
+    log_prob: Float[Tensor, "*#unit"], ratio: Float[Tensor, "*#unit"], advantage: Float[Tensor, "*#unit"], epsilon_high: float
+) -> Float[Tensor, "*unit"]:
+    """sg(min(r, ε_high)) A log π_θ, to be maximised: REINFORCE with a capped importance weight, which no unit loses entirely.
+
+    ε_high is the cap itself, not its distance from 1: 5.0 is usual, and 0.2 would scale every gradient by 0.2.
+
+    Source: MiniMax (2025), MiniMax-M1, section 3.1, arXiv 2506.13585; ε_high 5.0: Khatri et al. (2025), ScaleRL, arXiv 2510.13786.
+
+    >>> cispo_surrogate(torch.tensor([-1.0]), torch.tensor([7.0]), torch.tensor([2.0]), 5.0)
+    tensor([-10.])
+    """
+    return ratio.detach().clamp(max=epsilon_high) * advantage * log_prob
+
+
+def sapo_surrogate(
+    ratio: Float[Tensor, "*#unit"], advantage: Float[Tensor, "*#unit"], temperature_pos: float, temperature_neg: float
+) -> Float[Tensor, "*unit"]:
+    """(4/τ) σ(τ (r - 1)) A, to be maximised; τ is τ_pos where A > 0, else τ_neg. A clip whose edges are soft: slope A at r = 1.
+
+    Source: Gao et al. (2025), SAPO, arXiv 2511.20347, as in TRL.
+
+    >>> sapo_surrogate(torch.tensor([1.0]), torch.tensor([1.0]), 1.0, 1.05)
+    tensor([2.])
+    """
+    tau = torch.where(advantage > 0, advantage.new_tensor(temperature_pos), advantage.new_tensor(temperature_neg))
+    return torch.sigmoid(tau * (ratio - 1)) * 4 / tau * advantage
 
 
 def kl_units(kl: Float[Tensor, "batch step site"], level: Level) -> Float[Tensor, "batch step unit_site"]:
@@ -114,24 +196,36 @@ def grpo_loss(
     weight: Float[Tensor, " batch"],
     *,
     level: Level = "token",
+    loss_type: LossType = "dapo",
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
+    delta: float | None = None,
+    sapo_temperature_pos: float = 1.0,
+    sapo_temperature_neg: float = 1.05,
     beta: float = 0.0,
+    penalty: Float[Tensor, "batch step site"] | None = None,
+    keep: Bool[Tensor, "#batch #step #site"] | None = None,
 ) -> Loss:
-    """L = -Σ_sites w · min(r A, clip(r, 1-ε, 1+ε_high) A) + β Σ_sites w · KL(π_θ ‖ π_ref).
+    """L = -Σ_sites w · surrogate(r, A) + β Σ_sites w · KL(π_θ ‖ π_ref).
 
     Args:
-        scores: of the policy, with gradient; ``scores.kl`` must be there if ``beta`` > 0.
+        scores: of the policy, with gradient; ``scores.kl`` must be there if ``beta`` > 0 and no ``penalty`` is given.
         old_logp: log π_old of the same sites; None means π_old = π_θ (ratio 1: the gradient is REINFORCE's).
         advantage: A, one a trajectory.
         weight: from :func:`row_weights`.
         level: what one ratio covers.
+        loss_type: the surrogate: :func:`cispo_surrogate`, :func:`sapo_surrogate`, and :func:`clipped_surrogate` for the rest.
         epsilon: ε.
-        epsilon_high: ε_high; None means ε.
+        epsilon_high: ε_high; None means ε. Of cispo the cap of the ratio, which must be given.
+        delta: δ of the clipped surrogate; None: no bound.
+        sapo_temperature_pos: τ of sapo for A > 0.
+        sapo_temperature_neg: τ of sapo for A ≤ 0.
         beta: β.
+        penalty: stands in the place of ``scores.kl``: another estimate or direction of the KL.
+        keep: where False the policy term is dropped, in value and gradient; the KL and all normalisers stay.
 
     Raises:
-        ValueError: if ``beta`` > 0 and the scores have no KL, or shapes differ.
+        ValueError: if ``beta`` > 0 and there is no KL, if cispo has no ``epsilon_high``, or shapes differ.
     """
     b = scores.logp.shape[0]
     if advantage.shape != (b,) or weight.shape != (b,):
@@ -139,27 +233,43 @@ def grpo_loss(
     old = scores.logp.detach() if old_logp is None else old_logp
     ratio = torch.exp(log_ratio(scores.logp, old, scores.mask, level))
     a = advantage.to(ratio.dtype)[:, None, None]
-    high = epsilon if epsilon_high is None else epsilon_high
+    if loss_type == "cispo":
+        if epsilon_high is None:
+            raise ValueError("epsilon_high: None, expected the cap of the ratio with loss_type cispo (5.0, say)")
+        surrogate = cispo_surrogate(unit_values(scores.logp, scores.mask, level), ratio, a, epsilon_high)
+    elif loss_type == "sapo":
+        surrogate = sapo_surrogate(ratio, a, sapo_temperature_pos, sapo_temperature_neg)
+    else:
+        surrogate = clipped_surrogate(ratio, a, epsilon, epsilon if epsilon_high is None else epsilon_high, delta)
     site_weight = scores.mask * weight.to(ratio.dtype)[:, None, None]
-    policy = -(site_weight * clipped_surrogate(ratio, a, epsilon, high)).sum()
-    loss = policy
+    loss = policy = -(site_weight * (surrogate if keep is None else torch.where(keep, surrogate, 0.0))).sum()
     if beta > 0:
-        if scores.kl is None:
+        kl = scores.kl if penalty is None else penalty
+        if kl is None:
             raise ValueError("beta: more than 0, expected scores with a KL to a reference")
-        units = kl_units(scores.kl, level)
         unit_weight = site_weight.sum(-1, keepdim=True) if level == "step" else site_weight
-        loss = loss + beta * (unit_weight * units).sum()
-    return Loss(loss, _sums(scores, ratio.detach(), a, policy.detach(), epsilon, high))
+        loss = policy + beta * (unit_weight * kl_units(kl, level)).sum()
+    clipped = _clipped(loss_type, ratio.detach(), a, epsilon, epsilon_high)
+    return Loss(loss, _sums(scores, policy, clipped))
+
+
+def _clipped(
+    loss_type: LossType, ratio: Tensor, advantage: Tensor, epsilon: float, epsilon_high: float | None
+) -> dict[str, Tensor]:
+    """Where a surrogate has stopped following the ratio, by the name of the metric; sapo never stops."""
+    high = epsilon if epsilon_high is None else epsilon_high
+    if loss_type == "sapo":
+        return {}
+    if loss_type == "cispo":
+        return {"cispo_clip": (ratio > high) & (advantage > 0)}
+    return {"clip_low": (ratio < 1 - epsilon) & (advantage < 0), "clip_high": (ratio > 1 + high) & (advantage > 0)}
 
 
 @torch.no_grad()
-def _sums(
-    scores: Scores, ratio: Tensor, advantage: Tensor, policy: Tensor, epsilon: float, epsilon_high: float
-) -> dict[str, Tensor]:
+def _sums(scores: Scores, policy: Tensor, clipped: dict[str, Tensor]) -> dict[str, Tensor]:
     mask = scores.mask
-    low = (mask & (ratio < 1 - epsilon) & (advantage < 0)).sum()
-    high = (mask & (ratio > 1 + epsilon_high) & (advantage > 0)).sum()
-    sums = {"sites": mask.sum(), "policy_loss": policy, "entropy": scores.entropy.sum(), "clip_low": low, "clip_high": high}
+    sums = {"sites": mask.sum(), "policy_loss": policy, "entropy": scores.entropy.sum()}
+    sums |= {name: (mask & where).sum() for name, where in clipped.items()}
     if scores.kl is not None and scores.kl_forward is not None:
         sums |= {"kl": scores.kl.sum(), "kl_forward": scores.kl_forward.sum()}
     return {name: value.detach().double() for name, value in sums.items()}

@@ -10,39 +10,49 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.advantages import advantages, constant_groups, sum_rewards
 from discrete_grpo.averaging import averaged
-from discrete_grpo.categorical import Scores, score_sites
+from discrete_grpo.categorical import Scores
 from discrete_grpo.checkpoint import Checkpoints, load_training, tensors_to_cpu
 from discrete_grpo.config import GRPOConfig
+from discrete_grpo.entropy import EntropyController
+from discrete_grpo.generation import (
+    Batch,
+    Draw,
+    advantages_of,
+    draws_of,
+    groups_missing,
+    reward_metrics,
+    sample_table,
+    total_reward,
+)
 from discrete_grpo.interrupt import Interrupted, interruptible
-from discrete_grpo.objective import grpo_loss, row_weights
+from discrete_grpo.reference import mix_reference
 from discrete_grpo.refinement import Memory, Start, group_starts, seen_columns
 from discrete_grpo.reporting.console import progress
 from discrete_grpo.reporting.run_folder import Recorder
-from discrete_grpo.rollout import Observer, Policy, Reward, Rollout, Scorer, as_module, group_contexts, num_selected, select_steps
+from discrete_grpo.rollout import Observer, Policy, Reward, Rollout, as_module, group_contexts, select_steps
 from discrete_grpo.scoring import RewardError, reward_names, score_samples
+from discrete_grpo.updates import (
+    Chunk,
+    check_scorer,
+    chunk_loss,
+    plan_update,
+    policy_scores,
+    terms_of,
+    trajectory_kl,
+    update_metrics,
+    windows,
+)
 
 __all__ = ["GRPOTrainer", "select_steps"]
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """Some steps of some trajectories: one forward pass."""
-
-    rollout: Rollout
-    steps: Int[Tensor, "batch step"]
-    advantage: Float[Tensor, " batch"]
-    weight: Float[Tensor, " batch"]
 
 
 class GRPOTrainer:
@@ -81,7 +91,9 @@ class GRPOTrainer:
         self.accelerator = Accelerator()
         if self.accelerator.num_processes > 1:
             raise ValueError(f"processes: {self.accelerator.num_processes}, expected 1; runs over several are not supported yet")
+        check_scorer(policy, config)
         self.policy = policy
+        self.controller = _controller(config)
         self.memory = Memory(policy, config.refine_memory, config.refine_time) if config.refine_fraction > 0 else None
         module = as_module(policy).to(self.accelerator.device).eval()  # one mode for drawing and scoring alike
         self.module: nn.Module = module
@@ -150,124 +162,109 @@ class GRPOTrainer:
         return self.history
 
     def generation(self) -> list[dict[str, float]]:
-        """One batch of samples and the ``num_iterations`` updates made with it; one line of metrics an update."""
+        """One batch of samples and the updates made with it; one line of metrics an update."""
         start = time.perf_counter()
-        starts = self._starts()
-        rollout = self._sample(starts)
-        rewards = score_samples(self.rewards, rollout.samples, seen_columns(rollout, starts))
-        advantage = self._advantages(rewards, rollout.group.cpu())
-        rows = [s for s in starts for _ in range(self.config.num_generations)]
-        refined = torch.tensor([s.refined for s in rows])
-        shared = self._sample_metrics(rollout, rewards, advantage, refined)
+        batches = self._batches()
+        draws = draws_of(batches, self.config, self._kl_in_reward(batches))
+        advantage = torch.cat([d.advantage for d in draws]).cpu()
+        shared = self._sample_metrics(batches, advantage)
         if isinstance(self.policy, Observer):
-            self.policy.observe(rollout, advantage.to(rollout.group.device))
-        chunks = self._chunks(rollout, advantage, self._total(rewards), refined)
-        old = self._old_log_probs(chunks) if self.config.num_iterations > 1 else [None] * len(chunks)
+            for draw in draws:
+                self.policy.observe(draw.rollout, draw.advantage)
+        parts = windows(draws, self.config, self.generator)
+        count = self.config.num_iterations * len(parts)
+        old = [self._old_log_probs(chunks) if count > 1 else [None] * len(chunks) for chunks in parts]
         lines = []
-        for _ in range(min(self.config.num_iterations, self.config.max_steps - self.step)):
-            line = shared | self._update(chunks, old)
+        for k in range(min(count, self.config.max_steps - self.step)):
+            line = shared | self._update(parts[k % len(parts)], old[k % len(parts)])
             line["step_time"] = time.perf_counter() - start
             start = time.perf_counter()
             self.step += 1
             lines.append(line)
         if self.memory is not None:
-            self.memory.add(rollout, self._total(rewards), [s.origin for s in rows])
+            for batch in batches:
+                self.memory.add(batch.rollout, self._total(batch.rewards), batch.origins)
         self._safe_generator = self.generator.get_state()
-        self._record(lines, rollout, rewards, advantage, refined)
+        self._record(lines, batches, advantage)
         return lines
 
     def draw(self) -> Rollout:
         """A generation batch: whole groups, each of one context."""
         return self._sample(self._starts())
 
-    def _starts(self) -> list[Start]:
+    def _starts(self, count: int | None = None) -> list[Start]:
         c = self.config
-        return group_starts(c.num_groups, self.columns, self.memory, c.refine_fraction, self.generator)
+        return group_starts(c.num_groups if count is None else count, self.columns, self.memory, c.refine_fraction, self.generator)
 
     def _sample(self, starts: Sequence[Start]) -> Rollout:
         contexts = group_contexts(len(starts), self.config.num_generations, [s.columns for s in starts])
         with self._precision():
             return self.policy.sample(contexts, generator=self.generator)
 
+    def _batch(self, count: int) -> Batch:
+        """``count`` groups, scored."""
+        starts = self._starts(count)
+        rollout = self._sample(starts)
+        rewards = score_samples(self.rewards, rollout.samples, seen_columns(rollout, starts))
+        rows = [s for s in starts for _ in range(self.config.num_generations)]
+        return Batch(rollout, rewards, torch.tensor([s.refined for s in rows]), [s.origin for s in rows])
+
+    def _batches(self) -> list[Batch]:
+        """The groups of a generation; with ``resample`` also what was drawn in the place of those without a signal."""
+        c = self.config
+        batches = [self._batch(c.num_groups)]
+        for _ in range(c.max_resampling_rounds if c.zero_std_groups == "resample" else 0):
+            missing = groups_missing(batches, c)
+            if not missing:
+                break
+            batches.append(self._batch(missing))
+        return batches
+
+    def _kl_in_reward(self, batches: Sequence[Batch]) -> Tensor | None:
+        if self.reference is None or self.config.kl_in == "loss":
+            return None
+        with self._precision():
+            return torch.cat([trajectory_kl(self.policy, self.reference, b.rollout, b.refined, self.config).cpu() for b in batches])
+
     def _total(self, rewards: Tensor) -> Tensor:
-        weights = self.config.reward_weights or (1.0,) * rewards.shape[1]
-        return sum_rewards(rewards, torch.tensor(weights, dtype=torch.float64))
+        return total_reward(rewards, self.config)
 
     def _advantages(self, rewards: Tensor, group: Tensor) -> Tensor:
-        c = self.config
-        return advantages(
-            rewards,
-            group,
-            weights=c.reward_weights,
-            multi_objective_aggregation=c.multi_objective_aggregation,
-            scale_rewards=c.scale_rewards,
-            baseline=c.baseline,
-            clip=c.advantage_clip,
-        )
+        return advantages_of(rewards, group, self.config)
 
     # -- the update
 
-    def _chunks(self, rollout: Rollout, advantage: Tensor, total: Tensor, refined: Tensor | None = None) -> list[_Chunk]:
-        """The batch cut into forward passes: rows of like size together, then steps; weights fixed beforehand.
+    def _chunks(self, rollout: Rollout, advantage: Tensor, total: Tensor, refined: Tensor | None = None) -> list[Chunk]:
+        """The forward passes of one update on all of a rollout."""
+        on = torch.ones(len(rollout), dtype=torch.bool)
+        tensors = (advantage, ~total.isnan(), on, ~on if refined is None else refined)
+        draw = Draw(rollout, *(x.to(rollout.group.device) for x in tensors))
+        return windows([draw], replace(self.config, steps_per_generation=1), self.generator)[0]
 
-        Refined rows stand in passes of their own, without the steps that none of them has drawn.
-        """
-        c, device = self.config, rollout.group.device
-        steps = select_steps(rollout.units, c.timestep_fraction, self.generator)
-        units = rollout.units.gather(1, steps)
-        max_units = math.ceil(rollout.max_units * num_selected(rollout.num_steps, c.timestep_fraction) / rollout.num_steps)
-        weight = row_weights(units, c.loss_type, max_units, ~total.isnan().to(device))
-        advantage = advantage.to(device)
-        again = torch.zeros(len(rollout), dtype=torch.bool, device=device) if refined is None else refined.to(device)
-        chunks = []
-        for part in (~again, again):
-            order = part.nonzero()[:, 0]
-            order = order[torch.argsort(rollout.size[order], stable=True)]
-            for rows in order.split(c.per_device_batch_size) if len(order) else ():
-                chosen = steps[rows] if part is not again else steps[rows][:, (units[rows] > 0).any(0)]
-                pieces = chosen.split(c.timestep_chunk or steps.shape[1], 1)
-                chunks += [_Chunk(rollout.index(rows), piece, advantage[rows], weight[rows]) for piece in pieces]
-        return chunks
-
-    def _score(self, chunk: _Chunk, reference: Policy | None) -> Scores:
-        if isinstance(self.policy, Scorer):
-            return self.policy.score(chunk.rollout, chunk.steps, reference)
-        sites = self.policy.sites(chunk.rollout, chunk.steps)
-        if reference is None:
-            return score_sites(sites)
-        with torch.no_grad():
-            other = reference.sites(chunk.rollout, chunk.steps)
-        return score_sites(sites, other)
-
-    def _scores(self, chunk: _Chunk) -> Scores:
+    def _scores(self, chunk: Chunk) -> Scores:
         with self._precision():
-            return self._score(chunk, self.reference)
+            return policy_scores(self.policy, chunk, self.reference)
 
     @torch.no_grad()
-    def _old_log_probs(self, chunks: Sequence[_Chunk]) -> list[Tensor | None]:
+    def _old_log_probs(self, chunks: Sequence[Chunk]) -> list[Tensor | None]:
         """Log π_old by replay, in the very chunks of the update: the first ratio is then exactly 1."""
         with self._precision():
-            return [self._score(chunk, None).logp for chunk in chunks]
+            return [policy_scores(self.policy, chunk).logp for chunk in chunks]
 
-    def _update(self, chunks: Sequence[_Chunk], old: Sequence[Tensor | None]) -> dict[str, float]:
+    def _update(self, chunks: Sequence[Chunk], old: Sequence[Tensor | None]) -> dict[str, float]:
         c = self.config
         rate = c.learning_rate * _lr_factor(self.step, c)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
+        with self._precision():
+            plan = plan_update(self.policy, chunks, old, c, self.controller)
         sums: dict[str, Tensor] = {}
         loss = 0.0
         for chunk, old_logp in zip(chunks, old, strict=True):
-            part = grpo_loss(
-                self._scores(chunk),
-                old_logp,
-                chunk.advantage,
-                chunk.weight,
-                level=c.importance_sampling_level,
-                epsilon=c.epsilon,
-                epsilon_high=c.epsilon_high,
-                beta=c.beta,
-            )
+            with self._precision():
+                terms = terms_of(self.policy, chunk, self.reference, c, old_logp=old_logp, bonus=plan.entropy_coef > 0)
+            part = chunk_loss(terms, chunk, old_logp, plan, c)
             self.accelerator.backward(part.loss)
             loss += float(part.loss.detach())
             sums = {name: value + sums.get(name, 0.0) for name, value in part.sums.items()}
@@ -275,47 +272,35 @@ class GRPOTrainer:
         if not torch.isfinite(norm):
             raise FloatingPointError(f"gradient norm is {float(norm)} at update {self.step}; lower learning_rate or raise beta")
         self.optimizer.step()
+        self._follow(plan.mean_entropy)
+        line = {"loss": loss, "grad_norm": float(norm), "learning_rate": rate} | update_metrics(sums)
+        return line | ({"entropy_coef": plan.entropy_coef} if c.entropy_coef > 0 or self.controller is not None else {})
+
+    def _follow(self, mean_entropy: float | None) -> None:
+        """What moves after each step of the optimizer: the average, the reference, the weight of the entropy."""
+        c = self.config
         if self.average is not None:
             self.average.update_parameters(self.module)
-        return {"loss": loss, "grad_norm": float(norm), "learning_rate": rate} | _means(sums)
+        if c.sync_ref_model and self.reference is not None and (self.step + 1) % c.ref_model_sync_steps == 0:
+            mix_reference(as_module(self.reference), self.module, c.ref_model_mixup_alpha)
+        if self.controller is not None and mean_entropy is not None and not math.isnan(mean_entropy):
+            self.controller.observe(mean_entropy)
 
     # -- metrics and files
 
-    def _sample_metrics(self, rollout: Rollout, rewards: Tensor, advantage: Tensor, refined: Tensor) -> dict[str, float]:
-        total, group = self._total(rewards), rollout.group.cpu()
-        known = total[~total.isnan()]
-        line = {
-            "reward": _mean(total),
-            "reward_std": float(known.std()) if len(known) > 1 else math.nan,
-            "frac_reward_zero_std": float(constant_groups(total, group).double().mean()),
-            "frac_reward_unknown": float(total.isnan().double().mean()),
-            "advantages/abs_mean": float(advantage.abs().mean()),
-        }
-        for k, name in enumerate(reward_names(self.rewards)):
-            column = rewards[:, k][~rewards[:, k].isnan()]
-            line[f"rewards/{name}/mean"] = _mean(column)
-            line[f"rewards/{name}/std"] = float(column.std()) if len(column) > 1 else math.nan
-        if self.memory is not None:
-            line["frac_refined"] = float(refined.double().mean())
-            line |= {"refined/reward": _mean(total[refined]), "fresh/reward": _mean(total[~refined])}
-        return line | dict(self.sample_metrics(rollout.samples) if self.sample_metrics else {})
+    def _sample_metrics(self, batches: Sequence[Batch], advantage: Tensor) -> dict[str, float]:
+        samples = [s for b in batches for s in b.rollout.samples]
+        line = reward_metrics(batches, advantage, reward_names(self.rewards), self.config)
+        return line | dict(self.sample_metrics(samples) if self.sample_metrics else {})
 
-    def _record(
-        self, lines: Sequence[dict[str, float]], rollout: Rollout, rewards: Tensor, advantage: Tensor, refined: Tensor
-    ) -> None:
+    def _record(self, lines: Sequence[dict[str, float]], batches: Sequence[Batch], advantage: Tensor) -> None:
         self.history.extend(lines)
         if self.recorder is None:
             return
         first = self.step - len(lines) + 1
         for k, line in enumerate(lines):
             self.recorder.record(first + k, line)
-        columns: dict[str, Sequence[Any]] = {"group": rollout.group.tolist(), "sample": [_text(s) for s in rollout.samples]}
-        columns["reward"] = self._total(rewards).tolist()
-        for k, name in enumerate(reward_names(self.rewards)):
-            columns[f"reward_{name}"] = rewards[:, k].tolist()
-        if self.memory is not None:
-            columns["refined"] = refined.int().tolist()
-        self.recorder.record_samples(first, columns | {"advantage": advantage.tolist()})
+        self.recorder.record_samples(first, sample_table(batches, advantage, reward_names(self.rewards), self.config))
 
     # -- checkpoints
 
@@ -332,6 +317,7 @@ class GRPOTrainer:
             "average": self.average.state_dict() if self.average is not None else None,
             "reference": cast(nn.Module, self.reference).state_dict() if self.reference is not None else None,
             "memory": self.memory.state() if self.memory is not None else None,
+            "entropy": self.controller.state_dict() if self.controller is not None else None,
             "position": self.recorder.position(),
         }
         metadata = self.metadata | {"grpo_steps": self.step}
@@ -355,6 +341,8 @@ class GRPOTrainer:
             cast(nn.Module, self.reference).load_state_dict(state["reference"])
         if self.memory is not None:
             self.memory.load(state.get("memory") or ())  # none in a checkpoint of a run without
+        if self.controller is not None and state.get("entropy"):
+            self.controller.load_state_dict(state["entropy"])
         self.recorder.restore(state["position"])
 
 
@@ -369,25 +357,8 @@ def _lr_factor(step: int, config: GRPOConfig) -> float:
     return 1.0
 
 
-def _means(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Sums over the sites of an update as means under TRL's names."""
-    n = max(1.0, float(sums["sites"]))
-    low, high = float(sums["clip_low"]) / n, float(sums["clip_high"]) / n
-    line = {
-        "policy_loss": float(sums["policy_loss"]),
-        "entropy": float(sums["entropy"]) / n,
-        "clip_ratio/low_mean": low,
-        "clip_ratio/high_mean": high,
-        "clip_ratio/region_mean": low + high,
-    }
-    return line | {name: float(sums[name]) / n for name in ("kl", "kl_forward") if name in sums}
-
-
-def _mean(values: Tensor) -> float:
-    """Of those that are known."""
-    known = values[~values.isnan()]
-    return float(known.mean()) if len(known) else math.nan
-
-
-def _text(sample: Any) -> str:
-    return "" if sample is None else str(sample)
+def _controller(config: GRPOConfig) -> EntropyController | None:
+    if not config.use_adaptive_entropy:
+        return None
+    low, high = config.entropy_coef_min, config.entropy_coef_max
+    return EntropyController(config.entropy_coef, target=config.entropy_target, delta=config.entropy_coef_delta, low=low, high=high)

@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from discrete_grpo.advantages import advantages, constant_groups, group_advantages, normalize_then_sum, sum_rewards
+from discrete_grpo.advantages import (
+    advantages,
+    constant_groups,
+    group_advantages,
+    groups_without_signal,
+    normalize_then_sum,
+    sum_rewards,
+)
 from discrete_grpo.categorical import Sites, score_sites
 from discrete_grpo.objective import grpo_loss
 from tests import oracles
@@ -193,3 +200,19 @@ def test_the_expected_gradient_over_all_groups(size: int, baseline: str) -> None
         expected += gradient * log_p.detach()[list(drawn)].sum().exp()
     factor = (size - 1) / size if baseline == "mean" else 1.0
     torch.testing.assert_close(expected, factor * wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+def test_groups_without_a_signal_are_those_whose_advantages_are_zero(aggregation: str) -> None:
+    rewards = torch.tensor(
+        [[1, 0], [0, 1], [0.1, 0.7], [0.1, 0.7], [1, 5], [1, 7], [NAN, NAN], [NAN, NAN], [0, 2], [NAN, NAN]], dtype=torch.float64
+    )
+    group = torch.tensor([4, 4, 9, 9, 1, 1, 7, 7, 0, 0])
+    for weights in (None, [1.0, 1.0], [2.0, 1.0], [1.0, 0.0]):
+        found = groups_without_signal(rewards, group, weights=weights, multi_objective_aggregation=aggregation)  # type: ignore[arg-type]
+        for g in group.unique():
+            rows = group == g
+            a = advantages(rewards[rows], group[rows], weights=weights, multi_objective_aggregation=aggregation)  # type: ignore[arg-type]
+            parts = [group_advantages(r, group[rows]) * w for r, w in zip(rewards[rows].unbind(-1), weights or (1, 1), strict=True)]
+            silent = not a.any() if aggregation == "sum_then_normalize" else not torch.stack(parts).any()
+            assert found[rows].tolist() == [silent] * 2, (weights, int(g))

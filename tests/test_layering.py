@@ -29,8 +29,8 @@ FLOORS: list[list[set[str]]] = [
             "reference",
             "timesteps",
         },
-        {"objective", "descriptors", "isomorphism"},
-        {"shapes"},
+        {"objective", "generation", "descriptors", "isomorphism"},
+        {"shapes", "updates"},
         {"datasets"},
     ],
     [
@@ -56,6 +56,8 @@ FLOOR_0 = {unit for step in FLOORS[0] for unit in step}
 NEVER = {
     "trainer": {"policies", "models", "rewards", "metrics", "diffusion", "datasets", "chemistry", "graph", "tokens", "pixels"},
     "pretrain": {"policies", "models", "rewards", "metrics", "diffusion", "datasets", "chemistry", "graph", "tokens", "pixels"},
+    "updates": {"policies", "models", "rewards", "metrics", "diffusion", "datasets", "chemistry", "graph", "tokens", "pixels"},
+    "generation": {"policies", "models", "rewards", "metrics", "diffusion", "datasets", "chemistry", "graph", "tokens", "pixels"},
     "refinement": {"policies", "models", "rewards", "metrics", "diffusion", "datasets", "chemistry", "graph", "tokens", "pixels"},
     "testing": {"policies", "models", "rewards", "metrics", "diffusion", "datasets", "chemistry", "graph", "tokens"},
     "policies": {"models", "chemistry", "datasets", "objective", "advantages", "scoring"},

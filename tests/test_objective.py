@@ -1,8 +1,9 @@
-"""The objective: TRL's own numbers, loops, degenerate cases, and that parts add up to the whole."""
+"""The objective: loops, degenerate cases, and that parts add up to the whole. TRL's own numbers: ``test_trl_parity.py``."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,30 +12,23 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.categorical import Scores
-from discrete_grpo.objective import clipped_surrogate, grpo_loss, kl_units, log_ratio, row_weights
+from discrete_grpo.objective import (
+    cispo_surrogate,
+    clipped_surrogate,
+    grpo_loss,
+    kl_units,
+    log_ratio,
+    off_policy_rows,
+    row_weights,
+    sapo_surrogate,
+)
 from tests import oracles
+from tests.test_trl_parity import ADVANTAGE, LAYOUTS, LOGP, MASK, f64, layouts
 
-
-def f64(values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-LOGP = f64([[-0.5, -1, -0.2], [-2, -0.7, -0.3], [-0.1, -0.9, -1.5], [-1.2, -0.4, -0.6]])
-OLD = f64([[-0.7, -1.1, -0.6], [-1.5, -0.9, -0.3], [-0.4, -0.8, -1.5], [-1, -0.9, -0.2]])
-REF = f64([[-0.6, -1.3, -0.4], [-1.8, -0.6, -0.5], [-0.2, -1, -1.2], [-1.1, -0.8, -0.4]])
-MASK = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0]], dtype=torch.bool)
-ADVANTAGE = f64([1, -0.5, 0.25, -0.75])
-LAYOUTS = {"steps": lambda x: x.unsqueeze(-1), "sites": lambda x: x.unsqueeze(1)}  # T as S (U = 1), or as U (S = 1)
-layouts = pytest.mark.parametrize("layout", LAYOUTS)
-
-GOLDEN: dict[str, tuple[dict[str, Any], float, float]] = {
-    "grpo": ({"loss_type": "grpo"}, -0.0769320008, 0.3616313780),
-    "dapo": ({"loss_type": "dapo"}, -0.2951812032, 0.3117921907),
-    "dr_grpo": ({"loss_type": "dr_grpo"}, -0.1660394268, 0.1753831073),
-    "clip higher": ({"loss_type": "dapo", "epsilon_high": 0.28}, -0.3086703985, 0.4475036083),
-    "sequence": ({"loss_type": "grpo", "level": "sequence"}, -0.1057081809, 0.3279092074),
-}
-"""Loss and Σ|∂L/∂logp| of TRL's own ``_compute_loss`` on the tensors above, ε = 0.2."""
+LOSS_TYPES = ["grpo", "dapo", "dr_grpo", "cispo", "sapo"]
+LEVELS = ["token", "step", "step_mean", "sequence"]
+loss_types = pytest.mark.parametrize("loss_type", LOSS_TYPES)
+levels = pytest.mark.parametrize("level", LEVELS)
 
 
 def scores_of(logp: Tensor, mask: Tensor, kl: Tensor | None = None) -> Scores:
@@ -44,57 +38,8 @@ def scores_of(logp: Tensor, mask: Tensor, kl: Tensor | None = None) -> Scores:
     return Scores(logp, torch.zeros_like(logp), mask, kl, None if kl is None else torch.zeros_like(kl))
 
 
-def k3(logp: Tensor, ref: Tensor) -> Tensor:
-    d = ref - logp
-    return d.exp() - d - 1
-
-
 @layouts
-@pytest.mark.parametrize("case", GOLDEN)
-def test_trl_values(case: str, layout: str) -> None:
-    options, loss, gradient_sum = GOLDEN[case]
-    options = dict(options)
-    place = LAYOUTS[layout]
-    logp, mask = LOGP.clone().requires_grad_(), place(MASK)
-    weight = row_weights(mask.sum(-1), options.pop("loss_type"), 4)
-    part = grpo_loss(scores_of(place(logp), mask), place(OLD), ADVANTAGE, weight, epsilon=0.2, **options)
-    assert float(part.loss.detach()) == pytest.approx(loss, abs=1e-9)
-    (gradient,) = torch.autograd.grad(part.loss, logp)
-    assert float(gradient.abs().sum()) == pytest.approx(gradient_sum, abs=1e-9)
-    assert (gradient[~MASK] == 0).all()
-
-
-@layouts
-@pytest.mark.parametrize(
-    ("ratio", "loss", "kl", "gradient_sum"),
-    [(False, -0.2934515962, 0.017296, 0.3159940772), (True, -0.2933672137, 0.018140, 0.3156894003)],
-    ids=["k3", "r k3"],
-)
-def test_trl_values_with_a_penalty(ratio: bool, loss: float, kl: float, gradient_sum: float, layout: str) -> None:
-    place = LAYOUTS[layout]
-    logp, mask = LOGP.clone().requires_grad_(), place(MASK)
-    values = k3(logp, REF) * ((logp - OLD).exp() if ratio else 1.0)
-    weight = row_weights(mask.sum(-1), "dapo", 4)
-    part = grpo_loss(scores_of(place(logp), mask, place(values)), place(OLD), ADVANTAGE, weight, beta=0.1)
-    assert float(part.loss.detach()) == pytest.approx(loss, abs=1e-9)
-    assert float(part.sums["kl"] / part.sums["sites"]) == pytest.approx(kl, abs=1e-6)
-    (gradient,) = torch.autograd.grad(part.loss, logp)
-    assert float(gradient.abs().sum()) == pytest.approx(gradient_sum, abs=1e-9)
-
-
-@layouts
-def test_trl_clip_metrics(layout: str) -> None:
-    place = LAYOUTS[layout]
-    mask = place(MASK)
-    sums = grpo_loss(scores_of(place(LOGP), mask), place(OLD), ADVANTAGE, row_weights(mask.sum(-1), "dapo", 4)).sums
-    assert float(sums["clip_low"] / sums["sites"]) == pytest.approx(1 / 9)
-    assert float(sums["clip_high"] / sums["sites"]) == pytest.approx(3 / 9)
-    assert float(sums["policy_loss"]) == pytest.approx(-0.2951812032, abs=1e-9)
-    assert "kl" not in sums
-
-
-@layouts
-@pytest.mark.parametrize("level", ["token", "step", "step_mean", "sequence"])
+@levels
 def test_without_an_old_policy_the_gradient_is_reinforce(layout: str, level: Any) -> None:
     """A step's ratio has the score of the whole step, so level ``step`` counts a step's score once a site of it."""
     place = LAYOUTS[layout]
@@ -117,38 +62,87 @@ def random_case(seed: int, b: int = 4, s: int = 3, u: int = 5) -> tuple[Tensor, 
     return logp, old, mask, torch.randn(b, generator=g, dtype=torch.float64), torch.rand(b, s, u, generator=g, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-@pytest.mark.parametrize("level", ["token", "step", "step_mean", "sequence"])
-@pytest.mark.parametrize("beta", [0.0, 0.3])
-def test_every_level_and_weighting_is_the_loop(seed: int, loss_type: Any, level: Any, beta: float) -> None:
+def loop_surrogate(loss_type: str, ratio: float, log_prob: float, a: float, high: float, delta: float | None) -> float:
+    """Each surrogate by cases, in floats."""
+    if loss_type == "cispo":
+        return min(ratio, high) * a * log_prob
+    if loss_type == "sapo":
+        tau = 1.3 if a > 0 else 0.9
+        return 4 / tau * a / (1 + math.exp(-tau * (ratio - 1)))
+    if delta is not None and a < 0:
+        return a * max(min(ratio, delta), 0.9)
+    return oracles.surrogate(ratio, a, 0.1, high)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@loss_types
+@levels
+@pytest.mark.parametrize(("beta", "delta", "dropped"), [(0.0, None, False), (0.3, None, False), (0.3, 1.4, True)])
+def test_every_level_and_loss_is_the_loop(
+    seed: int, loss_type: Any, level: Any, beta: float, delta: float | None, dropped: bool
+) -> None:
     logp, old, mask, advantage, kl = random_case(seed)
+    keep = torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed)) < 0.5 if dropped else None
+    options = {"epsilon": 0.1, "epsilon_high": 0.25, "sapo_temperature_pos": 1.3, "sapo_temperature_neg": 0.9, "delta": delta}
     weight = row_weights(mask.sum(-1), loss_type, 15)
-    clip = {"epsilon": 0.1, "epsilon_high": 0.25}
-    found = grpo_loss(scores_of(logp, mask, kl), torch.where(mask, old, 0.0), advantage, weight, level=level, beta=beta, **clip)
-    wanted = oracles.grpo_loss(
-        logp.tolist(),
-        old.tolist(),
-        mask.tolist(),
-        advantage.tolist(),
-        loss_type=loss_type,
+    found = grpo_loss(
+        scores_of(logp, mask, kl),
+        torch.where(mask, old, 0.0),
+        advantage,
+        weight,
         level=level,
-        max_units=15,
-        kl_values=kl.tolist(),
+        loss_type=loss_type,
         beta=beta,
-        **clip,
+        keep=keep,
+        **options,  # type: ignore[arg-type]
     )
-    assert float(found.loss) == pytest.approx(wanted, abs=1e-12)
+    normaliser = {"cispo": "dapo", "sapo": "grpo"}.get(loss_type, loss_type)
+    w = oracles.site_weights(mask.tolist(), normaliser, 15)
     ratios = oracles.unit_ratios(logp.tolist(), old.tolist(), mask.tolist(), level)
-    low = sum(r < 0.9 and advantage[b] < 0 for (b, _, _), r in ratios.items())
-    high = sum(r > 1.25 and advantage[b] > 0 for (b, _, _), r in ratios.items())
-    assert (float(found.sums["clip_low"]), float(found.sums["clip_high"])) == (low, high)
+    probs = oracles.unit_ratios(logp.tolist(), torch.zeros_like(logp).tolist(), mask.tolist(), level)
+    wanted = 0.0
+    for (b, s, u), r in ratios.items():
+        row = kl[b, s][mask[b, s]]
+        wanted += beta * w[b] * float(row.sum() if level == "step" else kl[b, s, u])
+        if keep is None or keep[b, s, u]:
+            wanted -= w[b] * loop_surrogate(loss_type, r, math.log(probs[b, s, u]), float(advantage[b]), 0.25, delta)
+    assert float(found.loss) == pytest.approx(wanted, abs=1e-12)
+    count = {
+        "clip_low": sum(r < 0.9 and advantage[b] < 0 for (b, _, _), r in ratios.items()),
+        "clip_high": sum(r > 1.25 and advantage[b] > 0 for (b, _, _), r in ratios.items()),
+        "cispo_clip": sum(r > 0.25 and advantage[b] > 0 for (b, _, _), r in ratios.items()),
+    }
+    names = {"cispo": ["cispo_clip"], "sapo": []}.get(loss_type, ["clip_low", "clip_high"])
+    assert {n: float(v) for n, v in found.sums.items() if "clip" in n} == {n: count[n] for n in names}
     assert float(found.sums["sites"]) == len(ratios)
     assert float(found.sums["kl"]) == pytest.approx(float(kl[mask].sum()), abs=1e-12)
 
 
+@levels
+def test_the_first_update_is_one_and_the_same_for_every_surrogate(level: Any) -> None:
+    """At π_old = π_θ every surrogate has the slope of REINFORCE; only the weights differ."""
+    logp, _, mask, advantage, _ = random_case(1)
+    weight = torch.rand(4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gradients = []
+    names: list[Any] = LOSS_TYPES
+    for loss_type in names:
+        leaf = logp.clone().requires_grad_()
+        loss = grpo_loss(
+            scores_of(leaf, mask),
+            None,
+            advantage,
+            weight,
+            level=level,
+            loss_type=loss_type,
+            epsilon_high=5.0,
+        ).loss
+        gradients.append(torch.autograd.grad(loss, leaf)[0])
+    for found in gradients[1:]:
+        torch.testing.assert_close(found, gradients[0], rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("level", ["token", "step", "step_mean", "sequence"])
+@levels
 def test_log_ratios_of_every_unit(seed: int, level: Any) -> None:
     logp, old, mask, _, kl = random_case(seed)
     found = log_ratio(logp, old, mask, level).expand_as(mask)
@@ -159,21 +153,33 @@ def test_log_ratios_of_every_unit(seed: int, level: Any) -> None:
     assert float(units.sum()) == pytest.approx(float(kl[mask].sum()), abs=1e-12)
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-@pytest.mark.parametrize("level", ["token", "step", "step_mean"])
+@loss_types
+@levels
 def test_chunks_of_rows_and_steps_add_up_to_the_whole(loss_type: Any, level: Any) -> None:
     logp, old, mask, advantage, kl = random_case(0)
     logp.requires_grad_()
     weight = row_weights(mask.sum(-1), loss_type, 15)
+    keep = torch.rand(mask.shape, generator=torch.Generator().manual_seed(2)) < 0.7
 
     def loss(rows: slice, steps: slice) -> Tensor:
         at = (rows, steps)
-        scores = scores_of(logp[at], mask[at], kl[at] * logp[at] ** 2)
-        return grpo_loss(scores, torch.where(mask, old, 0.0)[at], advantage[rows], weight[rows], level=level, beta=0.2).loss
+        return grpo_loss(
+            scores_of(logp[at], mask[at]),
+            torch.where(mask, old, 0.0)[at],
+            advantage[rows],
+            weight[rows],
+            level=level,
+            loss_type=loss_type,
+            epsilon_high=0.9,
+            delta=1.5,
+            beta=0.2,
+            penalty=torch.where(mask, kl * logp**2, 0.0)[at],
+            keep=keep[at],
+        ).loss
 
     whole = loss(slice(None), slice(None))
-    (wanted,) = torch.autograd.grad(whole, logp)
-    for rows, steps in itertools.product((1, 2, 4), (1, 2, 3)):
+    (wanted,) = torch.autograd.grad(whole, logp, retain_graph=True)
+    for rows, steps in itertools.product((1, 2, 4), (3,) if level == "sequence" else (1, 2, 3)):
         parts = [loss(slice(i, i + rows), slice(j, j + steps)) for i in range(0, 4, rows) for j in range(0, 3, steps)]
         total = torch.stack(parts).sum()
         assert float(total.detach()) == pytest.approx(float(whole.detach()), abs=1e-12)
@@ -189,43 +195,55 @@ def test_row_weights_by_hand() -> None:
     assert row_weights(units, "grpo", 10, counted)[[0, 1, 3]].tolist() == pytest.approx([1 / 9, 0, 1 / 15])
     assert row_weights(units, "dapo", 10, counted).tolist() == pytest.approx([1 / 8, 0, 1 / 8, 1 / 8])
     assert row_weights(units, "dr_grpo", 10, counted).tolist() == pytest.approx([1 / 30, 0, 1 / 30, 1 / 30])
-    for loss_type in ("grpo", "dapo", "dr_grpo"):
-        nothing = row_weights(units, loss_type, 10, torch.zeros(4, dtype=torch.bool))
+    assert torch.equal(row_weights(units, "sapo", 10, counted), row_weights(units, "grpo", 10, counted))
+    assert torch.equal(row_weights(units, "cispo", 10, counted), row_weights(units, "dapo", 10, counted))
+    for loss_type in LOSS_TYPES:
+        nothing = row_weights(units, loss_type, 10, torch.zeros(4, dtype=torch.bool))  # type: ignore[arg-type]
         assert nothing.tolist() == [0.0] * 4
-        assert torch.isfinite(row_weights(torch.zeros(2, 2, dtype=torch.long), loss_type, 10)).all()
-        assert row_weights(units, loss_type, 10).dtype == torch.float64
+        empty = row_weights(torch.zeros(2, 2, dtype=torch.long), loss_type, 10)  # type: ignore[arg-type]
+        assert torch.isfinite(empty).all()
+        assert empty.dtype == torch.float64
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+@loss_types
 def test_rows_that_do_not_count_are_as_good_as_absent(loss_type: Any) -> None:
     logp, old, mask, advantage, kl = random_case(1)
     keep = torch.tensor([True, False, True, True])
     for rows, counted in ((slice(None), keep), (keep, None)):
         weight = row_weights(mask[rows].sum(-1), loss_type, 15, counted)
         scores = scores_of(logp[rows], mask[rows], kl[rows])
-        loss = grpo_loss(scores, torch.where(mask, old, 0.0)[rows], advantage[rows], weight, beta=0.5).loss
+        part = grpo_loss(
+            scores, torch.where(mask, old, 0.0)[rows], advantage[rows], weight, beta=0.5, loss_type=loss_type, epsilon_high=2.0
+        )
+        loss = part.loss
         if counted is not None:
             first = loss
     assert float(loss) == pytest.approx(float(first), abs=1e-14)
 
 
-@pytest.mark.parametrize("level", ["token", "step", "step_mean", "sequence"])
+@levels
 @pytest.mark.parametrize("gap", [800.0, -800.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_extreme_ratios_stay_finite_and_masked_ones_do_not_matter(level: Any, gap: float, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("loss_type", ["dapo", "cispo", "sapo"])
+def test_extreme_ratios_stay_finite_and_masked_ones_do_not_matter(
+    level: Any, gap: float, dtype: torch.dtype, loss_type: Any
+) -> None:
+    options = {"level": level, "loss_type": loss_type, "epsilon_high": 5.0}
     logp, old, mask, advantage, _ = (x.to(dtype) if x.is_floating_point() else x for x in random_case(2))
     weight = row_weights(mask.sum(-1), "dapo", 15)
     results = []
     for other in (old, torch.where(mask, old, logp - gap), torch.where(mask, old, torch.nan), torch.where(mask, old, torch.inf)):
         leaf = logp.clone().requires_grad_()
-        scores = replace(scores_of(logp, mask), logp=leaf)  # garbage in log-probs too: not zeroed at masked sites
-        loss = grpo_loss(scores, other, advantage, weight, level=level).loss
+        scores = replace(
+            scores_of(logp, mask), logp=torch.where(mask, leaf, leaf * gap)
+        )  # garbage in log-probs too: not zeroed at masked sites
+        loss = grpo_loss(scores, other, advantage, weight, **options).loss
         results.append((loss.detach(), torch.autograd.grad(loss, leaf)[0]))
     for loss, gradient in results[1:]:
         assert torch.equal(loss, results[0][0])
         assert torch.equal(gradient, results[0][1])
     leaf = logp.clone().requires_grad_()
-    loss = grpo_loss(scores_of(leaf, mask), torch.where(mask, logp - gap, 0.0), advantage, weight, level=level).loss
+    loss = grpo_loss(scores_of(leaf, mask), torch.where(mask, logp - gap, 0.0), advantage, weight, **options).loss
     (gradient,) = torch.autograd.grad(loss, leaf)
     assert torch.isfinite(loss)
     assert torch.isfinite(gradient).all()
@@ -238,6 +256,36 @@ def test_the_surrogate_is_the_pessimistic_bound() -> None:
         assert found.tolist() == pytest.approx([oracles.surrogate(r, a, 0.2, 0.4) for r in ratio.tolist()], abs=1e-15)
 
 
+def test_delta_bounds_what_a_bad_sample_can_cost() -> None:
+    ratio = torch.tensor([0.5, 3.0, 4.5, 100.0], dtype=torch.float64, requires_grad=True)
+    found = clipped_surrogate(ratio, f64(-2.0), 0.2, 0.2, delta=4.0)
+    assert found.tolist() == pytest.approx([-1.6, -6.0, -8.0, -8.0])
+    assert torch.autograd.grad(found.sum(), ratio)[0].tolist() == [0.0, -2.0, 0.0, 0.0]
+
+
+def test_cispo_caps_the_weight_and_never_the_gradient() -> None:
+    log_prob, ratio = f64([-1.0, -2.0, -3.0]).requires_grad_(), f64([0.01, 1.0, 50.0]).requires_grad_()
+    found = cispo_surrogate(log_prob, ratio, f64(2.0), 5.0)
+    by_log_prob, by_ratio = torch.autograd.grad(found.sum(), (log_prob, ratio), allow_unused=True)
+    assert by_log_prob.tolist() == pytest.approx([0.02, 2.0, 10.0])
+    assert by_ratio is None
+
+
+def test_sapo_is_a_gate_with_slope_one_where_the_ratio_is_one() -> None:
+    ratio = f64([1.0, 0.2, 4.0]).requires_grad_()
+    for a, tau in ((1.5, 0.7), (-1.5, 2.0), (0.0, 2.0)):
+        found = sapo_surrogate(ratio, f64(a), 0.7, 2.0)
+        wanted = [a * 4 / tau / (1 + math.exp(-tau * (r - 1))) for r in (1.0, 0.2, 4.0)]
+        assert found.tolist() == pytest.approx(wanted, abs=1e-14)
+        assert torch.autograd.grad(found.sum(), ratio)[0].tolist()[0] == pytest.approx(a, abs=1e-14)
+
+
+def test_only_bad_samples_that_the_policy_left_are_dropped() -> None:
+    drift, advantage = f64([0.5, 0.5, 0.5, 0.1, -3.0]), f64([1.0, 0.0, -1.0, -1.0, -1.0])
+    assert off_policy_rows(drift, advantage, 0.2).tolist() == [True, True, False, True, True]
+    assert off_policy_rows(drift[2:3], advantage[2:3], 0.5).tolist() == [True]
+
+
 @pytest.mark.skipif(hasattr(grpo_loss, "__wrapped__"), reason="under jaxtyping's hook its own error comes first")
 def test_wrong_shapes_and_a_missing_reference_are_named() -> None:
     logp, old, mask, advantage, _ = random_case(0)
@@ -248,3 +296,5 @@ def test_wrong_shapes_and_a_missing_reference_are_named() -> None:
         grpo_loss(scores_of(logp, mask), old, advantage[:, None], weight)
     with pytest.raises(ValueError, match=r"^beta: more than 0, expected scores with a KL"):
         grpo_loss(scores_of(logp, mask), old, advantage, weight, beta=0.1)
+    with pytest.raises(ValueError, match=r"^epsilon_high: None, expected the cap of the ratio"):
+        grpo_loss(scores_of(logp, mask), old, advantage, weight, loss_type="cispo")

@@ -1,0 +1,107 @@
+"""Entropy as a part of the objective: a bonus, its controller, and learning only where the policy is undecided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from discrete_grpo.categorical import Sites, entropy
+
+__all__ = ["EntropyController", "entropy_bonus", "high_entropy", "site_entropy", "top_entropy_threshold"]
+
+ROUNDING = 1e-5
+"""Entropies, in nats, that differ by less count as equal: else the last bit of a float would choose between like sites."""
+
+
+def site_entropy(sites: Sequence[Sites]) -> Float[Tensor, "batch step site"]:
+    """H(π_θ) = -Σ_c p_c log p_c of each site in nats, exact, differentiable; 0 where the mask is False.
+
+    Kinds of sites are laid end to end along U, as in :func:`discrete_grpo.categorical.score_sites`.
+    """
+    return torch.cat([entropy(torch.where(s.mask.unsqueeze(-1), s.log_probs, 0.0)) * s.mask for s in sites], -1)
+
+
+def entropy_bonus(
+    site_entropies: Float[Tensor, "batch step site"], weight: Float[Tensor, " batch"], coef: float
+) -> Float[Tensor, ""]:
+    """-c Σ_sites w H, a term of the loss. It is the mean over the sites of an update for the weights of ``dapo``.
+
+    Args:
+        site_entropies: from :func:`site_entropy`.
+        weight: of a site of each trajectory.
+        coef: c.
+
+    Source: Williams and Peng (1991); as in TRL's ``entropy_coef``, which takes the mean over tokens for every ``loss_type``.
+    """
+    return -coef * (site_entropies * weight.to(site_entropies)[:, None, None]).sum()
+
+
+class EntropyController:
+    """A bonus that holds the entropy up: c ← clip(c ± δ, c_min, c_max), + where H ≤ target; not applied where H > target.
+
+    Args:
+        coef: the first c.
+        target: nats a site.
+        delta: δ.
+        low, high: c_min and c_max.
+
+    Source: He et al. (2025), Skywork-OR1, section 3, arXiv 2505.22312, as in TRL's ``use_adaptive_entropy``.
+
+    >>> controller = EntropyController(0.0, target=0.2, delta=0.005, low=0.0, high=1.0)
+    >>> controller.observe(0.1), controller.coef_at(0.1), controller.coef_at(0.3)
+    (None, 0.005, 0.0)
+    """
+
+    def __init__(self, coef: float, *, target: float, delta: float, low: float, high: float) -> None:
+        self.coef = coef
+        self.target, self.delta, self.low, self.high = target, delta, low, high
+
+    def coef_at(self, mean_entropy: float) -> float:
+        """The c of an update, given the mean entropy of its sites before it."""
+        return self.coef if mean_entropy <= self.target else 0.0
+
+    def observe(self, mean_entropy: float) -> None:
+        """Move c for the next update."""
+        step = self.delta if mean_entropy <= self.target else -self.delta
+        self.coef = min(self.high, max(self.low, self.coef + step))
+
+    def state_dict(self) -> dict[str, float]:
+        """What a checkpoint keeps."""
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.coef = float(state["coef"])
+
+
+def top_entropy_threshold(entropies: Float[Tensor, " site"], top: float) -> Float[Tensor, ""]:
+    """The (1-ρ)-quantile of the entropies of **all** sites of an update, float64; linear between neighbours.
+
+    Taken over one forward pass at a time the selection would depend on how the batch was split.
+
+    Args:
+        entropies: of the sites that exist, of every pass of the update; -inf if there are none.
+        top: ρ, share of the sites with the highest entropy that learn, 0 < ρ ≤ 1.
+
+    Source: Wang et al. (2025), Beyond the 80/20 Rule, section 5, arXiv 2506.01939, as in TRL's ``top_entropy_quantile``.
+
+    >>> float(top_entropy_threshold(torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0]), 0.5))
+    2.0
+    """
+    ordered = entropies.double().sort().values  # torch.quantile refuses more than 2^24 values
+    if not len(ordered):
+        return torch.tensor(-torch.inf, dtype=torch.float64, device=entropies.device)
+    place = (1 - top) * (len(ordered) - 1)
+    low = int(place)
+    return torch.lerp(ordered[low], ordered[min(low + 1, len(ordered) - 1)], place - low)
+
+
+def high_entropy(
+    entropies: Float[Tensor, "batch step site"], mask: Bool[Tensor, "batch step site"], threshold: Float[Tensor, ""]
+) -> Bool[Tensor, "batch step site"]:
+    """True for sites whose entropy reaches the threshold, up to rounding: those whose policy term is kept."""
+    return mask & (entropies.double() >= threshold - ROUNDING)

@@ -1,0 +1,185 @@
+"""A generation: the groups that were drawn for one round of updates, their rewards, and what is learned from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from discrete_grpo.advantages import advantages, constant_groups, groups_without_signal, sum_rewards
+from discrete_grpo.config import GRPOConfig
+from discrete_grpo.kl_estimators import penalised_rewards
+from discrete_grpo.rollout import Rollout
+
+__all__ = [
+    "Batch",
+    "Draw",
+    "advantages_of",
+    "draws_of",
+    "groups_missing",
+    "groups_of",
+    "reward_metrics",
+    "sample_table",
+    "total_reward",
+]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Whole groups that were drawn and scored at once; the batches of a generation are compared within their groups only.
+
+    Attributes:
+        rollout: what was drawn.
+        rewards: one column a reward, on the CPU; NaN means unknown.
+        refined: rows that started from a finished sample [B].
+        origins: number of the condition of each row; None without conditions.
+    """
+
+    rollout: Rollout
+    rewards: Float[Tensor, "batch reward"]
+    refined: Bool[Tensor, " batch"]
+    origins: Sequence[int | None]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What an update may learn from a batch.
+
+    Attributes:
+        rollout: the trajectories.
+        advantage: A [B].
+        counted: False for rows that are out of the loss and of its normaliser (an unknown reward) [B].
+        needed: False for rows that no forward pass is spent on (a group without a signal, masked) [B].
+        refined: rows that started from a finished sample; they stand in passes of their own [B].
+    """
+
+    rollout: Rollout
+    advantage: Float[Tensor, " batch"]
+    counted: Bool[Tensor, " batch"]
+    needed: Bool[Tensor, " batch"]
+    refined: Bool[Tensor, " batch"]
+
+
+def _weights(rewards: Tensor, config: GRPOConfig) -> tuple[float, ...]:
+    return config.reward_weights or (1.0,) * rewards.shape[1]
+
+
+def total_reward(rewards: Float[Tensor, "batch reward"], config: GRPOConfig) -> Float[Tensor, " batch"]:
+    """The weighted sum of the rewards; NaN where all are unknown."""
+    return sum_rewards(rewards, torch.tensor(_weights(rewards, config), dtype=torch.float64))
+
+
+def advantages_of(
+    rewards: Float[Tensor, "batch reward"],
+    group: Int[Tensor, " batch"],
+    config: GRPOConfig,
+    kl: Float[Tensor, " batch"] | None = None,
+) -> Float[Tensor, " batch"]:
+    """Advantages as configured; ``kl`` of each trajectory is a penalty in the reward."""
+    weights = _weights(rewards, config)
+    if kl is not None:
+        rewards, weights = penalised_rewards(rewards, weights, kl, config.beta)
+    return advantages(
+        rewards,
+        group,
+        weights=weights,
+        multi_objective_aggregation=config.multi_objective_aggregation,
+        scale_rewards=config.scale_rewards,
+        baseline=config.baseline,
+        clip=config.advantage_clip,
+    )
+
+
+def groups_of(batches: Sequence[Batch]) -> Int[Tensor, " row"]:
+    """The group of every row of a generation, distinct over its batches."""
+    ids, first = [], 0
+    for batch in batches:
+        ids.append(batch.rollout.group.cpu() + first)
+        first = int(ids[-1].max()) + 1
+    return torch.cat(ids)
+
+
+def _without_signal(batch: Batch, config: GRPOConfig) -> Bool[Tensor, " batch"]:
+    """By the rewards alone: a KL in the reward is no signal."""
+    return groups_without_signal(
+        batch.rewards,
+        batch.rollout.group.cpu(),
+        weights=config.reward_weights,
+        multi_objective_aggregation=config.multi_objective_aggregation,
+    )
+
+
+def groups_missing(batches: Sequence[Batch], config: GRPOConfig) -> int:
+    """How many more groups with a signal a generation needs to be full."""
+    usable = sum(int((~_without_signal(batch, config)).sum()) for batch in batches)
+    return config.num_groups - usable // config.num_generations
+
+
+def draws_of(batches: Sequence[Batch], config: GRPOConfig, kl: Float[Tensor, " row"] | None = None) -> list[Draw]:
+    """What the updates learn from, on the device of the rollouts; advantages are taken over all batches together."""
+    advantage = advantages_of(torch.cat([b.rewards for b in batches]), groups_of(batches), config, kl)
+    draws = []
+    for batch, own in zip(batches, advantage.split([len(b.rollout) for b in batches]), strict=True):
+        known = ~total_reward(batch.rewards, config).isnan()
+        usable = torch.ones_like(known) if config.zero_std_groups == "keep" else ~_without_signal(batch, config)
+        tensors = (own, known & usable, usable, batch.refined)
+        draws.append(Draw(batch.rollout, *(x.to(batch.rollout.group.device) for x in tensors)))
+    return draws
+
+
+# -- what is logged
+
+
+def reward_metrics(
+    batches: Sequence[Batch], advantage: Float[Tensor, " row"], names: Sequence[str], config: GRPOConfig
+) -> dict[str, float]:
+    """Means and deviations of the rewards of a generation, under TRL's names."""
+    rewards = torch.cat([b.rewards for b in batches])
+    total = total_reward(rewards, config)
+    line = {
+        "reward": _mean(total),
+        "reward_std": _std(total),
+        "frac_reward_zero_std": float(constant_groups(total, groups_of(batches)).double().mean()),
+        "frac_reward_unknown": float(total.isnan().double().mean()),
+        "advantages/abs_mean": float(advantage.abs().mean()),
+    }
+    if config.zero_std_groups == "resample":
+        line["resampling_rounds"] = float(len(batches) - 1)
+    for name, column in zip(names, rewards.unbind(-1), strict=True):
+        line[f"rewards/{name}/mean"] = _mean(column)
+        line[f"rewards/{name}/std"] = _std(column)
+    if config.refine_fraction > 0:
+        refined = torch.cat([b.refined for b in batches])
+        line["frac_refined"] = float(refined.double().mean())
+        line |= {"refined/reward": _mean(total[refined]), "fresh/reward": _mean(total[~refined])}
+    return line
+
+
+def sample_table(
+    batches: Sequence[Batch], advantage: Float[Tensor, " row"], names: Sequence[str], config: GRPOConfig
+) -> Mapping[str, Sequence[Any]]:
+    """The samples of a generation by column, one entry a row; text is empty for a sample that stands for nothing."""
+    rewards = torch.cat([b.rewards for b in batches])
+    samples = ["" if s is None else str(s) for b in batches for s in b.rollout.samples]
+    columns: dict[str, Sequence[Any]] = {"group": groups_of(batches).tolist(), "sample": samples}
+    columns["reward"] = total_reward(rewards, config).tolist()
+    columns |= {f"reward_{name}": column.tolist() for name, column in zip(names, rewards.unbind(-1), strict=True)}
+    if config.refine_fraction > 0:
+        columns["refined"] = torch.cat([b.refined for b in batches]).int().tolist()
+    return columns | {"advantage": advantage.tolist()}
+
+
+def _mean(values: Float[Tensor, " row"]) -> float:
+    """Of those that are no NaN; NaN if there are none."""
+    known = values[~values.isnan()]
+    return float(known.mean()) if len(known) else math.nan
+
+
+def _std(values: Tensor) -> float:
+    known = values[~values.isnan()]
+    return float(known.std()) if len(known) > 1 else math.nan

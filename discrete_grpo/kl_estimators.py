@@ -1,0 +1,160 @@
+"""Other measures of the distance to the reference than the exact KL: estimates from the classes drawn, the other direction.
+
+The exact KL(π_θ ‖ π_ref) is a sum over classes and comes with :class:`discrete_grpo.categorical.Scores`. What is here serves
+comparisons with other systems, and penalties in the reward. d = log π_ref - log π_θ of the class drawn; r = π_θ/π_old.
+
+Gradient of the expectation, when the estimate is a term of the loss:
+
+========  ===============================  ==========================
+estimate  samples of π_θ                   with the factor r, any π_old
+========  ===============================  ==========================
+k1        0: no penalty at all             ∇ KL(π_θ ‖ π_ref)
+k2        ∇ KL(π_θ ‖ π_ref)                ∇ KL(π_θ ‖ π_ref)
+k3        ∇ KL(π_ref ‖ π_θ)                ∇ KL(π_θ ‖ π_ref)
+========  ===============================  ==========================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from discrete_grpo.categorical import Sites, kl_divergence
+
+__all__ = [
+    "Direction",
+    "Estimator",
+    "forward_estimate",
+    "forward_kl",
+    "importance_corrected",
+    "k1",
+    "k2",
+    "k3",
+    "penalised_rewards",
+    "reverse_estimate",
+    "trajectory_sum",
+]
+
+Estimator = Literal["exact", "k1", "k2", "k3"]
+Direction = Literal["reverse", "forward"]
+MAX_GAP = 20.0
+"""d is clamped to ± this, so that a class which the reference never draws gives a large number and not infinity."""
+
+
+def k1(d: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """-d = log π_θ/π_ref: unbiased, and negative where the policy is less sure than the reference.
+
+    Source: Schulman (2020), Approximating KL Divergence, http://joschu.net/blog/kl-approx.html, as k2 and k3.
+    """
+    return -d
+
+
+def k2(d: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """d²/2: never negative, of small variance; its value is biased in the third order of d, its gradient is not."""
+    return d.square() / 2
+
+
+def k3(d: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """e^d - d - 1: unbiased and never negative; TRL's estimate.
+
+    >>> k3(torch.tensor([0.0, 1.0]))
+    tensor([0.0000, 0.7183])
+    """
+    return d.exp() - d - 1
+
+
+def _gap(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, ref_logp - logp, 0.0).clamp(-MAX_GAP, MAX_GAP)
+
+
+def reverse_estimate(
+    logp: Float[Tensor, "batch step site"],
+    ref_logp: Float[Tensor, "batch step site"],
+    mask: Bool[Tensor, "batch step site"],
+    estimator: Literal["k1", "k2", "k3"],
+) -> Float[Tensor, "batch step site"]:
+    """KL(π_θ ‖ π_ref) of each site, estimated from the class drawn by π_θ; 0 where the mask is False.
+
+    Args:
+        logp: log π_θ of the classes drawn; gradients flow through it.
+        ref_logp: log π_ref of the same classes.
+        mask: which sites count.
+        estimator: see above.
+    """
+    d = _gap(logp, ref_logp.detach(), mask)
+    return {"k1": k1, "k2": k2, "k3": k3}[estimator](d)
+
+
+def forward_estimate(
+    logp: Float[Tensor, "batch step site"],
+    ref_logp: Float[Tensor, "batch step site"],
+    mask: Bool[Tensor, "batch step site"],
+    estimator: Literal["k1", "k3"],
+) -> Float[Tensor, "batch step site"]:
+    """KL(π_ref ‖ π_θ) of each site, estimated from the class drawn by π_θ with the weight e^d = π_ref/π_θ.
+
+    k1: e^d d; k3: e^d d - e^d + 1, never negative. Both are unbiased where π_θ can draw all that π_ref can, and their
+    gradient is right with :func:`importance_corrected` only. There is no k2: its gradient would be biased either way.
+    """
+    d = _gap(logp, ref_logp.detach(), mask)
+    return d.exp() * d if estimator == "k1" else d.exp() * d - d.exp() + 1
+
+
+def importance_corrected(
+    estimate: Float[Tensor, "batch step site"],
+    logp: Float[Tensor, "batch step site"],
+    old_logp: Float[Tensor, "batch step site"] | None,
+    mask: Bool[Tensor, "batch step site"],
+    estimator: Literal["k1", "k2", "k3"],
+) -> Float[Tensor, "batch step site"]:
+    """r·k, for k2 sg(r)·k: with samples of π_old its expected gradient is that of the KL itself.
+
+    r is each site's own ratio, whatever the level of the loss's ratio. ``old_logp`` None means π_old = π_θ: the value is the
+    estimate's, and the gradient has the score that the estimate alone lacks.
+
+    Source: DeepSeek-AI (2025), DeepSeek-V3.2, section 3.1, arXiv 2512.02556 (k3), as in TRL's ``use_bias_correction_kl``.
+    """
+    old = logp.detach() if old_logp is None else old_logp
+    ratio = torch.where(mask, logp - old, 0.0).clamp(-MAX_GAP, MAX_GAP).exp()
+    return (ratio.detach() if estimator == "k2" else ratio) * estimate
+
+
+def forward_kl(sites: Sequence[Sites], reference: Sequence[Sites]) -> Float[Tensor, "batch step site"]:
+    """KL(π_ref ‖ π_θ) = Σ_c π_ref(c) (log π_ref(c) - log π_θ(c)) of each site, exact, differentiable; 0 where the mask is False.
+
+    It covers what the reference can do, where the reverse direction seeks its modes. Infinite where π_θ gives no mass to a
+    class that π_ref can draw (a truncated policy). Kinds of sites are laid end to end along U.
+    """
+    parts = []
+    for own, other in zip(sites, reference, strict=True):
+        on = own.mask.unsqueeze(-1)  # a masked site's tables are replaced: garbage there reaches neither value nor gradient
+        parts.append(kl_divergence(torch.where(on, other.log_probs.detach(), 0.0), torch.where(on, own.log_probs, 0.0)))
+    return torch.cat(parts, -1)
+
+
+def trajectory_sum(values: Float[Tensor, "batch step site"], mask: Bool[Tensor, "batch step site"]) -> Float[Tensor, " batch"]:
+    """Σ over all sites of all steps of each trajectory, float64, without gradient."""
+    return torch.where(mask, values.detach(), 0.0).double().sum((-2, -1))
+
+
+def penalised_rewards(
+    rewards: Float[Tensor, "batch reward"], weights: Sequence[float], kl: Float[Tensor, " batch"], beta: float
+) -> tuple[Float[Tensor, "batch more"], tuple[float, ...]]:
+    """Rewards with the trajectory's KL as one more of them, and the weights with -β: R' = Σ_k w_k R_k - β Σ_steps,sites KL.
+
+    With k1 the expected policy gradient of R' is the whole gradient of E[R] - β KL(trajectories of π_θ ‖ of π_ref). The exact
+    KL has less variance, but its policy gradient lacks ∇ KL of each step; that is the penalty in the loss, so both together
+    are the whole. k2 and k3 in the reward are biased.
+
+    Args:
+        rewards: NaN means unknown; a sample without any reward stays unknown.
+        weights: one a reward.
+        kl: :func:`trajectory_sum` of the KL or its estimate.
+        beta: β.
+    """
+    column = torch.where(rewards.isnan().all(-1), torch.nan, kl.to(rewards))
+    return torch.cat([rewards, column.unsqueeze(-1)], -1), (*weights, -beta)
