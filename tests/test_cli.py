@@ -479,7 +479,7 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(capsys.readouterr().out.split())
     assert "--grpo.num_generations" in text
     assert "G, samples a group; at least 2" in text
-    assert "weight of the exact KL" in text
+    assert "weight of the KL to the reference" in text
     assert "Presets: demo" in text
 
 
