@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/tutorial.md", "docs/extending.md", "docs/importing.md"]
+PAGES = ["README.md", "docs/tutorial.md", "docs/extending.md", "docs/importing.md", "docs/graphs.md", "docs/rewards.md"]
 
 
 def blocks(page: str) -> list[str]:
@@ -32,7 +32,7 @@ def test_tutorial_is_short() -> None:
     assert len(lines) <= 60
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/mathematics.md", "docs/metrics.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", [*PAGES, "docs/mathematics.md", "docs/metrics.md", "docs/options.md", "CONTRIBUTING.md"])
 def test_links_within_the_repository_exist(page: str) -> None:
     path = ROOT / page
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
