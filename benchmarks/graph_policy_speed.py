@@ -42,7 +42,7 @@ SOURCES = (
     "benchmarks/baseline_graph.py",
     "benchmarks/graph_policy_speed.py",
 )
-WIDTHS = {"small": SMALL, "base": BASE}
+WIDTHS: dict[str, dict[str, Any]] = {"small": SMALL, "base": BASE}
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ class NetworkSizes:
         expansion: hidden over outer width in feed-forward parts.
         walk_length: random-walk powers given as features.
         dropout: in feed-forward parts.
+        connectivity: components, effective resistances and bridges as features too, for graphs of far-reaching structure.
     """
 
     layers: int = 6
@@ -78,6 +79,7 @@ class NetworkSizes:
     expansion: int = 2
     walk_length: int = 8
     dropout: float = 0.0
+    connectivity: bool = False
 
 
 def molecule_policy(

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.graph import pair_index, pair_mask, symmetrise, upper
+from discrete_grpo.models.connectivity import GLOBAL_FEATURES, NODE_FEATURES, PAIR_FEATURES, connectivity_features
 
 __all__ = ["BASE", "SMALL", "GraphTransformer", "GraphTransformerConfig", "cycle_counts", "random_walks"]
 
@@ -36,6 +37,8 @@ class GraphTransformerConfig:
         walk_length: powers of the random-walk matrix given as features (RRWP).
         dropout: in the feed-forward parts.
         num_properties: length of the property vector the graph is conditioned on; 0 for none.
+        connectivity: give components, effective resistances and bridges as features too; see
+            :func:`~discrete_grpo.models.connectivity.connectivity_features`.
     """
 
     node_states: int
@@ -51,6 +54,7 @@ class GraphTransformerConfig:
     walk_length: int = 8
     dropout: float = 0.0
     num_properties: int = 0
+    connectivity: bool = False
 
     def __post_init__(self) -> None:
         classes = ("node_states", "edge_states", "node_classes", "edge_classes")
@@ -206,9 +210,10 @@ class GraphTransformer(nn.Module):
         super().__init__()
         self.config = config
         d, de, dg = config.width, config.edge_width, config.global_width
-        self.node_in = nn.Sequential(nn.Linear(config.node_states + config.walk_length + 3, d), nn.GELU(), nn.Linear(d, d))
-        self.edge_in = nn.Sequential(nn.Linear(config.edge_states + config.walk_length, de), nn.GELU(), nn.Linear(de, de))
-        self.global_in = nn.Sequential(nn.Linear(32 + 1 + 3, dg), nn.GELU(), nn.Linear(dg, dg))
+        more_x, more_e, more_y = (NODE_FEATURES, PAIR_FEATURES, GLOBAL_FEATURES) if config.connectivity else (0, 0, 0)
+        self.node_in = nn.Sequential(nn.Linear(config.node_states + config.walk_length + 3 + more_x, d), nn.GELU(), nn.Linear(d, d))
+        self.edge_in = nn.Sequential(nn.Linear(config.edge_states + config.walk_length + more_e, de), nn.GELU(), nn.Linear(de, de))
+        self.global_in = nn.Sequential(nn.Linear(32 + 1 + 3 + more_y, dg), nn.GELU(), nn.Linear(dg, dg))
         self.property_in = nn.Linear(2 * config.num_properties, dg, bias=False) if config.num_properties else None
         self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
         self.node_out = nn.Sequential(nn.LayerNorm(d), nn.Linear(d, d), nn.GELU(), nn.Linear(d, config.node_classes))
@@ -257,8 +262,14 @@ class GraphTransformer(nn.Module):
             cycles = torch.log1p(cycle_counts(adjacency))
         back = torch.stack([w.diagonal(dim1=1, dim2=2) for w in walks], -1)
         between = torch.stack([upper(w) for w in walks], -1)
-        x = self.node_in(torch.cat([one_hot(nodes, config.node_states).to(dtype), back, cycles], -1))
-        e = self.edge_in(torch.cat([one_hot(pairs, config.edge_states).to(dtype), between], -1))
         size = mask.sum(1, keepdim=True).to(dtype).log()
-        y = self.global_in(torch.cat([_time_features(time, dtype), size, _masked_mean(cycles, mask)], -1))
-        return x, e, y
+        of_nodes = [one_hot(nodes, config.node_states).to(dtype), back, cycles]
+        of_pairs = [one_hot(pairs, config.edge_states).to(dtype), between]
+        of_graph = [_time_features(time, dtype), size, _masked_mean(cycles, mask)]
+        if config.connectivity:
+            node, pair, graph = connectivity_features(adjacency, mask)
+            of_nodes.append(node)
+            of_pairs.append(upper(pair))
+            of_graph.append(graph)
+        x, e, y = (torch.cat(features, -1) for features in (of_nodes, of_pairs, of_graph))
+        return self.node_in(x), self.edge_in(e), self.global_in(y)

@@ -38,7 +38,7 @@ def seeded(seed: int) -> torch.Generator:
 def make(kind: str = "marginal", seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any) -> GraphPolicy:
     """A policy with a small random network whose logits are spread well apart."""
     x, e = KERNELS[kind]
-    shape = {"layers": 2, "heads": 2, "width": 16, "edge_width": 8, "global_width": 8, "walk_length": 3}
+    shape: dict[str, Any] = {"layers": 2, "heads": 2, "width": 16, "edge_width": 8, "global_width": 8, "walk_length": 3}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = GraphTransformer(GraphTransformerConfig(x.num_states, e.num_states, x.num_clean, e.num_clean, **shape))

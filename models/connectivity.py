@@ -1,0 +1,63 @@
+"""What is connected to what, and how firmly: components, effective resistances, bridges.
+
+Random walks of K steps see K hops. A tree or a planar graph is told from its likes by what happens further away: whether an edge
+closes a cycle or joins two parts. Effective resistance says both at any distance.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+__all__ = ["GLOBAL_FEATURES", "NODE_FEATURES", "PAIR_FEATURES", "components", "connectivity_features", "effective_resistance"]
+
+NODE_FEATURES, PAIR_FEATURES, GLOBAL_FEATURES = 1, 3, 2
+"""Widths of the three results of :func:`connectivity_features`."""
+
+
+def components(adjacency: Float[Tensor, "batch node node"]) -> Bool[Tensor, "batch node node"]:
+    """Whether a path joins i and j: (I + A)^N > 0, by repeated squaring; true on the diagonal."""
+    n = adjacency.shape[-1]
+    reach = (adjacency > 0) | torch.eye(n, dtype=torch.bool, device=adjacency.device)
+    for _ in range(math.ceil(math.log2(max(n, 2)))):
+        reach = reach.float() @ reach.float() > 0
+    return reach
+
+
+def effective_resistance(
+    adjacency: Float[Tensor, "batch node node"], same: Bool[Tensor, "batch node node"]
+) -> Float[Tensor, "batch node node"]:
+    """R_ij = L⁺_ii + L⁺_jj - 2 L⁺_ij inside a component, 0 between components; computed in float64.
+
+    With J_ij = 1 inside a component, (L + J)⁻¹ differs from L⁺ by a constant a component, which cancels in R. In a tree R is the
+    distance; an edge with R = 1 is a bridge. Source: Klein and Randic (1993), Resistance distance, J. Math. Chem. 12; as a
+    feature Zhang et al. (2023), section 4, arXiv 2301.09505.
+
+    Args:
+        adjacency: symmetric, zeros and ones, zero diagonal.
+        same: of :func:`components`.
+    """
+    a = adjacency.double()
+    inverse = torch.linalg.inv(torch.diag_embed(a.sum(-1)) - a + same)
+    own = inverse.diagonal(dim1=1, dim2=2)
+    return torch.where(same, own[:, :, None] + own[:, None, :] - inverse - inverse.mT, 0.0).clamp_min(0.0).to(adjacency.dtype)
+
+
+def connectivity_features(
+    adjacency: Float[Tensor, "batch node node"], mask: Bool[Tensor, "batch node"]
+) -> tuple[Float[Tensor, "batch node 1"], Float[Tensor, "batch node node 3"], Float[Tensor, "batch 2"]]:
+    """Features of nodes (log size of the component), pairs (same component, log(1 + R), bridge) and graph.
+
+    Those of the graph are the logs of the number of components and of one plus the cycle rank, m - n + c.
+    """
+    same = components(adjacency)
+    resistance = effective_resistance(adjacency, same)
+    bridge = (adjacency > 0) & (resistance > 1 - 1e-4)  # a cycle of k has (k - 1)/k: told apart up to 10^4 nodes
+    pairs = torch.stack([same.to(adjacency.dtype), torch.log1p(resistance), bridge.to(adjacency.dtype)], -1)
+    sizes = same.sum(-1).to(adjacency.dtype)
+    count = (mask / sizes).sum(-1).round()
+    rank = adjacency.sum((1, 2)) / 2 - mask.sum(-1) + count
+    return sizes.log().unsqueeze(-1), pairs, torch.stack([count.clamp_min(1.0).log(), torch.log1p(rank.clamp_min(0.0))], -1)
