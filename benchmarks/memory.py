@@ -23,11 +23,13 @@ from benchmarks.common import ROOT, peak_allocated, stamp, write_result
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.diffusion.kernels import marginal
 from discrete_grpo.diffusion.schedules import CosineSchedule
+from discrete_grpo.generation import Draw
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.reporting.console import print_table
 from discrete_grpo.rollout import Rollout, group_contexts
 from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.windows import windows
 
 __all__ = ["Setting", "main", "one_hot_bytes", "storage", "stored_bytes", "update_peak"]
 
@@ -122,7 +124,8 @@ def update_peak(nodes: int, steps: int, chunk: int | None, setting: Setting) -> 
     trainer = GRPOTrainer(policy, lambda samples, **columns: [0.0] * len(samples), config)
     rollout = draw(policy, setting.batch, setting.seed)
     advantage = torch.linspace(-1.0, 1.0, setting.batch)
-    cut = trainer._chunks(rollout, advantage, advantage)
+    on = torch.ones(setting.batch, dtype=torch.bool)
+    (cut,) = windows([Draw(rollout, advantage, on, on, ~on)], config)
     held = {id(chunk.rollout): chunk.rollout for chunk in cut}  # passes of the same rows share theirs
     first = cut[: max(1, len(cut) // 50)]
     trainer._update(first, [None] * len(first))  # so that moments exist

@@ -5,6 +5,7 @@ A checkpoint is a folder::
     model.safetensors   the policy's weights (the moving average where one is kept)
     config.json         how to build the policy, and metadata (data, licence, statistics)
     training.pt         optimiser, generators, counters, raw weights; read with ``weights_only``, absent in an export
+    SHA256SUMS          of these three, for ``sha256sum --check``; beside training.pt only
 
 Folders appear whole or not at all: they are written under another name, synced and renamed. Loading executes no
 code from a checkpoint: classes are found by import path, and only inside packages the caller trusts.
@@ -12,26 +13,27 @@ code from a checkpoint: classes are found by import path, and only inside packag
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import importlib
 import json
+import math
 import os
 import re
-import secrets
-import shutil
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from discrete_grpo.atomic import sync_folder
+from discrete_grpo.atomic import atomic_write
+from discrete_grpo.described import TRUSTED, CheckpointError, build, describe
+from discrete_grpo.folders import SUMS, changed_file, clear_files, explained, real_name, remove, whole_folder, write_sums
 
 __all__ = [
+    "TRUSTED",
     "CheckpointError",
     "Checkpoints",
     "build",
@@ -43,85 +45,16 @@ __all__ = [
     "load_training",
     "load_weights",
     "save",
+    "tensors_to_cpu",
 ]
 
 FORMAT = 1
-TRUSTED = ("discrete_grpo",)
 BUNDLED = Path(__file__).parent / "bundled"
+FILES = ("config.json", "model.safetensors", "training.pt")
+STEP = re.compile(r"step-(\d{8,})")
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used: missing, truncated, or of another shape than it says."""
-
-
-# -- objects as JSON
-
-
-def describe(obj: Any) -> Any:
-    """``obj`` as JSON: plain values as they are, dataclasses and objects with ``init_args()`` by class path.
-
-    Raises:
-        TypeError: for anything else.
-    """
-    if obj is None or isinstance(obj, bool | int | float | str):
-        return obj
-    if isinstance(obj, Mapping):
-        return {str(k): describe(v) for k, v in obj.items()}
-    if isinstance(obj, Sequence):
-        return [describe(v) for v in obj]
-    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        args = {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj) if f.init}
-    elif hasattr(obj, "init_args"):
-        args = obj.init_args()
-    else:
-        raise TypeError(
-            f"{type(obj).__name__}: cannot be written to a checkpoint; give it init_args() -> dict, or make it a dataclass"
-        )
-    return {"class_path": f"{type(obj).__module__}.{type(obj).__qualname__}", "init_args": describe(args)}
-
-
-def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
-    """The object ``describe`` described; lists become tuples.
-
-    Raises:
-        CheckpointError: if a class is outside the ``trusted`` packages, does not exist or rejects its arguments.
-    """
-    if isinstance(spec, list):
-        return tuple(build(v, trusted) for v in spec)
-    if not isinstance(spec, dict):
-        return spec
-    if set(spec) != {"class_path", "init_args"}:
-        return {k: build(v, trusted) for k, v in spec.items()}
-    path = spec["class_path"]
-    if path.split(".")[0] not in trusted:
-        raise CheckpointError(
-            f"class_path: {path!r} is outside the trusted packages {', '.join(trusted)}; name its package in `trusted`"
-        )
-    cls = _class(path)
-    args = build(spec["init_args"], trusted)
-    try:
-        return cls(**args)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"class_path: {path!r} cannot be built: {error}") from error
-
-
-def _class(path: str) -> type:
-    """The class at an import path, if it is of the kind :func:`describe` writes: a dataclass, or one with ``init_args``.
-
-    A function, or a class that stands elsewhere, could do anything when called with arguments from a file.
-    """
-    module, _, name = path.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise CheckpointError(f"class_path: {path!r} cannot be built: {error}") from error
-    described = isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "init_args"))
-    if not described or found.__module__ != module:
-        raise CheckpointError(f"class_path: {path!r} is no dataclass of that module, nor a class with init_args")
-    return found
-
-
-# -- one checkpoint
+# -- writing one checkpoint
 
 
 def save(
@@ -134,38 +67,32 @@ def save(
         policy: a module with ``init_args()``; its weights are what users of the checkpoint get.
         metadata: JSON values kept beside the weights.
         training: what an exact resume needs; tensors, numbers, strings and containers of them.
+
+    Raises:
+        TypeError: if the policy or the metadata cannot be described.
+        OSError: if it cannot be written (a full disk); what was there before is left as it was.
     """
     final = Path(folder)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}.tmp")
-    temporary.mkdir()
-    try:
-        weights = {name: value.detach().cpu().contiguous() for name, value in policy.state_dict().items()}
-        save_file(weights, temporary / "model.safetensors")
-        config = {"format": FORMAT, "policy": describe(policy), "metadata": describe(metadata)}
-        (temporary / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-        if training is not None:
-            torch.save(dict(training), temporary / "training.pt")
-        for file in temporary.iterdir():
-            _sync_file(file)
-        sync_folder(temporary)
-        if final.exists():
-            old = final.with_name(f".{final.name}.{secrets.token_hex(4)}.old")
-            final.rename(old)
-            temporary.rename(final)
-            shutil.rmtree(old)
-        else:
-            temporary.rename(final)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    sync_folder(final.parent)
+    config = {"format": FORMAT, "policy": describe(policy), "metadata": describe(metadata)}
+    with (
+        explained(final, lambda: "what was there is as it was" if final.exists() else "nothing of it is left"),
+        whole_folder(final) as temporary,
+    ):
+        _write_files(temporary, policy, config, training)
     return final
 
 
-def _sync_file(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+def _write_files(folder: Path, policy: nn.Module, config: Mapping[str, Any], training: Mapping[str, Any] | None) -> None:
+    weights = {name: value.detach().cpu().contiguous() for name, value in policy.state_dict().items()}
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    if training is not None:
+        with (folder / "training.pt").open("wb") as file:  # a file of Python's: its errors say what is wrong
+            torch.save(dict(training), file)
+        write_sums(folder, FILES)
+
+
+# -- reading one checkpoint
 
 
 def _read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -174,7 +101,7 @@ def _read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint: {folder} has no config.json, expected a folder written by discrete-grpo")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"checkpoint: {path} is no JSON ({error}); the file is truncated or was edited") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         found = config.get("format") if isinstance(config, dict) else None
@@ -225,6 +152,8 @@ def load_policy(folder: str | os.PathLike[str], *, trusted: Sequence[str] = TRUS
         CheckpointError: if it cannot be built or its weights do not fit.
     """
     policy = build(_read_config(folder)["policy"], trusted)
+    if not isinstance(policy, nn.Module):
+        raise CheckpointError(f"checkpoint: {folder} describes {type(policy).__name__}, expected a policy, which is an nn.Module")
     load_weights(folder, policy)
     return policy.eval()
 
@@ -239,53 +168,188 @@ def load_training(folder: str | os.PathLike[str]) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"checkpoint: {folder} has no training.pt, so there is no run to resume from it")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        return dict(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # torch raises many kinds for a damaged file
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"checkpoint: {path} cannot be read ({first}); the file is truncated or was changed") from error
-    return dict(state)
+
+
+def _check(folder: Path) -> None:
+    """Raise CheckpointError, naming the file, unless a run's checkpoint is as it was written."""
+    _read_config(folder)
+    if (folder / SUMS).is_file():
+        if wrong := changed_file(folder, FILES):
+            raise CheckpointError(f"checkpoint: {wrong[0]} {wrong[1]}; the file is missing, truncated or was changed")
+        return
+    load_training(folder)  # of an earlier version: it can be read, at least
+    _read_header(folder / "model.safetensors")
+
+
+def _read_header(path: Path) -> None:
+    try:
+        with safe_open(path, "pt"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint: {path} cannot be read ({error}); the file is missing or truncated") from error
+
+
+def _first_whole(paths: Iterable[Path], none: str) -> Path:
+    """The first that is as it was written; those passed over are told in warnings, or in the error where all are."""
+    reasons: list[str] = []
+    for path in paths:
+        try:
+            _check(path)
+        except CheckpointError as error:
+            reasons.append(str(error))
+            continue
+        for reason in reasons:
+            warnings.warn(f"{reason}; {path.name} is taken instead", RuntimeWarning, stacklevel=3)
+        return path
+    raise CheckpointError("; ".join([none, *reasons]))
 
 
 # -- the checkpoints of a run
 
 
 class Checkpoints:
-    """The numbered checkpoints of a run folder, ``RUN/checkpoints/step-00000010``, the last few of which are kept."""
+    """The numbered checkpoints of a run folder, ``RUN/checkpoints/step-00000010``: the newest few, and the best one.
 
-    def __init__(self, run: str | os.PathLike[str], keep: int = 2) -> None:
+    With a metric, each checkpoint is worth the mean of that metric over the updates since the one before, and the best is
+    kept however old it is; of equal ones the older. ``RUN/checkpoints/best.json`` says which one it is.
+
+    Args:
+        run: the run folder.
+        save_total_limit: how many of the newest are kept, at least 1; the best stays beside them.
+        metric_for_best_model: name of a logged metric; None: no checkpoint is the best.
+        greater_is_better: None: unless the metric's name ends in "loss", as in transformers.
+
+    Raises:
+        ValueError: if ``save_total_limit`` is below 1.
+    """
+
+    def __init__(
+        self,
+        run: str | os.PathLike[str],
+        save_total_limit: int = 2,
+        *,
+        metric_for_best_model: str | None = None,
+        greater_is_better: bool | None = None,
+    ) -> None:
+        if save_total_limit < 1:
+            raise ValueError(f"save_total_limit: {save_total_limit}, expected at least 1")
         self.folder = Path(run) / "checkpoints"
-        self.keep = keep
+        self.save_total_limit, self.metric_for_best_model = save_total_limit, metric_for_best_model
+        falls = (metric_for_best_model or "").endswith("loss")
+        self.greater_is_better = not falls if greater_is_better is None else greater_is_better
 
     def all(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(p for p in self.folder.iterdir() if re.fullmatch(r"step-\d{8}", p.name))
+        """Complete checkpoints, oldest first; one that a killed write had moved aside stands for itself."""
+        found: dict[int, Path] = {}
+        for path in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():  # "." comes first: a name of its own wins
+            if (match := STEP.fullmatch(real_name(path))) is not None and path.is_dir():
+                found[int(match[1])] = path
+        return [found[step] for step in sorted(found)]
 
     def latest(self) -> Path:
-        """The newest checkpoint whose training state can be read; a damaged newer one is passed over.
+        """The newest checkpoint that is as it was written; a damaged newer one is passed over with a warning.
 
         Raises:
             CheckpointError: if there is none.
         """
-        reasons = []
-        for path in reversed(self.all()):
-            try:
-                load_training(path)
-            except CheckpointError as error:
-                reasons.append(str(error))
-            else:
-                return path
-        raise CheckpointError(f"checkpoint: {self.folder} holds no checkpoint to resume from" + "".join(f"; {r}" for r in reasons))
+        return _first_whole(reversed(self.all()), f"checkpoint: {self.folder} holds no checkpoint to resume from")
 
-    def save(self, step: int, policy: nn.Module, *, metadata: Mapping[str, Any], training: Mapping[str, Any]) -> Path:
-        """Write the checkpoint of ``step`` and then remove what is beyond ``keep``, and leftovers of killed writes."""
-        path = save(self.folder / f"step-{step:08d}", policy, metadata=metadata, training=training)
-        for old in self.all()[: -self.keep]:
-            shutil.rmtree(old)
-        for torn in self.folder.glob(".step-*"):
-            shutil.rmtree(torn, ignore_errors=True)
-        return path
+    def best(self) -> Path | None:
+        """The checkpoint with the best metric, likewise; None if no checkpoint has that metric.
+
+        Raises:
+            CheckpointError: if all that have it are damaged.
+        """
+        ranked = self._ranked()
+        return _first_whole(ranked, f"checkpoint: {self.folder} holds no whole one with a metric") if ranked else None
+
+    def check_metric(self, names: Iterable[str]) -> None:
+        """Raise ValueError unless ``metric_for_best_model`` is among the ``names`` that are logged (or there is none)."""
+        name, known = self.metric_for_best_model, sorted(names)
+        if name is not None and name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"metric_for_best_model: {name!r} is not logged; {hint}expected one of {', '.join(known)}")
+
+    def save(
+        self,
+        step: int,
+        policy: nn.Module,
+        *,
+        metadata: Mapping[str, Any],
+        training: Mapping[str, Any],
+        lines: Sequence[Mapping[str, float | None]] = (),
+    ) -> Path:
+        """Write the checkpoint of ``step``, then remove those that are neither among the newest nor the best.
+
+        Later ones go too: they are of a run that was resumed from an earlier checkpoint, since they were damaged.
+
+        Args:
+            step: updates made.
+            policy: see :func:`save`.
+            metadata: see :func:`save`.
+            training: see :func:`save`.
+            lines: the metrics logged since the checkpoint before; none where a checkpoint is written again.
+
+        Raises:
+            OSError: if it cannot be written (a full disk), saying which checkpoints there are; these are left as they were.
+        """
+        final = self.folder / f"step-{step:08d}"
+        metrics = self._mean(lines) if lines else _metrics(final)
+        config = {"format": FORMAT, "policy": describe(policy), "metadata": describe(metadata)}
+        config |= {"metrics": metrics} if metrics else {}
+        with explained(final, self._what_is_left):
+            with whole_folder(final, leftovers=STEP.pattern) as temporary:
+                _write_files(temporary, policy, config, training)
+            clear_files(self.folder)
+            there = self.all()
+            for later in there[there.index(final) + 1 :]:
+                remove(later)
+            best = self._ranked()[:1]
+            self._note(best)
+            for old in self.all()[: -self.save_total_limit]:
+                if old not in best:
+                    remove(old)
+        return final
+
+    def _mean(self, lines: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+        """The metric's mean over the lines that know it; nothing where none does."""
+        name = self.metric_for_best_model or ""
+        values = [float(x) for line in lines if (x := line.get(name)) is not None and math.isfinite(x)]
+        return {name: math.fsum(values) / len(values)} if values else {}
+
+    def _what_is_left(self) -> str:
+        there = self.all()
+        return f"a resumed run goes on from {there[-1].name}" if there else f"{self.folder} holds no checkpoint yet"
+
+    def _ranked(self) -> list[Path]:
+        """Checkpoints that have the metric, best first; equal ones in their order."""
+        metrics = [(_metrics(path), path) for path in self.all()]
+        worth = [(found[name], path) for found, path in metrics if (name := self.metric_for_best_model or "") in found]
+        return [path for _, path in sorted(worth, key=lambda pair: -pair[0] if self.greater_is_better else pair[0])]
+
+    def _note(self, best: Sequence[Path]) -> None:
+        """Say in best.json which checkpoint is the best. Nothing reads it here: the checkpoints themselves know."""
+        name = self.metric_for_best_model
+        if name is None or not best:
+            return
+        found = {"checkpoint": best[0].name, "metric": name, "value": _metrics(best[0])[name]}
+        with atomic_write(self.folder / "best.json", "w") as file:
+            file.write(json.dumps(found | {"greater_is_better": self.greater_is_better}, indent=1) + "\n")
+
+
+def _metrics(folder: Path) -> dict[str, float]:
+    """The metric of a checkpoint by its name; none where it has none or cannot be read."""
+    try:
+        found = _read_config(folder).get("metrics")
+    except CheckpointError:
+        return {}
+    pairs = found.items() if isinstance(found, dict) else ()
+    return {name: float(value) for name, value in pairs if isinstance(value, int | float) and math.isfinite(value)}
 
 
 def tensors_to_cpu(tree: Any) -> Any:

@@ -87,6 +87,8 @@ class GRPOConfig:
         ema_decay: decay of an exponential moving average of the weights, used for evaluation and export; None: off.
         bf16: run networks under bfloat16 autocast (log-probs stay float32).
         seed: of everything random in the run.
+        generation_shards: independent random streams that the groups are drawn in, dealt out evenly to the processes. Results
+            depend on it and not on the number of processes. None: one a process.
         save_steps, save_total_limit: updates between checkpoints, and how many are kept.
 
     Raises:
@@ -145,6 +147,7 @@ class GRPOConfig:
     ema_decay: float | None = None
     bf16: bool = False
     seed: int = 42
+    generation_shards: int | None = None
     save_steps: int = 10
     save_total_limit: int = 2
 
@@ -153,6 +156,7 @@ class GRPOConfig:
             _between(self, name, 1)
         for name in ("save_steps", "save_total_limit", "refine_memory", "steps_per_generation", "ref_model_sync_steps"):
             _between(self, name, 1)
+        _between(self, "generation_shards", 1)
         _between(self, "max_resampling_rounds", 0)
         _between(self, "num_generations", 2)
         for name in ("timestep_fraction", "top_entropy_quantile"):

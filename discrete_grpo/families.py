@@ -43,6 +43,8 @@ from discrete_grpo.reporting.console import print_table, progress
 from discrete_grpo.reporting.draw import draw_smiles
 from discrete_grpo.reporting.draw_graphs import draw_graph
 from discrete_grpo.reporting.draw_images import draw_image
+from discrete_grpo.rewards.diversity import diversity_metrics
+from discrete_grpo.rewards.ledger import molecule_key, text_key
 from discrete_grpo.rollout import Context
 from discrete_grpo.truncation import Truncation
 
@@ -73,6 +75,7 @@ class Family:
         evaluate: the numbers of an evaluation.
         table: further columns of a table of samples.
         draw: a sample's text as an SVG element, or None where it cannot be drawn.
+        key: what makes two samples the same to a ledger; None for an invalid one.
     """
 
     column: str
@@ -80,9 +83,14 @@ class Family:
     evaluate: Callable[[Sequence[Any]], Mapping[str, float]]
     table: Callable[[Sequence[Any]], Mapping[str, Sequence[Any]]]
     draw: Callable[[str], str | None] | None
+    key: Callable[[Any], str | None] = text_key
 
 
-MOLECULES = Family("smiles", molecule_metrics.sample_metrics, molecule_metrics.evaluate, property_columns, draw_smiles)
+def _molecule_metrics(samples: Sequence[Any]) -> Mapping[str, float]:
+    return dict(molecule_metrics.sample_metrics(samples)) | diversity_metrics(samples)
+
+
+MOLECULES = Family("smiles", _molecule_metrics, molecule_metrics.evaluate, property_columns, draw_smiles, molecule_key)
 TEXT = Family("text", text_metrics.sample_metrics, text_metrics.evaluate, lambda samples: {}, None)
 IMAGES = Family("image", image_metrics.sample_metrics, image_metrics.evaluate, image_properties, draw_image)
 
@@ -133,7 +141,7 @@ def run_family(run: Path) -> Family:
 # -- loading
 
 
-GRAPH_OPTIONS = ("num_steps", "guidance", "kernel", "eta", "omega", "sample_distortion")
+GRAPH_OPTIONS = ("num_steps", "guidance", "kernel", "eta", "omega", "sample_distortion", "shared_steps")
 """Settings that only graph policies have."""
 
 
@@ -150,6 +158,7 @@ class SamplerOptions:
         eta: stochasticity of kernel flow_euler.
         omega: target guidance of kernel flow_euler.
         sample_distortion: of a graph policy's grid: identity, cos, revcos, polyinc or polydec.
+        shared_steps: first steps of a graph policy's sampler that a group takes together.
     """
 
     num_steps: int | None = None
@@ -161,6 +170,7 @@ class SamplerOptions:
     eta: float | None = None
     omega: float | None = None
     sample_distortion: Distortion | None = None
+    shared_steps: int | None = None
 
     def given(self, *names: str) -> dict[str, Any]:
         """Those of ``names`` that are not None."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,12 +38,22 @@ class Batch:
         rewards: one column a reward, on the CPU; NaN means unknown.
         refined: rows that started from a finished sample [B].
         origins: number of the condition of each row; None without conditions.
+        kl: of each trajectory to the reference, float64 on the CPU, where it is part of the reward; else None.
     """
 
     rollout: Rollout
     rewards: Float[Tensor, "batch reward"]
     refined: Bool[Tensor, " batch"]
     origins: Sequence[int | None]
+    kl: Float[Tensor, " batch"] | None = None
+
+    def bare(self) -> Batch:
+        """Without the trajectories themselves: what other processes are told."""
+        return replace(self, rollout=self.rollout.bare())
+
+    def on_cpu(self) -> Batch:
+        """With the trajectories on the CPU, to be sent whole."""
+        return replace(self, rollout=self.rollout.to("cpu"))
 
 
 @dataclass(frozen=True)
@@ -63,6 +73,12 @@ class Draw:
     counted: Bool[Tensor, " batch"]
     needed: Bool[Tensor, " batch"]
     refined: Bool[Tensor, " batch"]
+
+    def of(self, rollout: Rollout) -> Draw:
+        """The same of the trajectories ``rollout``, where those are."""
+        device = rollout.group.device
+        marks = {name: getattr(self, name).to(device) for name in ("advantage", "counted", "needed", "refined")}
+        return Draw(rollout, **marks)
 
 
 def _weights(rewards: Tensor, config: GRPOConfig) -> tuple[float, ...]:
@@ -114,15 +130,17 @@ def _without_signal(batch: Batch, config: GRPOConfig) -> Bool[Tensor, " batch"]:
     )
 
 
-def groups_missing(batches: Sequence[Batch], config: GRPOConfig) -> int:
-    """How many more groups with a signal a generation needs to be full."""
+def groups_missing(batches: Sequence[Batch], groups: int, config: GRPOConfig) -> int:
+    """How many more groups with a signal it takes to have ``groups`` of them."""
     usable = sum(int((~_without_signal(batch, config)).sum()) for batch in batches)
-    return config.num_groups - usable // config.num_generations
+    return groups - usable // config.num_generations
 
 
-def draws_of(batches: Sequence[Batch], config: GRPOConfig, kl: Float[Tensor, " row"] | None = None) -> list[Draw]:
+def draws_of(batches: Sequence[Batch], config: GRPOConfig) -> list[Draw]:
     """What the updates learn from, on the device of the rollouts; advantages are taken over all batches together."""
-    advantage = advantages_of(torch.cat([b.rewards for b in batches]), groups_of(batches), config, kl)
+    kl = [b.kl for b in batches if b.kl is not None]
+    rewards = torch.cat([b.rewards for b in batches])
+    advantage = advantages_of(rewards, groups_of(batches), config, torch.cat(kl) if kl else None)
     draws = []
     for batch, own in zip(batches, advantage.split([len(b.rollout) for b in batches]), strict=True):
         known = ~total_reward(batch.rewards, config).isnan()
@@ -148,8 +166,6 @@ def reward_metrics(
         "frac_reward_unknown": float(total.isnan().double().mean()),
         "advantages/abs_mean": float(advantage.abs().mean()),
     }
-    if config.zero_std_groups == "resample":
-        line["resampling_rounds"] = float(len(batches) - 1)
     for name, column in zip(names, rewards.unbind(-1), strict=True):
         line[f"rewards/{name}/mean"] = _mean(column)
         line[f"rewards/{name}/std"] = _std(column)

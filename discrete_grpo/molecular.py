@@ -180,6 +180,7 @@ def with_sampler(
     eta: float | None = None,
     omega: float | None = None,
     sample_distortion: Distortion | None = None,
+    shared_steps: int | None = None,
 ) -> Any:
     """The same network drawn from in another way; None keeps what the policy has.
 
@@ -192,11 +193,12 @@ def with_sampler(
         eta: stochasticity of kernel ``flow_euler``.
         omega: target guidance of kernel ``flow_euler``.
         sample_distortion: of the sampler's grid.
+        shared_steps: first steps that a group takes together.
 
     Raises:
         ValueError: for a change out of its range, or one that the kernel does not have.
     """
-    given = {"num_steps": num_steps, "temperature": temperature, "guidance": guidance}
+    given = {"num_steps": num_steps, "temperature": temperature, "guidance": guidance, "shared_steps": shared_steps}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if sample_distortion is not None:
         changes["sample_distortion"] = choices.distortion(sample_distortion)

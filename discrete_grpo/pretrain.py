@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from discrete_grpo.averaging import averaged
 from discrete_grpo.checkpoint import Checkpoints, load_training, save
 from discrete_grpo.config import PretrainConfig
 from discrete_grpo.interrupt import Interrupt, Interrupted, interruptible
+from discrete_grpo.processes import accelerator
 from discrete_grpo.reporting.console import progress
 from discrete_grpo.reporting.run_folder import Recorder
 
@@ -101,7 +101,9 @@ class Pretrainer:
         self.config, self.data, self.metadata, self.evaluate = config, data, dict(metadata or {}), evaluate
         self.run = Path(run)
         self.run.mkdir(parents=True, exist_ok=True)
-        self.accelerator = Accelerator()
+        self.accelerator = accelerator()
+        if self.accelerator.num_processes > 1:
+            raise ValueError(f"processes: {self.accelerator.num_processes}, expected 1; likelihood training runs in one process")
         self.policy: Any = policy.to(self.accelerator.device)
         self.average = averaged(self.policy, config.ema_decay)
         decay = [p for p in self.policy.parameters() if p.ndim > 1]

@@ -9,7 +9,7 @@ import datetime
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from discrete_grpo.accounts import ReportTo, check_budget, open_ledger, open_trackers, reserved
 from discrete_grpo.advantages import sum_rewards
 from discrete_grpo.checkpoint import CheckpointError, Checkpoints, load_metadata, load_policy, save
 from discrete_grpo.config import GRPOConfig, PretrainConfig
@@ -24,6 +25,7 @@ from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.molecules import MoleculeDataset, conditioned, load_molecules, statistics
 from discrete_grpo.diffusion.choices import Distortion, KernelName, Noise, ScheduleName, schedule
 from discrete_grpo.families import (
+    MOLECULES,
     Family,
     SamplerOptions,
     family_of,
@@ -52,11 +54,13 @@ from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.wrapped import Likelihood, NodeCount, with_options, without_likelihood
 from discrete_grpo.pretrain import Pretrainer
+from discrete_grpo.processes import Processes, accelerator
 from discrete_grpo.reporting.console import print_table
 from discrete_grpo.reporting.report import write_report
 from discrete_grpo.reporting.run_folder import write_json, write_table, write_text
+from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.rollout import Reward
-from discrete_grpo.scoring import reward_names, score_samples
+from discrete_grpo.scoring import BudgetExhausted, reward_names, score_samples
 from discrete_grpo.trainer import GRPOTrainer
 
 __all__ = [
@@ -211,11 +215,17 @@ class TrainRecipe:
         kernel: the reverse step of a graph policy: d3pm, flow or flow_euler; None keeps the policy's.
         eta, omega: stochasticity and target guidance of kernel flow_euler; None keeps the policy's.
         sample_distortion: of a graph policy's grid; None keeps the policy's.
+        shared_steps: first steps of a graph policy's sampler that a group takes together, and is not trained on.
         likelihood: of a graph policy: transition (exact, of the steps as drawn), or the surrogates eager and elbo.
         elbo_draws: states that likelihood elbo is estimated at.
         node_count: of a graph policy: prior (the histogram, drawn once a group), or learned or running, where the choice is a
             step of the policy.
         evaluation_samples: samples drawn before and after to compare; 0 draws none.
+        max_oracle_calls: how many different valid samples may be scored in all, evaluations included; the run ends when no
+            more is left than the last evaluation needs. None: no end.
+        reward_cache: SQLite file of scores that several runs may share; None: one in the run folder. What it knows is not
+            computed again, and counts as a call all the same.
+        report_to: copies of the metrics: ``tensorboard``, ``wandb``; each is an extra to install.
     """
 
     policy: str = "qm9-small"
@@ -234,14 +244,19 @@ class TrainRecipe:
     eta: float | None = None
     omega: float | None = None
     sample_distortion: Distortion | None = None
+    shared_steps: int | None = None
     likelihood: Likelihood = "transition"
     elbo_draws: int = 10
     node_count: NodeCount = "prior"
     evaluation_samples: int = 500
+    max_oracle_calls: int | None = None
+    reward_cache: str | None = None
+    report_to: tuple[ReportTo, ...] = ()
 
     def __post_init__(self) -> None:
         if self.evaluation_samples < 0:
             raise ValueError(f"evaluation_samples: {self.evaluation_samples}, expected at least 0")
+        check_budget(self.max_oracle_calls, self.evaluation_samples)
 
     @property
     def rewards(self) -> list[Reward]:
@@ -255,32 +270,62 @@ class TrainRecipe:
 
 
 def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[str, float]]:
-    """Measure, train, measure again, export the policy and write the report; returns both measurements."""
+    """Measure, train, measure again, export the policy and write the report; returns both measurements.
+
+    Under ``torchrun`` every process calls this; the first one measures and writes.
+    """
+    processes = Processes(accelerator())
     folder, source = Path(recipe.output_dir), _source(recipe, resume)
     loaded, metadata = load_trained(source, recipe.sampler), load_metadata(source)
     policy = with_options(loaded, recipe.likelihood, recipe.node_count, recipe.elbo_draws)
     family = family_of(metadata)
     if isinstance(policy, MaskedTextPolicy):
         check_rewards(policy, recipe.rewards)
-    read = [_kept_columns(recipe, name, resume) for name in ("columns", "evaluation_columns")]
+    read = processes.share(
+        lambda: [_kept_columns(recipe, name, resume) for name in ("columns", "evaluation_columns")] if processes.first else []
+    )[0]
     columns = prepare_columns(policy, source, read[0], recipe.scaffold)
     held_out = columns if read[1] is None else prepare_columns(policy, source, read[1], recipe.scaffold)
     metadata |= {"policy": str(recipe.policy), "rewards": reward_names(recipe.rewards)}
-    trainer = GRPOTrainer(
-        policy,
-        recipe.rewards,
-        recipe.grpo,
-        columns=columns,
-        run=folder,
-        sample_metrics=family.sample_metrics,
-        metadata=metadata,
-        resume=resume,
-    )
-    measure = partial(_measure, recipe, family, folder, held_out)
-    measure(load_trained(source, recipe.sampler), "before")  # kept by a run that is resumed: it comes before any checkpoint
-    trainer.train()
-    best = without_likelihood(trainer.best_policy)
-    save(folder / "policy", best, metadata=metadata | {"grpo_steps": trainer.step})
+    tracker = open_trackers(folder, recipe.report_to, {"grpo": asdict(recipe.grpo)}, molecules=family is MOLECULES)
+    with open_ledger(
+        folder, family.key, max_oracle_calls=recipe.max_oracle_calls, reward_cache=recipe.reward_cache, rank=processes.rank
+    ) as ledger:
+        trainer = GRPOTrainer(
+            policy,
+            recipe.rewards,
+            recipe.grpo,
+            columns=columns,
+            run=folder,
+            sample_metrics=family.sample_metrics,
+            metadata=metadata,
+            resume=resume,
+            ledger=ledger,
+            tracker=tracker if processes.first else None,
+        )
+        measure = partial(_measure, recipe, family, folder, held_out, ledger)
+        # "before" is kept by a run that is resumed: it comes before any checkpoint
+        _in_first(processes, lambda: measure(load_trained(source, recipe.sampler), "before"))
+        with reserved(ledger, recipe.evaluation_samples):
+            trainer.train()
+        return _in_first(processes, lambda: _finish(recipe, family, trainer, metadata, measure))
+
+
+def _in_first(processes: Processes, work: Callable[[], dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Let the first process do something; all know the result, and all fail if it does."""
+    return processes.share(lambda: work() if processes.first else {})[0]
+
+
+def _finish(
+    recipe: TrainRecipe,
+    family: Family,
+    trainer: GRPOTrainer,
+    metadata: Mapping[str, Any],
+    measure: Callable[[Any, str], dict[str, dict[str, float]]],
+) -> dict[str, dict[str, float]]:
+    """Export the policy, measure it and write the report."""
+    folder, best = Path(recipe.output_dir), without_likelihood(trainer.best_policy)
+    save(folder / "policy", best, metadata={**metadata, "grpo_steps": trainer.step})
     result = measure(best, "after")
     write_report(folder, draw=family.draw)
     print_table(f"{folder}", result)
@@ -313,17 +358,28 @@ def _source(recipe: TrainRecipe, resume: bool) -> Path:
 
 
 def _measure(
-    recipe: TrainRecipe, family: Family, folder: Path, columns: Sequence[Mapping[str, Any]] | None, policy: Any, when: str
+    recipe: TrainRecipe,
+    family: Family,
+    folder: Path,
+    columns: Sequence[Mapping[str, Any]] | None,
+    ledger: Ledger,
+    policy: Any,
+    when: str,
 ) -> dict[str, dict[str, float]]:
     """Evaluate ``policy`` on fresh samples into ``evaluation.json``; what an earlier part of the run measured is kept."""
     path = folder / "evaluation.json"
     stored = json.loads(path.read_text()) if path.is_file() else {}
     result = {part: {k: math.nan if v is None else v for k, v in row.items()} for part, row in stored.items()}
+    if when == "before" and "before" in result and ledger.turn == 0:
+        ledger.skip()  # it was measured, and the run stopped before its first checkpoint
     if recipe.evaluation_samples == 0 or (when == "before" and "before" in result):
         return result
     samples, found = sample_policy(policy, recipe.evaluation_samples, seed=recipe.grpo.seed + 1, columns=columns)
     names = reward_names(recipe.rewards)
-    scores = score_samples(recipe.rewards, samples, found)
+    try:
+        scores = score_samples(recipe.rewards, samples, found, ledger)
+    except BudgetExhausted as spent:
+        scores = spent.scores
     weights = recipe.grpo.reward_weights or (1.0,) * len(names)
     total = sum_rewards(scores, torch.tensor(weights, dtype=torch.float64))
     table: dict[str, Sequence[Any]] = {"sample": shown(samples), "reward": total.tolist()}

@@ -21,7 +21,7 @@ from torch import Tensor
 from discrete_grpo.advantages import sum_rewards
 from discrete_grpo.checkpoint import build, describe
 from discrete_grpo.rollout import Context, Policy, Refinable, Reward, Rollout
-from discrete_grpo.scoring import score_samples
+from discrete_grpo.scoring import Accounts, BudgetExhausted, score_samples
 
 __all__ = ["Good", "Memory", "Search", "Start", "group_starts", "local_search", "seen_columns"]
 
@@ -196,6 +196,7 @@ def local_search(
     reward_weights: Sequence[float] | None = None,
     batch_size: int = 256,
     generator: torch.Generator | None = None,
+    ledger: Accounts | None = None,
 ) -> Search:
     """Search around the best samples: each round re-noises them to ``time``, regenerates, scores and keeps the best unique.
 
@@ -213,6 +214,7 @@ def local_search(
         reward_weights: one a reward; None means 1 each.
         batch_size: samples drawn at once; memory only.
         generator: of all draws.
+        ledger: counts what is scored; the search ends with the round in which its budget is used up. None: nothing is counted.
 
     Raises:
         ValueError: if the policy cannot start from a finished sample, or for an argument out of its range.
@@ -235,7 +237,7 @@ def local_search(
             # A group each: what a group shares (a node count, the noise) must not tie one sample to another here.
             rollout = policy.sample([Context(b, c) for b, c in enumerate(part)], generator=generator)
             seen = {name: value for name, value in rollout.columns.items() if name in given}
-            total = sum_rewards(score_samples(rewards, rollout.samples, seen), weights)
+            total = sum_rewards(_scored(rewards, rollout.samples, seen, ledger), weights)
             entered += memory.add(rollout, total, [None] * len(rollout))
             totals += [r for r in total.tolist() if r == r]
         scored += len(starts)
@@ -243,7 +245,19 @@ def local_search(
         line = {"best": max(top, default=math.nan), "mean": _mean(top), "reward": _mean(totals)}
         history.append({"round": k, "scored": scored, **line, "entered": entered})
         starts = [given | dict(good.restart) for good in memory.kept[:population] for _ in range(children)] or starts
+        if ledger is not None and ledger.exhausted:
+            break
     return Search(tuple(g.sample for g in memory.kept), tuple(g.reward for g in memory.kept), tuple(history))
+
+
+def _scored(
+    rewards: Sequence[Reward], samples: Sequence[Any], seen: Mapping[str, Sequence[Any]], ledger: Accounts | None
+) -> Float[Tensor, "batch reward"]:
+    """What is known of the samples; what the budget no longer pays for is unknown."""
+    try:
+        return score_samples(rewards, samples, seen, ledger)
+    except BudgetExhausted as spent:
+        return spent.scores
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -106,6 +106,11 @@ class Rollout:
         moved = {name: getattr(self, name).to(device) for name in ("group", "logp", "units", "size")}
         return replace(self, states=states, **moved)
 
+    def bare(self) -> Rollout:
+        """What rewards and metrics need of the trajectories, and no states or log-probs: cheap to send."""
+        none = torch.empty(len(self), 0, dtype=torch.long)
+        return replace(self, states={}, logp=none.float(), units=none, size=self.size.cpu(), group=self.group.cpu())
+
     def nbytes(self) -> int:
         """Bytes of the stored states."""
         return sum(value.numel() * value.element_size() for value in self.states.values())

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from discrete_grpo.rollout import Reward
 
@@ -23,6 +23,7 @@ __all__ = [
     "Failures",
     "RewardError",
     "finite_number",
+    "remembers",
     "reward_name",
     "reward_names",
     "score_one",
@@ -51,6 +52,11 @@ class BudgetExhausted(RuntimeError):
 class Accounts(Protocol):
     """Who counts what is scored in a run, such as :class:`discrete_grpo.rewards.ledger.Ledger`."""
 
+    turn: int
+    """How often something was scored; what is counted up to here belongs to the run as it stands."""
+    rank: int
+    """Who scores next: calls of one turn are in order of this number."""
+
     @property
     def exhausted(self) -> bool:
         """Whether the budget is used up: nothing new can be scored any more."""
@@ -66,8 +72,8 @@ class Accounts(Protocol):
         """What is logged with each batch."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: tensors, numbers, strings and containers of them."""
+    def state_dict(self, turn: int | None = None) -> dict[str, Any]:
+        """What a checkpoint keeps, up to ``turn``: tensors, numbers, strings and containers of them."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -129,6 +135,14 @@ def take_failures(rewards: Sequence[Reward]) -> dict[str, list[Failure]]:
     """By name of reward, the samples it could not score since the last call; only rewards that keep such a list (a pool)."""
     found = {name: getattr(reward, "take_failures", None) for name, reward in zip(reward_names(rewards), rewards, strict=True)}
     return {name: take() for name, take in found.items() if take is not None}
+
+
+def remembers(reward: Reward) -> bool:
+    """Whether what a reward says depends on what it has seen, which a checkpoint must keep (a diversity filter).
+
+    A network has a ``state_dict`` too, of weights that stay as they are.
+    """
+    return callable(getattr(reward, "state_dict", None)) and not isinstance(reward, nn.Module)
 
 
 # -- names

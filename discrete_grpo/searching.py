@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from discrete_grpo.accounts import open_ledger
 from discrete_grpo.checkpoint import find_checkpoint, load_metadata
 from discrete_grpo.families import SamplerOptions, family_of, load_trained, prepare_columns, shown
 from discrete_grpo.refinement import Search, local_search
@@ -34,6 +35,8 @@ class SearchRecipe:
         columns: conditions of every sample.
         num_steps: steps of the sampler; None keeps the policy's.
         seed: of all draws.
+        max_oracle_calls: how many different valid samples may be scored; None: no end.
+        reward_cache: SQLite file of scores that several runs may share; None: one in ``output_dir``.
     """
 
     policy: str = "qm9-small"
@@ -47,6 +50,8 @@ class SearchRecipe:
     columns: dict[str, Any] | None = None
     num_steps: int | None = None
     seed: int = 42
+    max_oracle_calls: int | None = None
+    reward_cache: str | None = None
 
 
 def run_search(recipe: SearchRecipe, *, resume: bool = False) -> Search:
@@ -55,24 +60,26 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> Search:
     policy = load_trained(source, SamplerOptions(num_steps=recipe.num_steps))
     family = family_of(load_metadata(source))
     conditions = prepare_columns(policy, source, None if recipe.columns is None else [recipe.columns], None)
-    found = local_search(
-        policy,
-        recipe.reward,
-        rounds=recipe.rounds,
-        population=recipe.population,
-        children=recipe.children,
-        time=recipe.time,
-        keep=recipe.keep,
-        columns=conditions[0] if conditions else None,
-        generator=torch.Generator(policy.device).manual_seed(recipe.seed),
-    )
-    folder.mkdir(parents=True, exist_ok=True)
+    with open_ledger(folder, family.key, max_oracle_calls=recipe.max_oracle_calls, reward_cache=recipe.reward_cache) as ledger:
+        found = local_search(
+            policy,
+            recipe.reward,
+            rounds=recipe.rounds,
+            population=recipe.population,
+            children=recipe.children,
+            time=recipe.time,
+            keep=recipe.keep,
+            columns=conditions[0] if conditions else None,
+            generator=torch.Generator(policy.device).manual_seed(recipe.seed),
+            ledger=ledger,
+        )
+        calls = ledger.calls
     table: dict[str, Sequence[Any]] = {
         family.column: shown(found.samples),
         "reward": list(found.rewards),
         **family.table(found.samples),
     }
     write_table(folder / "best.csv.gz", table)
-    write_json(folder / "search.json", {"scored": found.scored, "history": [dict(line) for line in found.history]})
+    write_json(folder / "search.json", {"scored": found.scored, "oracle_calls": calls, "history": list(map(dict, found.history))})
     print_table(f"{folder}: {found.scored} samples scored", {f"round {line['round']}": dict(line) for line in found.history})
     return found

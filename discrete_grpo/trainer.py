@@ -10,38 +10,34 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from discrete_grpo.averaging import averaged
-from discrete_grpo.categorical import Scores
-from discrete_grpo.checkpoint import Checkpoints, load_training, tensors_to_cpu
+from discrete_grpo.checkpoint import CheckpointError, Checkpoints, load_training, tensors_to_cpu
 from discrete_grpo.config import GRPOConfig
+from discrete_grpo.drawing import GroupSampler
 from discrete_grpo.entropy import EntropyController
-from discrete_grpo.generation import (
-    Batch,
-    Draw,
-    advantages_of,
-    draws_of,
-    groups_missing,
-    reward_metrics,
-    sample_table,
-    total_reward,
-)
+from discrete_grpo.generation import Batch, Draw
 from discrete_grpo.interrupt import Interrupted, interruptible
+from discrete_grpo.optimisation import GradientSum, learning_rate
+from discrete_grpo.pending import Pending
+from discrete_grpo.processes import Processes, accelerator
+from discrete_grpo.randomness import global_state, restore_global_state
 from discrete_grpo.reference import mix_reference
-from discrete_grpo.refinement import Memory, Start, group_starts, seen_columns
 from discrete_grpo.reporting.console import progress
-from discrete_grpo.reporting.run_folder import Recorder
-from discrete_grpo.rollout import Observer, Policy, Reward, Rollout, as_module, group_contexts, select_steps
-from discrete_grpo.scoring import RewardError, reward_names, score_samples
+from discrete_grpo.reporting.trackers import Tracker
+from discrete_grpo.rollout import Policy, Reward, as_module, select_steps
+from discrete_grpo.run_log import RunLog
+from discrete_grpo.scoring import Accounts, BudgetExhausted, RewardError, remembers, reward_names
+from discrete_grpo.shards import check_shards, make_shards, num_shards
 from discrete_grpo.updates import (
-    Chunk,
+    Plan,
     check_scorer,
     chunk_loss,
     plan_update,
@@ -49,14 +45,17 @@ from discrete_grpo.updates import (
     terms_of,
     trajectory_kl,
     update_metrics,
-    windows,
 )
+from discrete_grpo.windows import Choice, Chunk, choose, window_weights
 
 __all__ = ["GRPOTrainer", "select_steps"]
 
 
 class GRPOTrainer:
     """Group relative policy optimisation of any :class:`~discrete_grpo.rollout.Policy`.
+
+    Under ``torchrun`` or ``accelerate launch`` every process makes one of these and calls the same methods; each draws and
+    scores whole groups, and all make the same updates.
 
     Args:
         policy: trained in place; an ``nn.Module``.
@@ -67,6 +66,9 @@ class GRPOTrainer:
         sample_metrics: extra metrics of each batch of samples (validity, say).
         metadata: JSON values kept with every checkpoint.
         resume: continue the run in folder ``run`` from its newest checkpoint.
+        ledger: counts what is scored, and ends the run when a budget is used up; see
+            :class:`~discrete_grpo.rewards.ledger.Ledger`. None: nothing is counted.
+        tracker: takes a copy of the metrics and of the best samples; see :mod:`discrete_grpo.reporting.trackers`.
 
     Raises:
         ValueError: if the arguments do not go together.
@@ -83,33 +85,49 @@ class GRPOTrainer:
         sample_metrics: Callable[[Sequence[Any]], Mapping[str, float]] | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume: bool = False,
+        ledger: Accounts | None = None,
+        tracker: Tracker | None = None,
     ) -> None:
         self.config = config = config or GRPOConfig()
         self.rewards: list[Reward] = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
+        self.accelerator = accelerator()
+        self.processes = Processes(self.accelerator)
         self._check(columns)
-        self.columns, self.sample_metrics, self.metadata = columns, sample_metrics, dict(metadata or {})
-        self.accelerator = Accelerator()
-        if self.accelerator.num_processes > 1:
-            raise ValueError(f"processes: {self.accelerator.num_processes}, expected 1; runs over several are not supported yet")
+        self.metadata, self.ledger = dict(metadata or {}), ledger
         check_scorer(policy, config)
         self.policy = policy
         self.controller = _controller(config)
-        self.memory = Memory(policy, config.refine_memory, config.refine_time) if config.refine_fraction > 0 else None
         module = as_module(policy).to(self.accelerator.device).eval()  # one mode for drawing and scoring alike
         self.module: nn.Module = module
+        self.checkpoints = Checkpoints(run, config.save_total_limit) if run is not None else None
+        stored = self._stored() if resume else None
+        self.sampler = self._sampler(columns, None if stored is None else len(stored["shards"]))
         self.reference = cast(Policy, copy.deepcopy(module).requires_grad_(False)) if config.beta > 0 else None
         self.average = averaged(module, config.ema_decay) if config.ema_decay is not None else None
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
         betas = (config.adam_beta1, config.adam_beta2)
-        optimizer = torch.optim.AdamW(module.parameters(), lr=config.learning_rate, betas=betas, weight_decay=config.weight_decay)
+        optimizer = torch.optim.AdamW(self.parameters, lr=config.learning_rate, betas=betas, weight_decay=config.weight_decay)
         self.optimizer = self.accelerator.prepare(optimizer)
-        self.generator = torch.Generator(self.accelerator.device).manual_seed(config.seed)
-        self.recorder = Recorder(run) if run is not None else None
-        self.checkpoints = Checkpoints(run, config.save_total_limit) if run is not None else None
+        names = reward_names(self.rewards)
+        self.log = RunLog(config, names, run, sample_metrics, tracker) if self.processes.first else None
         self.step = 0
         self.history: list[dict[str, float]] = []
-        self._safe_generator = self.generator.get_state()
-        if resume:
-            self._resume()
+        self.pending: Pending | None = None
+        if stored is not None:
+            self._restore(stored)
+        self._safe = self._snapshot()
+        if self.log is not None:
+            self.log.start(self.step)
+
+    def _sampler(self, columns: Sequence[Mapping[str, Any]] | None, stored: int | None) -> GroupSampler:
+        """What draws and scores, with the shards that fall to this process."""
+        config, own = self.config, self.processes
+        if stored is not None and config.generation_shards not in (None, stored):
+            raise ValueError(f"generation_shards: {config.generation_shards}, expected {stored} as in the run to resume")
+        count = num_shards(config, own.count, stored)
+        check_shards(count, config, own.count)
+        shards = make_shards(self.policy, config, count, rank=own.rank, processes=own.count, device=self.accelerator.device)
+        return GroupSampler(self.policy, self.rewards, config, columns, shards, own, self.ledger, self._penalty, self.precision)
 
     def _check(self, columns: Sequence[Mapping[str, Any]] | None) -> None:
         config = self.config
@@ -121,160 +139,180 @@ class GRPOTrainer:
             raise ValueError(f"timestep_chunk: {config.timestep_chunk}, expected none with importance_sampling_level sequence")
         if columns is not None and not columns:
             raise ValueError("columns: an empty list, expected at least one condition or None")
+        for name, reward in zip(reward_names(self.rewards), self.rewards, strict=True):
+            if self.processes.count > 1 and remembers(reward):
+                raise ValueError(f"reward {name}: remembers samples, expected one that does not with several processes")
 
     @property
     def best_policy(self) -> Any:
         """The policy to use after training: averaged weights where ``ema_decay`` is set, else the trained ones."""
         return self.average.module.eval() if self.average is not None else self.policy
 
-    def _precision(self) -> torch.autocast:
+    def precision(self) -> torch.autocast:
         """bfloat16 inside networks if asked for; not accelerate's own setting, which one process can choose only once."""
         return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.config.bf16)
 
     # -- the loop
 
     def train(self) -> list[dict[str, float]]:
-        """Run until ``max_steps`` updates are made; returns the metrics of every update made here.
+        """Run until ``max_steps`` updates are made or the ledger's budget is used up; returns the metrics of the updates made here.
 
         Raises:
             RewardError: if a reward fails; everything up to the last update is saved first.
             Interrupted: after Ctrl-C, likewise.
         """
-        if self.step == 0 and self.checkpoints is not None and not self.checkpoints.all():
+        if self.checkpoints is not None and self.processes.share(lambda: self.step == 0 and not self._runs())[0]:
             self.save()
-        with interruptible() as stop, progress("training", self.config.max_steps - self.step) as bar:
-            while self.step < self.config.max_steps:
-                if stop:
-                    self.save()
-                    raise Interrupted(f"stopped at update {self.step} of {self.config.max_steps}")
-                before = self.step
-                try:
-                    lines = self.generation()
-                except RewardError:
-                    self.save()
-                    raise
-                for line in lines:
-                    shown = {k: line[k] for k in ("reward", "valid", "kl") if k in line}
-                    bar.advance(1, **shown)
-                last = self.step >= self.config.max_steps
-                if last or before // self.config.save_steps != self.step // self.config.save_steps:
-                    self.save()
+        try:
+            shown = progress("training", self.config.max_steps - self.step) if self.processes.first else nullcontext()
+            with interruptible() as stop, shown as bar:
+                while self.step < self.config.max_steps:
+                    if self._stopped(stop):
+                        break
+                    line = self.update()
+                    if line is None:
+                        break
+                    if bar is not None:
+                        bar.advance(1, **{k: line[k] for k in ("reward", "valid", "kl") if k in line})
+                    if self.step % self.config.save_steps == 0 or self.step == self.config.max_steps:
+                        self.save()
+        finally:
+            if self.log is not None:
+                self.log.close()
         return self.history
 
-    def generation(self) -> list[dict[str, float]]:
-        """One batch of samples and the updates made with it; one line of metrics an update."""
+    def _runs(self) -> bool:
+        return self.checkpoints is not None and bool(self.checkpoints.all())
+
+    def _stopped(self, stop: object) -> bool:
+        """Whether the run ends here, in all processes; everything is saved if so.
+
+        Raises:
+            Interrupted: after Ctrl-C in any of them.
+        """
+        spent = self.pending is None and self.ledger is not None and self.ledger.exhausted
+        asked, ends = (any(found) for found in zip(*self.processes.gather((bool(stop), spent)), strict=True))
+        if asked or ends:
+            self.save()
+        if asked:
+            raise Interrupted(f"stopped at update {self.step} of {self.config.max_steps}")
+        return ends
+
+    def update(self) -> dict[str, float] | None:
+        """One update, after drawing and scoring samples where the last ones are used up; its metrics.
+
+        Returns:
+            None if the budget ended while samples were scored; everything up to the last update is saved.
+
+        Raises:
+            RewardError: if a reward fails; likewise.
+        """
         start = time.perf_counter()
-        batches = self._batches()
-        draws = draws_of(batches, self.config, self._kl_in_reward(batches))
-        advantage = torch.cat([d.advantage for d in draws]).cpu()
-        shared = self._sample_metrics(batches, advantage)
-        if isinstance(self.policy, Observer):
-            for draw in draws:
-                self.policy.observe(draw.rollout, draw.advantage)
-        parts = windows(draws, self.config, self.generator)
-        count = self.config.num_iterations * len(parts)
-        old = [self._old_log_probs(chunks) if count > 1 else [None] * len(chunks) for chunks in parts]
-        lines = []
-        for k in range(min(count, self.config.max_steps - self.step)):
-            line = shared | self._update(parts[k % len(parts)], old[k % len(parts)])
-            line["step_time"] = time.perf_counter() - start
-            start = time.perf_counter()
-            self.step += 1
-            lines.append(line)
-        if self.memory is not None:
-            for batch in batches:
-                self.memory.add(batch.rollout, self._total(batch.rewards), batch.origins)
-        self._safe_generator = self.generator.get_state()
-        self._record(lines, batches, advantage)
-        return lines
+        if self.pending is None:
+            try:
+                self._draw_and_score()
+            except BudgetExhausted:
+                self.save()
+                return None
+            except RewardError:
+                self.save()
+                raise
+        line = self._learn(cast(Pending, self.pending))
+        line["step_time"] = time.perf_counter() - start
+        self.history.append(line)
+        if self.log is not None:
+            self.log.update(self.step, line)
+        return line
 
-    def draw(self) -> Rollout:
-        """A generation batch: whole groups, each of one context."""
-        return self._sample(self._starts())
+    def generation(self) -> list[dict[str, float]]:
+        """One batch of samples and the updates made with it, or what is left of them; one line of metrics an update."""
+        lines = [self.update()]
+        while self.pending is not None and self.step < self.config.max_steps:
+            lines.append(self.update())
+        return [line for line in lines if line is not None]
 
-    def _starts(self, count: int | None = None) -> list[Start]:
-        c = self.config
-        return group_starts(c.num_groups if count is None else count, self.columns, self.memory, c.refine_fraction, self.generator)
+    # -- drawing and scoring
 
-    def _sample(self, starts: Sequence[Start]) -> Rollout:
-        contexts = group_contexts(len(starts), self.config.num_generations, [s.columns for s in starts])
-        with self._precision():
-            return self.policy.sample(contexts, generator=self.generator)
-
-    def _batch(self, count: int) -> Batch:
-        """``count`` groups, scored."""
-        starts = self._starts(count)
-        rollout = self._sample(starts)
-        rewards = score_samples(self.rewards, rollout.samples, seen_columns(rollout, starts))
-        rows = [s for s in starts for _ in range(self.config.num_generations)]
-        return Batch(rollout, rewards, torch.tensor([s.refined for s in rows]), [s.origin for s in rows])
-
-    def _batches(self) -> list[Batch]:
-        """The groups of a generation; with ``resample`` also what was drawn in the place of those without a signal."""
-        c = self.config
-        batches = [self._batch(c.num_groups)]
-        for _ in range(c.max_resampling_rounds if c.zero_std_groups == "resample" else 0):
-            missing = groups_missing(batches, c)
-            if not missing:
-                break
-            batches.append(self._batch(missing))
-        return batches
-
-    def _kl_in_reward(self, batches: Sequence[Batch]) -> Tensor | None:
+    def _penalty(self, batch: Batch) -> Tensor | None:
+        """The KL of each trajectory to the reference, where it is part of the reward."""
         if self.reference is None or self.config.kl_in == "loss":
             return None
-        with self._precision():
-            return torch.cat([trajectory_kl(self.policy, self.reference, b.rollout, b.refined, self.config).cpu() for b in batches])
+        with self.precision():
+            return trajectory_kl(self.policy, self.reference, batch.rollout, batch.refined, self.config).cpu()
 
-    def _total(self, rewards: Tensor) -> Tensor:
-        return total_reward(rewards, self.config)
+    def _draw_and_score(self) -> None:
+        """Fill :attr:`pending`. If anything fails, what a checkpoint would hold is still the state after the last update."""
+        drawn = self.sampler.draw()
+        shared = self.processes.share(lambda: self.log.metrics(drawn, self.ledger) if self.log is not None else {})[0]
+        choices = [choose(own, self.config, shard.generator) for own, shard in zip(drawn.draws, self.sampler.shards, strict=True)]
+        pending = self._cut(drawn.draws, choices, shared)
+        if pending.updates(self.config) > 1:
+            pending.old = self.processes.share(lambda: [self._old_log_probs(part) for part in pending.parts])[self.processes.rank]
+        self.sampler.remember(drawn.mine)
+        self.pending, self._safe = pending, self._snapshot()
+        if self.log is not None:
+            self.log.samples(self.step + 1, drawn)
 
-    def _advantages(self, rewards: Tensor, group: Tensor) -> Tensor:
-        return advantages_of(rewards, group, self.config)
+    def _cut(self, draws: Sequence[Sequence[Draw]], choices: Sequence[Choice], shared: Mapping[str, float]) -> Pending:
+        counts = list(chain(*self.processes.gather([choice.counts for choice in choices])))
+        numbers = [shard.number for shard in self.sampler.shards]
+        weights = [[window[k] for k in numbers] for window in window_weights(counts, self.config)]
+        return Pending.of(numbers, draws, choices, weights, self.config, shared)
 
     # -- the update
-
-    def _chunks(self, rollout: Rollout, advantage: Tensor, total: Tensor, refined: Tensor | None = None) -> list[Chunk]:
-        """The forward passes of one update on all of a rollout."""
-        on = torch.ones(len(rollout), dtype=torch.bool)
-        tensors = (advantage, ~total.isnan(), on, ~on if refined is None else refined)
-        draw = Draw(rollout, *(x.to(rollout.group.device) for x in tensors))
-        return windows([draw], replace(self.config, steps_per_generation=1), self.generator)[0]
-
-    def _scores(self, chunk: Chunk) -> Scores:
-        with self._precision():
-            return policy_scores(self.policy, chunk, self.reference)
 
     @torch.no_grad()
     def _old_log_probs(self, chunks: Sequence[Chunk]) -> list[Tensor | None]:
         """Log π_old by replay, in the very chunks of the update: the first ratio is then exactly 1."""
-        with self._precision():
+        with self.precision():
             return [policy_scores(self.policy, chunk).logp for chunk in chunks]
+
+    def _learn(self, pending: Pending) -> dict[str, float]:
+        """The next update on what was drawn."""
+        k = pending.done % len(pending.parts)
+        line = pending.shared | self._update(pending.parts[k], pending.old[k])
+        pending.done += 1
+        self.step += 1
+        if pending.done == pending.updates(self.config):
+            self.pending = None
+        return line
 
     def _update(self, chunks: Sequence[Chunk], old: Sequence[Tensor | None]) -> dict[str, float]:
         c = self.config
-        rate = c.learning_rate * _lr_factor(self.step, c)
+        rate = learning_rate(self.step, c)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
-        with self._precision():
-            plan = plan_update(self.policy, chunks, old, c, self.controller)
-        sums: dict[str, Tensor] = {}
-        loss = 0.0
-        for chunk, old_logp in zip(chunks, old, strict=True):
-            with self._precision():
-                terms = terms_of(self.policy, chunk, self.reference, c, old_logp=old_logp, bonus=plan.entropy_coef > 0)
-            part = chunk_loss(terms, chunk, old_logp, plan, c)
-            self.accelerator.backward(part.loss)
-            loss += float(part.loss.detach())
-            sums = {name: value + sums.get(name, 0.0) for name, value in part.sums.items()}
-        norm = nn.utils.clip_grad_norm_(self.module.parameters(), c.max_grad_norm if c.max_grad_norm is not None else math.inf)
+        with self.precision():
+            plan = plan_update(self.policy, chunks, old, c, self.controller, self.processes.share)
+        gradient = GradientSum(self.parameters)
+        parts = self.processes.share(lambda: self._passes(chunks, old, plan, gradient))
+        gradient.finish(self.processes)
+        sums = {name: cast(Tensor, sum(part[name] for part in parts if name in part)) for name in {n: 0 for p in parts for n in p}}
+        loss = float(sums.pop("loss", torch.zeros(())))
+        norm = nn.utils.clip_grad_norm_(self.parameters, c.max_grad_norm if c.max_grad_norm is not None else math.inf)
         if not torch.isfinite(norm):
             raise FloatingPointError(f"gradient norm is {float(norm)} at update {self.step}; lower learning_rate or raise beta")
         self.optimizer.step()
         self._follow(plan.mean_entropy)
         line = {"loss": loss, "grad_norm": float(norm), "learning_rate": rate} | update_metrics(sums)
         return line | ({"entropy_coef": plan.entropy_coef} if c.entropy_coef > 0 or self.controller is not None else {})
+
+    def _passes(
+        self, chunks: Sequence[Chunk], old: Sequence[Tensor | None], plan: Plan, gradient: GradientSum
+    ) -> dict[str, Tensor]:
+        """Forward and backward through the chunks of this process; the sums that metrics are made of, and the loss."""
+        c, sums = self.config, dict[str, Tensor]()
+        for _, shard in groupby(zip(chunks, old, strict=True), key=lambda pair: pair[0].shard):
+            for chunk, old_logp in shard:
+                with self.precision():
+                    terms = terms_of(self.policy, chunk, self.reference, c, old_logp=old_logp, bonus=plan.entropy_coef > 0)
+                part = chunk_loss(terms, chunk, old_logp, plan, c)
+                self.accelerator.backward(part.loss)
+                found = {**part.sums, "loss": part.loss.detach().double()}
+                sums = {name: value.cpu() + sums.get(name, 0.0) for name, value in found.items()}
+            gradient.add()
+        return sums
 
     def _follow(self, mean_entropy: float | None) -> None:
         """What moves after each step of the optimizer: the average, the reference, the weight of the entropy."""
@@ -286,75 +324,98 @@ class GRPOTrainer:
         if self.controller is not None and mean_entropy is not None and not math.isnan(mean_entropy):
             self.controller.observe(mean_entropy)
 
-    # -- metrics and files
-
-    def _sample_metrics(self, batches: Sequence[Batch], advantage: Tensor) -> dict[str, float]:
-        samples = [s for b in batches for s in b.rollout.samples]
-        line = reward_metrics(batches, advantage, reward_names(self.rewards), self.config)
-        return line | dict(self.sample_metrics(samples) if self.sample_metrics else {})
-
-    def _record(self, lines: Sequence[dict[str, float]], batches: Sequence[Batch], advantage: Tensor) -> None:
-        self.history.extend(lines)
-        if self.recorder is None:
-            return
-        first = self.step - len(lines) + 1
-        for k, line in enumerate(lines):
-            self.recorder.record(first + k, line)
-        self.recorder.record_samples(first, sample_table(batches, advantage, reward_names(self.rewards), self.config))
-
     # -- checkpoints
 
+    def _snapshot(self) -> dict[str, Any]:
+        """What drawing and scoring move, as it is after the samples of the present generation."""
+        return {
+            "shards": [tensors_to_cpu(shard.state()) for shard in self.sampler.shards],
+            "turn": self.ledger.turn if self.ledger is not None else 0,
+            "reward_states": [copy.deepcopy(r.state_dict()) if remembers(r) else None for r in self.rewards],  # type: ignore[attr-defined]
+            "random": global_state(),
+        }
+
     def save(self) -> None:
-        """Write a checkpoint of the state after the last update; nothing happens without a run folder."""
-        if self.checkpoints is None or self.recorder is None:
+        """Write a checkpoint of the state after the last update, in all processes at once; nothing happens without a run folder."""
+        if self.checkpoints is None:
             return
+        pending = tensors_to_cpu(self.pending.states()) if self.pending is not None else None
+        told = self.processes.gather((self._safe["shards"], self._safe["random"], pending))
+        self.processes.share(lambda: self._write(told, self.log) if self.log is not None else None)
+
+    def _write(self, told: Sequence[tuple[list[Any], Any, list[Any] | None]], log: RunLog) -> None:
         state = {
             "step": self.step,
             "rewards": reward_names(self.rewards),
             "weights": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "generator": self._safe_generator,
             "average": self.average.state_dict() if self.average is not None else None,
             "reference": cast(nn.Module, self.reference).state_dict() if self.reference is not None else None,
-            "memory": self.memory.state() if self.memory is not None else None,
             "entropy": self.controller.state_dict() if self.controller is not None else None,
-            "position": self.recorder.position(),
+            "ledger": self.ledger.state_dict(self._safe["turn"]) if self.ledger is not None else None,
+            "reward_states": self._safe["reward_states"],
+            "shards": [state for shards, _, _ in told for state in shards],
+            "random": [state for _, state, _ in told],
+            "pending": None
+            if self.pending is None
+            else {
+                "shards": [state for _, _, states in told for state in states or ()],
+                "shared": self.pending.shared,
+                "done": self.pending.done,
+            },
+            "position": log.position(),
         }
         metadata = self.metadata | {"grpo_steps": self.step}
-        self.checkpoints.save(self.step, self.best_policy, metadata=metadata, training=tensors_to_cpu(state))
+        cast(Checkpoints, self.checkpoints).save(self.step, self.best_policy, metadata=metadata, training=tensors_to_cpu(state))
 
-    def _resume(self) -> None:
-        if self.checkpoints is None or self.recorder is None:
+    def _stored(self) -> dict[str, Any]:
+        """The training state of the newest checkpoint."""
+        if self.checkpoints is None:
             raise ValueError("resume: True, expected a run folder to resume from (run=...)")
         state = load_training(self.checkpoints.latest())
+        if "shards" not in state:
+            raise CheckpointError(f"{self.checkpoints.latest()}: made by another version, which this one cannot go on from")
         if state["rewards"] != reward_names(self.rewards):
             named = ", ".join(reward_names(self.rewards))
             raise ValueError(f"reward_funcs: {named}, expected {', '.join(state['rewards'])} as in the run to resume")
+        return state
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
         self.step = int(state["step"])
         self.module.load_state_dict(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"])
-        self._safe_generator = state["generator"]
         if self.average is not None:
             self.average.load_state_dict(state["average"])
         if self.reference is not None:
             cast(nn.Module, self.reference).load_state_dict(state["reference"])
-        if self.memory is not None:
-            self.memory.load(state.get("memory") or ())  # none in a checkpoint of a run without
-        if self.controller is not None and state.get("entropy"):
+        if self.controller is not None and state["entropy"]:
             self.controller.load_state_dict(state["entropy"])
-        self.recorder.restore(state["position"])
+        self._restore_drawing(state)
+        if state["pending"] is not None:
+            self._restore_pending(state["pending"])
+        if self.log is not None:
+            self.log.restore(state["position"], self.step + (self.pending is not None))
 
+    def _restore_drawing(self, state: Mapping[str, Any]) -> None:
+        """What :meth:`_snapshot` gave, and the ledger."""
+        if self.ledger is not None and state["ledger"] is not None:
+            self.ledger.load_state_dict(state["ledger"])
+        for reward, kept in zip(self.rewards, state["reward_states"], strict=True):
+            if kept is not None and remembers(reward):
+                reward.load_state_dict(kept)  # type: ignore[attr-defined]
+        for shard in self.sampler.shards:
+            shard.load(state["shards"][shard.number])
+        if self.processes.rank < len(state["random"]):
+            restore_global_state(state["random"][self.processes.rank])
 
-def _lr_factor(step: int, config: GRPOConfig) -> float:
-    if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
-    done = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
-    if config.lr_scheduler_type == "linear":
-        return 1.0 - done
-    if config.lr_scheduler_type == "cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * done))
-    return 1.0
+    def _restore_pending(self, state: Mapping[str, Any]) -> None:
+        """Go on between two updates of a generation."""
+        trusted = ("discrete_grpo", type(self.policy).__module__.split(".")[0])
+        kept = [state["shards"][shard.number] for shard in self.sampler.shards]
+        read = [Pending.read(part, trusted, self.accelerator.device) for part in kept]
+        self.pending = self._cut([draws for draws, _ in read], [choice for _, choice in read], state["shared"])
+        self.pending.load_old(kept, self.accelerator.device)
+        self.pending.done = int(state["done"])
 
 
 def _controller(config: GRPOConfig) -> EntropyController | None:

@@ -1,30 +1,24 @@
-"""What one optimiser update is made of: which rows and steps of a generation, in which forward passes, with which terms.
-
-A *window* is the part of a generation that one update learns from. Its weights are computed before any forward pass, from
-counts over the whole window, so that cutting it into passes changes nothing but memory.
-"""
+"""The terms of one optimiser update: what is computed from the scores of its forward passes, and what must be known before."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from discrete_grpo.categorical import Scores, score_sites
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.entropy import EntropyController, entropy_bonus, high_entropy, site_entropy, top_entropy_threshold
-from discrete_grpo.generation import Draw
 from discrete_grpo.kl_estimators import forward_estimate, forward_kl, importance_corrected, reverse_estimate, trajectory_sum
-from discrete_grpo.objective import Loss, grpo_loss, off_policy_rows, row_weights
-from discrete_grpo.rollout import Policy, Rollout, Scorer, num_selected
-from discrete_grpo.timesteps import chosen_steps
+from discrete_grpo.objective import Loss, grpo_loss, off_policy_rows
+from discrete_grpo.rollout import Policy, Rollout, Scorer
+from discrete_grpo.windows import Chunk, passes
 
 __all__ = [
-    "Chunk",
     "Plan",
     "Terms",
     "check_scorer",
@@ -34,94 +28,7 @@ __all__ = [
     "terms_of",
     "trajectory_kl",
     "update_metrics",
-    "windows",
 ]
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Some steps of some trajectories: one forward pass.
-
-    Attributes:
-        rollout: the trajectories.
-        steps: numbers of the steps.
-        advantage: A.
-        weight: of a site of the policy and KL terms, see :func:`discrete_grpo.objective.row_weights`.
-        mean_weight: of a site in the mean over all sites of the window.
-        rows: numbers of the trajectories within the generation.
-    """
-
-    rollout: Rollout
-    steps: Int[Tensor, "batch step"]
-    advantage: Float[Tensor, " batch"]
-    weight: Float[Tensor, " batch"]
-    mean_weight: Float[Tensor, " batch"]
-    rows: Int[Tensor, " batch"]
-
-
-# -- rows and steps
-
-
-def _passes(
-    rollout: Rollout, steps: Tensor, wanted: Tensor, refined: Tensor, config: GRPOConfig
-) -> Iterator[tuple[Tensor, Rollout, Sequence[Tensor]]]:
-    """Rows of like size together, their trajectories, and the pieces of their steps: a forward pass each.
-
-    Refined rows stand in passes of their own, without the steps that none of them has drawn.
-    """
-    units = rollout.units.gather(1, steps)
-    for part, again in ((wanted & ~refined, False), (wanted & refined, True)):
-        order = part.nonzero()[:, 0]
-        order = order[torch.argsort(rollout.size[order], stable=True)]
-        for rows in order.split(config.per_device_batch_size) if len(order) else ():
-            chosen = steps[rows][:, (units[rows] > 0).any(0)] if again else steps[rows]
-            yield rows, rollout.index(rows), chosen.split(config.timestep_chunk or steps.shape[1], 1)
-
-
-def windows(draws: Sequence[Draw], config: GRPOConfig, generator: torch.Generator | None = None) -> list[list[Chunk]]:
-    """The forward passes of each update of one round through a generation: ``steps_per_generation`` windows, disjoint in rows.
-
-    Rows are dealt to windows at random; each window has its own normaliser.
-    """
-    fraction = config.timestep_fraction
-    steps = [chosen_steps(d.rollout.units, fraction, config.timestep_selection, generator) for d in draws]
-    sites = torch.cat([d.rollout.units.gather(1, s).sum(-1) for d, s in zip(draws, steps, strict=True)])
-    counted = torch.cat([d.counted for d in draws])
-    one = draws[0].rollout
-    max_units = math.ceil(one.max_units * num_selected(one.num_steps, fraction) / one.num_steps)
-    made = []
-    for part in _deal(len(sites), config.steps_per_generation, sites.device, generator):
-        inside = torch.zeros_like(counted)
-        inside[part] = True
-        units, on = sites[:, None], counted & inside
-        # Rows outside have weight 0 and are not counted: the same as rows that are not there.
-        weight = row_weights(units, config.loss_type, max_units, on)
-        mean_weight = row_weights(units, "dapo", max_units, on)
-        made.append(_window(draws, steps, inside, weight, mean_weight, config))
-    return made
-
-
-def _deal(count: int, parts: int, device: torch.device, generator: torch.Generator | None) -> list[Tensor]:
-    if parts == 1:
-        return [torch.arange(count, device=device)]
-    order = torch.randperm(count, generator=generator, device=device if generator is None else generator.device).to(device)
-    return list(order.tensor_split(parts))
-
-
-def _window(
-    draws: Sequence[Draw], steps: Sequence[Tensor], inside: Tensor, weight: Tensor, mean_weight: Tensor, config: GRPOConfig
-) -> list[Chunk]:
-    needed = torch.cat([d.needed for d in draws]) & inside
-    needed = needed if bool(needed.any()) else inside  # an update without any signal still logs its entropy
-    chunks, first = [], 0
-    for draw, chosen in zip(draws, steps, strict=True):
-        here = slice(first, first + len(draw.rollout))
-        w, m = weight[here], mean_weight[here]
-        for rows, part, pieces in _passes(draw.rollout, chosen, needed[here], draw.refined, config):
-            own = (draw.advantage[rows], w[rows], m[rows], rows + first)
-            chunks += [Chunk(part, piece, *own) for piece in pieces]  # one copy of the states for all pieces
-        first = here.stop
-    return chunks
 
 
 # -- the terms of the loss
@@ -247,7 +154,7 @@ def trajectory_kl(
     total = torch.zeros(len(rollout), dtype=torch.float64, device=device)
     steps = torch.arange(rollout.num_steps, device=device).expand(len(rollout), -1)
     refined = refined.to(device)
-    for rows, part, pieces in _passes(rollout, steps, torch.ones_like(refined), refined, config):
+    for rows, part, pieces in passes(rollout, steps, torch.ones_like(refined), refined, config):
         for piece in pieces:
             chunk = Chunk(part, piece, total[rows], total[rows], total[rows], rows)
             total[rows] += _kl_of(policy, reference, chunk, config)
@@ -292,6 +199,10 @@ class Plan:
         return rows if on is None else on & rows
 
 
+def _alone(work: Callable[[], Tensor]) -> Sequence[Tensor]:
+    return [work()]
+
+
 @torch.no_grad()
 def plan_update(
     policy: Policy,
@@ -299,33 +210,57 @@ def plan_update(
     old: Sequence[Tensor | None],
     config: GRPOConfig,
     controller: EntropyController | None = None,
+    share: Callable[[Callable[[], Tensor]], Sequence[Tensor]] = _alone,
 ) -> Plan:
     """Look at the whole window without gradient, one more forward pass each; only if an option asks for it.
 
     The passes are those of the update itself, so what is measured here is what the update will see, to the bit.
+
+    Args:
+        policy: what is trained.
+        chunks: the passes of this process.
+        old: log π_old of each.
+        config: settings.
+        controller: of the entropy bonus; None: its weight is fixed.
+        share: does something in every process and gives back what each returned.
     """
     select, adapt = config.top_entropy_quantile < 1, controller is not None
     drop = config.off_policy_mask_threshold is not None and any(o is not None for o in old)
     if not (select or adapt or drop):
         return Plan(entropy_coef=config.entropy_coef)
-    entropies = []
-    count = 1 + max(int(chunk.rows.max()) for chunk in chunks)
-    gap, sites = (torch.zeros(count, dtype=torch.float64, device=chunks[0].rows.device) for _ in range(2))
-    for chunk, old_logp in zip(chunks, old, strict=True):
-        scores = policy_scores(policy, chunk)
-        on = scores.mask & (chunk.weight > 0)[:, None, None]
-        entropies.append(scores.entropy[on].double())
-        if drop and old_logp is not None:
-            gap.index_add_(0, chunk.rows, trajectory_sum(old_logp - scores.logp, scores.mask))
-            sites.index_add_(0, chunk.rows, scores.mask.sum((-2, -1)).double())
-    every = torch.cat(entropies)
+    drift: list[Tensor] = []
+
+    def look() -> Tensor:
+        entropies, gap = _look(policy, chunks, old)
+        drift.append(gap)
+        return entropies
+
+    every = torch.cat(list(share(look))) if select or adapt else look()
     mean = float(every.mean()) if len(every) else math.nan
     return Plan(
         threshold=top_entropy_threshold(every, config.top_entropy_quantile) if select else None,
-        drift=gap / sites.clamp_min(1) if drop else None,
+        drift=drift[0] if drop else None,
         mean_entropy=mean,
         entropy_coef=config.entropy_coef if controller is None else controller.coef_at(mean),
     )
+
+
+def _look(
+    policy: Policy, chunks: Sequence[Chunk], old: Sequence[Tensor | None]
+) -> tuple[Float[Tensor, " site"], Float[Tensor, " row"]]:
+    """The entropy of every counted site, on the CPU, and the drift of every row from π_old."""
+    count = 1 + max((int(chunk.rows.max()) for chunk in chunks), default=-1)
+    device = chunks[0].rows.device if chunks else torch.device("cpu")
+    gap, sites = (torch.zeros(count, dtype=torch.float64, device=device) for _ in range(2))
+    entropies = [torch.empty(0, dtype=torch.float64)]
+    for chunk, old_logp in zip(chunks, old, strict=True):
+        scores = policy_scores(policy, chunk)
+        on = scores.mask & (chunk.weight > 0)[:, None, None]
+        entropies.append(scores.entropy[on].double().cpu())
+        if old_logp is not None:
+            gap.index_add_(0, chunk.rows, trajectory_sum(old_logp - scores.logp, scores.mask))
+            sites.index_add_(0, chunk.rows, scores.mask.sum((-2, -1)).double())
+    return torch.cat(entropies), gap / sites.clamp_min(1)
 
 
 def chunk_loss(

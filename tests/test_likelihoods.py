@@ -26,7 +26,7 @@ from discrete_grpo.policies.likelihoods import EagerLikelihood, ElboLikelihood, 
 from discrete_grpo.policies.sizes import LearnedSizes, SizedPolicy
 from discrete_grpo.rollout import Context, Rollout, Scorer, group_contexts
 from discrete_grpo.testing import check_policy
-from tests import oracles
+from tests import oracles, trainer_parts
 from tests.toys import node_classes, share_of_class_two, tiny_network, tiny_policy
 
 State = tuple[int, ...]
@@ -345,11 +345,11 @@ def test_the_first_ratio_is_exactly_one(name: str, bf16: bool) -> None:
     )  # fmt: skip
     trainer = GRPOTrainer(built(name), share_of_class_two, config)
     assert isinstance(trainer.policy, Scorer)
-    rollout = trainer.draw()
+    rollout = trainer_parts.sample(trainer)
     total = torch.tensor(share_of_class_two(rollout.samples), dtype=torch.float64)
-    chunks = trainer._chunks(rollout, trainer._advantages(total[:, None], rollout.group), total)
+    chunks = trainer_parts.chunks(trainer, rollout, trainer_parts.advantages(trainer, total[:, None], rollout.group), total)
     for chunk, before in zip(chunks, trainer._old_log_probs(chunks), strict=True):
-        scores = trainer._scores(chunk)
+        scores = trainer_parts.scores(trainer, chunk)
         assert torch.equal(scores.logp, before)  # type: ignore[arg-type]
         assert scores.kl is not None
         assert float(scores.kl.detach().abs().max()) == 0.0
@@ -362,9 +362,9 @@ def test_the_trainer_uses_the_score_of_a_policy_that_has_one(name: str) -> None:
     policy = built(name).double()
     config = GRPOConfig(num_generations=3, generation_batch_size=6, max_grad_norm=None, learning_rate=1e-15, loss_type="dapo")
     trainer = GRPOTrainer(policy, share_of_class_two, config)
-    rollout = trainer.draw()
+    rollout = trainer_parts.sample(trainer)
     advantage = torch.arange(6).double() - 2.5
-    trainer._update(trainer._chunks(rollout, advantage, torch.zeros(6).double()), [None])
+    trainer._update(trainer_parts.chunks(trainer, rollout, advantage, torch.zeros(6).double()), [None])
     found = [p.grad.clone() for p in policy.parameters() if p.grad is not None]
     policy.zero_grad()
     loss = -(advantage[:, None, None] * policy.score(rollout).logp).sum() / float(rollout.units.sum())
@@ -445,3 +445,8 @@ def test_names_choose_and_bad_arguments_are_named() -> None:
     for name in ("eager", "elbo"):
         with pytest.raises(ValueError, match="num_nodes: 9"):
             built(name).check_condition({"num_nodes": 9})
+
+
+def test_shared_steps_and_the_elbo_do_not_go_together() -> None:
+    with pytest.raises(ValueError, match="shared_steps: 2, expected 0 with likelihood elbo"):
+        ElboLikelihood(tiny_policy(shared_steps=2))

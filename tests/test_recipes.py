@@ -194,6 +194,9 @@ def without_times(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k != "step_time"} for line in read_metrics(folder)]
 
 
+CHECKPOINT = ("config.json", "model.safetensors", "training.pt", "SHA256SUMS")
+
+
 def test_a_run_leaves_all_its_files_and_is_the_same_twice(tiny: Path, tmp_path: Path) -> None:
     runs = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
     recipe = TrainRecipe(
@@ -214,7 +217,9 @@ def test_a_run_leaves_all_its_files_and_is_the_same_twice(tiny: Path, tmp_path: 
         "policy/config.json",
         "policy/model.safetensors",
         "report.html",
-        *(f"checkpoints/step-0000000{k}/{name}" for k in (2, 3) for name in ("config.json", "model.safetensors", "training.pt")),
+        "ledger.sqlite",
+        "scores.sqlite",
+        *(f"checkpoints/step-0000000{k}/{name}" for k in (2, 3) for name in CHECKPOINT),
     }  # config.yaml and run.json are the command line's
     assert json.loads((runs[0] / "evaluation.json").read_text()) == {
         when: {name: None if math.isnan(value) else value for name, value in row.items()} for when, row in results[0].items()

@@ -28,7 +28,7 @@ from discrete_grpo.refinement import Good, Memory, group_starts, local_search, s
 from discrete_grpo.reporting.run_folder import read_metrics, read_samples
 from discrete_grpo.rollout import Context, Rollout, group_contexts, num_selected, select_steps
 from discrete_grpo.testing import check_policy
-from tests import oracles
+from tests import oracles, trainer_parts
 from tests.toys import share_of_class_two, tiny_policy
 
 State = tuple[int, ...]
@@ -311,8 +311,8 @@ def refining(config: GRPOConfig, **options: Any) -> GRPOTrainer:
     """A trainer in float64 whose memory holds four graphs."""
     trainer = GRPOTrainer(tiny_policy(**options).double(), share_of_class_two, config)
     rollout = trainer.policy.sample([Context(k) for k in range(4)], generator=seeded(3))
-    assert trainer.memory is not None
-    trainer.memory.add(rollout, torch.tensor(share_of_class_two(rollout.samples)), [None] * 4)
+    assert trainer.sampler.shards[0].memory is not None
+    trainer.sampler.shards[0].memory.add(rollout, torch.tensor(share_of_class_two(rollout.samples)), [None] * 4)
     return trainer
 
 
@@ -324,18 +324,21 @@ def test_every_loss_type_is_the_loop_over_units_that_exist(loss_type: Any, fract
         timestep_fraction=fraction, per_device_batch_size=5,
     )  # fmt: skip
     trainer = refining(config)
-    starts = trainer._starts()
+    starts = trainer_parts.starts(trainer)
     assert [s.refined for s in starts] == ([False] * 2 + [True] * 2 if share == 0.5 else [True] * 4)
-    rollout = trainer._sample(starts)
+    rollout = trainer_parts.sample(trainer, starts)
     advantage = torch.randn(12, generator=seeded(1), dtype=torch.float64)
     total = torch.zeros(12, dtype=torch.float64)
     total[4] = torch.nan
     refined = torch.tensor([s.refined for s in starts]).repeat_interleave(3)
-    chunks = trainer._chunks(rollout, advantage, total, refined)
-    old = [torch.randn(trainer._scores(c).logp.shape, generator=seeded(2), dtype=torch.float64) for c in chunks]
+    chunks = trainer_parts.chunks(trainer, rollout, advantage, total, refined)
+    old = [torch.randn(trainer_parts.scores(trainer, c).logp.shape, generator=seeded(2), dtype=torch.float64) for c in chunks]
     with torch.no_grad():
-        old = [trainer._scores(c).logp + 0.2 * noise for c, noise in zip(chunks, old, strict=True)]
-        found = sum(float(grpo_loss(trainer._scores(c), o, c.advantage, c.weight).loss) for c, o in zip(chunks, old, strict=True))
+        old = [trainer_parts.scores(trainer, c).logp + 0.2 * noise for c, noise in zip(chunks, old, strict=True)]
+        found = sum(
+            float(grpo_loss(trainer_parts.scores(trainer, c), o, c.advantage, c.weight).loss)
+            for c, o in zip(chunks, old, strict=True)
+        )
         # The loop: every unit of every row by itself; n_i is what the row really drew.
         rows = []  # (size of the row's units, Σ of its terms)
         wanted = 0.0
@@ -344,7 +347,7 @@ def test_every_loss_type_is_the_loop_over_units_that_exist(loss_type: Any, fract
             for b in range(len(c.rollout)):
                 scores = score_sites(trainer.policy.sites(c.rollout.index(torch.tensor([b])), c.steps[b : b + 1]))
                 a, terms, n = float(c.advantage[b]), 0.0, 0
-                own = trainer._scores(c)
+                own = trainer_parts.scores(trainer, c)
                 for k, u in own.mask[b].nonzero().tolist():
                     ratio = math.exp(float(own.logp[b, k, u] - o[b, k, u]))
                     terms -= min(ratio * a, min(max(ratio, 0.8), 1.2) * a)
@@ -448,8 +451,8 @@ def test_resume_with_a_memory_ends_with_the_same_bits(tmp_path: Path, columns: A
         if part.step == 4:
             part.save()
     resumed = GRPOTrainer(tiny_policy(seed=9), share_of_class_two, config, run=tmp_path / "part", columns=columns, resume=True)
-    assert resumed.memory is not None
-    assert len(resumed.memory.kept) == 5
+    assert resumed.sampler.shards[0].memory is not None
+    assert len(resumed.sampler.shards[0].memory.kept) == 5
     resumed.train()
     assert all(torch.equal(a, b) for a, b in zip(whole.module.parameters(), resumed.module.parameters(), strict=True))
     lines: list[Any] = [*read_metrics(tmp_path / "whole")]
@@ -465,12 +468,12 @@ def test_a_run_without_it_has_no_trace_of_it(tmp_path: Path) -> None:
     config = GRPOConfig(**REFINED | {"refine_fraction": 0.0}, max_steps=2)
     trainer = GRPOTrainer(tiny_policy(), share_of_class_two, config, run=tmp_path)
     trainer.train()
-    assert trainer.memory is None
+    assert trainer.sampler.shards[0].memory is None
     assert not any("refined" in name for name in read_metrics(tmp_path)[0])
     assert "refined" not in read_samples(tmp_path / "samples.csv.gz")
     with_it = GRPOTrainer(tiny_policy(), share_of_class_two, replace(config, refine_fraction=0.5), run=tmp_path, resume=True)
-    assert with_it.memory is not None
-    assert with_it.memory.kept == []
+    assert with_it.sampler.shards[0].memory is not None
+    assert with_it.sampler.shards[0].memory.kept == []
 
 
 def test_rewards_see_the_condition_and_not_the_restart() -> None:

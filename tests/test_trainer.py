@@ -16,6 +16,7 @@ from discrete_grpo import GRPOConfig, GRPOTrainer, RewardError
 from discrete_grpo.checkpoint import Checkpoints
 from discrete_grpo.reporting.run_folder import read_metrics, read_samples
 from discrete_grpo.trainer import select_steps
+from tests import trainer_parts
 from tests.toys import share_of_class_two, tiny_policy
 
 SMALL: dict[str, Any] = {"num_generations": 4, "generation_batch_size": 12, "learning_rate": 1e-2, "save_steps": 2}
@@ -33,9 +34,9 @@ def gradient(config: GRPOConfig, stale: bool = False) -> torch.Tensor:
     """The gradient of one update in float64, before clipping; with ``stale`` the policy has moved since it sampled."""
     policy = tiny_policy().double()
     trainer = GRPOTrainer(policy, share_of_class_two, config)
-    rollout = trainer.draw()
+    rollout = trainer_parts.sample(trainer)
     rewards = torch.tensor(share_of_class_two(rollout.samples), dtype=torch.float64)[:, None]
-    chunks = trainer._chunks(rollout, trainer._advantages(rewards, rollout.group), trainer._total(rewards))
+    chunks = trainer_parts.chunks_of(trainer, rollout, rewards)
     old = trainer._old_log_probs(chunks)
     if stale:
         with torch.no_grad():
@@ -62,12 +63,12 @@ def test_the_first_ratio_of_a_generation_is_exactly_one(bf16: bool) -> None:
     config = GRPOConfig(**SMALL, max_steps=2, num_iterations=2, per_device_batch_size=5, timestep_chunk=3, bf16=bf16, ema_decay=0.9)
     policy = tiny_policy(temperature=0.7)
     trainer = GRPOTrainer(policy, share_of_class_two, config)
-    rollout = trainer.draw()
+    rollout = trainer_parts.sample(trainer)
     rewards = torch.tensor(share_of_class_two(rollout.samples), dtype=torch.float64)[:, None]
-    chunks = trainer._chunks(rollout, trainer._advantages(rewards, rollout.group), trainer._total(rewards))
+    chunks = trainer_parts.chunks_of(trainer, rollout, rewards)
     old = trainer._old_log_probs(chunks)
     for chunk, before in zip(chunks, old, strict=True):
-        scores = trainer._scores(chunk)
+        scores = trainer_parts.scores(trainer, chunk)
         assert scores.logp.dtype == torch.float32
         assert torch.equal(scores.logp, before)  # type: ignore[arg-type]
 

@@ -20,7 +20,9 @@ from discrete_grpo import GRPOConfig, GRPOTrainer
 from discrete_grpo.categorical import Scores, score_sites
 from discrete_grpo.generation import Batch, Draw, draws_of, groups_missing, groups_of
 from discrete_grpo.policies.likelihoods import EagerLikelihood
-from discrete_grpo.updates import Chunk, plan_update, policy_scores, terms_of, trajectory_kl, windows
+from discrete_grpo.updates import plan_update, policy_scores, terms_of, trajectory_kl
+from discrete_grpo.windows import Chunk, windows
+from tests import trainer_parts
 from tests.toys import share_of_class_two, tiny_policy
 
 SMALL: dict[str, Any] = {"num_generations": 4, "generation_batch_size": 12, "learning_rate": 1e-2, "max_grad_norm": None}
@@ -51,8 +53,8 @@ def gradients(config: GRPOConfig) -> list[Tensor]:
     trainer = GRPOTrainer(policy, share_of_class_two, config)
     if trainer.reference is not None:
         moved(reference(trainer), 0.05)
-    batches = trainer._batches()
-    parts = windows(draws_of(batches, config, trainer._kl_in_reward(batches)), config, trainer.generator)
+    batches = trainer_parts.batches(trainer)
+    parts = windows(draws_of(batches, config), config, trainer_parts.generator(trainer))
     old = [trainer._old_log_probs(chunks) for chunks in parts]
     moved(policy, 0.06)
     found, kept = [], copy.deepcopy(policy.state_dict())
@@ -111,8 +113,8 @@ def test_one_gradient_for_every_option(option: str) -> None:
 def test_windows_are_disjoint_and_cover_the_generation() -> None:
     config = GRPOConfig(**SMALL, steps_per_generation=5, per_device_batch_size=2)
     trainer = GRPOTrainer(tiny_policy(), share_of_class_two, config)
-    draws = draws_of(trainer._batches(), config)
-    parts = windows(draws, config, trainer.generator)
+    draws = draws_of(trainer_parts.batches(trainer), config)
+    parts = windows(draws, config, trainer_parts.generator(trainer))
     rows = [sorted({int(r) for chunk in part for r in chunk.rows}) for part in parts]
     assert [len(r) for r in rows] == [3, 3, 2, 2, 2]
     assert sorted(r for part in rows for r in part) == list(range(12))
@@ -152,7 +154,7 @@ def scored(chunk: Chunk, policy: Any) -> Scores:
 def test_the_quantile_is_that_of_all_sites_of_the_update() -> None:
     config = GRPOConfig(**SMALL, top_entropy_quantile=0.3, per_device_batch_size=2, timestep_chunk=1)
     trainer = GRPOTrainer(tiny_policy().double(), share_of_class_two, config)
-    chunks = windows(draws_of(trainer._batches(), config), config, trainer.generator)[0]
+    chunks = windows(draws_of(trainer_parts.batches(trainer), config), config, trainer_parts.generator(trainer))[0]
     plan = plan_update(trainer.policy, chunks, [None] * len(chunks), config)
     scores = [scored(c, trainer.policy) for c in chunks]
     every = torch.cat([s.entropy[s.mask] for s in scores])
@@ -167,8 +169,8 @@ def test_the_quantile_is_that_of_all_sites_of_the_update() -> None:
 def test_the_drift_of_a_row_is_its_mean_over_all_its_sites() -> None:
     config = GRPOConfig(**SMALL, off_policy_mask_threshold=0.0, per_device_batch_size=5, timestep_chunk=3)
     trainer = GRPOTrainer(tiny_policy().double(), share_of_class_two, config)
-    draws = draws_of(trainer._batches(), config)
-    chunks = windows(draws, config, trainer.generator)[0]
+    draws = draws_of(trainer_parts.batches(trainer), config)
+    chunks = windows(draws, config, trainer_parts.generator(trainer))[0]
     assert plan_update(trainer.policy, chunks, [None] * len(chunks), config).drift is None  # on-policy nothing has drifted
     old = trainer._old_log_probs(chunks)
     moved(trainer.module, 0.06)
@@ -222,7 +224,7 @@ def test_the_kl_in_the_reward_is_summed_over_the_whole_trajectory() -> None:
         )  # fmt: skip
         trainer = GRPOTrainer(tiny_policy().double(), share_of_class_two, config)
         moved(reference(trainer), 0.1)
-        batches = trainer._batches()
+        batches = trainer_parts.batches(trainer)
         rollout = batches[0].rollout
         with torch.no_grad():
             own, other = trainer.policy.sites(rollout), reference(trainer).sites(rollout)
@@ -237,7 +239,7 @@ def test_the_kl_in_the_reward_is_summed_over_the_whole_trajectory() -> None:
         assert wanted is not None
         kl = trajectory_kl(trainer.policy, reference(trainer), rollout, batches[0].refined, config)
         torch.testing.assert_close(kl, wanted.sum((1, 2)), rtol=0, atol=1e-12)
-        found = draws_of(batches, config, trainer._kl_in_reward(batches))[0].advantage
+        found = draws_of(batches, config)[0].advantage
         reward = batches[0].rewards[:, 0] - 0.5 * kl
         mean = reward.view(3, 4).mean(1).repeat_interleave(4)
         torch.testing.assert_close(found, reward - mean, rtol=0, atol=1e-12)
@@ -251,7 +253,7 @@ def test_the_kl_in_the_reward_is_summed_over_the_whole_trajectory() -> None:
 def test_the_penalty_in_the_loss(direction: Any, estimator: Any, corrected: bool, bonus: bool) -> None:
     config = GRPOConfig(**FEW, beta=0.5, kl_estimator=estimator, kl_direction=direction, use_bias_correction_kl=corrected)
     trainer = GRPOTrainer(tiny_policy(num_steps=3).double(), share_of_class_two, config)
-    chunk = windows(draws_of(trainer._batches(), config), config, trainer.generator)[0][0]
+    chunk = windows(draws_of(trainer_parts.batches(trainer), config), config, trainer_parts.generator(trainer))[0][0]
     old = policy_scores(trainer.policy, chunk).logp.detach()
     moved(trainer.module)
     found = terms_of(trainer.policy, chunk, reference(trainer), config, old_logp=old, bonus=bonus)
@@ -315,13 +317,13 @@ def test_masked_groups_are_as_good_as_absent() -> None:
     for how in ("keep", "mask"):
         config = GRPOConfig(**SMALL | {"generation_batch_size": 40}, zero_std_groups=how, beta=0.2, entropy_coef=0.1)
         trainer = GRPOTrainer(tiny_policy().double(), two_values, config)
-        batch = trainer._batch(10)
+        batch = trainer.sampler.batch(trainer.sampler.shards[0], 10)
         dull = batch.rewards.view(10, 4).std(1) == 0
         assert 0 < int(dull.sum()) < 10
         rows = (~dull).repeat_interleave(4).nonzero()[:, 0]
         alone = Batch(batch.rollout.index(rows), batch.rewards[rows], batch.refined[rows], [None] * len(rows))
         for name, batches in ((how, [batch]), ("absent", [alone])):
-            chunks = windows(draws_of(batches, config), config, trainer.generator)[0]
+            chunks = windows(draws_of(batches, config), config, trainer_parts.generator(trainer))[0]
             kept = copy.deepcopy(trainer.module.state_dict())
             moved(trainer.module, 0.01)
             trainer._update(chunks, [None] * len(chunks))
@@ -334,14 +336,14 @@ def test_masked_groups_are_as_good_as_absent() -> None:
 def test_resampling_fills_the_generation_with_groups_that_have_a_signal() -> None:
     config = GRPOConfig(**SMALL | {"generation_batch_size": 24}, zero_std_groups="resample", max_resampling_rounds=50)
     trainer = GRPOTrainer(tiny_policy(), two_values, config)
-    batches = trainer._batches()
+    batches = trainer_parts.batches(trainer)
     assert len(batches) > 1
-    assert groups_missing(batches, config) == 0
+    assert groups_missing(batches, config.num_groups, config) == 0
     group = groups_of(batches)
     assert torch.equal(group.bincount(), torch.full((int(group.max()) + 1,), 4))
     draws: list[Draw] = draws_of(batches, config)
     assert sum(int(d.counted.sum()) for d in draws) == 24
-    chunks = windows(draws, config, trainer.generator)[0]
+    chunks = windows(draws, config, trainer_parts.generator(trainer))[0]
     rows = torch.cat([c.rows for c in chunks])
     assert len(rows.unique()) == 24  # no forward pass for the others
     advantage = torch.cat([d.advantage for d in draws])
@@ -423,7 +425,7 @@ def test_a_policy_with_scores_of_its_own() -> None:
     config = GRPOConfig(**SMALL, beta=0.3, kl_estimator="k3")
     trainer = GRPOTrainer(EagerLikelihood(tiny_policy()), share_of_class_two, config)
     moved(reference(trainer), 0.1)
-    chunks = windows(draws_of(trainer._batches(), config), config, trainer.generator)[0]
+    chunks = windows(draws_of(trainer_parts.batches(trainer), config), config, trainer_parts.generator(trainer))[0]
     assert math.isfinite(trainer._update(chunks, [None] * len(chunks))["loss"])
     assert policy_scores(trainer.policy, chunks[0]).kl is None
     for options, said in (

@@ -10,11 +10,10 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -82,7 +81,16 @@ class Record:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        return REBUILD.get((module, name), Record)
+        found = REBUILD.get((module, name), Record)
+        # A pickle can set attributes of what it names, and torch's functions are this process's own: it gets a copy.
+        return _copy(found) if isinstance(found, FunctionType) else found
+
+
+def _copy(function: FunctionType) -> FunctionType:
+    def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    return call  # type: ignore[return-value]
 
 
 def _load(file: Any, **options: Any) -> Any:
@@ -97,11 +105,11 @@ def read_lightning(path: str | os.PathLike[str]) -> Any:
     """
     if not Path(path).is_file():
         raise CheckpointError(f"path: {path} is no file, expected a checkpoint written by torch.save")
-    if not zipfile.is_zipfile(path):  # before torch 1.6: tensors only
+    with Path(path).open("rb") as file:
+        zipped = file.read(4) == b"PK\x03\x04"  # as torch tells them apart
+    if not zipped:  # before torch 1.6: tensors only
         return read_pickle(path)
-    with zipfile.ZipFile(path) as archive:
-        if any(name.endswith("constants.pkl") for name in archive.namelist()):
-            raise CheckpointError(f"path: {path} holds a compiled program, expected a checkpoint")
+    _check_program(path)
     module = SimpleNamespace(Unpickler=_Unpickler, load=_load, loads=lambda data, **options: _load(io.BytesIO(data), **options))
     module.__name__ = "restricted"
     try:
@@ -109,6 +117,17 @@ def read_lightning(path: str | os.PathLike[str]) -> Any:
     except Exception as error:  # torch, zipfile and pickle raise many kinds for a damaged file
         first = str(error).split("\n")[0] or type(error).__name__
         raise CheckpointError(f"path: {path} cannot be read ({first}); expected a checkpoint written by torch.save") from error
+
+
+def _check_program(path: str | os.PathLike[str]) -> None:
+    """Raise CheckpointError for a compiled program, which torch would load as one; torch's own reader tells what it will see."""
+    try:
+        names = torch._C.PyTorchFileReader(str(path)).get_all_records()
+    except RuntimeError as error:
+        first = str(error).split("\n")[0]
+        raise CheckpointError(f"path: {path} cannot be read ({first}); expected a checkpoint written by torch.save") from error
+    if "constants.pkl" in names:
+        raise CheckpointError(f"path: {path} holds a compiled program, expected a checkpoint")
 
 
 def plain(value: Any, depth: int = 12) -> Any:

@@ -93,7 +93,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"path: {path} cannot be read as JSON ({error})") from error
 
 

@@ -7,7 +7,7 @@ A trajectory is x_1 -> ... -> x_0 on the grid of ``num_steps`` steps; step k goe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +20,18 @@ from discrete_grpo.diffusion.kernels import Kernel
 from discrete_grpo.diffusion.schedules import Schedule, time_grid
 from discrete_grpo.graph import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, unpack, upper
 from discrete_grpo.policies.conditions import FixedSites, fixed_states, hide_properties, property_table
-from discrete_grpo.policies.refinement import asked_nodes, grid_point, restart_graphs, restarts_of
-from discrete_grpo.policies.trajectory import moments, segment_buckets, size_buckets, step_units
+from discrete_grpo.policies.noising import initial_graphs, pinned, renoised
+from discrete_grpo.policies.refinement import grid_point, restart_graphs, restarts_of
+from discrete_grpo.policies.sizes import checked_counts, draw_sizes
+from discrete_grpo.policies.trajectory import (
+    check_alike,
+    first_own_steps,
+    first_rows,
+    moments,
+    segment_buckets,
+    size_buckets,
+    step_units,
+)
 from discrete_grpo.rollout import Context, Rollout
 from discrete_grpo.tokens import Property
 
@@ -48,6 +58,8 @@ class GraphPolicy(nn.Module):
         num_steps: steps of the sampler, at least 1.
         temperature: divides the network's logits, in drawing and in scoring alike; more than 0.
         share_initial_noise: whether a group also shares x_1.
+        shared_steps: how many first steps the rows of a group take together, from one x_1, before they go on alone; 0 to
+            ``num_steps`` - 1. Only what follows is the rows' own choice, and learned from. A group of one shares nothing.
         properties: numbers the network is conditioned on, each a context column of that name.
         guidance: w, weight of the conditional branch; 1 uses it alone.
         condition_dropout: share of training graphs whose properties are hidden, in [0, 1].
@@ -70,6 +82,7 @@ class GraphPolicy(nn.Module):
         num_steps: int = 50,
         temperature: float = 1.0,
         share_initial_noise: bool = False,
+        shared_steps: int = 0,
         properties: Sequence[Property] = (),
         guidance: float = 1.0,
         condition_dropout: float = 0.1,
@@ -88,18 +101,17 @@ class GraphPolicy(nn.Module):
             raise ValueError(f"guidance: {guidance}, expected {wanted}")
         if not 0 <= condition_dropout <= 1:
             raise ValueError(f"condition_dropout: {condition_dropout}, expected 0 to 1")
-        if len(node_counts) < 2 or min(node_counts) < 0 or node_counts[0] != 0 or not abs(sum(node_counts) - 1) <= 1e-4:
-            raise ValueError(
-                f"node_counts: {tuple(node_counts)}, expected probabilities of 0, 1, 2, ... nodes that sum to 1, the first 0"
-            )
         self.network = network
         self.node_kernel, self.edge_kernel = node_kernel, edge_kernel
-        self.node_counts = tuple(float(p) for p in node_counts)
+        self.node_counts = checked_counts(node_counts)
         self.num_steps, self.temperature, self.share_initial_noise = num_steps, temperature, share_initial_noise
         self.properties, self.guidance, self.condition_dropout = tuple(properties), guidance, condition_dropout
         self.train_distortion, self.sample_distortion = train_distortion, sample_distortion
         self.decode = decode
         grid = time_grid(num_steps)
+        if not 0 <= shared_steps < num_steps:
+            raise ValueError(f"shared_steps: {shared_steps}, expected 0 to {num_steps - 1}, fewer than num_steps")
+        self.shared_steps = shared_steps
         self.grid = grid if sample_distortion is None else 1 - sample_distortion.alpha_bar(grid)
 
     @property
@@ -113,6 +125,10 @@ class GraphPolicy(nn.Module):
         return next(self.parameters()).dtype
 
     @property
+    def _kernels(self) -> tuple[Kernel, Kernel]:
+        return self.node_kernel, self.edge_kernel
+
+    @property
     def max_nodes(self) -> int:
         """The largest graph this policy has a size probability for."""
         return len(self.node_counts) - 1
@@ -122,7 +138,8 @@ class GraphPolicy(nn.Module):
         names = ("network", "node_kernel", "edge_kernel", "node_counts", "num_steps", "temperature", "share_initial_noise")
         conditional = ("properties", "guidance", "condition_dropout") if self.properties else ()
         distorted = [name for name in ("train_distortion", "sample_distortion") if getattr(self, name) is not None]
-        return {name: getattr(self, name) for name in (*names, *conditional, *distorted)}
+        shared = ("shared_steps",) if self.shared_steps else ()
+        return {name: getattr(self, name) for name in (*names, *conditional, *distorted, *shared)}
 
     # -- the one function that drawing and scoring share
 
@@ -168,11 +185,17 @@ class GraphPolicy(nn.Module):
         (:class:`~discrete_grpo.policies.refinement.Restart`, one a group) and those named in ``properties``; a missing one or
         None is not given.
 
+        With ``shared_steps`` = k a group of several rows takes the steps before k once. Those have no units and log-prob 0: the
+        rest adds up to log p(z_{k+1}, ..., z_T | z_k), z_k the state at grid point k, and the rows are independent given z_k.
+
         Raises:
-            ValueError: if a context asks for a size or a class this policy does not know.
+            ValueError: if a context asks for a size or a class this policy does not know, or with ``shared_steps`` for others
+                than the rest of its group.
         """
         if not contexts:
             raise ValueError("contexts: none given, expected at least one")
+        if self.shared_steps:
+            check_alike(contexts, ("fixed", *(p.name for p in self.properties)))
         groups = torch.tensor([c.group for c in contexts])
         sizes = self._draw_sizes(contexts, generator)
         n_max = int(sizes.max())
@@ -189,15 +212,16 @@ class GraphPolicy(nn.Module):
             part = None if fixed is None else fixed.index(rows).crop(n).to(self.device)
             given = None if properties is None else properties[rows].to(self.device)
             if again is not None and first > 0:
-                state = self._renoised(again.graphs.index(rows).crop(n).to(self.device), first, groups[rows], generator)
+                state = renoised(self._kernels, again.graphs.index(rows).crop(n).to(self.device), self.grid, first, generator)
             else:  # q(x_1 | x_0) is the prior too
-                state = self._initial(node_mask(sizes[rows].to(self.device), n), groups[rows], generator)
-            drawn = self._draw(state, first, part, given, generator)
+                state = initial_graphs(self._kernels, node_mask(sizes[rows].to(self.device), n), generator)
+            drawn = self._draw(state, first, first_rows(groups[rows]).to(self.device), part, given, generator)
             at = rows.to(self.device)
             nodes[at, :, :n], pairs[at, :, : num_pairs(n)], logp[at] = drawn
-        states = {"nodes": nodes, "pairs": pairs}
-        if again is not None:
-            states["start"] = start.to(self.device)
+        states, own = {"nodes": nodes, "pairs": pairs}, first_own_steps(groups, start, self.shared_steps)
+        if again is not None or bool((own > start).any()):
+            states["start"] = own.to(self.device)
+            logp.masked_fill_(torch.arange(self.num_steps, device=self.device) < states["start"][:, None], 0.0)
         if properties is not None:
             states["properties"] = properties.to(self.device)
         if fixed is not None:
@@ -279,53 +303,51 @@ class GraphPolicy(nn.Module):
     # -- drawing
 
     def _draw_sizes(self, contexts: Sequence[Context], generator: torch.Generator | None) -> Int[Tensor, " batch"]:
-        """Node counts [B] on the CPU: given by a column, else one draw a group from the prior."""
         device = self.device if generator is None else generator.device
-        prior = torch.tensor(self.node_counts, device=device)
-        needs: dict[int, int] = {}  # the smallest size with room for what any context of the group fixes
-        for context in contexts:
-            fixed = context.columns.get("fixed")
-            asked_nodes(context)  # refuses what is no number, also where the group's first row decides
-            if fixed is not None and not isinstance(fixed, FixedSites):
-                raise ValueError(f"fixed: {fixed!r}, expected FixedSites")
-            needs[context.group] = max(needs.get(context.group, 1), fixed.min_nodes if fixed is not None else 1)
-        by_group: dict[int, int] = {}
-        for context in contexts:
-            if context.group in by_group:
-                continue
-            need, size = needs[context.group], asked_nodes(context)
-            if size is None:
-                allowed = torch.where(torch.arange(len(prior), device=device) >= need, prior, 0.0)
-                if not float(allowed.sum()) > 0:
-                    raise ValueError(f"fixed: needs {need} nodes, expected at most {self.max_nodes}")
-                size = int(sample(allowed, generator))
-            if not need <= int(size) <= self.max_nodes:
-                raise ValueError(f"num_nodes: {size}, expected {need} to {self.max_nodes}")
-            by_group[context.group] = int(size)
-        return torch.tensor([by_group[c.group] for c in contexts])
+        return draw_sizes(contexts, torch.tensor(self.node_counts, device=device), generator)
 
     def _draw(
         self,
         state: GraphBatch,
         first: int,
+        leader: Int[Tensor, " row"],
         fixed: GraphBatch | None,
         properties: Tensor | None,
         generator: torch.Generator | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Trajectories of one bucket: packed node states [b, S+1, n], pair states [b, S+1, p], step log-probs [b, S].
 
-        They stand still until step ``first``, which starts from ``state``.
+        They stand still until step ``first``, which starts from ``state``; ``leader`` is the first row of each row's group.
         """
-        state = self._pin(state, fixed, first, generator)
-        nodes, pairs = [state.nodes] * (first + 1), [upper(state.edges)] * (first + 1)
-        wide = torch.promote_types(self.dtype, torch.float32)
-        logps = [torch.zeros(len(state), device=self.device, dtype=wide)] * first
-        for k in range(first, self.num_steps):
+        if self.share_initial_noise:
+            state = state.index(leader)
+        state = pinned(self._kernels, state, fixed, self.grid, first, generator)
+        path: list[tuple[GraphBatch, Tensor]] = []
+        if first < self.shared_steps:  # one row a group, then as many as the group has
+            heads, place = leader.unique(return_inverse=True)
+            few = (None if fixed is None else fixed.index(heads)), (None if properties is None else properties[heads])
+            together = self._walk(state.index(heads), range(first, self.shared_steps), *few, generator)
+            path = [(s.index(place), logp[place]) for s, logp in together]
+            state = state.index(leader)
+        end = path[-1][0] if path else state
+        path += self._walk(end, range(first + len(path), self.num_steps), fixed, properties, generator)
+        graphs = [state] * (first + 1) + [s for s, _ in path]
+        nodes, pairs = (torch.stack(x, 1).to(torch.uint8) for x in ([g.nodes for g in graphs], [upper(g.edges) for g in graphs]))
+        logps = [torch.zeros_like(path[0][1])] * first + [logp for _, logp in path]
+        return nodes, pairs, torch.stack(logps, 1)
+
+    def _walk(
+        self,
+        state: GraphBatch,
+        steps: range,
+        fixed: GraphBatch | None,
+        properties: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> Iterator[tuple[GraphBatch, Tensor]]:
+        """The state after each of ``steps``, and the step's log-prob [b]."""
+        for k in steps:
             state, logp = self._step(state, k, fixed, properties, generator)
-            nodes.append(state.nodes)
-            pairs.append(upper(state.edges))
-            logps.append(logp)
-        return torch.stack(nodes, 1).to(torch.uint8), torch.stack(pairs, 1).to(torch.uint8), torch.stack(logps, 1)
+            yield state, logp
 
     def _step(
         self,
@@ -345,42 +367,7 @@ class GraphPolicy(nn.Module):
         logp = torch.where(free_nodes, gather(safe_log(q_nodes), nodes), 0.0).sum(-1)
         logp = logp + torch.where(free_pairs, gather(safe_log(q_pairs), pairs), 0.0).sum(-1)
         drawn = GraphBatch(nodes, symmetrise(pairs, state.num_nodes), exists)
-        return self._pin(drawn, fixed, k + 1, generator), logp
-
-    def _noise_rows(self, groups: Tensor) -> Tensor:
-        """Which row's noise each row takes: its group's first row's where noise is shared, else its own."""
-        where = torch.arange(len(groups))
-        if self.share_initial_noise:
-            first = {g: i for i, g in reversed(list(enumerate(groups.tolist())))}
-            where = torch.tensor([first[g] for g in groups.tolist()])
-        return where.to(self.device)
-
-    def _initial(self, mask: Tensor, groups: Tensor, generator: torch.Generator | None) -> GraphBatch:
-        n, where = mask.shape[1], self._noise_rows(groups)
-        m_x, m_e = (kernel.initial().float().to(mask.device) for kernel in (self.node_kernel, self.edge_kernel))
-        nodes = sample(m_x.expand(len(groups), n, -1), generator)[where]
-        pairs = sample(m_e.expand(len(groups), num_pairs(n), -1), generator)[where]
-        return _masked(nodes, pairs, mask)
-
-    def _renoised(self, clean: GraphBatch, point: int, groups: Tensor, generator: torch.Generator | None) -> GraphBatch:
-        """A draw of q(x_t | x_0) at grid point ``point``; a group has one x_0."""
-        t, where = self.grid[point].to(clean.nodes.device).expand(len(clean)), self._noise_rows(groups)
-        nodes = self.node_kernel.noise(clean.nodes, t, generator)[where]
-        return _masked(nodes, self.edge_kernel.noise(upper(clean.edges), t, generator)[where], clean.mask)
-
-    def _pin(self, state: GraphBatch, fixed: GraphBatch | None, point: int, generator: torch.Generator | None) -> GraphBatch:
-        """Replace the fixed sites by draws of q(x_t | x_0) at grid point ``point``; they are exactly clean at t = 0."""
-        if fixed is None:
-            return state
-        t = self.grid[point].to(state.nodes.device).expand(len(state))
-        goal_pairs = upper(fixed.edges)
-        nodes = self.node_kernel.noise(fixed.nodes.clamp_min(0), t, generator)
-        pairs = self.edge_kernel.noise(goal_pairs.clamp_min(0), t, generator)
-        if point == self.num_steps:  # also where a schedule leaves some noise at t = 0, as DiGress's does
-            nodes, pairs = fixed.nodes, goal_pairs
-        nodes = torch.where(fixed.nodes >= 0, nodes, state.nodes)
-        pairs = torch.where(goal_pairs >= 0, pairs, upper(state.edges))
-        return GraphBatch(nodes, symmetrise(pairs, state.num_nodes), state.mask)
+        return pinned(self._kernels, drawn, fixed, self.grid, k + 1, generator), logp
 
     def _finish(self, contexts: Sequence[Context], states: dict[str, Tensor], logp: Tensor, group: Tensor, size: Tensor) -> Rollout:
         mask = node_mask(size, states["nodes"].shape[2])
@@ -399,8 +386,3 @@ class GraphPolicy(nn.Module):
             columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
         )
         return replace(rollout, units=step_units(rollout))
-
-
-def _masked(nodes: Tensor, pairs: Tensor, mask: Tensor) -> GraphBatch:
-    nodes, pairs = torch.where(mask, nodes, 0), torch.where(pair_mask(mask), pairs, 0)
-    return GraphBatch(nodes, symmetrise(pairs, mask.shape[1]), mask)

@@ -161,6 +161,8 @@ class ElboLikelihood(nn.Module):
         if draws < 1:
             raise ValueError(f"draws: {draws}, expected at least 1")
         self.policy, self.draws = _graph_policy(policy), draws
+        if shared := self.policy.shared_steps:
+            raise ValueError(f"shared_steps: {shared}, expected 0 with likelihood elbo, which keeps no steps of the sampler")
 
     def init_args(self) -> dict[str, Any]:
         """What a checkpoint needs to build this policy again."""

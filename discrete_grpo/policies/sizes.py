@@ -1,7 +1,7 @@
-"""The node count as a step of the policy, with its own log-prob: drawn once a sample, then the graph is drawn as before.
+"""The node count: drawn from a histogram once a group, or a step of the policy with its own log-prob, drawn once a sample.
 
 π(n, τ) = π_size(n) π_graph(τ | n). Members of a group then differ in size, so a group-relative advantage says which sizes
-are good; where a whole group shares one size it cannot.
+are good; where a whole group shares one size it cannot. Then the graph is drawn as before.
 """
 
 from __future__ import annotations
@@ -19,14 +19,51 @@ from discrete_grpo.policies.conditions import FixedSites
 from discrete_grpo.policies.refinement import asked_nodes
 from discrete_grpo.rollout import Context, Refinable, Rollout, Scorer
 
-__all__ = ["LearnedSizes", "RunningSizes", "SizedPolicy"]
+__all__ = ["LearnedSizes", "RunningSizes", "SizedPolicy", "checked_counts", "draw_sizes"]
 
 
-def _checked(node_counts: Sequence[float]) -> tuple[float, ...]:
+def checked_counts(node_counts: Sequence[float]) -> tuple[float, ...]:
+    """The histogram as numbers.
+
+    Raises:
+        ValueError: if it is no distribution over 0, 1, 2, ... nodes whose first entry is 0.
+    """
     if len(node_counts) < 2 or min(node_counts) < 0 or node_counts[0] != 0 or not abs(sum(node_counts) - 1) <= 1e-4:
         wanted = "probabilities of 0, 1, 2, ... nodes that sum to 1, the first 0"
         raise ValueError(f"node_counts: {tuple(node_counts)}, expected {wanted}")
     return tuple(float(p) for p in node_counts)
+
+
+def draw_sizes(
+    contexts: Sequence[Context], prior: Float[Tensor, " size"], generator: torch.Generator | None = None
+) -> Int[Tensor, " batch"]:
+    """Node counts [B] on the CPU: given by a column of the group's first context, else one draw a group from ``prior``.
+
+    Raises:
+        ValueError: if a context asks for a size without mass in ``prior``'s range, or fixes more than there is room for.
+    """
+    largest = len(prior) - 1
+    needs: dict[int, int] = {}  # the smallest size with room for what any context of the group fixes
+    for context in contexts:
+        fixed = context.columns.get("fixed")
+        asked_nodes(context)  # refuses what is no number, also where the group's first row decides
+        if fixed is not None and not isinstance(fixed, FixedSites):
+            raise ValueError(f"fixed: {fixed!r}, expected FixedSites")
+        needs[context.group] = max(needs.get(context.group, 1), fixed.min_nodes if fixed is not None else 1)
+    by_group: dict[int, int] = {}
+    for context in contexts:
+        if context.group in by_group:
+            continue
+        need, size = needs[context.group], asked_nodes(context)
+        if size is None:
+            allowed = torch.where(torch.arange(len(prior), device=prior.device) >= need, prior, 0.0)
+            if not float(allowed.sum()) > 0:
+                raise ValueError(f"fixed: needs {need} nodes, expected at most {largest}")
+            size = int(sample(allowed, generator))
+        if not need <= int(size) <= largest:
+            raise ValueError(f"num_nodes: {size}, expected {need} to {largest}")
+        by_group[context.group] = int(size)
+    return torch.tensor([by_group[c.group] for c in contexts])
 
 
 class LearnedSizes(nn.Module):
@@ -47,7 +84,7 @@ class LearnedSizes(nn.Module):
         super().__init__()
         if not gain > 0:
             raise ValueError(f"gain: {gain}, expected more than 0")
-        self.node_counts, self.gain = _checked(node_counts), gain
+        self.node_counts, self.gain = checked_counts(node_counts), gain
         p = torch.tensor(self.node_counts, dtype=torch.float64)
         # Only sizes with mass have a weight: a logit of -inf would become NaN in a moving average of weights.
         self.register_buffer("support", p.nonzero()[:, 0], persistent=False)
@@ -88,7 +125,7 @@ class RunningSizes(nn.Module):
         super().__init__()
         if not 0 < rate <= 1:
             raise ValueError(f"rate: {rate}, expected more than 0 and at most 1")
-        self.node_counts, self.rate = _checked(node_counts), rate
+        self.node_counts, self.rate = checked_counts(node_counts), rate
         self.register_buffer("histogram", torch.tensor(self.node_counts))
 
     def init_args(self) -> dict[str, Any]:
@@ -114,7 +151,8 @@ class SizedPolicy(nn.Module):
 
     A context that gives ``num_nodes`` or a ``restart`` fixes the choice; ``fixed`` bounds it from below, and what is left is
     normalised. What was possible is stored with the rollout, with the table itself for a :class:`RunningSizes`, so the log-prob
-    of a choice is that under the head that drew it.
+    of a choice is that under the head that drew it. With ``shared_steps`` the members of a group that chose the same size
+    take their first steps together; a member alone in its size takes, and learns from, all its own.
 
     Args:
         policy: a graph policy that reads the column ``num_nodes``.

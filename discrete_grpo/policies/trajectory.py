@@ -1,12 +1,13 @@
 """Trajectories of graphs as a rollout stores them: packed states [B, S+1, N] and [B, S+1, P], the finished graph last.
 
 Further states, where there are any: ``properties`` [B, K]; ``free_nodes`` and ``free_pairs`` (False where a context fixes
-the site); ``start`` [B], the first step the policy drew.
+the site); ``start`` [B], the first step that a row drew for itself: what comes before was re-noised, or drawn once for its
+group. Those steps have no units and log-prob 0, so that Σ_steps log-prob is log p(the rest of the trajectory | x at ``start``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +15,48 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pair_mask, unpack
-from discrete_grpo.rollout import Rollout
+from discrete_grpo.rollout import Context, Rollout
 
-__all__ = ["Moments", "moments", "segment_buckets", "size_buckets", "step_units"]
+__all__ = [
+    "Moments",
+    "check_alike",
+    "first_own_steps",
+    "first_rows",
+    "moments",
+    "segment_buckets",
+    "size_buckets",
+    "step_units",
+]
+
+
+def check_alike(contexts: Sequence[Context], names: Sequence[str]) -> None:
+    """Raise ValueError unless the contexts of a group have the same values in the columns ``names``."""
+    first: dict[int, Context] = {}
+    for context in contexts:
+        one = first.setdefault(context.group, context)
+        for name in names:
+            if context.columns.get(name) != one.columns.get(name):
+                raise ValueError(f"{name}: another one in group {context.group}, expected one a group with shared_steps")
+
+
+def first_rows(groups: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+    """Number of the first row of each row's group; ids need not be contiguous or sorted.
+
+    >>> first_rows(torch.tensor([7, -2, 7, 7])).tolist()
+    [0, 1, 0, 0]
+    """
+    first = {g: i for i, g in reversed(list(enumerate(groups.tolist())))}
+    return torch.tensor([first[g] for g in groups.tolist()])
+
+
+def first_own_steps(groups: Int[Tensor, " batch"], start: Int[Tensor, " batch"], shared: int) -> Int[Tensor, " batch"]:
+    """The step from which each row goes alone: ``shared``, if its group has other rows and starts before that, else ``start``.
+
+    >>> first_own_steps(torch.tensor([7, -2, 7, 5, 5]), torch.tensor([0, 0, 0, 3, 3]), 2).tolist()
+    [2, 0, 2, 3, 3]
+    """
+    _, where, count = groups.unique(return_inverse=True, return_counts=True)
+    return torch.where(count[where] > 1, start.clamp_min(shared), start)
 
 
 def size_buckets(sizes: Int[Tensor, " batch"], waste: float = 0.25) -> Iterator[Int[Tensor, " row"]]:

@@ -7,6 +7,7 @@ with the bytes the undisturbed run would have left.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from discrete_grpo.atomic import atomic_write, sync_folder
+from discrete_grpo.folders import clear_files, explained
 
 __all__ = [
     "METRICS",
@@ -35,6 +37,7 @@ __all__ = [
 
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.csv.gz"
+KEPT = "what was there is as it was"
 
 
 class Recorder:
@@ -86,13 +89,19 @@ class Recorder:
     def restore(self, position: Mapping[str, Any] | None) -> None:
         """Cut both files back to ``position``, whatever was written since; None (no checkpoint yet) empties them.
 
+        What killed writes of other files left in the folder is removed.
+
         Raises:
             ValueError: if a file is shorter than the position says; nothing is cut then.
         """
         sizes = {name: int(position[name]) if position else 0 for name in (METRICS, SAMPLES)}
         for name, size in sizes.items():
             if (there := self._there(name)) < size:
-                raise ValueError(f"{self.folder / name}: {there} bytes, expected at least the {size} of the checkpoint")
+                raise ValueError(
+                    f"{self.folder / name}: {there} bytes, expected at least the {size} that the checkpoint has seen; "
+                    "put the file back, or remove the checkpoints that are newer than it"
+                )
+        clear_files(self.folder)
         for name, size in sizes.items():
             if self._there(name) > size:
                 with (self.folder / name).open("r+b") as file:
@@ -106,19 +115,33 @@ class Recorder:
         return path.stat().st_size if path.exists() else 0
 
     def _append(self, name: str, data: bytes) -> None:
-        expected = self._sizes[name]
-        with (self.folder / name).open("ab") as file:
+        expected, path = self._sizes[name], self.folder / name
+        with path.open("ab") as file:
             if (there := file.tell()) != expected:
                 raise FileExistsError(
-                    f"{self.folder / name}: {there} bytes, expected {expected}; call restore(position) to continue a run, "
+                    f"{path}: {there} bytes, expected {expected}; call restore(position) to continue a run, "
                     "restore(None) to start it over, or choose another folder"
                 )
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        with explained(path, lambda: f"its first {expected} bytes are whole"):
+            _append_whole(path, data)
         if expected == 0:
             sync_folder(self.folder)
         self._sizes[name] = expected + len(data)
+
+
+def _append_whole(path: Path, data: bytes) -> None:
+    """All of ``data`` at the end of a file, on the disk; or none of it, where it does not fit."""
+    with path.open("ab", buffering=0) as file:
+        start = file.tell()
+        try:
+            rest = memoryview(data)
+            while rest:  # a disk that fills up takes a part
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except BaseException:
+            with contextlib.suppress(OSError):
+                file.truncate(start)
+            raise
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, float | None]]:
@@ -167,8 +190,9 @@ def write_table(path: str | os.PathLike[str], columns: Mapping[str, Sequence[Any
     Raises:
         ValueError: if the columns differ in length.
     """
-    with atomic_write(path) as file:
-        file.write(_member(_csv(columns, header=True)))
+    content = _member(_csv(columns, header=True))
+    with explained(Path(path), lambda: KEPT), atomic_write(path) as file:
+        file.write(content)
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
@@ -178,7 +202,7 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write UTF-8 text, atomically."""
-    with atomic_write(path) as file:
+    with explained(Path(path), lambda: KEPT), atomic_write(path) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 

@@ -194,10 +194,10 @@ class Database:
 
     def _check(self, connection: sqlite3.Connection) -> None:
         """Nothing but our tables: a view or a trigger of a stranger would be run."""
-        found = dict(connection.execute("SELECT name, sql FROM sqlite_master").fetchall())
-        wanted = {name: f"CREATE TABLE {name} ({columns}) WITHOUT ROWID" for name, columns in self.tables.items()}
-        if found != wanted:
-            raise _Foreign(f"it holds {', '.join(found) or 'nothing'}")
+        found = connection.execute("SELECT name, sql FROM sqlite_master").fetchall()  # a trigger may have a table's name
+        wanted = [(name, f"CREATE TABLE {name} ({columns}) WITHOUT ROWID") for name, columns in self.tables.items()]
+        if sorted(found, key=repr) != sorted(wanted, key=repr):
+            raise _Foreign(f"it holds {', '.join(str(name) for name, _ in found) or 'nothing'}")
 
     def _move_aside(self, error: object) -> None:
         assert self.path is not None

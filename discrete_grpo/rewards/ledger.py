@@ -253,9 +253,10 @@ class Ledger:
 
     # -- checkpoints
 
-    def state_dict(self) -> dict[str, Any]:
-        """The calls up to now, in order, and what each reward gave; for a checkpoint."""
-        rows = self._ask("SELECT key, turn, rank, position FROM calls WHERE turn <= ? ORDER BY turn, rank, position", (self.turn,))
+    def state_dict(self, turn: int | None = None) -> dict[str, Any]:
+        """The calls up to ``turn`` (None: the present one), in order, and what each reward gave; for a checkpoint."""
+        turn = self.turn if turn is None else turn
+        rows = self._ask("SELECT key, turn, rank, position FROM calls WHERE turn <= ? ORDER BY turn, rank, position", (turn,))
         number = {row[0]: k for k, row in enumerate(rows)}
         scores: dict[str, list[float]] = {}
         asked: dict[str, list[bool]] = {}
@@ -266,7 +267,7 @@ class Ledger:
                 scores[name][number[key]] = math.nan if value is None else value
                 asked[name][number[key]] = True
         return {
-            "turn": self.turn,
+            "turn": turn,
             "keys": [row[0] for row in rows],
             "when": torch.tensor([row[1:] for row in rows], dtype=torch.int64).reshape(-1, 3),
             "scores": {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()},

@@ -1,0 +1,83 @@
+"""Objects as JSON and back: classes by import path, of packages the caller trusts, and only of the kind written here."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["TRUSTED", "CheckpointError", "build", "describe"]
+
+TRUSTED = ("discrete_grpo",)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used: missing, truncated, or of another shape than it says."""
+
+
+def describe(obj: Any) -> Any:
+    """``obj`` as JSON: plain values as they are, dataclasses and objects with ``init_args()`` by class path.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if obj is None or isinstance(obj, bool | int | float | str):
+        return obj
+    if isinstance(obj, Mapping):
+        return {str(k): describe(v) for k, v in obj.items()}
+    if isinstance(obj, Sequence):
+        return [describe(v) for v in obj]
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        args = {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj) if f.init}
+    elif hasattr(obj, "init_args"):
+        args = obj.init_args()
+    else:
+        raise TypeError(
+            f"{type(obj).__name__}: cannot be written to a checkpoint; give it init_args() -> dict, or make it a dataclass"
+        )
+    return {"class_path": f"{type(obj).__module__}.{type(obj).__qualname__}", "init_args": describe(args)}
+
+
+def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
+    """The object ``describe`` described; lists become tuples.
+
+    Raises:
+        CheckpointError: if a class is outside the ``trusted`` packages, does not exist or rejects its arguments.
+    """
+    if isinstance(spec, list):
+        return tuple(build(v, trusted) for v in spec)
+    if not isinstance(spec, dict):
+        return spec
+    if set(spec) != {"class_path", "init_args"}:
+        return {k: build(v, trusted) for k, v in spec.items()}
+    path, args = spec["class_path"], spec["init_args"]
+    if not isinstance(path, str) or not isinstance(args, dict):
+        raise CheckpointError(f"class_path: {path!r} with {type(args).__name__} as init_args, expected a name and a mapping")
+    if path.split(".")[0] not in trusted:
+        raise CheckpointError(
+            f"class_path: {path!r} is outside the trusted packages {', '.join(trusted)}; name its package in `trusted`"
+        )
+    cls = _class(path)
+    args = {k: build(v, trusted) for k, v in args.items()}
+    try:
+        return cls(**args)
+    except Exception as error:  # arguments of a file can be anything, and so is what a class says to them
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(f"class_path: {path!r} cannot be built: {said}") from error
+
+
+def _class(path: str) -> type:
+    """The class at an import path, if it is of the kind :func:`describe` writes: a dataclass, or one with ``init_args``.
+
+    A function, or a class that stands elsewhere, could do anything when called with arguments from a file.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"class_path: {path!r} cannot be built: {error}") from error
+    described = isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "init_args"))
+    if not described or found.__module__ != module:
+        raise CheckpointError(f"class_path: {path!r} is no dataclass of that module, nor a class with init_args")
+    return found

@@ -1,0 +1,163 @@
+"""Folders that appear whole or not at all, with sums of their files, whatever stops the machine while they are written."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from discrete_grpo.atomic import sync_folder
+
+__all__ = ["SUMS", "changed_file", "clear_files", "explained", "real_name", "remove", "whole_folder", "write_sums"]
+
+SUMS = "SHA256SUMS"
+LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.(tmp|old)")
+"""What a killed write leaves: ``tmp`` is a new folder before it has its name, ``old`` the one that it replaces."""
+
+
+@contextmanager
+def whole_folder(final: Path, leftovers: str | None = None) -> Iterator[Path]:
+    """A folder to write into, which takes the place of ``final`` when the block ends, at once and durably.
+
+    It is made beside ``final`` under another name. If the block raises, it is removed and ``final`` stays as it was.
+
+    Args:
+        final: the folder to make or replace; the folders above it are made.
+        leftovers: names (a pattern) whose leftovers of killed writes are cleared first; None: those of ``final``.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _clear(final.parent, re.escape(final.name) if leftovers is None else leftovers)
+    temporary = _beside(final, "tmp")
+    temporary.mkdir()
+    try:
+        yield temporary
+        for written in temporary.iterdir():
+            with written.open("rb+") as file:
+                os.fsync(file.fileno())
+        sync_folder(temporary)
+        _replace(temporary, final)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _beside(final: Path, kind: str) -> Path:
+    return final.with_name(f".{final.name}.{secrets.token_hex(4)}.{kind}")
+
+
+def _replace(temporary: Path, final: Path) -> None:
+    """Give a folder its name; one of that name moves aside and goes when the new one is safe on the disk."""
+    old = _beside(final, "old") if os.path.lexists(final) else None
+    if old is not None:
+        final.rename(old)
+    try:
+        temporary.rename(final)
+    except BaseException:
+        if old is not None:
+            old.rename(final)
+        raise
+    sync_folder(final.parent)
+    if old is not None:
+        remove(old)
+
+
+def real_name(path: Path) -> str:
+    """The name of a folder, also where a killed write had moved it aside and put nothing in its place."""
+    match = LEFTOVER.fullmatch(path.name)
+    return match[1] if match is not None and match[2] == "old" else path.name
+
+
+def _clear(folder: Path, name: str) -> None:
+    """Remove what killed writes of ``name`` (a pattern) left; a folder that was moved aside for nothing gets its name back."""
+    for path in sorted(folder.iterdir()):
+        match = LEFTOVER.fullmatch(path.name)
+        if match is None or re.fullmatch(name, match[1]) is None:
+            continue
+        if match[2] == "old" and not os.path.lexists(folder / match[1]):
+            path.rename(folder / match[1])
+        else:
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder, or a link and not what it points to. It loses its name first, so that no part of it ever has that."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    nameless = path if LEFTOVER.fullmatch(path.name) else path.rename(_beside(path, "tmp"))
+    shutil.rmtree(nameless, ignore_errors=True)  # what cannot be removed stays for the next time
+
+
+def clear_files(folder: Path) -> None:
+    """Remove the files that killed writes of :func:`discrete_grpo.atomic.atomic_write` left in a folder."""
+    for path in folder.glob(".*.tmp"):
+        if re.fullmatch(r"\..+\.[0-9a-f]{12}\.tmp", path.name) and path.is_file():
+            path.unlink()
+
+
+# -- sums
+
+
+def write_sums(folder: Path, names: Sequence[str]) -> None:
+    """Write SHA256SUMS of these files of a folder, as ``sha256sum --check`` reads it."""
+    (folder / SUMS).write_text("".join(f"{_digest(folder / name)}  {name}\n" for name in names), encoding="utf-8")
+
+
+def changed_file(folder: Path, names: Sequence[str]) -> tuple[Path, str] | None:
+    """The first of these files that is not what :func:`write_sums` saw, and how; None if all are. No other file is read."""
+    lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
+    sums = {name: found for found, _, name in (line.partition("  ") for line in lines)}
+    for name in names:
+        if name not in sums:
+            return folder / SUMS, f"has no sum of {name}"
+        try:
+            found = _digest(folder / name)
+        except OSError as error:
+            return folder / name, f"cannot be read ({error.strerror})"
+        if found != sums[name]:
+            return folder / name, f"is not what was written (see {SUMS})"
+    return None
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+# -- what went wrong
+
+
+@contextmanager
+def explained(path: Path, what_is_left: Callable[[], str]) -> Iterator[None]:
+    """Errors of the disk while ``path`` is written, whichever library met them, as one line that says what is still there.
+
+    Raises:
+        OSError: in place of such an error, with its number; other errors stay as they are.
+    """
+    try:
+        yield
+    except Exception as error:
+        found = _of_the_system(error)
+        if found is None:
+            raise
+        raise OSError(found[0], f"{path}: cannot be written ({found[1]}); {what_is_left()}") from error
+
+
+def _of_the_system(error: BaseException) -> tuple[int, str] | None:
+    """Number and text of the operating system's error behind another one: torch chains it, safetensors quotes it."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError):
+            return link.errno or errno.EIO, link.strerror or str(link)
+        link = link.__cause__ or link.__context__
+    quoted = re.search(r"\(os error (\d+)\)", str(error))
+    return None if quoted is None else (int(quoted[1]), os.strerror(int(quoted[1])))

@@ -1,0 +1,60 @@
+"""Noise of the kernels, which no policy draws: where a trajectory of graphs starts, and what stands at the sites that are fixed."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from discrete_grpo.categorical import sample
+from discrete_grpo.diffusion.kernels import Kernel
+from discrete_grpo.graph import GraphBatch, num_pairs, pair_mask, symmetrise, upper
+
+__all__ = ["initial_graphs", "pinned", "renoised"]
+
+Kernels = tuple[Kernel, Kernel]
+"""Of nodes and of pairs."""
+
+
+def initial_graphs(kernels: Kernels, mask: Bool[Tensor, "batch node"], generator: torch.Generator | None = None) -> GraphBatch:
+    """A draw of x_1 for the nodes that exist."""
+    b, n = mask.shape
+    m_x, m_e = (kernel.initial().float().to(mask.device) for kernel in kernels)
+    nodes = sample(m_x.expand(b, n, -1), generator)
+    return _masked(nodes, sample(m_e.expand(b, num_pairs(n), -1), generator), mask)
+
+
+def renoised(
+    kernels: Kernels, clean: GraphBatch, grid: Float[Tensor, " point"], point: int, generator: torch.Generator | None = None
+) -> GraphBatch:
+    """A draw of q(x_t | x_0) at t = ``grid[point]``."""
+    t = grid[point].to(clean.nodes.device).expand(len(clean))
+    nodes = kernels[0].noise(clean.nodes, t, generator)
+    return _masked(nodes, kernels[1].noise(upper(clean.edges), t, generator), clean.mask)
+
+
+def pinned(
+    kernels: Kernels,
+    state: GraphBatch,
+    fixed: GraphBatch | None,
+    grid: Float[Tensor, " point"],
+    point: int,
+    generator: torch.Generator | None = None,
+) -> GraphBatch:
+    """``state`` with the fixed sites replaced by draws of q(x_t | x_0) at t = ``grid[point]``; at the last point they are clean."""
+    if fixed is None:
+        return state
+    t = grid[point].to(state.nodes.device).expand(len(state))
+    goal_pairs = upper(fixed.edges)
+    nodes = kernels[0].noise(fixed.nodes.clamp_min(0), t, generator)
+    pairs = kernels[1].noise(goal_pairs.clamp_min(0), t, generator)
+    if point == len(grid) - 1:  # also where a schedule leaves some noise at t = 0, as DiGress's does
+        nodes, pairs = fixed.nodes, goal_pairs
+    nodes = torch.where(fixed.nodes >= 0, nodes, state.nodes)
+    pairs = torch.where(goal_pairs >= 0, pairs, upper(state.edges))
+    return GraphBatch(nodes, symmetrise(pairs, state.num_nodes), state.mask)
+
+
+def _masked(nodes: Tensor, pairs: Tensor, mask: Tensor) -> GraphBatch:
+    nodes, pairs = torch.where(mask, nodes, 0), torch.where(pair_mask(mask), pairs, 0)
+    return GraphBatch(nodes, symmetrise(pairs, mask.shape[1]), mask)

@@ -1,0 +1,112 @@
+"""Several processes, one on each GPU or core: what they tell each other, and that they stop together.
+
+Launched by ``torchrun`` or ``accelerate launch``; alone, every function here is the identity.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
+from torch import Tensor
+
+from discrete_grpo.scoring import BudgetExhausted, RewardError
+
+__all__ = ["Processes", "accelerator"]
+
+T = TypeVar("T")
+PATIENCE = datetime.timedelta(hours=12)
+"""How long a process waits for the others: scores may take their time on one of them. One that dies ends all at once."""
+
+
+def accelerator() -> Accelerator:
+    """accelerate's view of devices and processes; without a GPU the processes that a launcher started talk through gloo.
+
+    Raises:
+        RuntimeError: if a launcher started several processes that do not find each other: each would take itself for the run.
+    """
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    alone = started == 1 or torch.accelerator.is_available()
+    found = Accelerator(cpu=None if alone else True, kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
+    if found.num_processes != started:
+        raise RuntimeError(f"processes: {found.num_processes} joined, expected the {started} that were started (WORLD_SIZE)")
+    return found
+
+
+class Processes:
+    """The processes of a run, of equal standing but for the first, which writes the files.
+
+    Args:
+        accelerator: whose processes they are; None: this one alone.
+    """
+
+    def __init__(self, accelerator: Accelerator | None = None) -> None:
+        self.rank = accelerator.process_index if accelerator is not None else 0
+        self.count = accelerator.num_processes if accelerator is not None else 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the files."""
+        return self.rank == 0
+
+    def gather(self, value: T) -> list[T]:
+        """The value of every process, in order of rank; anything that can be pickled, with its tensors on the CPU."""
+        if self.count == 1:
+            return [value]
+        found: list[Any] = [None] * self.count
+        dist.all_gather_object(found, value)
+        return cast(list[T], found)
+
+    def share(self, work: Callable[[], T]) -> list[T]:
+        """Do ``work`` in every process; what each returned, in order of rank.
+
+        Raises:
+            Exception: in all processes, if it raised in any of them: the error of the lowest rank, an exhausted budget last.
+        """
+        if self.count == 1:
+            return [work()]
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as caught:
+            error = caught
+        told = self.gather((result, None if error is None else _told(error)))
+        errors = [(said[0] == "budget", rank) for rank, (_, said) in enumerate(told) if said is not None]
+        if not errors:
+            return [cast(T, value) for value, _ in told]
+        _, rank = min(errors)
+        if rank == self.rank and error is not None:
+            raise error
+        raise _rebuilt(rank, *cast(tuple[str, str], told[rank][1])) from error
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over the processes; one message a type of number."""
+        if self.count == 1:
+            return
+        for dtype in dict.fromkeys(t.dtype for t in tensors):
+            same = [t for t in tensors if t.dtype == dtype]
+            flat = torch.cat([t.reshape(-1) for t in same])
+            dist.all_reduce(flat)
+            for tensor, total in zip(same, flat.split([t.numel() for t in same]), strict=True):
+                tensor.copy_(total.view_as(tensor))
+
+
+def _told(error: Exception) -> tuple[str, str]:
+    """An error as what another process can be told of it."""
+    if isinstance(error, BudgetExhausted):
+        return "budget", str(error)
+    if isinstance(error, RewardError):
+        return "reward", str(error)
+    return "other", f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _rebuilt(rank: int, kind: str, text: str) -> Exception:
+    if kind == "budget":
+        return BudgetExhausted(text, torch.empty(0, 0))
+    return RewardError(text) if kind == "reward" else RuntimeError(f"process {rank}: {text}")

@@ -1,0 +1,97 @@
+"""What a run tells of itself: metrics and samples in its folder, failures of rewards, and a copy to a tracker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from discrete_grpo.config import GRPOConfig
+from discrete_grpo.drawing import Drawn
+from discrete_grpo.generation import reward_metrics, sample_table, total_reward
+from discrete_grpo.reporting.failures import FailureLog
+from discrete_grpo.reporting.run_folder import Recorder
+from discrete_grpo.reporting.trackers import Tracker, best_distinct
+from discrete_grpo.scoring import Accounts
+
+__all__ = ["RunLog"]
+
+
+class RunLog:
+    """Of the one process that writes.
+
+    Args:
+        config: settings of the run.
+        names: of the rewards.
+        run: folder; None: nothing is kept on disk.
+        sample_metrics: extra metrics of each batch of samples.
+        tracker: takes a copy, and every ``save_steps`` updates the best samples.
+    """
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        names: Sequence[str],
+        run: str | Path | None = None,
+        sample_metrics: Callable[[Sequence[Any]], Mapping[str, float]] | None = None,
+        tracker: Tracker | None = None,
+    ) -> None:
+        self.config, self.names, self.sample_metrics, self.tracker = config, names, sample_metrics, tracker
+        self.recorder = Recorder(run) if run is not None else None
+        self.failures = FailureLog(run) if run is not None else None
+        self._shown: int | None = None  # the update for which the tracker last had samples
+
+    def metrics(self, drawn: Drawn, ledger: Accounts | None = None) -> dict[str, float]:
+        """What is logged of a generation, with each of its updates."""
+        batches = drawn.batches
+        line = reward_metrics(batches, drawn.advantage, self.names, self.config)
+        if self.config.zero_std_groups == "resample":
+            line["resampling_rounds"] = float(max(len(own) for own in drawn.every) - 1)
+        for name in self.names:
+            told = [found[name] for found in drawn.failures if name in found]
+            line |= {f"rewards/{name}/failed": float(sum(len(found) for found in told))} if told else {}
+        if self.sample_metrics is not None:
+            line |= self.sample_metrics([s for b in batches for s in b.rollout.samples])
+        return line | (ledger.metrics() if ledger is not None else {})
+
+    def samples(self, step: int, drawn: Drawn) -> None:
+        """Keep what was drawn for the updates from ``step`` on."""
+        batches = drawn.batches
+        if self.recorder is not None:
+            self.recorder.record_samples(step, sample_table(batches, drawn.advantage, self.names, self.config))
+        for found in drawn.failures if self.failures is not None else ():
+            self.failures.add(step, found)  # type: ignore[union-attr]
+        if self.tracker is not None and (self._shown is None or step - self._shown >= self.config.save_steps):
+            totals = torch.cat([total_reward(b.rewards, self.config) for b in batches]).tolist()
+            self.tracker.log_samples(step, *best_distinct([s for b in batches for s in b.rollout.samples], totals))
+            self._shown = step
+
+    def update(self, step: int, line: Mapping[str, float]) -> None:
+        """Keep the metrics of an update."""
+        if self.recorder is not None:
+            self.recorder.record(step, line)
+        if self.tracker is not None:
+            self.tracker.log(step, line)
+
+    def start(self, step: int) -> None:
+        """The run is after update ``step``."""
+        if self.tracker is not None:
+            self.tracker.start(step)
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        if self.tracker is not None:
+            self.tracker.close()
+
+    def position(self) -> dict[str, Any] | None:
+        """How far the files go, for a checkpoint."""
+        return None if self.recorder is None else self.recorder.position()
+
+    def restore(self, position: Mapping[str, Any] | None, drawn_for: int) -> None:
+        """Cut the files back to a checkpoint whose last samples were drawn for update ``drawn_for``."""
+        if self.recorder is not None:
+            self.recorder.restore(position)
+        if self.failures is not None:
+            self.failures.forget_after(drawn_for)

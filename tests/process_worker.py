@@ -1,0 +1,100 @@
+"""What each process of tests/test_processes.py runs: ``python -m tests.process_worker FOLDER CASE [CASE ...]``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from discrete_grpo.config import GRPOConfig
+from discrete_grpo.policies.sizes import RunningSizes, SizedPolicy
+from discrete_grpo.rewards.cache import ScoreCache
+from discrete_grpo.rewards.ledger import Ledger
+from discrete_grpo.rollout import Policy
+from discrete_grpo.trainer import GRPOTrainer
+from tests.toys import share_of_class_two, tiny_policy
+
+SMALL: dict[str, Any] = {
+    "num_generations": 4, "generation_batch_size": 16, "per_device_batch_size": 3, "timestep_chunk": 2,
+    "learning_rate": 0.02, "max_steps": 4, "save_steps": 2, "seed": 3, "beta": 0.05,
+}  # fmt: skip
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "grpo": {"loss_type": "grpo", "scale_rewards": "batch"},
+    "dr_grpo": {"loss_type": "dr_grpo", "timestep_fraction": 0.5},
+    "reuse": {"steps_per_generation": 2, "num_iterations": 2, "max_steps": 6, "save_steps": 3},
+    "entropy": {"top_entropy_quantile": 0.5, "entropy_coef": 0.01, "use_adaptive_entropy": True, "entropy_target": 0.5},
+    "reward_kl": {"kl_in": "reward", "steps_per_generation": 2},
+    "resample": {"zero_std_groups": "resample", "max_resampling_rounds": 3},
+    "refine": {"refine_fraction": 0.5, "max_steps": 5},
+    "sizes": {"beta": 0.0},
+    "idle": {"zero_std_groups": "mask"},
+    "budget": {"max_steps": 50},
+    "fails": {},
+    "broken_metrics": {},
+    "shards": {"generation_shards": 4},
+}
+
+
+def rounded(samples: Sequence[Any], **columns: Sequence[Any]) -> list[float]:
+    """Many groups have no signal."""
+    return [float(round(share)) for share in share_of_class_two(samples)]
+
+
+def fails_in_the_second(samples: Sequence[Any], **columns: Sequence[Any]) -> list[float]:
+    if os.environ.get("RANK", "0") == "1":
+        raise OSError("no licence here")
+    return share_of_class_two(samples)
+
+
+def idle_in_the_second(samples: Sequence[Any], **columns: Sequence[Any]) -> list[float]:
+    return [0.0] * len(samples) if os.environ.get("RANK", "0") == "1" else share_of_class_two(samples)
+
+
+def bad_metrics(samples: Sequence[Any]) -> Mapping[str, float]:
+    raise ArithmeticError("of the first process alone")
+
+
+REWARDS = {"resample": rounded, "fails": fails_in_the_second, "idle": idle_in_the_second}
+
+
+def trainer(case: str, folder: Path, *, resume: bool = False, **changed: Any) -> GRPOTrainer:
+    policy: Policy = tiny_policy().double()
+    if case == "sizes":
+        policy = SizedPolicy(tiny_policy().double(), RunningSizes([0.0, 0.3, 0.4, 0.3], rate=0.2))
+    ledger = None
+    if case == "budget":
+        path = folder / "ledger.sqlite"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ledger = Ledger(path, max_oracle_calls=30, cache=ScoreCache(), rank=int(os.environ.get("RANK", "0")))
+    return GRPOTrainer(
+        policy,
+        REWARDS.get(case, share_of_class_two),
+        GRPOConfig(**SMALL | CASES[case] | changed),
+        run=folder,
+        resume=resume,
+        ledger=ledger,
+        sample_metrics=bad_metrics if case == "broken_metrics" else None,
+    )
+
+
+def interrupted(folder: Path) -> GRPOTrainer:
+    """Stopped between two updates of a generation, saved, and taken up by another trainer."""
+    first = trainer("reuse", folder)
+    first.save()
+    for _ in range(3):
+        first.update()
+    first.save()
+    return trainer("reuse", folder, resume=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    root, *names = sys.argv[1:]
+    for name in names:
+        made = interrupted(Path(root) / name) if name == "interrupted" else trainer(name, Path(root) / name)
+        made.train()

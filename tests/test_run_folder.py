@@ -1,0 +1,101 @@
+"""The growing files of a run: whatever stopped it, a resumed run finds them as its checkpoint left them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from discrete_grpo.checkpoint import Checkpoints, load_training
+from discrete_grpo.reporting.run_folder import METRICS, SAMPLES, Recorder, read_metrics, read_samples
+from tests.test_checkpoint_run import Numbers, needs_fork
+
+LAST = 120
+
+
+def update(recorder: Recorder, step: int) -> None:
+    recorder.record(step, {"reward": step / 3})
+    recorder.record_samples(step, {"sample": [f"C{step}", "N"], "reward": [step / 7, None]})
+
+
+def contents(folder: Path) -> tuple[bytes, bytes]:
+    return (folder / METRICS).read_bytes(), (folder / SAMPLES).read_bytes()
+
+
+def run(folder: Path, until: int = LAST) -> None:
+    """A run that resumes where its newest checkpoint is, and saves at every fourth update."""
+    recorder, store = Recorder(folder), Checkpoints(folder, 2)
+    state = load_training(store.latest()) if store.all() else {"step": 0, "position": None}
+    recorder.restore(state["position"])
+    for step in range(state["step"] + 1, until + 1):
+        update(recorder, step)
+        if step % 4 == 0:
+            store.save(step, Numbers(step), metadata={}, training={"step": step, "position": recorder.position()})
+
+
+@needs_fork
+def test_a_run_killed_again_and_again_ends_with_the_bytes_of_an_undisturbed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # for speed: a kill loses nothing that was written
+    run(tmp_path / "whole")
+    generator, kills = random.Random(1), 0
+    for _ in range(100):
+        child = os.fork()
+        if not child:
+            try:
+                run(tmp_path / "killed")
+                os._exit(0)
+            finally:
+                os._exit(1)
+        time.sleep(0.03 + 0.05 * generator.random())
+        os.kill(child, signal.SIGKILL)
+        if os.WIFEXITED(os.waitpid(child, 0)[1]):  # it came to its end before
+            break
+        kills += 1
+    run(tmp_path / "killed")
+    assert kills > 0
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+    assert [record["step"] for record in read_metrics(tmp_path / "killed")] == list(range(1, LAST + 1))
+
+
+@pytest.mark.parametrize("garbage", [b"\n", b'{"step": 3, "rew', b"\x00" * 4096, os.urandom(100), b'{"step": 3}\n{"step": 4}\n'])
+def test_whatever_stands_behind_the_position_goes(tmp_path: Path, garbage: bytes) -> None:
+    recorder = Recorder(tmp_path)
+    for step in (1, 2):
+        update(recorder, step)
+    position, before = recorder.position(), contents(tmp_path)
+    for name in (METRICS, SAMPLES):
+        with (tmp_path / name).open("ab") as file:
+            file.write(garbage)
+    again = Recorder(tmp_path)
+    again.restore(position)
+    assert contents(tmp_path) == before
+    update(again, 3)
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2, 3]
+    assert read_samples(tmp_path / SAMPLES)["step"] == ["1", "1", "2", "2", "3", "3"]
+
+
+@pytest.mark.parametrize("name", [METRICS, SAMPLES])
+def test_a_file_shorter_than_the_position_is_named_and_nothing_is_cut(tmp_path: Path, name: str) -> None:
+    recorder = Recorder(tmp_path)
+    update(recorder, 1)
+    position = recorder.position()
+    update(recorder, 2)
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:5])
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=f"{name}: 5 bytes, expected at least the {position[name]} .*; put the file back"):
+        Recorder(tmp_path).restore(position)
+    assert contents(tmp_path) == before
+
+
+def test_leftovers_of_killed_writes_go_when_a_run_is_resumed_and_no_other_file(tmp_path: Path) -> None:
+    kept = [".hidden", ".config.yaml.tmp", "notes.tmp", ".cache.0123456789abcdef.tmp"]
+    for name in (*kept, ".evaluation.json.0123456789ab.tmp", ".report.html.abcdef012345.tmp"):
+        (tmp_path / name).touch()
+    Recorder(tmp_path).restore(None)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept)

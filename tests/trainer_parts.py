@@ -1,0 +1,53 @@
+"""A trainer taken apart: one batch, one update, one forward pass at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from discrete_grpo.categorical import Scores
+from discrete_grpo.generation import Batch, Draw, advantages_of, total_reward
+from discrete_grpo.refinement import Start
+from discrete_grpo.rollout import Rollout
+from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.updates import policy_scores
+from discrete_grpo.windows import Chunk, windows
+
+
+def generator(trainer: GRPOTrainer) -> torch.Generator:
+    return trainer.sampler.shards[0].generator
+
+
+def starts(trainer: GRPOTrainer) -> list[Start]:
+    return trainer.sampler.starts(trainer.sampler.shards[0])
+
+
+def sample(trainer: GRPOTrainer, of: list[Start] | None = None) -> Rollout:
+    return trainer.sampler.sample(trainer.sampler.shards[0], starts(trainer) if of is None else of)
+
+
+def batches(trainer: GRPOTrainer) -> list[Batch]:
+    return trainer.sampler.batches(trainer.sampler.shards[0])
+
+
+def advantages(trainer: GRPOTrainer, rewards: Tensor, group: Tensor) -> Tensor:
+    return advantages_of(rewards, group, trainer.config)
+
+
+def chunks(trainer: GRPOTrainer, rollout: Rollout, advantage: Tensor, total: Tensor, refined: Tensor | None = None) -> list[Chunk]:
+    """The forward passes of one update on all of a rollout."""
+    on = torch.ones(len(rollout), dtype=torch.bool)
+    draw = Draw(rollout, advantage, ~total.isnan(), on, ~on if refined is None else refined)
+    return windows([draw], replace(trainer.config, steps_per_generation=1), generator(trainer))[0]
+
+
+def chunks_of(trainer: GRPOTrainer, rollout: Rollout, rewards: Tensor) -> list[Chunk]:
+    """The same, given the rewards [B, R]."""
+    return chunks(trainer, rollout, advantages(trainer, rewards, rollout.group), total_reward(rewards, trainer.config))
+
+
+def scores(trainer: GRPOTrainer, chunk: Chunk) -> Scores:
+    with trainer.precision():
+        return policy_scores(trainer.policy, chunk, trainer.reference)
