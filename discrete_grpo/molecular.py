@@ -94,6 +94,7 @@ def molecule_policy(
     sample_distortion: Distortion = "identity",
     eta: float = 0.0,
     omega: float = 0.0,
+    precondition: bool = False,
     properties: Sequence[Property] = (),
     condition_dropout: float = 0.1,
     seed: int = 42,
@@ -111,6 +112,7 @@ def molecule_policy(
         sample_distortion: of the sampler's grid.
         eta: stochasticity of kernel ``flow_euler``.
         omega: target guidance of kernel ``flow_euler``.
+        precondition: add log q(x_t|x_0) of a site to the network's logits.
         properties: descriptors it is conditioned on.
         condition_dropout: share of training in which they are hidden.
         seed: of the initial weights; the global random state is left as it was.
@@ -138,6 +140,7 @@ def molecule_policy(
         edge_kernel,
         stats.node_counts,
         num_steps=num_steps,
+        precondition=precondition,
         properties=properties,
         condition_dropout=condition_dropout,
         train_distortion=choices.distortion(train_distortion),

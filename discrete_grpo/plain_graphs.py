@@ -50,6 +50,7 @@ class PretrainGraphsRecipe:
         eta: stochasticity of kernel flow_euler.
         omega: target guidance of kernel flow_euler.
         num_steps: steps of the sampler kept with the policy.
+        precondition: add to the network's logits what a noisy edge says of itself, so that it need not be learned.
         network: sizes of the graph transformer.
         pretrain: settings of the training loop.
         evaluation_samples: graphs drawn with every checkpoint to log validity; 0 draws none.
@@ -67,6 +68,7 @@ class PretrainGraphsRecipe:
     eta: float = 0.0
     omega: float = 0.0
     num_steps: int = 50
+    precondition: bool = False
     network: NetworkSizes = field(default_factory=NetworkSizes)
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     evaluation_samples: int = 80
@@ -157,6 +159,7 @@ def graph_policy(stats: GraphStatistics, recipe: PretrainGraphsRecipe) -> GraphP
         edges,
         stats.node_counts,
         num_steps=recipe.num_steps,
+        precondition=recipe.precondition,
         train_distortion=distortion(recipe.train_distortion),
         sample_distortion=distortion(recipe.sample_distortion),
         decode=topology.decode,

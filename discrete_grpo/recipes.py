@@ -101,6 +101,7 @@ class PretrainRecipe:
         eta: stochasticity of kernel flow_euler.
         omega: target guidance of kernel flow_euler.
         num_steps: steps of the sampler kept with the policy.
+        precondition: add to the network's logits what a noisy atom or bond says of itself, so that it need not be learned.
         properties: RDKit descriptors the policy can be conditioned on.
         condition_dropout: share of training in which they are hidden, so that the policy also works without.
         network: sizes of the graph transformer.
@@ -123,6 +124,7 @@ class PretrainRecipe:
     eta: float = 0.0
     omega: float = 0.0
     num_steps: int = 50
+    precondition: bool = False
     properties: tuple[str, ...] = ()
     condition_dropout: float = 0.1
     network: NetworkSizes = field(default_factory=NetworkSizes)
@@ -162,6 +164,7 @@ def run_pretrain(recipe: PretrainRecipe, *, resume: bool = False) -> Path:
         kernel=recipe.kernel,
         schedule=schedule(recipe.schedule),
         num_steps=recipe.num_steps,
+        precondition=recipe.precondition,
         train_distortion=recipe.train_distortion,
         sample_distortion=recipe.sample_distortion,
         eta=recipe.eta,

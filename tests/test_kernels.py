@@ -10,7 +10,7 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from discrete_grpo.diffusion.kernels import D3PM, absorbing, marginal, uniform
+from discrete_grpo.diffusion.kernels import D3PM, absorbing, evidence, marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
 from tests import oracles
 
@@ -235,3 +235,30 @@ def test_bad_arguments_are_named() -> None:
     for t, s in ((0.2, 0.3), (1.1, 0.5), (0.5, -0.1)):
         with pytest.raises(ValueError, match=rf"^t, s: {t}, {s}, expected 0 <= s <= t <= 1"):
             uniform(2, schedule).table(t, s)
+
+
+@every_case
+@pytest.mark.parametrize("t", [0.02, 0.5, 0.98])
+def test_evidence_is_what_a_site_says_of_itself(name: str, schedule: str, t: float) -> None:
+    """Two sites with a joint distribution of their own, by summation: p(x_0^1|x_t) from p(x_0^1|x_t^2) and the evidence."""
+    kernel, (prior, clean) = kernel_of(name, schedule), PRIORS[name]
+    bar, _ = bars(schedule, t, 0.0)
+    joint = torch.rand(clean, clean, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    m = torch.tensor(prior, dtype=torch.float64)
+    eye = torch.eye(len(m), dtype=torch.float64)
+    q = torch.stack([bar * eye[c] + (1 - bar) * m for c in range(clean)])  # [c, z]
+    for z1, z2 in itertools.product(range(len(m)), repeat=2):
+        both = joint * q[:, None, z1] * q[None, :, z2]
+        if both.sum() == 0:
+            continue
+        rest = (joint * q[None, :, z2]).sum(1)
+        found = (rest.log() + evidence(kernel, torch.tensor([z1]), f64(t))[0]).softmax(0)
+        torch.testing.assert_close(found, both.sum(1) / both.sum(), rtol=0, atol=1e-12)
+
+
+def test_evidence_is_finite_at_both_ends() -> None:
+    kernel = marginal([0.5, 0.0, 0.5], LinearSchedule())
+    state = torch.tensor([[0, 1, 2]])
+    assert (evidence(kernel, state, f64(1.0)) == 0)[0, [0, 2]].all()
+    assert evidence(kernel, state, f64(0.0)).isfinite().all()
+    assert evidence(kernel, state, torch.tensor([0.0]).double())[0, 0].softmax(-1)[0] == 1

@@ -17,7 +17,7 @@ from torch import Tensor
 from discrete_grpo.categorical import sample
 from discrete_grpo.diffusion.schedules import Schedule
 
-__all__ = ["D3PM", "Kernel", "absorbing", "marginal", "uniform"]
+__all__ = ["D3PM", "Kernel", "Noising", "absorbing", "evidence", "marginal", "uniform"]
 
 
 @runtime_checkable
@@ -166,6 +166,46 @@ def noise_towards(
 def over_sites(value: Tensor, ndim: int) -> Tensor:
     """A scalar or [B] tensor shaped to broadcast over a tensor of ``ndim`` axes whose first is B."""
     return value.reshape(value.shape + (1,) * (ndim - value.ndim)) if value.ndim else value
+
+
+class Noising(Protocol):
+    """What noises each element by itself: q(x_t|x_0) = ᾱ_t δ(x_0, x_t) + (1-ᾱ_t) m(x_t)."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """ᾱ(t)."""
+        ...
+
+    @property
+    def num_clean(self) -> int:
+        """Classes of the data."""
+        ...
+
+    def initial(self) -> Float[Tensor, " state"]:
+        """m."""
+        ...
+
+
+def evidence(kernel: Noising, state: Int[Tensor, "batch ..."], t: Tensor) -> Float[Tensor, "batch *site clean"]:
+    """log q(x_t|x_0=c) - log q(x_t|x_0≠x_t), which is log(1 + ᾱ_t / ((1-ᾱ_t) m(x_t))) for c = x_t and 0 for all others.
+
+    By Bayes p(x_0^i = c | x_t) ∝ p(x_0^i = c | x_t without its site i) q(x_t^i | c): added to logits of the first factor this
+    gives those of the whole. A network that has it need not learn how far a site can be trusted at each t, which matters near
+    the data, where the chance of an error is far below what a logit is learned to. At most log 10^30.
+
+    Args:
+        kernel: the noise.
+        state: x_t [B, ...].
+        t: times [B] or a scalar.
+
+    Returns:
+        Logits to add [B, ..., C], float64.
+    """
+    bar = over_sites(kernel.schedule.alpha_bar(t), state.ndim)
+    chance = ((1 - bar) * kernel.initial().to(state.device)[state]).clamp_min(1e-30)
+    gain = torch.log1p(bar / chance)
+    clean = torch.arange(kernel.num_clean, device=state.device)
+    return torch.where(state.unsqueeze(-1) == clean, gain.unsqueeze(-1), 0.0)
 
 
 def uniform(num_classes: int, schedule: Schedule) -> D3PM:

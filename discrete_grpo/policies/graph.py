@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.categorical import Sites, gather, safe_log, sample
-from discrete_grpo.diffusion.kernels import Kernel
+from discrete_grpo.diffusion.kernels import Kernel, Noising, evidence
 from discrete_grpo.diffusion.schedules import Schedule, time_grid
 from discrete_grpo.graph import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, unpack, upper
 from discrete_grpo.policies.conditions import FixedSites, fixed_states, hide_properties, property_table
@@ -60,6 +60,8 @@ class GraphPolicy(nn.Module):
         share_initial_noise: whether a group also shares x_1.
         shared_steps: how many first steps the rows of a group take together, from one x_1, before they go on alone; 0 to
             ``num_steps`` - 1. Only what follows is the rows' own choice, and learned from. A group of one shares nothing.
+        precondition: whether logits are the network's plus log q(x_t|x_0) of each site, see
+            :func:`~discrete_grpo.diffusion.kernels.evidence`. A network is trained with it or without, and used the same way.
         properties: numbers the network is conditioned on, each a context column of that name.
         guidance: w, weight of the conditional branch; 1 uses it alone.
         condition_dropout: share of training graphs whose properties are hidden, in [0, 1].
@@ -83,6 +85,7 @@ class GraphPolicy(nn.Module):
         temperature: float = 1.0,
         share_initial_noise: bool = False,
         shared_steps: int = 0,
+        precondition: bool = False,
         properties: Sequence[Property] = (),
         guidance: float = 1.0,
         condition_dropout: float = 0.1,
@@ -111,7 +114,7 @@ class GraphPolicy(nn.Module):
         grid = time_grid(num_steps)
         if not 0 <= shared_steps < num_steps:
             raise ValueError(f"shared_steps: {shared_steps}, expected 0 to {num_steps - 1}, fewer than num_steps")
-        self.shared_steps = shared_steps
+        self.shared_steps, self.precondition = shared_steps, precondition
         self.grid = grid if sample_distortion is None else 1 - sample_distortion.alpha_bar(grid)
 
     @property
@@ -138,8 +141,8 @@ class GraphPolicy(nn.Module):
         names = ("network", "node_kernel", "edge_kernel", "node_counts", "num_steps", "temperature", "share_initial_noise")
         conditional = ("properties", "guidance", "condition_dropout") if self.properties else ()
         distorted = [name for name in ("train_distortion", "sample_distortion") if getattr(self, name) is not None]
-        shared = ("shared_steps",) if self.shared_steps else ()
-        return {name: getattr(self, name) for name in (*names, *conditional, *distorted, *shared)}
+        more = [name for name in ("shared_steps", "precondition") if getattr(self, name)]
+        return {name: getattr(self, name) for name in (*names, *conditional, *distorted, *more)}
 
     # -- the one function that drawing and scoring share
 
@@ -158,10 +161,18 @@ class GraphPolicy(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """p̂_θ(x_0 | x_t, c) over clean classes, nodes [B, N, C_x] and pairs [B, P, C_e]; at least float32."""
         nodes, edges = self._logits(state, time.to(self.dtype), properties)
-        pairs = upper(edges)
+        pairs, old = upper(edges), upper(state.edges)
         wide = torch.promote_types(nodes.dtype, torch.float32)
-        p_nodes, p_pairs = ((z.to(wide) / self.temperature).softmax(-1) for z in (nodes, pairs))
+        logits = (
+            self._given_state(kernel, z.to(wide), site, time)
+            for kernel, z, site in zip(self._kernels, (nodes, pairs), (state.nodes, old), strict=True)
+        )
+        p_nodes, p_pairs = ((z / self.temperature).softmax(-1) for z in logits)
         return p_nodes.clamp_min(MIN_PROB), p_pairs.clamp_min(MIN_PROB)
+
+    def _given_state(self, kernel: Kernel, logits: Tensor, state: Tensor, time: Tensor) -> Tensor:
+        """What the network says of a site from all others, and with ``precondition`` what the site's own noisy class says."""
+        return logits + evidence(cast(Noising, kernel), state, time).to(logits.dtype) if self.precondition else logits
 
     def _logits(self, state: GraphBatch, time: Tensor, properties: Tensor | None) -> tuple[Tensor, Tensor]:
         """The network's logits under guidance; rows without properties get the unconditional branch from both."""
@@ -287,8 +298,10 @@ class GraphPolicy(nn.Module):
         node_logits, edge_logits = self.network(noisy.nodes, noisy.edges, t.to(self.dtype), exists, *properties)
         ce = nn.functional.cross_entropy
         wide = torch.promote_types(node_logits.dtype, torch.float32)
-        loss_nodes = ce(node_logits[exists].to(wide), graphs.nodes[exists])
-        loss_edges = ce(upper(edge_logits)[both].to(wide), clean_pairs[both]) if both.any() else loss_nodes.new_zeros(())
+        of_nodes = self._given_state(self.node_kernel, node_logits.to(wide), nodes, t)
+        of_pairs = self._given_state(self.edge_kernel, upper(edge_logits).to(wide), pairs, t)
+        loss_nodes = ce(of_nodes[exists], graphs.nodes[exists])
+        loss_edges = ce(of_pairs[both], clean_pairs[both]) if both.any() else loss_nodes.new_zeros(())
         return {"loss": loss_nodes + edge_weight * loss_edges, "loss_nodes": loss_nodes.detach(), "loss_edges": loss_edges.detach()}
 
     def _check_known(self, graphs: GraphBatch) -> None:
