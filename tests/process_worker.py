@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,12 @@ import torch
 
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.policies.sizes import RunningSizes, SizedPolicy
+from discrete_grpo.recipes import TrainRecipe, run_train
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.ledger import Ledger
+from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.rollout import Policy
+from discrete_grpo.scoring import RewardError
 from discrete_grpo.trainer import GRPOTrainer
 from tests.toys import share_of_class_two, tiny_policy
 
@@ -92,9 +96,30 @@ def interrupted(folder: Path) -> GRPOTrainer:
     return trainer("reuse", folder, resume=True)
 
 
+def audited(folder: Path) -> None:
+    """A run of molecules through the recipe, which fails in the second process and is taken up again."""
+    calls = []
+
+    def fragile(samples: Sequence[str | None], **columns: Any) -> list[float]:
+        calls.append(len(samples))
+        if len(calls) == 3 and os.environ.get("RANK") == "1":
+            raise OSError("once")
+        return qed(samples)
+
+    grpo = GRPOConfig(max_steps=4, num_generations=4, generation_batch_size=16, save_steps=1)
+    recipe = TrainRecipe("qm9-small", fragile, str(folder), grpo, num_steps=6, evaluation_samples=20)
+    with contextlib.suppress(RewardError):
+        run_train(recipe)
+        raise AssertionError("the reward should have failed")
+    run_train(recipe, resume=True)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     root, *names = sys.argv[1:]
     for name in names:
+        if name == "audited":
+            audited(Path(root) / name)
+            continue
         made = interrupted(Path(root) / name) if name == "interrupted" else trainer(name, Path(root) / name)
         made.train()

@@ -208,7 +208,9 @@ def test_less_can_be_better(tmp_path: Path, metric: str, given: bool | None, exp
 
 def test_a_checkpoint_is_worth_the_mean_since_the_one_before_and_unknown_values_are_left_out(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, 3, metric_for_best_model="reward")
-    both = [{"reward": 0.25, "kl": 1.0}, {"reward": None}, {"reward": float("nan")}, {"kl": 2.0}, {"reward": 0.75}]
+    nan = float("nan")
+    both: list[dict[str, float | None]] = [{"reward": 0.25, "kl": 1.0}, {"reward": None}, {"reward": nan}, {"kl": 2.0}]
+    both += [{"reward": 0.75}]
     store.save(1, Numbers(), metadata={}, training={}, lines=both)
     write(store, 2, 0.4)
     store.save(3, Numbers(), metadata={}, training={}, lines=[{"reward": float("nan")}])
@@ -278,7 +280,7 @@ def test_a_metric_that_is_not_logged_is_named_with_the_nearest() -> None:
 # -- kills
 
 
-def killed(work: Callable[[], None], folder: Path, event: int) -> bool:
+def killed(work: Callable[[], Any], folder: Path, event: int) -> bool:
     """Whether ``work``, done in a child process, was killed at its ``event``-th touch of a file in ``folder``."""
     child = os.fork()
     if child:
@@ -317,7 +319,7 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_checkpoint_and_the_next_save_cl
         run = tmp_path / str(events)
         store = Checkpoints(run, 1, metric_for_best_model="reward")
         write(store, 1, 0.5)
-        if not killed(lambda: write(store, 1 if again else 2, 0.9) and None, run, events + 1):  # noqa: B023
+        if not killed(lambda: write(store, 1 if again else 2, 0.9), run, events + 1):  # noqa: B023
             break
         assert step_of(store.latest()) in (1, 2)
         assert all(step_of(there) in (1, 2) for there in store.all()), "no checkpoint is half removed"

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/tutorial.md", "docs/extending.md", "docs/importing.md", "docs/graphs.md", "docs/rewards.md"]
+PAGES = [
+    "README.md",
+    "docs/tutorial.md",
+    "docs/extending.md",
+    "docs/importing.md",
+    "docs/graphs.md",
+    "docs/rewards.md",
+    "docs/runs.md",
+]
 
 
 def blocks(page: str) -> list[str]:

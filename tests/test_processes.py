@@ -19,7 +19,7 @@ from discrete_grpo.checkpoint import Checkpoints, load_training
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.processes import Processes
 from discrete_grpo.reporting.run_folder import read_metrics, read_samples
-from discrete_grpo.rewards.ledger import Ledger
+from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.scoring import BudgetExhausted, RewardError
 from discrete_grpo.shards import check_shards, make_shards, num_shards
 from discrete_grpo.trainer import GRPOTrainer
@@ -28,7 +28,7 @@ from tests.toys import share_of_class_two, tiny_policy
 
 ROOT = Path(__file__).parent.parent
 COMPARED = ["plain", "grpo", "dr_grpo", "reuse", "entropy", "reward_kl", "resample", "refine", "sizes", "shards", "interrupted"]
-OTHERS = ["idle", "budget"]
+OTHERS = ["idle", "budget", "audited"]
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.process_worker"]
 
 
@@ -107,6 +107,19 @@ def test_a_budget_ends_all_processes_and_the_count_is_that_of_the_samples(two: P
     last = lines(two / "budget")[-1]
     assert last["oracle/calls"] == ledger.calls
     assert last["oracle/left"] == 30 - ledger.calls
+
+
+def test_the_ledger_of_two_processes_that_stopped_and_went_on_has_each_molecule_once(two: Path) -> None:
+    run = two / "audited"
+    tables = [read_samples(run / f"{name}.csv.gz") for name in ("samples", "evaluation_before", "evaluation_after")]
+    assert len(tables[0]["sample"]) == 4 * 16
+    assert set(tables[0]["step"]) == {"1", "2", "3", "4"}
+    molecules = {molecule_key(s) for table in tables for s in table["sample"]} - {None}
+    ledger = Ledger(run / "ledger.sqlite", key=molecule_key)
+    ledger.catch_up()
+    assert set(ledger.history().keys) == molecules
+    assert ledger.calls == len(molecules)
+    assert (run / "report.html").is_file()
 
 
 def test_an_error_in_one_process_stops_all_with_its_message(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def contents(folder: Path) -> tuple[bytes, bytes]:
 def run(folder: Path, until: int = LAST) -> None:
     """A run that resumes where its newest checkpoint is, and saves at every fourth update."""
     recorder, store = Recorder(folder), Checkpoints(folder, 2)
-    state = load_training(store.latest()) if store.all() else {"step": 0, "position": None}
+    state: dict[str, Any] = load_training(store.latest()) if store.all() else {"step": 0, "position": None}
     recorder.restore(state["position"])
     for step in range(state["step"] + 1, until + 1):
         update(recorder, step)
