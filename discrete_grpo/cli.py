@@ -69,7 +69,8 @@ def _resume(folder: Path) -> None:
         raise UsageError(f"run: {folder} is no run folder of 'discrete-grpo train' or 'pretrain' ({error})") from error
     recipe, _ = parse(command, [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"])
     _, run = recipe_of(command)
-    _guarded(folder, lambda: run(recipe, resume=bool(Checkpoints(folder).all())))
+    # A run of GRPO has a checkpoint before anything else; one of pretraining, or a part of it, may have been killed before.
+    _guarded(folder, lambda: run(recipe, resume=command != "train" or bool(Checkpoints(folder).all())))
 
 
 def _guarded(folder: Path, run: Any) -> None:

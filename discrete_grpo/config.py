@@ -28,6 +28,13 @@ def _one_of(config: object, name: str, choices: Collection[str]) -> None:
         raise ValueError(f"{name}: {getattr(config, name)!r}, expected one of {', '.join(choices)}")
 
 
+def _check_best(config: GRPOConfig | PretrainConfig) -> None:
+    """Raise for settings of the best checkpoint without a metric that says which it is."""
+    for name in ("greater_is_better", "load_best_model_at_end"):
+        if config.metric_for_best_model is None and getattr(config, name):
+            raise ValueError(f"{name}: {getattr(config, name)}, expected metric_for_best_model to say what is compared")
+
+
 @dataclass(frozen=True)
 class GRPOConfig:
     """Everything that decides a GRPO run, given a policy and rewards.
@@ -89,7 +96,11 @@ class GRPOConfig:
         seed: of everything random in the run.
         generation_shards: independent random streams that the groups are drawn in, dealt out evenly to the processes. Results
             depend on it and not on the number of processes. None: one a process.
-        save_steps, save_total_limit: updates between checkpoints, and how many are kept.
+        save_steps, save_total_limit: updates between checkpoints, and how many of the newest are kept.
+        metric_for_best_model: name of a logged metric; the checkpoint with its best mean over the updates since the one before
+            is kept too, however old. None: no checkpoint is the best.
+        greater_is_better: of that metric; None: unless its name ends in "loss".
+        load_best_model_at_end: end with the policy of the best checkpoint, which is then what is evaluated and exported.
 
     Raises:
         ValueError: naming the field, its value and the accepted range.
@@ -150,6 +161,9 @@ class GRPOConfig:
     generation_shards: int | None = None
     save_steps: int = 10
     save_total_limit: int = 2
+    metric_for_best_model: str | None = None
+    greater_is_better: bool | None = None
+    load_best_model_at_end: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "generation_batch_size", "per_device_batch_size", "timestep_chunk", "num_iterations"):
@@ -183,6 +197,7 @@ class GRPOConfig:
         _one_of(self, "baseline", ("mean", "leave_one_out"))
         _one_of(self, "multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum"))
         _one_of(self, "lr_scheduler_type", ("constant", "linear", "cosine"))
+        _check_best(self)
         self._check_pairs()
 
     def _check_pairs(self) -> None:
@@ -224,7 +239,8 @@ class PretrainConfig:
         ema_decay: decay of the moving average of the weights, which is what gets saved for use.
         bf16: run the network under bfloat16 autocast.
         seed: of everything random in the run.
-        log_steps, save_steps, save_total_limit: updates between lines, between checkpoints, and how many are kept.
+        log_steps, save_steps, save_total_limit: updates between lines, between checkpoints, and how many of the newest are kept.
+        metric_for_best_model, greater_is_better, load_best_model_at_end: as in :class:`GRPOConfig`.
 
     Raises:
         ValueError: naming the field, its value and the accepted range.
@@ -242,6 +258,9 @@ class PretrainConfig:
     log_steps: int = 50
     save_steps: int = 500
     save_total_limit: int = 2
+    metric_for_best_model: str | None = None
+    greater_is_better: bool | None = None
+    load_best_model_at_end: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "batch_size", "log_steps", "save_steps", "save_total_limit"):
@@ -251,3 +270,4 @@ class PretrainConfig:
         for name in ("weight_decay", "warmup_steps", "seed"):
             _between(self, name, 0)
         _between(self, "ema_decay", 0, 1)
+        _check_best(self)

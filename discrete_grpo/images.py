@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from discrete_grpo.atomic import atomic_write
-from discrete_grpo.checkpoint import Checkpoints, load_metadata, save
+from discrete_grpo.checkpoint import load_metadata, save
 from discrete_grpo.config import PretrainConfig
 from discrete_grpo.datasets.digits import LICENCE, NUM_CLASSES, DigitImages, load_digits
 from discrete_grpo.datasets.smiles import TokenDataset, token_dataset
@@ -167,13 +167,8 @@ def run_pretrain_digits(recipe: PretrainDigitsRecipe, *, resume: bool = False) -
         samples = sample_images(averaged, count, columns=image_columns()) if count else []
         return {"test_loss": float(loss)} | (sample_metrics(samples) if count else {})
 
-    trainer = Pretrainer(policy, data, recipe.pretrain, run, metadata=metadata, resume=_started(run, resume), evaluate=measure)
+    trainer = Pretrainer(policy, data, recipe.pretrain, run, metadata=metadata, resume=resume, evaluate=measure)
     return trainer.train()
-
-
-def _started(folder: Path, resume: bool) -> bool:
-    """Whether there is a checkpoint to resume this part of the run from."""
-    return resume and bool(Checkpoints(folder).all())
 
 
 def _seeded(make: type[nn.Module], config: Any, seed: int) -> Any:
@@ -195,8 +190,8 @@ def _train_autoencoder(
         pixels = test.pixels.to(averaged.decoder.codebook.weight.device)
         return {"test_error": float((averaged(pixels) - pixels).square().mean())}
 
-    config, started = recipe.autoencoder, _started(folder, resume)
-    trainer = Pretrainer(network, train, config, folder, metadata=metadata, resume=started, evaluate=measure)
+    config = recipe.autoencoder
+    trainer = Pretrainer(network, train, config, folder, metadata=metadata, resume=resume, evaluate=measure)
     trainer.train()
     found: VQAutoencoder = trainer.averaged.cpu()
     return found
@@ -212,8 +207,8 @@ def _train_classifier(
         pixels = test.pixels.to(next(averaged.parameters()).device)
         return {"test_accuracy": float((averaged(pixels).argmax(-1).cpu() == test.labels).double().mean())}
 
-    config, started = recipe.classifier, _started(folder, resume)
-    trainer = Pretrainer(network, train, config, folder, metadata=metadata, resume=started, evaluate=measure)
+    config = recipe.classifier
+    trainer = Pretrainer(network, train, config, folder, metadata=metadata, resume=resume, evaluate=measure)
     trainer.metadata |= {"kind": "classifier"}
     exported = trainer.train()
     result = measure(trainer.averaged)

@@ -69,6 +69,7 @@ class NetworkSizes:
         walk_length: random-walk powers given as features.
         dropout: in feed-forward parts.
         connectivity: components, effective resistances and bridges as features too, for graphs of far-reaching structure.
+        log_time: log t as a feature too; for preconditioned policies.
     """
 
     layers: int = 6
@@ -80,6 +81,7 @@ class NetworkSizes:
     walk_length: int = 8
     dropout: float = 0.0
     connectivity: bool = False
+    log_time: bool = False
 
 
 def molecule_policy(

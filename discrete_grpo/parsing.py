@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.resources
 import inspect
 import re
@@ -224,12 +225,29 @@ def bad_value(text: str) -> str:
     return f"{name}: {given!r}, expected {wanted}" if wanted else " ".join(text.split())
 
 
+def _check_classes(value: Any) -> None:
+    """Raise UsageError where arguments are given to a function: the parser would call it at once, with whatever a file says."""
+    if isinstance(value, list | tuple):
+        for inner in value:
+            _check_classes(inner)
+    if not isinstance(value, dict):
+        return
+    path = value.get("class_path")
+    if isinstance(path, str) and "." in path:
+        module, _, name = path.rpartition(".")
+        if not isinstance(getattr(importlib.import_module(module), name, None), type):
+            raise UsageError(f"class_path: {path!r} is no class; a function is named without class_path and init_args")
+    for inner in value.values():
+        _check_classes(inner)
+
+
 def parse(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
     """The recipe, and its resolved settings as YAML."""
     recipe, _ = recipe_of(command)
     parser = _recipe_parser(command)
     try:
         settings: Namespace = parser.parse_args(_expand(command, arguments))
+        _check_classes(settings.as_dict())
         built = parser.instantiate(settings)
     except (ArgumentError, ValueError) as error:
         text = str(error)

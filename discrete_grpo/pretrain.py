@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.averaging import averaged
-from discrete_grpo.checkpoint import Checkpoints, load_training, save
+from discrete_grpo.checkpoint import Checkpoints, load_training, load_weights, save
 from discrete_grpo.config import PretrainConfig
 from discrete_grpo.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.processes import accelerator
@@ -81,7 +81,7 @@ class Pretrainer:
         config: settings.
         run: folder for ``metrics.jsonl``, checkpoints and the exported ``policy/``.
         metadata: kept with every checkpoint.
-        resume: continue from the newest checkpoint of ``run``.
+        resume: continue from the newest checkpoint of ``run``; from the start where it was killed before it had one.
         evaluate: measured on the averaged weights with every checkpoint, and logged (validity of samples, say).
     """
 
@@ -112,12 +112,20 @@ class Pretrainer:
         self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.99))
         self.generator = torch.Generator(self.accelerator.device).manual_seed(config.seed)
         self.recorder = Recorder(self.run)
-        self.checkpoints = Checkpoints(self.run, config.save_total_limit)
+        self.checkpoints = Checkpoints(
+            self.run,
+            config.save_total_limit,
+            metric_for_best_model=config.metric_for_best_model,
+            greater_is_better=config.greater_is_better,
+        )
+        self._lines: list[Mapping[str, float]] = []  # logged since the newest checkpoint
         self.step = 0
         self._saved: int | None = None  # the step of the newest checkpoint
         self._sums: dict[str, float] = {}  # of the values since the last line of metrics
-        if resume:
+        if resume and self.checkpoints.all():
             self._restore(load_training(self.checkpoints.latest()))
+        elif resume:  # killed before its first checkpoint
+            self.recorder.restore(None)
 
     @property
     def averaged(self) -> Any:
@@ -136,6 +144,8 @@ class Pretrainer:
                 self._save()
         if self.step < self.config.max_steps:
             raise Interrupted(f"stopped at update {self.step} of {self.config.max_steps}")
+        if self.config.load_best_model_at_end and (best := self.checkpoints.best()) is not None:
+            load_weights(best, self.averaged)
         return save(self.run / "policy", self.averaged, metadata=self.metadata | {"pretraining_steps": self.step})
 
     def _loop(self, stop: Interrupt) -> None:
@@ -151,6 +161,7 @@ class Pretrainer:
                     line = {name: value / count for name, value in self._sums.items()}
                     rate = count * config.batch_size / (time.perf_counter() - since)
                     self.recorder.record(self.step, line | {"samples_per_second": rate})
+                    self._lines.append(line)
                     since, self._sums = time.perf_counter(), {}
                 if stop:
                     return
@@ -195,7 +206,11 @@ class Pretrainer:
     def _save(self) -> None:
         due = self.step % self.config.save_steps == 0 or self.step == self.config.max_steps  # and not where Ctrl-C fell
         if self.evaluate is not None and due:
-            self.recorder.record(self.step, {f"eval/{k}": v for k, v in self.evaluate(self.averaged).items()})
+            found = {f"eval/{k}": v for k, v in self.evaluate(self.averaged).items()}
+            self.recorder.record(self.step, found)
+            self._lines.append(found)
+        if due:
+            self.checkpoints.check_metric({name for line in self._lines for name in line})
         state = {
             "step": self.step,
             "weights": self.policy.state_dict(),
@@ -205,8 +220,9 @@ class Pretrainer:
             "sums": self._sums,
             "position": self.recorder.position(),
         }
-        self.checkpoints.save(self.step, self.averaged, metadata=self.metadata | {"pretraining_steps": self.step}, training=state)
-        self._saved = self.step
+        metadata = self.metadata | {"pretraining_steps": self.step}
+        self.checkpoints.save(self.step, self.averaged, metadata=metadata, training=state, lines=self._lines)
+        self._saved, self._lines = self.step, []
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.step = self._saved = int(state["step"])

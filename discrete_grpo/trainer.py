@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.averaging import averaged
-from discrete_grpo.checkpoint import CheckpointError, Checkpoints, load_training, tensors_to_cpu
+from discrete_grpo.checkpoint import CheckpointError, Checkpoints, load_training, load_weights, tensors_to_cpu
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.drawing import GroupSampler
 from discrete_grpo.entropy import EntropyController
@@ -28,12 +28,12 @@ from discrete_grpo.interrupt import Interrupted, interruptible
 from discrete_grpo.optimisation import GradientSum, learning_rate
 from discrete_grpo.pending import Pending
 from discrete_grpo.processes import Processes, accelerator
-from discrete_grpo.randomness import global_state, restore_global_state
 from discrete_grpo.reference import mix_reference
 from discrete_grpo.reporting.console import progress
 from discrete_grpo.reporting.trackers import Tracker
 from discrete_grpo.rollout import Policy, Reward, as_module, select_steps
 from discrete_grpo.run_log import RunLog
+from discrete_grpo.run_state import Parts
 from discrete_grpo.scoring import Accounts, BudgetExhausted, RewardError, remembers, reward_names
 from discrete_grpo.shards import check_shards, make_shards, num_shards
 from discrete_grpo.updates import (
@@ -99,7 +99,7 @@ class GRPOTrainer:
         self.controller = _controller(config)
         module = as_module(policy).to(self.accelerator.device).eval()  # one mode for drawing and scoring alike
         self.module: nn.Module = module
-        self.checkpoints = Checkpoints(run, config.save_total_limit) if run is not None else None
+        self.checkpoints = _checkpoints(run, config)
         stored = self._stored() if resume else None
         self.sampler = self._sampler(columns, None if stored is None else len(stored["shards"]))
         self.reference = cast(Policy, copy.deepcopy(module).requires_grad_(False)) if config.beta > 0 else None
@@ -108,14 +108,17 @@ class GRPOTrainer:
         betas = (config.adam_beta1, config.adam_beta2)
         optimizer = torch.optim.AdamW(self.parameters, lr=config.learning_rate, betas=betas, weight_decay=config.weight_decay)
         self.optimizer = self.accelerator.prepare(optimizer)
+        own = (self.optimizer, self.average, self.reference, self.controller)
+        self.parts = Parts(module, *own, tuple(self.rewards), ledger, self.sampler, self.processes)
         names = reward_names(self.rewards)
         self.log = RunLog(config, names, run, sample_metrics, tracker) if self.processes.first else None
         self.step = 0
         self.history: list[dict[str, float]] = []
+        self._told = 0  # lines of the history that a checkpoint has seen
         self.pending: Pending | None = None
         if stored is not None:
             self._restore(stored)
-        self._safe = self._snapshot()
+        self._safe = self.parts.snapshot()
         if self.log is not None:
             self.log.start(self.step)
 
@@ -179,7 +182,15 @@ class GRPOTrainer:
         finally:
             if self.log is not None:
                 self.log.close()
+        self._load_best()
         return self.history
+
+    def _load_best(self) -> None:
+        """Go back to the policy of the best checkpoint, if that is asked for."""
+        if self.checkpoints is None or not self.config.load_best_model_at_end:
+            return
+        if (best := self.checkpoints.best()) is not None:
+            load_weights(best, as_module(self.best_policy))
 
     def _runs(self) -> bool:
         return self.checkpoints is not None and bool(self.checkpoints.all())
@@ -219,6 +230,8 @@ class GRPOTrainer:
                 raise
         line = self._learn(cast(Pending, self.pending))
         line["step_time"] = time.perf_counter() - start
+        if self.checkpoints is not None and not self.history:
+            self.checkpoints.check_metric(line)
         self.history.append(line)
         if self.log is not None:
             self.log.update(self.step, line)
@@ -249,7 +262,7 @@ class GRPOTrainer:
         if pending.updates(self.config) > 1:
             pending.old = self.processes.share(lambda: [self._old_log_probs(part) for part in pending.parts])[self.processes.rank]
         self.sampler.remember(drawn.mine)
-        self.pending, self._safe = pending, self._snapshot()
+        self.pending, self._safe = pending, self.parts.snapshot()
         if self.log is not None:
             self.log.samples(self.step + 1, drawn)
 
@@ -326,47 +339,27 @@ class GRPOTrainer:
 
     # -- checkpoints
 
-    def _snapshot(self) -> dict[str, Any]:
-        """What drawing and scoring move, as it is after the samples of the present generation."""
-        return {
-            "shards": [tensors_to_cpu(shard.state()) for shard in self.sampler.shards],
-            "turn": self.ledger.turn if self.ledger is not None else 0,
-            "reward_states": [copy.deepcopy(r.state_dict()) if remembers(r) else None for r in self.rewards],  # type: ignore[attr-defined]
-            "random": global_state(),
-        }
-
     def save(self) -> None:
         """Write a checkpoint of the state after the last update, in all processes at once; nothing happens without a run folder."""
         if self.checkpoints is None:
             return
         pending = tensors_to_cpu(self.pending.states()) if self.pending is not None else None
-        told = self.processes.gather((self._safe["shards"], self._safe["random"], pending))
+        told = self.processes.gather((self._safe, pending))
         self.processes.share(lambda: self._write(told, self.log) if self.log is not None else None)
+        self._told = len(self.history)
 
-    def _write(self, told: Sequence[tuple[list[Any], Any, list[Any] | None]], log: RunLog) -> None:
-        state = {
-            "step": self.step,
-            "rewards": reward_names(self.rewards),
-            "weights": self.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "average": self.average.state_dict() if self.average is not None else None,
-            "reference": cast(nn.Module, self.reference).state_dict() if self.reference is not None else None,
-            "entropy": self.controller.state_dict() if self.controller is not None else None,
-            "ledger": self.ledger.state_dict(self._safe["turn"]) if self.ledger is not None else None,
-            "reward_states": self._safe["reward_states"],
-            "shards": [state for shards, _, _ in told for state in shards],
-            "random": [state for _, state, _ in told],
-            "pending": None
-            if self.pending is None
-            else {
-                "shards": [state for _, _, states in told for state in states or ()],
-                "shared": self.pending.shared,
-                "done": self.pending.done,
-            },
-            "position": log.position(),
-        }
+    def _write(self, told: Sequence[tuple[Mapping[str, Any], list[Any] | None]], log: RunLog) -> None:
+        pending = None
+        if self.pending is not None:
+            shards = [state for _, states in told for state in states or ()]
+            pending = {"shards": shards, "shared": self.pending.shared, "done": self.pending.done}
+        drawing = [snapshot for snapshot, _ in told]
+        state = {"step": self.step, "rewards": reward_names(self.rewards), "pending": pending, "position": log.position()}
+        state |= self.parts.learning() | self.parts.drawing(drawing)
         metadata = self.metadata | {"grpo_steps": self.step}
-        cast(Checkpoints, self.checkpoints).save(self.step, self.best_policy, metadata=metadata, training=tensors_to_cpu(state))
+        cast(Checkpoints, self.checkpoints).save(
+            self.step, self.best_policy, metadata=metadata, training=tensors_to_cpu(state), lines=self.history[self._told :]
+        )
 
     def _stored(self) -> dict[str, Any]:
         """The training state of the newest checkpoint."""
@@ -382,31 +375,11 @@ class GRPOTrainer:
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.step = int(state["step"])
-        self.module.load_state_dict(state["weights"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.average is not None:
-            self.average.load_state_dict(state["average"])
-        if self.reference is not None:
-            cast(nn.Module, self.reference).load_state_dict(state["reference"])
-        if self.controller is not None and state["entropy"]:
-            self.controller.load_state_dict(state["entropy"])
-        self._restore_drawing(state)
+        self.parts.restore(state)
         if state["pending"] is not None:
             self._restore_pending(state["pending"])
         if self.log is not None:
             self.log.restore(state["position"], self.step + (self.pending is not None))
-
-    def _restore_drawing(self, state: Mapping[str, Any]) -> None:
-        """What :meth:`_snapshot` gave, and the ledger."""
-        if self.ledger is not None and state["ledger"] is not None:
-            self.ledger.load_state_dict(state["ledger"])
-        for reward, kept in zip(self.rewards, state["reward_states"], strict=True):
-            if kept is not None and remembers(reward):
-                reward.load_state_dict(kept)  # type: ignore[attr-defined]
-        for shard in self.sampler.shards:
-            shard.load(state["shards"][shard.number])
-        if self.processes.rank < len(state["random"]):
-            restore_global_state(state["random"][self.processes.rank])
 
     def _restore_pending(self, state: Mapping[str, Any]) -> None:
         """Go on between two updates of a generation."""
@@ -416,6 +389,15 @@ class GRPOTrainer:
         self.pending = self._cut([draws for draws, _ in read], [choice for _, choice in read], state["shared"])
         self.pending.load_old(kept, self.accelerator.device)
         self.pending.done = int(state["done"])
+
+
+def _checkpoints(run: str | Path | None, config: GRPOConfig) -> Checkpoints | None:
+    if run is None:
+        if config.load_best_model_at_end:
+            raise ValueError("load_best_model_at_end: True, expected a run folder that keeps checkpoints (run=...)")
+        return None
+    best = {"metric_for_best_model": config.metric_for_best_model, "greater_is_better": config.greater_is_better}
+    return Checkpoints(run, config.save_total_limit, **best)  # type: ignore[arg-type]
 
 
 def _controller(config: GRPOConfig) -> EntropyController | None:

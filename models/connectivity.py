@@ -14,7 +14,7 @@ from torch import Tensor
 
 __all__ = ["GLOBAL_FEATURES", "NODE_FEATURES", "PAIR_FEATURES", "components", "connectivity_features", "effective_resistance"]
 
-NODE_FEATURES, PAIR_FEATURES, GLOBAL_FEATURES = 1, 3, 2
+NODE_FEATURES, PAIR_FEATURES, GLOBAL_FEATURES = 1, 4, 2
 """Widths of the three results of :func:`connectivity_features`."""
 
 
@@ -48,15 +48,18 @@ def effective_resistance(
 
 def connectivity_features(
     adjacency: Float[Tensor, "batch node node"], mask: Bool[Tensor, "batch node"]
-) -> tuple[Float[Tensor, "batch node 1"], Float[Tensor, "batch node node 3"], Float[Tensor, "batch 2"]]:
-    """Features of nodes (log size of the component), pairs (same component, log(1 + R), bridge) and graph.
+) -> tuple[Float[Tensor, "batch node 1"], Float[Tensor, "batch node node 4"], Float[Tensor, "batch 2"]]:
+    """Features of nodes (log size of the component), pairs (same component, log(1 + R), bridge, log(1 - R)) and graph.
 
-    Those of the graph are the logs of the number of components and of one plus the cycle rank, m - n + c.
+    The last one of pairs is for edges alone, at least log 0.001, in units of 4: 1 - R is the share of spanning trees that do
+    without the edge (Kirchhoff). Those of the graph are the logs of the number of components and of one plus the cycle rank,
+    m - n + c.
     """
     same = components(adjacency)
     resistance = effective_resistance(adjacency, same)
     bridge = (adjacency > 0) & (resistance > 1 - 1e-4)  # a cycle of k has (k - 1)/k: told apart up to 10^4 nodes
-    pairs = torch.stack([same.to(adjacency.dtype), torch.log1p(resistance), bridge.to(adjacency.dtype)], -1)
+    spare = torch.where(adjacency > 0, (1 - resistance).clamp_min(1e-3).log() / 4, 0.0)
+    pairs = torch.stack([same.to(adjacency.dtype), torch.log1p(resistance), bridge.to(adjacency.dtype), spare], -1)
     sizes = same.sum(-1).to(adjacency.dtype)
     count = (mask / sizes).sum(-1).round()
     rank = adjacency.sum((1, 2)) / 2 - mask.sum(-1) + count

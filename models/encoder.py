@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.models.attention import attention
+from discrete_grpo.models.recompute import run_layer
 
 __all__ = ["Encoder", "EncoderConfig", "PooledEncoder"]
 
@@ -77,12 +78,16 @@ class _Block(nn.Module):
 
 
 class _Trunk(nn.Module):
-    """Hidden states [B, L, d] of tokens [B, L]; what stands at padding is meaningless and reaches no other position."""
+    """Hidden states [B, L, d] of tokens [B, L]; what stands at padding is meaningless and reaches no other position.
+
+    Attributes:
+        checkpoint_layers: whether gradients compute layers again, for memory; no part of a checkpoint.
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         d = config.width
-        self.block_size = config.block_size
+        self.block_size, self.checkpoint_layers = config.block_size, False
         self.token = nn.Embedding(config.num_tokens, d)
         self.position = nn.Embedding(config.block_size, d)
         self.neighbours = nn.Conv1d(d, d, 2 * config.context + 1, padding=config.context) if config.context else None
@@ -100,7 +105,7 @@ class _Trunk(nn.Module):
             x = x + self.neighbours(torch.where(mask.unsqueeze(-1), x, 0.0).transpose(1, 2)).transpose(1, 2)
         x = self.dropout(x + self.position.weight[:length])
         for block in self.blocks:
-            x = block(x, attend)
+            x = run_layer(block, x, attend, again=self.checkpoint_layers, random=self.training)
         return self.norm(x)
 
 
@@ -132,6 +137,10 @@ class Encoder(nn.Module):
         """What a checkpoint needs to build this network again."""
         return {"config": self.config}
 
+    def compiled_parts(self) -> list[nn.Module]:
+        """What ``torch.compile`` is given: the layers, which are functions of tensors alone."""
+        return list(self.trunk.blocks)
+
     def forward(self, tokens: Int[Tensor, "batch ..."], mask: Bool[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """Logits at every position.
 
@@ -160,6 +169,10 @@ class PooledEncoder(nn.Module):
     def init_args(self) -> dict[str, EncoderConfig]:
         """What a checkpoint needs to build this network again."""
         return {"config": self.config}
+
+    def compiled_parts(self) -> list[nn.Module]:
+        """What ``torch.compile`` is given: the layers, which are functions of tensors alone."""
+        return list(self.trunk.blocks)
 
     def forward(self, tokens: Int[Tensor, "batch ..."], mask: Bool[Tensor, "batch ..."]) -> Float[Tensor, " batch"]:
         """The number of each text; a text without tokens gets that of all zeros.

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.models.attention import attention
+from discrete_grpo.models.recompute import run_layer
 from discrete_grpo.tokens import EOS, PAD
 
 __all__ = ["GPT", "Cache", "GPTConfig"]
@@ -141,11 +142,14 @@ class GPT(nn.Module):
 
     Args:
         config: sizes.
+
+    Attributes:
+        checkpoint_layers: whether gradients compute layers again, for memory; no part of a checkpoint.
     """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.checkpoint_layers = config, False
         d = config.width
         self.token = nn.Embedding(config.num_tokens, d)
         self.position = nn.Embedding(config.block_size, d)
@@ -213,10 +217,13 @@ class GPT(nn.Module):
         layout = _Layout(~ended if cache is None else torch.ones_like(ended))
         x = self.dropout(layout.pack(self.token(tokens) + self.position(at) + self.kind.weight[1]))
         for block, past_of in zip(self.blocks, join, strict=True):
-            x = block(x, layout, past_of, mask, causal=mask is None and t > 1)
+            x = self._run(block, x, layout, past_of, mask, mask is None and t > 1, again=cache is None)
         if cache is not None:
             cache.length += t
         return layout.spread(self.head(self.norm(x)))
+
+    def _run(self, job: Callable[..., Any], *arguments: Any, again: bool = True) -> Any:
+        return run_layer(job, *arguments, again=again and self.checkpoint_layers, random=self.training)
 
     def _fill(self, cache: Cache, tokens: Tensor, prompt: Tensor | None, properties: Tensor | None) -> None:
         """Put the prefix into an empty cache."""
@@ -243,15 +250,11 @@ class GPT(nn.Module):
         x, exists = self._prefix(len(first), *(None if c is None else c[first] for c in (prompt, properties)))
         mask = None if bool(exists.all()) else _causal_mask(exists)
         past: list[tuple[Tensor, Tensor]] = []
-
-        def keep(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-            past.append((keys[row], values[row]))
-            return keys, values
-
         layout = _Layout(exists)
         x = self.dropout(layout.pack(x))
         for block in self.blocks:
-            x = block(x, layout, keep, mask, causal=mask is None and exists.shape[1] > 1)
+            x, keys, values = self._run(_with_past, block, x, layout, mask, mask is None and exists.shape[1] > 1)
+            past.append((keys[row], values[row]))
         return past, None if mask is None else exists[row][:, None, None, :]
 
     def _prefix(self, b: int, prompt: Tensor | None, properties: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -280,6 +283,17 @@ def _behind(past: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple[
 
 def _alone(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return keys, values
+
+
+def _with_past(block: _Block, x: Tensor, layout: _Layout, mask: Tensor | None, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer of the prefix and the keys and values it has made."""
+    made: list[tuple[Tensor, Tensor]] = []
+
+    def keep(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        made.append((keys, values))
+        return keys, values
+
+    return block(x, layout, keep, mask, causal), *made[0]
 
 
 def _distinct(

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.graph import pair_index, pair_mask, symmetrise, upper
 from discrete_grpo.models.connectivity import GLOBAL_FEATURES, NODE_FEATURES, PAIR_FEATURES, connectivity_features
+from discrete_grpo.models.recompute import run_layer
 
 __all__ = ["BASE", "SMALL", "GraphTransformer", "GraphTransformerConfig", "cycle_counts", "random_walks"]
 
@@ -39,6 +40,7 @@ class GraphTransformerConfig:
         num_properties: length of the property vector the graph is conditioned on; 0 for none.
         connectivity: give components, effective resistances and bridges as features too; see
             :func:`~discrete_grpo.models.connectivity.connectivity_features`.
+        log_time: give log t as a feature too: what preconditioned logits depend on near the data.
     """
 
     node_states: int
@@ -55,6 +57,7 @@ class GraphTransformerConfig:
     dropout: float = 0.0
     num_properties: int = 0
     connectivity: bool = False
+    log_time: bool = False
 
     def __post_init__(self) -> None:
         classes = ("node_states", "edge_states", "node_classes", "edge_classes")
@@ -153,10 +156,9 @@ class _Block(nn.Module):
         self.pool = nn.Linear(2 * d + de, dg)
 
     def forward(self, x: Tensor, e: Tensor, y: Tensor, geometry: _Geometry) -> tuple[Tensor, Tensor, Tensor]:
-        n = x.shape[1]
         x_n, e_n = self.node_norm(x, y), self.edge_norm(e, y)
         q, k, v = rearrange(self.qkv(x_n), "b n (three h d) -> three b h n d", three=3, h=self.heads)
-        logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + rearrange(symmetrise(self.bias(e_n), n), "b i j h -> b h i j")
+        logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + rearrange(geometry.square(self.bias(e_n)), "b i j h -> b h i j")
         attention = logits.masked_fill(geometry.no_key, torch.finfo(logits.dtype).min).softmax(-1)
         x = x + self.attended(rearrange(attention @ v, "b h n d -> b n (h d)"))
         x = x + self.incident(geometry.incidence @ (e_n * geometry.pair_weight))
@@ -172,7 +174,7 @@ class _Block(nn.Module):
         a = self.edge_nodes(x_n)
         # One product over [B, P, ·] instead of two and a sum: passes over pairs are what costs.
         weight = torch.cat([self.edge_in.weight, self.edge_logits.weight], 1)
-        own = nn.functional.linear(torch.cat([e_n, upper(both)], -1), weight, self.edge_in.bias)
+        own = nn.functional.linear(torch.cat([e_n, geometry.triangle(both)], -1), weight, self.edge_in.bias)
         hidden = torch.addcmul(own, a.index_select(1, geometry.left), a.index_select(1, geometry.right))
         return self.edge_out(nn.functional.gelu(hidden))
 
@@ -183,6 +185,7 @@ class _Geometry:
 
     left: Int[Tensor, " pair"]
     right: Int[Tensor, " pair"]
+    flat: Int[Tensor, " pair"]
     nodes: Bool[Tensor, "batch node 1"]
     pairs: Bool[Tensor, "batch pair 1"]
     pair_weight: Float[Tensor, "batch pair 1"]
@@ -197,23 +200,38 @@ class _Geometry:
         incidence = ((number == left) | (number == right)).to(dtype)
         exists = pair_mask(mask).unsqueeze(-1)
         neighbours = (mask.sum(1) - 1).clamp_min(1)[:, None, None].to(dtype)
-        return _Geometry(left, right, mask.unsqueeze(-1), exists, exists * neighbours.rsqrt(), ~mask[:, None, None, :], incidence)
+        nodes = mask.unsqueeze(-1).clone()  # a view would tie compiled code to what it is a view of
+        weight, no_key = exists * neighbours.rsqrt(), ~mask[:, None, None, :]
+        return _Geometry(left, right, left * n + right, nodes, exists, weight, no_key, incidence)
+
+    def square(self, pairs: Float[Tensor, "batch pair d"]) -> Float[Tensor, "batch node node d"]:
+        """:func:`symmetrise` with the index at hand: code compiled for one number of nodes then fits all."""
+        n = self.nodes.shape[1]
+        full = pairs.new_zeros(pairs.shape[0], n * n, pairs.shape[2]).index_copy(1, self.flat, pairs).unflatten(1, (n, n))
+        return full + full.transpose(1, 2)
+
+    def triangle(self, square: Float[Tensor, "batch node node d"]) -> Float[Tensor, "batch pair d"]:
+        """:func:`upper`, likewise."""
+        return square.flatten(1, 2).index_select(1, self.flat)
 
 
 class GraphTransformer(nn.Module):
     """Clean-class logits of noisy graphs: ``(nodes, edges, time, mask, properties) -> (node logits, edge logits)``.
 
     Equivariant to node permutation; edge logits exactly symmetric; padding changes no logit of a real site.
+
+    Attributes:
+        checkpoint_layers: whether gradients compute layers again, for memory; no part of a checkpoint.
     """
 
     def __init__(self, config: GraphTransformerConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.checkpoint_layers = config, False
         d, de, dg = config.width, config.edge_width, config.global_width
         more_x, more_e, more_y = (NODE_FEATURES, PAIR_FEATURES, GLOBAL_FEATURES) if config.connectivity else (0, 0, 0)
         self.node_in = nn.Sequential(nn.Linear(config.node_states + config.walk_length + 3 + more_x, d), nn.GELU(), nn.Linear(d, d))
         self.edge_in = nn.Sequential(nn.Linear(config.edge_states + config.walk_length + more_e, de), nn.GELU(), nn.Linear(de, de))
-        self.global_in = nn.Sequential(nn.Linear(32 + 1 + 3 + more_y, dg), nn.GELU(), nn.Linear(dg, dg))
+        self.global_in = nn.Sequential(nn.Linear(32 + 1 + 3 + more_y + config.log_time, dg), nn.GELU(), nn.Linear(dg, dg))
         self.property_in = nn.Linear(2 * config.num_properties, dg, bias=False) if config.num_properties else None
         self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
         self.node_out = nn.Sequential(nn.LayerNorm(d), nn.Linear(d, d), nn.GELU(), nn.Linear(d, config.node_classes))
@@ -222,6 +240,10 @@ class GraphTransformer(nn.Module):
     def init_args(self) -> dict[str, GraphTransformerConfig]:
         """What a checkpoint needs to build this network again."""
         return {"config": self.config}
+
+    def compiled_parts(self) -> list[nn.Module]:
+        """What ``torch.compile`` is given: the layers, which are functions of tensors alone."""
+        return list(self.blocks)
 
     def forward(
         self,
@@ -247,7 +269,7 @@ class GraphTransformer(nn.Module):
             y = y + self.property_in(features.to(y.dtype))
         geometry = _Geometry.of(mask, e.dtype)
         for block in self.blocks:
-            x, e, y = block(x, e, y, geometry)
+            x, e, y = run_layer(block, x, e, y, geometry, again=self.checkpoint_layers, random=self.training)
         return self.node_out(x), symmetrise(self.edge_out(e), nodes.shape[1])
 
     def _embed(self, nodes: Tensor, edges: Tensor, time: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,6 +288,8 @@ class GraphTransformer(nn.Module):
         of_nodes = [one_hot(nodes, config.node_states).to(dtype), back, cycles]
         of_pairs = [one_hot(pairs, config.edge_states).to(dtype), between]
         of_graph = [_time_features(time, dtype), size, _masked_mean(cycles, mask)]
+        if config.log_time:
+            of_graph.append((time.to(dtype) + 1e-4).log().unsqueeze(-1) / 4)
         if config.connectivity:
             node, pair, graph = connectivity_features(adjacency, mask)
             of_nodes.append(node)

@@ -62,6 +62,16 @@ def test_bridges_and_counts_are_those_of_networkx(graph: nx.Graph) -> None:
     assert nodes[0, :, 0].exp().tolist() == pytest.approx(sizes)
 
 
+def test_one_less_the_resistance_is_the_share_of_spanning_trees_without_the_edge() -> None:
+    graph = nx.gnm_random_graph(6, 9, seed=2)
+    trees = [tree for tree in nx.SpanningTreeIterator(graph)]
+    _, pairs, _ = connectivity_features(adjacency(graph), torch.ones(1, 6, dtype=torch.bool))
+    for i, j in graph.edges:
+        share = sum(not tree.has_edge(i, j) for tree in trees) / len(trees)
+        assert float((pairs[0, i, j, 3] * 4).exp()) == pytest.approx(max(share, 1e-3), abs=1e-9)
+    assert (pairs[0, :, :, 3][adjacency(graph)[0] == 0] == 0).all()
+
+
 def test_padding_is_no_component() -> None:
     a = torch.nn.functional.pad(adjacency(nx.path_graph(3)), (0, 2, 0, 2))
     mask = torch.tensor([[True, True, True, False, False]])
@@ -88,5 +98,19 @@ def test_they_change_what_the_network_says() -> None:
     batch, time = graphs()
     before = logits(net, batch, time)[1]
     with torch.no_grad():
-        net.get_parameter("edge_in.0.weight")[:, -3:] = 0.0
+        net.get_parameter("edge_in.0.weight")[:, -4:] = 0.0
     assert not torch.allclose(logits(net, batch, time)[1], before)
+
+
+def test_log_time_is_log_time() -> None:
+    """With all other weights of time at zero, equal ratios of times (but for 1e-4) are equal steps of what enters the network."""
+    net = network(log_time=True)
+    with torch.no_grad():
+        net.get_parameter("global_in.0.weight")[:, :-1] = 0.0
+    entered: list[torch.Tensor] = []
+    net.global_in[0].register_forward_hook(lambda module, args, out: entered.append(out.detach()))
+    batch, _ = graphs()
+    for t in (0.0, 0.0099, 0.9999):  # 1e-4, 1e-2, 1
+        assert logits(net, batch, torch.full((4,), t, dtype=torch.float64))[1].isfinite().all()
+    torch.testing.assert_close(entered[1] - entered[0], entered[2] - entered[1], rtol=0, atol=1e-12)
+    assert (entered[1] - entered[0]).abs().max() > 1e-3

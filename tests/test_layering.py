@@ -40,7 +40,7 @@ FLOORS: list[list[set[str]]] = [
         {"rewards", "refinement", "pending"},
         {"shards"},
         {"drawing"},
-        {"run_log"},
+        {"run_log", "run_state"},
         {"trainer", "pretrain"},
         {"testing"},
     ],

@@ -510,3 +510,12 @@ def test_names_of_samples_are_values_and_no_statements(tmp_path: Path) -> None:
     ledger.score([lambda samples, **columns: [1.0] * len(samples)], [evil, "C"])
     assert ledger.history().keys == (evil, "C")
     assert sorted(p.name.split("-")[0] for p in tmp_path.iterdir() if p.name.endswith(".sqlite")) == ["c.sqlite", "l.sqlite"]
+
+
+def test_a_config_that_calls_a_function_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    canary, config = tmp_path / "canary", tmp_path / "config.yaml"
+    for path, argument in (("os.system", "command"), ("subprocess.getoutput", "cmd")):
+        config.write_text(f"reward:\n  class_path: {path}\n  init_args:\n    {argument}: touch {canary}\n")
+        assert main(["train", f"--config={config}", f"--output_dir={tmp_path / 'run'}"]) == 2
+        assert f"class_path: '{path}' is no class" in capsys.readouterr().err
+        assert not canary.exists()
