@@ -52,7 +52,8 @@ def _withdraw(folder: Path, made: bool) -> None:
     """Take back the files of a run that failed before it had anything to keep, so that the corrected command can be given."""
     if (folder / "checkpoints").exists():
         return
-    for name in ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl"):
+    databases = [f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm")]
+    for name in ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", *databases):
         (folder / name).unlink(missing_ok=True)
     if made and not any(folder.iterdir()):
         folder.rmdir()

@@ -1,0 +1,313 @@
+"""The runs of the fault drill: how they are made and disturbed, and how two of them are compared."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from benchmarks.common import ROOT
+from discrete_grpo import chemistry, cli, parsing
+from discrete_grpo.reporting.run_folder import METRICS, SAMPLES
+from discrete_grpo.rewards.ledger import molecule_key
+from discrete_grpo.trainer import GRPOTrainer
+
+__all__ = [
+    "CASES", "Ended", "Fault", "FileOperations", "FullDisk", "NaNGradient", "StopAfter", "children", "command", "counted",
+    "differences", "ledger", "lost", "molecules", "run", "started", "table", "unknown", "warm_up",
+]  # fmt: skip
+
+SMALL = {
+    "policy": "qm9-small", "num_steps": 8, "evaluation_samples": 20, "grpo.num_generations": 4, "grpo.generation_batch_size": 16,
+    "grpo.save_steps": 2, "grpo.beta": 0.05,
+}  # fmt: skip
+REUSE = {"grpo.max_steps": 8, "grpo.steps_per_generation": 2, "grpo.num_iterations": 2, "grpo.refine_fraction": 0.5}
+CASES: dict[str, dict[str, Any]] = {
+    "fresh": {"grpo.max_steps": 6, "grpo.ema_decay": 0.9, "grpo.sync_ref_model": True, "grpo.ref_model_sync_steps": 2},
+    "reuse": REUSE,
+    "shards": REUSE | {"grpo.generation_shards": 2},
+}
+"""New samples for every update, with a moving average and a reference that follows; four updates on the same samples, half of
+the groups from remembered ones; the same in two random streams."""
+
+TABLES = ("evaluation_before.csv.gz", SAMPLES, "evaluation_after.csv.gz")
+FILES = ("policy/model.safetensors", *TABLES, "evaluation.json")
+CALLS = "SELECT key, turn, rank, position FROM calls ORDER BY key"
+SCORES = "SELECT reward, key, value FROM scores ORDER BY reward, key"
+PATIENCE = 120.0
+"""Seconds after which a run that should have ended is taken for one that hangs."""
+
+
+# -- faults from within
+
+
+class Fault(Protocol):
+    """Something that goes wrong inside a run."""
+
+    def arm(self) -> None:
+        """Called in the process of the run before its command."""
+        ...
+
+
+@dataclass(frozen=True)
+class StopAfter:
+    """A signal to itself after an update: SIGKILL by default."""
+
+    update: int
+    number: int = signal.SIGKILL
+
+    def arm(self) -> None:
+        """Called in the process of the run."""
+        _after_update(self.update, lambda: os.kill(os.getpid(), self.number))
+
+
+@dataclass(frozen=True)
+class FullDisk:
+    """After an update the disk is full: a ballast file takes all that is left, or no file can grow beyond 0 bytes."""
+
+    update: int
+    ballast: Path | None
+
+    def arm(self) -> None:
+        """Called in the process of the run."""
+        _after_update(self.update, self._fill)
+
+    def _fill(self) -> None:
+        if self.ballast is None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+            return
+        with self.ballast.open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(1 << 16))
+            except OSError:
+                return
+
+
+@dataclass(frozen=True)
+class NaNGradient:
+    """One gradient of the update after ``update`` is not a number."""
+
+    update: int
+
+    def arm(self) -> None:
+        """Called in the process of the run."""
+        clip, calls = nn.utils.clip_grad_norm_, [0]
+
+        def poisoned(parameters: Any, *arguments: Any, **options: Any) -> Any:
+            parameters = list(parameters)
+            calls[0] += 1
+            if calls[0] == self.update + 1:
+                parameters[0].grad.view(-1)[0] = float("nan")
+            return clip(parameters, *arguments, **options)
+
+        nn.utils.clip_grad_norm_ = poisoned
+
+
+@dataclass(frozen=True)
+class FileOperations:
+    """SIGKILL right before the file operation of that number: opening to write, renaming, removing, syncing. None only counts."""
+
+    number: int | None = None
+    count: Any = field(default_factory=lambda: multiprocessing.get_context("fork").Value("i", 0))
+
+    def arm(self) -> None:
+        """Called in the process of the run."""
+        sync = os.fsync
+
+        def fsync(handle: int) -> None:
+            self._next()
+            sync(handle)
+
+        os.fsync = fsync  # type: ignore[assignment]
+        sys.addaudithook(self._heard)
+
+    def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
+        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if writes or event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate"):
+            self._next()
+
+    def _next(self) -> None:
+        self.count.value += 1
+        if self.count.value == self.number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _after_update(number: int, then: Callable[[], None]) -> None:
+    update = GRPOTrainer.update
+
+    def watched(trainer: GRPOTrainer) -> Any:
+        line = update(trainer)
+        if trainer.step == number:
+            then()
+        return line
+
+    GRPOTrainer.update = watched  # type: ignore[method-assign]
+
+
+# -- running a command
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: its exit code (minus the signal), and all that it printed."""
+
+    code: int
+    text: str
+    seconds: float
+
+    @property
+    def lines(self) -> list[str]:
+        """What the command itself said; a traceback counts."""
+        return [line for line in self.text.splitlines() if line.startswith(("discrete-grpo: ", "Traceback"))]
+
+
+def command(case: str, folder: Path, reward: str = "qed") -> list[str]:
+    """Arguments of ``discrete-grpo`` for a run of a case."""
+    fields = SMALL | CASES[case] | {"reward": reward, "output_dir": folder}
+    return ["train", *(f"--{name}={value}" for name, value in fields.items())]
+
+
+def warm_up() -> None:
+    """Load what a run needs, so that runs forked from here start at once; no tensor is computed with."""
+    parsing.recipe_of("train")
+    __import__("torch._dynamo")
+    chemistry.synthetic_accessibility(chemistry.parse("C"))
+
+
+def run(
+    arguments: Sequence[str],
+    log: Path,
+    fault: Fault | None = None,
+    environment: Mapping[str, str] | None = None,
+    meanwhile: Callable[[Any], None] | None = None,
+) -> Ended:
+    """Run a ``discrete-grpo`` command in a process forked from this one, which saves the seconds of a start.
+
+    Args:
+        arguments: of the command.
+        log: file for what it prints.
+        fault: what goes wrong inside.
+        environment: variables it has beside ours.
+        meanwhile: is handed the process (with ``pid``, ``kill`` and ``join``) while it runs.
+    """
+    start = time.perf_counter()
+    process = multiprocessing.get_context("fork").Process(target=_inside, args=(arguments, log, fault, environment or {}))
+    process.start()
+    if meanwhile is not None:
+        meanwhile(process)
+    process.join(PATIENCE)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        raise TimeoutError(f"{' '.join(arguments)}: no end within {PATIENCE:g} s; see {log}")
+    seconds = time.perf_counter() - start
+    return Ended(process.exitcode, log.read_text(errors="replace") if log.exists() else "", seconds)
+
+
+def _inside(arguments: Sequence[str], log: Path, fault: Fault | None, environment: Mapping[str, str]) -> None:
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.environ.update(environment)
+    torch.set_num_threads(1)  # as torchrun does, and as is said to the commands that are started
+    if fault is not None:
+        fault.arm()
+    sys.exit(cli.main(arguments))
+
+
+def started(arguments: Sequence[str], log: Path, processes: int = 1) -> subprocess.Popen[bytes]:
+    """The command in an interpreter of its own, or in several under ``torchrun``."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with log.open("wb") as file:
+        line = [sys.executable, *launcher, "-m", "discrete_grpo.cli", *arguments]
+        return subprocess.Popen(line, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of the children of a process, oldest first."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=", "-o", "ppid="], capture_output=True, text=True, check=True).stdout
+    return sorted(int(own) for own, parent in map(str.split, listed.splitlines()) if int(parent) == pid)
+
+
+# -- reading and comparing
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """Rows of a compressed table; none if there is no such file."""
+    if not path.is_file():
+        return []
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    """Every sample of a run, of its evaluations too."""
+    return [row for name in TABLES for row in table(folder / name)]
+
+
+def molecules(folder: Path) -> set[str]:
+    """The distinct canonical SMILES of a run: what its ledger must have counted."""
+    return {key for row in rows_of(folder) if (key := molecule_key(row["sample"])) is not None}
+
+
+def ledger(folder: Path, query: str = CALLS) -> list[tuple[Any, ...]]:
+    """What a run's ledger says."""
+    path = folder / "ledger.sqlite"
+    if not path.is_file():
+        return []
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def counted(folder: Path) -> set[str]:
+    """The samples that a run's ledger has counted."""
+    return {row[0] for row in ledger(folder)}
+
+
+def unknown(folder: Path) -> set[str]:
+    """The valid samples without a reward."""
+    return {row["sample"] for row in rows_of(folder) if not row["reward"] and molecule_key(row["sample"]) is not None}
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The logged lines, but for the clock and the number of failures (which only a pool logs)."""
+    path = folder / METRICS
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    left_out = lambda name: name == "step_time" or name.endswith("/failed")  # noqa: E731
+    return [{name: value for name, value in line.items() if not left_out(name)} for line in lines]
+
+
+def differences(folder: Path, undisturbed: Path) -> list[str]:
+    """Names of what is not as in the undisturbed run, byte for byte; of a ledger that is not the run's samples too."""
+    found = [name for name in FILES if not _same(folder / name, undisturbed / name)]
+    found += [METRICS] if metrics(folder) != metrics(undisturbed) else []
+    same = all(ledger(folder, query) == ledger(undisturbed, query) for query in (CALLS, SCORES))
+    return found if same and counted(folder) == molecules(folder) else [*found, "ledger.sqlite"]
+
+
+def _same(path: Path, other: Path) -> bool:
+    return path.is_file() and path.read_bytes() == other.read_bytes()
+
+
+def lost(folder: Path, undisturbed: Path, named: Sequence[str] = ()) -> int:
+    """Samples that the undisturbed run has and this one has not, or not scored, or not counted; without the named ones."""
+    missing = sum(max(0, len(table(undisturbed / name)) - len(table(folder / name))) for name in TABLES)
+    return missing + len(unknown(folder) - unknown(undisturbed) - set(named)) + len(molecules(folder) - counted(folder))
