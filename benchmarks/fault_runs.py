@@ -35,11 +35,17 @@ __all__ = [
 
 SMALL = {
     "policy": "qm9-small", "num_steps": 8, "evaluation_samples": 20, "grpo.num_generations": 4, "grpo.generation_batch_size": 16,
-    "grpo.save_steps": 2, "grpo.beta": 0.05,
+    "grpo.save_steps": 2,
 }  # fmt: skip
 REUSE = {"grpo.max_steps": 8, "grpo.steps_per_generation": 2, "grpo.num_iterations": 2, "grpo.refine_fraction": 0.5}
 CASES: dict[str, dict[str, Any]] = {
-    "fresh": {"grpo.max_steps": 6, "grpo.ema_decay": 0.9, "grpo.sync_ref_model": True, "grpo.ref_model_sync_steps": 2},
+    "fresh": {
+        "grpo.max_steps": 6,
+        "grpo.ema_decay": 0.9,
+        "grpo.beta": 0.05,
+        "grpo.sync_ref_model": True,
+        "grpo.ref_model_sync_steps": 2,
+    },
     "reuse": REUSE,
     "shards": REUSE | {"grpo.generation_shards": 2},
 }

@@ -331,7 +331,8 @@ def _finish(
     save(folder / "policy", best, metadata={**metadata, "grpo_steps": trainer.step})
     result = measure(best, "after")
     write_report(folder, draw=family.draw)
-    print_table(f"{folder}", result)
+    if result:
+        print_table(f"{folder}", result)
     return result
 
 

@@ -124,6 +124,12 @@ def test_a_cache_is_filled_once() -> None:
         wanted = read()
         checkpoint_layers(network)
         assert torch.equal(read(), wanted)
+    found = []
+    for on in (False, True):
+        checkpoint_layers(network, on)
+        first = gradients(network, lambda n: n(tokens()[:, :1], prompt, properties, n.cache(8, 2)).sin().sum())
+        found.append(first)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_the_network_is_found_inside_wrappers() -> None:
