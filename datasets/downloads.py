@@ -14,6 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from discrete_grpo.atomic import atomic_write
+
 __all__ = ["DOWNLOADS", "Download", "default_cache", "download"]
 
 
@@ -70,7 +72,8 @@ def download(name: str, cache_dir: str | Path | None = None) -> Path:
         _fetch(name, entry, folder)
     found = _sha256(path)
     if known is None:
-        record.write_text(found + "\n")
+        with atomic_write(record, "w") as file:
+            file.write(found + "\n")
         print(f"{name}: first download of {entry.url}, sha256 {found} recorded in {record}", file=sys.stderr)
     elif found != known:
         raise ValueError(f"name: {name!r}: {path} has sha256 {found}, expected {known}; delete it to download it again")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -15,7 +16,16 @@ from rdkit.rdBase import BlockLogs
 from torch import Tensor
 
 from discrete_grpo.chemistry import AtomType, Vocabulary, descriptor, molecule_parts, parse_smiles
-from discrete_grpo.datasets.reading import array_lines, check_broken, check_file, content_key, rows, text_array, write_arrays
+from discrete_grpo.datasets.reading import (
+    array_lines,
+    check_broken,
+    check_file,
+    content_key,
+    from_cache,
+    rows,
+    text_array,
+    write_arrays,
+)
 from discrete_grpo.graph import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_index, unpack
 from discrete_grpo.tokens import Property
 
@@ -272,8 +282,8 @@ def load_molecules(
     check_file(path)
     name = path.name.split(".")[0]
     cached = None if cache_dir is None else Path(cache_dir) / f"{name}-{content_key(path, _CACHE_VERSION)}.npz"
-    if cached is not None and cached.is_file():
-        dataset = _read_cache(cached, name)
+    dataset = None if cached is None else from_cache(cached, partial(_read_cache, name=name))
+    if dataset is not None:
         check_broken(path, len(dataset), dataset.broken, max_broken)
     else:
         dataset = _pack(rows(path), path, name, max_broken)
@@ -315,8 +325,8 @@ def _write_cache(path: Path, dataset: MoleculeDataset) -> None:
     )
 
 
-def _read_cache(path: Path, name: str) -> MoleculeDataset:
-    with np.load(path) as stored:
+def _read_cache(file: BinaryIO, name: str) -> MoleculeDataset:
+    with np.load(file) as stored:
         nodes, pairs, sizes = (torch.from_numpy(stored[k]) for k in ("nodes", "pairs", "sizes"))
         broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(stored["broken"])))
         vocabulary = Vocabulary(array_lines(stored["vocabulary"]))

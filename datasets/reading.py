@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
-from collections.abc import Iterator, Sequence
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from rdkit.rdBase import rdkitVersion
@@ -22,11 +25,15 @@ __all__ = [
     "check_broken",
     "check_file",
     "content_key",
+    "from_cache",
     "read_smiles",
     "rows",
     "text_array",
     "write_arrays",
 ]
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,19 @@ def array_lines(array: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[str, ...]:
     """The lines of :func:`text_array`."""
     text = array.tobytes().decode()
     return tuple(text.split("\n")) if text else ()
+
+
+def from_cache(path: Path, read: Callable[[BinaryIO], T]) -> T | None:
+    """What ``read`` makes of a cache file; None where there is none, or, with a warning, where it is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            return read(file)
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        warnings.warn(f"{path}: damaged, and made again; {said}", RuntimeWarning, stacklevel=3)
+        return None
 
 
 def write_arrays(path: Path, **arrays: np.ndarray[Any, np.dtype[Any]]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -13,7 +15,16 @@ from rdkit import Chem
 from torch import Tensor
 
 from discrete_grpo.chemistry import descriptor, murcko_scaffold, parse_smiles
-from discrete_grpo.datasets.reading import array_lines, check_broken, check_file, content_key, rows, text_array, write_arrays
+from discrete_grpo.datasets.reading import (
+    array_lines,
+    check_broken,
+    check_file,
+    content_key,
+    from_cache,
+    rows,
+    text_array,
+    write_arrays,
+)
 from discrete_grpo.tokens import EOS, PAD, SMILES, Property, TokenBatch, Tokenizer
 
 __all__ = ["SmilesLines", "TokenDataset", "alphabet", "load_smiles", "smiles_from_lines", "token_dataset"]
@@ -176,10 +187,10 @@ def load_smiles(
     if cache_dir is not None:
         version = f"{_CACHE_VERSION} {' '.join(properties)} {scaffolds}"
         cached = Path(cache_dir) / f"{name}-{content_key(path, version)}.npz"
-        if cached.is_file():
-            found = _read_cache(cached, tuple(properties), name)
-            check_broken(path, len(found), found.broken, max_broken)
-            return found
+        known = from_cache(cached, partial(_read_cache, properties=tuple(properties), name=name))
+        if known is not None:
+            check_broken(path, len(known), known.broken, max_broken)
+            return known
     found = smiles_from_lines(rows(path), path, properties=properties, scaffolds=scaffolds, max_broken=max_broken, name=name)
     if cached is not None:
         _write_cache(cached, found)
@@ -201,8 +212,8 @@ def _write_cache(path: Path, data: SmilesLines) -> None:
     )
 
 
-def _read_cache(path: Path, properties: tuple[str, ...], name: str) -> SmilesLines:
-    with np.load(path) as stored:
+def _read_cache(file: BinaryIO, properties: tuple[str, ...], name: str) -> SmilesLines:
+    with np.load(file) as stored:
         broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(stored["broken"])))
         smiles, scaffolds = array_lines(stored["smiles"]), array_lines(stored["scaffolds"])
         return SmilesLines(smiles, scaffolds or ("",) * len(smiles), torch.from_numpy(stored["values"]), properties, broken, name)

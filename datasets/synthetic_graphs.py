@@ -23,6 +23,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from discrete_grpo.datasets.convert import from_networkx
+from discrete_grpo.datasets.reading import write_arrays
 from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pack, unpack
 
 __all__ = [
@@ -354,4 +355,4 @@ def write_npz(path: str | Path, splits: GraphSplits) -> None:
         arrays[f"{split}_num_nodes"] = np.array([g.number_of_nodes() for g in graphs], dtype=np.int32)
         arrays[f"{split}_edges"] = np.concatenate([np.zeros((0, 2), np.int32), *edges])
         arrays[f"{split}_offsets"] = np.cumsum([0, *map(len, edges)], dtype=np.int64)
-    np.savez_compressed(path, **arrays)
+    write_arrays(Path(path), **arrays)

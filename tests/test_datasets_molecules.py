@@ -3,7 +3,9 @@
 import gzip
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from discrete_grpo.datasets.molecules import (
     statistics,
 )
 from discrete_grpo.datasets.reading import read_smiles
+from discrete_grpo.datasets.smiles import load_smiles
 
 SMILES = ["CCO", "c1ccccc1", "C[N+](C)(C)C", "N#CC=O", "F[C@H](Cl)Br"]
 SHARED = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[2] / "shared"))
@@ -99,6 +102,19 @@ def test_size_limits_shrink_padding_and_vocabulary(tmp_path: Path) -> None:
     assert (small.vocabulary.atoms, small.smiles, small.nodes.tolist()) == (("C", "O"), ("CCO",), [[0, 0, 1]])
     with pytest.raises(ValueError, match="leave no molecule"):
         load_molecules(tmp_path / "a.smi", min_atoms=7)
+
+
+@pytest.mark.parametrize("load", [load_molecules, load_smiles])
+@pytest.mark.parametrize("damage", [lambda data: data[:100], lambda data: b"", lambda data: data[:-40] + bytes(40)])
+def test_a_damaged_cache_is_made_again(load: Callable[..., Any], damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    path = write(tmp_path / "a.smi", "CCO\nCN\n" + "CC\n" * 30)
+    first = load(path, cache_dir=tmp_path / "cache")
+    (cached,) = (tmp_path / "cache").iterdir()
+    whole = cached.read_bytes()
+    cached.write_bytes(damage(whole))
+    with pytest.warns(RuntimeWarning, match=f"{cached.name}: damaged, and made again"):
+        assert load(path, cache_dir=tmp_path / "cache").smiles == first.smiles
+    assert cached.read_bytes() == whole
 
 
 def test_cache_gives_the_same_and_follows_the_content(tmp_path: Path) -> None:
