@@ -392,7 +392,7 @@ def _measure(
         table |= {f"reward_{n}": scores[:, k].tolist() for k, n in enumerate(names)}
         row |= {f"reward_{n}": _mean_known(scores[:, k]) for k, n in enumerate(names)}
     write_table(folder / f"evaluation_{when}.csv.gz", {**plain_columns(found), **table, **family.table(samples)})
-    result[when] = row | dict(family.evaluate(samples))
+    result[when] = row | dict(family.evaluate(samples)) | {"oracle_calls": float(ledger.calls)}
     write_json(path, result)
     return result
 

@@ -337,6 +337,17 @@ def test_report_of_an_empty_or_partial_folder_leaves_parts_out(tmp_path: Path) -
         write_report(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(("left", "said"), [(None, "different valid samples scored"), (766.0, "766 left")])
+def test_report_tells_the_oracle_calls_and_the_diversity(tmp_path: Path, left: float | None, said: str) -> None:
+    recorder = Recorder(tmp_path)
+    for calls in (900.0, 1234.0):
+        line: dict[str, float | None] = {"oracle/calls": calls, "unique_scaffolds": 0.5, "internal_diversity": 0.9}
+        recorder.record(1, line | ({} if left is None else {"oracle/left": left}))
+    text = write_report(tmp_path).read_text("utf-8")
+    assert f"<dt>oracle calls</dt><dd>1,234<small>{said}</small></dd>" in text
+    assert {"chart-oracle", "chart-diversity"} <= set(idents(text))
+
+
 def test_no_recorded_metric_is_lost(tmp_path: Path) -> None:
     Recorder(tmp_path).record(1, {"rewards/qed/mean": 0.5, "clip_ratio/low_mean": 0.1, "step_time": 2.0, "my_metric": 3.0})
     text = write_report(tmp_path).read_text("utf-8")

@@ -43,6 +43,8 @@ _CHARTS = (
     _Chart("chart-valid", "Validity", "valid samples (fraction)", "(valid)", (0.0, 1.0)),
     _Chart("chart-unique", "Uniqueness", "unique samples (fraction)", "(unique)", (0.0, 1.0)),
     _Chart("chart-novel", "Novelty", "novel samples (fraction)", "(novel)", (0.0, 1.0)),
+    _Chart("chart-diversity", "Diversity", "of valid samples (fraction)", "(unique_scaffolds|internal_diversity)", (0.0, 1.0)),
+    _Chart("chart-oracle", "Oracle calls", "different valid samples scored", "(oracle/calls)"),
     _Chart("chart-kl", "KL divergence from the reference", "KL (nats)", "(kl|kl_.+|kl/.+)"),
     _Chart("chart-entropy", "Entropy of the policy", "entropy (nats)", "(entropy)"),
     _Chart("chart-clip", "Clipped ratios", "clipped terms (fraction)", r"clip_ratio/(.+)"),
@@ -54,6 +56,9 @@ _CURVE_NAMES = {
     "kl": "KL(policy ‖ reference)",
     "kl_forward": "KL(reference ‖ policy)",
     "frac_reward_zero_std": "zero-spread groups",
+    "unique_scaffolds": "distinct scaffolds",
+    "internal_diversity": "internal diversity",
+    "oracle/calls": "calls",
     "low_mean": "below",
     "high_mean": "above",
     "region_mean": "either side",
@@ -127,6 +132,9 @@ def _tiles(metrics: Sequence[Mapping[str, Any]]) -> str:
             first, last = sum(values[:tenth]) / tenth, sum(values[-tenth:]) / tenth
             show = (lambda v: f"{100 * v:.1f} %") if name in ("valid", "unique") else _show
             tiles.append((label, show(last), f"from {show(first)}"))
+    if calls := _known(metrics, "oracle/calls"):
+        left = _known(metrics, "oracle/left")
+        tiles.append(("oracle calls", f"{calls[-1]:,.0f}", f"{left[-1]:,.0f} left" if left else "different valid samples scored"))
     cards = "".join(
         f'<div class="card"><dt>{escape(a)}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>' for a, b, c in tiles
     )
