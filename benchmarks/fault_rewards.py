@@ -18,7 +18,7 @@ FAULT, SAMPLE = "DRILL_FAULT", "DRILL_SAMPLE"
 
 
 def carbon_share(samples: Sequence[str | None], **columns: Any) -> list[float | None]:
-    """The share of letters that are carbons; on one sample the fault of the drill: hang, exit, segfault, raise, nan, short or unknown."""
+    """The share of letters that are carbons; on one sample a fault: hang, exit, segfault, raise, nan, short or unknown."""
     values: list[float | None] = [0.0 if not text else text.upper().count("C") / len(text) for text in samples]
     fault, named = os.environ.get(FAULT), os.environ.get(SAMPLE)
     if fault is None or named not in samples:

@@ -1,21 +1,20 @@
-"""The runs of the fault drill: how they are made and disturbed, and how two of them are compared."""
+"""The runs of the fault drill: how they are made, and how they are disturbed."""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import json
+import itertools
 import multiprocessing
 import os
+import random
 import resource
+import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,14 +22,13 @@ import torch
 from torch import nn
 
 from benchmarks.common import ROOT
+from benchmarks.fault_rewards import FAULT, SAMPLE
 from discrete_grpo import chemistry, cli, parsing
-from discrete_grpo.reporting.run_folder import METRICS, SAMPLES
-from discrete_grpo.rewards.ledger import molecule_key
 from discrete_grpo.trainer import GRPOTrainer
 
 __all__ = [
-    "CASES", "Ended", "Fault", "FileOperations", "FullDisk", "NaNGradient", "StopAfter", "children", "command", "counted",
-    "differences", "ledger", "lost", "molecules", "run", "started", "table", "unknown", "warm_up",
+    "CASES", "Drill", "Ended", "Fault", "FileOperations", "FullDisk", "NaNGradient", "StopAfter", "children", "command", "faulty",
+    "run", "started", "warm_up",
 ]  # fmt: skip
 
 SMALL = {
@@ -40,22 +38,15 @@ SMALL = {
 REUSE = {"grpo.max_steps": 8, "grpo.steps_per_generation": 2, "grpo.num_iterations": 2, "grpo.refine_fraction": 0.5}
 CASES: dict[str, dict[str, Any]] = {
     "fresh": {
-        "grpo.max_steps": 6,
-        "grpo.ema_decay": 0.9,
-        "grpo.beta": 0.05,
-        "grpo.sync_ref_model": True,
-        "grpo.ref_model_sync_steps": 2,
+        "grpo.max_steps": 6, "grpo.ema_decay": 0.9, "grpo.beta": 0.05, "grpo.sync_ref_model": True, "grpo.ref_model_sync_steps": 2,
     },
     "reuse": REUSE,
     "shards": REUSE | {"grpo.generation_shards": 2},
-}
-"""New samples for every update, with a moving average and a reference that follows; four updates on the same samples, half of
-the groups from remembered ones; the same in two random streams."""
+    "best": {"grpo.max_steps": 6, "grpo.metric_for_best_model": "reward", "grpo.load_best_model_at_end": True},
+}  # fmt: skip
+"""New samples for every update, a moving average and a reference that follows; four updates on the same samples, half of the
+groups from remembered ones; the same in two random streams; the policy of the best checkpoint in the end."""
 
-TABLES = ("evaluation_before.csv.gz", SAMPLES, "evaluation_after.csv.gz")
-FILES = ("policy/model.safetensors", *TABLES, "evaluation.json")
-CALLS = "SELECT key, turn, rank, position FROM calls ORDER BY key"
-SCORES = "SELECT reward, key, value FROM scores ORDER BY reward, key"
 PATIENCE = 120.0
 """Seconds after which a run that should have ended is taken for one that hangs."""
 
@@ -158,13 +149,13 @@ class FileOperations:
 def _after_update(number: int, then: Callable[[], None]) -> None:
     update = GRPOTrainer.update
 
-    def watched(trainer: GRPOTrainer) -> Any:
+    def watched(trainer: GRPOTrainer) -> dict[str, float] | None:
         line = update(trainer)
         if trainer.step == number:
             then()
         return line
 
-    GRPOTrainer.update = watched  # type: ignore[method-assign]
+    GRPOTrainer.update = watched  # type: ignore[assignment, method-assign]
 
 
 # -- running a command
@@ -194,7 +185,9 @@ def warm_up() -> None:
     """Load what a run needs, so that runs forked from here start at once; no tensor is computed with."""
     parsing.recipe_of("train")
     __import__("torch._dynamo")
-    chemistry.synthetic_accessibility(chemistry.parse("C"))
+    methane = chemistry.parse("C")
+    assert methane is not None
+    chemistry.synthetic_accessibility(methane)
 
 
 def run(
@@ -253,67 +246,62 @@ def children(pid: int) -> list[int]:
     return sorted(int(own) for own, parent in map(str.split, listed.splitlines()) if int(parent) == pid)
 
 
-# -- reading and comparing
+# -- the runs of a drill
 
 
-def table(path: Path) -> list[dict[str, str]]:
-    """Rows of a compressed table; none if there is no such file."""
-    if not path.is_file():
-        return []
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+def faulty(bad: tuple[str, str] | None) -> dict[str, str]:
+    """The environment in which the reward has this fault on this sample."""
+    return {} if bad is None else {FAULT: bad[0], SAMPLE: bad[1]}
 
 
-def rows_of(folder: Path) -> list[dict[str, str]]:
-    """Every sample of a run, of its evaluations too."""
-    return [row for name in TABLES for row in table(folder / name)]
+class Drill:
+    """Runs in a scratch folder, with the undisturbed ones that they are compared with.
 
+    Args:
+        folder: scratch.
+        seed: of the moments.
+        kills: how many.
+    """
 
-def molecules(folder: Path) -> set[str]:
-    """The distinct canonical SMILES of a run: what its ledger must have counted."""
-    return {key for row in rows_of(folder) if (key := molecule_key(row["sample"])) is not None}
+    def __init__(self, folder: Path, seed: int, kills: int) -> None:
+        self.folder, self.seed, self.kills = folder, seed, kills
+        self._whole: dict[tuple[str, str], tuple[Path, Ended, int]] = {}
+        self._numbers = itertools.count()
 
+    def new(self, name: str) -> Path:
+        """A folder name that no run has."""
+        return self.folder / f"{name}-{next(self._numbers)}"
 
-def ledger(folder: Path, query: str = CALLS) -> list[tuple[Any, ...]]:
-    """What a run's ledger says."""
-    path = folder / "ledger.sqlite"
-    if not path.is_file():
-        return []
-    with closing(sqlite3.connect(path)) as connection:
-        return connection.execute(query).fetchall()
+    def random(self, name: str) -> random.Random:
+        """Numbers of a row, the same whichever other rows run."""
+        return random.Random(f"{self.seed} {name}")
 
+    def run(self, arguments: Sequence[str], fault: Fault | None = None, **options: Any) -> Ended:
+        """A command in a forked process."""
+        return run(arguments, self.new("log"), fault, **options)
 
-def counted(folder: Path) -> set[str]:
-    """The samples that a run's ledger has counted."""
-    return {row[0] for row in ledger(folder)}
+    def whole(self, case: str, reward: str = "qed", bad: tuple[str, str] | None = None) -> tuple[Path, Ended, int]:
+        """The undisturbed run of a case: its folder, how it ended, and how many file operations it made."""
+        key = (case, f"{reward} {bad}")
+        if key not in self._whole:
+            folder, counter = self.new(f"whole-{case}"), FileOperations()
+            ended = self.run(command(case, folder, reward), counter, environment=faulty(bad))
+            if ended.code:
+                raise RuntimeError(f"the undisturbed run failed: {ended.text}")
+            self._whole[key] = (folder, ended, counter.count.value)
+        return self._whole[key]
 
+    @cached_property
+    def halfway(self) -> Path:
+        """A run that was killed after update 5 of 8, in the middle of a generation; checkpoints of 2 and 4 are there."""
+        folder = self.new("halfway")
+        self.run(command("reuse", folder), StopAfter(5))
+        return folder
 
-def unknown(folder: Path) -> set[str]:
-    """The valid samples without a reward."""
-    return {row["sample"] for row in rows_of(folder) if not row["reward"] and molecule_key(row["sample"]) is not None}
+    def copy(self) -> Path:
+        """A copy of the half run, to be damaged."""
+        return Path(shutil.copytree(self.halfway, self.new("copy")))
 
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The logged lines, but for the clock and the number of failures (which only a pool logs)."""
-    path = folder / METRICS
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    left_out = lambda name: name == "step_time" or name.endswith("/failed")  # noqa: E731
-    return [{name: value for name, value in line.items() if not left_out(name)} for line in lines]
-
-
-def differences(folder: Path, undisturbed: Path) -> list[str]:
-    """Names of what is not as in the undisturbed run, byte for byte; of a ledger that is not the run's samples too."""
-    found = [name for name in FILES if not _same(folder / name, undisturbed / name)]
-    found += [METRICS] if metrics(folder) != metrics(undisturbed) else []
-    same = all(ledger(folder, query) == ledger(undisturbed, query) for query in (CALLS, SCORES))
-    return found if same and counted(folder) == molecules(folder) else [*found, "ledger.sqlite"]
-
-
-def _same(path: Path, other: Path) -> bool:
-    return path.is_file() and path.read_bytes() == other.read_bytes()
-
-
-def lost(folder: Path, undisturbed: Path, named: Sequence[str] = ()) -> int:
-    """Samples that the undisturbed run has and this one has not, or not scored, or not counted; without the named ones."""
-    missing = sum(max(0, len(table(undisturbed / name)) - len(table(folder / name))) for name in TABLES)
-    return missing + len(unknown(folder) - unknown(undisturbed) - set(named)) + len(molecules(folder) - counted(folder))
+    def go_on(self, folder: Path, first: Sequence[str]) -> Ended:
+        """Continue a run; where nothing of it is left yet, the same command again."""
+        return self.run(["resume", str(folder)] if (folder / "run.json").is_file() else first)

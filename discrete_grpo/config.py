@@ -88,11 +88,16 @@ class GRPOConfig:
             and regenerated, and the regenerated steps are trained on. 0: off; needs a policy that can.
         refine_time: how far back they go, 0 (data) < t < 1 (noise); the nearest point of the sampler's grid is taken.
         refine_memory: how many of the best unique samples of the run are kept to start from.
+        replay_samples: how many good samples of earlier generations join each group of their condition, with their rewards and
+            the log-probs they were drawn with; nothing is scored again. 0: off.
+        replay_memory: how many of the best unique samples of a shard are kept for that.
         learning_rate, weight_decay, adam_beta1, adam_beta2: of AdamW.
         lr_scheduler_type, warmup_steps: ``constant``, ``linear`` or ``cosine`` decay to 0 after a linear warm-up.
         max_grad_norm: gradients are clipped to this norm; None leaves them.
         ema_decay: decay of an exponential moving average of the weights, used for evaluation and export; None: off.
         bf16: run networks under bfloat16 autocast (log-probs stay float32).
+        torch_compile: compile the layers of the networks; the first updates wait for the compiler.
+        checkpoint_layers: compute layers again for gradients, for memory; None leaves what the network has.
         seed: of everything random in the run.
         generation_shards: independent random streams that the groups are drawn in, dealt out evenly to the processes. Results
             depend on it and not on the number of processes. None: one a process.
@@ -148,6 +153,8 @@ class GRPOConfig:
     refine_fraction: float = 0.0
     refine_time: float = 0.5
     refine_memory: int = 64
+    replay_samples: int = 0
+    replay_memory: int = 64
     learning_rate: float = 1e-4
     weight_decay: float = 0.0
     adam_beta1: float = 0.9
@@ -157,6 +164,8 @@ class GRPOConfig:
     max_grad_norm: float | None = 1.0
     ema_decay: float | None = None
     bf16: bool = False
+    torch_compile: bool = False
+    checkpoint_layers: bool | None = None
     seed: int = 42
     generation_shards: int | None = None
     save_steps: int = 10
@@ -172,6 +181,8 @@ class GRPOConfig:
             _between(self, name, 1)
         _between(self, "generation_shards", 1)
         _between(self, "max_resampling_rounds", 0)
+        _between(self, "replay_samples", 0)
+        _between(self, "replay_memory", 1)
         _between(self, "num_generations", 2)
         for name in ("timestep_fraction", "top_entropy_quantile"):
             _between(self, name, 0, 1, open_low=True)
@@ -199,6 +210,7 @@ class GRPOConfig:
         _one_of(self, "lr_scheduler_type", ("constant", "linear", "cosine"))
         _check_best(self)
         self._check_pairs()
+        self._check_replay()
 
     def _check_pairs(self) -> None:
         """Raise for options that do not go together."""
@@ -220,6 +232,19 @@ class GRPOConfig:
             raise ValueError(f"kl_estimator: {self.kl_estimator!r}, expected exact with kl_in both, where others count twice")
         if self.kl_estimator == "k1" and self.kl_in != "reward" and not self.use_bias_correction_kl:
             raise ValueError("kl_estimator: 'k1', expected use_bias_correction_kl in the loss: its own gradient there is zero")
+
+    def _check_replay(self) -> None:
+        """Raise for options that replayed samples do not go with."""
+        given = f"replay_samples: {self.replay_samples}, expected"
+        if self.replay_samples > self.replay_memory:
+            raise ValueError(f"{given} at most replay_memory ({self.replay_memory})")
+        others = {
+            f"refine_fraction {self.refine_fraction}": self.refine_fraction > 0,
+            "zero_std_groups resample": self.zero_std_groups == "resample",
+            f"kl_in {self.kl_in}": self.beta > 0 and self.kl_in != "loss",
+        }
+        for other in (name for name, on in others.items() if on and self.replay_samples > 0):
+            raise ValueError(f"{given} 0 with {other}")
 
     @property
     def num_groups(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.generation import Batch, Draw, draws_of, groups_missing, total_reward
 from discrete_grpo.processes import Processes
-from discrete_grpo.refinement import Memory, Start, group_starts, seen_columns
+from discrete_grpo.refinement import Start, group_starts, seen_columns
 from discrete_grpo.rollout import Observer, Policy, Reward, Rollout, group_contexts
 from discrete_grpo.scoring import Accounts, Failure, score_samples, take_failures
 from discrete_grpo.shards import Shard
@@ -30,7 +30,7 @@ class Drawn:
         mine: the batches of each shard of this process.
         every: those of each shard of the run; without trajectories, unless the policy learns from them.
         draws: what updates learn from, a list a shard of this process.
-        advantage: of every row of the run, on the CPU.
+        advantage: of every row that was drawn in the run, on the CPU.
         failures: by process and reward, what could not be scored.
     """
 
@@ -42,8 +42,13 @@ class Drawn:
 
     @property
     def batches(self) -> list[Batch]:
-        """Those of the run in one row."""
-        return list(chain(*self.every))
+        """Those that were drawn in the run, in one row."""
+        return [batch for batch in chain(*self.every) if not batch.replayed]
+
+    @property
+    def replayed(self) -> list[Batch]:
+        """The samples of earlier generations that join them."""
+        return [batch for batch in chain(*self.every) if batch.replayed]
 
 
 @dataclass(frozen=True)
@@ -100,14 +105,14 @@ class GroupSampler:
         return replace(batch, kl=self.penalty(batch))
 
     def batches(self, shard: Shard) -> list[Batch]:
-        """The groups of a shard; with ``resample`` also what was drawn in the place of those without a signal."""
+        """The groups of a shard; with ``resample`` also what was drawn in the place of those without a signal; what joins them."""
         found = [self.batch(shard)]
         for _ in range(self.config.max_resampling_rounds if self.config.zero_std_groups == "resample" else 0):
             missing = groups_missing(found, self.groups, self.config)
             if not missing:
                 break
             found.append(self.batch(shard, missing))
-        return found
+        return found if shard.replay is None else found + shard.replay.join(found[0], shard.generator)
 
     def draw(self) -> Drawn:
         """A generation, in all processes.
@@ -128,10 +133,11 @@ class GroupSampler:
             self.ledger.turn = max(turn for _, turn, _ in found)
         every = [batches for told, _, _ in found for batches in told]
         draws = draws_of(list(chain(*every)), self.config)
+        fresh = [draw for draw in draws if draw.old is None]
         if isinstance(self.policy, Observer):
-            for draw in draws:
+            for draw in fresh:
                 self.policy.observe(draw.rollout, draw.advantage)
-        advantage = torch.cat([d.advantage for d in draws]).cpu()
+        advantage = torch.cat([d.advantage for d in fresh]).cpu()
         return Drawn(mine, every, self._own(mine, every, draws), advantage, [told for _, _, told in found])
 
     def _own(self, mine: list[list[Batch]], every: list[list[Batch]], draws: Sequence[Draw]) -> list[list[Draw]]:
@@ -141,11 +147,16 @@ class GroupSampler:
         for number, batches in enumerate(every):
             part = [next(rest) for _ in batches]
             if number in places:
-                own.append([d.of(b.rollout) for d, b in zip(part, mine[places[number]], strict=True)])
+                own.append([d.of(b) for d, b in zip(part, mine[places[number]], strict=True)])
         return own
 
     def remember(self, mine: Sequence[Sequence[Batch]]) -> None:
-        """Let each shard keep the best of what it drew."""
+        """Let each shard keep the best of what it drew, before the policy moves."""
         for shard, batches in zip(self.shards, mine, strict=True):
-            for batch in batches if shard.memory is not None else ():
-                cast(Memory, shard.memory).add(batch.rollout, total_reward(batch.rewards, self.config), batch.origins)
+            for batch in (b for b in batches if not b.replayed):
+                total = total_reward(batch.rewards, self.config)
+                if shard.memory is not None:
+                    shard.memory.add(batch.rollout, total, batch.origins)
+                if shard.replay is not None:
+                    with self.precision():
+                        shard.replay.add(batch, total)

@@ -23,6 +23,7 @@ __all__ = [
     "draws_of",
     "groups_missing",
     "groups_of",
+    "replay_metrics",
     "reward_metrics",
     "sample_table",
     "total_reward",
@@ -39,6 +40,8 @@ class Batch:
         refined: rows that started from a finished sample [B].
         origins: number of the condition of each row; None without conditions.
         kl: of each trajectory to the reference, float64 on the CPU, where it is part of the reward; else None.
+        old: log π_old of each site of replayed samples, which join groups of the last batch before them that was drawn; else
+            None.
     """
 
     rollout: Rollout
@@ -46,14 +49,21 @@ class Batch:
     refined: Bool[Tensor, " batch"]
     origins: Sequence[int | None]
     kl: Float[Tensor, " batch"] | None = None
+    old: Float[Tensor, "batch step site"] | None = None
+
+    @property
+    def replayed(self) -> bool:
+        """Whether these are samples of earlier generations."""
+        return self.old is not None
 
     def bare(self) -> Batch:
         """Without the trajectories themselves: what other processes are told."""
-        return replace(self, rollout=self.rollout.bare())
+        old = None if self.old is None else torch.empty(len(self.rollout), 0, 0)
+        return replace(self, rollout=self.rollout.bare(), old=old)
 
     def on_cpu(self) -> Batch:
         """With the trajectories on the CPU, to be sent whole."""
-        return replace(self, rollout=self.rollout.to("cpu"))
+        return replace(self, rollout=self.rollout.to("cpu"), old=None if self.old is None else self.old.cpu())
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,7 @@ class Draw:
         counted: False for rows that are out of the loss and of its normaliser (an unknown reward) [B].
         needed: False for rows that no forward pass is spent on (a group without a signal, masked) [B].
         refined: rows that started from a finished sample; they stand in passes of their own [B].
+        old: log π_old of each site of replayed samples; None: they were drawn for this generation.
     """
 
     rollout: Rollout
@@ -73,12 +84,13 @@ class Draw:
     counted: Bool[Tensor, " batch"]
     needed: Bool[Tensor, " batch"]
     refined: Bool[Tensor, " batch"]
+    old: Float[Tensor, "batch step site"] | None = None
 
-    def of(self, rollout: Rollout) -> Draw:
-        """The same of the trajectories ``rollout``, where those are."""
-        device = rollout.group.device
+    def of(self, batch: Batch) -> Draw:
+        """The same of the trajectories of ``batch``, where those are."""
+        device = batch.rollout.group.device
         marks = {name: getattr(self, name).to(device) for name in ("advantage", "counted", "needed", "refined")}
-        return Draw(rollout, **marks)
+        return Draw(batch.rollout, **marks, old=batch.old)
 
 
 def _weights(rewards: Tensor, config: GRPOConfig) -> tuple[float, ...]:
@@ -112,19 +124,20 @@ def advantages_of(
 
 
 def groups_of(batches: Sequence[Batch]) -> Int[Tensor, " row"]:
-    """The group of every row of a generation, distinct over its batches."""
-    ids, first = [], 0
+    """The group of every row of a generation, distinct over the batches that were drawn; replayed ones join that before them."""
+    ids, first, last = [], 0, 0
     for batch in batches:
+        first = first if batch.replayed else last
         ids.append(batch.rollout.group.cpu() + first)
-        first = int(ids[-1].max()) + 1
+        last = max(last, int(ids[-1].max()) + 1)
     return torch.cat(ids)
 
 
-def _without_signal(batch: Batch, config: GRPOConfig) -> Bool[Tensor, " batch"]:
+def _without_signal(batches: Sequence[Batch], config: GRPOConfig) -> Bool[Tensor, " row"]:
     """By the rewards alone: a KL in the reward is no signal."""
     return groups_without_signal(
-        batch.rewards,
-        batch.rollout.group.cpu(),
+        torch.cat([b.rewards for b in batches]),
+        groups_of(batches),
         weights=config.reward_weights,
         multi_objective_aggregation=config.multi_objective_aggregation,
     )
@@ -132,8 +145,7 @@ def _without_signal(batch: Batch, config: GRPOConfig) -> Bool[Tensor, " batch"]:
 
 def groups_missing(batches: Sequence[Batch], groups: int, config: GRPOConfig) -> int:
     """How many more groups with a signal it takes to have ``groups`` of them."""
-    usable = sum(int((~_without_signal(batch, config)).sum()) for batch in batches)
-    return groups - usable // config.num_generations
+    return groups - int((~_without_signal(batches, config)).sum()) // config.num_generations
 
 
 def draws_of(batches: Sequence[Batch], config: GRPOConfig) -> list[Draw]:
@@ -141,13 +153,10 @@ def draws_of(batches: Sequence[Batch], config: GRPOConfig) -> list[Draw]:
     kl = [b.kl for b in batches if b.kl is not None]
     rewards = torch.cat([b.rewards for b in batches])
     advantage = advantages_of(rewards, groups_of(batches), config, torch.cat(kl) if kl else None)
-    draws = []
-    for batch, own in zip(batches, advantage.split([len(b.rollout) for b in batches]), strict=True):
-        known = ~total_reward(batch.rewards, config).isnan()
-        usable = torch.ones_like(known) if config.zero_std_groups == "keep" else ~_without_signal(batch, config)
-        tensors = (own, known & usable, usable, batch.refined)
-        draws.append(Draw(batch.rollout, *(x.to(batch.rollout.group.device) for x in tensors)))
-    return draws
+    known = ~total_reward(rewards, config).isnan()
+    usable = torch.ones_like(known) if config.zero_std_groups == "keep" else ~_without_signal(batches, config)
+    own, on, needed = (x.split([len(b.rollout) for b in batches]) for x in (advantage, known & usable, usable))
+    return [Draw(b.rollout, own[k], on[k], needed[k], b.refined).of(b) for k, b in enumerate(batches)]
 
 
 # -- what is logged
@@ -174,6 +183,12 @@ def reward_metrics(
         line["frac_refined"] = float(refined.double().mean())
         line |= {"refined/reward": _mean(total[refined]), "fresh/reward": _mean(total[~refined])}
     return line
+
+
+def replay_metrics(replayed: Sequence[Batch], config: GRPOConfig) -> dict[str, float]:
+    """How many rows were replayed, and their mean reward."""
+    totals = [total_reward(b.rewards, config) for b in replayed]
+    return {"replay/rows": float(sum(map(len, totals))), "replay/reward": _mean(torch.cat(totals)) if totals else math.nan}
 
 
 def sample_table(

@@ -18,7 +18,7 @@ from torch import nn
 
 from discrete_grpo.networks import network_of
 
-__all__ = ["ALL_LINEAR", "LoraOptions", "add_lora", "merge_lora", "without_lora"]
+__all__ = ["ALL_LINEAR", "LoraOptions", "add_lora", "has_lora", "merge_lora", "without_lora"]
 
 ALL_LINEAR = "all-linear"
 """Every linear map that is trained and shares its weight with no other layer."""
@@ -83,7 +83,7 @@ def add_lora(
         raise ValueError(f"r: {r}, expected at least 1")
     library = _library()
     network = network_of(policy)
-    if hasattr(network, TRAINED):
+    if has_lora(policy):
         raise ValueError("policy: it has adapters already, expected none; merge_lora folds them in")
     names = _targets(network, options.target_modules, library)
     trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
@@ -94,6 +94,11 @@ def add_lora(
     return names
 
 
+def has_lora(policy: nn.Module) -> bool:
+    """Whether a policy's network has adapters."""
+    return hasattr(network_of(policy), TRAINED)
+
+
 def merge_lora(policy: PolicyT) -> PolicyT:
     """Fold the adapters of a policy into its weights, in place: W ← W + (α/r) B A; its checkpoint is then a plain one.
 
@@ -101,7 +106,7 @@ def merge_lora(policy: PolicyT) -> PolicyT:
         ValueError: if the policy has no adapters, or a merged weight is not finite.
     """
     network = network_of(policy)
-    if not hasattr(network, TRAINED):
+    if not has_lora(policy):
         raise ValueError("policy: it has no adapters to merge, expected one that add_lora was given")
     for name, layer in _library().adapted_layers(network).items():
         layer.merge(safe_merge=True)
@@ -117,7 +122,7 @@ def merge_lora(policy: PolicyT) -> PolicyT:
 
 def without_lora(policy: PolicyT) -> PolicyT:
     """A merged copy of a policy with adapters; a policy without is given back itself."""
-    return merge_lora(copy.deepcopy(policy)) if hasattr(network_of(policy), TRAINED) else policy
+    return merge_lora(copy.deepcopy(policy)) if has_lora(policy) else policy
 
 
 def _library() -> Any:

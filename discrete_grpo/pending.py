@@ -15,7 +15,7 @@ from discrete_grpo.generation import Draw
 from discrete_grpo.rollout import Rollout
 from discrete_grpo.windows import Choice, Chunk, Counts, Weights, cut
 
-__all__ = ["Pending"]
+__all__ = ["Pending", "rollout_of", "rollout_state"]
 
 TENSORS = ("group", "logp", "units", "size")
 MARKS = ("advantage", "counted", "needed", "refined")
@@ -30,7 +30,7 @@ class Pending:
         draws: of each shard.
         choices: of each shard.
         parts: the forward passes of each window.
-        old: log π_old of each pass; None where the first update is the only one.
+        old: log π_old of each pass; None where the first update is the only one and nothing is replayed.
         shared: metrics of the generation, logged with each of its updates.
         done: updates made.
     """
@@ -59,7 +59,7 @@ class Pending:
             for part, own in zip(parts, weights, strict=True):
                 part += cut(draws[i], choices[i], own[i], config, shard=number, first=first)
             first += sum(len(d.rollout) for d in draws[i])
-        return Pending(shards, draws, choices, parts, dict(shared), [[None] * len(part) for part in parts])
+        return Pending(shards, draws, choices, parts, dict(shared), [[c.stored for c in part] for part in parts])
 
     def updates(self, config: GRPOConfig) -> int:
         """How many updates are made on it in all."""
@@ -91,17 +91,25 @@ class Pending:
 
 
 def _draw_state(draw: Draw) -> dict[str, Any]:
+    return rollout_state(draw.rollout) | {name: getattr(draw, name) for name in MARKS} | {"stored": draw.old}
+
+
+def _draw(state: Mapping[str, Any], trusted: Sequence[str], device: torch.device) -> Draw:
+    marks, stored = {name: state[name].to(device) for name in MARKS}, state.get("stored")
+    return Draw(rollout_of(state, trusted, device), **marks, old=None if stored is None else stored.to(device))
+
+
+def rollout_state(rollout: Rollout) -> dict[str, Any]:
     """Without the samples: rewards have seen them, updates read only the states."""
-    rollout = draw.rollout
-    tensors = {name: getattr(rollout, name) for name in TENSORS} | {name: getattr(draw, name) for name in MARKS}
+    tensors = {name: getattr(rollout, name) for name in TENSORS}
     columns = describe({name: list(values) for name, values in rollout.columns.items()})
     return {**tensors, "states": dict(rollout.states), "max_units": rollout.max_units, "columns": columns}
 
 
-def _draw(state: Mapping[str, Any], trusted: Sequence[str], device: torch.device) -> Draw:
+def rollout_of(state: Mapping[str, Any], trusted: Sequence[str], device: torch.device) -> Rollout:
+    """What :func:`rollout_state` gave; classes are built from the ``trusted`` packages alone."""
     states = {name: value.to(device) for name, value in state["states"].items()}
     columns = {name: tuple(values) for name, values in build(state["columns"], tuple(trusted)).items()}
     tensors = {name: state[name].to(device) for name in TENSORS}
     samples = (None,) * len(state["group"])
-    rollout = Rollout(states=states, max_units=state["max_units"], samples=samples, columns=columns, **tensors)
-    return Draw(rollout, **{name: state[name].to(device) for name in MARKS})
+    return Rollout(states=states, max_units=state["max_units"], samples=samples, columns=columns, **tensors)

@@ -38,6 +38,7 @@ from discrete_grpo.families import (
     shown,
 )
 from discrete_grpo.filling import check_rewards
+from discrete_grpo.lora import LoraOptions, add_lora
 from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.molecular import (
     NetworkSizes,
@@ -223,6 +224,7 @@ class TrainRecipe:
         elbo_draws: states that likelihood elbo is estimated at.
         node_count: of a graph policy: prior (the histogram, drawn once a group), or learned or running, where the choice is a
             step of the policy.
+        lora: low-rank adapters: the network is frozen and they are trained; the exported policy has them merged.
         evaluation_samples: samples drawn before and after to compare; 0 draws none.
         max_oracle_calls: how many different valid samples may be scored in all, evaluations included; the run ends when no
             more is left than the last evaluation needs. None: no end.
@@ -251,6 +253,7 @@ class TrainRecipe:
     likelihood: Likelihood = "transition"
     elbo_draws: int = 10
     node_count: NodeCount = "prior"
+    lora: LoraOptions = field(default_factory=LoraOptions)
     evaluation_samples: int = 500
     max_oracle_calls: int | None = None
     reward_cache: str | None = None
@@ -260,6 +263,8 @@ class TrainRecipe:
         if self.evaluation_samples < 0:
             raise ValueError(f"evaluation_samples: {self.evaluation_samples}, expected at least 0")
         check_budget(self.max_oracle_calls, self.evaluation_samples)
+        if self.shared_steps and self.grpo.replay_samples > 0:
+            raise ValueError(f"shared_steps: {self.shared_steps}, expected 0 with replay_samples: replayed rows share no steps")
 
     @property
     def rewards(self) -> list[Reward]:
@@ -281,6 +286,8 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[st
     folder, source = Path(recipe.output_dir), _source(recipe, resume)
     loaded, metadata = load_trained(source, recipe.sampler), load_metadata(source)
     policy = with_options(loaded, recipe.likelihood, recipe.node_count, recipe.elbo_draws)
+    if recipe.lora.r:
+        add_lora(policy, recipe.lora.r, recipe.lora.lora_alpha, recipe.lora.target_modules, seed=recipe.grpo.seed)
     family = family_of(metadata)
     if isinstance(policy, MaskedTextPolicy):
         check_rewards(policy, recipe.rewards)

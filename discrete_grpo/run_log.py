@@ -10,7 +10,7 @@ import torch
 
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.drawing import Drawn
-from discrete_grpo.generation import reward_metrics, sample_table, total_reward
+from discrete_grpo.generation import replay_metrics, reward_metrics, sample_table, total_reward
 from discrete_grpo.reporting.failures import FailureLog
 from discrete_grpo.reporting.run_folder import Recorder
 from discrete_grpo.reporting.trackers import Tracker, best_distinct
@@ -47,6 +47,8 @@ class RunLog:
         """What is logged of a generation, with each of its updates."""
         batches = drawn.batches
         line = reward_metrics(batches, drawn.advantage, self.names, self.config)
+        if self.config.replay_samples > 0:
+            line |= replay_metrics(drawn.replayed, self.config)
         if self.config.zero_std_groups == "resample":
             line["resampling_rounds"] = float(max(len(own) for own in drawn.every) - 1)
         for name in self.names:

@@ -14,6 +14,7 @@ import torch
 
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.refinement import Memory
+from discrete_grpo.replay import Replay
 from discrete_grpo.rollout import Policy
 
 __all__ = ["Shard", "check_shards", "make_shards", "num_shards"]
@@ -27,21 +28,26 @@ class Shard:
         number: of the shard, from 0.
         generator: of everything random that is its own.
         memory: good samples to start from again; None: nothing is refined.
+        replay: good samples to learn from again; None: nothing is replayed.
     """
 
     number: int
     generator: torch.Generator
     memory: Memory | None = None
+    replay: Replay | None = None
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"generator": self.generator.get_state(), "memory": None if self.memory is None else self.memory.state()}
+        good = {"memory": self.memory, "replay": self.replay}
+        return {"generator": self.generator.get_state()} | {k: None if v is None else v.state() for k, v in good.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """What :meth:`state` gave."""
         self.generator.set_state(state["generator"])
         if self.memory is not None:
             self.memory.load(state["memory"] or ())  # none in a checkpoint of a run without
+        if self.replay is not None:
+            self.replay.load(state.get("replay") or ())
 
 
 def num_shards(config: GRPOConfig, processes: int, stored: int | None = None) -> int:
@@ -71,5 +77,6 @@ def make_shards(
     for number in range(rank * own, (rank + 1) * own):
         seed = (config.seed + number * 0x9E3779B97F4A7C15) % 2**63  # far apart also for neighbouring seeds of a run
         memory = Memory(policy, config.refine_memory, config.refine_time) if config.refine_fraction > 0 else None
-        shards.append(Shard(number, torch.Generator(device).manual_seed(seed), memory))
+        replay = Replay(policy, config) if config.replay_samples > 0 else None
+        shards.append(Shard(number, torch.Generator(device).manual_seed(seed), memory, replay))
     return shards

@@ -20,11 +20,14 @@ from torch import Tensor, nn
 
 from discrete_grpo.averaging import averaged
 from discrete_grpo.checkpoint import CheckpointError, Checkpoints, load_training, load_weights, tensors_to_cpu
+from discrete_grpo.compiled import compile_network
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.drawing import GroupSampler
 from discrete_grpo.entropy import EntropyController
 from discrete_grpo.generation import Batch, Draw
 from discrete_grpo.interrupt import Interrupted, interruptible
+from discrete_grpo.lora import has_lora, merge_lora, without_lora
+from discrete_grpo.networks import checkpoint_layers
 from discrete_grpo.optimisation import GradientSum, learning_rate
 from discrete_grpo.pending import Pending
 from discrete_grpo.processes import Processes, accelerator
@@ -104,6 +107,7 @@ class GRPOTrainer:
         self.sampler = self._sampler(columns, None if stored is None else len(stored["shards"]))
         self.reference = cast(Policy, copy.deepcopy(module).requires_grad_(False)) if config.beta > 0 else None
         self.average = averaged(module, config.ema_decay) if config.ema_decay is not None else None
+        self._prepare_networks()
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         betas = (config.adam_beta1, config.adam_beta2)
         optimizer = torch.optim.AdamW(self.parameters, lr=config.learning_rate, betas=betas, weight_decay=config.weight_decay)
@@ -121,6 +125,14 @@ class GRPOTrainer:
         self._safe = self.parts.snapshot()
         if self.log is not None:
             self.log.start(self.step)
+
+    def _prepare_networks(self) -> None:
+        """Activation checkpointing and compilation, where asked for."""
+        if self.config.checkpoint_layers is not None:
+            checkpoint_layers(self.module, self.config.checkpoint_layers)
+        for used in (self.module, self.reference) if self.config.torch_compile else ():
+            if used is not None:  # copies are not compiled: the reference is compiled as such
+                compile_network(cast(nn.Module, used))
 
     def _sampler(self, columns: Sequence[Mapping[str, Any]] | None, stored: int | None) -> GroupSampler:
         """What draws and scores, with the shards that fall to this process."""
@@ -148,8 +160,12 @@ class GRPOTrainer:
 
     @property
     def best_policy(self) -> Any:
-        """The policy to use after training: averaged weights where ``ema_decay`` is set, else the trained ones."""
-        return self.average.module.eval() if self.average is not None else self.policy
+        """The policy to use after training: averaged weights where ``ema_decay`` is set, else the trained ones; adapters merged."""
+        return without_lora(self._kept)
+
+    @property
+    def _kept(self) -> nn.Module:
+        return self.average.module.eval() if self.average is not None else self.module
 
     def precision(self) -> torch.autocast:
         """bfloat16 inside networks if asked for; not accelerate's own setting, which one process can choose only once."""
@@ -190,7 +206,7 @@ class GRPOTrainer:
         if self.checkpoints is None or not self.config.load_best_model_at_end:
             return
         if (best := self.checkpoints.best()) is not None:
-            load_weights(best, as_module(self.best_policy))
+            load_weights(best, merge_lora(self._kept) if has_lora(self._kept) else self._kept)
 
     def _runs(self) -> bool:
         return self.checkpoints is not None and bool(self.checkpoints.all())
@@ -261,7 +277,7 @@ class GRPOTrainer:
         pending = self._cut(drawn.draws, choices, shared)
         if pending.updates(self.config) > 1:
             pending.old = self.processes.share(lambda: [self._old_log_probs(part) for part in pending.parts])[self.processes.rank]
-        self.sampler.remember(drawn.mine)
+        self.processes.share(lambda: self.sampler.remember(drawn.mine))
         self.pending, self._safe = pending, self.parts.snapshot()
         if self.log is not None:
             self.log.samples(self.step + 1, drawn)
@@ -276,9 +292,9 @@ class GRPOTrainer:
 
     @torch.no_grad()
     def _old_log_probs(self, chunks: Sequence[Chunk]) -> list[Tensor | None]:
-        """Log π_old by replay, in the very chunks of the update: the first ratio is then exactly 1."""
+        """Log π_old, stored or by replay in the very chunks of the update: the first ratio is then exactly 1."""
         with self.precision():
-            return [policy_scores(self.policy, chunk).logp for chunk in chunks]
+            return [policy_scores(self.policy, c).logp if c.stored is None else c.stored for c in chunks]
 
     def _learn(self, pending: Pending) -> dict[str, float]:
         """The next update on what was drawn."""
@@ -323,7 +339,7 @@ class GRPOTrainer:
                 part = chunk_loss(terms, chunk, old_logp, plan, c)
                 self.accelerator.backward(part.loss)
                 found = {**part.sums, "loss": part.loss.detach().double()}
-                sums = {name: value.cpu() + sums.get(name, 0.0) for name, value in found.items()}
+                sums |= {name: value.cpu() + sums.get(name, 0.0) for name, value in found.items()}
             gradient.add()
         return sums
 

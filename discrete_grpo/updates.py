@@ -14,7 +14,7 @@ from discrete_grpo.categorical import Scores, score_sites
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.entropy import EntropyController, entropy_bonus, high_entropy, site_entropy, top_entropy_threshold
 from discrete_grpo.kl_estimators import forward_estimate, forward_kl, importance_corrected, reverse_estimate, trajectory_sum
-from discrete_grpo.objective import Loss, grpo_loss, off_policy_rows
+from discrete_grpo.objective import Loss, grpo_loss, log_ratio, off_policy_rows
 from discrete_grpo.rollout import Policy, Rollout, Scorer
 from discrete_grpo.windows import Chunk, passes
 
@@ -60,6 +60,8 @@ def check_scorer(policy: Policy, config: GRPOConfig) -> None:
     said = f"with a policy that gives its scores itself ({type(policy).__name__})"
     if config.entropy_coef > 0 or config.use_adaptive_entropy:
         raise ValueError(f"entropy_coef: {config.entropy_coef}, expected 0 and no use_adaptive_entropy {said}")
+    if config.replay_samples > 0:
+        raise ValueError(f"replay_samples: {config.replay_samples}, expected 0 {said}")
     if config.beta > 0 and config.kl_in != "reward" and (config.kl_estimator, config.kl_direction) == ("exact", "forward"):
         raise ValueError(f"kl_direction: 'forward', expected reverse, or an estimate {said}")
 
@@ -283,9 +285,18 @@ def chunk_loss(
         penalty=terms.penalty,
         keep=plan.keep(terms.scores, chunk, config),
     )
+    sums = part.sums | _replay_sums(terms.scores, chunk)
     if terms.entropy is None:
-        return part
-    return Loss(part.loss + entropy_bonus(terms.entropy, chunk.mean_weight, plan.entropy_coef), part.sums)
+        return Loss(part.loss, sums)
+    return Loss(part.loss + entropy_bonus(terms.entropy, chunk.mean_weight, plan.entropy_coef), sums)
+
+
+@torch.no_grad()
+def _replay_sums(scores: Scores, chunk: Chunk) -> dict[str, Tensor]:
+    if chunk.stored is None:
+        return {}
+    ratio = log_ratio(scores.logp, chunk.stored, scores.mask, "token").exp()
+    return {"replay_ratio": (ratio * scores.mask).sum().double(), "replay_sites": scores.mask.sum().double()}
 
 
 def update_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
@@ -297,4 +308,6 @@ def update_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
         line |= {"clip_ratio/low_mean": low, "clip_ratio/high_mean": high, "clip_ratio/region_mean": low + high}
     if "cispo_clip" in sums:
         line["cispo_clip_ratio"] = float(sums["cispo_clip"]) / n
+    if "replay_sites" in sums:
+        line["replay/ratio"] = float(sums["replay_ratio"]) / max(1.0, float(sums["replay_sites"]))
     return line | {name: float(sums[name]) / n for name in ("kl", "kl_forward") if name in sums}

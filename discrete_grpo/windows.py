@@ -36,6 +36,7 @@ class Chunk:
         mean_weight: of a site in the mean over all sites of the window.
         rows: numbers of the trajectories within the generation of this process.
         shard: number of the random stream they were drawn in; the gradients of a shard are added up first.
+        stored: log π_old of the sites of replayed samples; None: they were drawn for this generation.
     """
 
     rollout: Rollout
@@ -45,6 +46,7 @@ class Chunk:
     mean_weight: Float[Tensor, " batch"]
     rows: Int[Tensor, " batch"]
     shard: int = 0
+    stored: Float[Tensor, "batch step site"] | None = None
 
 
 class Counts(NamedTuple):
@@ -141,9 +143,13 @@ def cut(
         w, m = weight[here], mean_weight[here]
         for rows, part, pieces in passes(draw.rollout, chosen, needed[here], draw.refined, config):
             own = (draw.advantage[rows], w[rows], m[rows], rows + first + start, shard)
-            chunks += [Chunk(part, piece, *own) for piece in pieces]  # one copy of the states for all pieces
+            chunks += [Chunk(part, piece, *own, _at(draw.old, rows, piece)) for piece in pieces]  # one copy of the states for all
         start = here.stop
     return chunks
+
+
+def _at(old: Tensor | None, rows: Tensor, steps: Tensor) -> Tensor | None:
+    return None if old is None else old[rows[:, None], steps]
 
 
 def windows(draws: Sequence[Draw], config: GRPOConfig, generator: torch.Generator | None = None) -> list[list[Chunk]]:

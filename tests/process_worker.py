@@ -35,6 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
     "reward_kl": {"kl_in": "reward", "steps_per_generation": 2},
     "resample": {"zero_std_groups": "resample", "max_resampling_rounds": 3},
     "refine": {"refine_fraction": 0.5, "max_steps": 5},
+    "replay": {"replay_samples": 2, "replay_memory": 6, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 9},
     "sizes": {"beta": 0.0},
     "idle": {"zero_std_groups": "mask"},
     "budget": {"max_steps": 50},

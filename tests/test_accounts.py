@@ -262,3 +262,8 @@ def test_what_a_reward_remembers_and_global_randomness_survive_a_resume(stops_at
     assert lines[0] == lines[1]
     assert not any(x is None or math.isnan(x) for x in lines[0])
     assert len(reward.seen) == 16 * 4
+
+
+def test_shared_steps_and_replay_do_not_go_together() -> None:
+    with pytest.raises(ValueError, match="shared_steps: 3, expected 0 with replay_samples"):
+        TrainRecipe(shared_steps=3, grpo=replace(SMALL, replay_samples=1))

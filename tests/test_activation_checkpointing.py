@@ -127,7 +127,7 @@ def test_a_cache_is_filled_once() -> None:
     found = []
     for on in (False, True):
         checkpoint_layers(network, on)
-        first = gradients(network, lambda n: n(tokens()[:, :1], prompt, properties, n.cache(8, 2)).sin().sum())
+        first = gradients(network, lambda n: network(tokens()[:, :1], prompt, properties, network.cache(8, 2)).sin().sum())
         found.append(first)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 

@@ -54,7 +54,7 @@ def test_a_run_can_end_with_its_best_policy(tmp_path: Path) -> None:
 
 
 def test_a_metric_that_is_not_logged_is_answered_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="metric_for_best_model: 'rewrad'.*reward"):
+    with pytest.raises(ValueError, match=r"metric_for_best_model: 'rewrad'.*reward"):
         trainer(tmp_path, metric_for_best_model="rewrad").train()
 
 

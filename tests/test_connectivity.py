@@ -64,7 +64,7 @@ def test_bridges_and_counts_are_those_of_networkx(graph: nx.Graph) -> None:
 
 def test_one_less_the_resistance_is_the_share_of_spanning_trees_without_the_edge() -> None:
     graph = nx.gnm_random_graph(6, 9, seed=2)
-    trees = [tree for tree in nx.SpanningTreeIterator(graph)]
+    trees = list(nx.SpanningTreeIterator(graph))
     _, pairs, _ = connectivity_features(adjacency(graph), torch.ones(1, 6, dtype=torch.bool))
     for i, j in graph.edges:
         share = sum(not tree.has_edge(i, j) for tree in trees) / len(trees)

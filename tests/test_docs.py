@@ -17,6 +17,7 @@ PAGES = [
     "docs/graphs.md",
     "docs/rewards.md",
     "docs/runs.md",
+    "docs/training.md",
 ]
 
 

@@ -15,7 +15,10 @@ ROOT = Path(__file__).parent.parent
 
 # Lowest first. A unit may import what stands on a lower step, and itself; `|` in the plan is two units of one step.
 FLOORS: list[list[set[str]]] = [
-    [{"atomic", "averaging", "categorical", "config", "graph", "interrupt", "pixels", "tokens", "truncation"}, {"rollout"}],
+    [
+        {"atomic", "averaging", "categorical", "config", "graph", "interrupt", "networks", "pixels", "tokens", "truncation"},
+        {"rollout"},
+    ],
     [
         {
             "advantages",
@@ -28,8 +31,10 @@ FLOORS: list[list[set[str]]] = [
             "entropy",
             "reference",
             "timesteps",
+            "compiled",
+            "lora_layers",
         },
-        {"objective", "generation", "descriptors", "isomorphism"},
+        {"objective", "generation", "descriptors", "isomorphism", "lora"},
         {"shapes", "windows", "processes"},
         {"updates", "optimisation"},
         {"datasets"},
@@ -38,6 +43,7 @@ FLOORS: list[list[set[str]]] = [
         {"described", "folders", "randomness"},
         {"checkpoint", "reporting", "policies", "metrics", "decoders"},
         {"rewards", "refinement", "pending"},
+        {"replay"},
         {"shards"},
         {"drawing"},
         {"run_log", "run_state"},
@@ -118,7 +124,8 @@ KEEPERS = {
     "sklearn": {"datasets.digits"},
     "skimage": {"rewards.images"},
     "selfies": {"decoders"},
-    "transformers": {"models.huggingface"},
+    "transformers": {"models.huggingface", "lora_layers"},
+    "peft": {"lora_layers"},
     "tokenizers": {"importers.huggingface"},
     "matplotlib": set[str](),
     "models": set[str](),  # only ever as discrete_grpo.models

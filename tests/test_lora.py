@@ -16,7 +16,7 @@ from discrete_grpo import GRPOConfig, GRPOTrainer
 from discrete_grpo.categorical import score_sites
 from discrete_grpo.checkpoint import load_policy, save
 from discrete_grpo.graph import node_mask, num_pairs, pair_mask, symmetrise
-from discrete_grpo.lora import LoraOptions, add_lora, merge_lora, without_lora
+from discrete_grpo.lora import LoraOptions, add_lora, has_lora, merge_lora, without_lora
 from discrete_grpo.models.convnet import ConvNet, ConvNetConfig
 from discrete_grpo.models.digress_transformer import DigressConfig, DigressTransformer
 from discrete_grpo.models.encoder import Encoder, EncoderConfig
@@ -269,8 +269,11 @@ def test_adapters_depend_on_the_seed_alone_and_leave_the_global_state() -> None:
 
 def test_copies_have_adapters_of_their_own() -> None:
     policy = tiny_policy()
+    assert not has_lora(policy)
     add_lora(policy)
     other = copy.deepcopy(policy)
+    assert has_lora(policy)
+    assert has_lora(other)
     for parameter in other.parameters():
         parameter.data.zero_()
     assert any(bool(p.any()) for n, p in policy.named_parameters() if "lora_A" in n)

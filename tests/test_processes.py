@@ -27,7 +27,8 @@ from tests.process_worker import CASES, SMALL, interrupted, trainer
 from tests.toys import share_of_class_two, tiny_policy
 
 ROOT = Path(__file__).parent.parent
-COMPARED = ["plain", "grpo", "dr_grpo", "reuse", "entropy", "reward_kl", "resample", "refine", "sizes", "shards", "interrupted"]
+COMPARED = ["plain", "grpo", "dr_grpo", "reuse", "entropy", "reward_kl", "resample", "refine", "replay", "sizes", "shards"]
+COMPARED += ["interrupted"]
 OTHERS = ["idle", "budget", "audited"]
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.process_worker"]
 
