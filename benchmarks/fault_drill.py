@@ -51,7 +51,7 @@ from discrete_grpo.reporting.console import print_table
 
 __all__ = ["ROWS", "main"]
 
-SOURCES = tuple(f"benchmarks/fault_{name}.py" for name in ("drill", "rows", "runs", "rewards"))
+SOURCES = tuple(f"benchmarks/fault_{name}.py" for name in ("drill", "rows", "runs", "compare", "rewards"))
 
 ROWS: dict[str, Callable[[Drill], Row]] = {
     "kill": kill_times,

@@ -39,13 +39,14 @@ REUSE = {"grpo.max_steps": 8, "grpo.steps_per_generation": 2, "grpo.num_iteratio
 CASES: dict[str, dict[str, Any]] = {
     "fresh": {
         "grpo.max_steps": 6, "grpo.ema_decay": 0.9, "grpo.beta": 0.05, "grpo.sync_ref_model": True, "grpo.ref_model_sync_steps": 2,
+        "grpo.replay_samples": 1,
     },
     "reuse": REUSE,
     "shards": REUSE | {"grpo.generation_shards": 2},
     "best": {"grpo.max_steps": 6, "grpo.metric_for_best_model": "reward", "grpo.load_best_model_at_end": True},
 }  # fmt: skip
-"""New samples for every update, a moving average and a reference that follows; four updates on the same samples, half of the
-groups from remembered ones; the same in two random streams; the policy of the best checkpoint in the end."""
+"""New samples and a replayed one in each group for every update, a moving average, a reference that follows; four updates on the
+same samples, half of the groups from remembered ones; the same in two random streams; the policy of the best checkpoint."""
 
 PATIENCE = 120.0
 """Seconds after which a run that should have ended is taken for one that hangs."""
