@@ -64,9 +64,7 @@ def test_a_run_killed_again_and_again_ends_with_the_bytes_of_an_undisturbed_one(
     assert [record["step"] for record in read_metrics(tmp_path / "killed")] == list(range(1, LAST + 1))
 
 
-@pytest.mark.parametrize(
-    "garbage", [b"\n", b'{"step": 3, "rew', b"\x00" * 4096, bytes(range(256)), b'{"step": 3}\n{"step": 4}\n']
-)
+@pytest.mark.parametrize("garbage", [b"\n", b'{"step": 3, "rew', b"\x00" * 4096, bytes(range(256)), b'{"step": 3}\n{"step": 4}\n'])
 def test_whatever_stands_behind_the_position_goes(tmp_path: Path, garbage: bytes) -> None:
     recorder = Recorder(tmp_path)
     for step in (1, 2):
