@@ -275,8 +275,10 @@ class GRPOTrainer:
         shared = self.processes.share(lambda: self.log.metrics(drawn, self.ledger) if self.log is not None else {})[0]
         choices = [choose(own, self.config, shard.generator) for own, shard in zip(drawn.draws, self.sampler.shards, strict=True)]
         pending = self._cut(drawn.draws, choices, shared)
+        old: list[list[Tensor | None]] = []  # filled inside: what is returned goes to all processes
         if pending.updates(self.config) > 1:
-            pending.old = self.processes.share(lambda: [self._old_log_probs(part) for part in pending.parts])[self.processes.rank]
+            self.processes.share(lambda: old.extend(self._old_log_probs(part) for part in pending.parts))
+            pending.old = old
         self.processes.share(lambda: self.sampler.remember(drawn.mine))
         self.pending, self._safe = pending, self.parts.snapshot()
         if self.log is not None:
