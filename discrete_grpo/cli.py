@@ -27,6 +27,10 @@ def _start(command: str, arguments: Sequence[str]) -> None:
 
     recipe, settings = parse(command, arguments)
     folder = Path(recipe.output_dir)
+    _, run = recipe_of(command)
+    if int(os.environ.get("RANK", "0")) > 0:  # the first process makes the folder; the others meet it inside the run
+        _guarded(folder, lambda: run(recipe))
+        return
     if (folder / "run.json").exists():
         raise UsageError(
             f"output_dir: {folder} already holds a run; continue it with 'discrete-grpo resume {folder}' or name another folder"
@@ -38,7 +42,6 @@ def _start(command: str, arguments: Sequence[str]) -> None:
         raise UsageError(f"output_dir: {folder} cannot be made a folder ({error.strerror})") from error
     write_text(folder / "config.yaml", settings)
     write_json(folder / "run.json", {"command": command})
-    _, run = recipe_of(command)
     try:
         _guarded(folder, lambda: run(recipe))
     except (Interrupted, KeyboardInterrupt):

@@ -315,15 +315,16 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[st
         )
         measure = partial(_measure, recipe, family, folder, held_out, ledger)
         # "before" is kept by a run that is resumed: it comes before any checkpoint
-        _in_first(processes, lambda: measure(load_trained(source, recipe.sampler), "before"))
+        _in_first(processes, ledger, lambda: measure(load_trained(source, recipe.sampler), "before"))
         with reserved(ledger, recipe.evaluation_samples):
             trainer.train()
-        return _in_first(processes, lambda: _finish(recipe, family, trainer, metadata, measure))
+        return _in_first(processes, ledger, lambda: _finish(recipe, family, trainer, metadata, measure))
 
 
-def _in_first(processes: Processes, work: Callable[[], dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Let the first process do something; all know the result, and all fail if it does."""
-    return processes.share(lambda: work() if processes.first else {})[0]
+def _in_first(processes: Processes, ledger: Ledger, work: Callable[[], dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Let the first process do something; all know the result and take its turns for theirs, and all fail if it does."""
+    result, ledger.turn = processes.share(lambda: (work() if processes.first else {}, ledger.turn))[0]
+    return result
 
 
 def _finish(

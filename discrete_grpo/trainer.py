@@ -118,7 +118,7 @@ class GRPOTrainer:
         self.log = RunLog(config, names, run, sample_metrics, tracker) if self.processes.first else None
         self.step = 0
         self.history: list[dict[str, float]] = []
-        self._told = 0  # lines of the history that a checkpoint has seen
+        self._new: list[dict[str, float]] = []  # lines since the last checkpoint that was due
         self.pending: Pending | None = None
         if stored is not None:
             self._restore(stored)
@@ -249,6 +249,7 @@ class GRPOTrainer:
         if self.checkpoints is not None and not self.history:
             self.checkpoints.check_metric(line)
         self.history.append(line)
+        self._new.append(line)
         if self.log is not None:
             self.log.update(self.step, line)
         return line
@@ -364,7 +365,12 @@ class GRPOTrainer:
         pending = tensors_to_cpu(self.pending.states()) if self.pending is not None else None
         told = self.processes.gather((self._safe, pending))
         self.processes.share(lambda: self._write(told, self.log) if self.log is not None else None)
-        self._told = len(self.history)
+        self._new = [] if self._due() else self._new
+
+    def _due(self) -> bool:
+        """Whether an undisturbed run makes a checkpoint here too; only such ones are compared for the best."""
+        c, spent = self.config, self.pending is None and self.ledger is not None and self.ledger.exhausted
+        return self.step % c.save_steps == 0 or self.step == c.max_steps or spent
 
     def _write(self, told: Sequence[tuple[Mapping[str, Any], list[Any] | None]], log: RunLog) -> None:
         pending = None
@@ -373,10 +379,12 @@ class GRPOTrainer:
             pending = {"shards": shards, "shared": self.pending.shared, "done": self.pending.done}
         drawing = [snapshot for snapshot, _ in told]
         state = {"step": self.step, "rewards": reward_names(self.rewards), "pending": pending, "position": log.position()}
+        lines = self._new if self._due() else []
+        state["new"] = [] if lines else self._new
         state |= self.parts.learning() | self.parts.drawing(drawing)
         metadata = self.metadata | {"grpo_steps": self.step}
         cast(Checkpoints, self.checkpoints).save(
-            self.step, self.best_policy, metadata=metadata, training=tensors_to_cpu(state), lines=self.history[self._told :]
+            self.step, self.best_policy, metadata=metadata, training=tensors_to_cpu(state), lines=lines
         )
 
     def _stored(self) -> dict[str, Any]:
@@ -394,6 +402,7 @@ class GRPOTrainer:
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.step = int(state["step"])
         self.parts.restore(state)
+        self._new = list(state.get("new", ()))
         if state["pending"] is not None:
             self._restore_pending(state["pending"])
         if self.log is not None:

@@ -335,6 +335,13 @@ def test_a_reward_that_fails_late_loses_nothing(refuse: Refuse) -> None:
 # -- a folder that holds a run
 
 
+def test_of_several_processes_only_the_first_makes_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert main(train()) == 0
+    assert not Path("run/run.json").exists()
+    assert not Path("run/config.yaml").exists()
+
+
 def test_a_run_is_never_overwritten(refuse: Refuse) -> None:
     assert main(train()) == 0
     before = outcome("run")

@@ -294,7 +294,11 @@ class ScoreCache:
         """The scores that are known. A row whose checksum does not fit is forgotten and counted in ``damaged``."""
         missing = [key for key in dict.fromkeys(keys) if key not in self._scores]
         if self._file is not None and missing:
+            before = self.damaged
             self._scores |= self._try(functools.partial(self._read, missing)) or {}
+            if self.damaged > before:
+                told = f"{self._file.path}: {self.damaged - before} damaged rows were left out"
+                warnings.warn(f"{told}; their samples are scored again", RuntimeWarning, stacklevel=2)
         return {key: self._scores[key] for key in keys if key in self._scores}
 
     def _read(self, keys: Sequence[bytes], connection: sqlite3.Connection) -> dict[bytes, float]:
