@@ -10,6 +10,7 @@ import sqlite3
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -482,7 +483,8 @@ def test_pickles_in_the_rows_of_the_cache(tmp_path: Path, canary: Path, blob: st
     row: dict[str, Any] = {"id": key, "value": 0.5, "checksum": b"x"} | {blob: pickle.dumps(Trap(canary))}
     sql(path, "INSERT INTO scores VALUES (?, ?, ?)", values=(row["id"], row["value"], row["checksum"]))
     cache = ScoreCache(path)
-    with pytest.warns(RuntimeWarning, match="1 damaged rows were left out"):
+    told = pytest.warns(RuntimeWarning, match="1 damaged rows were left out")
+    with nullcontext() if blob == "id" else told:  # a row under another key is not met
         assert cache.get([key]) == {}
     cache.close()
 
