@@ -168,6 +168,7 @@ def over_sites(value: Tensor, ndim: int) -> Tensor:
     return value.reshape(value.shape + (1,) * (ndim - value.ndim)) if value.ndim else value
 
 
+@runtime_checkable
 class Noising(Protocol):
     """What noises each element by itself: q(x_t|x_0) = ᾱ_t δ(x_0, x_t) + (1-ᾱ_t) m(x_t)."""
 
