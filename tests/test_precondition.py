@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from discrete_grpo.checkpoint import load_policy, save
-from discrete_grpo.diffusion.kernels import evidence
+from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
+from discrete_grpo.diffusion.kernels import evidence, marginal
+from discrete_grpo.diffusion.schedules import LinearSchedule
 from discrete_grpo.graph import GraphBatch, symmetrise, upper
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.rollout import group_contexts
@@ -53,6 +56,41 @@ def test_it_adds_the_evidence_to_the_logits_of_the_same_network(kind: str) -> No
     ):
         wanted = (before.log() + evidence(kernel, site, time)).softmax(-1)  # type: ignore[arg-type]
         torch.testing.assert_close(after, wanted, rtol=0, atol=1e-12)
+
+
+def test_temperature_divides_what_the_network_says_alone() -> None:
+    cold, one = (make(dtype=torch.float64, precondition=True, temperature=t) for t in (0.5, 1.0))
+    plain = make(dtype=torch.float64)
+    graphs = GraphBatch(torch.tensor([[0, 1]]), torch.zeros(1, 2, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool))
+    time = torch.tensor([0.3], dtype=torch.float64)
+    found, said = cold.clean_probs(graphs, time)[0], plain.clean_probs(graphs, time)[0]
+    gain = evidence(one.node_kernel, graphs.nodes, time)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, (2 * said.log() + gain).softmax(-1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [FlowInterpolation, FlowEuler])
+def test_the_evidence_of_a_flow_is_that_of_its_noise(kind: type[FlowInterpolation] | type[FlowEuler]) -> None:
+    noise = marginal([0.5, 0.3, 0.2], LinearSchedule())
+    state, time = torch.tensor([[0, 1, 2]]), torch.tensor([0.2], dtype=torch.float64)
+    flow = kind(noise.prior, noise.schedule, noise.num_clean)
+    assert torch.equal(evidence(flow, state, time), evidence(noise, state, time))
+    drawn = flow.noise(torch.ones(1, 200_000, dtype=torch.long), time, seeded(0))  # and this is how it noises
+    share = drawn.flatten().bincount(minlength=3) / drawn.numel()
+    wanted = evidence(noise, state, time)[0, :, 1] + torch.tensor(noise.prior).double().log()
+    torch.testing.assert_close(share.double(), wanted.softmax(0), rtol=0, atol=0.005)
+
+
+class Unscheduled:
+    """A kernel of its own, which the evidence cannot be had from."""
+
+    num_clean = num_states = 2
+
+
+def test_a_kernel_without_a_schedule_is_named() -> None:
+    policy = make()
+    kernel: Any = Unscheduled()
+    with pytest.raises(ValueError, match=r"precondition: True, expected False: Unscheduled \(node_kernel\) has no schedule"):
+        GraphPolicy(policy.network, kernel, policy.edge_kernel, COUNTS, precondition=True)
 
 
 @every_kernel

@@ -56,7 +56,8 @@ class GraphPolicy(nn.Module):
         node_kernel, edge_kernel: how classes are noised and denoised.
         node_counts: probability of a graph of 0, 1, 2, ... nodes; drawn once a group.
         num_steps: steps of the sampler, at least 1.
-        temperature: divides the network's logits, in drawing and in scoring alike; more than 0.
+        temperature: divides the network's logits (and not what ``precondition`` adds), in drawing and in scoring alike; more
+            than 0.
         share_initial_noise: whether a group also shares x_1.
         shared_steps: how many first steps the rows of a group take together, from one x_1, before they go on alone; 0 to
             ``num_steps`` - 1. Only what follows is the rows' own choice, and learned from. A group of one shares nothing.
@@ -95,6 +96,8 @@ class GraphPolicy(nn.Module):
     ) -> None:
         super().__init__()
         for name, kernel in (("node_kernel", node_kernel), ("edge_kernel", edge_kernel)):
+            if precondition and not isinstance(kernel, Noising):
+                raise ValueError(f"precondition: True, expected False: {type(kernel).__name__} ({name}) has no schedule")
             if kernel.num_states > 256:
                 raise ValueError(f"{name}: {kernel.num_states} states, expected at most 256 (trajectories are bytes)")
         if not temperature > 0:
@@ -161,13 +164,10 @@ class GraphPolicy(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """p̂_θ(x_0 | x_t, c) over clean classes, nodes [B, N, C_x] and pairs [B, P, C_e]; at least float32."""
         nodes, edges = self._logits(state, time.to(self.dtype), properties)
-        pairs, old = upper(edges), upper(state.edges)
         wide = torch.promote_types(nodes.dtype, torch.float32)
-        logits = (
-            self._given_state(kernel, z.to(wide), site, time)
-            for kernel, z, site in zip(self._kernels, (nodes, pairs), (state.nodes, old), strict=True)
-        )
-        p_nodes, p_pairs = ((z / self.temperature).softmax(-1) for z in logits)
+        of_nodes, of_pairs = (z.to(wide) / self.temperature for z in (nodes, upper(edges)))
+        p_nodes = self._given_state(self.node_kernel, of_nodes, state.nodes, time).softmax(-1)
+        p_pairs = self._given_state(self.edge_kernel, of_pairs, upper(state.edges), time).softmax(-1)
         return p_nodes.clamp_min(MIN_PROB), p_pairs.clamp_min(MIN_PROB)
 
     def _given_state(self, kernel: Kernel, logits: Tensor, state: Tensor, time: Tensor) -> Tensor:
