@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS: list[list[set[str]]] = [
     [
         {"atomic", "averaging", "categorical", "config", "graph", "interrupt", "networks", "pixels", "tokens", "truncation"},
-        {"rollout"},
+        {"graph_kl", "rollout"},
     ],
     [
         {
