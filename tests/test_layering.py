@@ -70,7 +70,7 @@ NEVER = {
     "updates": {"policies", "models", "rewards", "metrics", "diffusion", "datasets", "chemistry", "graph", "tokens", "pixels"},
     "generation": {"policies", "models", "rewards", "metrics", "diffusion", "datasets", "chemistry", "graph", "tokens", "pixels"},
     "refinement": {"policies", "models", "rewards", "metrics", "diffusion", "datasets", "chemistry", "graph", "tokens", "pixels"},
-    "testing": {"policies", "models", "rewards", "metrics", "diffusion", "datasets", "chemistry", "graph", "tokens"},
+    "testing": {"policies", "models", "rewards", "metrics", "diffusion", "datasets", "chemistry", "tokens"},
     "policies": {"models", "chemistry", "datasets", "objective", "advantages", "scoring"},
     "rewards": {"metrics", "policies", "models", "diffusion", "objective", "advantages"},
     "metrics": {"rewards", "policies", "models", "diffusion", "objective", "advantages"},
