@@ -268,8 +268,13 @@ def test_policies_with_as_many_steps_as_sites_are_let_pass(size: int) -> None:
 
 def test_only_as_many_steps_as_sites_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """No value is read, so nothing waits for an accelerator, unless S = U > 1."""
-    seen = []
-    monkeypatch.setattr("discrete_grpo.categorical._is_edge_matrix", lambda *x: bool(seen.append(x)))
+    seen: list[tuple[Tensor, ...]] = []
+
+    def look(*given: Tensor) -> bool:
+        seen.append(given)
+        return False
+
+    monkeypatch.setattr("discrete_grpo.categorical._is_edge_matrix", look)
     for s, u in [(3, 2), (1, 1), (2, 3), (1, 4), (4, 1), (2, 2)]:
         Sites(torch.zeros(1, s, u, 1), torch.zeros(1, s, u, dtype=torch.long), torch.ones(1, s, u, dtype=torch.bool))
     assert [x[0].shape for x in seen] == [(1, 2, 2, 1)]

@@ -218,7 +218,7 @@ def test_the_kit_relabels_graphs_by_itself(decode: Any, numbered: bool) -> None:
 
 def test_relabelling_moves_every_state_of_nodes_and_pairs_as_the_graphs_do() -> None:
     policy = tiny_policy()
-    columns = [{"num_nodes": 4, "fixed": FixedSites({1: 1}, {(1, 2): 1})}, {"num_nodes": 3}, {"num_nodes": 2}]
+    columns: list[dict[str, Any]] = [{"num_nodes": 4, "fixed": FixedSites({1: 1}, {(1, 2): 1})}, {"num_nodes": 3}, {"num_nodes": 2}]
     drawn = policy.sample(group_contexts(3, 3, columns), generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1)
     moved = relabelling.relabelled(drawn, generator)
@@ -255,6 +255,25 @@ def test_a_reversed_gradient_learns_nothing() -> None:
     assert report.failed == ("derivative", "learning")
     assert row(report, "derivative").error > 1
     assert row(report, "learning").error > 0.1
+
+
+class FloatFeatures(twins.Words):
+    """Cannot be made float64, as its features are float32."""
+
+    def features(self, *args: Any) -> Any:
+        return super().features(*args).float()
+
+
+def test_derivatives_are_measured_in_the_bits_there_are() -> None:
+    only = [law for law in LAWS if law != "derivative"]
+    fine, coarse, half = (
+        row(check_words(p, skip=only), "derivative") for p in (twins.Words(), FloatFeatures(), twins.Words().bfloat16())
+    )
+    assert (fine.tolerance, coarse.tolerance) == (1e-3, 5e-2)
+    assert fine.error < 1e-5
+    assert (fine.outcome, coarse.outcome) == ("passed", "passed")
+    assert half.outcome == "passed"  # made float64
+    assert row(check_words(twins.ReversedGradient(), skip=only), "derivative").outcome == "failed"
 
 
 def test_a_mask_that_is_not_obeyed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,21 +159,21 @@ def test_a_seed_that_is_set_has_no_cause_that_was_not_seen() -> None:
 class RoundedTables(Words):
     """Normalises in 16 bits, and casts what comes of it."""
 
-    half = torch.bfloat16
+    bits = torch.bfloat16
 
     def tables(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
-        return self.logits(letters, steps, mood).to(self.half).log_softmax(-1).float()
+        return self.logits(letters, steps, mood).to(self.bits).log_softmax(-1).float()
 
 
 class RoundedToHalf(RoundedTables):
-    half = torch.float16
+    bits = torch.float16
 
 
 def test_tables_of_sixteen_bits_are_named() -> None:
     advice = "cast the logits to float32 before they are normalised"
     assert causes(check(twins.HalfTables(), "ratio bf16")) == {"ratio bf16": f"log-probabilities are torch.bfloat16: {advice}"}
     for kind in (RoundedTables, RoundedToHalf):
-        said = f"log-probabilities are torch.float32 but have the digits of {kind.half}: {advice}"
+        said = f"log-probabilities are torch.float32 but have the digits of {kind.bits}: {advice}"
         assert causes(check(kind(), "probabilities")) == {"probabilities": said}
 
 
