@@ -17,6 +17,35 @@ from torch import Tensor
 __all__ = ["Scores", "Sites", "entropy", "gather", "kl_divergence", "safe_log", "sample", "score_sites"]
 
 
+MIRRORED = 1e-6
+"""Largest difference of two probabilities that are taken as mirror images."""
+DISTINCT = 1e-3
+"""Least difference of two probabilities that makes tables distinct."""
+ENOUGH_PAIRS = 8
+"""Mirrored pairs that are no coincidence, even where all tables are alike."""
+
+
+def _is_edge_matrix(log_probs: Tensor, action: Tensor, mask: Tensor) -> bool:
+    """Whether tables [B, N, N, C] are those of all ordered pairs of N nodes, and not of N steps with N sites each.
+
+    Mask and tables must equal their mirror images. So do tables that are alike at all sites, as those of an untrained policy
+    are: there must be distinct ones within a row. Where no site is on the diagonal and the classes drawn are mirrored too,
+    distinct ones in the batch are enough, or many pairs.
+    """
+    off = mask & ~torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
+    if not bool((mask == mask.transpose(1, 2)).all() & off.any()):
+        return False
+    p = log_probs.exp()
+    apart = torch.where(off.unsqueeze(-1), p - p.transpose(1, 2), 0.0).abs()
+    if not bool((apart <= MIRRORED).all()):
+        return False
+    surely_pairs = bool((off == mask).all() & ((action == action.transpose(1, 2)) | ~mask).all())
+    dims = (0, 1, 2) if surely_pairs else (1, 2)
+    high, low = (torch.where(off.unsqueeze(-1), p, edge) for edge in (-torch.inf, torch.inf))
+    distinct = bool((high.amax(dims) - low.amin(dims) > DISTINCT).any())
+    return distinct or (surely_pairs and int(off.sum()) >= 2 * ENOUGH_PAIRS)
+
+
 @dataclass(frozen=True)
 class Sites:
     """The categoricals of some steps, and the classes drawn from them.
@@ -26,11 +55,35 @@ class Sites:
         action: the class drawn at every site [B, S, U].
         mask: True where the site exists and the policy chose it [B, S, U]. A fixed or padded site is False and
             contributes nothing, in value or gradient, whatever the other fields hold there.
+
+    An unordered pair is one site. A full edge matrix [B, N, N, C], in which it would count twice, is refused: where S = U > 1,
+    the values are compared with their mirror images, which synchronises with an accelerator; other shapes cost nothing.
+
+    Raises:
+        ValueError: for other shapes or dtypes, and for a full edge matrix.
     """
 
     log_probs: Float[Tensor, "batch step site class"]
     action: Integer[Tensor, "batch step site"]
     mask: Bool[Tensor, "batch step site"]
+
+    def __post_init__(self) -> None:
+        """Check the shapes and dtypes, and that no pair stands twice."""
+        tables = tuple(self.log_probs.shape)
+        if len(tables) != 4:
+            raise ValueError(f"log_probs: shape {tables}, expected [B, S, U, C] (pairs of nodes are packed by graph.upper)")
+        for name, tensor in (("action", self.action), ("mask", self.mask)):
+            if tensor.shape != tables[:3]:
+                raise ValueError(f"{name}: shape {tuple(tensor.shape)}, expected {tables[:3]}, as log_probs are {tables}")
+        if self.mask.dtype != torch.bool:
+            raise ValueError(f"mask: dtype {self.mask.dtype}, expected torch.bool, True where a site counts")
+        if self.action.is_floating_point():
+            raise ValueError(f"action: dtype {self.action.dtype}, expected an integer dtype")
+        if tables[1] == tables[2] > 1 and _is_edge_matrix(self.log_probs.detach(), self.action, self.mask):
+            raise ValueError(
+                f"log_probs: shape {tables} is a symmetric edge matrix [B, N, N, C], in which each pair counts twice, expected"
+                " one site per unordered pair: pack it with discrete_grpo.graph.upper, or call discrete_grpo.posterior_kl"
+            )
 
 
 @dataclass(frozen=True)

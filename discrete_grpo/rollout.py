@@ -131,7 +131,12 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Scorer(Protocol):
-    """A policy that gives the scores of a rollout itself: its objective is not the log-prob of stored choices (a surrogate)."""
+    """A policy that gives the scores of a rollout itself: its objective is not the log-prob of stored choices (a surrogate).
+
+    It has ``sample`` as every :class:`Policy`; the trainer never asks it for ``sites``. What a score depends on besides the
+    weights is drawn in ``sample`` and kept in the rollout, so that new, old and reference policy are compared at equal numbers.
+    ``docs/extending.md`` has an example.
+    """
 
     def score(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Any | None = None) -> Scores:
         """What the loss needs of stored steps, differentiable; ``reference`` is a frozen copy of this policy, or None."""

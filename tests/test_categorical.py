@@ -10,6 +10,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from discrete_grpo.categorical import Sites, entropy, gather, kl_divergence, safe_log, sample, score_sites
+from discrete_grpo.graph import symmetrise, upper
 from tests import oracles
 
 NODES = torch.tensor([[1.0, 2.0, 0.5], [0.0, 0.3, -1.0]], dtype=torch.float64)
@@ -205,3 +206,97 @@ def test_a_reference_of_other_shapes_is_refused() -> None:
     for reference in ([two], [one, two], []):
         with pytest.raises(ValueError, match=r"^reference: tables of shapes .*, expected \[\(1, 2, 3, 3\)\]"):
             score_sites([one], reference)
+
+
+# ---------------------------------------------------------------- what Sites refuses
+
+
+def dense_edges(b: int, n: int, c: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Symmetric log-probabilities [B, N, N, C] and symmetric classes drawn from them."""
+    g = torch.Generator().manual_seed(seed)
+    logits = torch.randn(b, n, n, c, generator=g)
+    log_p = (logits + logits.transpose(1, 2)).log_softmax(-1)
+    return log_p, symmetrise(sample(upper(log_p).exp(), g), n)
+
+
+@pytest.mark.parametrize(("b", "n"), [(1, 2), (1, 3), (4, 3), (2, 9), (2, 30)])
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_a_full_edge_matrix_is_refused_and_its_packed_form_is_not(b: int, n: int, diagonal: bool) -> None:
+    log_p, edges = dense_edges(b, n)
+    exists = torch.arange(n) < torch.tensor([n, n - 1, n, n][:b])[:, None] if n > 2 else torch.ones(b, n, dtype=torch.bool)
+    mask = exists[:, :, None] & exists[:, None]
+    mask = mask if diagonal else mask & ~torch.eye(n, dtype=torch.bool)
+    if n > 2:
+        with pytest.raises(ValueError, match=r"each pair counts twice.*discrete_grpo.graph.upper.*discrete_grpo.posterior_kl"):
+            Sites(log_p, edges, mask)
+        with pytest.raises(ValueError, match="each pair counts twice"):  # garbage where no pair is
+            Sites(torch.where(mask[..., None], log_p, torch.nan), torch.where(mask, edges, 7), mask)
+        with pytest.raises(ValueError, match="each pair counts twice"):  # both directions drawn
+            Sites(log_p, sample(log_p.exp(), torch.Generator().manual_seed(1)), mask)
+    Sites(upper(log_p)[:, None], upper(edges)[:, None], upper(mask)[:, None])
+
+
+def test_a_full_edge_matrix_of_tables_that_are_all_alike_is_refused_when_there_are_many_pairs() -> None:
+    log_p = torch.full((4, 4, 4, 2), 0.5).log()
+    edges = symmetrise(sample(upper(log_p).exp(), torch.Generator().manual_seed(0)), 4)
+    mask = (~torch.eye(4, dtype=torch.bool)).expand(4, 4, 4)
+    with pytest.raises(ValueError, match="each pair counts twice"):
+        Sites(log_p, edges, mask)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_policies_with_as_many_steps_as_sites_are_let_pass(size: int) -> None:
+    """Equal tables everywhere, equal tables per step, per site or per row, and drawn tables: none is taken for edges."""
+    g = torch.Generator().manual_seed(size)
+    on = torch.ones(6, size, size, dtype=torch.bool)
+    logits = [
+        torch.zeros(1, 1, 1, 3),
+        torch.randn(1, size, 1, 3, generator=g),
+        torch.randn(1, 1, size, 3, generator=g),
+        torch.randn(6, 1, 1, 3, generator=g),
+        torch.randn(6, size, size, 3, generator=g),
+    ]
+    for z in logits:
+        log_p = z.expand(6, size, size, 3).log_softmax(-1)
+        for action in (torch.zeros(6, size, size, dtype=torch.long), sample(log_p.exp(), g)):
+            Sites(log_p, action, on)
+            Sites(log_p, action, torch.rand(6, size, size, generator=g) < 0.5)
+    tilted = torch.zeros(1, size, size, 3)  # tables alike but for rounding
+    tilted[..., 0] = 1e-5 * torch.arange(size * size).view(size, size)
+    Sites(tilted.log_softmax(-1), torch.zeros(1, size, size, dtype=torch.long), on[:1])
+
+
+def test_only_as_many_steps_as_sites_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No value is read, so nothing waits for an accelerator, unless S = U > 1."""
+    seen: list[tuple[Tensor, ...]] = []
+
+    def look(*given: Tensor) -> bool:
+        seen.append(given)
+        return False
+
+    monkeypatch.setattr("discrete_grpo.categorical._is_edge_matrix", look)
+    for s, u in [(3, 2), (1, 1), (2, 3), (1, 4), (4, 1), (2, 2)]:
+        Sites(torch.zeros(1, s, u, 1), torch.zeros(1, s, u, dtype=torch.long), torch.ones(1, s, u, dtype=torch.bool))
+    assert [x[0].shape for x in seen] == [(1, 2, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"log_probs": torch.zeros(2, 5, 4, 4, 3)}, r"log_probs: shape \(2, 5, 4, 4, 3\), expected \[B, S, U, C\].*graph.upper"),
+        ({"log_probs": torch.zeros(2, 5, 3)}, r"log_probs: shape \(2, 5, 3\), expected \[B, S, U, C\]"),
+        ({"action": torch.zeros(2, 5, dtype=torch.long)}, r"action: shape \(2, 5\), expected \(2, 5, 4\)"),
+        ({"action": torch.zeros(2, 5, 4)}, "action: dtype torch.float32, expected an integer"),
+        ({"mask": torch.ones(2, 5, 1, dtype=torch.bool)}, r"mask: shape \(2, 5, 1\), expected \(2, 5, 4\)"),
+        ({"mask": torch.ones(2, 5, 4)}, "mask: dtype torch.float32, expected torch.bool"),
+    ],
+)
+def test_wrong_shapes_and_dtypes_of_sites_are_named(changed: dict[str, Tensor], said: str) -> None:
+    given = {
+        "log_probs": torch.zeros(2, 5, 4, 3),
+        "action": torch.zeros(2, 5, 4, dtype=torch.uint8),
+        "mask": torch.ones(2, 5, 4, dtype=torch.bool),
+    }
+    Sites(**given)
+    with pytest.raises(ValueError, match=said):
+        Sites(**given | changed)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS: list[list[set[str]]] = [
     [
         {"atomic", "averaging", "categorical", "config", "graph", "interrupt", "networks", "pixels", "tokens", "truncation"},
-        {"rollout"},
+        {"graph_kl", "rollout"},
     ],
     [
         {
@@ -70,7 +70,7 @@ NEVER = {
     "updates": {"policies", "models", "rewards", "metrics", "diffusion", "datasets", "chemistry", "graph", "tokens", "pixels"},
     "generation": {"policies", "models", "rewards", "metrics", "diffusion", "datasets", "chemistry", "graph", "tokens", "pixels"},
     "refinement": {"policies", "models", "rewards", "metrics", "diffusion", "datasets", "chemistry", "graph", "tokens", "pixels"},
-    "testing": {"policies", "models", "rewards", "metrics", "diffusion", "datasets", "chemistry", "graph", "tokens"},
+    "testing": {"policies", "models", "rewards", "metrics", "diffusion", "datasets", "chemistry", "tokens"},
     "policies": {"models", "chemistry", "datasets", "objective", "advantages", "scoring"},
     "rewards": {"metrics", "policies", "models", "diffusion", "objective", "advantages"},
     "metrics": {"rewards", "policies", "models", "diffusion", "objective", "advantages"},

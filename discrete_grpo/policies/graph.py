@@ -19,6 +19,7 @@ from discrete_grpo.categorical import Sites, gather, safe_log, sample
 from discrete_grpo.diffusion.kernels import Kernel, Noising, evidence
 from discrete_grpo.diffusion.schedules import Schedule, time_grid
 from discrete_grpo.graph import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, unpack, upper
+from discrete_grpo.graph_kl import Posteriors
 from discrete_grpo.policies.conditions import FixedSites, fixed_states, hide_properties, property_table
 from discrete_grpo.policies.noising import initial_graphs, pinned, renoised
 from discrete_grpo.policies.refinement import grid_point, restart_graphs, restarts_of
@@ -241,8 +242,7 @@ class GraphPolicy(nn.Module):
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
         """Node and pair categoricals of stored steps, [B, S', N, K_x] and [B, S', P, K_e]; all steps if None."""
-        if steps is None:
-            steps = torch.arange(self.num_steps, device=rollout.size.device).expand(len(rollout), -1)
+        steps = self._all_steps(rollout) if steps is None else steps
         now = moments(rollout, steps)
         tables = self.transition(now.state, steps.flatten(), now.properties)
         row = torch.arange(len(rollout), device=steps.device)[:, None]
@@ -251,6 +251,20 @@ class GraphPolicy(nn.Module):
             Sites(safe_log(q.unflatten(0, steps.shape)), action[..., : mask.shape[-1]], mask)
             for q, action, mask in zip(tables, drawn, now.chosen, strict=True)
         ]
+
+    def posteriors(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Posteriors:
+        """p_θ(x_s | x_t) of stored steps as dense probabilities, differentiable: the form that ``posterior_kl`` takes.
+
+        A row is a trajectory at a step, row b·S' + k for ``steps[b, k]``; all steps if None. Sites that a context fixes, and steps
+        that a row did not draw itself, have tables here too, whereas :meth:`sites` masks them out.
+        """
+        steps = self._all_steps(rollout) if steps is None else steps
+        now = moments(rollout, steps)
+        nodes, pairs = self.transition(now.state, steps.flatten(), now.properties)
+        return Posteriors(nodes, symmetrise(pairs, now.state.num_nodes), now.state.mask)
+
+    def _all_steps(self, rollout: Rollout) -> Int[Tensor, "batch step"]:
+        return torch.arange(self.num_steps, device=rollout.size.device).expand(len(rollout), -1)
 
     def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
         """:meth:`sites`, so that wrappers which only know ``forward`` work."""

@@ -67,7 +67,7 @@ def _random_state(device: torch.device) -> tuple[Tensor, ...]:
 
 
 def global_random_state(case: Case) -> Measured:
-    """``sample`` and ``sites`` neither advance nor reset torch's global random state."""
+    """``sample`` and scoring neither advance nor reset torch's global random state."""
     with torch.random.fork_rng(devices=[case.device] if case.device.type == "cuda" else []):
         for device in {torch.device("cpu"), case.device}:
             torch.rand(1, device=device)  # a state that no fixed seed gives
@@ -75,12 +75,12 @@ def global_random_state(case: Case) -> Measured:
         drawn = case.policy.sample(case.contexts, generator=case.generator(7))
         after_sample = _random_state(case.device)
         case.replay(drawn)
-        after_sites = _random_state(case.device)
-    return claims({"sample leaves it": same(after_sample, start), "sites leaves it": same(after_sites, after_sample)})
+        after_scoring = _random_state(case.device)
+    return claims({"sample leaves it": same(after_sample, start), "scoring leaves it": same(after_scoring, after_sample)})
 
 
 def unchanged(case: Case) -> Measured:
-    """``sample`` and ``sites`` change no weight, no buffer, no mode and no stored state."""
+    """``sample`` and scoring change no weight, no buffer, no mode and no stored state."""
     weights = copy.deepcopy(case.module.state_dict())
     modes = [m.training for m in case.module.modules()]
     drawn = case.policy.sample(case.contexts, generator=case.generator(7))
@@ -89,8 +89,8 @@ def unchanged(case: Case) -> Measured:
     case.replay(drawn)
     found = {
         "sample leaves weights and buffers": after_sample,
-        "sites leaves weights and buffers": same(dict(case.module.state_dict()), dict(weights)),
-        "sites leaves the rollout": same(_tensors(drawn), kept),
+        "scoring leaves weights and buffers": same(dict(case.module.state_dict()), dict(weights)),
+        "scoring leaves the rollout": same(_tensors(drawn), kept),
         "train or eval mode stays": modes == [m.training for m in case.module.modules()],
     }
     return claims(found)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from discrete_grpo.categorical import Scores, score_sites
 from discrete_grpo.config import GRPOConfig
-from discrete_grpo.rollout import Context, Policy, Reward, Rollout, as_module
+from discrete_grpo.rollout import Context, Policy, Reward, Rollout, Scorer, as_module
 
-__all__ = ["Case", "Change", "Law", "Measured", "Skip", "claims", "gap", "per_step", "same"]
+__all__ = ["Case", "Change", "Law", "Measured", "Skip", "claims", "gap", "per_step", "same", "why_no_sites"]
 
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Largest relative difference of two ways to compute the same log-prob, by dtype of the weights."""
@@ -49,6 +49,7 @@ class Case:
 
     Attributes:
         rollout: one draw of ``contexts``, which most laws replay.
+        no_sites: why the policy has no categorical tables (a :class:`~discrete_grpo.rollout.Scorer`); empty if it has.
     """
 
     policy: Policy
@@ -63,6 +64,7 @@ class Case:
     seed: int
     seconds: float
     learning: GRPOConfig
+    no_sites: str = ""
 
     @property
     def module(self) -> nn.Module:
@@ -83,10 +85,28 @@ class Case:
         """A fresh generator on the policy's device; equal offsets give equal draws."""
         return torch.Generator(self.device).manual_seed(self.seed + offset)
 
+    def scores(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Policy | None = None) -> Scores:
+        """What the trainer takes from the policy for stored steps, differentiable: of its sites, or of its own ``score``."""
+        if isinstance(self.policy, Scorer):
+            return self.policy.score(rollout, steps, reference)
+        own = self.policy.sites(rollout, steps)
+        if reference is None:
+            return score_sites(own)
+        with torch.no_grad():
+            other = reference.sites(rollout, steps)
+        return score_sites(own, other)
+
     def replay(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Scores:
         """Scores of stored steps, without gradient."""
         with torch.no_grad():
-            return score_sites(self.policy.sites(rollout, steps))
+            return self.scores(rollout, steps)
+
+    def drawn_log_probs(self, rollout: Rollout) -> Float[Tensor, "batch step site"]:
+        """Log π of the classes drawn; where there are no sites, what the policy scores in its place."""
+        if self.no_sites:
+            return self.replay(rollout).logp
+        with torch.no_grad():
+            return score_sites(self.policy.sites(rollout)).logp
 
     def draws(self, contexts: Sequence[Context], offset: int) -> Iterator[Rollout]:
         """``samples`` trajectories of ``contexts`` in turn, each a group of its own, in rounds."""
@@ -107,6 +127,18 @@ class Case:
 
 
 Law = Callable[[Case], "Measured | Skip"]
+
+
+def why_no_sites(policy: Policy, rollout: Rollout) -> str:
+    """Why a policy that gives its scores itself has no sites, in words; empty for all that have them."""
+    if not isinstance(policy, Scorer):
+        return ""
+    try:
+        with torch.no_grad():
+            policy.sites(rollout)
+    except Exception as error:  # whatever it raises, the trainer never asks for them
+        return f"needs sites; {type(policy).__name__} gives scores only ({type(error).__name__})"
+    return ""
 
 
 def gap(found: Shaped[Tensor, "*any"], wanted: Shaped[Tensor, "*any"]) -> float:

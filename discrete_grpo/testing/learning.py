@@ -6,20 +6,20 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from discrete_grpo.categorical import Scores, score_sites
+from discrete_grpo.categorical import Scores
 from discrete_grpo.objective import grpo_loss, row_weights
 from discrete_grpo.rollout import Reward, group_contexts
 from discrete_grpo.scoring import score_samples
 from discrete_grpo.testing.case import Case, Measured, Skip
 from discrete_grpo.trainer import GRPOTrainer
 
-__all__ = ["gradient", "learning", "reinforce"]
+__all__ = ["derivative", "gradient", "learning", "reinforce"]
 
 GAIN = 0.2
 """How far the mean reward must rise; half the way to 1 where less is left."""
@@ -27,6 +27,8 @@ LAST = 3
 """Batches over which the mean reward is taken."""
 GROUPS = 32
 """Groups drawn before training, to choose a property and to take its mean."""
+DIFFERENCES = ((torch.float64, 1e-6, 1e-3), (None, 1e-3, 5e-2), (None, 1e-2, 5e-2))
+"""Dtype (None: the policy's own), step and tolerance of the central differences that are tried in turn."""
 PLACES = 48
 """Places of a sample's text that are tried for a property."""
 LEAST_SPREAD = 0.06
@@ -37,7 +39,7 @@ def _gradients(case: Case, loss: Callable[[Scores], Tensor]) -> list[Tensor]:
     """∂loss/∂parameter of every trainable parameter of a fresh replay."""
     parameters = [p for p in case.module.parameters() if p.requires_grad]
     with torch.enable_grad():
-        value = loss(score_sites(case.policy.sites(case.rollout)))
+        value = loss(case.scores(case.rollout))
         return list(torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True))
 
 
@@ -49,6 +51,46 @@ def gradient(case: Case) -> Measured:
     if broken:
         return Measured(float(broken), 0.0, f"{broken} entries are NaN or inf")
     return Measured(float(reached == 0), 0.0, f"reaches {reached} of {len(found)} parameters")
+
+
+def derivative(case: Case) -> Measured | Skip:
+    """⟨∇ Σ log π, v⟩ = [Σ log π(θ + εv) - Σ log π(θ - εv)] / 2ε along a random direction v.
+
+    In float64 first; a policy with parts of fewer bits, or that cannot be made float64, is measured by larger steps.
+    """
+    found: Measured | Skip = Skip("weights are too coarse for differences")
+    for dtype, epsilon, tolerance in DIFFERENCES:
+        if dtype is None and next(case.module.parameters()).dtype not in (torch.float32, torch.float64):
+            continue
+        try:
+            found = _derivative(case, dtype, epsilon, tolerance)
+        except Exception:
+            if dtype is None:
+                raise
+            continue  # constants of another dtype, say
+        if found.error <= found.tolerance:
+            return found
+    return found
+
+
+def _derivative(case: Case, dtype: torch.dtype | None, epsilon: float, tolerance: float) -> Measured:
+    case = replace(case, policy=copy.deepcopy(case.policy))
+    if dtype is not None:
+        case.module.to(dtype)
+        case = replace(case, rollout=case.policy.sample(case.contexts, generator=case.generator()))
+    weights, generator = [p for p in case.module.parameters() if p.requires_grad], case.generator(11)
+    directions = [torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype) for p in weights]
+    slopes = _gradients(case, lambda scores: scores.logp.sum())
+    along = sum(float((g.double() * v).sum()) for g, v in zip(slopes, directions, strict=True))
+    ends = []
+    for shift in (epsilon, -2 * epsilon):
+        with torch.no_grad():
+            for p, v in zip(weights, directions, strict=True):
+                p.add_(shift * v)
+        ends.append(float(case.replay(case.rollout).logp.double().sum()))
+    difference = (ends[0] - ends[1]) / (2 * epsilon)
+    size = max(abs(along), math.sqrt(sum(float(g.double().square().sum()) for g in slopes)), 1e-9)
+    return Measured(abs(difference - along) / size, tolerance, f"{along:.3g} against {difference:.3g} by differences")
 
 
 def reinforce(case: Case) -> Measured:

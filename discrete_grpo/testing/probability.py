@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo.categorical import Sites, gather
-from discrete_grpo.rollout import Rollout
+from discrete_grpo.categorical import Scores, Sites, gather
+from discrete_grpo.rollout import Rollout, Scorer
 from discrete_grpo.testing.case import CLOSE, ROUND, Case, Measured, Skip, claims, gap
 
 __all__ = ["calibration", "frequencies", "probabilities", "shapes", "total_mass"]
@@ -45,14 +45,35 @@ def _shape_claims(kind: int, sites: Sites, rollout: Rollout) -> dict[str, bool]:
     return found
 
 
+def _score_claims(scores: Scores, rollout: Rollout) -> dict[str, bool]:
+    logp, spread, mask = scores.logp, scores.entropy, scores.mask
+    found = {
+        "logp [B, S, U]": logp.dim() == 3 and logp.shape[:2] == rollout.logp.shape,
+        "entropy and mask [B, S, U]": spread.shape == mask.shape == logp.shape,
+        "logp and entropy float32 or float64": {logp.dtype, spread.dtype} <= {torch.float32, torch.float64},
+        "mask bool": mask.dtype == torch.bool,
+    }
+    if all(found.values()):
+        found["finite under the mask"] = bool((logp[mask].isfinite() & spread[mask].isfinite()).all())
+        found["0 where the mask is False"] = not bool(logp[~mask].any() or spread[~mask].any())
+    return found
+
+
 @torch.no_grad()
 def shapes(case: Case) -> Measured:
-    """Tables [B, S, U, C], action and mask [B, S, U] of the right kind; what was drawn has mass."""
-    sites = case.policy.sites(case.rollout)
-    found = {"at least one kind of site": len(sites) > 0}
-    for kind, one in enumerate(sites):
-        found |= _shape_claims(kind, one, case.rollout)
-    return claims(found, "; ".join(str([*one.log_probs.shape]) for one in sites))
+    """Tables [B, S, U, C], action and mask [B, S, U] of the right kind; what was drawn has mass; the same of own scores."""
+    found, notes = dict[str, bool](), list[str]()
+    if isinstance(case.policy, Scorer):
+        scores = case.replay(case.rollout)
+        found |= _score_claims(scores, case.rollout)
+        notes.append(f"scores {[*scores.logp.shape]}")
+    if not case.no_sites:
+        sites = case.policy.sites(case.rollout)
+        found |= {"at least one kind of site": len(sites) > 0}
+        for kind, one in enumerate(sites):
+            found |= _shape_claims(kind, one, case.rollout)
+        notes += [str([*one.log_probs.shape]) for one in sites]
+    return claims(found, "; ".join(notes))
 
 
 @torch.no_grad()
@@ -66,7 +87,7 @@ def probabilities(case: Case) -> Measured:
 def _space_log_probs(case: Case, space: Rollout) -> Float[Tensor, " batch"]:
     """Log π of every trajectory of the space, float64."""
     rows = torch.arange(len(space), device=space.group.device).split(ROUND)
-    return torch.cat([case.replay(space.index(part)).logp.double().sum((1, 2)) for part in rows])
+    return torch.cat([case.drawn_log_probs(space.index(part)).double().sum((1, 2)) for part in rows])
 
 
 def total_mass(case: Case) -> Measured | Skip:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import torch
@@ -9,7 +10,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from discrete_grpo.categorical import Sites, score_sites
-from discrete_grpo.testing.case import Case, Measured, Skip, gap, per_step, same
+from discrete_grpo.rollout import Policy, as_module
+from discrete_grpo.testing.case import Case, Measured, Skip, claims, gap, per_step, same
+from discrete_grpo.testing.relabelling import obstacle, relabelled
 
 __all__ = [
     "batch_size",
@@ -19,6 +22,7 @@ __all__ = [
     "ratio_bf16",
     "ratio_eval",
     "ratio_train",
+    "reference",
     "steps",
     "stored_log_probs",
     "units",
@@ -26,6 +30,10 @@ __all__ = [
 
 ALONE = 8
 """Rows that are scored alone."""
+RELABELLINGS = 3
+"""Relabelled copies that are scored."""
+SHIFT = 0.05
+"""Standard deviation of what is added to each weight of a reference."""
 
 
 def units(case: Case) -> Measured:
@@ -35,8 +43,8 @@ def units(case: Case) -> Measured:
 
 
 def stored_log_probs(case: Case) -> Measured:
-    """Σ_sites log π of each replayed step = the log-prob stored when it was drawn."""
-    found = case.replay(case.rollout).logp.sum(-1)
+    """Σ_sites log π of each replayed step = the log-prob stored when it was drawn; without sites, Σ of the scores."""
+    found = case.drawn_log_probs(case.rollout).sum(-1)
     return Measured(gap(found, case.rollout.logp), case.close, f"{found.numel()} steps")
 
 
@@ -46,7 +54,7 @@ def _ratio(case: Case, training: bool, bf16: bool = False) -> Measured:
     for with_gradient in (False, True):
         autocast = torch.autocast(case.device.type, torch.bfloat16, enabled=bf16)
         with case.mode(training), autocast, torch.set_grad_enabled(with_gradient):
-            found.append(score_sites(case.policy.sites(case.rollout)).logp.detach())
+            found.append(case.scores(case.rollout).logp.detach())
     old, new = found
     if new.dtype not in (torch.float32, torch.float64):
         return Measured(torch.inf, 0.0, f"log-probs are {new.dtype}, expected at least float32")
@@ -118,7 +126,7 @@ def _some_steps(case: Case) -> Int[Tensor, "batch chosen"]:
 
 
 def steps(case: Case) -> Measured:
-    """sites(rollout, steps) are those steps of sites(rollout), for chosen steps and for each step alone."""
+    """Scores of chosen steps are those steps of the scores of all, for several steps and for each alone."""
     whole = per_step(case.replay(case.rollout))
     row = torch.arange(len(whole), device=case.device)[:, None]
     chosen = _some_steps(case)
@@ -128,10 +136,52 @@ def steps(case: Case) -> Measured:
 
 
 def permutation(case: Case) -> Measured | Skip:
-    """Log π of a relabelled trajectory = log π."""
-    if case.permute is None:
-        return Skip("no permute given")
-    moved = case.permute(case.rollout, case.generator(6))
-    if same(dict(moved.states), dict(case.rollout.states)):
-        return Skip("permute changed no state")
-    return Measured(gap(per_step(case.replay(moved)), per_step(case.replay(case.rollout))), case.close)
+    """Log π of a relabelled trajectory = log π; graphs are relabelled without ``permute`` where their states are known."""
+    why_not = obstacle(case.rollout)
+    if case.permute is None and why_not:
+        return Skip(why_not)
+    permute = case.permute or relabelled
+    whole, error = per_step(case.replay(case.rollout)), -1.0
+    for k in range(RELABELLINGS):
+        moved = permute(case.rollout, case.generator(20 + k))
+        if not same(dict(moved.states), dict(case.rollout.states)):
+            error = max(error, gap(per_step(case.replay(moved)), whole))
+    if error < 0:
+        return Skip("relabelling changed no state")
+    return Measured(error, case.close, "" if case.permute else "nodes relabelled by the kit")
+
+
+def _shifted(case: Case) -> Policy:
+    """A copy of the policy with other weights."""
+    other, generator = copy.deepcopy(case.policy), case.generator(8)
+    with torch.no_grad():
+        for weight in as_module(other).parameters():
+            noise = torch.randn(weight.shape, generator=generator, device=generator.device)
+            weight.add_(SHIFT * noise.to(weight))
+    return other
+
+
+def reference(case: Case) -> Measured:
+    """KL(π ‖ π) = 0, KL(π ‖ π_ref) >= 0 and not 0 throughout; no gradient reaches the reference; log π does not depend on it."""
+    twin, other = copy.deepcopy(case.policy), _shifted(case)
+    with torch.enable_grad():
+        own, apart = case.scores(case.rollout, None, twin), case.scores(case.rollout, None, other)
+    if own.kl is None or apart.kl is None:
+        return claims({"kl given with a reference": False})
+    if apart.kl.shape != apart.logp.shape:
+        return claims({"kl [B, S, U]": False})
+    weights = [p for p in as_module(other).parameters() if p.requires_grad]
+    reached: tuple[Tensor | None, ...] = ()
+    if apart.kl.requires_grad:
+        reached = torch.autograd.grad(apart.kl[apart.mask].sum(), weights, allow_unused=True)
+    kl, alone = apart.kl.detach(), case.replay(case.rollout)
+    found = {
+        "kl differentiable": apart.kl.requires_grad,
+        "0 to a copy of the policy": gap(own.kl.detach(), torch.zeros_like(kl)) <= case.close,
+        "at least 0 to another policy": bool((kl >= -case.close).all()),
+        "not 0 throughout to another policy": bool((kl[apart.mask] > 0).any()),
+        "0 where the mask is False": not bool(kl[~apart.mask].any()),
+        "no gradient to the reference": all(g is None or not bool(g.any()) for g in reached),
+        "log-probs without the reference's": gap(apart.logp.detach(), alone.logp) <= case.close,
+    }
+    return claims(found, f"mean KL {float(kl[apart.mask].mean()):.2g} to a policy of other weights")

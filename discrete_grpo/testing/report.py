@@ -19,6 +19,7 @@ class Row:
         tolerance: the largest error that passes; NaN where nothing was measured.
         outcome: ``passed`` where error <= tolerance.
         note: what was measured, why it was skipped, or what is wrong.
+        cause: why a law fails, where that could be found out: the law holds once the cause is removed.
     """
 
     law: str
@@ -26,6 +27,12 @@ class Row:
     tolerance: float
     outcome: Literal["passed", "failed", "skipped"]
     note: str = ""
+    cause: str = ""
+
+    @property
+    def said(self) -> str:
+        """Note and cause."""
+        return "; ".join(filter(None, (self.note, self.cause and f"likely cause: {self.cause}")))
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Report:
 
     def __str__(self) -> str:
         header = ("law", "error", "tolerance", "result", "note")
-        lines = [(r.law, _number(r.error), _number(r.tolerance), r.outcome, r.note) for r in self.rows]
+        lines = [(r.law, _number(r.error), _number(r.tolerance), r.outcome, r.said) for r in self.rows]
         widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
         table = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in (header, *lines)]
         counts = [f"{sum(r.outcome == x for r in self.rows)} {x}" for x in ("passed", "failed", "skipped")]

@@ -1,0 +1,79 @@
+"""Relabels the nodes of stored graph trajectories, whose layout is told by the names and shapes of the states.
+
+States called ``nodes`` hold one entry per node [B, ..., N], ``pairs`` one per unordered pair [B, ..., N(N-1)/2] in the order of
+:mod:`discrete_grpo.graph`, and ``edges`` a symmetric matrix [B, ..., N, N]. A prefix may stand before each (``free_nodes``).
+All other states belong to whole graphs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pair_index
+from discrete_grpo.rollout import Rollout
+
+__all__ = ["obstacle", "relabelled"]
+
+
+def obstacle(rollout: Rollout) -> str:
+    """Why the nodes of these trajectories cannot be relabelled without help; empty if they can."""
+    graphs = _are_graphs(rollout)
+    if "nodes" not in rollout.states or not {"pairs", "edges"} & rollout.states.keys():
+        return f"no permute given{', and no states named nodes with pairs or edges' if graphs else ''}"
+    n = rollout.states["nodes"].shape[-1]
+    for name, value in rollout.states.items():
+        wanted = {"nodes": (n,), "pairs": (num_pairs(n),), "edges": (n, n)}.get(_kind(name))
+        if wanted is not None and tuple(value.shape[1:][-len(wanted) :]) != wanted:
+            return f"no permute given, and states[{name!r}] is {tuple(value.shape)}, expected {wanted} in the last places"
+    if not graphs and int(rollout.size.max()) > n:
+        return "no permute given, and size is no number of nodes"
+    return ""
+
+
+def relabelled(rollout: Rollout, generator: torch.Generator) -> Rollout:
+    """The same trajectories with the existing nodes of each graph in another order, at all steps the same."""
+    n = rollout.states["nodes"].shape[-1]
+    exists = _existing(rollout, n)
+    drawn = torch.rand(exists.shape, generator=generator, device=generator.device).to(exists.device)
+    order = torch.where(exists, drawn, 2.0 + torch.arange(n, device=exists.device)).argsort(-1)
+    return replace(rollout, states={name: _moved(_kind(name), value, order) for name, value in rollout.states.items()})
+
+
+def _are_graphs(rollout: Rollout) -> bool:
+    return bool(rollout.samples) and all(isinstance(sample, GraphBatch) for sample in rollout.samples)
+
+
+def _existing(rollout: Rollout, num_nodes: int) -> Bool[Tensor, "batch node"]:
+    """Which nodes exist; the first ``size`` of each graph, unless the samples say so."""
+    if _are_graphs(rollout):
+        sizes = torch.tensor([int(sample.sizes.sum()) for sample in rollout.samples], device=rollout.size.device)
+        return node_mask(sizes, num_nodes)
+    return node_mask(rollout.size, num_nodes)
+
+
+def _kind(name: str) -> str:
+    return name.rpartition("_")[2]
+
+
+def _moved(kind: str, value: Shaped[Tensor, "batch ..."], order: Int[Tensor, "batch node"]) -> Shaped[Tensor, "batch ..."]:
+    """A state under a new numbering: new node k is old node ``order[b, k]``."""
+    if kind == "nodes":
+        return value.gather(-1, _spread(order, value.dim()).expand_as(value))
+    if kind == "edges":
+        rows, columns = (_spread(x, value.dim()).expand_as(value) for x in (order[:, :, None], order[:, None, :]))
+        return value.gather(-2, rows).gather(-1, columns)
+    if kind == "pairs":
+        i, j = pair_index(order.shape[1], order.device)
+        ends = order[:, i], order[:, j]
+        low, high = torch.minimum(*ends), torch.maximum(*ends)
+        return value.gather(-1, _spread(high * (high - 1) // 2 + low, value.dim()).expand_as(value))
+    return value
+
+
+def _spread(index: Tensor, dims: int) -> Tensor:
+    """``index`` [B, ...] with axes of length 1 after the first, up to ``dims`` axes."""
+    return index.view(index.shape[0], *[1] * (dims - index.dim()), *index.shape[1:])

@@ -1,0 +1,201 @@
+"""The conformance kit names the likely cause of a broken law, and names none that is not there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from discrete_grpo.categorical import Sites
+from discrete_grpo.rollout import Context, Rollout, group_contexts
+from discrete_grpo.testing import LAWS, Report, check_policy
+from tests import broken_policies as twins
+from tests.broken_policies import Words
+
+WORDS = group_contexts(3, 3)
+
+
+def check(policy: Words, *laws: str, contexts: Sequence[Context] = WORDS) -> Report:
+    """A report of some laws alone."""
+    return check_policy(policy, contexts, trusted=["tests"], samples=100, skip=[law for law in LAWS if law not in laws])
+
+
+def causes(report: Report) -> dict[str, str]:
+    return {row.law: row.cause for row in report.rows if row.outcome == "failed"}
+
+
+class EncodedWords(Words):
+    """Words whose letters are read by torch's own encoder."""
+
+    def __init__(self, length: int = 3, dropout: float = 0.0) -> None:
+        super().__init__(length)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.embed = nn.Linear(5, 16)
+            layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=dropout, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.head = nn.Linear(16, 3)
+
+    def logits(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        found = self.features(letters, steps, mood)
+        history, moods = found[..., :-2].unflatten(-1, (self.length, 3)), found[..., -2:]
+        tokens = torch.cat([history, moods.unsqueeze(2).expand(-1, -1, self.length, -1)], -1)
+        read = self.encoder(self.embed(tokens).flatten(0, 1)).mean(1).unflatten(0, steps.shape)
+        logits: Tensor = self.head(read)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def test_torchs_fast_path_is_named_and_its_remedy_works() -> None:
+    report = check(EncodedWords(), "ratio eval", "ratio train", "stored log-probs")
+    assert report.failed == ("ratio eval",), str(report)
+    assert causes(report)["ratio eval"].startswith("torch's inference fast path: TransformerEncoder (encoder) takes another kernel")
+    assert "likely cause: torch's inference fast path" in str(report)
+    assert torch.backends.mha.get_fastpath_enabled()  # the experiment put it back
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        assert check(EncodedWords(), "ratio eval").failed == ()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_dropout_of_an_encoder_in_train_mode_is_named_and_not_the_fast_path() -> None:
+    found = causes(check(EncodedWords(dropout=0.1), "ratio train"))
+    assert found["ratio train"].startswith("dropout is active in train mode (encoder.layers.0.self_attn, encoder.layers.0.dropout")
+    assert "eval mode, so you may skip this law" in found["ratio train"]
+
+
+class StaysInTrain(Words):
+    """A dropout that no mode reaches."""
+
+    def train(self, mode: bool = True) -> StaysInTrain:
+        super().train(mode)
+        self.network[1].train()
+        return self
+
+
+class FunctionalDropout(Words):
+    """Forgets ``training=self.training``."""
+
+    def logits(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        return nn.functional.dropout(super().logits(letters, steps, mood), 0.2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "where"),
+    [
+        (StaysInTrain(dropout=0.3), "(network.1)"),
+        (FunctionalDropout(), "(torch.nn.functional.dropout, which drops unless training=False is given)"),
+    ],
+)
+def test_dropout_left_active_in_eval_mode_is_named(policy: Words, where: str) -> None:
+    found = causes(check(policy, "ratio eval", "stored log-probs", "batch size", "reinforce"))
+    assert set(found) == {"ratio eval", "stored log-probs", "batch size", "reinforce"}
+    assert set(found.values()) == {f"dropout is active in eval mode {where}"}
+
+
+class BatchNormWords(Words):
+    """Normalises over the batch, with or without stored statistics."""
+
+    def __init__(self, stored: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3, track_running_stats=stored)
+
+    def logits(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        found = super().logits(letters, steps, mood)
+        normed: Tensor = self.norm(found.flatten(0, 1).to(self.norm.weight.dtype))
+        return normed.unflatten(0, found.shape[:2]).to(found.dtype)
+
+
+def test_statistics_of_the_batch_are_named() -> None:
+    found = causes(check(BatchNormWords(), "batch size", "padding", "stored log-probs", "ratio eval"))
+    assert set(found) == {"batch size", "padding", "stored log-probs"}
+    assert set(found.values()) == {
+        "batch normalisation takes the statistics of the batch (norm): a row's log-probs depend on the other rows"
+    }
+    assert check(BatchNormWords(stored=True), "batch size", "padding", "stored log-probs", "ratio eval").failed == ()
+
+
+class PythonRandom(Words):
+    def logits(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        return super().logits(letters, steps, mood) * random.uniform(0.5, 1)
+
+
+class NumpyRandom(Words):
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        mood = torch.from_numpy(np.random.randint(2, size=len(rollout)))  # noqa: NPY002  (the mistake itself)
+        return super().sites(replace(rollout, states={**rollout.states, "mood": mood}), steps)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        (twins.ResampledLatent, "torch's global state (aten.randint_like)"),
+        (PythonRandom, "the module random"),
+        (NumpyRandom, "the module numpy.random"),
+    ],
+)
+def test_random_numbers_of_scoring_are_named(kind: type[Words], source: str) -> None:
+    found = causes(check(kind(), "ratio eval"))
+    assert found == {"ratio eval": f"scoring draws random numbers from {source}: draw them in sample and store them in the states"}
+
+
+@pytest.mark.parametrize("law", ["generator", "global random state"])
+def test_random_numbers_beside_the_generator_are_named(law: str) -> None:
+    assert causes(check(twins.GlobalRandom(), law)) == {
+        law: "sample draws from torch's global state (aten.randint), torch's global state (aten.rand) and not from its generator"
+    }
+
+
+def test_a_seed_that_is_set_has_no_cause_that_was_not_seen() -> None:
+    assert causes(check(twins.ResetsGlobalRandom(), "global random state")) == {"global random state": ""}
+
+
+class RoundedTables(Words):
+    """Normalises in 16 bits, and casts what comes of it."""
+
+    bits = torch.bfloat16
+
+    def tables(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        return self.logits(letters, steps, mood).to(self.bits).log_softmax(-1).float()
+
+
+class RoundedToHalf(RoundedTables):
+    bits = torch.float16
+
+
+def test_tables_of_sixteen_bits_are_named() -> None:
+    advice = "cast the logits to float32 before they are normalised"
+    assert causes(check(twins.HalfTables(), "ratio bf16")) == {"ratio bf16": f"log-probabilities are torch.bfloat16: {advice}"}
+    for kind in (RoundedTables, RoundedToHalf):
+        said = f"log-probabilities are torch.float32 but have the digits of {kind.bits}: {advice}"
+        assert causes(check(kind(), "probabilities")) == {"probabilities": said}
+
+
+@pytest.mark.parametrize(
+    ("kind", "law"),
+    [
+        (twins.StepsDescending, "steps"),
+        (twins.SeesItsBatch, "batch size"),
+        (twins.StoresMeans, "stored log-probs"),
+        (twins.UnmaskedPadding, "padding"),
+        (twins.Unnormalised, "probabilities"),
+        (twins.RawLogits, "calibration"),
+    ],
+)
+def test_other_mistakes_are_given_no_cause(kind: type[Words], law: str) -> None:
+    report = check_policy(kind(), WORDS, trusted=["tests"], samples=800, skip=[x for x in LAWS if x != law])
+    assert causes(report) == {law: ""}
+
+
+def test_a_dropout_that_is_there_but_not_at_fault_is_not_named() -> None:
+    class Both(twins.StoresMeans):
+        pass
+
+    both: Any = Both(dropout=0.3)
+    assert causes(check(both, "stored log-probs")) == {"stored log-probs": ""}
