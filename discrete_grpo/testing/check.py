@@ -23,6 +23,7 @@ LAWS: Mapping[str, Law] = MappingProxyType(
         "shapes": probability.shapes,
         "contexts": behaviour.contexts,
         "probabilities": probability.probabilities,
+        "probabilities bf16": probability.probabilities_bf16,
         "units": replay.units,
         "mask": replay.masked_sites,
         "stored log-probs": replay.stored_log_probs,
