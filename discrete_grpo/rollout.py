@@ -131,7 +131,11 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Scorer(Protocol):
-    """A policy that gives the scores of a rollout itself: its objective is not the log-prob of stored choices (a surrogate)."""
+    """A policy that gives the scores of a rollout itself: its objective is not the log-prob of stored choices (a surrogate).
+
+    An attribute ``forward_kl_gradient`` that is True says that ``kl_forward`` of its scores is differentiable, so that
+    ``kl_direction: forward`` can be used with ``kl_estimator: exact``.
+    """
 
     def score(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Any | None = None) -> Scores:
         """What the loss needs of stored steps, differentiable; ``reference`` is a frozen copy of this policy, or None."""

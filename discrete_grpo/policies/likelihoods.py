@@ -73,6 +73,8 @@ class EagerLikelihood(nn.Module):
         policy: draws the samples.
     """
 
+    forward_kl_gradient = True
+
     def __init__(self, policy: GraphPolicy) -> None:
         super().__init__()
         self.policy = _graph_policy(policy)
@@ -104,14 +106,17 @@ class EagerLikelihood(nn.Module):
         return self.policy.sites(rollout, steps)
 
     def score(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Any | None = None) -> Scores:
-        """log p̂(c = G_0) of every site at the chosen steps, entropy and KL of p̂; ``reference`` is a copy of this wrapper."""
+        """log p̂(c = G_0) of every site at the chosen steps, entropy of p̂, exact KL in both directions.
+
+        ``reference`` is a copy of this wrapper.
+        """
         steps = _all_steps(rollout) if steps is None else steps
         own = self._clean_sites(rollout, steps)
         if reference is None:
             return score_sites(own)
         with torch.no_grad():
             other = reference._clean_sites(rollout, steps)
-        return score_sites(own, other)
+        return score_sites(own, other, forward_gradient=True)
 
     def _clean_sites(self, rollout: Rollout, steps: Tensor) -> list[Sites]:
         now = moments(rollout, steps)
@@ -160,6 +165,8 @@ class ElboLikelihood(nn.Module):
     Raises:
         ValueError: if ``draws`` is below 1.
     """
+
+    forward_kl_gradient = True
 
     def __init__(self, policy: GraphPolicy, draws: int = 10) -> None:
         super().__init__()
@@ -232,7 +239,11 @@ class ElboLikelihood(nn.Module):
         raise TypeError("sites: ElboLikelihood keeps no steps of the sampler, expected a call of score")
 
     def score(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Any | None = None) -> Scores:
-        """Σ_k q(k | x_t, x_0) log p_θ(k | x_t) of every site at the chosen states; entropy of p_θ, KL(p_θ ‖ p_ref) there."""
+        """Σ_k q(k | x_t, x_0) log p_θ(k | x_t) of every site at the chosen states; entropy of p_θ, exact KL in both directions.
+
+        The KL is that of the steps at the re-noised states. Σ_sites KL(p_ref(·| x_t) ‖ p_θ(·| x_t)), the forward one, is the
+        penalty with which MiDi is fine-tuned.
+        """
         steps = _all_steps(rollout) if steps is None else steps
         now, points = moments(rollout, steps), rollout.states["time"].gather(1, steps)
         own = self._transitions(now, points)
@@ -240,7 +251,7 @@ class ElboLikelihood(nn.Module):
         if reference is not None:
             with torch.no_grad():
                 other = reference._transitions(now, points)
-        found = score_sites(own, other)
+        found = score_sites(own, other, forward_gradient=True)
         q = self._posteriors(rollout, now, points)
         cross = [torch.where(one.mask, _expected(p, one.log_probs), 0.0) for p, one in zip(q, own, strict=True)]
         return replace(found, logp=torch.cat(cross, -1))
