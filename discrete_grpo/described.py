@@ -18,6 +18,7 @@ from torch import Tensor, nn
 __all__ = ["TRUSTED", "CheckpointError", "build", "describe", "describe_types", "restore_types"]
 
 TRUSTED = ("discrete_grpo",)
+TYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class CheckpointError(ValueError):
@@ -114,7 +115,7 @@ def restore_types(module: nn.Module, described: Mapping[str, Any]) -> None:
     """Give each tensor of a module the type that :func:`describe_types` wrote; where nothing was written, all stay as they are.
 
     Raises:
-        CheckpointError: for what is no floating-point type of torch.
+        CheckpointError: for a type that is not among ``TYPES``.
     """
     if "dtype" not in described:
         return
@@ -123,10 +124,7 @@ def restore_types(module: nn.Module, described: Mapping[str, Any]) -> None:
         raise CheckpointError(f"dtypes: {others!r}, expected a type for each name; the file was edited")
     for name, tensor in _floating(module).items():
         said = others.get(name, described["dtype"])
-        wanted = getattr(torch, said, None) if isinstance(said, str) else None
-        if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
-            raise CheckpointError(
-                f"dtype: {said!r}, expected a floating-point type such as float32 or bfloat16; the file was edited"
-            )
-        if tensor.dtype != wanted:
+        if said not in TYPES:
+            raise CheckpointError(f"dtype: {said!r}, expected one of {', '.join(TYPES)}")
+        if tensor.dtype != (wanted := getattr(torch, said)):
             tensor.data = tensor.data.to(wanted)

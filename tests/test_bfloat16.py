@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -79,8 +80,9 @@ def graphs(kind: str, **options: Any) -> GraphPolicy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         for head, count in ((network.node_out[-1], x.num_clean), (network.edge_out[-1], e.num_clean)):
-            head.weight = nn.Parameter(0.5 * torch.randn(count, head.weight.shape[1]))  # type: ignore[union-attr]
-            head.bias = nn.Parameter(torch.randn(count))  # type: ignore[union-attr]
+            assert isinstance(head, nn.Linear)
+            head.weight = nn.Parameter(0.5 * torch.randn(count, head.in_features))
+            head.bias = nn.Parameter(torch.randn(count))
     return GraphPolicy(network, x, e, (0.0, 0.0, 0.3, 0.3, 0.4), num_steps=4, decode=node_classes, **options).eval()
 
 
@@ -88,7 +90,7 @@ GRAPHS = list(group_contexts(3, 3))
 PROMPTS = group_contexts(3, 2, [{"masked": text} for text in ("a_b__", "__", "_____b")])
 CUT = Truncation(temperature=0.8, top_p=0.8)
 Case = tuple[Callable[[], Any], Any]
-FAMILIES: dict[str, Case] = {kind: ((lambda k=kind: graphs(k)), GRAPHS) for kind in [*KERNELS, "somebody's"]}
+FAMILIES: dict[str, Case] = {kind: (partial(graphs, kind), GRAPHS) for kind in [*KERNELS, "somebody's"]}
 FAMILIES |= {
     "preconditioned": (lambda: graphs("euler both", precondition=True, temperature=0.7), GRAPHS),
     "shared steps": (lambda: graphs("euler", shared_steps=2), GRAPHS),
