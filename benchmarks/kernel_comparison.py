@@ -22,19 +22,20 @@ from typing import Any
 import torch
 
 from benchmarks.common import ROOT, stamp, write_result
+from benchmarks.expected_rate import FlowExpectedRate
 from discrete_grpo.config import GRPOConfig
+from discrete_grpo.diffusion.choices import KernelName
 from discrete_grpo.families import SamplerOptions, load_trained, sample_policy
+from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.likelihoods import with_likelihood
 from discrete_grpo.reporting.console import print_table
 from discrete_grpo.reporting.svg import Line, line_chart
 from discrete_grpo.rewards.graphs import planar_valid
 from discrete_grpo.trainer import GRPOTrainer
 
-KERNELS: Mapping[str, SamplerOptions] = {
-    "d3pm": SamplerOptions(kernel="d3pm"),
-    "flow": SamplerOptions(kernel="flow"),
-    "masked": SamplerOptions(kernel="d3pm"),
-}
+KERNEL_NAMES: Mapping[str, KernelName] = {"d3pm": "d3pm", "flow": "flow", "masked": "d3pm"}
+EXPECTED_RATE = "expected_rate"
+"""Graph-GRPO's step (:class:`~benchmarks.expected_rate.FlowExpectedRate`); run if it is named."""
 LIKELIHOODS = ("transition", "eager", "elbo")
 
 
@@ -61,9 +62,21 @@ class Budget:
     learning_rate: float = 1e-4
 
 
-def run(checkpoint: str | Path, options: SamplerOptions, likelihood: str, seed: int, budget: Budget) -> dict[str, Any]:
+def load(checkpoint: str | Path, kernel: str, num_steps: int) -> GraphPolicy:
+    """The network of a checkpoint with the kernel of that name."""
+    policy = load_trained(checkpoint, SamplerOptions(kernel=KERNEL_NAMES.get(kernel, "d3pm"), num_steps=num_steps))
+    if kernel != EXPECTED_RATE:
+        return policy
+    kernels = {
+        name: FlowExpectedRate(old.prior, old.schedule, old.num_clean)
+        for name, old in (("node_kernel", policy.node_kernel), ("edge_kernel", policy.edge_kernel))
+    }
+    return GraphPolicy(**policy.init_args() | {"decode": policy.decode} | kernels).eval()
+
+
+def run(checkpoint: str | Path, kernel: str, likelihood: str, seed: int, budget: Budget) -> dict[str, Any]:
     """One run: the reward of every update's samples, and the share of valid samples before and after."""
-    policy = load_trained(checkpoint, SamplerOptions(**{**vars(options), "num_steps": budget.num_steps}))
+    policy = load(checkpoint, kernel, budget.num_steps)
     before = _valid(policy, budget, seed)
     config = GRPOConfig(
         max_steps=budget.updates,
@@ -155,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=Budget.updates)
-    parser.add_argument("--kernels", nargs="+", default=list(KERNELS))
+    parser.add_argument("--kernels", nargs="+", default=list(KERNEL_NAMES), choices=[*KERNEL_NAMES, EXPECTED_RATE])
     parser.add_argument("--likelihoods", nargs="+", default=list(LIKELIHOODS))
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/kernel_comparison.json")
     given = parser.parse_args(argv)
@@ -167,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         checkpoint = given.masked if kernel == "masked" else given.network
         if checkpoint is not None:
             row = {"kernel": kernel, "likelihood": likelihood, "seed": seed}
-            rows.append(row | run(checkpoint, KERNELS[kernel], likelihood, seed, budget))
+            rows.append(row | run(checkpoint, kernel, likelihood, seed, budget))
             print(row, f"{rows[-1]['before']:.3f} -> {rows[-1]['after']:.3f}", flush=True)
             write_result(given.out, result | {"budget": vars(budget), "table": table(rows), "rows": rows})
     print_table("planar and connected, 16 nodes", table(rows))

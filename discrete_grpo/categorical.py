@@ -95,7 +95,8 @@ class Scores:
         entropy: H(π_θ), without gradient.
         mask: which sites count.
         kl: exact KL(π_θ ‖ π_ref), differentiable; None without a reference.
-        kl_forward: exact KL(π_ref ‖ π_θ), without gradient; sees classes the policy has dropped. None without a reference.
+        kl_forward: exact KL(π_ref ‖ π_θ), which sees classes the policy has dropped; without gradient unless :func:`score_sites`
+            was asked for it. None without a reference.
     """
 
     logp: Float[Tensor, "batch step site"]
@@ -161,7 +162,7 @@ def sample(probs: Float[Tensor, "*any class"], generator: torch.Generator | None
     return ((cumulative < threshold.unsqueeze(-1)) | (cumulative <= 0)).sum(-1)
 
 
-def _score_one(sites: Sites, reference: Sites | None) -> Scores:
+def _score_one(sites: Sites, reference: Sites | None, forward_gradient: bool) -> Scores:
     mask = sites.mask
     # A masked site's table is replaced before any arithmetic: garbage there reaches neither value nor gradient.
     uniform = -torch.log(torch.tensor(float(sites.log_probs.shape[-1]), device=mask.device)).to(sites.log_probs.dtype)
@@ -174,17 +175,18 @@ def _score_one(sites: Sites, reference: Sites | None) -> Scores:
         return Scores(logp, spread, mask)
     log_q = torch.where(mask.unsqueeze(-1), reference.log_probs.detach(), uniform)
     kl = torch.where(mask, kl_divergence(log_p, log_q), 0.0)
-    with torch.no_grad():
+    with torch.set_grad_enabled(forward_gradient and torch.is_grad_enabled()):
         forward = torch.where(mask, kl_divergence(log_q, log_p), 0.0)
     return Scores(logp, spread, mask, kl, forward)
 
 
-def score_sites(sites: Sequence[Sites], reference: Sequence[Sites] | None = None) -> Scores:
+def score_sites(sites: Sequence[Sites], reference: Sequence[Sites] | None = None, *, forward_gradient: bool = False) -> Scores:
     """Log-prob, entropy and exact KL of every site; kinds of sites (nodes, edges) are laid end to end along U.
 
     Args:
         sites: the policy's, one entry a kind of site; kinds may differ in U and C.
         reference: the frozen reference's for the same steps, or None.
+        forward_gradient: whether KL(π_ref ‖ π_θ) is differentiable too.
 
     Raises:
         ValueError: if the reference gives another number of kinds or other shapes than the policy.
@@ -193,7 +195,7 @@ def score_sites(sites: Sequence[Sites], reference: Sequence[Sites] | None = None
         shapes, other = [s.log_probs.shape for s in sites], [s.log_probs.shape for s in reference]
         if shapes != other:
             raise ValueError(f"reference: tables of shapes {[tuple(s) for s in other]}, expected {[tuple(s) for s in shapes]}")
-    parts = [_score_one(s, None if reference is None else reference[k]) for k, s in enumerate(sites)]
+    parts = [_score_one(s, None if reference is None else reference[k], forward_gradient) for k, s in enumerate(sites)]
     both = [(p.kl, p.kl_forward) for p in parts if p.kl is not None and p.kl_forward is not None]
     return Scores(
         logp=torch.cat([p.logp for p in parts], -1),

@@ -3,7 +3,7 @@
 A checkpoint is a folder::
 
     model.safetensors   the policy's weights (the moving average where one is kept)
-    config.json         how to build the policy, and metadata (data, licence, statistics)
+    config.json         how to build the policy, the types of its tensors, and metadata (data, licence, statistics)
     training.pt         optimiser, generators, counters, raw weights; read with ``weights_only``, absent in an export
     SHA256SUMS          of these three, for ``sha256sum --check``; beside training.pt only
 
@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from discrete_grpo.atomic import atomic_write
-from discrete_grpo.described import TRUSTED, CheckpointError, build, describe
+from discrete_grpo.described import TRUSTED, CheckpointError, build, describe, describe_types, restore_types
 from discrete_grpo.folders import SUMS, changed_file, clear_files, explained, real_name, remove, whole_folder, write_sums
 
 __all__ = [
@@ -73,13 +73,18 @@ def save(
         OSError: if it cannot be written (a full disk); what was there before is left as it was.
     """
     final = Path(folder)
-    config = {"format": FORMAT, "policy": describe(policy), "metadata": describe(metadata)}
+    config = _config(policy, metadata)
     with (
         explained(final, lambda: "what was there is as it was" if final.exists() else "nothing of it is left"),
         whole_folder(final) as temporary,
     ):
         _write_files(temporary, policy, config, training)
     return final
+
+
+def _config(policy: nn.Module, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``config.json`` holds."""
+    return {"format": FORMAT, "policy": describe(policy), "metadata": describe(metadata)} | describe_types(policy)
 
 
 def _write_files(folder: Path, policy: nn.Module, config: Mapping[str, Any], training: Mapping[str, Any] | None) -> None:
@@ -142,7 +147,7 @@ def load_weights(folder: str | os.PathLike[str], policy: nn.Module) -> None:
 
 
 def load_policy(folder: str | os.PathLike[str], *, trusted: Sequence[str] = TRUSTED) -> Any:
-    """The policy a checkpoint holds, on the CPU, in eval mode, with its weights.
+    """The policy a checkpoint holds, on the CPU, in eval mode, with its weights, each tensor in the type it was saved in.
 
     Args:
         folder: the checkpoint.
@@ -151,9 +156,11 @@ def load_policy(folder: str | os.PathLike[str], *, trusted: Sequence[str] = TRUS
     Raises:
         CheckpointError: if it cannot be built or its weights do not fit.
     """
-    policy = build(_read_config(folder)["policy"], trusted)
+    config = _read_config(folder)
+    policy = build(config["policy"], trusted)
     if not isinstance(policy, nn.Module):
         raise CheckpointError(f"checkpoint: {folder} describes {type(policy).__name__}, expected a policy, which is an nn.Module")
+    restore_types(policy, config)
     load_weights(folder, policy)
     return policy.eval()
 
@@ -300,8 +307,7 @@ class Checkpoints:
         """
         final = self.folder / f"step-{step:08d}"
         metrics = self._mean(lines) if lines else _metrics(final)
-        config = {"format": FORMAT, "policy": describe(policy), "metadata": describe(metadata)}
-        config |= {"metrics": metrics} if metrics else {}
+        config = _config(policy, metadata) | ({"metrics": metrics} if metrics else {})
         with explained(final, self._what_is_left):
             with whole_folder(final, leftovers=STEP.pattern) as temporary:
                 _write_files(temporary, policy, config, training)

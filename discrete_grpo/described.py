@@ -1,15 +1,24 @@
-"""Objects as JSON and back: classes by import path, of packages the caller trusts, and only of the kind written here."""
+"""Objects as JSON and back: classes by import path, of packages the caller trusts, and only of the kind written here.
+
+The types of a module's tensors are kept beside it, since a class builds its tensors in the default type.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
-__all__ = ["TRUSTED", "CheckpointError", "build", "describe"]
+import torch
+from torch import Tensor, nn
+
+__all__ = ["TRUSTED", "CheckpointError", "build", "describe", "describe_types", "restore_types"]
 
 TRUSTED = ("discrete_grpo",)
+TYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class CheckpointError(ValueError):
@@ -81,3 +90,41 @@ def _class(path: str) -> type:
     if not described or found.__module__ != module:
         raise CheckpointError(f"class_path: {path!r} is no dataclass of that module, nor a class with init_args")
     return found
+
+
+def _floating(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of floating-point type by name, buffers that are not saved among them."""
+    return {name: x for name, x in chain(module.named_parameters(), module.named_buffers()) if x.is_floating_point()}
+
+
+def describe_types(module: nn.Module) -> dict[str, Any]:
+    """``dtype``, the type that most tensors of a module have, and ``dtypes`` of those that have another one, by name.
+
+    >>> describe_types(nn.Linear(2, 2, dtype=torch.float64))
+    {'dtype': 'float64'}
+    """
+    types = {name: str(x.dtype).removeprefix("torch.") for name, x in _floating(module).items()}
+    if not types:
+        return {}
+    [(usual, _)] = Counter(types.values()).most_common(1)
+    others = {name: dtype for name, dtype in types.items() if dtype != usual}
+    return {"dtype": usual} | ({"dtypes": others} if others else {})
+
+
+def restore_types(module: nn.Module, described: Mapping[str, Any]) -> None:
+    """Give each tensor of a module the type that :func:`describe_types` wrote; where nothing was written, all stay as they are.
+
+    Raises:
+        CheckpointError: for a type that is not among ``TYPES``.
+    """
+    if "dtype" not in described:
+        return
+    others = described.get("dtypes", {})
+    if not isinstance(others, Mapping):
+        raise CheckpointError(f"dtypes: {others!r}, expected a type for each name; the file was edited")
+    for name, tensor in _floating(module).items():
+        said = others.get(name, described["dtype"])
+        if said not in TYPES:
+            raise CheckpointError(f"dtype: {said!r}, expected one of {', '.join(TYPES)}")
+        if tensor.dtype != (wanted := getattr(torch, said)):
+            tensor.data = tensor.data.to(wanted)

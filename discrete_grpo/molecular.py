@@ -221,7 +221,7 @@ def _other_kernel(old: GraphKernel, name: KernelName | None, eta: float | None, 
     if name is None and eta is None and omega is None:
         return old
     kind = name or choices.kernel_name(old)
-    kept = {"eta": getattr(old, "eta", 0.0), "omega": getattr(old, "omega", 0.0)} if kind in choices.EULER else {}
+    kept = {"eta": getattr(old, "eta", 0.0), "omega": getattr(old, "omega", 0.0)} if kind == "flow_euler" else {}
     given = {k: v for k, v in (("eta", eta), ("omega", omega)) if v is not None}
     return choices.kernel(kind, old, **kept | given)
 

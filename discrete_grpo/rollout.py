@@ -136,6 +136,9 @@ class Scorer(Protocol):
     It has ``sample`` as every :class:`Policy`; the trainer never asks it for ``sites``. What a score depends on besides the
     weights is drawn in ``sample`` and kept in the rollout, so that new, old and reference policy are compared at equal numbers.
     ``docs/extending.md`` has an example.
+
+    An attribute ``forward_kl_gradient`` that is True says that ``kl_forward`` of its scores is differentiable, so that
+    ``kl_direction: forward`` can be used with ``kl_estimator: exact``.
     """
 
     def score(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Any | None = None) -> Scores:

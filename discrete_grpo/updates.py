@@ -62,8 +62,13 @@ def check_scorer(policy: Policy, config: GRPOConfig) -> None:
         raise ValueError(f"entropy_coef: {config.entropy_coef}, expected 0 and no use_adaptive_entropy {said}")
     if config.replay_samples > 0:
         raise ValueError(f"replay_samples: {config.replay_samples}, expected 0 {said}")
-    if config.beta > 0 and config.kl_in != "reward" and (config.kl_estimator, config.kl_direction) == ("exact", "forward"):
-        raise ValueError(f"kl_direction: 'forward', expected reverse, or an estimate {said}")
+    penalised = config.beta > 0 and config.kl_in != "reward"
+    if penalised and _exact_forward(config) and not getattr(policy, "forward_kl_gradient", False):
+        raise ValueError(f"kl_direction: 'forward', expected reverse, or an estimate {said} without a gradient of kl_forward")
+
+
+def _exact_forward(config: GRPOConfig) -> bool:
+    return (config.kl_estimator, config.kl_direction) == ("exact", "forward")
 
 
 def policy_scores(policy: Policy, chunk: Chunk, reference: Policy | None = None) -> Scores:
@@ -108,10 +113,12 @@ def terms_of(
         bonus: whether the entropy is wanted with its gradient.
     """
     in_loss = reference is not None and config.kl_in != "reward"
-    tables = bonus or (in_loss and (config.kl_estimator, config.kl_direction) == ("exact", "forward"))
-    if tables:
+    forward = in_loss and _exact_forward(config)
+    if bonus or (forward and not isinstance(policy, Scorer)):
         return _terms_of_tables(policy, chunk, reference, config, in_loss, bonus, old_logp)
     scores = policy_scores(policy, chunk, reference)
+    if forward:
+        return Terms(scores, scores.kl_forward)
     if reference is None or not in_loss or config.kl_estimator == "exact":
         return Terms(scores)
     return Terms(scores, _penalty(scores, _reference_log_probs(reference, chunk), old_logp, config))

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
-from discrete_grpo import checkpoint
-from discrete_grpo.checkpoint import CheckpointError, build, describe, load_metadata, load_policy, load_training, save
+from discrete_grpo import GRPOConfig, GRPOTrainer, checkpoint
+from discrete_grpo.checkpoint import CheckpointError, Checkpoints, build, describe, load_metadata, load_policy, load_training, save
 from discrete_grpo.diffusion.kernels import D3PM, absorbing
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
+from discrete_grpo.policies.sizes import LearnedSizes, SizedPolicy
 from discrete_grpo.rollout import group_contexts
-from tests.toys import tiny_policy
+from tests.toys import node_classes, share_of_class_two, tiny_policy
 
 
 def test_a_saved_policy_samples_the_same_bits(tmp_path: Path) -> None:
@@ -30,6 +33,80 @@ def test_a_saved_policy_samples_the_same_bits(tmp_path: Path) -> None:
     assert all(torch.equal(a.states[k], b.states[k]) for k in a.states)
     assert torch.equal(a.logp, b.logp)
     assert sorted(p.name for p in (tmp_path / "p").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def floating(module: nn.Module) -> dict[str, torch.dtype]:
+    """The type of each parameter and buffer, kept in checkpoints or not."""
+    return {name: x.dtype for name, x in [*module.named_parameters(), *module.named_buffers()] if x.is_floating_point()}
+
+
+def mixed(policy: nn.Module) -> nn.Module:
+    """Norms in float64, embeddings in bfloat16, all else in float32."""
+    for name, parameter in policy.named_parameters():
+        if "norm" in name or "film" in name:
+            parameter.data = parameter.data.double()
+        elif "embed" in name or name.endswith("bias"):
+            parameter.data = parameter.data.bfloat16()
+    return policy
+
+
+CASTS: dict[str, Callable[[Any], Any]] = {
+    "float32": lambda policy: policy,
+    "float64": lambda policy: policy.double(),
+    "bfloat16": lambda policy: policy.bfloat16(),
+    "mixed": mixed,
+}
+
+
+@pytest.mark.parametrize("made", [tiny_policy, lambda: SizedPolicy(tiny_policy(), LearnedSizes((0.0, 0.0, 0.3, 0.3, 0.4)))])
+@pytest.mark.parametrize("kind", CASTS)
+def test_a_policy_loads_in_the_type_it_was_saved_in(kind: str, made: Callable[[], Any], tmp_path: Path) -> None:
+    policy = CASTS[kind](made())
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.parameters():  # bits that float32 cannot hold
+            parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype))
+    folder = save(tmp_path / "p", policy, metadata={})
+    again = load_policy(folder)
+    assert floating(again) == floating(policy)
+    assert len(set(floating(again).values())) == (3 if kind == "mixed" else 1)
+    assert all(torch.equal(a, b) for a, b in zip(policy.state_dict().values(), again.state_dict().values(), strict=True))
+    assert floating(load_policy(save(tmp_path / "q", again, metadata={}))) == floating(policy)
+    if kind != "mixed":
+        drawn = [p.eval().sample(group_contexts(3, 4), generator=torch.Generator().manual_seed(3)) for p in (policy, again)]
+        assert torch.equal(*[rollout.logp for rollout in drawn])
+
+
+@pytest.mark.parametrize("kind", ["float64", "bfloat16"])
+def test_a_run_and_its_checkpoints_keep_the_type(kind: str, tmp_path: Path) -> None:
+    config = GRPOConfig(max_steps=2, num_generations=2, generation_batch_size=4, save_steps=1, ema_decay=0.9, beta=0.1)
+    GRPOTrainer(CASTS[kind](tiny_policy()), share_of_class_two, config, run=tmp_path).train()
+    latest = Checkpoints(tmp_path).latest()
+    start = load_policy(latest)
+    start.decode = node_classes
+    assert {*floating(start).values()} == {getattr(torch, kind)}
+    resumed = GRPOTrainer(start, share_of_class_two, replace(config, max_steps=4), run=tmp_path, resume=True)
+    resumed.train()
+    for policy in (resumed.best_policy, load_policy(Checkpoints(tmp_path).latest())):
+        assert {*floating(policy).values()} == {getattr(torch, kind)}
+
+
+def test_an_earlier_checkpoint_loads_as_before_and_an_edited_one_is_named(tmp_path: Path) -> None:
+    folder = save(tmp_path / "p", tiny_policy().double(), metadata={})
+    config = json.loads((folder / "config.json").read_text())
+    assert config["dtype"] == "float64"
+    assert "dtypes" not in config
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "dtype"}))
+    assert {*floating(load_policy(folder)).values()} == {torch.float32}
+    for entry, said in (
+        ({"dtype": "int8"}, "dtype: 'int8', expected one of float16, bfloat16"),
+        ({"dtype": "nn"}, "dtype: 'nn', expected one of float16, bfloat16"),
+        ({"dtype": 3}, "dtype: 3, expected one of float16, bfloat16"),
+        ({"dtypes": ["float64"]}, r"dtypes: \['float64'\], expected a type for each name"),
+    ):
+        (folder / "config.json").write_text(json.dumps(config | entry))
+        with pytest.raises(CheckpointError, match=said):
+            load_policy(folder)
 
 
 def test_describe_and_build_are_inverse() -> None:

@@ -10,7 +10,7 @@ from scipy.stats import chi2
 
 from discrete_grpo import group_contexts
 from discrete_grpo.diffusion import choices
-from discrete_grpo.diffusion.flow import FlowEuler, FlowExpectedRate, FlowInterpolation
+from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
 from discrete_grpo.diffusion.kernels import D3PM, absorbing
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule, PolydecDistortion
 from discrete_grpo.policies.graph import GraphPolicy
@@ -158,72 +158,10 @@ def test_arguments_out_of_range_are_named(options: dict[str, Any], said: str) ->
         FlowEuler((0.5, 0.5), LinearSchedule(), 2).table(0.2, 0.5)
 
 
-def expected_rate(
-    prior: tuple[float, ...], clean: int, p: list[float], z: int, kappa: float, eta: float, omega: float
-) -> list[float]:
-    """E_c R(k|z,c) by summing the three published rates over the clean class."""
-    total = [0.0] * len(prior)
-    for c in range(clean):
-        reached, at = [x > 0 for x in path(prior, 0.5, c)], path(prior, kappa, c)
-        slope = [(k == c) - prior[k] for k in range(len(prior))]
-        for k in range(len(prior)):
-            if k == z or not reached[z]:
-                continue
-            rate = eta * at[k]
-            if at[z] > 0 and reached[k]:
-                rate += (max(0.0, slope[k] - slope[z]) + omega * (k == c) * (c != z)) / (sum(reached) * at[z])
-            total[k] += p[c] * rate
-    return total
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("kappa", [0.05, 0.5, 0.95])
-@pytest.mark.parametrize(("eta", "omega"), [(0.0, 0.0), (7.0, 0.0), (0.0, 0.4), (30.0, 0.9)])
-def test_expected_rates_equal_the_sum_over_clean_classes(prior: str, kappa: float, eta: float, omega: float) -> None:
-    p0, clean = PRIORS[prior]
-    kernel = FlowExpectedRate(p0, LinearSchedule(), clean, eta, omega)
-    p = torch.rand(clean, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    p = p / p.sum()
-    wide = torch.nn.functional.pad(p, (0, len(p0) - clean)).expand(1, len(p0), -1)
-    found = kernel.rate(wide, torch.arange(len(p0))[None], torch.tensor(kappa, dtype=torch.float64))[0]
-    for z in range(len(p0)):
-        row = torch.tensor(expected_rate(p0, clean, p.tolist(), z, kappa, eta, omega), dtype=torch.float64)
-        keep = torch.arange(len(p0)) != z
-        torch.testing.assert_close(found[z][keep], row[keep], rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-def test_the_clamp_of_the_expected_rate_differs_only_where_a_row_overflows(prior: str) -> None:
-    p0, clean = PRIORS[prior]
-    p = torch.rand(50, 1, clean, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    p = p / p.sum(-1, keepdim=True)
-    state = torch.randint(len(p0), (50, 1), generator=torch.Generator().manual_seed(2))
-    state[torch.tensor(p0)[state] == 0] = len(p0) - 1  # a state the prior reaches
-    both = [kind(p0, LinearSchedule(), clean) for kind in (FlowEuler, FlowExpectedRate)]
-    for t, s, same in ((0.9, 0.899, True), (0.02, 0.004, False)):
-        times = [torch.full((50,), x, dtype=torch.float64) for x in (t, s)]
-        mixture, clamped = (kernel.transition(p, state, *times) for kernel in both)
-        torch.testing.assert_close(clamped.sum(-1), torch.ones(50, 1, dtype=torch.float64))
-        if same:
-            torch.testing.assert_close(mixture, clamped, rtol=0, atol=1e-12)
-        elif prior == "full":
-            assert not torch.allclose(mixture, clamped, atol=1e-3)
-    last = both[1].transition(p, state, torch.tensor(0.1), torch.tensor(0.0))
-    torch.testing.assert_close(last[..., :clean], p)
-
-
-def test_tables_of_the_expected_rate_are_its_rows_of_sure_clean_classes() -> None:
-    p0, clean = PRIORS["full"]
-    table = FlowExpectedRate(p0, LinearSchedule(), clean, 2.0).table(0.5, 0.49)
-    torch.testing.assert_close(table, FlowEuler(p0, LinearSchedule(), clean, 2.0).table(0.5, 0.49), rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match="eta: -1"):
-        FlowExpectedRate(p0, LinearSchedule(), clean, -1.0)
-
-
 def test_the_kernels_of_a_mask_agree() -> None:
     """D3PM towards a mask, interpolation and Euler steps are the one masked diffusion kernel."""
     like = absorbing(3, LinearSchedule())
-    for name in ("flow", "flow_euler", "flow_expected_rate"):
+    for name in ("flow", "flow_euler"):
         other = choices.kernel(name, like)
         p = torch.rand(6, 4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         p = p / p.sum(-1, keepdim=True)
@@ -243,7 +181,6 @@ def test_choices_keep_the_noise_and_name_what_is_wrong() -> None:
     assert marginal.prior == (0.25, 0.75)
     euler = choices.kernel("flow_euler", marginal, eta=2.0, omega=0.1)
     assert euler == FlowEuler((0.25, 0.75), LinearSchedule(), 2, 2.0, 0.1)
-    assert isinstance(choices.kernel("flow_expected_rate", euler, eta=1.0), FlowExpectedRate)
     assert choices.kernel("d3pm", euler) == marginal
     assert choices.noise_kernel("uniform", (0.1, 0.9), CosineSchedule()).prior == (0.5, 0.5)
     assert choices.noise_kernel("absorbing", (0.1, 0.9), CosineSchedule()).num_states == 3

@@ -130,6 +130,7 @@ MISTAKES: list[tuple[type[twins.Words], str]] = [
     (twins.ResampledLatent, "ratio eval"),
     (twins.ResampledLatent, "reinforce"),
     (twins.HalfTables, "ratio bf16"),
+    (twins.MatrixTables, "probabilities bf16"),
     (twins.SeesItsBatch, "batch size"),
     (twins.StepsDescending, "steps"),
     (twins.Raises, "steps"),

@@ -433,8 +433,10 @@ def test_a_policy_with_scores_of_its_own() -> None:
         ({"use_adaptive_entropy": True}, "entropy_coef: 0.0, expected 0"),
         ({"beta": 0.1, "kl_direction": "forward"}, "kl_direction: 'forward', expected reverse"),
     ):
+        policy = EagerLikelihood(tiny_policy())
+        policy.forward_kl_gradient = "kl_direction" not in options  # as one whose kl_forward has no gradient
         with pytest.raises(ValueError, match="gives its scores itself") as error:
-            GRPOTrainer(EagerLikelihood(tiny_policy()), share_of_class_two, GRPOConfig(**SMALL | options))
+            GRPOTrainer(policy, share_of_class_two, GRPOConfig(**SMALL | options))
         assert str(error.value).startswith(said)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from discrete_grpo.diffusion.flow import FlowEuler, FlowExpectedRate, FlowInterpolation
+from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
 from discrete_grpo.diffusion.kernels import D3PM, absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import (
     CosDistortion,
@@ -22,7 +22,6 @@ from discrete_grpo.diffusion.schedules import (
 )
 
 __all__ = [
-    "EULER",
     "Distortion",
     "GraphKernel",
     "KernelName",
@@ -35,11 +34,9 @@ __all__ = [
     "schedule",
 ]
 
-GraphKernel = D3PM | FlowInterpolation | FlowEuler | FlowExpectedRate
-EULER = ("flow_euler", "flow_expected_rate")
-"""The kinds that have rates, and so ``eta`` and ``omega``."""
+GraphKernel = D3PM | FlowInterpolation | FlowEuler
 Noise = Literal["uniform", "marginal", "absorbing"]
-KernelName = Literal["d3pm", "flow", "flow_euler", "flow_expected_rate"]
+KernelName = Literal["d3pm", "flow", "flow_euler"]
 ScheduleName = Literal["cosine", "linear"]
 Distortion = Literal["identity", "cos", "revcos", "polyinc", "polydec"]
 
@@ -60,7 +57,7 @@ def noise_kernel(noise: Noise, data: Sequence[float], path: Schedule) -> D3PM:
 
 def kernel_name(kind: GraphKernel) -> KernelName:
     """What a kernel is called here."""
-    names: dict[type, KernelName] = {FlowInterpolation: "flow", FlowEuler: "flow_euler", FlowExpectedRate: "flow_expected_rate"}
+    names: dict[type, KernelName] = {FlowInterpolation: "flow", FlowEuler: "flow_euler"}
     return names.get(type(kind), "d3pm")
 
 
@@ -68,11 +65,11 @@ def kernel(name: KernelName, like: GraphKernel, *, eta: float = 0.0, omega: floa
     """Another kind of reverse step for the noise and schedule of ``like``.
 
     Args:
-        name: ``d3pm`` (the posterior, mixed over p̂), ``flow`` (interpolation, no clamp), ``flow_euler`` (mixture of DeFoG's
-            clamped Euler rows) or ``flow_expected_rate`` (Graph-GRPO's clamp of the expected rate, for comparison).
+        name: ``d3pm`` (the posterior, mixed over p̂), ``flow`` (interpolation, no clamp) or ``flow_euler`` (mixture of DeFoG's
+            clamped Euler rows).
         like: a kernel with the noise and schedule the network was trained with.
-        eta: stochasticity of the two Euler kinds.
-        omega: target guidance of the two Euler kinds.
+        eta: stochasticity of ``flow_euler``.
+        omega: target guidance of ``flow_euler``.
 
     Raises:
         ValueError: for an unknown name, or ``eta`` or ``omega`` of a kind that has none.
@@ -81,8 +78,6 @@ def kernel(name: KernelName, like: GraphKernel, *, eta: float = 0.0, omega: floa
     same = (like.prior, like.schedule, like.num_clean)
     if name == "flow_euler":
         return FlowEuler(*same, eta, omega)
-    if name == "flow_expected_rate":
-        return FlowExpectedRate(*same, eta, omega)
     for option, value in (("eta", eta), ("omega", omega)):
         if value:
             raise ValueError(f"{option}: {value}, expected 0 with kernel {name}; it belongs to flow_euler")

@@ -17,7 +17,7 @@ from torch import Tensor
 from discrete_grpo.categorical import sample
 from discrete_grpo.diffusion.schedules import Schedule
 
-__all__ = ["D3PM", "Kernel", "Noising", "absorbing", "evidence", "marginal", "uniform"]
+__all__ = ["D3PM", "Kernel", "Noising", "absorbing", "chain_law", "evidence", "marginal", "noise_law", "uniform"]
 
 
 @runtime_checkable
@@ -185,6 +185,29 @@ class Noising(Protocol):
     def initial(self) -> Float[Tensor, " state"]:
         """m."""
         ...
+
+
+def chain_law(kernel: Kernel, grid: Float[Tensor, " point"]) -> Float[Tensor, "point clean state"]:
+    """The law of x_t at every grid point of the chain that ``kernel`` runs for a known clean class c, float64.
+
+    π_0(.|c) is the initial distribution and π_{k+1}(j|c) = Σ_z π_k(z|c) q(j | z, c) with the rows of :meth:`Kernel.table`. For a
+    posterior or an interpolation this is q(x_t | x_0 = c); an Euler step whose rows are clamped or guided has another.
+
+    Args:
+        kernel: what makes the steps.
+        grid: falling times from 1 to 0.
+    """
+    law = [kernel.initial().double().expand(kernel.num_clean, -1)]
+    for t, s in zip(grid[:-1].tolist(), grid[1:].tolist(), strict=True):
+        law.append(torch.einsum("cz,zck->ck", law[-1], kernel.table(t, s)))
+    return torch.stack(law)
+
+
+def noise_law(kernel: Noising, grid: Float[Tensor, " point"]) -> Float[Tensor, "point clean state"]:
+    """q(x_t | x_0 = c) at every grid point, float64."""
+    m = kernel.initial().double()
+    kept = kernel.schedule.alpha_bar(grid)[:, None, None]
+    return kept * torch.eye(len(m), dtype=torch.float64)[: kernel.num_clean] + (1 - kept) * m
 
 
 def evidence(kernel: Noising, state: Int[Tensor, "batch ..."], t: Tensor) -> Float[Tensor, "batch *site clean"]:

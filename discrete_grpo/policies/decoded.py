@@ -15,6 +15,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from discrete_grpo.categorical import Sites
+from discrete_grpo.networks import full_precision
 from discrete_grpo.rollout import Context, Policy, Rollout, as_module
 
 __all__ = ["DecodedPolicy"]
@@ -63,7 +64,8 @@ class DecodedPolicy(nn.Module):
             ValueError: if the decoder gives another number of objects than it was given samples.
         """
         rollout = self.policy.sample(contexts, generator=generator)
-        decoded = tuple(self.decoder(list(rollout.samples)))
+        with full_precision(self.device):
+            decoded = tuple(self.decoder(list(rollout.samples)))
         if len(decoded) != len(rollout):
             raise ValueError(f"decoder: gave {len(decoded)} objects for {len(rollout)} samples, expected one a sample")
         return replace(rollout, samples=decoded)

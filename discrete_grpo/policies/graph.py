@@ -20,6 +20,7 @@ from discrete_grpo.diffusion.kernels import Kernel, Noising, evidence
 from discrete_grpo.diffusion.schedules import Schedule, time_grid
 from discrete_grpo.graph import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, unpack, upper
 from discrete_grpo.graph_kl import Posteriors
+from discrete_grpo.networks import full_precision
 from discrete_grpo.policies.conditions import FixedSites, fixed_states, hide_properties, property_table
 from discrete_grpo.policies.noising import initial_graphs, pinned, renoised
 from discrete_grpo.policies.refinement import grid_point, restart_graphs, restarts_of
@@ -157,34 +158,36 @@ class GraphPolicy(nn.Module):
         grid = self.grid.to(step.device)
         t, s = grid[step], grid[step + 1]
         p_nodes, p_pairs = self.clean_probs(state, t, properties)
-        nodes = self.node_kernel.transition(p_nodes, state.nodes, t, s)
-        return nodes, self.edge_kernel.transition(p_pairs, upper(state.edges), t, s)
+        with full_precision(step.device):
+            nodes = self.node_kernel.transition(p_nodes, state.nodes, t, s)
+            return nodes, self.edge_kernel.transition(p_pairs, upper(state.edges), t, s)
 
     def clean_probs(
         self, state: GraphBatch, time: Float[Tensor, " batch"], properties: Float[Tensor, "batch property"] | None = None
     ) -> tuple[Tensor, Tensor]:
         """p̂_θ(x_0 | x_t, c) over clean classes, nodes [B, N, C_x] and pairs [B, P, C_e]; at least float32."""
         nodes, edges = self._logits(state, time.to(self.dtype), properties)
-        wide = torch.promote_types(nodes.dtype, torch.float32)
-        of_nodes, of_pairs = (z.to(wide) / self.temperature for z in (nodes, upper(edges)))
-        p_nodes = self._given_state(self.node_kernel, of_nodes, state.nodes, time).softmax(-1)
-        p_pairs = self._given_state(self.edge_kernel, of_pairs, upper(state.edges), time).softmax(-1)
-        return p_nodes.clamp_min(MIN_PROB), p_pairs.clamp_min(MIN_PROB)
+        with full_precision(time.device):
+            of_nodes, of_pairs = (z / self.temperature for z in (nodes, upper(edges)))
+            p_nodes = self._given_state(self.node_kernel, of_nodes, state.nodes, time).softmax(-1)
+            p_pairs = self._given_state(self.edge_kernel, of_pairs, upper(state.edges), time).softmax(-1)
+            return p_nodes.clamp_min(MIN_PROB), p_pairs.clamp_min(MIN_PROB)
 
     def _given_state(self, kernel: Kernel, logits: Tensor, state: Tensor, time: Tensor) -> Tensor:
         """What the network says of a site from all others, and with ``precondition`` what the site's own noisy class says."""
         return logits + evidence(cast(Noising, kernel), state, time).to(logits.dtype) if self.precondition else logits
 
     def _logits(self, state: GraphBatch, time: Tensor, properties: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The network's logits under guidance; rows without properties get the unconditional branch from both."""
+        """The network's logits under guidance, at least float32; rows without properties get the unconditional branch from both."""
         if properties is None or not self.properties:
-            return self.network(state.nodes, state.edges, time, state.mask)
+            return _wide(self.network(state.nodes, state.edges, time, state.mask))
         if self.guidance == 1:
-            return self.network(state.nodes, state.edges, time, state.mask, properties)
+            return _wide(self.network(state.nodes, state.edges, time, state.mask, properties))
         both = [torch.cat([x, x]) for x in (state.nodes, state.edges, time, state.mask)]
-        nodes, edges = self.network(*both, torch.cat([properties, torch.full_like(properties, torch.nan)]))
+        nodes, edges = _wide(self.network(*both, torch.cat([properties, torch.full_like(properties, torch.nan)])))
         conditional, free = zip(nodes.chunk(2), edges.chunk(2), strict=True)
-        x, e = (torch.lerp(u, c, self.guidance) for u, c in zip(free, conditional, strict=True))
+        with full_precision(nodes.device):
+            x, e = (torch.lerp(u, c, self.guidance) for u, c in zip(free, conditional, strict=True))
         return x, e
 
     # -- Policy protocol
@@ -306,16 +309,17 @@ class GraphPolicy(nn.Module):
             t = 1 - self.train_distortion.alpha_bar(t)
         exists, both = graphs.mask, pair_mask(graphs.mask)
         clean_pairs = upper(graphs.edges)
-        nodes = torch.where(exists, self.node_kernel.noise(graphs.nodes, t, generator), 0)
-        pairs = torch.where(both, self.edge_kernel.noise(clean_pairs, t, generator), 0)
+        with full_precision(device):
+            nodes = torch.where(exists, self.node_kernel.noise(graphs.nodes, t, generator), 0)
+            pairs = torch.where(both, self.edge_kernel.noise(clean_pairs, t, generator), 0)
         noisy = GraphBatch(nodes, symmetrise(pairs, graphs.num_nodes), exists)
-        node_logits, edge_logits = self.network(noisy.nodes, noisy.edges, t.to(self.dtype), exists, *properties)
+        node_logits, edge_logits = _wide(self.network(noisy.nodes, noisy.edges, t.to(self.dtype), exists, *properties))
         ce = nn.functional.cross_entropy
-        wide = torch.promote_types(node_logits.dtype, torch.float32)
-        of_nodes = self._given_state(self.node_kernel, node_logits.to(wide), nodes, t)
-        of_pairs = self._given_state(self.edge_kernel, upper(edge_logits).to(wide), pairs, t)
-        loss_nodes = ce(of_nodes[exists], graphs.nodes[exists])
-        loss_edges = ce(of_pairs[both], clean_pairs[both]) if both.any() else loss_nodes.new_zeros(())
+        with full_precision(device):
+            of_nodes = self._given_state(self.node_kernel, node_logits, nodes, t)
+            of_pairs = self._given_state(self.edge_kernel, upper(edge_logits), pairs, t)
+            loss_nodes = ce(of_nodes[exists], graphs.nodes[exists])
+            loss_edges = ce(of_pairs[both], clean_pairs[both]) if both.any() else loss_nodes.new_zeros(())
         return {"loss": loss_nodes + edge_weight * loss_edges, "loss_nodes": loss_nodes.detach(), "loss_edges": loss_edges.detach()}
 
     def _check_known(self, graphs: GraphBatch) -> None:
@@ -413,3 +417,9 @@ class GraphPolicy(nn.Module):
             columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
         )
         return replace(rollout, units=step_units(rollout))
+
+
+def _wide(logits: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Logits of nodes and edges in at least float32."""
+    nodes, edges = (z.to(torch.promote_types(z.dtype, torch.float32)) for z in logits)
+    return nodes, edges

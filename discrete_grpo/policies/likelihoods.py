@@ -13,8 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Scores, Sites, safe_log, score_sites
+from discrete_grpo.categorical import Scores, Sites, safe_log, sample, score_sites
+from discrete_grpo.diffusion.kernels import Kernel, Noising, chain_law, noise_law
 from discrete_grpo.graph import node_mask, num_pairs, pair_mask, upper
+from discrete_grpo.networks import full_precision
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.trajectory import Moments, moments, step_units
 from discrete_grpo.rollout import Context, Rollout
@@ -71,6 +73,8 @@ class EagerLikelihood(nn.Module):
         policy: draws the samples.
     """
 
+    forward_kl_gradient = True
+
     def __init__(self, policy: GraphPolicy) -> None:
         super().__init__()
         self.policy = _graph_policy(policy)
@@ -102,14 +106,17 @@ class EagerLikelihood(nn.Module):
         return self.policy.sites(rollout, steps)
 
     def score(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Any | None = None) -> Scores:
-        """log p̂(c = G_0) of every site at the chosen steps, entropy and KL of p̂; ``reference`` is a copy of this wrapper."""
+        """log p̂(c = G_0) of every site at the chosen steps, entropy of p̂, exact KL in both directions.
+
+        ``reference`` is a copy of this wrapper.
+        """
         steps = _all_steps(rollout) if steps is None else steps
         own = self._clean_sites(rollout, steps)
         if reference is None:
             return score_sites(own)
         with torch.no_grad():
             other = reference._clean_sites(rollout, steps)
-        return score_sites(own, other)
+        return score_sites(own, other, forward_gradient=True)
 
     def _clean_sites(self, rollout: Rollout, steps: Tensor) -> list[Sites]:
         now = moments(rollout, steps)
@@ -140,9 +147,12 @@ class EagerLikelihood(nn.Module):
 class ElboLikelihood(nn.Module):
     """The evidence lower bound of a finished graph in the place of log π_θ, at J drawn times; no trajectory is kept.
 
-    log p_θ(x_0) >= (T/J) Σ_j Σ_sites Σ_k q(k | x_t, x_0) [log p_θ(k | x_t) - log q(k | x_t, x_0)] = :meth:`bound`, t = t_j and
-    x_t ~ q(x_t | x_0). The J states are drawn once, with the rollout: new, old and reference policy see the same, so that
-    ratios differ by the policies alone. The sum over k is exact. A rollout has J steps, one a state.
+    log p_θ(x_0) >= (T/J) Σ_j Σ_sites Σ_k q(k | x_t, x_0) [log p_θ(k | x_t) - log q(k | x_t, x_0)] = :meth:`bound` in the mean
+    over the draws, t = t_j. q is the chain of the kernel's steps for a known x_0, so x_t has the law that
+    :func:`~discrete_grpo.diffusion.kernels.chain_law` gives. Its last step gives x_0 itself, whatever noise the schedule leaves at
+    t = 0: the reconstruction term log p_θ(x_0 | x_t).
+    The J states are drawn once, with the rollout: new, old and reference policy see the same, so that ratios differ by the
+    policies alone. The sum over k is exact. A rollout has J steps, one a state.
 
     The T/J stands in :meth:`bound` and not in :meth:`score`: the weights of the loss are means over the sites of J states, and
     with it they would grow with T/J against those of the other likelihoods. A sequence ratio is thus the difference of
@@ -156,11 +166,14 @@ class ElboLikelihood(nn.Module):
         ValueError: if ``draws`` is below 1.
     """
 
+    forward_kl_gradient = True
+
     def __init__(self, policy: GraphPolicy, draws: int = 10) -> None:
         super().__init__()
         if draws < 1:
             raise ValueError(f"draws: {draws}, expected at least 1")
         self.policy, self.draws = _graph_policy(policy), draws
+        self._laws: list[Tensor | None] | None = None
         if shared := self.policy.shared_steps:
             raise ValueError(f"shared_steps: {shared}, expected 0 with likelihood elbo, which keeps no steps of the sampler")
 
@@ -202,16 +215,9 @@ class ElboLikelihood(nn.Module):
         Its ``logp`` are the sums over sites that :meth:`score` gives.
         """
         policy, count = self.policy, step.shape[1]
-        t = policy.grid.to(step.device)[step].flatten()
-        nodes, pairs = (x.flatten(0, 1) for x in _final(rollout, count))
-        mask = node_mask(rollout.size, nodes.shape[1]).repeat_interleave(count, 0)
-        noisy = [
-            torch.where(exists, kernel.noise(x, t, generator), 0).unflatten(0, step.shape)
-            for kernel, x, exists in (
-                (policy.node_kernel, nodes, mask),
-                (policy.edge_kernel, pairs, pair_mask(mask)),
-            )
-        ]
+        mask = node_mask(rollout.size, int(rollout.size.max()))
+        exists = [x.unsqueeze(1) for x in (mask, pair_mask(mask))]
+        noisy = [torch.where(on, x, 0) for on, x in zip(exists, self._noisy(rollout, step, generator), strict=True)]
         last = _final(rollout, 1)
         states = {name: torch.cat(x, 1).to(torch.uint8) for name, *x in zip(("nodes", "pairs"), noisy, last, strict=True)}
         kept = {name: rollout.states[name] for name in ("properties", "free_nodes", "free_pairs") if name in rollout.states}
@@ -233,7 +239,11 @@ class ElboLikelihood(nn.Module):
         raise TypeError("sites: ElboLikelihood keeps no steps of the sampler, expected a call of score")
 
     def score(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Any | None = None) -> Scores:
-        """Σ_k q(k | x_t, x_0) log p_θ(k | x_t) of every site at the chosen states; entropy of p_θ, KL(p_θ ‖ p_ref) there."""
+        """Σ_k q(k | x_t, x_0) log p_θ(k | x_t) of every site at the chosen states; entropy of p_θ, exact KL in both directions.
+
+        The KL is that of the steps at the re-noised states. Σ_sites KL(p_ref(·| x_t) ‖ p_θ(·| x_t)), the forward one, is the
+        penalty with which MiDi is fine-tuned.
+        """
         steps = _all_steps(rollout) if steps is None else steps
         now, points = moments(rollout, steps), rollout.states["time"].gather(1, steps)
         own = self._transitions(now, points)
@@ -241,13 +251,16 @@ class ElboLikelihood(nn.Module):
         if reference is not None:
             with torch.no_grad():
                 other = reference._transitions(now, points)
-        found = score_sites(own, other)
+        found = score_sites(own, other, forward_gradient=True)
         q = self._posteriors(rollout, now, points)
         cross = [torch.where(one.mask, _expected(p, one.log_probs), 0.0) for p, one in zip(q, own, strict=True)]
         return replace(found, logp=torch.cat(cross, -1))
 
     def bound(self, rollout: Rollout) -> Float[Tensor, " batch"]:
-        """The lower bound of log p_θ(x_0 | n), estimated at the J states: (T/J) Σ -KL(q(·| x_t, x_0) ‖ p_θ(·| x_t)), in nats."""
+        """The lower bound of log p_θ(x_0 | n), estimated at the J states: (T/J) Σ -KL(q(·| x_t, x_0) ‖ p_θ(·| x_t)), in nats.
+
+        The last step has q(x_0 | x_t, x_0) = 1, so its term is log p_θ(x_0 | x_t). What is drawn is a bound in the mean only.
+        """
         now, points = moments(rollout, _all_steps(rollout)), rollout.states["time"]
         q, own = self._posteriors(rollout, now, points), self._transitions(now, points)
         gaps = [
@@ -284,16 +297,45 @@ class ElboLikelihood(nn.Module):
 
     @torch.no_grad()
     def _posteriors(self, rollout: Rollout, now: Moments, points: Tensor) -> list[Tensor]:
-        """q(·| x_t, x_0) of every site [B, S', U, K]: the kernel's step for a network that is certain of x_0."""
+        """q(·| x_t, x_0) of every site [B, S', U, K]: the kernel's step for a known x_0; the last gives x_0."""
         grid, k = self.policy.grid.to(points.device), points.flatten()
         wide = torch.promote_types(self.policy.dtype, torch.float32)
         noisy = now.state.nodes, upper(now.state.edges)
-        kernels = self.policy.node_kernel, self.policy.edge_kernel
+        ends = (k == self.policy.num_steps - 1)[:, None, None]
         found = []
-        for kernel, x, clean in zip(kernels, noisy, _final(rollout, points.shape[1]), strict=True):
-            certain = nn.functional.one_hot(clean.flatten(0, 1), kernel.num_clean).to(wide)
-            found.append(kernel.transition(certain, x, grid[k], grid[k + 1]).unflatten(0, points.shape))
+        for kernel, x, clean in zip(self._kernels, noisy, _final(rollout, points.shape[1]), strict=True):
+            certain = nn.functional.one_hot(clean.flatten(0, 1), kernel.num_states).to(wide)
+            with full_precision(x.device):
+                step = kernel.transition(certain[..., : kernel.num_clean], x, grid[k], grid[k + 1])
+            found.append(torch.where(ends, certain, step).unflatten(0, points.shape))
         return found
+
+    @property
+    def _kernels(self) -> tuple[Kernel, Kernel]:
+        return self.policy.node_kernel, self.policy.edge_kernel
+
+    def _noisy(self, rollout: Rollout, step: Tensor, generator: torch.Generator | None) -> list[Tensor]:
+        """Nodes and pairs of the finished graphs at the grid points ``step`` [B, J, U]; fixed sites as the sampler noises them."""
+        if self._laws is None:
+            self._laws = [_own_law(kernel, self.policy.grid) for kernel in self._kernels]
+        t = self.policy.grid.to(step.device)[step].flatten()
+        free = [rollout.states.get(name) for name in ("free_nodes", "free_pairs")]
+        found = []
+        for kernel, law, clean, on in zip(self._kernels, self._laws, _final(rollout, step.shape[1]), free, strict=True):
+            with full_precision(clean.device):
+                x = kernel.noise(clean.flatten(0, 1), t, generator).unflatten(0, step.shape)
+                if law is not None:
+                    own = sample(law.to(clean.device, torch.float32)[step.unsqueeze(-1), clean], generator)
+                    x = own if on is None else torch.where(on[:, None, : own.shape[-1]], own, x)
+            found.append(x)
+        return found
+
+
+def _own_law(kernel: Kernel, grid: Tensor) -> Tensor | None:
+    """The law of the kernel's chain where it is not that of the kernel's noise; None where it is."""
+    law = chain_law(kernel, grid)
+    same = isinstance(kernel, Noising) and torch.allclose(law, noise_law(kernel, grid), rtol=0, atol=1e-9)
+    return None if same else law
 
 
 def _expected(p: Tensor, log_q: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from discrete_grpo.categorical import sample
 from discrete_grpo.diffusion.kernels import Kernel
 from discrete_grpo.graph import GraphBatch, num_pairs, pair_mask, symmetrise, upper
+from discrete_grpo.networks import full_precision
 
 __all__ = ["initial_graphs", "pinned", "renoised"]
 
@@ -29,8 +30,8 @@ def renoised(
 ) -> GraphBatch:
     """A draw of q(x_t | x_0) at t = ``grid[point]``."""
     t = grid[point].to(clean.nodes.device).expand(len(clean))
-    nodes = kernels[0].noise(clean.nodes, t, generator)
-    return _masked(nodes, kernels[1].noise(upper(clean.edges), t, generator), clean.mask)
+    nodes, pairs = _noisy(kernels, clean.nodes, upper(clean.edges), t, generator)
+    return _masked(nodes, pairs, clean.mask)
 
 
 def pinned(
@@ -46,13 +47,19 @@ def pinned(
         return state
     t = grid[point].to(state.nodes.device).expand(len(state))
     goal_pairs = upper(fixed.edges)
-    nodes = kernels[0].noise(fixed.nodes.clamp_min(0), t, generator)
-    pairs = kernels[1].noise(goal_pairs.clamp_min(0), t, generator)
+    nodes, pairs = _noisy(kernels, fixed.nodes.clamp_min(0), goal_pairs.clamp_min(0), t, generator)
     if point == len(grid) - 1:  # also where a schedule leaves some noise at t = 0, as DiGress's does
         nodes, pairs = fixed.nodes, goal_pairs
     nodes = torch.where(fixed.nodes >= 0, nodes, state.nodes)
     pairs = torch.where(goal_pairs >= 0, pairs, upper(state.edges))
     return GraphBatch(nodes, symmetrise(pairs, state.num_nodes), state.mask)
+
+
+def _noisy(kernels: Kernels, nodes: Tensor, pairs: Tensor, t: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """A draw of q(x_t | x_0) of nodes and of pairs."""
+    with full_precision(nodes.device):
+        noisy = kernels[0].noise(nodes, t, generator)
+        return noisy, kernels[1].noise(pairs, t, generator)
 
 
 def _masked(nodes: Tensor, pairs: Tensor, mask: Tensor) -> GraphBatch:

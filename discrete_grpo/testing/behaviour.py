@@ -108,9 +108,6 @@ def checkpoints(case: Case) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         path = checkpoint.save(Path(folder) / "policy", case.module, metadata={})
         loaded: nn.Module = checkpoint.load_policy(path, trusted=case.trusted).to(case.device)
-        dtype = next(case.module.parameters()).dtype
-        if next(loaded.parameters()).dtype != dtype:  # built in the default dtype, which may have fewer bits
-            checkpoint.load_weights(path, loaded.to(dtype))
     found = replace(case, policy=loaded).replay(case.rollout)  # type: ignore[arg-type]
     return Measured(gap(found.logp, case.replay(case.rollout).logp), 0.0)
 

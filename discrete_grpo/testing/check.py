@@ -23,6 +23,7 @@ LAWS: Mapping[str, Law] = MappingProxyType(
         "shapes": probability.shapes,
         "contexts": behaviour.contexts,
         "probabilities": probability.probabilities,
+        "probabilities bf16": probability.probabilities_bf16,
         "units": replay.units,
         "mask": replay.masked_sites,
         "stored log-probs": replay.stored_log_probs,
@@ -51,7 +52,7 @@ LAWS: Mapping[str, Law] = MappingProxyType(
 )
 """Every law by name, in the order of the report."""
 
-ON_TABLES = frozenset({"probabilities", "mask", "total mass", "frequencies", "calibration"})
+ON_TABLES = frozenset({"probabilities", "probabilities bf16", "mask", "total mass", "frequencies", "calibration"})
 """Laws of categorical tables, which a policy that only gives scores is not asked for."""
 
 LEARNING = GRPOConfig(max_steps=400, num_generations=16, generation_batch_size=128, per_device_batch_size=128, learning_rate=5e-3)

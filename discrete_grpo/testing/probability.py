@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo.categorical import Scores, Sites, gather
+from discrete_grpo.categorical import Scores, Sites, gather, kl_divergence
 from discrete_grpo.rollout import Rollout, Scorer
 from discrete_grpo.testing.case import CLOSE, ROUND, Case, Measured, Skip, claims, gap
 
-__all__ = ["calibration", "frequencies", "probabilities", "shapes", "total_mass"]
+__all__ = ["calibration", "frequencies", "probabilities", "probabilities_bf16", "shapes", "total_mass"]
 
 RARE = 4.0
 """-log10 of the smallest p-value that passes."""
@@ -81,6 +81,19 @@ def probabilities(case: Case) -> Measured:
     """Σ_c p_c = 1 at every site."""
     tables = [s.log_probs[s.mask] for s in case.policy.sites(case.rollout)]
     error = max(gap(table.double().exp().sum(-1), torch.ones(len(table), device=table.device)) for table in tables)
+    return Measured(error, max(CLOSE.get(t.dtype, math.nan) for t in tables) / 10, f"{sum(map(len, tables))} tables")
+
+
+@torch.no_grad()
+def probabilities_bf16(case: Case) -> Measured:
+    """Σ_c p_c = 1 under bfloat16 autocast too, and no site has a negative KL to its table without autocast."""
+    plain = [s.log_probs[s.mask] for s in case.policy.sites(case.rollout)]
+    with torch.autocast(case.device.type, torch.bfloat16):
+        tables = [s.log_probs[s.mask] for s in case.policy.sites(case.rollout)]
+    error = max(gap(table.double().exp().sum(-1), torch.ones(len(table), device=table.device)) for table in tables)
+    for table, other in zip(tables, plain, strict=True):
+        below = -kl_divergence(table.double(), other.double())
+        error = max(error, float(below.nan_to_num(nan=torch.inf).max()) if below.numel() else 0.0)
     return Measured(error, max(CLOSE.get(t.dtype, math.nan) for t in tables) / 10, f"{sum(map(len, tables))} tables")
 
 
