@@ -190,7 +190,8 @@ def advantages(
         group: any integers.
         weights: one per reward; None means 1 each.
         multi_objective_aggregation: see above.
-        scale_rewards, baseline: see :func:`group_advantages`.
+        scale_rewards: see :func:`group_advantages`.
+        baseline: likewise.
         clip: advantages are clamped to ± this.
         kl: of each trajectory, a penalty in the reward, see :func:`kl_advantages`; None: there is none.
         beta: β.
@@ -220,8 +221,8 @@ def groups_without_signal(
 ) -> Bool[Tensor, " batch"]:
     """True for samples whose group teaches nothing: the weighted sum is the same for all, or each reward normalised by itself is.
 
-    Whole groups are judged by equality up to :data:`ROUNDING`, never by a deviation that rounding keeps from 0. DAPO leaves such groups out and draws
-    others. Source: Yu et al. (2025), section 3.2, arXiv 2503.14476.
+    Whole groups are judged by equality up to :data:`ROUNDING`, never by a deviation that rounding keeps from 0. DAPO leaves such
+    groups out and draws others. Source: Yu et al. (2025), section 3.2, arXiv 2503.14476.
 
     >>> groups_without_signal(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])).tolist()
     [True, True]

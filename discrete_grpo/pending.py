@@ -116,5 +116,5 @@ def rollout_of(state: Mapping[str, Any], trusted: Sequence[str], device: torch.d
     columns = {name: tuple(values) for name, values in build(state["columns"], tuple(trusted)).items()}
     tensors = {name: state[name].to(device) for name in TENSORS}
     samples = (None,) * len(state["group"])
-    most = {name: state.get(name) for name in MOST}
+    most: dict[str, Any] = {name: state.get(name) for name in MOST}
     return Rollout(states=states, samples=samples, columns=columns, **tensors, **most)

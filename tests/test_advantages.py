@@ -72,7 +72,7 @@ def test_rewards_that_differ_by_rounding_are_equal(value: float, scale: str, bas
     assert constant_groups(reward, group).tolist() == [True] * 4 + [False] * 2
     for aggregation in ("sum_then_normalize", "normalize_then_sum"):
         columns = torch.stack([reward, reward], 1)
-        silent = groups_without_signal(columns, group, multi_objective_aggregation=aggregation)  # type: ignore[arg-type]
+        silent = groups_without_signal(columns, group, multi_objective_aggregation=aggregation)
         assert silent.tolist() == [True] * 4 + [False] * 2
 
 

@@ -162,7 +162,7 @@ def test_log_ratios_of_every_unit(seed: int, level: Any) -> None:
 @levels
 @pytest.mark.parametrize("seed", range(2))
 def test_dropped_sites_have_no_gradient_and_kept_ones_that_of_the_whole_ratio(seed: int, loss_type: Any, level: Any) -> None:
-    """Off-policy, far from every clip: a kept site has the gradient that it has where nothing is dropped, a dropped one exactly 0."""
+    """Off-policy, far from every clip: a kept site has the gradient that it has where nothing is dropped, a dropped one 0."""
     logp, old, mask, advantage, _ = random_case(seed)
     keep = torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
     keep[1] = False  # a trajectory without any kept site
@@ -222,7 +222,7 @@ def test_a_step_is_one_unit_however_many_sites_it_has(loss_type: Any) -> None:
     found = row_weights(sites, loss_type, 2, level="step")
     torch.testing.assert_close(found, row_weights((sites > 0).long(), loss_type, 2), rtol=0, atol=0)
     for level in ("step_mean", "sequence"):
-        assert torch.equal(row_weights(sites, loss_type, 44, level=level), row_weights(sites, loss_type, 44))  # type: ignore[arg-type]
+        assert torch.equal(row_weights(sites, loss_type, 44, level=level), row_weights(sites, loss_type, 44))
 
 
 def test_row_weights_by_hand() -> None:

@@ -47,8 +47,9 @@ def case(seed: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
 
 def config_of(**options: Any) -> GRPOConfig:
     """Options as they are named here; a cap is given where cispo needs one."""
+    given: dict[str, Any] = {"kl_estimator": "k3", "use_bias_correction_kl": False}
     cap = {"epsilon_high": 5.0} if options.get("loss_type") == "cispo" else {}
-    return GRPOConfig(**{"kl_estimator": "k3", "use_bias_correction_kl": False} | cap | options)
+    return GRPOConfig(**given | cap | options)
 
 
 def trl_loss(given: dict[str, Tensor], c: GRPOConfig, max_length: int = MOST) -> tuple[float, Tensor]:
@@ -58,9 +59,10 @@ def trl_loss(given: dict[str, Tensor], c: GRPOConfig, max_length: int = MOST) ->
     trainer: Any = TRLTrainer.__new__(TRLTrainer)  # nothing of it but the loss is wanted
     same = ("top_entropy_quantile", "off_policy_mask_threshold", "importance_sampling_level", "beta", "loss_type", "entropy_coef")
     here = {name: getattr(c, name) for name in same}
-    here |= {"epsilon_low": c.epsilon, "epsilon_high": high, "max_completion_length": max_length, "_metrics": {"train": defaultdict(list)}}
-    here |= {"use_vllm": False, "use_adaptive_entropy": False, "aux_loss_enabled": False, "current_gradient_accumulation_steps": 1}
-    here |= {"model": SimpleNamespace(training=True), "_entropy_bonus_enabled": c.entropy_coef > 0}
+    here |= {"epsilon_low": c.epsilon, "epsilon_high": high, "max_completion_length": max_length}
+    here |= {"_metrics": {"train": defaultdict(list)}, "use_vllm": False, "use_adaptive_entropy": False, "aux_loss_enabled": False}
+    here |= {"model": SimpleNamespace(training=True), "current_gradient_accumulation_steps": 1}
+    here |= {"_entropy_bonus_enabled": c.entropy_coef > 0}
     one = SimpleNamespace(
         num_processes=1,
         sync_gradients=True,

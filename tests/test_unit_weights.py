@@ -70,7 +70,7 @@ Path = tuple[tuple[int, ...], ...]
 def graph_paths(policy: SizedPolicy, kind: str) -> dict[tuple[int, Path], Tensor]:
     """p(n, x_1, ..., x_0) of every trajectory with mass, differentiable; a state is (left, right, pair), or (node,)."""
     x, e = KERNELS[kind]
-    inner, found = policy.policy, {}
+    inner, found = policy.policy, dict[tuple[int, Path], Tensor]()
     log_sizes = policy.head.log_probs()
     for n in (1, 2):
         classes = [range(x.num_states)] * n + [range(e.num_states)] * (n - 1)

@@ -276,8 +276,8 @@ class SizedPolicy(nn.Module):
         """The rollout as the inner policy made it."""
         states = {name: value for name, value in rollout.states.items() if not name.startswith("size_")}
         most = None if rollout.max_steps is None else rollout.max_steps - 1
-        own = {"logp": rollout.logp[:, 1:], "units": rollout.units[:, 1:], "max_units": rollout.max_units - 1}
-        return replace(rollout, states=states, **own, max_steps=most)
+        own = replace(rollout, states=states, logp=rollout.logp[:, 1:], units=rollout.units[:, 1:])
+        return replace(own, max_units=rollout.max_units - 1, max_steps=most)
 
     def _table(self, log_probs: Tensor, least: Tensor) -> Tensor:
         """Log π_size of every row over the sizes with room for what its context fixes."""
