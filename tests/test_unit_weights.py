@@ -18,7 +18,7 @@ from discrete_grpo.generation import Batch, Draw, draws_of
 from discrete_grpo.graph import GraphBatch, symmetrise
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.sizes import LearnedSizes, SizedPolicy
-from discrete_grpo.rollout import Rollout, group_contexts
+from discrete_grpo.rollout import Context, Rollout, group_contexts
 from discrete_grpo.updates import Plan, chunk_loss, terms_of
 from discrete_grpo.windows import choose, cut, window_weights
 from tests import oracles
@@ -144,6 +144,12 @@ class Stopping(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.logits = nn.Parameter(torch.tensor([[0.2, -0.5], [-0.4, 0.6], [0.0, 0.0]], dtype=torch.float64))
+
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        """One text per context, all in group 0."""
+        shares = torch.stack(list(text_paths(self).values())).detach()
+        drawn = torch.multinomial(shares, len(contexts), replacement=True, generator=generator)
+        return self.rollout((drawn + 1).tolist())
 
     def rollout(self, lengths: Sequence[int]) -> Rollout:
         """Texts of these lengths; the last step is no choice."""
