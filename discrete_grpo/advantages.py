@@ -1,7 +1,7 @@
 """Group-relative advantages: how good a sample is among the samples it is compared with.
 
-Everything is computed in float64, a group whose rewards are all equal gets exactly 0, and a reward that is unknown
-(NaN) leaves its sample out of every mean and deviation and gives it advantage 0.
+Everything is computed in float64, a group whose rewards are all equal up to rounding gets exactly 0, and a reward that is
+unknown (NaN) leaves its sample out of every mean and deviation and gives it advantage 0.
 """
 
 from __future__ import annotations
@@ -15,16 +15,23 @@ from torch import Tensor
 
 __all__ = [
     "EPS",
+    "ROUNDING",
     "advantages",
     "constant_groups",
     "group_advantages",
     "groups_without_signal",
+    "kl_advantages",
     "normalize_then_sum",
+    "sum_magnitudes",
     "sum_rewards",
 ]
 
 EPS = 1e-4
 """Added to every standard deviation that divides (TRL's value)."""
+ROUNDING = 1e-12
+"""Rewards of a group are equal if they differ by at most this times the largest magnitude that was summed for any of them.
+
+One float64 operation rounds to 1.1e-16 of its result, so sums of the same terms in another order stay far inside."""
 
 
 def _group_numbers(group: Tensor) -> tuple[Tensor, int]:
@@ -43,16 +50,30 @@ def _extremes(reward: Tensor, known: Tensor, numbers: Tensor, count: int) -> tup
     return low, high.scatter_reduce(0, numbers, torch.where(known, reward, -torch.inf), "amax")
 
 
-def constant_groups(reward: Float[Tensor, " batch"], group: Int[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
-    """True for samples whose group's known rewards are all equal (or unknown): they carry no signal.
+def constant_groups(
+    reward: Float[Tensor, " batch"], group: Int[Tensor, " batch"], magnitude: Float[Tensor, " batch"] | None = None
+) -> Bool[Tensor, " batch"]:
+    """True for samples whose group's known rewards are all equal up to rounding (or unknown): they carry no signal.
+
+    Equal means that the largest and the smallest differ by at most :data:`ROUNDING` times the largest magnitude in the group.
+
+    Args:
+        reward: one reward per sample; NaN means unknown.
+        group: any integers.
+        magnitude: of the terms that each reward is the sum of, see :func:`sum_magnitudes`; None: that of the reward itself.
 
     >>> constant_groups(torch.tensor([0.1, 0.1, 0.0, 1.0]), torch.tensor([5, 5, 2, 2])).tolist()
     [True, True, False, False]
+    >>> constant_groups(torch.tensor([0.1 + 0.2, 0.3], dtype=torch.float64), torch.tensor([0, 0])).tolist()
+    [True, True]
     """
     numbers, count = _group_numbers(group)
     reward = reward.double()
-    low, high = _extremes(reward, ~reward.isnan(), numbers, count)
-    return ~(high > low)[numbers]
+    known = ~reward.isnan()
+    low, high = _extremes(reward, known, numbers, count)
+    size = torch.where(known, (reward if magnitude is None else magnitude.double()).abs(), 0.0)
+    largest = torch.zeros_like(high).scatter_reduce(0, numbers, size, "amax")
+    return ~(high - low > ROUNDING * largest)[numbers]
 
 
 def _std(reward: Tensor, known: Tensor, numbers: Tensor, count: int) -> Tensor:
@@ -70,14 +91,16 @@ def group_advantages(
     *,
     scale_rewards: Literal["group", "batch", "none"] = "group",
     baseline: Literal["mean", "leave_one_out"] = "mean",
+    magnitude: Float[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, " batch"]:
-    """A_i = (r_i - b_i) / (σ + 1e-4), b_i the group's mean, with or without r_i itself.
+    """A_i = (r_i - b_i) / (σ + 1e-4), b_i the group's mean, with or without r_i itself; 0 in a group of equal rewards.
 
     Args:
         reward: one reward a sample; NaN means unknown.
         group: any integers; equal numbers are compared with each other.
         scale_rewards: σ is the ``group``'s Bessel standard deviation, the ``batch``'s, or nothing divides (``none``).
         baseline: ``mean`` of the group, or of the others in it (``leave_one_out``).
+        magnitude: decides which rewards are equal, see :func:`constant_groups`.
 
     Returns:
         Advantages [B], float64.
@@ -99,7 +122,28 @@ def group_advantages(
     elif scale_rewards == "batch":
         whole = torch.zeros_like(numbers)
         centred = centred / (_std(reward, known, whole, 1)[whole] + EPS)
-    return torch.where(known & ~constant_groups(reward, group), centred, 0.0)
+    return torch.where(known & ~constant_groups(reward, group, magnitude), centred, 0.0)
+
+
+def kl_advantages(
+    kl: Float[Tensor, " batch"],
+    known: Bool[Tensor, " batch"],
+    group: Int[Tensor, " batch"],
+    *,
+    baseline: Literal["mean", "leave_one_out"] = "mean",
+) -> Float[Tensor, " batch"]:
+    """KL_i - b_i, b_i the mean of the group's KLs, with or without KL_i itself; no deviation divides it, whatever divides rewards.
+
+    A KL in the reward is subtracted with the weight β from advantages that are already scaled. β therefore has the meaning that
+    it has in the loss, and a group of equal rewards has advantages of the size β·(KL_i - b_i) and not of the size 1.
+
+    Args:
+        kl: of each trajectory to the reference, summed over its sites.
+        known: samples that have a reward; the others get 0 and are in no mean.
+        group: any integers.
+        baseline: see :func:`group_advantages`.
+    """
+    return group_advantages(torch.where(known, kl.double(), torch.nan), group, scale_rewards="none", baseline=baseline)
 
 
 def sum_rewards(rewards: Float[Tensor, "batch reward"], weights: Float[Tensor, " reward"]) -> Float[Tensor, " batch"]:
@@ -107,6 +151,11 @@ def sum_rewards(rewards: Float[Tensor, "batch reward"], weights: Float[Tensor, "
     unknown = rewards.isnan()
     total = (rewards.double().nan_to_num(0.0) * weights.double()).sum(-1)
     return torch.where(unknown.all(-1), torch.nan, total)
+
+
+def sum_magnitudes(rewards: Float[Tensor, "batch reward"], weights: Float[Tensor, " reward"]) -> Float[Tensor, " batch"]:
+    """Σ_k |w_k r_k|: how large the terms of :func:`sum_rewards` are, which sets how far rounding can move their sum."""
+    return (rewards.double().nan_to_num(0.0) * weights.double()).abs().sum(-1)
 
 
 def normalize_then_sum(
@@ -131,8 +180,21 @@ def advantages(
     scale_rewards: Literal["group", "batch", "none"] = "group",
     baseline: Literal["mean", "leave_one_out"] = "mean",
     clip: float | None = None,
+    kl: Float[Tensor, " batch"] | None = None,
+    beta: float = 0.0,
 ) -> Float[Tensor, " batch"]:
-    """Advantages of several rewards: weighed and summed first, or normalised each in its group first.
+    """Advantages of several rewards: weighed and summed first, or normalised each in its group first; minus β times that of the KL.
+
+    Args:
+        rewards: one column per reward; NaN means unknown.
+        group: any integers.
+        weights: one per reward; None means 1 each.
+        multi_objective_aggregation: see above.
+        scale_rewards: see :func:`group_advantages`.
+        baseline: likewise.
+        clip: advantages are clamped to ± this.
+        kl: of each trajectory, a penalty in the reward, see :func:`kl_advantages`; None: there is none.
+        beta: β.
 
     Raises:
         ValueError: if ``weights`` has another length than there are rewards.
@@ -143,7 +205,10 @@ def advantages(
     if multi_objective_aggregation == "normalize_then_sum":
         result = normalize_then_sum(rewards, group, w)
     else:
-        result = group_advantages(sum_rewards(rewards, w), group, scale_rewards=scale_rewards, baseline=baseline)
+        scaling = {"scale_rewards": scale_rewards, "baseline": baseline, "magnitude": sum_magnitudes(rewards, w)}
+        result = group_advantages(sum_rewards(rewards, w), group, **scaling)  # type: ignore[arg-type]
+    if kl is not None:
+        result = result - beta * kl_advantages(kl, ~rewards.isnan().all(-1), group, baseline=baseline)
     return result if clip is None else result.clamp(-clip, clip)
 
 
@@ -156,14 +221,14 @@ def groups_without_signal(
 ) -> Bool[Tensor, " batch"]:
     """True for samples whose group teaches nothing: the weighted sum is the same for all, or each reward normalised by itself is.
 
-    Whole groups are judged by equality, never by a deviation that rounding keeps from 0. DAPO leaves such groups out and draws
-    others. Source: Yu et al. (2025), section 3.2, arXiv 2503.14476.
+    Whole groups are judged by equality up to :data:`ROUNDING`, never by a deviation that rounding keeps from 0. DAPO leaves such
+    groups out and draws others. Source: Yu et al. (2025), section 3.2, arXiv 2503.14476.
 
     >>> groups_without_signal(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])).tolist()
     [True, True]
     """
     w = torch.tensor([1.0] * rewards.shape[1] if weights is None else list(weights), dtype=torch.float64, device=rewards.device)
     if multi_objective_aggregation == "sum_then_normalize":
-        return constant_groups(sum_rewards(rewards, w), group)
+        return constant_groups(sum_rewards(rewards, w), group, sum_magnitudes(rewards, w))
     columns = [constant_groups(r, group) for r, weight in zip(rewards.unbind(-1), w.tolist(), strict=True) if weight]
     return torch.stack([torch.ones_like(group, dtype=torch.bool), *columns]).all(0)

@@ -55,21 +55,22 @@ class GRPOConfig:
             all units) and ``dr_grpo`` (sum over units by a constant) clip the ratio; ``cispo`` (weighted as dapo) caps it and
             keeps every gradient; ``sapo`` (weighted as grpo) fades it out.
         importance_sampling_level: ``token`` (a ratio per site), ``step`` (product over a step's sites), ``step_mean``
-            (their geometric mean) or ``sequence`` (geometric mean over the trajectory, GSPO).
+            (their geometric mean) or ``sequence`` (geometric mean over the trajectory, GSPO). The unit that is weighted is a
+            step at level ``step`` and a site at the others.
         epsilon, epsilon_high: ratios are clipped to [1 - ε, 1 + ε_high]; ``epsilon_high`` None means ε. For cispo it is the
             cap itself and must be given (5.0, say).
         delta: ratios of the unclipped term are at most δ, which bounds bad samples that became likely; more than 1 + ε_high.
         sapo_temperature_pos, sapo_temperature_neg: τ of sapo for positive advantages and for the rest.
         off_policy_mask_threshold: samples with A < 0 whose mean log π_old - log π_θ is above this have no policy term.
-        top_entropy_quantile: ρ, only the share ρ of an update's sites with the highest entropy have a policy term.
+        top_entropy_quantile: ρ, only the share ρ of an update's sites with the highest entropy get a gradient from the policy term.
         entropy_coef: c, weight of the mean entropy of a site as a bonus.
         use_adaptive_entropy: move c by ``entropy_coef_delta`` each update within [``entropy_coef_min``, ``entropy_coef_max``],
             up while the entropy is at most ``entropy_target`` nats, down above it, where the bonus is not applied.
         beta: weight of the KL to the reference; 0 loads no reference.
         kl_estimator: ``exact`` (a sum over classes), or from the classes drawn ``k1``, ``k2`` or ``k3``.
         kl_direction: ``reverse`` is KL(π_θ ‖ π_ref), ``forward`` KL(π_ref ‖ π_θ).
-        kl_in: a term of the ``loss``; summed over the trajectory in the ``reward``, where k1 has the gradient of the
-            trajectory's KL; or ``both``, where the exact one has it.
+        kl_in: a term of the ``loss``; summed over the trajectory and subtracted from the advantages (``reward``), where k1 has
+            the gradient of the trajectory's KL; or ``both``, where the exact one has it.
         use_bias_correction_kl: multiply estimates in the loss by the ratio, which makes their gradient that of the KL. On,
             unlike in TRL; the exact KL needs none.
         sync_ref_model: let the reference follow: π_ref ← α π_θ + (1-α) π_ref every ``ref_model_sync_steps`` updates, with

@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from discrete_grpo.advantages import advantages, constant_groups, groups_without_signal, sum_rewards
+from discrete_grpo.advantages import advantages, constant_groups, groups_without_signal, sum_magnitudes, sum_rewards
 from discrete_grpo.config import GRPOConfig
-from discrete_grpo.kl_estimators import penalised_rewards
 from discrete_grpo.rollout import Rollout
 
 __all__ = [
@@ -109,17 +108,16 @@ def advantages_of(
     kl: Float[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, " batch"]:
     """Advantages as configured; ``kl`` of each trajectory is a penalty in the reward."""
-    weights = _weights(rewards, config)
-    if kl is not None:
-        rewards, weights = penalised_rewards(rewards, weights, kl, config.beta)
     return advantages(
         rewards,
         group,
-        weights=weights,
+        weights=_weights(rewards, config),
         multi_objective_aggregation=config.multi_objective_aggregation,
         scale_rewards=config.scale_rewards,
         baseline=config.baseline,
         clip=config.advantage_clip,
+        kl=kl,
+        beta=config.beta,
     )
 
 
@@ -168,10 +166,11 @@ def reward_metrics(
     """Means and deviations of the rewards of a generation, under TRL's names."""
     rewards = torch.cat([b.rewards for b in batches])
     total = total_reward(rewards, config)
+    sizes = sum_magnitudes(rewards, torch.tensor(_weights(rewards, config), dtype=torch.float64))
     line = {
         "reward": _mean(total),
         "reward_std": _std(total),
-        "frac_reward_zero_std": float(constant_groups(total, groups_of(batches)).double().mean()),
+        "frac_reward_zero_std": float(constant_groups(total, groups_of(batches), sizes).double().mean()),
         "frac_reward_unknown": float(total.isnan().double().mean()),
         "advantages/abs_mean": float(advantage.abs().mean()),
     }

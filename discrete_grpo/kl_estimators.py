@@ -34,7 +34,6 @@ __all__ = [
     "k1",
     "k2",
     "k3",
-    "penalised_rewards",
     "reverse_estimate",
     "trajectory_sum",
 ]
@@ -139,22 +138,3 @@ def forward_kl(sites: Sequence[Sites], reference: Sequence[Sites]) -> Float[Tens
 def trajectory_sum(values: Float[Tensor, "batch step site"], mask: Bool[Tensor, "batch step site"]) -> Float[Tensor, " batch"]:
     """Σ over all sites of all steps of each trajectory, float64, without gradient."""
     return torch.where(mask, values.detach(), 0.0).double().sum((-2, -1))
-
-
-def penalised_rewards(
-    rewards: Float[Tensor, "batch reward"], weights: Sequence[float], kl: Float[Tensor, " batch"], beta: float
-) -> tuple[Float[Tensor, "batch more"], tuple[float, ...]]:
-    """Rewards with the trajectory's KL as one more of them, and the weights with -β: R' = Σ_k w_k R_k - β Σ_steps,sites KL.
-
-    With k1 the expected policy gradient of R' is the whole gradient of E[R] - β KL(trajectories of π_θ ‖ of π_ref). The exact
-    KL has less variance, but its policy gradient lacks ∇ KL of each step; that is the penalty in the loss, so both together
-    are the whole. k2 and k3 in the reward are biased.
-
-    Args:
-        rewards: NaN means unknown; a sample without any reward stays unknown.
-        weights: one a reward.
-        kl: :func:`trajectory_sum` of the KL or its estimate.
-        beta: β.
-    """
-    column = torch.where(rewards.isnan().all(-1), torch.nan, kl.to(rewards))
-    return torch.cat([rewards, column.unsqueeze(-1)], -1), (*weights, -beta)

@@ -1,8 +1,8 @@
 """The GRPO objective, a formula per function.
 
-Shapes: B trajectories, S steps, U sites a step. A *unit* is what one importance ratio covers; its values broadcast over
-the sites it covers, and every loss is a sum over sites of fixed weights times values. The weights are computed from
-counts alone before any forward pass, so any split of the batch, of the steps or of both gives one and the same gradient.
+Shapes: B trajectories, S steps, U sites per step. Every loss is a sum over *units* of a fixed weight times a value. A unit
+is a step at level ``step`` and a site at all other levels; see :func:`unit_mask`. The weights are computed from counts of
+units alone before any forward pass, so any split of the batch, of the steps or of both gives one and the same gradient.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ __all__ = [
     "off_policy_rows",
     "row_weights",
     "sapo_surrogate",
+    "unit_counts",
+    "unit_mask",
     "unit_values",
 ]
 
@@ -37,28 +39,40 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this, so that no ratio overflows; far outside any clip range."""
 
 
+def unit_counts(sites: Int[Tensor, "*batch step"], level: Level) -> Int[Tensor, "*batch step"]:
+    """Number of units at each step, given the number of sites: 1 per step that has a site at level ``step``, else the sites.
+
+    >>> unit_counts(torch.tensor([1, 6, 0]), "step").tolist(), unit_counts(torch.tensor([1, 6, 0]), "token").tolist()
+    ([1, 1, 0], [1, 6, 0])
+    """
+    return (sites > 0).to(sites.dtype) if level == "step" else sites
+
+
 def row_weights(
-    units: Int[Tensor, "batch step"],
+    sites: Int[Tensor, "batch step"],
     loss_type: LossType,
     max_units: int,
     counted: Bool[Tensor, " batch"] | None = None,
+    level: Level = "token",
 ) -> Float[Tensor, " batch"]:
-    """Weight of one site of each trajectory, float64; times the site mask it makes the loss a weighted sum.
+    """Weight of one unit of each trajectory, float64; it makes the loss a weighted sum over units.
 
     grpo, sapo: 1/(B n_i), the mean of each trajectory's mean; dapo, cispo: 1/Σ_i n_i; dr_grpo: 1/(B n_max).
-    n_i is the number of sites of trajectory i among the steps used. The rows are those of one optimiser update, however many
-    forward passes it takes.
+    n_i is the number of units of trajectory i among the steps used. The rows are those of one optimiser update, however many
+    forward passes it takes. Only 1/(B n_max) does not depend on what was drawn, so only dr_grpo has the gradient of the
+    expected reward where n_i differs between the trajectories of a group.
 
     Args:
-        units: sites at each step used [B, S].
+        sites: number of sites at each step used [B, S].
         loss_type: see above.
-        max_units: n_max, the most sites a trajectory can have among the steps used.
+        max_units: n_max, a constant of the policy: the most units that a trajectory can have among the steps used.
         counted: trajectories that take part; the others get weight 0 and are not counted in B or Σ.
+        level: decides what a unit is, see :func:`unit_counts`.
 
     Source: grpo: Shao et al. (2024), Eq. 3, arXiv 2402.03300; dapo: Yu et al. (2025), Eq. 8, arXiv 2503.14476;
     dr_grpo: Liu et al. (2025), section 3.2, arXiv 2503.20783; cispo: MiniMax (2025), section 3.1, arXiv 2506.13585.
     """
-    n = units.sum(-1).double()
+    n = unit_counts(sites, level).sum(-1).double()
     on = torch.ones_like(n) if counted is None else counted.double()
     rows = on.sum().clamp_min(1)
     if loss_type in ("grpo", "sapo"):
@@ -68,6 +82,16 @@ def row_weights(
     else:
         weight = (1 / (rows * max_units)).expand_as(n)
     return weight * on
+
+
+def unit_mask(mask: Bool[Tensor, "batch step site"], level: Level) -> Bool[Tensor, "batch step unit_site"]:
+    """Which units have a site where ``mask`` is True: [B,S,1] for level step, else [B,S,U].
+
+    At level ``step`` the unit is the step: its ratio has the score Σ_sites ∇ log π once. At ``step_mean`` and ``sequence`` the
+    ratio is a geometric mean over n sites, with 1/n of that score; it stands at each of the n sites, so that their sum has
+    the score once as well. At r = 1 all levels then have the gradient Σ_units w A ∇ log π.
+    """
+    return mask.any(-1, keepdim=True) if level == "step" else mask
 
 
 def unit_values(
@@ -172,8 +196,23 @@ def sapo_surrogate(
 
 
 def kl_units(kl: Float[Tensor, "batch step site"], level: Level) -> Float[Tensor, "batch step unit_site"]:
-    """The KL of each unit: a step's ratio covers all its sites, so level ``step`` takes their sum; else each site's own."""
+    """The KL of each unit: the sum over a step's sites at level ``step``, else each site's own.
+
+    β weighs the same at every level: at r = 1 the policy term of a unit has the gradient -w A ∇ log π, and this one β w ∇ KL.
+    """
     return kl.sum(-1, keepdim=True) if level == "step" else kl
+
+
+def _kept_units(
+    mask: Bool[Tensor, "batch step site"], keep: Bool[Tensor, "#batch #step #site"] | None, level: Level
+) -> Bool[Tensor, "batch step unit_site"]:
+    """Units that have a policy term: those whose ratio covers at least one kept site."""
+    if keep is None:
+        return unit_mask(mask, level)
+    kept = mask & keep
+    if level in ("step", "step_mean"):
+        return unit_mask(mask & kept.any(-1, keepdim=True), level)
+    return mask & kept.any((-2, -1), keepdim=True) if level == "sequence" else kept
 
 
 @dataclass(frozen=True)
@@ -206,13 +245,13 @@ def grpo_loss(
     penalty: Float[Tensor, "batch step site"] | None = None,
     keep: Bool[Tensor, "#batch #step #site"] | None = None,
 ) -> Loss:
-    """L = -Σ_sites w · surrogate(r, A) + β Σ_sites w · KL(π_θ ‖ π_ref).
+    """L = -Σ_units w · surrogate(r, A) + β Σ_units w · KL(π_θ ‖ π_ref).
 
     Args:
         scores: of the policy, with gradient; ``scores.kl`` must be there if ``beta`` > 0 and no ``penalty`` is given.
         old_logp: log π_old of the same sites; None means π_old = π_θ (ratio 1: the gradient is REINFORCE's).
-        advantage: A, one a trajectory.
-        weight: from :func:`row_weights`.
+        advantage: A, one per trajectory.
+        weight: from :func:`row_weights`, of one unit of each trajectory.
         level: what one ratio covers.
         loss_type: the surrogate: :func:`cispo_surrogate`, :func:`sapo_surrogate`, and :func:`clipped_surrogate` for the rest.
         epsilon: ε.
@@ -222,7 +261,9 @@ def grpo_loss(
         sapo_temperature_neg: τ of sapo for A ≤ 0.
         beta: β.
         penalty: stands in the place of ``scores.kl``: another estimate or direction of the KL.
-        keep: where False the policy term is dropped, in value and gradient; the KL and all normalisers stay.
+        keep: sites where it is False get no gradient from the policy term. Ratios keep the value they have over all of
+            their sites, and gradients flow through the kept sites alone; a unit without a kept site has no policy term.
+            The KL and all normalisers stay.
 
     Raises:
         ValueError: if ``beta`` > 0 and there is no KL, if cispo has no ``epsilon_high``, or shapes differ.
@@ -231,24 +272,25 @@ def grpo_loss(
     if advantage.shape != (b,) or weight.shape != (b,):
         raise ValueError(f"advantage, weight: shapes {tuple(advantage.shape)}, {tuple(weight.shape)}, expected ({b},)")
     old = scores.logp.detach() if old_logp is None else old_logp
-    ratio = torch.exp(log_ratio(scores.logp, old, scores.mask, level))
+    logp = scores.logp if keep is None else torch.where(keep, scores.logp, scores.logp.detach())
+    ratio = torch.exp(log_ratio(logp, old, scores.mask, level))
     a = advantage.to(ratio.dtype)[:, None, None]
     if loss_type == "cispo":
         if epsilon_high is None:
             raise ValueError("epsilon_high: None, expected the cap of the ratio with loss_type cispo (5.0, say)")
-        surrogate = cispo_surrogate(unit_values(scores.logp, scores.mask, level), ratio, a, epsilon_high)
+        log_prob = logp if keep is None else torch.where(keep, logp, 0.0)
+        surrogate = cispo_surrogate(unit_values(log_prob, scores.mask, level), ratio, a, epsilon_high)
     elif loss_type == "sapo":
         surrogate = sapo_surrogate(ratio, a, sapo_temperature_pos, sapo_temperature_neg)
     else:
         surrogate = clipped_surrogate(ratio, a, epsilon, epsilon if epsilon_high is None else epsilon_high, delta)
-    site_weight = scores.mask * weight.to(ratio.dtype)[:, None, None]
-    loss = policy = -(site_weight * (surrogate if keep is None else torch.where(keep, surrogate, 0.0))).sum()
+    unit_weight = weight.to(ratio.dtype)[:, None, None]
+    loss = policy = -(_kept_units(scores.mask, keep, level) * unit_weight * surrogate).sum()
     if beta > 0:
         kl = scores.kl if penalty is None else penalty
         if kl is None:
             raise ValueError("beta: more than 0, expected scores with a KL to a reference")
-        unit_weight = site_weight.sum(-1, keepdim=True) if level == "step" else site_weight
-        loss = policy + beta * (unit_weight * kl_units(kl, level)).sum()
+        loss = policy + beta * (unit_mask(scores.mask, level) * unit_weight * kl_units(kl, level)).sum()
     clipped = _clipped(loss_type, ratio.detach(), a, epsilon, epsilon_high)
     return Loss(loss, _sums(scores, policy, clipped))
 

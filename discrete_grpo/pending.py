@@ -19,6 +19,7 @@ __all__ = ["Pending", "rollout_of", "rollout_state"]
 
 TENSORS = ("group", "logp", "units", "size")
 MARKS = ("advantage", "counted", "needed", "refined")
+MOST = ("max_units", "max_steps")
 
 
 @dataclass
@@ -81,7 +82,9 @@ class Pending:
         """The draws and the choice of a shard; classes are built from the ``trusted`` packages alone."""
         draws = [_draw(d, trusted, device) for d in state["draws"]]
         steps = tuple(s.to(device) for s in state["choice"]["steps"])
-        return draws, Choice(steps, Counts(*state["choice"]["counts"]))
+        counts = state["choice"]["counts"]
+        units = counts[5:] or counts[:1]  # earlier versions counted sites at every level
+        return draws, Choice(steps, Counts(*counts[:5], *units))
 
     def load_old(self, states: Sequence[Mapping[str, Any]], device: torch.device) -> None:
         """Take up the log-probs that :meth:`states` kept."""
@@ -103,7 +106,8 @@ def rollout_state(rollout: Rollout) -> dict[str, Any]:
     """Without the samples: rewards have seen them, updates read only the states."""
     tensors = {name: getattr(rollout, name) for name in TENSORS}
     columns = describe({name: list(values) for name, values in rollout.columns.items()})
-    return {**tensors, "states": dict(rollout.states), "max_units": rollout.max_units, "columns": columns}
+    most = {name: getattr(rollout, name) for name in MOST}
+    return {**tensors, **most, "states": dict(rollout.states), "columns": columns}
 
 
 def rollout_of(state: Mapping[str, Any], trusted: Sequence[str], device: torch.device) -> Rollout:
@@ -112,4 +116,5 @@ def rollout_of(state: Mapping[str, Any], trusted: Sequence[str], device: torch.d
     columns = {name: tuple(values) for name, values in build(state["columns"], tuple(trusted)).items()}
     tensors = {name: state[name].to(device) for name in TENSORS}
     samples = (None,) * len(state["group"])
-    return Rollout(states=states, max_units=state["max_units"], samples=samples, columns=columns, **tensors)
+    most: dict[str, Any] = {name: state.get(name) for name in MOST}
+    return Rollout(states=states, samples=samples, columns=columns, **tensors, **most)

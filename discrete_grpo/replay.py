@@ -122,6 +122,7 @@ def _batch(rows: Sequence[tuple[Kept, int]], device: torch.device) -> Batch:
         units=torch.cat([one.units for one in ones]),
         size=torch.cat([one.size for one in ones]),
         max_units=ones[0].max_units,
+        max_steps=ones[0].max_steps,
         samples=(None,) * len(rows),
         columns={name: tuple(one.columns[name][0] for one in ones) for name in ones[0].columns},
     ).to(device)

@@ -67,6 +67,8 @@ class Rollout:
         max_units: the most sites a trajectory of this policy can have (Dr. GRPO's constant).
         samples: what rewards see, one object a trajectory.
         columns: conditions, one value a trajectory each.
+        max_steps: the most steps a trajectory of this policy can have, however many S this rollout has; None: not known, and
+            ``max_units`` is taken, as no step without a site counts.
     """
 
     states: Mapping[str, Tensor]
@@ -77,6 +79,7 @@ class Rollout:
     max_units: int
     samples: tuple[Any, ...]
     columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    max_steps: int | None = None
 
     def __len__(self) -> int:
         return self.group.shape[0]
@@ -98,6 +101,7 @@ class Rollout:
             max_units=self.max_units,
             samples=tuple(self.samples[k] for k in picked),
             columns={name: tuple(value[k] for k in picked) for name, value in self.columns.items()},
+            max_steps=self.max_steps,
         )
 
     def to(self, device: torch.device | str) -> Rollout:

@@ -188,7 +188,7 @@ class Plan:
     """What an update must know of its whole window before its first backward pass.
 
     Attributes:
-        threshold: of the entropy of a site, below which it has no policy term; None: all have.
+        threshold: of the entropy of a site, below which it gets no gradient from the policy term; None: all get it.
         drift: mean of log π_old - log π_θ over the sites of each row of the generation; None: no row is dropped.
         mean_entropy: of the sites of the window; None: unknown.
         entropy_coef: c of the bonus.
@@ -200,7 +200,7 @@ class Plan:
     entropy_coef: float = 0.0
 
     def keep(self, scores: Scores, chunk: Chunk, config: GRPOConfig) -> Tensor | None:
-        """Where the policy term of a chunk stays, of a shape that broadcasts to [B, S, U]; None: everywhere."""
+        """Sites that get a gradient from the policy term, of a shape that broadcasts to [B, S, U]; None: all of them."""
         on = None if self.threshold is None else high_entropy(scores.entropy, scores.mask, self.threshold)
         if self.drift is None or config.off_policy_mask_threshold is None:
             return on

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.generation import Draw
-from discrete_grpo.objective import row_weights
+from discrete_grpo.objective import row_weights, unit_counts
 from discrete_grpo.rollout import Rollout, num_selected
 from discrete_grpo.timesteps import chosen_steps
 
@@ -32,7 +32,7 @@ class Chunk:
         rollout: the trajectories.
         steps: numbers of the steps.
         advantage: A.
-        weight: of a site of the policy and KL terms, see :func:`discrete_grpo.objective.row_weights`.
+        weight: of a unit of the policy and KL terms, see :func:`discrete_grpo.objective.row_weights`.
         mean_weight: of a site in the mean over all sites of the window.
         rows: numbers of the trajectories within the generation of this process.
         shard: number of the random stream they were drawn in; the gradients of a shard are added up first.
@@ -57,7 +57,8 @@ class Counts(NamedTuple):
         counted: False for rows that are out of the loss.
         needed: False for rows that no forward pass is spent on.
         window: number of the window each row is dealt to.
-        max_units: the most sites the chosen steps of a trajectory can have.
+        max_units: the most units the chosen steps of a trajectory can have; a constant of policy and settings.
+        units: of the chosen steps of each row, what the weights of the policy and KL terms count.
     """
 
     sites: Int[Tensor, " row"]
@@ -65,6 +66,7 @@ class Counts(NamedTuple):
     needed: Bool[Tensor, " row"]
     window: Int[Tensor, " row"]
     max_units: int
+    units: Int[Tensor, " row"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Choice:
 
 
 class Weights(NamedTuple):
-    """Of the rows of a shard in one window: the two weights of a site, and whether a forward pass is spent on the row."""
+    """Per row of a shard in one window: the weights of a :class:`Chunk`, and whether a forward pass is spent on the row."""
 
     weight: Float[Tensor, " row"]
     mean_weight: Float[Tensor, " row"]
@@ -92,16 +94,24 @@ def choose(draws: Sequence[Draw], config: GRPOConfig, generator: torch.Generator
     """Draw the steps each row is trained on, and deal the rows to ``steps_per_generation`` windows."""
     fraction = config.timestep_fraction
     steps = tuple(chosen_steps(d.rollout.units, fraction, config.timestep_selection, generator) for d in draws)
-    sites = torch.cat([d.rollout.units.gather(1, s).sum(-1) for d, s in zip(draws, steps, strict=True)])
-    one = draws[0].rollout
+    sites = [d.rollout.units.gather(1, s) for d, s in zip(draws, steps, strict=True)]
+    each = torch.cat([s.sum(-1) for s in sites]).cpu()
     counts = Counts(
-        sites.cpu(),
+        each,
         torch.cat([d.counted for d in draws]).cpu(),
         torch.cat([d.needed for d in draws]).cpu(),
-        _deal(len(sites), config.steps_per_generation, generator),
-        math.ceil(one.max_units * num_selected(one.num_steps, fraction) / one.num_steps),
+        _deal(len(each), config.steps_per_generation, generator),
+        _most_units(draws[0].rollout, config),
+        torch.cat([unit_counts(s, config.importance_sampling_level).sum(-1) for s in sites]).cpu(),
     )
     return Choice(steps, counts)
+
+
+def _most_units(rollout: Rollout, config: GRPOConfig) -> int:
+    """n_max of the chosen steps: never from the steps that this rollout happens to have."""
+    steps = rollout.max_units if rollout.max_steps is None else rollout.max_steps
+    chosen = num_selected(steps, config.timestep_fraction)
+    return chosen if config.importance_sampling_level == "step" else math.ceil(rollout.max_units * chosen / steps)
 
 
 def _deal(count: int, parts: int, generator: torch.Generator | None) -> Int[Tensor, " row"]:
@@ -117,13 +127,13 @@ def _deal(count: int, parts: int, generator: torch.Generator | None) -> Int[Tens
 def window_weights(counts: Sequence[Counts], config: GRPOConfig) -> list[list[Weights]]:
     """The weights of each window, for every shard of the run: each window is normalised by all of its rows."""
     sites, counted, needed, window = (torch.cat([c[k] for c in counts]) for k in range(4))  # type: ignore[misc]
-    lengths, made = [len(c.sites) for c in counts], []
+    units, lengths, made = torch.cat([c.units for c in counts]), [len(c.sites) for c in counts], []
     for k in range(config.steps_per_generation):
         inside = window == k
         # Rows outside have weight 0 and are not counted: the same as rows that are not there.
-        units, on = sites[:, None], counted & inside
-        weight = row_weights(units, config.loss_type, counts[0].max_units, on)
-        mean_weight = row_weights(units, "dapo", counts[0].max_units, on)
+        on = counted & inside
+        weight = row_weights(units[:, None], config.loss_type, counts[0].max_units, on)
+        mean_weight = row_weights(sites[:, None], "dapo", counts[0].max_units, on)
         forward = needed & inside
         forward = forward if bool(forward.any()) else inside  # an update without any signal still logs its entropy
         parts = (weight.split(lengths), mean_weight.split(lengths), forward.split(lengths))

@@ -147,9 +147,15 @@ def unit_ratios(logp: Any, old: Any, mask: Any, level: str) -> dict[tuple[int, i
     return answer
 
 
-def site_weights(mask: Any, loss_type: str, max_units: int) -> list[float]:
-    """The weight of one site of each trajectory."""
-    counts = [sum(bool(on) for row in trajectory for on in row) for trajectory in mask]
+def units_of(mask: Any, level: str) -> list[tuple[int, int, int]]:
+    """Where each unit stands: every existing site, or at level ``step`` the first site of every step that has one."""
+    sites = [(b, s, u) for b, rows in enumerate(mask) for s, row in enumerate(rows) for u, on in enumerate(row) if on]
+    return [site for site in sites if level != "step" or site == min(x for x in sites if x[:2] == site[:2])]
+
+
+def unit_weights(mask: Any, loss_type: str, level: str, max_units: int) -> list[float]:
+    """The weight of one unit of each trajectory."""
+    counts = [sum(b == k for b, _, _ in units_of(mask, level)) for k in range(len(mask))]
     if loss_type == "grpo":
         return [1 / (len(mask) * n) for n in counts]
     if loss_type == "dapo":
@@ -171,11 +177,13 @@ def grpo_loss(
     kl_values: Any = None,
     beta: float = 0.0,
 ) -> float:
-    """-Σ w min(r A, clip(r) A) + β Σ w KL over existing sites; a step's ratio goes with the KL of the whole step."""
+    """-Σ w min(r A, clip(r) A) + β Σ w KL over all units; a step's ratio goes with the KL of the whole step."""
     high = epsilon if epsilon_high is None else epsilon_high
-    weight = site_weights(mask, loss_type, max_units)
+    weight = unit_weights(mask, loss_type, level, max_units)
+    ratios = unit_ratios(logp, old, mask, level)
     loss = 0.0
-    for (b, s, u), ratio in unit_ratios(logp, old, mask, level).items():
+    for b, s, u in units_of(mask, level):
+        ratio = ratios[b, s, u]
         loss -= weight[b] * surrogate(ratio, advantage[b], epsilon, high)
         if beta:
             row = [x for x, on in zip(kl_values[b][s], mask[b][s], strict=True) if on]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,8 @@ from discrete_grpo.advantages import (
     sum_rewards,
 )
 from discrete_grpo.categorical import Sites, score_sites
+from discrete_grpo.config import GRPOConfig
+from discrete_grpo.generation import advantages_of
 from discrete_grpo.objective import grpo_loss
 from tests import oracles
 
@@ -46,6 +50,92 @@ def test_constant_rewards_give_exactly_zero(value: float, size: int, scale: str,
     assert constant_groups(reward, group).tolist() == [True] * size + [False] * 2
     several = advantages(torch.stack([reward, reward], 1), group, weights=[0.3, 0.7])
     assert several[:size].tolist() == [0.0] * size
+
+
+def ulps(value: float, count: int) -> float:
+    """The float64 that many places above."""
+    for _ in range(count):
+        value = math.nextafter(value, math.inf)
+    return value
+
+
+@pytest.mark.parametrize("value", [0.3, -7.0, 1e6 / 3, 1e12, 1e-200])
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+def test_rewards_that_differ_by_rounding_are_equal(value: float, scale: str, baseline: str) -> None:
+    near = [value, ulps(value, 1), ulps(value, 5), value]
+    reward = torch.tensor([*near, 0.0, 1.0], dtype=torch.float64)
+    group = torch.tensor([3, 3, 3, 3, 4, 4])
+    found = group_advantages(reward, group, scale_rewards=scale, baseline=baseline)  # type: ignore[arg-type]
+    assert found[:4].tolist() == [0.0] * 4
+    assert found[-1] > 0
+    assert constant_groups(reward, group).tolist() == [True] * 4 + [False] * 2
+    for aggregation in ("sum_then_normalize", "normalize_then_sum"):
+        columns = torch.stack([reward, reward], 1)
+        silent = groups_without_signal(columns, group, multi_objective_aggregation=aggregation)
+        assert silent.tolist() == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
+def test_a_difference_is_a_signal_from_a_trillionth_on(size: float) -> None:
+    """The tolerance is relative: 1e-12 of the largest magnitude in the group."""
+    for gap, equal in ((0.9e-12, True), (1.2e-12, False), (1e-6, False)):
+        reward = torch.tensor([-size, -size * (1 - gap), -size], dtype=torch.float64)
+        assert constant_groups(reward, torch.zeros(3, dtype=torch.long)).tolist() == [equal] * 3
+    tiny = torch.tensor([0.0, 1e-300], dtype=torch.float64)
+    assert constant_groups(tiny, torch.zeros(2, dtype=torch.long)).tolist() == [False, False]
+
+
+def test_a_sum_that_cancels_is_judged_by_the_size_of_its_terms() -> None:
+    """100000.1 - 100000 is 0.1 up to 1e-11: the last bit of a term is much in comparison with the sum."""
+    group = torch.zeros(2, dtype=torch.long)
+    for large in (1e3, 1e5, 1e8):
+        rewards = torch.tensor([[large + 0.1, -large], [large + 0.1, math.nextafter(-large, 0.0)]], dtype=torch.float64)
+        assert sum_rewards(rewards, torch.ones(2)).unique().numel() == 2
+        assert groups_without_signal(rewards, group).tolist() == [True, True]
+        assert advantages(rewards, group).tolist() == [0.0, 0.0]
+    apart = torch.tensor([[1e3, -1e3], [1e3, -1e3 + 1e-6]], dtype=torch.float64)
+    assert groups_without_signal(apart, group).tolist() == [False, False]
+    assert float(advantages(apart, group)[1]) > 0
+
+
+SCALINGS = [
+    {"multi_objective_aggregation": "normalize_then_sum"},
+    *({"scale_rewards": scale} for scale in ("group", "batch", "none")),
+]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+def test_a_kl_in_the_reward_is_subtracted_with_weight_beta(scaling: dict[str, Any], baseline: Any) -> None:
+    """In nats, from advantages that are scaled already: by a loop over groups, whatever scales the rewards."""
+    _, group = interleaved(3)
+    g = torch.Generator().manual_seed(9)
+    rewards = torch.rand(len(group), 2, generator=g, dtype=torch.float64)
+    kl = torch.rand(len(group), generator=g, dtype=torch.float64) * 40
+    rewards[2] = NAN
+    rewards[6, 1] = NAN
+    for beta in (0.05, 2.0):
+        config = GRPOConfig(beta=beta, kl_in="reward", baseline=baseline, **scaling)
+        plain, found = advantages_of(rewards, group, config), advantages_of(rewards, group, config, kl)
+        for i, own in enumerate(group.tolist()):
+            peers = [float(kl[k]) for k, x in enumerate(group.tolist()) if x == own and k != 2]
+            centre = sum(peers) / len(peers)
+            if baseline == "leave_one_out":
+                centre = (sum(peers) - float(kl[i])) / (len(peers) - 1)
+            wanted = float(plain[i]) - beta * (float(kl[i]) - centre)
+            assert float(found[i]) == pytest.approx(0.0 if i == 2 else wanted, abs=1e-12)
+        clipped = advantages_of(rewards, group, replace(config, advantage_clip=0.5), kl)
+        assert torch.equal(clipped, found.clamp(-0.5, 0.5))
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_in_groups_of_equal_rewards_a_kl_is_no_noise_of_full_size(scaling: dict[str, Any]) -> None:
+    rewards, group = torch.full((8, 2), 0.3, dtype=torch.float64), torch.tensor([0] * 4 + [1] * 4)
+    kl = torch.tensor([1.0, 1.1, 0.9, 1.2, 2.0, 2.0, 2.0, 2.0], dtype=torch.float64)
+    found = advantages_of(rewards, group, GRPOConfig(beta=0.01, kl_in="reward", **scaling), kl)
+    assert found.tolist() == pytest.approx([0.0005, -0.0005, 0.0015, -0.0015, 0, 0, 0, 0], abs=1e-15)
+    assert found[4:].tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize("reward", [[0.0, 1.0], [-3.0, 900.0], [0.2, 0.25]])

@@ -167,9 +167,9 @@ def test_the_sampler_draws_paths_with_their_probabilities(kind: str) -> None:
 
 
 @every_kernel
-@pytest.mark.parametrize("level", ["token", "step"])
+@pytest.mark.parametrize("level", ["token", "step", "step_mean", "sequence"])
 def test_the_gradient_of_the_loss_is_that_of_the_expected_reward(kind: str, level: Any) -> None:
-    """Each path weighs its probability; a step's ratio stands at each of its 3 sites, hence the third there."""
+    """Each path weighs its probability."""
     policy = make(kind)
     paths = paths_by_policy(policy, kind)
     reward = torch.tensor([reward_of(p) for p in paths], dtype=torch.float64)
@@ -178,8 +178,7 @@ def test_the_gradient_of_the_loss_is_that_of_the_expected_reward(kind: str, leve
     wanted = torch.autograd.grad(-(p * reward).sum(), parameters)
     scores = score_sites(policy.sites(rollout_of(list(paths))))
     for baseline in (0.0, 0.8):  # a constant baseline changes nothing in expectation
-        weight = p.detach() / (3 if level == "step" else 1)
-        loss = grpo_loss(scores, None, reward - baseline, weight, level=level, epsilon=1e6).loss
+        loss = grpo_loss(scores, None, reward - baseline, p.detach(), level=level, epsilon=1e6).loss
         found = torch.autograd.grad(loss, parameters, retain_graph=True)
         for a, b in zip(found, wanted, strict=True):
             assert b.abs().max() > 1e-3

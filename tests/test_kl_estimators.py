@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from discrete_grpo.advantages import sum_rewards
+from discrete_grpo.advantages import kl_advantages
 from discrete_grpo.categorical import Sites, score_sites
 from discrete_grpo.kl_estimators import (
     forward_estimate,
     forward_kl,
     importance_corrected,
-    penalised_rewards,
     reverse_estimate,
     trajectory_sum,
 )
@@ -131,20 +130,13 @@ def test_the_gradient_of_the_trajectory_kl(reward_estimator: Any, also_in_loss: 
     if reward_estimator is not None:
         values = scores.kl if reward_estimator == "exact" else reverse_estimate(scores.logp, ref_logp, on, reward_estimator)
         column = trajectory_sum(values, on)
-    rewards, weights = penalised_rewards(reward[:, None] / 2, (2.0,), column, beta)
-    advantage = sum_rewards(rewards, torch.tensor(weights, dtype=torch.float64))
+    # The group is every trajectory, and a baseline that is the same for all changes nothing in expectation.
+    known, group = torch.ones(9, dtype=torch.bool), torch.zeros(9, dtype=torch.long)
+    advantage = reward - beta * kl_advantages(column, known, group)
     probability = logp.detach().exp()  # the weights make the batch of every trajectory the expectation
     loss = grpo_loss(scores, None, advantage, probability, beta=beta if also_in_loss else 0.0).loss
     off = max(float((a - b).abs().max()) for a, b in zip(torch.autograd.grad(loss, theta), wanted, strict=True))
     assert off < 1e-13 if whole else off > 1e-2
-
-
-def test_a_sample_without_any_reward_stays_unknown() -> None:
-    rewards = torch.tensor([[1.0, math.nan], [math.nan, math.nan]], dtype=torch.float64)
-    more, weights = penalised_rewards(rewards, (1.0, 2.0), torch.tensor([3.0, 4.0]), 0.5)
-    assert weights == (1.0, 2.0, -0.5)
-    total = sum_rewards(more, torch.tensor(weights))
-    assert total.tolist() == [-0.5, pytest.approx(math.nan, nan_ok=True)]
 
 
 def random_sites(seed: int) -> list[Sites]:

@@ -41,14 +41,17 @@ def scores_of(logp: Tensor, mask: Tensor, kl: Tensor | None = None) -> Scores:
 @layouts
 @levels
 def test_without_an_old_policy_the_gradient_is_reinforce(layout: str, level: Any) -> None:
-    """A step's ratio has the score of the whole step, so level ``step`` counts a step's score once a site of it."""
+    """Every level has the score of every site once, divided by the number of units: 4 steps of the layout sites, else 9 sites."""
     place = LAYOUTS[layout]
     logp, mask = LOGP.clone().requires_grad_(), place(MASK)
-    loss = grpo_loss(scores_of(place(logp), mask), None, ADVANTAGE, row_weights(mask.sum(-1), "dapo", 4), level=level).loss
-    assert float(loss.detach()) == pytest.approx(-0.2222222222, abs=1e-9)
+    weight = row_weights(mask.sum(-1), "dapo", 4, level=level)
+    loss = grpo_loss(scores_of(place(logp), mask), None, ADVANTAGE, weight, level=level).loss
+    units = mask.any(-1).sum(-1) if level == "step" else mask.sum((-2, -1))
+    wanted = -float((ADVANTAGE * units).sum() / units.sum())
+    assert wanted == pytest.approx(0.0 if level == "step" and layout == "sites" else -0.2222222222, abs=1e-9)
+    assert float(loss.detach()) == pytest.approx(wanted, abs=1e-15)
     (gradient,) = torch.autograd.grad(loss, logp)
-    times = MASK.sum(-1, keepdim=True) if level == "step" and layout == "sites" else 1.0
-    torch.testing.assert_close(gradient, -MASK.double() * ADVANTAGE[:, None] / 9 * times, rtol=0, atol=1e-15)
+    torch.testing.assert_close(gradient, -MASK.double() * ADVANTAGE[:, None] / units.sum(), rtol=0, atol=1e-15)
 
 
 def random_case(seed: int, b: int = 4, s: int = 3, u: int = 5) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -84,7 +87,7 @@ def test_every_level_and_loss_is_the_loop(
     logp, old, mask, advantage, kl = random_case(seed)
     keep = torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed)) < 0.5 if dropped else None
     options = {"epsilon": 0.1, "epsilon_high": 0.25, "sapo_temperature_pos": 1.3, "sapo_temperature_neg": 0.9, "delta": delta}
-    weight = row_weights(mask.sum(-1), loss_type, 15)
+    weight = row_weights(mask.sum(-1), loss_type, 15, level=level)
     found = grpo_loss(
         scores_of(logp, mask, kl),
         torch.where(mask, old, 0.0),
@@ -97,14 +100,16 @@ def test_every_level_and_loss_is_the_loop(
         **options,  # type: ignore[arg-type]
     )
     normaliser = {"cispo": "dapo", "sapo": "grpo"}.get(loss_type, loss_type)
-    w = oracles.site_weights(mask.tolist(), normaliser, 15)
+    w = oracles.unit_weights(mask.tolist(), normaliser, level, 15)
     ratios = oracles.unit_ratios(logp.tolist(), old.tolist(), mask.tolist(), level)
-    probs = oracles.unit_ratios(logp.tolist(), torch.zeros_like(logp).tolist(), mask.tolist(), level)
+    kept = mask if keep is None else mask & keep  # what cispo's log π is made of; ratios have the value of all sites
+    probs = oracles.unit_ratios(torch.where(kept, logp, 0.0).tolist(), torch.zeros_like(logp).tolist(), mask.tolist(), level)
     wanted = 0.0
-    for (b, s, u), r in ratios.items():
-        row = kl[b, s][mask[b, s]]
+    for b, s, u in oracles.units_of(mask.tolist(), level):
+        r, row = ratios[b, s, u], kl[b, s][mask[b, s]]
         wanted += beta * w[b] * float(row.sum() if level == "step" else kl[b, s, u])
-        if keep is None or keep[b, s, u]:
+        covered = {"token": kept[b, s, u], "sequence": kept[b].any()}.get(level, kept[b, s].any())
+        if covered:
             wanted -= w[b] * loop_surrogate(loss_type, r, math.log(probs[b, s, u]), float(advantage[b]), 0.25, delta)
     assert float(found.loss) == pytest.approx(wanted, abs=1e-12)
     count = {
@@ -155,10 +160,35 @@ def test_log_ratios_of_every_unit(seed: int, level: Any) -> None:
 
 @loss_types
 @levels
+@pytest.mark.parametrize("seed", range(2))
+def test_dropped_sites_have_no_gradient_and_kept_ones_that_of_the_whole_ratio(seed: int, loss_type: Any, level: Any) -> None:
+    """Off-policy, far from every clip: a kept site has the gradient that it has where nothing is dropped, a dropped one 0."""
+    logp, old, mask, advantage, _ = random_case(seed)
+    keep = torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
+    keep[1] = False  # a trajectory without any kept site
+    assert (mask & ~keep).any(-1)[mask.any(-1) & (mask & keep).any(-1)].any(), "expected steps of kept and dropped sites"
+    weight = row_weights(mask.sum(-1), loss_type, 15, level=level)
+    found, values = [], []
+    for kept in (None, torch.ones_like(keep), keep):
+        leaf = logp.clone().requires_grad_()
+        options: dict[str, Any] = {"level": level, "loss_type": loss_type, "epsilon": 100.0, "epsilon_high": 100.0, "keep": kept}
+        part = grpo_loss(scores_of(leaf, mask), torch.where(mask, old, 0.0), advantage, weight, **options)
+        found.append(torch.autograd.grad(part.loss, leaf)[0])
+        values.append((float(part.loss.detach()), {name: float(v) for name, v in part.sums.items() if "clip" in name}))
+    assert torch.equal(found[0], found[1])
+    assert values[0] == values[1]
+    assert found[2][~(mask & keep)].eq(0.0).all()
+    assert found[2][mask & keep].abs().min() > 1e-6
+    torch.testing.assert_close(found[2][mask & keep], found[0][mask & keep], rtol=0, atol=1e-15)
+    assert values[2][1] == values[0][1]  # what is clipped is decided by the true ratio
+
+
+@loss_types
+@levels
 def test_chunks_of_rows_and_steps_add_up_to_the_whole(loss_type: Any, level: Any) -> None:
     logp, old, mask, advantage, kl = random_case(0)
     logp.requires_grad_()
-    weight = row_weights(mask.sum(-1), loss_type, 15)
+    weight = row_weights(mask.sum(-1), loss_type, 15, level=level)
     keep = torch.rand(mask.shape, generator=torch.Generator().manual_seed(2)) < 0.7
 
     def loss(rows: slice, steps: slice) -> Tensor:
@@ -184,6 +214,15 @@ def test_chunks_of_rows_and_steps_add_up_to_the_whole(loss_type: Any, level: Any
         total = torch.stack(parts).sum()
         assert float(total.detach()) == pytest.approx(float(whole.detach()), abs=1e-12)
         torch.testing.assert_close(torch.autograd.grad(total, logp)[0], wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_a_step_is_one_unit_however_many_sites_it_has(loss_type: Any) -> None:
+    sites = torch.tensor([[2, 1], [4, 40], [0, 0], [5, 0]])
+    found = row_weights(sites, loss_type, 2, level="step")
+    torch.testing.assert_close(found, row_weights((sites > 0).long(), loss_type, 2), rtol=0, atol=0)
+    for level in ("step_mean", "sequence"):
+        assert torch.equal(row_weights(sites, loss_type, 44, level=level), row_weights(sites, loss_type, 44))
 
 
 def test_row_weights_by_hand() -> None:

@@ -172,7 +172,7 @@ def test_stored_samples_have_the_gradient_of_fresh_ones_in_expectation() -> None
     with torch.no_grad():
         stored = score_sites(older.sites(space)).logp
     chance = stored.sum((1, 2)).exp()  # each sample as often as it was drawn
-    chunk = Chunk(space, whole[:, None], advantage, chance / 3, chance, whole, stored=stored)  # a weight a site
+    chunk = Chunk(space, whole[:, None], advantage, chance, chance, whole, stored=stored)
     config = GRPOConfig(epsilon=1e9, importance_sampling_level="step")
     terms = terms_of(policy, chunk, None, config, old_logp=stored)  # type: ignore[arg-type]  # it draws nothing here
     (found,) = torch.autograd.grad(chunk_loss(terms, chunk, stored, Plan(), config).loss, [policy.logits])

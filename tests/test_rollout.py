@@ -20,12 +20,13 @@ def rollout() -> Rollout:
         max_units=7,
         samples=("a", "b", "c", "d"),
         columns={"prompt": ("p", "q", "r", "s")},
+        max_steps=5,
     )
 
 
 def test_rows_are_picked_together_in_the_order_asked_for() -> None:
     picked = rollout().index(torch.tensor([3, 0, 3]))
-    assert (len(picked), picked.num_steps, picked.max_units) == (3, 2, 7)
+    assert (len(picked), picked.num_steps, picked.max_units, picked.max_steps) == (3, 2, 7, 5)
     assert picked.samples == ("d", "a", "d")
     assert picked.columns == {"prompt": ("s", "p", "s")}
     assert picked.group.tolist() == [9, 5, 9]
@@ -40,6 +41,7 @@ def test_moving_moves_every_tensor_and_keeps_the_rest() -> None:
     moved = rollout().to("meta")
     assert {t.device.type for t in (*moved.states.values(), moved.group, moved.logp, moved.units, moved.size)} == {"meta"}
     assert (moved.samples, moved.columns, moved.max_units) == (("a", "b", "c", "d"), rollout().columns, 7)
+    assert moved.max_steps == 5
 
 
 def test_bytes_are_those_of_the_states() -> None:

@@ -12,8 +12,12 @@ from torch import Tensor
 
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.generation import Draw
+from discrete_grpo.models.gpt import GPT, GPTConfig
+from discrete_grpo.pending import Pending
+from discrete_grpo.policies.smiles import TokenPolicy
 from discrete_grpo.rollout import Rollout, group_contexts
-from discrete_grpo.updates import Plan, chunk_loss, policy_scores, terms_of
+from discrete_grpo.tokens import Tokenizer
+from discrete_grpo.updates import Plan, Terms, chunk_loss, plan_update, policy_scores, terms_of
 from discrete_grpo.windows import Chunk, choose, cut, window_weights
 from tests.toys import tiny_policy
 
@@ -82,6 +86,98 @@ def test_windows_over_shards_are_disjoint_and_each_has_its_own_normaliser() -> N
     for window in windows:
         sites = [choices[k].counts.sites * own.weight for k, own in enumerate(window)]
         assert float(sum(s.sum() for s in sites)) == pytest.approx(1.0)  # dapo: a mean over all units of the window
+
+
+@pytest.mark.parametrize("fraction", [0.4, 1.0])
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_constant_of_dr_grpo_is_that_of_policy_and_settings(fraction: float, level: Any) -> None:
+    """Texts of at most 9 tokens: n_max does not move with the longest text that was drawn."""
+    letters = Tokenizer(("a", "b"))
+    torch.manual_seed(0)
+    policy = TokenPolicy(GPT(GPTConfig(len(letters), 9, layers=1, heads=1, width=8)), letters, max_length=9)
+    config = replace(BASE, timestep_fraction=fraction, importance_sampling_level=level, loss_type="dr_grpo")
+    steps, most = set(), set()
+    for seed in range(6):
+        rollout = policy.sample(group_contexts(1, 2), generator=torch.Generator().manual_seed(seed))
+        on = torch.ones(2, dtype=torch.bool)
+        choice = choose([Draw(rollout, torch.zeros(2), on, on, ~on)], config, torch.Generator().manual_seed(0))
+        steps.add(rollout.num_steps)
+        most.add(choice.counts.max_units)
+        ((weights,),) = window_weights([choice.counts], config)
+        assert weights.weight.tolist() == pytest.approx([1 / (2 * choice.counts.max_units)] * 2)
+    assert len(steps) > 2, "expected texts of several lengths"
+    assert most == {4 if fraction == 0.4 else 9}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_constant_of_a_graph_policy_counts_its_units(level: Any) -> None:
+    """Graphs of up to 4 nodes in 4 steps: 4 steps of 4 + 6 sites; half of them with a timestep_fraction of a half."""
+    policy = tiny_policy()
+    draw = drawn_once(policy.sample(group_contexts(1, 4), generator=torch.Generator().manual_seed(0)))
+    for fraction, wanted in ((1.0, (4, 40)), (0.5, (2, 20))):
+        config = replace(BASE, timestep_fraction=fraction, importance_sampling_level=level)
+        counts = choose([draw], config, torch.Generator().manual_seed(0)).counts
+        assert counts.max_units == wanted[level != "step"]
+        assert counts.units.tolist() == ([wanted[0]] * 4 if level == "step" else counts.sites.tolist())
+    without = replace(draw, rollout=replace(draw.rollout, max_steps=None))  # a policy that does not say how many steps it has
+    assert choose([without], replace(BASE, importance_sampling_level=level)).counts.max_units == 40
+
+
+def drawn_once(rollout: Rollout) -> Draw:
+    """Every row counts and starts from noise."""
+    on = torch.ones(len(rollout), dtype=torch.bool)
+    return Draw(rollout, torch.zeros(len(rollout)), on, on, ~on)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_one_unit_has_one_weight_however_many_sites_it_has(level: Any) -> None:
+    """dapo: the weights of all units of a window sum to 1; those of the mean entropy are weights of sites at every level."""
+    policy = tiny_policy()
+    draw = drawn_once(policy.sample(group_contexts(4, 2), generator=torch.Generator().manual_seed(0)))
+    assert draw.rollout.units.unique().numel() > 1, "expected graphs of several sizes"
+    config = replace(BASE, importance_sampling_level=level)
+    choice = choose([draw], config)
+    ((own,),) = window_weights([choice.counts], config)
+    units = (draw.rollout.units > 0) if level == "step" else draw.rollout.units
+    torch.testing.assert_close(own.weight, torch.full((8,), 1 / float(units.sum()), dtype=torch.float64))
+    torch.testing.assert_close(own.mean_weight, torch.full((8,), 1 / float(draw.rollout.units.sum()), dtype=torch.float64))
+
+
+def test_what_the_weights_count_survives_a_checkpoint() -> None:
+    config = replace(BASE, importance_sampling_level="step")
+    draw = drawn_once(tiny_policy().sample(group_contexts(2, 2), generator=torch.Generator().manual_seed(0)))
+    choice = choose([draw], config)
+    weights = window_weights([choice.counts], config)
+    (state,) = Pending.of([0], [[draw]], [choice], weights, config, {}).states()
+    ((again,), read) = Pending.read(state, (), torch.device("cpu"))
+    assert (again.rollout.max_units, again.rollout.max_steps) == (draw.rollout.max_units, draw.rollout.max_steps) == (40, 4)
+    assert read.counts.units.tolist() == [4] * 4 != read.counts.sites.tolist()
+    assert read.counts.max_units == 4
+    state["choice"]["counts"] = state["choice"]["counts"][:5]  # an earlier version, which knew neither
+    del state["draws"][0]["max_steps"]
+    ((again,), read) = Pending.read(state, (), torch.device("cpu"))
+    assert again.rollout.max_steps is None
+    assert torch.equal(read.counts.units, read.counts.sites)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_low_entropy_sites_move_no_parameter(loss_type: Any, level: Any) -> None:
+    """The policy term of an update has no gradient at the log-prob of a site below the threshold."""
+    policy, _, rollout, advantage, _ = generation()
+    config = replace(BASE, loss_type=loss_type, importance_sampling_level=level, top_entropy_quantile=0.5, beta=0.0)
+    draw = replace(drawn_once(rollout), advantage=advantage)
+    ((chunk,),) = [cut([draw], c, window_weights([c.counts], config)[0][0], config) for c in [choose([draw], config)]]
+    scores = policy_scores(policy, chunk)
+    leaf = scores.logp.detach().requires_grad_()
+    plan = plan_update(policy, [chunk], [None], config)
+    old = scores.logp.detach() + 0.05 * torch.sin(1e3 * scores.logp.detach())
+    loss = chunk_loss(Terms(replace(scores, logp=leaf)), chunk, old, plan, config).loss
+    (found,) = torch.autograd.grad(loss, leaf)
+    keep: Any = plan.keep(scores, chunk, config)
+    assert 0 < int(keep.sum()) < int(scores.mask.sum())
+    assert found[~keep].eq(0.0).all()
+    assert found[keep].ne(0.0).float().mean() > 0.4
 
 
 def test_a_window_without_a_signal_anywhere_still_has_passes() -> None:

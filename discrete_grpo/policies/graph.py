@@ -413,6 +413,7 @@ class GraphPolicy(nn.Module):
             units=torch.zeros_like(logp, dtype=torch.long),
             size=size,
             max_units=self.num_steps * (self.max_nodes + num_pairs(self.max_nodes)),
+            max_steps=self.num_steps,
             samples=tuple(decoded),
             columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
         )

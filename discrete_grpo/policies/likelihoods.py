@@ -226,6 +226,7 @@ class ElboLikelihood(nn.Module):
             states={**states, **kept, "time": step},
             logp=torch.zeros(step.shape, dtype=rollout.logp.dtype, device=step.device),
             max_units=-(-rollout.max_units * count // policy.num_steps),
+            max_steps=count,
         )
         made = replace(bare, units=step_units(bare))
         return replace(made, logp=self.score(made).logp.sum(-1))

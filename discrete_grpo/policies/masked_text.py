@@ -138,6 +138,7 @@ class MaskedTextPolicy(nn.Module):
             units=torch.stack([(order == k + 1).sum(-1) for k in range(self.rounds)], 1),
             size=size,
             max_units=self.block_size,
+            max_steps=self.rounds,
             samples=tuple(texts if self.decode is None else self.decode(texts)),
             columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
         )

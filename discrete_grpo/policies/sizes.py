@@ -225,6 +225,7 @@ class SizedPolicy(nn.Module):
             units=torch.cat([chosen.to(inner.units.dtype)[:, None], inner.units], 1),
             size=inner.size,
             max_units=inner.max_units + 1,
+            max_steps=None if inner.max_steps is None else inner.max_steps + 1,
             samples=inner.samples,
             columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
         )
@@ -274,9 +275,9 @@ class SizedPolicy(nn.Module):
     def _inner(self, rollout: Rollout) -> Rollout:
         """The rollout as the inner policy made it."""
         states = {name: value for name, value in rollout.states.items() if not name.startswith("size_")}
-        return replace(
-            rollout, states=states, logp=rollout.logp[:, 1:], units=rollout.units[:, 1:], max_units=rollout.max_units - 1
-        )
+        most = None if rollout.max_steps is None else rollout.max_steps - 1
+        own = replace(rollout, states=states, logp=rollout.logp[:, 1:], units=rollout.units[:, 1:])
+        return replace(own, max_units=rollout.max_units - 1, max_steps=most)
 
     def _table(self, log_probs: Tensor, least: Tensor) -> Tensor:
         """Log π_size of every row over the sizes with room for what its context fixes."""

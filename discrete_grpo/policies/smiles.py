@@ -150,6 +150,7 @@ class TokenPolicy(nn.Module):
             units=(steps < length[:, None]).long(),
             size=length + (0 if prompt is None else (prompt != PAD).sum(1)),
             max_units=self.max_length,
+            max_steps=self.max_length,
             samples=tuple(texts if self.decode is None else self.decode(texts)),
             columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
         )

@@ -40,6 +40,7 @@ def contexts(case: Case) -> Measured:
         "every state [B, ...]": all(value.shape[:1] == (b,) for value in rollout.states.values()),
         "logp float32 or float64": rollout.logp.dtype in (torch.float32, torch.float64),
         "at most max_units sites": int(rollout.units.sum(-1).max()) <= rollout.max_units,
+        "at most max_steps steps": rollout.max_steps is None or rollout.num_steps <= rollout.max_steps,
         "tensors on the policy's device": all(value.device == case.device for value in _tensors(rollout).values()),
     }
     if all(found.values()):
