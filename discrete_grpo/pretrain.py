@@ -21,6 +21,7 @@ from discrete_grpo.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.processes import accelerator
 from discrete_grpo.reporting.console import progress
 from discrete_grpo.reporting.run_folder import Recorder
+from discrete_grpo.run_state import check_device_kind
 
 __all__ = ["Dataset", "Likelihood", "Pretrainer", "cosine_decay"]
 
@@ -217,6 +218,7 @@ class Pretrainer:
             "average": self.average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
+            "device": self.accelerator.device.type,
             "sums": self._sums,
             "position": self.recorder.position(),
         }
@@ -225,6 +227,7 @@ class Pretrainer:
         self._saved, self._lines = self.step, []
 
     def _restore(self, state: Mapping[str, Any]) -> None:
+        check_device_kind(state, state["generator"], self.accelerator.device)
         self.step = self._saved = int(state["step"])
         self._sums = dict(state["sums"])
         self.policy.load_state_dict(state["weights"])

@@ -36,7 +36,7 @@ from discrete_grpo.reporting.console import progress
 from discrete_grpo.reporting.trackers import Tracker
 from discrete_grpo.rollout import Policy, Reward, as_module, select_steps
 from discrete_grpo.run_log import RunLog
-from discrete_grpo.run_state import Parts
+from discrete_grpo.run_state import Parts, check_device_kind
 from discrete_grpo.scoring import Accounts, BudgetExhausted, RewardError, remembers, reward_names
 from discrete_grpo.shards import check_shards, make_shards, num_shards
 from discrete_grpo.updates import (
@@ -379,6 +379,7 @@ class GRPOTrainer:
             pending = {"shards": shards, "shared": self.pending.shared, "done": self.pending.done}
         drawing = [snapshot for snapshot, _ in told]
         state = {"step": self.step, "rewards": reward_names(self.rewards), "pending": pending, "position": log.position()}
+        state["device"] = self.accelerator.device.type
         lines = self._new if self._due() else []
         state["new"] = [] if lines else self._new
         state |= self.parts.learning() | self.parts.drawing(drawing)
@@ -394,6 +395,7 @@ class GRPOTrainer:
         state = load_training(self.checkpoints.latest())
         if "shards" not in state:
             raise CheckpointError(f"{self.checkpoints.latest()}: made by another version, which this one cannot go on from")
+        check_device_kind(state, state["shards"][0]["generator"], self.accelerator.device)
         if state["rewards"] != reward_names(self.rewards):
             named = ", ".join(reward_names(self.rewards))
             raise ValueError(f"reward_funcs: {named}, expected {', '.join(state['rewards'])} as in the run to resume")
