@@ -151,7 +151,7 @@ class Pretrainer:
 
     def _loop(self, stop: Interrupt) -> None:
         config, since = self.config, time.perf_counter()
-        with progress("pretraining", config.max_steps - self.step) as bar:
+        with progress("pretraining", config.max_steps, done=self.step) as bar:
             for rows in self._rows():
                 for name, value in self._update(rows).items():
                     self._sums[name] = self._sums.get(name, 0.0) + value

@@ -32,10 +32,9 @@ from discrete_grpo.optimisation import GradientSum, learning_rate
 from discrete_grpo.pending import Pending
 from discrete_grpo.processes import Processes, accelerator
 from discrete_grpo.reference import mix_reference
-from discrete_grpo.reporting.console import progress
 from discrete_grpo.reporting.trackers import Tracker
 from discrete_grpo.rollout import Policy, Reward, as_module, select_steps
-from discrete_grpo.run_log import RunLog
+from discrete_grpo.run_log import RunLog, training_bar
 from discrete_grpo.run_state import Parts, check_device_kind
 from discrete_grpo.scoring import Accounts, BudgetExhausted, RewardError, remembers, reward_names
 from discrete_grpo.shards import check_shards, make_shards, num_shards
@@ -183,18 +182,20 @@ class GRPOTrainer:
         if self.checkpoints is not None and self.processes.share(lambda: self.step == 0 and not self._runs())[0]:
             self.save()
         try:
-            shown = progress("training", self.config.max_steps - self.step) if self.processes.first else nullcontext()
-            with interruptible() as stop, shown as bar:
+            shown = training_bar(self.step, self.config.max_steps, self.ledger) if self.processes.first else nullcontext()
+            with interruptible() as stop, shown as show:
                 while self.step < self.config.max_steps:
                     if self._stopped(stop):
                         break
                     line = self.update()
                     if line is None:
                         break
-                    if bar is not None:
-                        bar.advance(1, **{k: line[k] for k in ("reward", "valid", "kl") if k in line})
+                    if show is not None:
+                        show(self.step, line)
                     if self.step % self.config.save_steps == 0 or self.step == self.config.max_steps:
                         self.save()
+            if self.log is not None:
+                self.log.finish(self.history)
         finally:
             if self.log is not None:
                 self.log.close()
