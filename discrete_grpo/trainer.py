@@ -30,6 +30,7 @@ from discrete_grpo.lora import has_lora, merge_lora, without_lora
 from discrete_grpo.networks import checkpoint_layers
 from discrete_grpo.optimisation import GradientSum, learning_rate
 from discrete_grpo.pending import Pending
+from discrete_grpo.precision import widen
 from discrete_grpo.processes import Processes, accelerator
 from discrete_grpo.reference import mix_reference
 from discrete_grpo.reporting.trackers import Tracker
@@ -269,7 +270,7 @@ class GRPOTrainer:
         if self.reference is None or self.config.kl_in == "loss":
             return None
         with self.precision():
-            return trajectory_kl(self.policy, self.reference, batch.rollout, batch.refined, self.config).cpu()
+            return trajectory_kl(self.policy, self.reference, batch.rollout, batch.refined, self.config).cpu().double()
 
     def _draw_and_score(self) -> None:
         """Fill :attr:`pending`. If anything fails, what a checkpoint would hold is still the state after the last update."""
@@ -342,8 +343,8 @@ class GRPOTrainer:
                     terms = terms_of(self.policy, chunk, self.reference, c, old_logp=old_logp, bonus=plan.entropy_coef > 0)
                 part = chunk_loss(terms, chunk, old_logp, plan, c)
                 self.accelerator.backward(part.loss)
-                found = {**part.sums, "loss": part.loss.detach().double()}
-                sums |= {name: value.cpu() + sums.get(name, 0.0) for name, value in found.items()}
+                found = {**part.sums, "loss": widen(part.loss.detach())}
+                sums |= {name: value.cpu().double() + sums.get(name, 0.0) for name, value in found.items()}
             gradient.add()
         return sums
 

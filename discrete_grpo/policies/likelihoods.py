@@ -17,6 +17,7 @@ from discrete_grpo.categorical import Scores, Sites, safe_log, score_sites
 from discrete_grpo.graph import node_mask, num_pairs, pair_mask, upper
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.trajectory import Moments, moments, step_units
+from discrete_grpo.precision import place, widest
 from discrete_grpo.rollout import Context, Rollout
 
 __all__ = ["EagerLikelihood", "ElboLikelihood", "with_likelihood"]
@@ -113,7 +114,7 @@ class EagerLikelihood(nn.Module):
 
     def _clean_sites(self, rollout: Rollout, steps: Tensor) -> list[Sites]:
         now = moments(rollout, steps)
-        time = self.policy.grid.to(steps.device)[steps.flatten()]
+        time = place(self.policy.grid, steps.device)[steps.flatten()]
         tables = self.policy.clean_probs(now.state, time, now.properties)
         return [
             Sites(safe_log(p.unflatten(0, steps.shape)), clean, mask)
@@ -190,7 +191,7 @@ class ElboLikelihood(nn.Module):
         """
         drawn = self.policy.sample(contexts, generator=generator)
         device = generator.device if generator is not None else self.device
-        u = torch.rand(len(drawn), self.draws, generator=generator, device=device, dtype=torch.float64).to(self.device)
+        u = torch.rand(len(drawn), self.draws, generator=generator, device=device, dtype=widest(device)).to(self.device)
         total = self.policy.num_steps
         step = ((torch.arange(self.draws, device=self.device) + u) * (total / self.draws)).long().clamp_max(total - 1)
         return self.noised(drawn, step, generator=generator)
@@ -202,7 +203,7 @@ class ElboLikelihood(nn.Module):
         Its ``logp`` are the sums over sites that :meth:`score` gives.
         """
         policy, count = self.policy, step.shape[1]
-        t = policy.grid.to(step.device)[step].flatten()
+        t = place(policy.grid, step.device)[step].flatten()
         nodes, pairs = (x.flatten(0, 1) for x in _final(rollout, count))
         mask = node_mask(rollout.size, nodes.shape[1]).repeat_interleave(count, 0)
         noisy = [
@@ -285,7 +286,7 @@ class ElboLikelihood(nn.Module):
     @torch.no_grad()
     def _posteriors(self, rollout: Rollout, now: Moments, points: Tensor) -> list[Tensor]:
         """q(·| x_t, x_0) of every site [B, S', U, K]: the kernel's step for a network that is certain of x_0."""
-        grid, k = self.policy.grid.to(points.device), points.flatten()
+        grid, k = place(self.policy.grid, points.device), points.flatten()
         wide = torch.promote_types(self.policy.dtype, torch.float32)
         noisy = now.state.nodes, upper(now.state.edges)
         kernels = self.policy.node_kernel, self.policy.edge_kernel

@@ -9,6 +9,7 @@ from torch import Tensor
 from discrete_grpo.categorical import sample
 from discrete_grpo.diffusion.kernels import Kernel
 from discrete_grpo.graph import GraphBatch, num_pairs, pair_mask, symmetrise, upper
+from discrete_grpo.precision import place
 
 __all__ = ["initial_graphs", "pinned", "renoised"]
 
@@ -28,7 +29,7 @@ def renoised(
     kernels: Kernels, clean: GraphBatch, grid: Float[Tensor, " point"], point: int, generator: torch.Generator | None = None
 ) -> GraphBatch:
     """A draw of q(x_t | x_0) at t = ``grid[point]``."""
-    t = grid[point].to(clean.nodes.device).expand(len(clean))
+    t = place(grid[point], clean.nodes.device).expand(len(clean))
     nodes = kernels[0].noise(clean.nodes, t, generator)
     return _masked(nodes, kernels[1].noise(upper(clean.edges), t, generator), clean.mask)
 
@@ -44,7 +45,7 @@ def pinned(
     """``state`` with the fixed sites replaced by draws of q(x_t | x_0) at t = ``grid[point]``; at the last point they are clean."""
     if fixed is None:
         return state
-    t = grid[point].to(state.nodes.device).expand(len(state))
+    t = place(grid[point], state.nodes.device).expand(len(state))
     goal_pairs = upper(fixed.edges)
     nodes = kernels[0].noise(fixed.nodes.clamp_min(0), t, generator)
     pairs = kernels[1].noise(goal_pairs.clamp_min(0), t, generator)
