@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from discrete_grpo import trainer
 from discrete_grpo.categorical import score_sites
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.diffusion.flow import FlowEuler
@@ -18,12 +21,20 @@ from discrete_grpo.graph import GraphBatch
 from discrete_grpo.kl_estimators import trajectory_sum
 from discrete_grpo.models.connectivity import effective_resistance
 from discrete_grpo.models.digress_features import MoleculeFeatures, extra
+from discrete_grpo.models.encoder import Encoder, EncoderConfig
+from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
+from discrete_grpo.models.vq import VQAutoencoder, VQConfig
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.likelihoods import ElboLikelihood
+from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.sizes import RunningSizes, SizedPolicy
+from discrete_grpo.policies.smiles import TokenPolicy
 from discrete_grpo.precision import exact_device, place, widen, widest
 from discrete_grpo.rollout import Rollout, group_contexts
+from discrete_grpo.shards import Shard
+from discrete_grpo.tokens import Property, TokenBatch, Tokenizer
+from discrete_grpo.trainer import GRPOTrainer
 from discrete_grpo.updates import Plan, chunk_loss, policy_scores, terms_of, trajectory_kl
 from discrete_grpo.windows import choose, cut, window_weights
 from tests.pretend_device import MPS, DeviceError, Pretend, PretendGenerator, move, pretending
@@ -141,6 +152,58 @@ def test_the_evidence_lower_bound_is_drawn_without_float64() -> None:
         scores = policy.score(rollout)
         scores.logp.sum().backward()
         assert trajectory_sum(scores.logp, scores.mask).dtype == torch.float32
+
+
+def test_text_policies_are_drawn_from_and_trained_without_float64() -> None:
+    letters = Tokenizer(("a", "b", "c"))
+    gpt, encoder = (
+        GPTConfig(len(letters), 4, 1, layers=1, heads=2, width=8),
+        EncoderConfig(len(letters), 6, layers=1, heads=2, width=8),
+    )
+    with torch.random.fork_rng(devices=[]):
+        policies: list[tuple[Any, dict[str, Any]]] = [
+            (TokenPolicy(GPT(gpt), letters, max_length=4, properties=[Property("p", 1.0, 2.0)]), {"p": 3.0}),
+            (MaskedTextPolicy(Encoder(encoder), letters, 6, rounds=2), {"masked": "a_b__"}),
+        ]
+    text = torch.tensor([letters.encode("abc")])
+    for policy, columns in policies:
+        with pretending():
+            move(policy.eval())
+            rollout = policy.sample(group_contexts(1, 4, [columns]), generator=seeded())
+            score_sites(policy.sites(rollout)).logp.sum().backward()
+            batch = TokenBatch(text).to("mps") if isinstance(policy, TokenPolicy) else text.to("mps")
+            policy.likelihood_loss(batch, generator=seeded())["loss"].backward()
+
+
+def test_codes_of_images_are_learned_without_float64() -> None:
+    with torch.random.fork_rng(devices=[]):
+        model = VQAutoencoder(VQConfig(size=4, codes=5, code_width=3, width=6))
+    with pretending():
+        batch = SimpleNamespace(pixels=torch.rand(3, 4, 4).to("mps"))
+        found = move(model).likelihood_loss(batch)  # type: ignore[operator]
+        found["loss"].backward()
+        assert found["perplexity"].dtype == torch.float32
+
+
+def test_a_whole_run_needs_no_float64_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two updates with a reference, a moving average and several passes through what was drawn."""
+    accelerator = SimpleNamespace(
+        device=MPS, process_index=0, num_processes=1, prepare=lambda x: x, backward=lambda loss: loss.backward()
+    )
+    monkeypatch.setattr(trainer, "accelerator", lambda: accelerator)
+    monkeypatch.setattr(GRPOTrainer, "precision", lambda self: nullcontext())
+    monkeypatch.setattr(trainer, "make_shards", lambda *_, **__: [Shard(0, seeded())])
+    with pretending():
+        policy = make("d3pm")
+        policy.decode = lambda graphs: [tuple(row) for row in graphs.nodes.tolist()]
+        monkeypatch.setattr(policy, "to", lambda device: move(policy))
+        config = GRPOConfig(
+            max_steps=2, num_generations=2, generation_batch_size=4, steps_per_generation=2, beta=0.1, ema_decay=0.9,
+            timestep_fraction=0.5, top_entropy_quantile=0.5, kl_in="both",
+        )  # fmt: skip
+        lines = GRPOTrainer(policy, lambda samples, **_: [float(sum(s)) for s in samples], config).train()
+        assert len(lines) == 2
+        assert lines[0]["grad_norm"] > 0
 
 
 @pytest.mark.parametrize("features", ["none", "cycles", "eigenvalues", "all", "rrwp"])
