@@ -40,7 +40,7 @@ def check_device_kind(state: Mapping[str, Any], generator: torch.Tensor, device:
         said = "whose random states only that kind of device can continue"
         raise ValueError(
             f"device: {device.type}, expected {kind} as in the run to resume, {said}; "
-            "resume there, or start a new run from its newest checkpoint (--policy)"
+            "resume there, or begin a new run from its weights"
         )
 
 
