@@ -34,30 +34,38 @@ class DeviceError(AssertionError):
 class Pretend(torch.Tensor):
     """A tensor of the pretend device around one on the CPU."""
 
-    inner: torch.Tensor
+    held: torch.Tensor
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor, requires_grad: bool = False) -> Pretend:
         if inner.dtype == torch.float64:
             raise DeviceError(f"a float64 tensor {tuple(inner.shape)} on the device")
-        shape = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "dtype": inner.dtype}
-        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, inner.size(), **shape, layout=inner.layout, device=CPU, requires_grad=requires_grad
+        made: Any = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            layout=inner.layout,
+            device=CPU,
+            requires_grad=requires_grad,
         )
-        made.inner = inner
-        return made  # type: ignore[no-any-return]
+        made.held = inner
+        return made
 
-    device = property(lambda self: MPS)  # type: ignore[assignment]
+    device = property(lambda self: MPS)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Pretend({tuple(self.shape)}, {self.dtype})"
 
     def tolist(self) -> Any:
         """The numbers."""
-        return self.inner.tolist()
+        return self.held.tolist()
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _run(func, args, kwargs or {})
 
 
@@ -86,7 +94,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _bare(x: Any) -> Any:
-    return x.inner if isinstance(x, Pretend) else x
+    return x.held if isinstance(x, Pretend) else x
 
 
 def _wrapped(x: Any) -> Any:
@@ -101,7 +109,7 @@ class _Fresh(TorchDispatchMode):
 class PretendGenerator(torch.Generator):
     """A generator of the CPU that says it is on the pretend device."""
 
-    device = MPS  # type: ignore[misc]
+    device = MPS
 
 
 def _on_device(device: Any) -> bool:
@@ -121,11 +129,11 @@ class _Moves(TorchFunctionMode):
         first = args[0] if args else None
         if isinstance(first, Pretend):
             if name == "cpu":
-                return first.detach().inner
+                return first.held
             if name in ("__float__", "__int__", "__bool__", "item", "__index__"):
-                return func(first.detach().inner)
+                return func(first.held)
             if name == "new_tensor":
-                return Pretend(first.inner.new_tensor(*args[1:], **{k: v for k, v in kwargs.items() if k != "device"}))
+                return Pretend(first.held.new_tensor(*args[1:], **{k: v for k, v in kwargs.items() if k != "device"}))
         if name == "backward" or any(isinstance(a, Pretend) for a in tree_flatten((args, kwargs))[0]):
             _inside[0] += 1
             try:
@@ -151,7 +159,7 @@ class _Moves(TorchFunctionMode):
             return None
         dtype = like.dtype if like is not None else next((a for a in given if isinstance(a, torch.dtype)), x.dtype)
         if _on_device(device) != isinstance(x, Pretend):
-            data = x.detach().inner if isinstance(x, Pretend) else x.detach().clone()
+            data = x.held if isinstance(x, Pretend) else x.detach().clone()
             return Pretend(data.to(dtype)) if _on_device(device) else data.to(dtype)
         return x.to(dtype)
 

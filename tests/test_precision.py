@@ -90,7 +90,15 @@ POLICIES: dict[str, Any] = {
 
 def make(kind: str) -> GraphPolicy:
     node, edge, options = POLICIES[kind]
-    sizes = {"layers": 1, "heads": 2, "width": 8, "edge_width": 4, "global_width": 4, "walk_length": 3, "connectivity": True}
+    sizes: dict[str, Any] = {
+        "layers": 1,
+        "heads": 2,
+        "width": 8,
+        "edge_width": 4,
+        "global_width": 4,
+        "walk_length": 3,
+        "connectivity": True,
+    }
     config = GraphTransformerConfig(node.num_states, edge.num_states, node.num_clean, edge.num_clean, log_time=True, **sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -126,7 +134,7 @@ def test_a_graph_policy_is_drawn_from_and_trained_without_float64(kind: str, sel
             terms = terms_of(policy, chunk, reference, config, bonus=True)
             loss = chunk_loss(terms, chunk, scores.logp.detach(), plan, config)
             loss.loss.backward()
-            total += sum(float(p.grad.detach().inner.abs().sum()) for p in policy.parameters() if p.grad is not None)
+            total += sum(float(p.grad.detach().held.abs().sum()) for p in policy.parameters() if p.grad is not None)
         assert total > 0
         assert trajectory_kl(policy, reference, rollout, batch.refined, config).shape == (8,)
         graphs = GraphBatch(torch.ones(2, 3), torch.zeros(2, 3, 3), torch.ones(2, 3)).to("mps")
@@ -139,10 +147,10 @@ def test_a_running_histogram_learns_from_what_other_processes_gathered_on_the_cp
         policy: Any = move(SizedPolicy(make("d3pm"), RunningSizes((0.0, 0.0, 0.5, 0.5))))
         rollout, rewards = drawn(policy)
         policy.observe(rollout, place(rewards[:, 0], MPS))
-        after = policy.head.histogram.inner.clone()
+        after = policy.head.histogram.held.clone()
         policy.observe(rollout.to("cpu"), rewards[:, 0])
         assert isinstance(policy.head.histogram, Pretend)
-        assert not torch.equal(policy.head.histogram.inner, after)
+        assert not torch.equal(policy.head.histogram.held, after)
 
 
 def test_the_evidence_lower_bound_is_drawn_without_float64() -> None:
