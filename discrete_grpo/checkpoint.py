@@ -19,7 +19,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ __all__ = [
     "load_policy",
     "load_training",
     "load_weights",
+    "not_finite",
     "save",
     "tensors_to_cpu",
 ]
@@ -125,7 +126,8 @@ def load_weights(folder: str | os.PathLike[str], policy: nn.Module) -> None:
     """Copy a checkpoint's weights into ``policy``.
 
     Raises:
-        CheckpointError: if the file is missing or truncated, or a tensor is missing, unexpected or of another shape.
+        CheckpointError: if the file is missing or truncated, or a tensor is missing, unexpected, of another shape, or holds
+            NaN or an infinite weight.
     """
     path = Path(folder) / "model.safetensors"
     try:
@@ -143,7 +145,28 @@ def load_weights(folder: str | os.PathLike[str], policy: nn.Module) -> None:
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise CheckpointError(f"checkpoint: {path} does not fit the policy: {'; '.join(wrong[:5])}{more}")
+    parameters = {name for name, _ in policy.named_parameters()}
+    if broken := not_finite(found, parameters):
+        raise CheckpointError(f"checkpoint: {path} holds weights that are no finite numbers: {broken}")
     policy.load_state_dict(found)
+
+
+def not_finite(tensors: Mapping[str, Tensor], parameters: Container[str] | None = None) -> str | None:
+    """Name the tensors that hold NaN or infinity, at most five of them; None if there is none.
+
+    Args:
+        tensors: by name.
+        parameters: names in which infinity counts too, since a buffer may hold it (a mask of logits); None: all names.
+    """
+    wrong: list[str] = []
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            continue
+        bad = tensor.isnan() if parameters is not None and name not in parameters else ~tensor.isfinite()
+        if count := int(bad.sum()):
+            wrong.append(f"{name} ({count} of {tensor.numel()} numbers are NaN or infinite)")
+    more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+    return f"{'; '.join(wrong[:5])}{more}" if wrong else None
 
 
 def load_policy(folder: str | os.PathLike[str], *, trusted: Sequence[str] = TRUSTED) -> Any:

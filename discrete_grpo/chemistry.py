@@ -41,9 +41,11 @@ __all__ = [
     "molecule_to_classes",
     "murcko_scaffold",
     "parse",
+    "parse_all",
     "parse_smiles",
     "penalised_logp",
     "qed",
+    "reserve",
     "synthetic_accessibility",
     "tanimoto",
     "to_smiles",
@@ -273,9 +275,38 @@ def parse_smiles(text: str) -> Chem.Mol | None:
     return mol if mol is not None and mol.GetNumAtoms() else None
 
 
-@lru_cache(maxsize=4096)
+class _Parsed:
+    """The most recently used molecules by SMILES; None for what is no valid one."""
+
+    LEAST, MOST = 4096, 16384
+    """Molecules kept. One of 9 heavy atoms takes about 13 kB, one of 38 about 56 kB."""
+
+    def __init__(self) -> None:
+        self._resize(self.LEAST)
+
+    def _resize(self, room: int) -> None:
+        self.room, self.get = room, lru_cache(maxsize=room)(_valid_molecule)
+
+    def reserve(self, count: int) -> None:
+        """Make room for ``count`` molecules at once; what was kept is dropped where the room grows."""
+        if count > self.room and self.room < self.MOST:
+            self._resize(min(self.MOST, 1 << (count - 1).bit_length()))
+
+
+def _valid_molecule(text: str) -> Chem.Mol | None:
+    mol = parse_smiles(text)
+    if mol is None or ("." in text and len(Chem.GetMolFrags(mol)) > 1):
+        return None
+    return mol
+
+
+_PARSED = _Parsed()
+
+
 def parse(sample: str | None) -> Chem.Mol | None:
     """The molecule of a sample if it is **valid**: parses, sanitises and is connected. Else None. Do not modify it.
+
+    The molecules used last are kept, so that the rewards and metrics of a batch share them; see :func:`reserve`.
 
     >>> parse("CCO").GetNumAtoms(), parse("C.C"), parse("C(C)(C)(C)(C)C"), parse(None)
     (3, None, None, None)
@@ -287,10 +318,22 @@ def parse(sample: str | None) -> Chem.Mol | None:
         return None
     if not isinstance(sample, str):
         raise ValueError(f"sample: {type(sample).__name__}, expected a SMILES string or None")
-    mol = parse_smiles(sample)
-    if mol is None or ("." in sample and len(Chem.GetMolFrags(mol)) > 1):
-        return None
-    return mol
+    return _PARSED.get(sample)
+
+
+def parse_all(samples: Sequence[str | None]) -> list[Chem.Mol | None]:
+    """:func:`parse` of each sample of a batch, all of which are kept for whoever asks next.
+
+    >>> [mol is None for mol in parse_all(["CCO", "C.C", None])]
+    [False, True, True]
+    """
+    reserve(len(samples))
+    return [parse(sample) for sample in samples]
+
+
+def reserve(count: int) -> None:
+    """Keep at least the last ``count`` molecules that :func:`parse` gave, 16,384 at most (they take 10 to 60 kB each)."""
+    _PARSED.reserve(count)
 
 
 def to_smiles(mol: Chem.Mol, *, stereo: bool = True) -> str:

@@ -69,7 +69,7 @@ def _resume(folder: Path) -> None:
         command = json.loads((folder / "run.json").read_text())["command"]
         if command not in RUNS or not (folder / "config.yaml").is_file():
             raise ValueError("config.yaml is missing" if command in RUNS else f"command {command!r}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"run: {folder} is no run folder of 'discrete-grpo train' or 'pretrain' ({error})") from error
     recipe, _ = parse(command, [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"])
     _, run = recipe_of(command)

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from discrete_grpo.categorical import Sites, entropy
+from discrete_grpo.precision import widen
 
 __all__ = ["EntropyController", "entropy_bonus", "high_entropy", "site_entropy", "top_entropy_threshold"]
 
@@ -92,9 +93,9 @@ def top_entropy_threshold(entropies: Float[Tensor, " site"], top: float) -> Floa
     >>> float(top_entropy_threshold(torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0]), 0.5))
     2.0
     """
-    ordered = entropies.double().sort().values  # torch.quantile refuses more than 2^24 values
+    ordered = widen(entropies).sort().values  # torch.quantile refuses more than 2^24 values
     if not len(ordered):
-        return torch.tensor(-torch.inf, dtype=torch.float64, device=entropies.device)
+        return torch.tensor(-torch.inf, dtype=ordered.dtype, device=entropies.device)
     place = (1 - top) * (len(ordered) - 1)
     low = int(place)
     return torch.lerp(ordered[low], ordered[min(low + 1, len(ordered) - 1)], place - low)
@@ -104,4 +105,4 @@ def high_entropy(
     entropies: Float[Tensor, "batch step site"], mask: Bool[Tensor, "batch step site"], threshold: Float[Tensor, ""]
 ) -> Bool[Tensor, "batch step site"]:
     """True for sites whose entropy reaches the threshold, up to rounding: those whose policy term is kept."""
-    return mask & (entropies.double() >= threshold - ROUNDING)
+    return mask & (widen(entropies) >= threshold - ROUNDING)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from discrete_grpo.advantages import advantages, constant_groups, groups_without_signal, sum_magnitudes, sum_rewards
 from discrete_grpo.config import GRPOConfig
+from discrete_grpo.precision import place
 from discrete_grpo.rollout import Rollout
 
 __all__ = [
@@ -88,7 +89,7 @@ class Draw:
     def of(self, batch: Batch) -> Draw:
         """The same of the trajectories of ``batch``, where those are."""
         device = batch.rollout.group.device
-        marks = {name: getattr(self, name).to(device) for name in ("advantage", "counted", "needed", "refined")}
+        marks = {name: place(getattr(self, name), device) for name in ("advantage", "counted", "needed", "refined")}
         return Draw(batch.rollout, **marks, old=batch.old)
 
 

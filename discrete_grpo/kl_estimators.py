@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from discrete_grpo.categorical import Sites, kl_divergence
+from discrete_grpo.precision import widen
 
 __all__ = [
     "Direction",
@@ -137,4 +138,4 @@ def forward_kl(sites: Sequence[Sites], reference: Sequence[Sites]) -> Float[Tens
 
 def trajectory_sum(values: Float[Tensor, "batch step site"], mask: Bool[Tensor, "batch step site"]) -> Float[Tensor, " batch"]:
     """Σ over all sites of all steps of each trajectory, float64, without gradient."""
-    return torch.where(mask, values.detach(), 0.0).double().sum((-2, -1))
+    return widen(torch.where(mask, values.detach(), 0.0)).sum((-2, -1))

@@ -291,12 +291,12 @@ def canonical_samples(texts: Sequence[str]) -> list[str | None]:
     >>> canonical_samples(["OCC", "C1CC", "C.C"])
     ['CCO', None, None]
     """
-    return [None if (mol := chemistry.parse(text)) is None else chemistry.to_smiles(mol) for text in texts]
+    return [None if mol is None else chemistry.to_smiles(mol) for mol in chemistry.parse_all(texts)]
 
 
 def property_columns(samples: Sequence[str | None]) -> dict[str, list[float | None]]:
     """QED, logP, SA and weight of every sample, None where it is invalid: the property columns of tables."""
-    molecules = [chemistry.parse(s) for s in samples]
+    molecules = chemistry.parse_all(samples)
     return {name: [None if m is None else f(m) for m in molecules] for name, f in PROPERTIES.items()}
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from discrete_grpo.categorical import Scores
+from discrete_grpo.precision import widen
 
 __all__ = [
     "Level",
@@ -72,8 +73,8 @@ def row_weights(
     Source: grpo: Shao et al. (2024), Eq. 3, arXiv 2402.03300; dapo: Yu et al. (2025), Eq. 8, arXiv 2503.14476;
     dr_grpo: Liu et al. (2025), section 3.2, arXiv 2503.20783; cispo: MiniMax (2025), section 3.1, arXiv 2506.13585.
     """
-    n = unit_counts(sites, level).sum(-1).double()
-    on = torch.ones_like(n) if counted is None else counted.double()
+    n = widen(unit_counts(sites, level).sum(-1))
+    on = torch.ones_like(n) if counted is None else widen(counted)
     rows = on.sum().clamp_min(1)
     if loss_type in ("grpo", "sapo"):
         weight = 1 / (rows * n.clamp_min(1))
@@ -314,4 +315,4 @@ def _sums(scores: Scores, policy: Tensor, clipped: dict[str, Tensor]) -> dict[st
     sums |= {name: (mask & where).sum() for name, where in clipped.items()}
     if scores.kl is not None and scores.kl_forward is not None:
         sums |= {"kl": scores.kl.sum(), "kl_forward": scores.kl_forward.sum()}
-    return {name: value.detach().double() for name, value in sums.items()}
+    return {name: widen(value.detach()) for name, value in sums.items()}

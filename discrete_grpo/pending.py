@@ -12,6 +12,7 @@ from torch import Tensor
 from discrete_grpo.checkpoint import build, describe
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.generation import Draw
+from discrete_grpo.precision import place
 from discrete_grpo.rollout import Rollout
 from discrete_grpo.windows import Choice, Chunk, Counts, Weights, cut
 
@@ -98,7 +99,7 @@ def _draw_state(draw: Draw) -> dict[str, Any]:
 
 
 def _draw(state: Mapping[str, Any], trusted: Sequence[str], device: torch.device) -> Draw:
-    marks, stored = {name: state[name].to(device) for name in MARKS}, state.get("stored")
+    marks, stored = {name: place(state[name], device) for name in MARKS}, state.get("stored")
     return Draw(rollout_of(state, trusted, device), **marks, old=None if stored is None else stored.to(device))
 
 

@@ -42,7 +42,7 @@ class Image:
     @classmethod
     def of(cls, pixels: Float[Tensor, "height width"]) -> Image:
         """From numbers in [0, 1], each rounded to the nearest of 256 levels; what lies outside is cut off."""
-        levels = (pixels.detach().double().clamp(0, 1) * 255).round().to(torch.uint8).cpu()
+        levels = (pixels.detach().cpu().double().clamp(0, 1) * 255).round().to(torch.uint8)
         height, width = levels.shape
         return cls(height, width, bytes(levels.flatten().tolist()))
 

@@ -21,6 +21,7 @@ from discrete_grpo.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.processes import accelerator
 from discrete_grpo.reporting.console import progress
 from discrete_grpo.reporting.run_folder import Recorder
+from discrete_grpo.run_state import check_device_kind
 
 __all__ = ["Dataset", "Likelihood", "Pretrainer", "cosine_decay"]
 
@@ -150,7 +151,7 @@ class Pretrainer:
 
     def _loop(self, stop: Interrupt) -> None:
         config, since = self.config, time.perf_counter()
-        with progress("pretraining", config.max_steps - self.step) as bar:
+        with progress("pretraining", config.max_steps, done=self.step) as bar:
             for rows in self._rows():
                 for name, value in self._update(rows).items():
                     self._sums[name] = self._sums.get(name, 0.0) + value
@@ -217,6 +218,7 @@ class Pretrainer:
             "average": self.average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
+            "device": self.accelerator.device.type,
             "sums": self._sums,
             "position": self.recorder.position(),
         }
@@ -225,6 +227,7 @@ class Pretrainer:
         self._saved, self._lines = self.step, []
 
     def _restore(self, state: Mapping[str, Any]) -> None:
+        check_device_kind(state, state["generator"], self.accelerator.device)
         self.step = self._saved = int(state["step"])
         self._sums = dict(state["sums"])
         self.policy.load_state_dict(state["weights"])

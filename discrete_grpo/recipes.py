@@ -58,7 +58,7 @@ from discrete_grpo.pretrain import Pretrainer
 from discrete_grpo.processes import Processes, accelerator
 from discrete_grpo.reporting.console import print_table
 from discrete_grpo.reporting.report import write_report
-from discrete_grpo.reporting.run_folder import write_json, write_table, write_text
+from discrete_grpo.reporting.run_folder import EVALUATION, read_evaluation, write_json, write_table, write_text
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.rollout import Reward
 from discrete_grpo.scoring import BudgetExhausted, reward_names, score_samples
@@ -379,8 +379,7 @@ def _measure(
     when: str,
 ) -> dict[str, dict[str, float]]:
     """Evaluate ``policy`` on fresh samples into ``evaluation.json``; what an earlier part of the run measured is kept."""
-    path = folder / "evaluation.json"
-    stored = json.loads(path.read_text()) if path.is_file() else {}
+    path, stored = folder / EVALUATION, read_evaluation(folder)
     result = {part: {k: math.nan if v is None else v for k, v in row.items()} for part, row in stored.items()}
     if when == "before" and "before" in result and ledger.turn == 0:
         ledger.skip()  # it was measured, and the run stopped before its first checkpoint

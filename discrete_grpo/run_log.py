@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.drawing import Drawn
 from discrete_grpo.generation import replay_metrics, reward_metrics, sample_table, total_reward
+from discrete_grpo.reporting.console import print_notes, progress
+from discrete_grpo.reporting.diagnosis import diagnosis
 from discrete_grpo.reporting.failures import FailureLog
-from discrete_grpo.reporting.run_folder import Recorder
+from discrete_grpo.reporting.run_folder import Recorder, read_metrics
 from discrete_grpo.reporting.trackers import Tracker, best_distinct
 from discrete_grpo.scoring import Accounts
 
-__all__ = ["RunLog"]
+__all__ = ["RunLog", "Shown", "training_bar"]
+
+Shown: TypeAlias = Callable[[int, Mapping[str, float]], None]
+"""Takes the number of updates made and the metrics of the last one."""
+
+
+@contextmanager
+def training_bar(step: int, max_steps: int, ledger: Accounts | None = None) -> Iterator[Shown]:
+    """Show how far a run has come: in oracle calls where it has a budget of them, else in updates.
+
+    Args:
+        step: updates made before, by the part of the run that this one continues.
+        max_steps: updates of the whole run.
+        ledger: counts the calls; None: there is no budget.
+    """
+    start = ledger.metrics() if ledger is not None else {}
+    budget = "oracle/left" in start
+    done = int(start["oracle/calls"]) if budget else step
+    total = done + int(start["oracle/left"]) if budget else max_steps
+    with progress("oracle calls" if budget else "training", total, done=done) as bar:
+
+        def show(at: int, line: Mapping[str, float]) -> None:
+            fields = {name: line[name] for name in ("reward", "valid", "kl") if name in line}
+            if budget:
+                bar.reach(int(line["oracle/calls"]), update=f"{at}/{max_steps}", **fields)
+            else:
+                bar.reach(at, **fields)
+
+        yield show
+        if budget and ledger is not None:  # the last calls may have been too few for an update
+            bar.reach(int(ledger.metrics()["oracle/calls"]))
 
 
 class RunLog:
@@ -81,6 +114,14 @@ class RunLog:
         """The run is after update ``step``."""
         if self.tracker is not None:
             self.tracker.start(step)
+
+    def finish(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """The run has come to its end: say so where nothing could be learned, and what to try.
+
+        Args:
+            lines: the metrics of its updates, where they are not on disk.
+        """
+        print_notes(diagnosis(lines if self.recorder is None else read_metrics(self.recorder.folder)))
 
     def close(self) -> None:
         """Nothing more will come."""

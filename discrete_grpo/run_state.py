@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from discrete_grpo.checkpoint import tensors_to_cpu
@@ -17,7 +18,30 @@ from discrete_grpo.randomness import global_state, restore_global_state
 from discrete_grpo.rollout import Policy, Reward
 from discrete_grpo.scoring import Accounts, remembers
 
-__all__ = ["Parts"]
+__all__ = ["Parts", "check_device_kind"]
+
+
+def check_device_kind(state: Mapping[str, Any], generator: torch.Tensor, device: torch.device) -> None:
+    """Raise unless a checkpoint's random states can be used on ``device``.
+
+    A generator's state is of the kind of device it was drawn on, and no other kind continues its stream.
+
+    Args:
+        state: the training state; its entry ``device`` names the kind, and checkpoints of earlier versions lack it.
+        generator: the state of one of its generators.
+        device: where the run would go on.
+
+    Raises:
+        ValueError: naming both kinds.
+    """
+    same_size = len(generator) == len(torch.Generator(device).get_state())
+    kind = state.get("device", device.type if same_size else "another kind of device")
+    if kind != device.type:
+        said = "whose random states only that kind of device can continue"
+        raise ValueError(
+            f"device: {device.type}, expected {kind} as in the run to resume, {said}; "
+            "resume there, or begin a new run from its weights"
+        )
 
 
 @dataclass(frozen=True)

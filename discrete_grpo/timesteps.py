@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from discrete_grpo.precision import place, widest
 from discrete_grpo.rollout import num_selected, select_steps
 
 __all__ = ["Selection", "chosen_steps", "step_runs"]
@@ -40,15 +41,15 @@ def step_runs(
         start = full - wanted
     else:
         device = units.device if generator is None else generator.device
-        draw = torch.rand(len(units), generator=generator, device=device, dtype=torch.float64).to(units.device)
+        draw = place(torch.rand(len(units), generator=generator, device=device, dtype=widest(device)), units.device)
         start = (draw * (full - wanted + 1)).long()
     # Steps with units stand first, in order; rank r of the run is kept, the spare ones go behind the empty steps.
     order = (units == 0).long().argsort(dim=-1, stable=True)
     rank = torch.arange(total, device=units.device)
     inside = (rank >= start[:, None]) & (rank < (start + wanted)[:, None])
     spare = ~inside & (rank < full[:, None])
-    place = torch.where(inside, 0, torch.where(spare, 2, 1))
-    return order.gather(-1, place.argsort(dim=-1, stable=True))[:, :count].sort(-1).values
+    part = torch.where(inside, 0, torch.where(spare, 2, 1))
+    return order.gather(-1, part.argsort(dim=-1, stable=True))[:, :count].sort(-1).values
 
 
 def chosen_steps(

@@ -30,13 +30,13 @@ from discrete_grpo.lora import has_lora, merge_lora, without_lora
 from discrete_grpo.networks import checkpoint_layers
 from discrete_grpo.optimisation import GradientSum, learning_rate
 from discrete_grpo.pending import Pending
+from discrete_grpo.precision import widen
 from discrete_grpo.processes import Processes, accelerator
 from discrete_grpo.reference import mix_reference
-from discrete_grpo.reporting.console import progress
 from discrete_grpo.reporting.trackers import Tracker
 from discrete_grpo.rollout import Policy, Reward, as_module, select_steps
-from discrete_grpo.run_log import RunLog
-from discrete_grpo.run_state import Parts
+from discrete_grpo.run_log import RunLog, training_bar
+from discrete_grpo.run_state import Parts, check_device_kind
 from discrete_grpo.scoring import Accounts, BudgetExhausted, RewardError, remembers, reward_names
 from discrete_grpo.shards import check_shards, make_shards, num_shards
 from discrete_grpo.updates import (
@@ -183,18 +183,20 @@ class GRPOTrainer:
         if self.checkpoints is not None and self.processes.share(lambda: self.step == 0 and not self._runs())[0]:
             self.save()
         try:
-            shown = progress("training", self.config.max_steps - self.step) if self.processes.first else nullcontext()
-            with interruptible() as stop, shown as bar:
+            shown = training_bar(self.step, self.config.max_steps, self.ledger) if self.processes.first else nullcontext()
+            with interruptible() as stop, shown as show:
                 while self.step < self.config.max_steps:
                     if self._stopped(stop):
                         break
                     line = self.update()
                     if line is None:
                         break
-                    if bar is not None:
-                        bar.advance(1, **{k: line[k] for k in ("reward", "valid", "kl") if k in line})
+                    if show is not None:
+                        show(self.step, line)
                     if self.step % self.config.save_steps == 0 or self.step == self.config.max_steps:
                         self.save()
+            if self.log is not None:
+                self.log.finish(self.history)
         finally:
             if self.log is not None:
                 self.log.close()
@@ -268,7 +270,7 @@ class GRPOTrainer:
         if self.reference is None or self.config.kl_in == "loss":
             return None
         with self.precision():
-            return trajectory_kl(self.policy, self.reference, batch.rollout, batch.refined, self.config).cpu()
+            return trajectory_kl(self.policy, self.reference, batch.rollout, batch.refined, self.config).cpu().double()
 
     def _draw_and_score(self) -> None:
         """Fill :attr:`pending`. If anything fails, what a checkpoint would hold is still the state after the last update."""
@@ -341,8 +343,8 @@ class GRPOTrainer:
                     terms = terms_of(self.policy, chunk, self.reference, c, old_logp=old_logp, bonus=plan.entropy_coef > 0)
                 part = chunk_loss(terms, chunk, old_logp, plan, c)
                 self.accelerator.backward(part.loss)
-                found = {**part.sums, "loss": part.loss.detach().double()}
-                sums |= {name: value.cpu() + sums.get(name, 0.0) for name, value in found.items()}
+                found = {**part.sums, "loss": widen(part.loss.detach())}
+                sums |= {name: value.cpu().double() + sums.get(name, 0.0) for name, value in found.items()}
             gradient.add()
         return sums
 
@@ -379,6 +381,7 @@ class GRPOTrainer:
             pending = {"shards": shards, "shared": self.pending.shared, "done": self.pending.done}
         drawing = [snapshot for snapshot, _ in told]
         state = {"step": self.step, "rewards": reward_names(self.rewards), "pending": pending, "position": log.position()}
+        state["device"] = self.accelerator.device.type
         lines = self._new if self._due() else []
         state["new"] = [] if lines else self._new
         state |= self.parts.learning() | self.parts.drawing(drawing)
@@ -394,6 +397,7 @@ class GRPOTrainer:
         state = load_training(self.checkpoints.latest())
         if "shards" not in state:
             raise CheckpointError(f"{self.checkpoints.latest()}: made by another version, which this one cannot go on from")
+        check_device_kind(state, state["shards"][0]["generator"], self.accelerator.device)
         if state["rewards"] != reward_names(self.rewards):
             named = ", ".join(reward_names(self.rewards))
             raise ValueError(f"reward_funcs: {named}, expected {', '.join(state['rewards'])} as in the run to resume")

@@ -15,6 +15,7 @@ from discrete_grpo.config import GRPOConfig
 from discrete_grpo.entropy import EntropyController, entropy_bonus, high_entropy, site_entropy, top_entropy_threshold
 from discrete_grpo.kl_estimators import forward_estimate, forward_kl, importance_corrected, reverse_estimate, trajectory_sum
 from discrete_grpo.objective import Loss, grpo_loss, log_ratio, off_policy_rows
+from discrete_grpo.precision import widen, widest
 from discrete_grpo.rollout import Policy, Rollout, Scorer
 from discrete_grpo.windows import Chunk, passes
 
@@ -160,7 +161,7 @@ def trajectory_kl(
 ) -> Float[Tensor, " batch"]:
     """The KL of each trajectory to the reference, by the configured estimate, summed over **all** its sites; float64."""
     device = rollout.group.device
-    total = torch.zeros(len(rollout), dtype=torch.float64, device=device)
+    total = torch.zeros(len(rollout), dtype=widest(device), device=device)
     steps = torch.arange(rollout.num_steps, device=device).expand(len(rollout), -1)
     refined = refined.to(device)
     for rows, part, pieces in passes(rollout, steps, torch.ones_like(refined), refined, config):
@@ -260,15 +261,15 @@ def _look(
     """The entropy of every counted site, on the CPU, and the drift of every row from π_old."""
     count = 1 + max((int(chunk.rows.max()) for chunk in chunks), default=-1)
     device = chunks[0].rows.device if chunks else torch.device("cpu")
-    gap, sites = (torch.zeros(count, dtype=torch.float64, device=device) for _ in range(2))
+    gap, sites = (torch.zeros(count, dtype=widest(device), device=device) for _ in range(2))
     entropies = [torch.empty(0, dtype=torch.float64)]
     for chunk, old_logp in zip(chunks, old, strict=True):
         scores = policy_scores(policy, chunk)
         on = scores.mask & (chunk.weight > 0)[:, None, None]
-        entropies.append(scores.entropy[on].double().cpu())
+        entropies.append(scores.entropy[on].cpu().double())
         if old_logp is not None:
             gap.index_add_(0, chunk.rows, trajectory_sum(old_logp - scores.logp, scores.mask))
-            sites.index_add_(0, chunk.rows, scores.mask.sum((-2, -1)).double())
+            sites.index_add_(0, chunk.rows, widen(scores.mask.sum((-2, -1))))
     return torch.cat(entropies), gap / sites.clamp_min(1)
 
 
@@ -303,7 +304,7 @@ def _replay_sums(scores: Scores, chunk: Chunk) -> dict[str, Tensor]:
     if chunk.stored is None:
         return {}
     ratio = log_ratio(scores.logp, chunk.stored, scores.mask, "token").exp()
-    return {"replay_ratio": (ratio * scores.mask).sum().double(), "replay_sites": scores.mask.sum().double()}
+    return {"replay_ratio": widen((ratio * scores.mask).sum()), "replay_sites": widen(scores.mask.sum())}
 
 
 def update_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:

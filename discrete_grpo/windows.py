@@ -18,6 +18,7 @@ from torch import Tensor
 from discrete_grpo.config import GRPOConfig
 from discrete_grpo.generation import Draw
 from discrete_grpo.objective import row_weights, unit_counts
+from discrete_grpo.precision import place
 from discrete_grpo.rollout import Rollout, num_selected
 from discrete_grpo.timesteps import chosen_steps
 
@@ -146,7 +147,7 @@ def cut(
 ) -> list[Chunk]:
     """The forward passes of one window on the draws of one shard; ``first`` is the number of their first row."""
     device = draws[0].rollout.group.device
-    weight, mean_weight, needed = (w.to(device) for w in weights)
+    weight, mean_weight, needed = (place(w, device) for w in weights)
     chunks, start = [], 0
     for draw, chosen in zip(draws, choice.steps, strict=True):
         here = slice(start, start + len(draw.rollout))

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from discrete_grpo.precision import exact_device
+
 __all__ = ["GLOBAL_FEATURES", "NODE_FEATURES", "PAIR_FEATURES", "components", "connectivity_features", "effective_resistance"]
 
 NODE_FEATURES, PAIR_FEATURES, GLOBAL_FEATURES = 1, 4, 2
@@ -40,10 +42,12 @@ def effective_resistance(
         adjacency: symmetric, zeros and ones, zero diagonal.
         same: of :func:`components`.
     """
-    a = adjacency.double()
-    inverse = torch.linalg.inv(torch.diag_embed(a.sum(-1)) - a + same)
+    where = exact_device(adjacency.device)
+    a, joined = adjacency.to(where).double(), same.to(where)
+    inverse = torch.linalg.inv(torch.diag_embed(a.sum(-1)) - a + joined)
     own = inverse.diagonal(dim1=1, dim2=2)
-    return torch.where(same, own[:, :, None] + own[:, None, :] - inverse - inverse.mT, 0.0).clamp_min(0.0).to(adjacency.dtype)
+    found = torch.where(joined, own[:, :, None] + own[:, None, :] - inverse - inverse.mT, 0.0).clamp_min(0.0)
+    return found.to(adjacency.dtype).to(adjacency.device)
 
 
 def connectivity_features(

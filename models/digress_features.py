@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from discrete_grpo.precision import exact_device, place, widen
+
 __all__ = ["Extra", "Features", "FiveCycles", "MoleculeFeatures", "cycles", "extra", "feature_widths", "random_walk_powers"]
 
 Features = Literal["none", "cycles", "eigenvalues", "all", "rrwp", "rrwp_only"]
@@ -70,9 +72,9 @@ class MoleculeFeatures:
         """Charge and valency of each node, and the weight of those ``counted``."""
         kinds = torch.where(nodes < len(self.weights), nodes, 0)
         valency = torch.where(edges < edge_classes, edges, 0).sum(-1)
-        weights = torch.tensor(self.weights, dtype=torch.float64, device=nodes.device)[kinds]
+        weights = place(torch.tensor(self.weights, dtype=torch.float64), nodes.device)[kinds]
         weight = torch.where(counted, weights, 0.0).sum(-1, keepdim=True) / self.max_weight
-        return torch.stack([kinds - valency, valency], -1).double(), weight
+        return widen(torch.stack([kinds - valency, valency], -1)), weight
 
 
 def feature_widths(features: Features, walk_length: int) -> tuple[int, int, int]:
@@ -110,7 +112,16 @@ def extra(
         five_cycles: which count.
         padded: whether eigenvalues run on into the padding, as published; else each graph is taken alone.
     """
-    a, (b, n) = adjacency.double(), mask.shape
+    where = exact_device(mask.device)
+    rest = (max_nodes, walk_length, five_cycles, padded)
+    found = _extra(features, adjacency.to(where).double(), mask.to(where), *rest)
+    return Extra(*(place(part, mask.device) for part in (found.nodes, found.edges, found.graph)))
+
+
+def _extra(
+    features: Features, a: Tensor, mask: Tensor, max_nodes: int, walk_length: int, five_cycles: FiveCycles, padded: bool
+) -> Extra:
+    b, n = mask.shape
     share = mask.sum(1, keepdim=True).double() / max_nodes
     no_nodes, no_edges = a.new_zeros(b, n, 0), a.new_zeros(b, n, n, 0)
     if features == "none":

@@ -350,7 +350,7 @@ class DigressTransformer(nn.Module):
         dtype = next(self.parameters()).dtype
         diagonal = torch.eye(nodes.shape[1], dtype=torch.bool, device=nodes.device)
         with torch.autocast(nodes.device.type, enabled=False):  # counts are whole numbers: bfloat16 would round them
-            found = self._features(nodes, edges, mask, ((edges > 0) & ~diagonal).double())
+            found = self._features(nodes, edges, mask, ((edges > 0) & ~diagonal).float())
             clock = (1.0 - time if config.clock == "data" else time).to(dtype)
             graph = torch.cat([found.graph.to(dtype), clock[:, None], time_embedding(clock, config.time_width)], -1)
         e_in = one_hot(edges, config.edge_states).to(dtype)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.models.attention import attention
 from discrete_grpo.models.recompute import run_layer
+from discrete_grpo.precision import exact_device
 from discrete_grpo.tokens import EOS, PAD
 
 __all__ = ["GPT", "Cache", "GPTConfig"]
@@ -302,7 +303,7 @@ def _distinct(
     """The first row of every distinct prefix, and for each row which of those it has."""
     parts = [] if prompt is None else [prompt.long()]
     if properties is not None:
-        parts.append(properties.nan_to_num(torch.inf).double().view(torch.long))
+        parts.append(properties.nan_to_num(torch.inf).to(exact_device(device)).double().view(torch.long).to(device))
     if not parts:
         return torch.zeros(1, dtype=torch.long, device=device), torch.zeros(rows, dtype=torch.long, device=device)
     _, row = torch.unique(torch.cat(parts, 1), dim=0, return_inverse=True)

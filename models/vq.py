@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.precision import widen
+
 __all__ = ["CodeDecoder", "VQAutoencoder", "VQConfig", "nearest"]
 
 
@@ -164,7 +166,7 @@ class VQAutoencoder(nn.Module):
         drawn = self.decoder.draw(z + (entries - z).detach())
         reconstruction = (drawn - batch.pixels).square().mean()
         codebook, commitment = (z.detach() - entries).square().mean(), (z - entries.detach()).square().mean()
-        share = torch.bincount(codes, minlength=self.config.codes).double() / len(codes)
+        share = widen(torch.bincount(codes, minlength=self.config.codes)) / len(codes)
         perplexity = torch.special.entr(share).sum().exp()
         loss = RECONSTRUCTION_WEIGHT * reconstruction + codebook + self.config.commitment * commitment
         return {"loss": loss, "reconstruction": reconstruction, "quantisation": codebook, "perplexity": perplexity}

@@ -175,6 +175,38 @@ def test_wrong_tensors_are_named(tmp_path: Path) -> None:
             load_policy(folder)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, value: float) -> None:
+    folder = save(tmp_path / "p", tiny_policy(), metadata={})
+    tensors = load_file(folder / "model.safetensors")
+    name = "network.node_out.3.bias"
+    save_file(tensors | {name: torch.tensor([0.0, value, value])}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"no finite numbers: {name} \(2 of 3 numbers are NaN or infinite\)$"):
+        load_policy(folder)
+    save_file({k: torch.full_like(v, value) for k, v in tensors.items()}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"; .* and \d+ more$"):
+        load_policy(folder)
+
+
+class Masked(torch.nn.Module):
+    """A policy with a buffer of logits that are masked out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+
+    def init_args(self) -> dict[str, Any]:
+        return {}
+
+
+def test_a_buffer_may_hold_infinity(tmp_path: Path) -> None:
+    folder = save(tmp_path / "p", Masked(), metadata={})
+    assert load_policy(folder, trusted=("tests",)).mask.tolist() == [0.0, float("-inf")]
+    save_file({"mask": torch.tensor([0.0, float("nan")])}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"mask \(1 of 2 numbers"):
+        load_policy(folder, trusted=("tests",))
+
+
 def test_missing_folder_and_format(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         load_policy(tmp_path)

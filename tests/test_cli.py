@@ -665,3 +665,12 @@ def test_a_pretraining_that_is_killed_and_stopped() -> None:
 
 def test_one_thread() -> None:
     assert torch.get_num_threads() == 1  # same bits in the subprocesses and here
+
+
+@pytest.mark.parametrize("content", ["[1]", "null", '{"command": ["train"]}', '{"command": {"a": 1}}', "[" * 200_000])
+def test_a_run_json_of_another_form_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
+    (tmp_path / "run.json").write_text(content)
+    assert main(["resume", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"discrete-grpo: error: run: {tmp_path} is no run folder")
+    assert said.count("\n") == 1

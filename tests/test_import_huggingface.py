@@ -113,6 +113,15 @@ def test_huggingface_gives_the_librarys_own_logits(tmp_path: Path, make_tokenize
     assert policy.max_length == 14
 
 
+def test_huggingface_with_weights_that_are_no_numbers_is_refused(tmp_path: Path) -> None:
+    model = hugging(tmp_path, word_tokenizer, "gpt2")
+    with torch.no_grad():
+        model.transformer.ln_f.bias[0] = float("nan")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"no finite numbers: transformer\.ln_f\.bias \(1 of 16"):
+        import_huggingface(tmp_path)
+
+
 @pytest.mark.parametrize(("make_tokenizer", "kind"), [CASES[0], CASES[2]])
 def test_huggingface_is_a_policy(tmp_path: Path, make_tokenizer: Any, kind: str) -> None:
     hugging(tmp_path / "in", make_tokenizer, kind)

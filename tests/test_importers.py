@@ -70,6 +70,14 @@ def test_molgpt_draws_with_the_published_probabilities(tmp_path: Path) -> None:
         assert float(logp.sum()) == pytest.approx(expected, abs=1e-4)
 
 
+def test_molgpt_with_weights_that_are_no_numbers_is_refused(tmp_path: Path) -> None:
+    path, options, state = molgpt(tmp_path)
+    name = next(name for name in state if name.endswith("bias"))
+    torch.save(state | {name: torch.full_like(state[name], float("nan"))}, path)
+    with pytest.raises(CheckpointError, match=f"no finite numbers: {name} "):
+        import_molgpt(path, **options)
+
+
 def test_molgpt_is_a_policy(tmp_path: Path) -> None:
     path, options, _ = molgpt(tmp_path, 2)
     check_as_a_policy(import_molgpt(path, **options), tmp_path / "out", {"qed": 0.5, "sas": 2.0})

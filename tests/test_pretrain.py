@@ -11,7 +11,8 @@ import torch
 
 from discrete_grpo import PretrainConfig
 from discrete_grpo.averaging import averaged, ema_decay_at
-from discrete_grpo.checkpoint import Checkpoints, load_policy
+from discrete_grpo.checkpoint import Checkpoints, load_policy, load_training
+from discrete_grpo.folders import write_sums
 from discrete_grpo.graph import GraphBatch, node_mask, symmetrise
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.pretrain import Pretrainer, batches
@@ -77,6 +78,16 @@ def test_resume_ends_with_the_same_bits(tmp_path: Path, dropout: float) -> None:
     a, b = state(whole), state(resumed.train())
     assert all(torch.equal(a[k], b[k]) for k in a)
     assert [p.name for p in Checkpoints(tmp_path / "part").all()] == ["step-00000008", "step-00000012"]
+
+
+def test_a_run_of_another_kind_of_device_is_refused_by_name(tmp_path: Path) -> None:
+    Pretrainer(tiny_policy(), DATA, CONFIG, tmp_path).train()
+    folder = Checkpoints(tmp_path).latest()
+    assert load_training(folder)["device"] == "cpu"
+    torch.save(load_training(folder) | {"device": "mps"}, folder / "training.pt")
+    write_sums(folder, ("config.json", "model.safetensors", "training.pt"))
+    with pytest.raises(ValueError, match="device: cpu, expected mps as in the run to resume"):
+        Pretrainer(tiny_policy(), DATA, CONFIG, tmp_path, resume=True)
 
 
 def test_every_row_once_an_epoch_and_sizes_together() -> None:

@@ -19,6 +19,7 @@ import pytest
 from rich.console import Console
 
 from discrete_grpo.reporting.console import print_table, progress
+from discrete_grpo.reporting.diagnosis import diagnosis
 from discrete_grpo.reporting.draw import draw_smiles
 from discrete_grpo.reporting.report import write_report
 from discrete_grpo.reporting.run_folder import (
@@ -204,6 +205,20 @@ def test_progress_in_a_log_is_sparse_plain_lines() -> None:
     assert lines[-1] == "train [x] 100/100  2/s  0:50 spent  reward 0.99  valid 1"
 
 
+def test_progress_of_a_loop_that_goes_on_counts_on_and_estimates_by_what_is_new() -> None:
+    out, now = io.StringIO(), [0.0]
+    with progress("train", 100, done=80, console=Console(file=out), interval=10, clock=lambda: now[0]) as bar:
+        now[0] = 10.0
+        bar.reach(85)
+        now[0] = 20.0
+        bar.advance(5)
+    assert out.getvalue().splitlines()[:2] == ["train 85/100  0.5/s  0:30 left", "train 90/100  0.5/s  0:20 left"]
+    out = io.StringIO()
+    with progress("train", 4, done=2, console=Console(file=out, force_terminal=True, width=140)) as bar:
+        bar.advance()
+    assert "3/4" in out.getvalue()
+
+
 def test_progress_tells_where_it_stopped() -> None:
     out = io.StringIO()
     with pytest.raises(RuntimeError), progress("train", None, console=Console(file=out)) as bar:  # noqa: PT012
@@ -346,6 +361,87 @@ def test_report_tells_the_oracle_calls_and_the_diversity(tmp_path: Path, left: f
     text = write_report(tmp_path).read_text("utf-8")
     assert f"<dt>oracle calls</dt><dd>1,234<small>{said}</small></dd>" in text
     assert {"chart-oracle", "chart-diversity"} <= set(idents(text))
+
+
+def test_tile_and_table_agree_on_the_oracle_calls(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.record(1, {"oracle/calls": 900.0, "oracle/left": 100.0})
+    write_json(tmp_path / "evaluation.json", {"before": {"oracle_calls": 50.0}})
+    text = write_report(tmp_path).read_text("utf-8")
+    assert "<dt>oracle calls</dt><dd>900<small>100 left</small></dd>" in text  # the run is still going
+    write_json(tmp_path / "evaluation.json", {"before": {"oracle_calls": 50.0}, "after": {"oracle_calls": 987.0}})
+    text = write_report(tmp_path).read_text("utf-8")
+    assert "<dt>oracle calls</dt><dd>987<small>900 before the last evaluation</small></dd>" in text
+    assert '<th scope="row">oracle calls</th><td>50</td><td>987</td><td>+937</td>' in text
+
+
+IDLE = {"valid": 0.5, "frac_reward_zero_std": 1.0, "frac_reward_unknown": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (IDLE, "No group of this run had a signal: in all of its 2 updates"),
+        (IDLE | {"valid": 0.0}, "Every sample of this run was invalid, in all of its 2 updates"),
+        (IDLE | {"frac_reward_unknown": 1.0}, "The reward of every sample of this run was unknown"),
+        (IDLE | {"frac_reward_zero_std": 0.99}, None),
+        ({"loss": 0.0}, None),
+    ],
+)
+def test_a_run_that_could_not_learn_says_so_and_what_to_try(tmp_path: Path, line: dict[str, float], said: str | None) -> None:
+    recorder = Recorder(tmp_path)
+    for step in (1, 2):
+        recorder.record(step, line)
+    text = write_report(tmp_path).read_text("utf-8")
+    found = diagnosis(read_metrics(tmp_path))
+    if said is None:
+        assert found == []
+        assert "diagnosis" not in idents(text)
+        return
+    assert found[0].startswith(said)
+    assert found[1].startswith("Try: ")
+    assert all(note in text for note in found)
+    assert diagnosis([*read_metrics(tmp_path), {"valid": 0.5, "frac_reward_zero_std": 0.9, "frac_reward_unknown": 0.5}]) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"step": "one", "reward": 1.0}', "line 2: step is 'one', expected a number or null"),
+        ('{"step": 1, "reward": [1.0]}', r"line 2: reward is \[1\.0\], expected a number or null"),
+        ('{"step": 1, "reward": {"a": 1}}', "line 2: reward is {'a': 1}, expected"),
+    ],
+)
+def test_metrics_of_wrong_types_are_named(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / METRICS).write_text(f'{{"step": 1, "reward": 0.5, "reward_std": 0.1}}\n{line}\n')
+    with pytest.raises(ValueError, match=said):
+        write_report(tmp_path)
+
+
+@pytest.mark.parametrize("number", ["1e999", "NaN", "-Infinity", "1" + "0" * 400, "9" * 5000])
+def test_numbers_beyond_all_bounds_are_unknown(tmp_path: Path, number: str) -> None:
+    (tmp_path / METRICS).write_text(f'{{"step": 1, "reward": {number}, "reward_std": 0.1}}\n')
+    (tmp_path / "evaluation.json").write_text(f'{{"before": {{"reward": {number}}}, "after": {{"reward": 0.5}}}}')
+    assert read_metrics(tmp_path) == [{"step": 1, "reward": None, "reward_std": 0.1}]
+    assert "<td>–</td><td>0.500</td><td>–</td>" in write_report(tmp_path).read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[1, 2]", r"the file holds \[1, 2\], expected the numbers of each stage"),
+        ('{"before": 3}', "before holds 3, expected"),
+        ('{"before": ["reward"]}', "before holds"),
+        ('{"before": {"reward"', r"no JSON \("),
+        ("[" * 100_000, r"no JSON \("),
+        (b"\xff\xfe", r"no JSON \("),
+    ],
+)
+def test_an_evaluation_of_another_form_is_named(tmp_path: Path, content: str | bytes, said: str) -> None:
+    path = tmp_path / "evaluation.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=rf"evaluation\.json: {said}"):
+        write_report(tmp_path)
 
 
 def test_no_recorded_metric_is_lost(tmp_path: Path) -> None:

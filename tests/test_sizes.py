@@ -159,6 +159,14 @@ def test_a_running_histogram_moves_towards_the_sizes_of_the_good() -> None:
     assert not list(head.parameters())
 
 
+def test_a_running_histogram_stays_where_it_is_whatever_device_it_is_given() -> None:
+    """With several processes the sizes come gathered on the CPU while the histogram is on an accelerator (here: meta)."""
+    head = RunningSizes(COUNTS).to("meta")
+    head.observe(torch.tensor([1, 2, 2]), torch.tensor([2.0, 1.0, -5.0], dtype=torch.float64))
+    assert head.histogram.device.type == "meta"
+    assert head.histogram.dtype == torch.float32
+
+
 def test_log_probs_of_a_running_histogram_are_those_at_the_draw_and_carry_no_gradient() -> None:
     policy = make("running")
     rollout = policy.sample(group_contexts(3, 8), generator=seeded(0))

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from discrete_grpo import GRPOConfig, GRPOTrainer, RewardError
-from discrete_grpo.checkpoint import Checkpoints
+from discrete_grpo.checkpoint import Checkpoints, load_training
+from discrete_grpo.folders import write_sums
 from discrete_grpo.reporting.run_folder import read_metrics, read_samples
 from discrete_grpo.trainer import select_steps
 from tests import trainer_parts
@@ -141,6 +142,24 @@ def test_resume_ends_with_the_same_bits(tmp_path: Path) -> None:
     assert same_bits(dict(whole.best_policy.state_dict()), dict(resumed.best_policy.state_dict()))
     assert strip(read_metrics(tmp_path / "whole")) == strip(read_metrics(tmp_path / "part"))
     assert (tmp_path / "whole/samples.csv.gz").read_bytes() == (tmp_path / "part/samples.csv.gz").read_bytes()
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_run_of_another_kind_of_device_is_refused_by_name(tmp_path: Path, stated: bool) -> None:
+    config = GRPOConfig(**SMALL, max_steps=2)
+    GRPOTrainer(tiny_policy(), share_of_class_two, config, run=tmp_path).train()
+    folder = Checkpoints(tmp_path).latest()
+    state = load_training(folder)
+    assert state.pop("device") == "cpu"
+    if stated:
+        state["device"] = "cuda"
+    else:  # by an earlier version, which does not say it; the state of a CUDA generator has 16 bytes
+        state["shards"][0]["generator"] = torch.zeros(16, dtype=torch.uint8)
+    torch.save(state, folder / "training.pt")
+    write_sums(folder, ("config.json", "model.safetensors", "training.pt"))
+    kind = "cuda" if stated else "another kind of device"
+    with pytest.raises(ValueError, match=f"device: cpu, expected {kind} as in the run to resume"):
+        GRPOTrainer(tiny_policy(), share_of_class_two, config, run=tmp_path, resume=True)
 
 
 def test_every_sample_is_written_with_its_reward_and_advantage(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from discrete_grpo.diffusion.kernels import check_prior, check_times, noise_towards, over_sites
 from discrete_grpo.diffusion.schedules import Schedule
+from discrete_grpo.precision import widen
 
 __all__ = ["FlowEuler", "FlowInterpolation", "check_rates"]
 
@@ -128,7 +129,7 @@ class FlowEuler:
     ) -> Float[Tensor, "batch *site state"]:
         """p(k|z) = Σ_c p̂(c) W(k|z,c)/Σp̂, by the table of every row's times."""
         batch = len(state)
-        tables = self._tables(t.double().expand(batch), s.double().expand(batch)).to(p_clean)
+        tables = self._tables(widen(t).expand(batch), widen(s).expand(batch)).to(p_clean)
         rows = tables[torch.arange(batch, device=state.device)[:, None], state.flatten(1)]  # [B, site, c, k]
         flat = p_clean.flatten(1, -2)
         # No matrix product: TF32 and autocast would round it, and the mixture would not sum to 1.
@@ -142,8 +143,8 @@ class FlowEuler:
 
     def _tables(self, t: Tensor, s: Tensor) -> Float[Tensor, "batch state clean state"]:
         now, later = (self.schedule.alpha_bar(x)[:, None, None, None] for x in (t, s))
-        p0 = self.initial().to(now.device)
-        eye = torch.eye(self.num_states, dtype=torch.float64, device=now.device)
+        p0 = self.initial().to(now.dtype).to(now.device)
+        eye = torch.eye(self.num_states, dtype=now.dtype, device=now.device)
         target = eye[: self.num_clean]  # δ(., c), [c, k]
         path = now[:, 0] * target + (1 - now[:, 0]) * p0  # p_t(.|c), [B, c, k]
         change = target - p0

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from discrete_grpo.categorical import sample
 from discrete_grpo.diffusion.schedules import Schedule
+from discrete_grpo.precision import place
 
 __all__ = ["D3PM", "Kernel", "Noising", "absorbing", "chain_law", "evidence", "marginal", "noise_law", "uniform"]
 
@@ -226,7 +227,7 @@ def evidence(kernel: Noising, state: Int[Tensor, "batch ..."], t: Tensor) -> Flo
         Logits to add [B, ..., C], float64.
     """
     bar = over_sites(kernel.schedule.alpha_bar(t), state.ndim)
-    chance = ((1 - bar) * kernel.initial().to(state.device)[state]).clamp_min(1e-30)
+    chance = ((1 - bar) * place(kernel.initial(), state.device)[state]).clamp_min(1e-30)
     gain = torch.log1p(bar / chance)
     clean = torch.arange(kernel.num_clean, device=state.device)
     return torch.where(state.unsqueeze(-1) == clean, gain.unsqueeze(-1), 0.0)

@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from discrete_grpo.precision import widen
+
 __all__ = [
     "CosDistortion",
     "CosineSchedule",
@@ -54,7 +56,7 @@ class CosineSchedule:
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Share of the clean signal left at time t, float64."""
-        t = t.double()
+        t = widen(t)
         angle = math.pi / 2 * (t + self.offset) / (1 + self.offset)
         value = torch.cos(angle) ** 2 / math.cos(math.pi / 2 * self.offset / (1 + self.offset)) ** 2
         return torch.where(t <= 0, 1.0, torch.where(t >= 1, 0.0, value))
@@ -72,7 +74,7 @@ class LinearSchedule:
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Share of the clean signal left at time t, float64."""
-        return (1.0 - t.double()).clamp(0.0, 1.0)
+        return (1.0 - widen(t)).clamp(0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class PolydecDistortion:
 
 
 def _clean_time(t: Tensor) -> Tensor:
-    return (1.0 - t.double()).clamp(0.0, 1.0)
+    return (1.0 - widen(t)).clamp(0.0, 1.0)
 
 
 def time_grid(num_steps: int) -> Float[Tensor, " point"]:
@@ -160,5 +162,5 @@ class DigressSchedule:
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Share of the clean signal left at time t, float64."""
-        step = torch.round(t.double().clamp(0.0, 1.0) * self.steps)
+        step = torch.round(widen(t).clamp(0.0, 1.0) * self.steps)
         return CosineSchedule(self.offset).alpha_bar((step + 1) / (self.steps + 1))

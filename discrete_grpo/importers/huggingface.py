@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 
-from discrete_grpo.checkpoint import CheckpointError
+from discrete_grpo.checkpoint import CheckpointError, not_finite
 from discrete_grpo.importers.tensors import read_json
 from discrete_grpo.models.huggingface import HuggingFaceLM, local_settings, transformers_library, with_own_attention
 from discrete_grpo.molecular import canonical_samples
@@ -128,7 +128,10 @@ def import_huggingface(
     ids = _ordinary(theirs, first, last, model.get_input_embeddings().num_embeddings)
     tokenizer = _subwords(theirs, ids, examples)
     network = HuggingFaceLM(_without_dropout(model.config.to_diff_dict()), [last, first, last, last, *ids])
-    network.model.load_state_dict(model.state_dict())
+    weights = model.state_dict()
+    if broken := not_finite(weights, {name for name, _ in model.named_parameters()}):
+        raise CheckpointError(f"path: {folder} holds weights that are no finite numbers: {broken}")
+    network.model.load_state_dict(weights)
     network.eval()
     _check_causal(network, folder)
     return TokenPolicy(

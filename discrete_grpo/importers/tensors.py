@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from discrete_grpo.checkpoint import CheckpointError
+from discrete_grpo.checkpoint import CheckpointError, not_finite
 
 __all__ = ["Inert", "check_tensors", "read_json", "read_pickle", "read_safetensors", "rows"]
 
@@ -101,7 +101,7 @@ def check_tensors(found: Mapping[str, Any], expected: Mapping[str, tuple[int, ..
     """Compare the tensors that are there with what should be.
 
     Raises:
-        CheckpointError: naming the first five that are missing, unexpected or of another shape.
+        CheckpointError: naming the first five that are missing, unexpected or of another shape, or that hold NaN or infinity.
     """
     wrong = [f"{name} missing" for name in expected if not isinstance(found.get(name), Tensor)]
     wrong += [f"{name} unexpected" for name in found if name not in expected]
@@ -113,6 +113,8 @@ def check_tensors(found: Mapping[str, Any], expected: Mapping[str, tuple[int, ..
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise CheckpointError(f"path: {where} does not fit: {'; '.join(wrong[:5])}{more}")
+    if broken := not_finite(found):
+        raise CheckpointError(f"path: {where} holds weights that are no finite numbers: {broken}")
 
 
 def rows(weight: Tensor, ids: Sequence[int]) -> Tensor:

@@ -25,7 +25,12 @@ def canonical(sample: str | None) -> str | None:
     ('CCO', None)
     """
     mol = chemistry.parse(sample)
-    return None if mol is None else str(Chem.MolToSmiles(mol, isomericSmiles=False))
+    return None if mol is None else chemistry.to_smiles(mol, stereo=False)
+
+
+def _canonical_valid(samples: Sequence[str | None]) -> list[str]:
+    """:func:`canonical` of the valid samples."""
+    return [chemistry.to_smiles(mol, stereo=False) for mol in chemistry.parse_all(samples) if mol is not None]
 
 
 def sample_metrics(samples: Sequence[str | None]) -> dict[str, float]:
@@ -34,7 +39,7 @@ def sample_metrics(samples: Sequence[str | None]) -> dict[str, float]:
     >>> sample_metrics(["CCO", "OCC", "C", None])
     {'valid': 0.75, 'unique': 0.6666666666666666}
     """
-    valid = [smiles for smiles in map(canonical, samples) if smiles is not None]
+    valid = _canonical_valid(samples)
     return {"valid": _ratio(len(valid), len(samples)), "unique": _ratio(len(set(valid)), len(valid))}
 
 
@@ -48,7 +53,7 @@ def novelty(samples: Sequence[str | None], reference: Collection[str]) -> float:
     >>> novelty(["CCO", "OCC", "CC"], {"CC"})
     0.5
     """
-    distinct = {smiles for smiles in map(canonical, samples) if smiles is not None}
+    distinct = set(_canonical_valid(samples))
     return _ratio(len(distinct.difference(reference)), len(distinct))
 
 
@@ -73,7 +78,10 @@ def internal_diversity(samples: Sequence[str | None], max_molecules: int = 2000,
     """
     if max_molecules < 1:
         raise ValueError(f"max_molecules: {max_molecules}, expected at least 1")
-    mols = [mol for mol in map(chemistry.parse, samples) if mol is not None]
+    return _internal_diversity([mol for mol in chemistry.parse_all(samples) if mol is not None], max_molecules, seed)
+
+
+def _internal_diversity(mols: list[Chem.Mol], max_molecules: int = 2000, seed: int = 0) -> float:
     if len(mols) > max_molecules:
         mols = random.Random(seed).sample(mols, max_molecules)
     if not mols:
@@ -97,13 +105,18 @@ def evaluate(samples: Sequence[str | None], reference: Collection[str] | None = 
         ``unique``: distinct / valid; ``novel``: distinct not in the reference / distinct; ``internal_diversity``;
         ``qed``, ``logp``, ``sa``: means over valid samples (SA from 1, easy, to 10), NaN where none is valid.
     """
-    mols = [mol for mol in map(chemistry.parse, samples) if mol is not None]
-    sanitised = sum(s is not None and (chemistry.parse(s) or chemistry.parse_smiles(s)) is not None for s in samples)
+    parsed = chemistry.parse_all(samples)  # once: an evaluation may have more samples than are kept
+    mols = [mol for mol in parsed if mol is not None]
+    rest = [s for s, mol in zip(samples, parsed, strict=True) if mol is None and s is not None]
+    sanitised = len(mols) + sum(chemistry.parse_smiles(s) is not None for s in rest)
+    smiles = [chemistry.to_smiles(mol, stereo=False) for mol in mols]
+    distinct = set(smiles)
     found = {"num_samples": float(len(samples)), "sanitised": _ratio(sanitised, len(samples))}
-    found |= {"connected": _ratio(len(mols), sanitised)} | sample_metrics(samples)
+    found |= {"connected": _ratio(len(mols), sanitised), "valid": _ratio(len(mols), len(samples))}
+    found["unique"] = _ratio(len(distinct), len(smiles))
     if reference is not None:
-        found["novel"] = novelty(samples, reference)
-    found["internal_diversity"] = internal_diversity(samples, seed=seed)
+        found["novel"] = _ratio(len(distinct.difference(reference)), len(distinct))
+    found["internal_diversity"] = _internal_diversity(mols, seed=seed)
     properties = {"qed": chemistry.qed, "logp": chemistry.logp, "sa": chemistry.synthetic_accessibility}
     for name, value in properties.items():
         found[name] = sum(map(value, mols)) / len(mols) if mols else math.nan

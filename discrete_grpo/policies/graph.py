@@ -34,6 +34,7 @@ from discrete_grpo.policies.trajectory import (
     size_buckets,
     step_units,
 )
+from discrete_grpo.precision import place, widest
 from discrete_grpo.rollout import Context, Rollout
 from discrete_grpo.tokens import Property
 
@@ -155,7 +156,7 @@ class GraphPolicy(nn.Module):
         self, state: GraphBatch, step: Int[Tensor, " batch"], properties: Float[Tensor, "batch property"] | None = None
     ) -> tuple[Tensor, Tensor]:
         """p_θ(x_s | x_t) of step ``step[b]`` from ``state``: node tables [B, N, K_x] and pair tables [B, P, K_e], float32."""
-        grid = self.grid.to(step.device)
+        grid = place(self.grid, step.device)
         t, s = grid[step], grid[step + 1]
         p_nodes, p_pairs = self.clean_probs(state, t, properties)
         with full_precision(step.device):
@@ -303,7 +304,7 @@ class GraphPolicy(nn.Module):
             properties, graphs = (hide_properties(graphs.properties, self.condition_dropout, generator),), graphs.graphs
         self._check_known(graphs)
         b, device = len(graphs), graphs.nodes.device
-        u = torch.rand((), generator=generator, device=device, dtype=torch.float64)
+        u = torch.rand((), generator=generator, device=device, dtype=widest(device))
         t = ((torch.arange(b, device=device) + u) / b)[torch.randperm(b, generator=generator, device=device)]
         if self.train_distortion is not None:
             t = 1 - self.train_distortion.alpha_bar(t)

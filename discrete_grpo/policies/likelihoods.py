@@ -19,6 +19,7 @@ from discrete_grpo.graph import node_mask, num_pairs, pair_mask, upper
 from discrete_grpo.networks import full_precision
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.trajectory import Moments, moments, step_units
+from discrete_grpo.precision import place, widest
 from discrete_grpo.rollout import Context, Rollout
 
 __all__ = ["EagerLikelihood", "ElboLikelihood", "with_likelihood"]
@@ -120,7 +121,7 @@ class EagerLikelihood(nn.Module):
 
     def _clean_sites(self, rollout: Rollout, steps: Tensor) -> list[Sites]:
         now = moments(rollout, steps)
-        time = self.policy.grid.to(steps.device)[steps.flatten()]
+        time = place(self.policy.grid, steps.device)[steps.flatten()]
         tables = self.policy.clean_probs(now.state, time, now.properties)
         return [
             Sites(safe_log(p.unflatten(0, steps.shape)), clean, mask)
@@ -203,7 +204,7 @@ class ElboLikelihood(nn.Module):
         """
         drawn = self.policy.sample(contexts, generator=generator)
         device = generator.device if generator is not None else self.device
-        u = torch.rand(len(drawn), self.draws, generator=generator, device=device, dtype=torch.float64).to(self.device)
+        u = torch.rand(len(drawn), self.draws, generator=generator, device=device, dtype=widest(device)).to(self.device)
         total = self.policy.num_steps
         step = ((torch.arange(self.draws, device=self.device) + u) * (total / self.draws)).long().clamp_max(total - 1)
         return self.noised(drawn, step, generator=generator)
@@ -299,7 +300,7 @@ class ElboLikelihood(nn.Module):
     @torch.no_grad()
     def _posteriors(self, rollout: Rollout, now: Moments, points: Tensor) -> list[Tensor]:
         """q(·| x_t, x_0) of every site [B, S', U, K]: the kernel's step for a known x_0; the last gives x_0."""
-        grid, k = self.policy.grid.to(points.device), points.flatten()
+        grid, k = place(self.policy.grid, points.device), points.flatten()
         wide = torch.promote_types(self.policy.dtype, torch.float32)
         noisy = now.state.nodes, upper(now.state.edges)
         ends = (k == self.policy.num_steps - 1)[:, None, None]
@@ -319,7 +320,7 @@ class ElboLikelihood(nn.Module):
         """Nodes and pairs of the finished graphs at the grid points ``step`` [B, J, U]; fixed sites as the sampler noises them."""
         if self._laws is None:
             self._laws = [_own_law(kernel, self.policy.grid) for kernel in self._kernels]
-        t = self.policy.grid.to(step.device)[step].flatten()
+        t = place(self.policy.grid, step.device)[step].flatten()
         free = [rollout.states.get(name) for name in ("free_nodes", "free_pairs")]
         found = []
         for kernel, law, clean, on in zip(self._kernels, self._laws, _final(rollout, step.shape[1]), free, strict=True):

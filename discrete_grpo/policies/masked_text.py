@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.categorical import Sites, gather, sample
+from discrete_grpo.precision import widest
 from discrete_grpo.rollout import Context, Rollout
 from discrete_grpo.tokens import MASK, NUM_SPECIAL, PAD, Tokenizer
 from discrete_grpo.truncation import Truncation, pack_bits, unpack_bits
@@ -223,7 +224,7 @@ class MaskedTextPolicy(nn.Module):
         """
         exists = batch != PAD
         b, device = len(batch), batch.device
-        u = torch.rand((), generator=generator, device=device, dtype=torch.float64)
+        u = torch.rand((), generator=generator, device=device, dtype=widest(device))
         rate = 1 - ((torch.arange(b, device=device) + u) / b)[torch.randperm(b, generator=generator, device=device)]  # (0, 1]
         count = (rate * exists.sum(-1)).ceil().long().clamp_min(1)
         scores = torch.rand(batch.shape, generator=generator, device=device)

@@ -10,6 +10,7 @@ from discrete_grpo.categorical import sample
 from discrete_grpo.diffusion.kernels import Kernel
 from discrete_grpo.graph import GraphBatch, num_pairs, pair_mask, symmetrise, upper
 from discrete_grpo.networks import full_precision
+from discrete_grpo.precision import place
 
 __all__ = ["initial_graphs", "pinned", "renoised"]
 
@@ -29,7 +30,7 @@ def renoised(
     kernels: Kernels, clean: GraphBatch, grid: Float[Tensor, " point"], point: int, generator: torch.Generator | None = None
 ) -> GraphBatch:
     """A draw of q(x_t | x_0) at t = ``grid[point]``."""
-    t = grid[point].to(clean.nodes.device).expand(len(clean))
+    t = place(grid[point], clean.nodes.device).expand(len(clean))
     nodes, pairs = _noisy(kernels, clean.nodes, upper(clean.edges), t, generator)
     return _masked(nodes, pairs, clean.mask)
 
@@ -45,7 +46,7 @@ def pinned(
     """``state`` with the fixed sites replaced by draws of q(x_t | x_0) at t = ``grid[point]``; at the last point they are clean."""
     if fixed is None:
         return state
-    t = grid[point].to(state.nodes.device).expand(len(state))
+    t = place(grid[point], state.nodes.device).expand(len(state))
     goal_pairs = upper(fixed.edges)
     nodes, pairs = _noisy(kernels, fixed.nodes.clamp_min(0), goal_pairs.clamp_min(0), t, generator)
     if point == len(grid) - 1:  # also where a schedule leaves some noise at t = 0, as DiGress's does

@@ -138,12 +138,15 @@ class RunningSizes(nn.Module):
 
     @torch.no_grad()
     def observe(self, sizes: Int[Tensor, " batch"], advantage: Float[Tensor, " batch"]) -> None:
-        """Move h; a generation without a positive advantage leaves it as it is."""
-        weight = advantage.to(self.histogram.dtype).clamp_min(0)
+        """Move h; a generation without a positive advantage leaves it as it is.
+
+        The arguments may lie on any device. The sums are taken on the CPU, so that h is the same in every process to the bit.
+        """
+        weight = advantage.to("cpu", self.histogram.dtype).clamp_min(0)
         total = weight.sum()
         if total > 0:
-            target = torch.zeros_like(self.histogram).index_add(0, sizes, weight / total)
-            self.histogram.lerp_(target, self.rate)
+            target = torch.zeros(len(self.histogram), dtype=weight.dtype).index_add(0, sizes.cpu(), weight / total)
+            self.histogram.lerp_(target.to(self.histogram.device), self.rate)
 
 
 class SizedPolicy(nn.Module):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.categorical import Sites, gather, sample
 from discrete_grpo.policies.conditions import property_table
+from discrete_grpo.precision import widen
 from discrete_grpo.rollout import Context, Rollout
 from discrete_grpo.tokens import BOS, EOS, MASK, PAD, Property, TokenBatch, Tokenizer, pad_left
 from discrete_grpo.truncation import Truncation, pack_bits, unpack_bits
@@ -195,7 +196,7 @@ class TokenPolicy(nn.Module):
         wide = torch.promote_types(logits.dtype, torch.float32)
         known = targets != PAD
         loss = nn.functional.cross_entropy(logits[known].to(wide), targets[known])
-        return {"loss": loss, "tokens": known.sum().double()}
+        return {"loss": loss, "tokens": widen(known.sum())}
 
     def _hide(self, batch: TokenBatch, generator: torch.Generator | None) -> tuple[Tensor | None, Tensor | None]:
         """The conditions of a training batch: the prompt shown to all rows or to none, each property by a draw of its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Progress", "print_table", "progress"]
+__all__ = ["Progress", "print_notes", "print_table", "progress"]
 
 
 class Progress(Protocol):
@@ -24,12 +24,17 @@ class Progress(Protocol):
         """``n`` more are done; ``fields`` are shown beside the bar until the next call names them anew."""
         ...
 
+    def reach(self, done: int, **fields: float | str) -> None:
+        """``done`` are done in all."""
+        ...
+
 
 @contextmanager
 def progress(
     description: str,
     total: int | None,
     *,
+    done: int = 0,
     console: Console | None = None,
     interval: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
@@ -39,6 +44,7 @@ def progress(
     Args:
         description: what is done, in a word or two.
         total: how many there are; None if unknown.
+        done: how many of them were done before; rate and time left are those of the rest.
         console: where to write; standard error by default.
         interval: seconds between two plain lines.
         clock: seconds, for the plain lines.
@@ -46,9 +52,9 @@ def progress(
     out = console if console is not None else Console(stderr=True)
     if out.is_terminal:
         with _bar(out) as bar:
-            yield _Bar(bar, description, total)
+            yield _Bar(bar, description, total, done)
         return
-    lines = _Lines(out, description, total, interval, clock)
+    lines = _Lines(out, description, total, done, interval, clock)
     try:
         yield lines
     finally:
@@ -68,6 +74,13 @@ def print_table(title: str, rows: Mapping[str, Mapping[str, float | str | None]]
     if not out.is_terminal:  # a log file has no width of its own: let no column be cut
         table.width = out.measure(table, options=out.options.update(width=100_000)).maximum
     out.print(table, crop=out.is_terminal)
+
+
+def print_notes(notes: Iterable[str], *, console: Console | None = None) -> None:
+    """Print whole sentences, one per line, on standard error by default."""
+    out = console if console is not None else Console(stderr=True)
+    for note in notes:
+        out.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show(value: float | str | None) -> str:
@@ -111,26 +124,35 @@ def _bar(console: Console) -> RichProgress:
 
 
 class _Bar:
-    def __init__(self, bar: RichProgress, description: str, total: int | None) -> None:
-        self._bar = bar
-        self._task = bar.add_task(description, total=total, note="")
+    def __init__(self, bar: RichProgress, description: str, total: int | None, done: int) -> None:
+        self._bar, self._done = bar, done
+        self._task = bar.add_task(description, total=total, completed=done, note="")
         self._fields: dict[str, float | str] = {}
 
     def advance(self, n: int = 1, **fields: float | str) -> None:
+        self.reach(self._done + n, **fields)
+
+    def reach(self, done: int, **fields: float | str) -> None:
+        self._done = done
         self._fields.update(fields)
-        self._bar.update(self._task, advance=n, note=_note(self._fields))
+        self._bar.update(self._task, completed=done, note=_note(self._fields))
 
 
 class _Lines:
-    def __init__(self, console: Console, description: str, total: int | None, interval: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, console: Console, description: str, total: int | None, done: int, interval: float, clock: Callable[[], float]
+    ) -> None:
         self._console, self._description, self._total = console, description, total
         self._interval, self._clock = interval, clock
         self._start = self._last = clock()
-        self._done = 0
+        self._done = self._before = done
         self._fields: dict[str, float | str] = {}
 
     def advance(self, n: int = 1, **fields: float | str) -> None:
-        self._done += n
+        self.reach(self._done + n, **fields)
+
+    def reach(self, done: int, **fields: float | str) -> None:
+        self._done = done
         self._fields.update(fields)
         if self._clock() - self._last >= self._interval and self._done != self._total:  # the last line is the end's
             self.write()
@@ -138,7 +160,7 @@ class _Lines:
     def write(self) -> None:
         self._last = self._clock()
         spent = self._last - self._start
-        speed = self._done / spent if spent > 0 else None
+        speed = (self._done - self._before) / spent if spent > 0 else None
         parts = [f"{self._description} {self._done}" + (f"/{self._total}" if self._total is not None else ""), _rate(speed)]
         if self._total is not None and self._done < self._total and speed:
             parts.append(f"{_duration((self._total - self._done) / speed)} left")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import math
 import os
 import re
@@ -13,8 +12,17 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from discrete_grpo.reporting.diagnosis import diagnosis
 from discrete_grpo.reporting.page import page
-from discrete_grpo.reporting.run_folder import METRICS, SAMPLES, iter_samples, read_metrics, read_samples, write_text
+from discrete_grpo.reporting.run_folder import (
+    METRICS,
+    SAMPLES,
+    iter_samples,
+    read_evaluation,
+    read_metrics,
+    read_samples,
+    write_text,
+)
 from discrete_grpo.reporting.svg import Line, Values, histogram, line_chart
 
 __all__ = ["write_report"]
@@ -63,6 +71,7 @@ _CURVE_NAMES = {
     "high_mean": "above",
     "region_mean": "either side",
 }
+CALLS = "oracle_calls"
 _UNITS = {"step_time": "seconds an update"}
 _PROPERTIES = {  # title and name of the axis, by column
     "qed": ("QED", "drug-likeness (0–1)"),
@@ -88,17 +97,19 @@ def write_report(folder: str | os.PathLike[str], *, draw: Callable[[str], str | 
 
     Raises:
         FileNotFoundError: if there is no such folder.
+        ValueError: if a file of the folder holds something else than this program writes.
     """
     run = Path(folder)
     if not run.is_dir():
         raise FileNotFoundError(f"folder: {run} is no folder, expected that of a run")
     metrics = read_metrics(run) if (run / METRICS).exists() else []
+    measured = read_evaluation(run)
     evaluations = {place: run / f"evaluation_{place}.csv.gz" for place in ("before", "after")}
     tables = {place: read_samples(path) for place, path in evaluations.items() if path.exists()}
     name = run.resolve().name
     sections = [
-        f"<header><h1>{escape(name)}</h1>{_tiles(metrics)}</header>",
-        _evaluation(run / "evaluation.json"),
+        f"<header><h1>{escape(name)}</h1>{_diagnosis(metrics)}{_tiles(metrics, measured)}</header>",
+        _evaluation(measured),
         _curves(metrics),
         _distributions(tables),
         _examples(tables, draw),
@@ -115,7 +126,24 @@ def _known(metrics: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [float(v) for record in metrics if isinstance(v := record.get(name), (int, float))]
 
 
-def _tiles(metrics: Sequence[Mapping[str, Any]]) -> str:
+def _diagnosis(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Why nothing was learned and what to try, where that is so."""
+    notes = "<br>".join(map(escape, diagnosis(metrics)))
+    return f'<p class="card" id="diagnosis" role="note">{notes}</p>' if notes else ""
+
+
+def _calls(metrics: Sequence[Mapping[str, Any]], measured: Mapping[str, Mapping[str, Any]]) -> tuple[str, str, str] | None:
+    """The tile of the oracle calls of the whole run: those of the last evaluation, too, once there is one."""
+    trained, left = _known(metrics, "oracle/calls"), _known(metrics, "oracle/left")
+    if not trained:
+        return None
+    total = max([trained[-1], *_known(list(measured.values()), CALLS)])
+    if total > trained[-1]:
+        return "oracle calls", f"{total:,.0f}", f"{trained[-1]:,.0f} before the last evaluation"
+    return "oracle calls", f"{total:,.0f}", f"{left[-1]:,.0f} left" if left else "different valid samples scored"
+
+
+def _tiles(metrics: Sequence[Mapping[str, Any]], measured: Mapping[str, Mapping[str, Any]]) -> str:
     """The run in a few numbers: means over the first and the last tenth of the updates."""
     if not metrics:
         return '<p class="note">No update has been recorded.</p>'
@@ -132,9 +160,8 @@ def _tiles(metrics: Sequence[Mapping[str, Any]]) -> str:
             first, last = sum(values[:tenth]) / tenth, sum(values[-tenth:]) / tenth
             show = (lambda v: f"{100 * v:.1f} %") if name in ("valid", "unique") else _show
             tiles.append((label, show(last), f"from {show(first)}"))
-    if calls := _known(metrics, "oracle/calls"):
-        left = _known(metrics, "oracle/left")
-        tiles.append(("oracle calls", f"{calls[-1]:,.0f}", f"{left[-1]:,.0f} left" if left else "different valid samples scored"))
+    if calls := _calls(metrics, measured):
+        tiles.append(calls)
     cards = "".join(
         f'<div class="card"><dt>{escape(a)}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>' for a, b, c in tiles
     )
@@ -172,6 +199,11 @@ def _pretty(name: str) -> str:
     return name.replace("_", " ").replace("/", " / ")
 
 
+def _counted(stage: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with the oracle calls as a whole number, as the tile has it."""
+    return {k: int(v) if k == CALLS and isinstance(v, float) and v.is_integer() else v for k, v in stage.items()}
+
+
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested metrics by ``outer/inner`` name; lists are left out."""
     flat: dict[str, Any] = {}
@@ -183,12 +215,9 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _evaluation(path: Path) -> str:
+def _evaluation(measured: Mapping[str, Mapping[str, Any]]) -> str:
     """The table of key numbers: a row a metric, a column each of before and after."""
-    if not path.exists():
-        return ""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    stages = {name: _flat(stage) for name, stage in content.items() if isinstance(stage, Mapping)}
+    stages = {name: _counted(_flat(stage)) for name, stage in measured.items()}
     names = list(dict.fromkeys(name for stage in stages.values() for name in stage))
     if not names:
         return ""

@@ -24,10 +24,12 @@ from discrete_grpo.atomic import atomic_write, sync_folder
 from discrete_grpo.folders import clear_files, explained
 
 __all__ = [
+    "EVALUATION",
     "METRICS",
     "SAMPLES",
     "Recorder",
     "iter_samples",
+    "read_evaluation",
     "read_metrics",
     "read_samples",
     "write_json",
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 METRICS = "metrics.jsonl"
+EVALUATION = "evaluation.json"
 SAMPLES = "samples.csv.gz"
 KEPT = "what was there is as it was"
 
@@ -145,20 +148,68 @@ def _append_whole(path: Path, data: bytes) -> None:
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, float | None]]:
-    """The lines of metrics.jsonl in order; a torn line ends the reading with a warning."""
+    """The lines of metrics.jsonl in order; a torn line ends the reading with a warning.
+
+    Raises:
+        ValueError: if a whole line holds something else than numbers and ``null``, naming the line and the entry.
+    """
     path = Path(folder) / METRICS
     records: list[dict[str, float | None]] = []
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                record = json.loads(line) if line.endswith(b"\n") else None
-            except ValueError:
+                record = _loads(line) if line.endswith(b"\n") else None
+            except (ValueError, RecursionError):
                 record = None
             if not isinstance(record, dict):
                 warnings.warn(f"{path}: line {number} is torn; read the {number - 1} before it", RuntimeWarning, stacklevel=2)
                 break
+            _check_numbers(record, f"{path}: line {number}")
             records.append(record)
     return records
+
+
+def _check_numbers(record: Mapping[str, Any], where: str) -> None:
+    for name, value in record.items():
+        if value is not None and not isinstance(value, int | float):
+            raise ValueError(f"{where}: {name} is {_short(value)}, expected a number or null; the file was edited")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _loads(text: str | bytes) -> Any:
+    """JSON whose numbers are all finite floats or whole numbers of a usual size; None stands for the others."""
+    return json.loads(text, parse_constant=lambda _: None, parse_float=_number_of, parse_int=_whole_of)
+
+
+def _number_of(text: str) -> float | None:
+    return _number(float(text))
+
+
+def _whole_of(text: str) -> float | int | None:
+    return int(text) if len(text) < 19 else _number_of(text)
+
+
+def read_evaluation(folder: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
+    """The content of evaluation.json: the metrics of each stage by its name; empty where there is no such file.
+
+    Raises:
+        ValueError: if it is no JSON or not of that form.
+    """
+    path = Path(folder) / EVALUATION
+    if not path.is_file():
+        return {}
+    try:
+        content = _loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: no JSON ({error}); the file is truncated or was edited") from error
+    stages = content.items() if isinstance(content, dict) else [("the file", content)]
+    if wrong := next((f"{stage} holds {_short(row)}" for stage, row in stages if not isinstance(row, dict)), None):
+        raise ValueError(f"{path}: {wrong}, expected the numbers of each stage (before, after) by name; the file was edited")
+    return content
 
 
 def iter_samples(path: str | os.PathLike[str]) -> Iterator[dict[str, str]]:

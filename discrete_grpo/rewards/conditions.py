@@ -50,7 +50,7 @@ class HitsProperty:
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
         """One number in [0, 1] a sample."""
         targets = _column(columns, self.property, len(samples))
-        return [self._one(chemistry.parse(s), float(t)) for s, t in zip(samples, targets, strict=True)]
+        return [self._one(mol, float(t)) for mol, t in zip(chemistry.parse_all(samples), targets, strict=True)]
 
     def _one(self, mol: Chem.Mol | None, target: float) -> float:
         return 0.0 if mol is None else math.exp(-0.5 * ((self._value(mol) - target) / self.scale) ** 2)

@@ -85,7 +85,7 @@ def topological_scaffold(mol: Chem.Mol) -> str:
         return ""
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=65536)
 def _murcko(smiles: str) -> str:
     """By sample, as the filter and the metrics ask for the same ones."""
     mol = chemistry.parse(smiles)
@@ -97,7 +97,6 @@ def _topological(smiles: str) -> str:
     return "" if mol is None else topological_scaffold(mol)
 
 
-@lru_cache(maxsize=4096)
 def _atom_pairs(scaffold: str) -> DataStructs.ULongSparseIntVect:
     """Atom pair counts, unfolded."""
     mol = chemistry.parse_smiles(scaffold)
@@ -184,6 +183,7 @@ class DiversityFilter:
         self.minsimilarity, self.penalty_multiplier = minsimilarity, penalty_multiplier
         self._seen: dict[str, None] = {}  # a set that keeps its order
         self._buckets: dict[str, int] = {}
+        self._pairs: dict[str, DataStructs.ULongSparseIntVect] = {}  # of the buckets' scaffolds, in their order
 
     @property
     def name(self) -> str:
@@ -205,7 +205,7 @@ class DiversityFilter:
         Raises:
             RewardError: if the wrapped reward fails.
         """
-        smiles = [None if mol is None else chemistry.to_smiles(mol) for mol in map(chemistry.parse, samples)]
+        smiles = [None if mol is None else chemistry.to_smiles(mol) for mol in chemistry.parse_all(samples)]
         scores = self._scores(samples, smiles, columns)
         change = self._repeat if self.kind == "PenalizeSameSmiles" else self._bucketed
         pairs = zip(smiles, scores, strict=True)
@@ -247,10 +247,11 @@ class DiversityFilter:
         scaffold = scaffold_of(smiles)
         if self.kind != "ScaffoldSimilarity" or not scaffold:
             return scaffold
-        others = [other for other in self._buckets if other]
-        alike = (
-            DataStructs.BulkDiceSimilarity(_atom_pairs(scaffold), [_atom_pairs(other) for other in others]) if others else [-1.0]
-        )
+        for other in self._buckets:
+            if other and other not in self._pairs:
+                self._pairs[other] = _atom_pairs(other)
+        others = list(self._pairs)
+        alike = DataStructs.BulkDiceSimilarity(_atom_pairs(scaffold), list(self._pairs.values())) if others else [-1.0]
         closest = max(range(len(alike)), key=alike.__getitem__)  # the oldest of equals
         return others[closest] if alike[closest] >= self.minsimilarity else scaffold
 
@@ -270,6 +271,7 @@ class DiversityFilter:
             raise ValueError(f"kind: {self.kind}, expected {state['kind']} as in the memory to go on from")
         self._seen = dict.fromkeys(map(str, state["seen"]))
         self._buckets = {str(name): int(count) for name, count in state["buckets"]}
+        self._pairs = {}
 
 
 # -- of a set
@@ -294,8 +296,8 @@ def _by_set(
         )
     labels = [None] * len(samples) if by is None else columns[by]
     sets: dict[Any, list[tuple[int, Chem.Mol]]] = {}
-    for k, (sample, label) in enumerate(zip(samples, labels, strict=True)):
-        if (mol := chemistry.parse(sample)) is not None:
+    for k, (mol, label) in enumerate(zip(chemistry.parse_all(samples), labels, strict=True)):
+        if mol is not None:
             sets.setdefault(label, []).append((k, mol))
     scores = [0.0] * len(samples)
     for members in sets.values():

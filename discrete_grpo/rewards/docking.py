@@ -86,7 +86,7 @@ class Docking:
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
         """One number a sample."""
-        return [0.0 if (mol := chemistry.parse(sample)) is None else self._dock(mol) for sample in samples]
+        return [0.0 if mol is None else self._dock(mol) for mol in chemistry.parse_all(samples)]
 
     def _dock(self, mol: Chem.Mol) -> float | None:
         ligand = self._prepared(mol)

@@ -175,6 +175,7 @@ class Ledger:
             BudgetExhausted: if there is a new sample and the budget was used up in earlier turns.
         """
         self.turn += 1
+        chemistry.reserve(len(samples))  # whoever scores and measures these samples next finds their molecules parsed
         keys = [self.key(sample) for sample in samples]
         paid, spent = self._claim(keys)
         rows = [k for k, key in enumerate(keys) if key is None or key in paid]

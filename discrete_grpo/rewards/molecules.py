@@ -66,7 +66,7 @@ def molecule_reward(score: Callable[[Chem.Mol], float]) -> MoleculeReward:
 
     @functools.wraps(score)
     def reward(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
-        mols = [chemistry.parse(sample) for sample in samples]
+        mols = chemistry.parse_all(samples)
         return [0.0 if mol is None else float(score(mol)) for mol in mols]
 
     del reward.__wrapped__  # its signature is another one
@@ -145,7 +145,7 @@ class Similarity:
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
         """One similarity a sample."""
-        mols = [chemistry.parse(sample) for sample in samples]
+        mols = chemistry.parse_all(samples)
         target = self._fingerprint
         prints = [None if mol is None else chemistry.count_fingerprint(mol, self.radius) for mol in mols]
         return [0.0 if own is None else chemistry.tanimoto(own, target) for own in prints]
@@ -182,7 +182,7 @@ class Substructure:
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
         """1 or 0 a sample."""
-        mols = [chemistry.parse(sample) for sample in samples]
+        mols = chemistry.parse_all(samples)
         return [0.0 if mol is None else float(mol.HasSubstructMatch(self._pattern)) for mol in mols]
 
 
@@ -196,7 +196,7 @@ def _modify(
     scores = reward(samples, **columns)
     if len(scores) != len(samples):
         raise ValueError(f"property: {reward_name(reward)!r} gave {len(scores)} scores for {len(samples)} samples")
-    valid = [chemistry.parse(sample) is not None for sample in samples]
+    valid = [mol is not None for mol in chemistry.parse_all(samples)]
     shaped = [None if x is None or math.isnan(x) else shape(x) for x in scores]
     return [y if ok else 0.0 for y, ok in zip(shaped, valid, strict=True)]
 

@@ -1,0 +1,37 @@
+"""The widest floating-point type of a device: float64, except where a device has none (Apple's MPS)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["exact_device", "place", "widen", "widest"]
+
+WITHOUT_FLOAT64 = frozenset({"mps"})
+"""Kinds of devices on which a float64 tensor cannot be made."""
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """float64, or float32 on a device without it.
+
+    >>> widest(torch.device("cpu")), widest(torch.device("mps"))
+    (torch.float64, torch.float32)
+    """
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def widen(values: Tensor) -> Tensor:
+    """The same numbers in the widest type of their device."""
+    return values.to(widest(values.device))
+
+
+def place(values: Tensor, device: torch.device) -> Tensor:
+    """The same numbers on ``device``; float64 becomes float32 before it gets to a device without float64."""
+    if values.dtype == torch.float64 and widest(device) != torch.float64:
+        values = values.to(torch.float32)
+    return values.to(device)
+
+
+def exact_device(device: torch.device) -> torch.device:
+    """Where to compute in float64 what float32 is too coarse for: ``device`` itself, or the CPU where it has no float64."""
+    return device if widest(device) == torch.float64 else torch.device("cpu")

@@ -1,0 +1,44 @@
+"""Reasons why a run learned nothing, found in its metrics, and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["diagnosis"]
+
+
+def diagnosis(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sentences about a run that had nothing to learn from in any of its updates; empty for a run that had.
+
+    Args:
+        metrics: of each update, as logged.
+
+    >>> diagnosis([{"valid": 0.5, "frac_reward_zero_std": 0.9}])
+    []
+    """
+    updates = [line for line in metrics if "frac_reward_zero_std" in line]
+    count = f"{len(updates)} update{'s' if len(updates) > 1 else ''}"
+    if _always(updates, "valid", 0.0):
+        return [
+            f"Every sample of this run was invalid, in all of its {count}.",
+            "Try: look at samples of the policy before training (discrete-grpo sample), more num_steps or a lower temperature, "
+            "a policy trained on data of this kind.",
+        ]
+    if _always(updates, "frac_reward_unknown", 1.0):
+        return [
+            f"The reward of every sample of this run was unknown, in all of its {count}, so the policy was taught nothing.",
+            "Try: call the reward on a few samples by hand; it returned None or NaN each time.",
+        ]
+    if _always(updates, "frac_reward_zero_std", 1.0):
+        return [
+            f"No group of this run had a signal: in all of its {count} the samples of each group had equal rewards, so the "
+            "policy was taught nothing.",
+            "Try: a reward that also tells poor samples apart (a number in the place of yes or no), more num_generations, "
+            "a higher temperature.",
+        ]
+    return []
+
+
+def _always(updates: Sequence[Mapping[str, Any]], name: str, value: float) -> bool:
+    return bool(updates) and all(line.get(name) == value for line in updates)

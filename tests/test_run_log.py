@@ -1,0 +1,75 @@
+"""What a run says on the terminal: how far it has come, in calls or updates, and at its end why it learned nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discrete_grpo.config import GRPOConfig
+from discrete_grpo.reporting.run_folder import read_metrics
+from discrete_grpo.rewards.cache import ScoreCache
+from discrete_grpo.rewards.ledger import Ledger
+from discrete_grpo.trainer import GRPOTrainer
+from tests.toys import share_of_class_two, tiny_policy
+
+CONFIG = GRPOConfig(max_steps=4, num_generations=4, generation_batch_size=8, save_steps=2, learning_rate=1e-3)
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+def test_the_bar_counts_updates_and_a_resumed_run_counts_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    GRPOTrainer(tiny_policy(), share_of_class_two, replace(CONFIG, max_steps=2), run=tmp_path).train()
+    assert shown(capsys)[-1].startswith("training 2/2  ")
+    resumed = GRPOTrainer(tiny_policy(), share_of_class_two, CONFIG, run=tmp_path, resume=True)
+    resumed.update()
+    capsys.readouterr()
+    resumed.train()
+    assert shown(capsys)[-1].startswith("training 4/4  ")
+
+
+def budgeted(folder: Path, calls: int, *, resume: bool = False, **changed: Any) -> GRPOTrainer:
+    folder.mkdir(exist_ok=True)
+    ledger = Ledger(folder / "ledger.sqlite", max_oracle_calls=calls, cache=ScoreCache())
+    return GRPOTrainer(tiny_policy(), share_of_class_two, replace(CONFIG, **changed), run=folder, resume=resume, ledger=ledger)
+
+
+def test_with_a_budget_the_bar_counts_calls_and_a_resumed_run_counts_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    budgeted(tmp_path, 30, max_steps=2).train()
+    calls = int(read_metrics(tmp_path)[-1]["oracle/calls"] or 0)
+    assert 0 < calls < 30
+    assert shown(capsys)[-1].startswith(f"oracle calls {calls}/30  ")
+    resumed = budgeted(tmp_path, 30, resume=True, max_steps=500)
+    resumed.train()
+    assert resumed.step < 500
+    last = shown(capsys)[-1]
+    assert last.startswith("oracle calls 30/30  ")
+    assert f"update {resumed.step}/500" in last
+
+
+def equal(samples: Sequence[Any], **columns: Any) -> list[float]:
+    return [0.5] * len(samples)
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_a_run_without_a_signal_says_so_at_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str], on_disk: bool) -> None:
+    run = tmp_path if on_disk else None
+    GRPOTrainer(tiny_policy(), equal, CONFIG, run=run).train()
+    *_, said, tip = shown(capsys)
+    assert said.startswith("No group of this run had a signal: in all of its 4 updates")
+    assert tip.startswith("Try: ")
+
+
+def test_a_run_without_a_valid_sample_says_so_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    GRPOTrainer(tiny_policy(), equal, CONFIG, sample_metrics=lambda samples: {"valid": 0.0}).train()
+    assert "Every sample of this run was invalid" in shown(capsys)[-2]
+
+
+def test_a_run_with_a_signal_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    GRPOTrainer(tiny_policy(), share_of_class_two, CONFIG).train()
+    assert shown(capsys)[-1].startswith("training 4/4")
