@@ -16,7 +16,8 @@ from rdkit.Chem.Scaffolds import MurckoScaffold
 
 from discrete_grpo import chemistry
 from discrete_grpo.metrics.molecules import internal_diversity
-from discrete_grpo.rewards.cache import ScoreCache, reward_identity
+from discrete_grpo.rewards.cache import ScoreCache
+from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.diversity import (
     DiversityContribution,
     DiversityFilter,

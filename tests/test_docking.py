@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.rewards.cache import reward_identity
+from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.docking import Docking
 
 

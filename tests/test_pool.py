@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.rewards.cache import ScoreCache, reward_identity
+from discrete_grpo.rewards.cache import ScoreCache
+from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.rewards.pool import RewardPool

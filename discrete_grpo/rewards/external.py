@@ -16,6 +16,7 @@ import json
 import math
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import threading
@@ -127,7 +128,8 @@ class ExternalReward:
         max_failures: that many failures in a row, without one success, end the run; None: never.
         environment: variables to set for the program.
         name: for metrics and tables; None: the script's or the program's file name.
-        version: of what the program computes; change it when its scores change, so that cached ones are not used.
+        version: of what the program computes; change it when its scores change for a reason that lies in none of the files that
+            ``command`` names, so that cached ones are not used.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -159,8 +161,9 @@ class ExternalReward:
 
     @property
     def cached_as(self) -> tuple[Any, ...]:
-        """Program, arguments, variables and version."""
-        return ("external", self.command, self.environment, self.version)
+        """Arguments, variables and version; the contents of the program and of the files that its arguments name."""
+        program = shutil.which(self.command[0])
+        return (None if program is None else Path(program), self.command, _modules(self.command), self.environment, self.version)
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings: a copy has a program of its own."""
@@ -240,6 +243,12 @@ def _name(command: Sequence[str]) -> str:
     """``score`` for ``python score.py``, ``dock`` for ``bin/dock --fast``."""
     scripts = [word for word in command[1:] if Path(word).suffix and not word.startswith("-")]
     return Path((scripts or command)[0]).stem
+
+
+def _modules(command: Sequence[str]) -> list[str]:
+    """The file of ``python -m module``, where it lies in the working folder."""
+    named = [command[k + 1].replace(".", "/") for k, word in enumerate(command[:-1]) if word == "-m"]
+    return [path for name in named for path in (f"{name}.py", f"{name}/__main__.py") if Path(path).is_file()]
 
 
 def _said(program: _Program) -> str:
