@@ -18,8 +18,8 @@ import torch
 from rdkit import Chem
 
 from discrete_grpo.rewards.cache import Database, ScoreCache
-from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.combine import WeightedSum
+from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.molecules import InRange, Similarity, Target, logp, molecule_reward, qed
 
 ROOT = Path(__file__).parent.parent

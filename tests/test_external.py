@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.external import ExternalReward
+from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.scoring import RewardError
 
 PROGRAM = """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
@@ -184,19 +185,15 @@ class _View:
         home = value.__globals__.get("__name__")
         for name in {value.__module__, home}:
             self.sources.add(name)
-        cells = [_cell(cell) for cell in value.__closure__ or ()]
-        settings = (value.__defaults__, value.__kwdefaults__, cells, vars(value))
         sourced = home is not None and source_file(home) is not None
-        made = "<locals>" in value.__qualname__ or not sourced  # by other code, which may put anything into it
-        looked = self.describe if made else self._lenient
-        found = ("function", _path(value), *(tuple(looked(part)) if part else None for part in map(self._parts, settings)))
+        made = not sourced or bool(value.__code__.co_flags & inspect.CO_NESTED)  # by other code, which may put anything into it
+        look = self.describe if made else self._lenient
+        cells = tuple(self.describe(_cell(cell)) for cell in value.__closure__ or ())
+        settings = [tuple(map(look, value.__defaults__ or ())), _looked(value.__kwdefaults__, look), _looked(vars(value), look)]
+        found = ("function", _path(value), cells, *settings)
         if not is_user_code(home):
             return found
         return (*found, self.describe(value.__code__), self._globals(value, self._lenient if sourced else self.describe))
-
-    @staticmethod
-    def _parts(value: Any) -> Any:
-        return [] if not value else sorted(value.items()) if isinstance(value, dict) else list(value)
 
     def _code(self, value: types.CodeType) -> Any:
         names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
@@ -215,7 +212,8 @@ class _View:
         return tuple(found)
 
     def _class(self, value: type) -> Any:
-        self.sources.add(value.__module__, follow=callable(getattr(value, "__call__", None)) and not issubclass(value, nn.Module))
+        rewards = any("__call__" in vars(base) for base in value.__mro__) and not issubclass(value, nn.Module)
+        self.sources.add(value.__module__, follow=rewards)
         if not is_user_code(value.__module__):
             return ("class", _path(value))
         look = self._lenient if source_file(value.__module__) is not None else self.describe
@@ -271,7 +269,14 @@ class _View:
         except Exception as error:
             raise Unidentified(f"a {_path(type(value))} cannot be told from others of its kind") from error
         parts = (found,) if isinstance(found, str) else tuple(list(p) if hasattr(p, "__next__") else p for p in found)
-        return ("reduced", self.describe(type(value)), *map(self.describe, parts))
+        return ("reduced", self.describe(type(value)), self._maker(parts[0]), *map(self.describe, parts[1:]))
+
+    def _maker(self, value: Any) -> Any:
+        """What pickle would call; a package's own machinery is known by the version."""
+        if not isinstance(value, types.FunctionType) or is_user_code(value.__module__):
+            return self.describe(value)
+        self.sources.add(value.__module__, follow=False)
+        return ("function", _path(value))
 
 
 def _tensor(value: Tensor) -> Any:
@@ -284,6 +289,10 @@ def _tensor(value: Tensor) -> Any:
 
 def _path(value: Any) -> str:
     return f"{value.__module__}.{value.__qualname__}"
+
+
+def _looked(values: Mapping[str, Any] | None, look: Callable[[Any], Any]) -> Any:
+    return tuple((name, look(value)) for name, value in sorted((values or {}).items()))
 
 
 def _cell(cell: Any) -> Any:
@@ -303,8 +312,8 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 def _is_bookkeeping(name: str, part: Any) -> bool:
     """Whether Python, and not the author, put an attribute into a class."""
-    dunder = name.startswith("__") and name.endswith("__")
-    return name.startswith("_abc_") or (dunder and not callable(part) and not isinstance(part, classmethod | staticmethod | property))
+    code = callable(part) or isinstance(part, classmethod | staticmethod | property)
+    return name.startswith("_abc_") or (name.startswith("__") and name.endswith("__") and not code)
 
 
 def _is_static(kind: type) -> bool:

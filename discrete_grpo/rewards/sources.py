@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import os
 import re
+import stat
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -45,9 +46,9 @@ def _digest(data: bytes) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _large_digest(path: str, size: int, changed: int, inode: int) -> str:
-    with open(path, "rb") as file:
-        found = hashlib.blake2b(digest_size=16)
+def _large_digest(path: Path, size: int, changed: int, inode: int) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
         while part := file.read(_LARGE):
             found.update(part)
     return found.hexdigest()
@@ -59,13 +60,14 @@ def file_digest(path: str | os.PathLike[str]) -> str:
     Raises:
         Unidentified: if the file cannot be read.
     """
+    file = Path(path)
     try:
-        found = os.stat(path)
+        found = file.stat()
         if found.st_size > _LARGE:
-            return _large_digest(os.path.abspath(path), found.st_size, found.st_mtime_ns, found.st_ino)
-        return _digest(Path(path).read_bytes())
+            return _large_digest(file.absolute(), found.st_size, found.st_mtime_ns, found.st_ino)
+        return _digest(file.read_bytes())
     except OSError as error:
-        raise Unidentified(f"{os.fspath(path)} cannot be read ({error.strerror})") from error
+        raise Unidentified(f"{file} cannot be read ({error.strerror})") from error
 
 
 def path_digest(path: str) -> str | None:
@@ -74,21 +76,32 @@ def path_digest(path: str) -> str | None:
     Raises:
         Unidentified: if it cannot be read, or the folder holds more than 1,000 files.
     """
-    if len(path) > 1024 or "\n" in path:
+    kind = None if len(path) > 1024 or "\n" in path or not path else _kind(path)
+    if kind is None:
         return None
-    if os.path.isfile(path):
-        return file_digest(path)
-    return _folder_digest(path) if os.path.isdir(path) else None
+    return file_digest(path) if stat.S_ISREG(kind) else _folder_digest(Path(path)) if stat.S_ISDIR(kind) else None
 
 
-def _folder_digest(path: str) -> str:
-    files: list[str] = []
+def _kind(path: str | Path) -> int | None:
+    """The mode of what lies at a path; None if nothing does."""
+    try:
+        return Path(path).stat().st_mode
+    except (OSError, ValueError):
+        return None
+
+
+def _is_file(path: str | Path) -> bool:
+    return stat.S_ISREG(_kind(path) or 0)
+
+
+def _folder_digest(path: Path) -> str:
+    files: list[Path] = []
     for folder, inner, names in os.walk(path):
         inner[:] = [name for name in inner if name != "__pycache__"]
-        files += [os.path.join(folder, name) for name in names]
+        files += [Path(folder) / name for name in names]
         if len(files) > MAX_FILES:
             raise Unidentified(f"the folder {path} holds more than {MAX_FILES:,} files")
-    pairs = [(os.path.relpath(file, path), file_digest(file)) for file in sorted(files) if os.path.isfile(file)]
+    pairs = [(str(file.relative_to(path)), file_digest(file)) for file in sorted(files) if _is_file(file)]
     return _digest(repr(pairs).encode("utf-8", "surrogatepass"))
 
 
@@ -103,7 +116,7 @@ def source_file(name: str) -> Path | None:
     else:
         spec = _spec(name)
         found = spec.origin if spec is not None and spec.has_location else None
-    return Path(found) if isinstance(found, str) and os.path.isfile(found) else None
+    return Path(found) if isinstance(found, str) and _is_file(found) else None
 
 
 def _spec(name: str) -> Any:
@@ -149,8 +162,13 @@ def is_user_code(name: str | None) -> bool:
     return not _is_installed(path) and not _is_standard(path)
 
 
-def _imports(text: str, name: str, package: bool) -> Iterator[str]:
+@functools.lru_cache(maxsize=256)
+def _imports(text: str, name: str, package: bool) -> tuple[str, ...]:
     """Every name that may be a module imported by the text of module ``name``."""
+    return tuple(_found_imports(text, name, package))
+
+
+def _found_imports(text: str, name: str, package: bool) -> Iterator[str]:
     for match in _IMPORT.finditer(text.replace("\\\n", " ")):
         dots, base, names, plain = match.groups()
         if plain is not None:
@@ -178,7 +196,7 @@ def _named_files(text: str, folder: Path) -> Iterator[tuple[str, str]]:
         words = [word for _, word in _LITERAL.findall(row[0])]
         for word in dict.fromkeys([*words, *("/".join(words[k:]) for k in range(len(words) - 1))][:50]):
             for path in (folder / word, Path(word)):
-                if len(word) < 256 and os.path.isfile(path):
+                if len(word) < 256 and _is_file(path):
                     yield word, file_digest(path)
 
 
