@@ -23,7 +23,7 @@ EPILOG = """Fields of a preset are overridden as --name=value or --group.name=va
 
 
 def _start(command: str, arguments: Sequence[str]) -> None:
-    from discrete_grpo.reporting.run_folder import write_json, write_text
+    from discrete_grpo.reporting.run_folder import check_unused, write_json, write_text
 
     recipe, settings = parse(command, arguments)
     folder = Path(recipe.output_dir)
@@ -35,6 +35,7 @@ def _start(command: str, arguments: Sequence[str]) -> None:
         raise UsageError(
             f"output_dir: {folder} already holds a run; continue it with 'discrete-grpo resume {folder}' or name another folder"
         )
+    check_unused(folder)
     made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,18 +54,33 @@ def _start(command: str, arguments: Sequence[str]) -> None:
 
 def _withdraw(folder: Path, made: bool) -> None:
     """Take back the files of a run that failed before it had anything to keep, so that the corrected command can be given."""
-    if (folder / "checkpoints").exists():
+    if _has_results(folder):
         return
     databases = [f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm")]
-    for name in ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", *databases):
+    evaluation = ("evaluation.json", "evaluation_before.csv.gz")
+    for name in ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", *evaluation, *databases):
         (folder / name).unlink(missing_ok=True)
     if made and not any(folder.iterdir()):
         folder.rmdir()
 
 
-def _resume(folder: Path) -> None:
-    from discrete_grpo.checkpoint import Checkpoints
+def _has_results(folder: Path) -> bool:
+    """Whether a run that failed is worth continuing: it has a checkpoint, or is a search that has scored something."""
+    if (folder / "checkpoints").exists():
+        return True
+    if json.loads((folder / "run.json").read_text())["command"] != "search" or not (folder / "ledger.sqlite").exists():
+        return False
+    from discrete_grpo.rewards.ledger import Ledger
 
+    ledger = Ledger(folder / "ledger.sqlite")
+    try:
+        ledger.catch_up()
+        return bool(ledger.calls_by_reward())
+    finally:
+        ledger.close()
+
+
+def _resume(folder: Path) -> None:
     try:
         command = json.loads((folder / "run.json").read_text())["command"]
         if command not in RUNS or not (folder / "config.yaml").is_file():
@@ -73,8 +89,7 @@ def _resume(folder: Path) -> None:
         raise UsageError(f"run: {folder} is no run folder of 'discrete-grpo train' or 'pretrain' ({error})") from error
     recipe, _ = parse(command, [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"])
     _, run = recipe_of(command)
-    # A run of GRPO has a checkpoint before anything else; one of pretraining, or a part of it, may have been killed before.
-    _guarded(folder, lambda: run(recipe, resume=command != "train" or bool(Checkpoints(folder).all())))
+    _guarded(folder, lambda: run(recipe, resume=True))  # from its start where it was killed before its first checkpoint
 
 
 def _guarded(folder: Path, run: Any) -> None:
@@ -83,7 +98,7 @@ def _guarded(folder: Path, run: Any) -> None:
     try:
         run()
     except (Interrupted, RewardError, KeyboardInterrupt) as stopped:
-        if isinstance(stopped, RewardError) and not (folder / "checkpoints").exists():
+        if isinstance(stopped, RewardError) and not _has_results(folder):
             raise  # a reward that does not fit the conditions: nothing was done yet
         stopped.args = (f"{str(stopped) or 'stopped'}; saved, continue with: discrete-grpo resume {folder}",)
         raise

@@ -52,11 +52,19 @@ def moody(samples: list[str], **columns: Any) -> list[Any]:
             time.sleep(600)
         if sample == "hang in C":  # nothing in Python can run there, not even a signal handler
             deque(repeat(None), maxlen=0)
+        if sample == "exit":
+            sys.exit(0)
+        if sample == "interrupt":
+            raise KeyboardInterrupt
         if sample == "raise":
             raise RuntimeError("two\nlines")
     if "short" in samples:
         return [1.0] * (len(samples) - 1)
-    special = {"nan": float("nan"), "inf": float("inf"), "none": None, "text": "x"}
+    whole = {"generator": (1.0 for _ in samples), "dict": {"a": 1.0}, "set": {1.0}, "digits": "1"}
+    if samples and samples[0] in whole:
+        return whole[samples[0]]  # type: ignore[return-value]
+    special: dict[str, Any] = {"nan": float("nan"), "inf": float("inf"), "none": None, "text": "x"}
+    special |= {"digit": "0.5", "complex": 1j, "huge": 10**400}
     return [special.get(s, 1.0) for s in samples]
 
 

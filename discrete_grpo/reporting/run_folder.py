@@ -27,6 +27,7 @@ __all__ = [
     "METRICS",
     "SAMPLES",
     "Recorder",
+    "check_unused",
     "iter_samples",
     "read_metrics",
     "read_samples",
@@ -38,6 +39,20 @@ __all__ = [
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.csv.gz"
 KEPT = "what was there is as it was"
+_RESULTS = (METRICS, SAMPLES, "evaluation.json", "evaluation_before.csv.gz", "evaluation_after.csv.gz", "failures.jsonl")
+_RESULTS += ("checkpoints", "policy", "ledger.sqlite", "search.json", "best.csv.gz", "report.html")
+
+
+def check_unused(folder: str | os.PathLike[str]) -> None:
+    """Refuse a folder with results of another run, which a new one would take for its own or mix with its own.
+
+    Raises:
+        ValueError: naming them.
+    """
+    found = [name for name in _RESULTS if (Path(folder) / name).exists()]
+    if found:
+        wanted = "expected a folder without them; name another folder or remove these"
+        raise ValueError(f"output_dir: {os.fspath(folder)} holds results of another run ({', '.join(found)}), {wanted}")
 
 
 class Recorder:

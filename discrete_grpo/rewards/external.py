@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from discrete_grpo.scoring import Failure, Failures, finite_number
+from discrete_grpo.scoring import Failure, Failures, finite_number, shown_value
 
 __all__ = ["ExternalReward"]
 
@@ -90,7 +90,7 @@ class _Program:
                 raise EOFError
             try:
                 found = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 found = None
             if isinstance(found, dict) and found.get("id") == number and "reward" in found:
                 return found["reward"]
@@ -202,7 +202,7 @@ class ExternalReward:
         try:
             line = json.dumps({**columns, "id": number, "sample": sample}, allow_nan=False).encode() + b"\n"
         except (TypeError, ValueError) as error:
-            raise ValueError(f"sample: {sample!r} or its columns cannot be written as JSON ({error})") from error
+            raise ValueError(f"sample: {shown_value(sample)} or its columns cannot be written as JSON ({error})") from error
         try:
             value = self._ask(number, line)
         except _Failed as error:
@@ -236,7 +236,7 @@ class ExternalReward:
         try:
             return finite_number(value)
         except ValueError as error:
-            raise _Refused(f"answered {value!r}, {error}") from None
+            raise _Refused(f"answered {shown_value(value)}, {error}") from None
 
 
 def _name(command: Sequence[str]) -> str:
