@@ -6,7 +6,9 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +292,30 @@ def _dispatch(arguments: Sequence[str]) -> None:
         raise UsageError(f"command: {command!r} is unknown; {hint}known: {', '.join(COMMANDS)}")
 
 
+def _tell(text: str) -> None:
+    """One line on standard error; what a reward or a file put into it cannot steer the terminal."""
+    from discrete_grpo.reporting.console import printable
+
+    print(f"discrete-grpo: {printable(text)}", file=sys.stderr)
+
+
+@contextmanager
+def _readable_warnings() -> Iterator[None]:
+    """Likewise for warnings that are printed within the block."""
+    before = warnings.formatwarning
+
+    def readable(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+        from discrete_grpo.reporting.console import printable
+
+        return "\n".join(map(printable, before(message, category, filename, lineno, line).split("\n")))
+
+    warnings.formatwarning = readable
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 done, 2 bad input or a failed reward, 130 stopped by Ctrl-C."""
     # oneDNN keeps what it compiled for each of the last 1,024 shapes; over texts of all lengths in bfloat16 that is many GB.
@@ -300,9 +326,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # so that --reward=my_file.my_reward finds a file beside the user
     try:
-        _dispatch(given)
+        with _readable_warnings():
+            _dispatch(given)
     except (Interrupted, KeyboardInterrupt) as stopped:
-        print(f"discrete-grpo: {stopped or 'stopped'}", file=sys.stderr)
+        _tell(f"{stopped or 'stopped'}")
         return 130
     except Exception as error:
         if debug:
@@ -310,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = " ".join(str(error).split())
         if not isinstance(error, ValueError | OSError | RuntimeError | ArithmeticError):  # not one of ours: say its kind too
             said = f"{type(error).__name__}: {said}"
-        print(f"discrete-grpo: error: {said or type(error).__name__}", file=sys.stderr)
+        _tell(f"error: {said or type(error).__name__}")
         return 2
     return 0
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -576,7 +577,7 @@ length.cached_as = None
         ("raise KeyboardInterrupt", "raised KeyboardInterrupt:"),
         ("return {s: 1.0 for s in samples}", "returned a dict"),
         ("return [10**400] * len(samples)", "expected a finite number or None"),
-        ('raise ValueError("\x1b[2J\x1b]0;owned\x07")', r"raised ValueError: [2J]0;owned"),
+        ('raise ValueError("\x1b[2J\x1b]0;owned\x07")', r"raised ValueError: \x1b[2J\x1b]0;owned\x07"),
     ],
 )
 def test_a_reward_that_would_end_the_program_leaves_a_run_that_resumes(
@@ -587,8 +588,7 @@ def test_a_reward_that_would_end_the_program_leaves_a_run_that_resumes(
     Path("stop").write_text("2")  # the evaluation and one generation are scored
     arguments = [a for a in train() if not a.startswith("--reward")]
     assert main([*arguments, "--reward=ending.length"]) == 2
-    (line,) = capsys.readouterr().err.strip().split("
-")[-1:]
+    (line,) = capsys.readouterr().err.strip().split("\n")[-1:]
     assert line.startswith("discrete-grpo: error: reward length: ")
     assert said in line
     assert line.endswith("; saved, continue with: discrete-grpo resume run")
@@ -596,6 +596,18 @@ def test_a_reward_that_would_end_the_program_leaves_a_run_that_resumes(
     Path("stop").unlink()
     assert main(["resume", "run"]) == 0
     assert lines("run") == 3
+
+
+def test_warnings_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = warnings.formatwarning
+
+    def told(arguments: Any) -> None:
+        print(warnings.formatwarning("reward \x1b[2J:\nlate", RuntimeWarning, "f.py", 1, ""))
+
+    monkeypatch.setattr("discrete_grpo.cli._dispatch", told)
+    assert main([]) == 0
+    assert capsys.readouterr().out == "f.py:1: RuntimeWarning: reward \\x1b[2J:\nlate\n\n"
+    assert warnings.formatwarning is before
 
 
 def test_a_search_whose_reward_fails_keeps_what_was_scored(capsys: pytest.CaptureFixture[str]) -> None:
