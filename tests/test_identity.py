@@ -8,6 +8,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -123,6 +124,18 @@ def test_runs_that_share_a_cache_see_an_edit(folder: Path) -> None:
     assert rewards("second/evaluation_before.csv.gz") == rewards("second/evaluation_after.csv.gz") == {2.0}
 
 
+def test_a_script_that_names_its_cache_finds_its_scores_again(folder: Path) -> None:
+    write_rewards(folder, "K = 1.0; CACHE = 'scores.sqlite'")
+    reward = importlib.import_module("edited_rewards").constant
+    asked: list[str] = []
+    for sample in ("C", "CC"):
+        ledger = Ledger(cache=ScoreCache("scores.sqlite"))
+        assert ledger.score([reward], [sample]).tolist() == [[1.0]]
+        asked.append(str(ledger._identity("constant", reward)))
+        ledger.close()
+    assert asked[0] == asked[1] != identify(reward)
+
+
 def test_a_resumed_run_sees_an_edit(folder: Path) -> None:
     (folder / "stop").touch()
     assert train("run") == 2
@@ -149,7 +162,7 @@ def test_a_file_edited_while_a_process_runs_gives_it_an_identity_of_its_own(fold
 
 
 def test_a_global_that_is_set_from_elsewhere_counts(folder: Path) -> None:
-    module = importlib.import_module("edited_rewards")
+    module: Any = importlib.import_module("edited_rewards")
     before = identify(module.constant)
     module.K = 3.0
     assert identify(module.constant) != before
@@ -161,7 +174,7 @@ BUNDLED = """
 import functools, json
 from discrete_grpo.parsing import known_rewards
 from discrete_grpo.rewards import combine, external, molecules, pool, workers
-from discrete_grpo.rewards.identity import identify
+from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.worker import find, resolve
 arguments = {
     "Similarity": {"target": "CC"}, "Substructure": {"smarts": "[OH]"}, "HitsProperty": {"property": "TPSA"},
@@ -175,7 +188,7 @@ made["sum"] = combine.WeightedSum.of({molecules.qed: 1.0, molecules.logp: 0.5})
 made["pool"] = pool.RewardPool("discrete_grpo.rewards.molecules.logp")
 made["decorated"] = molecules.molecule_reward(molecules.chemistry.qed)
 made["set"] = functools.partial(molecules.qed, kinds={"a", "b", "c", molecules.qed})
-found = {name: identify(reward) for name, reward in made.items()}
+found = {name: reward_identity(reward) for name, reward in made.items()}
 print(json.dumps(found))
 """
 
@@ -189,6 +202,7 @@ def test_every_bundled_reward_is_the_same_in_every_process() -> None:
     first, second = (in_process("-c", BUNDLED, seed=seed) for seed in (1, 2))
     assert first == second
     assert set(known_rewards()) <= set(first)
+    assert [name for name, identity in first.items() if identity is None] == ["NovelTo"]  # it compares the samples of a batch
     assert first.pop("pool") == first["logp"]
     assert len(set(first.values())) == len(first)
 
@@ -223,7 +237,7 @@ def test_a_function_without_a_file_is_what_it_and_what_it_names_are() -> None:
 def test_a_reward_of_the_script_itself_is_its_file(tmp_path: Path) -> None:
     text = "import json\nfrom discrete_grpo.rewards.identity import identify\nTABLE = [lambda s: 1.0]\n"
     text += "def score(samples, **c): return [TABLE[0](s) for s in samples]\nprint(json.dumps(identify(score)))\n"
-    found = []
+    found = list[Any]()
     for version in (text, text.replace("1.0", "2.0")):
         (tmp_path / "script.py").write_text(version)
         found.append(in_process(str(tmp_path / "script.py"), seed=len(found)))
@@ -278,7 +292,7 @@ def test_state_is_told_apart_or_refused(make: Callable[[Any], Any], tmp_path: Pa
             super().__init__(a=1.0)
             self.name = name
 
-    masked = [np.ma.array([1.0, 2.0], mask=mask) for mask in ([0, 1], [1, 0])]
+    masked = [np.ma.array([1.0, 2.0], mask=mask) for mask in ([False, True], [True, False])]
     layers = [torch.nn.Linear(1, 1, bias=False) for _ in range(2)]
     for layer in layers:
         torch.nn.init.ones_(layer.weight)
@@ -312,7 +326,7 @@ def test_state_is_told_apart_or_refused(make: Callable[[Any], Any], tmp_path: Pa
     assert len(set(identities)) == len(values)
     (tmp_path / "a" / "model.bin").write_text("2")
     changed = [reward_identity(make(value)) for value in values]
-    assert [k for k, pair in enumerate(zip(identities, changed, strict=True)) if pair[0] != pair[1]] == [13, 15]
+    assert [k for k, pair in enumerate(zip(identities, changed, strict=True)) if pair[0] != pair[1]] == [21, 23]
     for refused in (Chem.MolFromSmiles("C"), object(), iter([1]), (x for x in [1]), torch.zeros(1).to_sparse(), sys.stdout):
         with pytest.raises(Unidentified):
             identify(make(refused))

@@ -39,8 +39,8 @@ __all__ = [
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.csv.gz"
 KEPT = "what was there is as it was"
-_RESULTS = (METRICS, SAMPLES, "evaluation.json", "evaluation_before.csv.gz", "evaluation_after.csv.gz", "failures.jsonl")
-_RESULTS += ("checkpoints", "policy", "ledger.sqlite", "search.json", "best.csv.gz", "report.html")
+_EVALUATION = ("evaluation.json", "evaluation_before.csv.gz", "evaluation_after.csv.gz")
+_OTHERS = ("failures.jsonl", "checkpoints", "policy", "ledger.sqlite", "search.json", "best.csv.gz", "report.html")
 
 
 def check_unused(folder: str | os.PathLike[str]) -> None:
@@ -49,7 +49,7 @@ def check_unused(folder: str | os.PathLike[str]) -> None:
     Raises:
         ValueError: naming them.
     """
-    found = [name for name in _RESULTS if (Path(folder) / name).exists()]
+    found = [name for name in (METRICS, SAMPLES, *_EVALUATION, *_OTHERS) if (Path(folder) / name).exists()]
     if found:
         wanted = "expected a folder without them; name another folder or remove these"
         raise ValueError(f"output_dir: {os.fspath(folder)} holds results of another run ({', '.join(found)}), {wanted}")

@@ -176,6 +176,11 @@ class ScoreCache:
         self._file = None if path is None else Database(path, {"scores": columns})
         self.damaged = 0
 
+    @property
+    def path(self) -> Path | None:
+        """The file; None in memory."""
+        return None if self._file is None else self._file.path
+
     @staticmethod
     def key(identity: str | None, sample: str, columns: Mapping[str, Any]) -> bytes | None:
         """What a score is kept under; None if that cannot be said (a reward or a condition without plain values)."""

@@ -10,8 +10,9 @@ import enum
 import functools
 import hashlib
 import inspect
+import os
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.rewards.sources import OWN, Sources, Unidentified, is_user_code, path_digest, source_file
+from discrete_grpo.rewards.sources import OWN, Sources, Unidentified, is_user_code, source_file
 
 __all__ = ["Unidentified", "identify", "reward_identity"]
 
@@ -40,7 +41,7 @@ def reward_identity(reward: object) -> str | None:
         return None
 
 
-def identify(reward: object) -> str:
+def identify(reward: object, ignore: Iterable[str | os.PathLike[str]] = ()) -> str:
     """A digest of a reward's source, settings and files: equal digests mean equal scores.
 
     It covers
@@ -61,10 +62,14 @@ def identify(reward: object) -> str:
     do, another reward that gives the same scores, or None for a reward that must not be cached (because it compares the samples
     of a batch, or is random).
 
+    Args:
+        reward: any reward.
+        ignore: files that do not count where they are named, since the caller writes them.
+
     Raises:
         Unidentified: if a part of the reward cannot be seen, such as an object of a C library; the text names it.
     """
-    view = _View()
+    view = _View(Sources(ignore))
     try:
         described = view.describe(reward)
         text = repr((described, view.sources.digests()))
@@ -78,8 +83,8 @@ def identify(reward: object) -> str:
 class _View:
     """Describes values as nested tuples of plain ones, and notes the modules they come from."""
 
-    def __init__(self) -> None:
-        self.sources = Sources()
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
         self._above: list[int] = []
         self._known: dict[int, tuple[Any, str]] = {}
         """Digests of functions and classes; with the objects, so that no id is used twice."""
@@ -143,7 +148,7 @@ class _View:
         yield (staticmethod, classmethod), lambda v: (type(v).__name__, self.describe(v.__func__))
         yield property, lambda v: ("property", *map(self.describe, (v.fget, v.fset)))
         yield functools.cached_property, lambda v: ("cached_property", self.describe(v.func))
-        yield PurePath, lambda v: ("path", str(v), path_digest(str(v)))
+        yield PurePath, lambda v: ("path", str(v), self.sources.named(str(v)))
         yield Tensor, _tensor
         yield (np.ndarray, np.generic), self._array
         yield (str, dict, list, tuple, set, frozenset, types.MappingProxyType), self._content
@@ -164,6 +169,7 @@ class _View:
         if isinstance(value, str):
             return (*own, self._text(str(value)))
         if isinstance(value, Mapping):
+            own = (*own, self.describe(getattr(value, "default_factory", None)))
             return ("mapping", *own, *((self.describe(k), self.describe(v)) for k, v in value.items()))
         if isinstance(value, set | frozenset):
             return ("set", *own, *sorted(repr(self.describe(v)) for v in sorted(value, key=_order)))
@@ -172,7 +178,7 @@ class _View:
     def _text(self, value: str) -> Any:
         """A text; with the content of the file it names, also as a program's option ``--name=file``."""
         for part in dict.fromkeys((value, value.rpartition("=")[2])):
-            found = path_digest(part)
+            found = self.sources.named(part)
             if found is not None:
                 if part.endswith(".py"):
                     self.sources.add_script(part)
@@ -240,7 +246,7 @@ class _View:
         kind = type(value)
         if kind is object or hasattr(kind, "__next__") or not all(map(_is_python, map(type, kind.__mro__))):
             raise Unidentified(f"a {_path(kind)} cannot be told from others of its kind")
-        reduces = kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__
+        reduces = any(name in vars(base) for base in kind.__mro__[:-1] for name in ("__reduce__", "__reduce_ex__"))
         if not _is_plain(kind) or (reduces and not is_user_code(kind.__module__) and kind.__module__.partition(".")[0] != OWN):
             return self._reduced(value)
         return ("object", self.describe(kind), self._attributes(value))
@@ -283,7 +289,7 @@ def _tensor(value: Tensor) -> Any:
     if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
         raise Unidentified(f"a tensor of layout {value.layout} on {value.device}")
     flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    content = hashlib.blake2b(flat.view(torch.uint8).numpy(), digest_size=16).hexdigest()
+    content = hashlib.blake2b(memoryview(flat.view(torch.uint8).numpy()), digest_size=16).hexdigest()
     return ("tensor", type(value).__name__, tuple(value.shape), str(value.dtype), content)
 
 

@@ -239,8 +239,9 @@ class Ledger:
 
     def _identity(self, name: str, reward: Reward) -> str | None:
         if id(reward) not in self._identities:
+            written = [path for path in (self._file.path, self.cache and self.cache.path) if path is not None]
             try:
-                identity = identify(reward)
+                identity = identify(reward, ignore=written)
             except Unidentified as reason:
                 identity = None
                 if not _refuses_cache(reward):

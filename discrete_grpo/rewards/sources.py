@@ -190,14 +190,14 @@ def _absolute(name: str, package: bool, dots: int, base: str) -> str | None:
     return ".".join([*kept, base] if base else kept) or None
 
 
-def _named_files(text: str, folder: Path) -> Iterator[tuple[str, str]]:
+def _named_files(text: str, folder: Path) -> Iterator[tuple[str, Path]]:
     """Files that the string literals of a module name, alone or as parts of a path, seen from its folder or the working one."""
     for row in _LITERALS.finditer(text):
         words = [word for _, word in _LITERAL.findall(row[0])]
         for word in dict.fromkeys([*words, *("/".join(words[k:]) for k in range(len(words) - 1))][:50]):
             for path in (folder / word, Path(word)):
                 if len(word) < 256 and _is_file(path):
-                    yield word, file_digest(path)
+                    yield word, path
 
 
 @functools.cache
@@ -215,11 +215,23 @@ def _version(top: str) -> str | None:
 
 
 class Sources:
-    """The modules and scripts that a reward is made of; filled by whoever looks at the reward, then hashed."""
+    """The modules and scripts that a reward is made of; filled by whoever looks at the reward, then hashed.
 
-    def __init__(self) -> None:
+    Args:
+        ignore: files that do not count where they are named.
+    """
+
+    def __init__(self, ignore: Iterable[str | os.PathLike[str]] = ()) -> None:
+        self._ignored = {os.path.realpath(path) for path in ignore}
         self._modules: dict[str, bool] = {}
         self._scripts: set[Path] = set()
+
+    def named(self, path: str) -> str | None:
+        """As :func:`path_digest`; None for a file that does not count."""
+        return None if self._ignored and os.path.realpath(path) in self._ignored else path_digest(path)
+
+    def _named(self, text: str, folder: Path) -> list[tuple[str, Any]]:
+        return [(word, self.named(str(path))) for word, path in _named_files(text, folder)]
 
     def add(self, name: str | None, *, follow: bool = True) -> None:
         """Count a module.
@@ -268,9 +280,11 @@ class Sources:
                     found.append((top, _version(top)))
                 seen.add(top)
                 continue
-            more, pairs = _read(name, path)
-            found += pairs
-            waiting += more
+            found.append((name, file_digest(path)))
+            if path.suffix in (".py", ".pyw"):  # nothing can be read in a compiled one
+                text = _text(path)
+                found += self._named(text, path.parent) if is_user_code(name) else []
+                waiting += _found_in(name, path, text)
         return found
 
     def _script_digests(self) -> list[tuple[str, Any]]:
@@ -281,7 +295,7 @@ class Sources:
                 continue
             seen.add(path)
             text = _text(path)
-            found += [(f"script {path.relative_to(root)}", file_digest(path)), *_named_files(text, path.parent)]
+            found += [(f"script {path.relative_to(root)}", file_digest(path)), *self._named(text, path.parent)]
             names = sorted({name.replace(".", "/") for name in _imports(text, "", False)})
             near = [base / f"{name}{end}" for base in (root, path.parent) for name in names for end in (".py", "/__init__.py")]
             waiting += [(file, root) for file in near if file.is_file()]
@@ -300,18 +314,10 @@ def _text(path: Path) -> str:
         raise Unidentified(f"{path} cannot be read ({error.strerror})") from error
 
 
-def _read(name: str, path: Path) -> tuple[list[str], list[tuple[str, Any]]]:
-    """What a module imports, and the digests of its file and of the files it names."""
-    pairs: list[tuple[str, Any]] = [(name, file_digest(path))]
-    if path.suffix not in (".py", ".pyw"):  # compiled: nothing can be read in it
-        return [], pairs
-    text = _text(path)
+def _found_in(name: str, path: Path, text: str) -> list[str]:
+    """The modules that a module may use."""
     more = [found for found in _imports(text, name, path.name == "__init__.py") if found != OWN]  # it only collects names
-    if is_user_code(name):
-        pairs += _named_files(text, path.parent)
-        more += _parents(name)
-        more += _loaded(name)
-    return more, pairs
+    return [*more, *_parents(name), *_loaded(name)] if is_user_code(name) else more
 
 
 def _parents(name: str) -> Iterable[str]:
