@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -313,6 +314,8 @@ def test_state_is_told_apart_or_refused(make: Callable[[Any], Any], tmp_path: Pa
         slice(1),
         slice(2),
     ]
+    values += [defaultdict(int), defaultdict(float), deque([1], 1), deque([1], 2), str.upper, str.lower, np.exp, np.log]
+    values += [re.compile("a"), re.compile("b")]
     values += [
         tmp_path / "a",
         tmp_path / "b",
@@ -326,7 +329,7 @@ def test_state_is_told_apart_or_refused(make: Callable[[Any], Any], tmp_path: Pa
     assert len(set(identities)) == len(values)
     (tmp_path / "a" / "model.bin").write_text("2")
     changed = [reward_identity(make(value)) for value in values]
-    assert [k for k, pair in enumerate(zip(identities, changed, strict=True)) if pair[0] != pair[1]] == [21, 23]
+    assert [k for k, pair in enumerate(zip(identities, changed, strict=True)) if pair[0] != pair[1]] == [23, 25]
     for refused in (Chem.MolFromSmiles("C"), object(), iter([1]), (x for x in [1]), torch.zeros(1).to_sparse(), sys.stdout):
         with pytest.raises(Unidentified):
             identify(make(refused))

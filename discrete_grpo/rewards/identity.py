@@ -6,6 +6,7 @@ everything counts that may matter, and a reward of which a part cannot be seen h
 
 from __future__ import annotations
 
+import copyreg
 import enum
 import functools
 import hashlib
@@ -271,7 +272,8 @@ class _View:
     def _reduced(self, value: Any) -> Any:
         """An object that is not all Python by what pickle would be told of it."""
         try:
-            found = value.__reduce_ex__(4)
+            registered = copyreg.dispatch_table.get(type(value))
+            found = value.__reduce_ex__(4) if registered is None else registered(value)
         except Exception as error:
             raise Unidentified(f"a {_path(type(value))} cannot be told from others of its kind") from error
         parts = (found,) if isinstance(found, str) else tuple(list(p) if hasattr(p, "__next__") else p for p in found)
@@ -289,7 +291,8 @@ def _tensor(value: Tensor) -> Any:
     if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
         raise Unidentified(f"a tensor of layout {value.layout} on {value.device}")
     flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    content = hashlib.blake2b(memoryview(flat.view(torch.uint8).numpy()), digest_size=16).hexdigest()
+    data: Any = flat.view(torch.uint8).numpy()
+    content = hashlib.blake2b(data, digest_size=16).hexdigest()
     return ("tensor", type(value).__name__, tuple(value.shape), str(value.dtype), content)
 
 

@@ -239,7 +239,8 @@ class Ledger:
 
     def _identity(self, name: str, reward: Reward) -> str | None:
         if id(reward) not in self._identities:
-            written = [path for path in (self._file.path, self.cache and self.cache.path) if path is not None]
+            files = (self._file.path, None if self.cache is None else self.cache.path)
+            written = [path for path in files if path is not None]
             try:
                 identity = identify(reward, ignore=written)
             except Unidentified as reason:
