@@ -272,8 +272,8 @@ class _View:
     def _reduced(self, value: Any) -> Any:
         """An object that is not all Python by what pickle would be told of it."""
         try:
-            registered = copyreg.dispatch_table.get(type(value))
-            found = value.__reduce_ex__(4) if registered is None else registered(value)
+            registered: Any = copyreg.dispatch_table.get(type(value))
+            found: Any = value.__reduce_ex__(4) if registered is None else registered(value)
         except Exception as error:
             raise Unidentified(f"a {_path(type(value))} cannot be told from others of its kind") from error
         parts = (found,) if isinstance(found, str) else tuple(list(p) if hasattr(p, "__next__") else p for p in found)

@@ -190,14 +190,22 @@ def _absolute(name: str, package: bool, dots: int, base: str) -> str | None:
     return ".".join([*kept, base] if base else kept) or None
 
 
-def _named_files(text: str, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Files that the string literals of a module name, alone or as parts of a path, seen from its folder or the working one."""
+@functools.lru_cache(maxsize=256)
+def _literals(text: str) -> tuple[str, ...]:
+    """The string literals of a module that may name a file, alone or as parts of a path."""
+    found: dict[str, None] = {}
     for row in _LITERALS.finditer(text):
         words = [word for _, word in _LITERAL.findall(row[0])]
-        for word in dict.fromkeys([*words, *("/".join(words[k:]) for k in range(len(words) - 1))][:50]):
-            for path in (folder / word, Path(word)):
-                if len(word) < 256 and _is_file(path):
-                    yield word, path
+        found |= dict.fromkeys([*words, *("/".join(words[k:]) for k in range(len(words) - 1))][:50])
+    return tuple(word for word in found if len(word) < 256)
+
+
+def _named_files(text: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Files that the literals of a module name, seen from its folder or the working one."""
+    for word in _literals(text):
+        for path in (folder / word, Path(word)):
+            if _is_file(path):
+                yield word, path
 
 
 @functools.cache
