@@ -6,7 +6,9 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ EPILOG = """Fields of a preset are overridden as --name=value or --group.name=va
 
 
 def _start(command: str, arguments: Sequence[str]) -> None:
-    from discrete_grpo.reporting.run_folder import write_json, write_text
+    from discrete_grpo.reporting.run_folder import check_unused, write_json, write_text
 
     recipe, settings = parse(command, arguments)
     folder = Path(recipe.output_dir)
@@ -35,6 +37,7 @@ def _start(command: str, arguments: Sequence[str]) -> None:
         raise UsageError(
             f"output_dir: {folder} already holds a run; continue it with 'discrete-grpo resume {folder}' or name another folder"
         )
+    check_unused(folder)
     made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,18 +56,33 @@ def _start(command: str, arguments: Sequence[str]) -> None:
 
 def _withdraw(folder: Path, made: bool) -> None:
     """Take back the files of a run that failed before it had anything to keep, so that the corrected command can be given."""
-    if (folder / "checkpoints").exists():
+    if _has_results(folder):
         return
     databases = [f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm")]
-    for name in ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", *databases):
+    evaluation = ("evaluation.json", "evaluation_before.csv.gz")
+    for name in ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", *evaluation, *databases):
         (folder / name).unlink(missing_ok=True)
     if made and not any(folder.iterdir()):
         folder.rmdir()
 
 
-def _resume(folder: Path) -> None:
-    from discrete_grpo.checkpoint import Checkpoints
+def _has_results(folder: Path) -> bool:
+    """Whether a run that failed is worth continuing: it has a checkpoint, or is a search that has scored something."""
+    if (folder / "checkpoints").exists():
+        return True
+    if json.loads((folder / "run.json").read_text())["command"] != "search" or not (folder / "ledger.sqlite").exists():
+        return False
+    from discrete_grpo.rewards.ledger import Ledger
 
+    ledger = Ledger(folder / "ledger.sqlite")
+    try:
+        ledger.catch_up()
+        return bool(ledger.calls_by_reward())
+    finally:
+        ledger.close()
+
+
+def _resume(folder: Path) -> None:
     try:
         command = json.loads((folder / "run.json").read_text())["command"]
         if command not in RUNS or not (folder / "config.yaml").is_file():
@@ -73,8 +91,7 @@ def _resume(folder: Path) -> None:
         raise UsageError(f"run: {folder} is no run folder of 'discrete-grpo train' or 'pretrain' ({error})") from error
     recipe, _ = parse(command, [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"])
     _, run = recipe_of(command)
-    # A run of GRPO has a checkpoint before anything else; one of pretraining, or a part of it, may have been killed before.
-    _guarded(folder, lambda: run(recipe, resume=command != "train" or bool(Checkpoints(folder).all())))
+    _guarded(folder, lambda: run(recipe, resume=True))  # from its start where it was killed before its first checkpoint
 
 
 def _guarded(folder: Path, run: Any) -> None:
@@ -83,7 +100,7 @@ def _guarded(folder: Path, run: Any) -> None:
     try:
         run()
     except (Interrupted, RewardError, KeyboardInterrupt) as stopped:
-        if isinstance(stopped, RewardError) and not (folder / "checkpoints").exists():
+        if isinstance(stopped, RewardError) and not _has_results(folder):
             raise  # a reward that does not fit the conditions: nothing was done yet
         stopped.args = (f"{str(stopped) or 'stopped'}; saved, continue with: discrete-grpo resume {folder}",)
         raise
@@ -275,6 +292,30 @@ def _dispatch(arguments: Sequence[str]) -> None:
         raise UsageError(f"command: {command!r} is unknown; {hint}known: {', '.join(COMMANDS)}")
 
 
+def _tell(text: str) -> None:
+    """One line on standard error; what a reward or a file put into it cannot steer the terminal."""
+    from discrete_grpo.reporting.console import printable
+
+    print(f"discrete-grpo: {printable(text)}", file=sys.stderr)
+
+
+@contextmanager
+def _readable_warnings() -> Iterator[None]:
+    """Likewise for warnings that are printed within the block."""
+    before = warnings.formatwarning
+
+    def readable(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+        from discrete_grpo.reporting.console import printable
+
+        return "\n".join(map(printable, before(message, category, filename, lineno, line).split("\n")))
+
+    warnings.formatwarning = readable
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 done, 2 bad input or a failed reward, 130 stopped by Ctrl-C."""
     # oneDNN keeps what it compiled for each of the last 1,024 shapes; over texts of all lengths in bfloat16 that is many GB.
@@ -285,9 +326,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # so that --reward=my_file.my_reward finds a file beside the user
     try:
-        _dispatch(given)
+        with _readable_warnings():
+            _dispatch(given)
     except (Interrupted, KeyboardInterrupt) as stopped:
-        print(f"discrete-grpo: {stopped or 'stopped'}", file=sys.stderr)
+        _tell(f"{stopped or 'stopped'}")
         return 130
     except Exception as error:
         if debug:
@@ -295,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = " ".join(str(error).split())
         if not isinstance(error, ValueError | OSError | RuntimeError | ArithmeticError):  # not one of ours: say its kind too
             said = f"{type(error).__name__}: {said}"
-        print(f"discrete-grpo: error: {said or type(error).__name__}", file=sys.stderr)
+        _tell(f"error: {said or type(error).__name__}")
         return 2
     return 0
 

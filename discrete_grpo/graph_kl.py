@@ -10,6 +10,7 @@ from torch import Tensor
 
 from discrete_grpo.categorical import kl_divergence, safe_log
 from discrete_grpo.graph import pair_index, pair_mask, upper
+from discrete_grpo.precision import widen
 
 __all__ = ["PosteriorKL", "Posteriors", "posterior_kl"]
 
@@ -146,7 +147,7 @@ def _check_rows(name: str, rows: Tensor) -> None:
     if not bool((rows >= 0).all()):
         raise ValueError(f"{name}: least entry {float(rows.min()):.3g}, expected probabilities of at least 0")
     tolerance = CLOSE.get(rows.dtype, CLOSE_HALF)
-    off = float((rows.double().sum(-1) - 1).abs().max())
+    off = float((widen(rows).sum(-1) - 1).abs().max())
     if not off <= tolerance:
         raise ValueError(f"{name}: a row sums to 1 ± {off:.3g}, expected probabilities with sum 1 to {tolerance:g}")
 

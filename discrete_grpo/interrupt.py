@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Interrupt", "Interrupted", "interruptible"]
+__all__ = ["Interrupt", "Interrupted", "interruptible", "watched"]
 
 
 class Interrupted(Exception):
@@ -47,3 +47,29 @@ def interruptible() -> Iterator[Interrupt]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def watched() -> Iterator[Interrupt]:
+    """Tell a Ctrl-C of the user from a ``KeyboardInterrupt`` that code within the block raises by itself.
+
+    A signal that arrives sets the flag and then does what it would have done. Outside the main thread, which alone is
+    interrupted by signals, the flag stays unset. Where the handler is not one of Python's, the flag is set from the start.
+    """
+    flag = Interrupt()
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        flag.asked = before is None
+        yield flag
+        return
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        flag.asked = True
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield flag
+    finally:
+        if signal.getsignal(signal.SIGINT) is on_signal:  # else the code set one of its own
+            signal.signal(signal.SIGINT, before)

@@ -58,7 +58,7 @@ from discrete_grpo.pretrain import Pretrainer
 from discrete_grpo.processes import Processes, accelerator
 from discrete_grpo.reporting.console import print_table
 from discrete_grpo.reporting.report import write_report
-from discrete_grpo.reporting.run_folder import EVALUATION, read_evaluation, write_json, write_table, write_text
+from discrete_grpo.reporting.run_folder import EVALUATION, check_unused, read_evaluation, write_json, write_table, write_text
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.rollout import Reward
 from discrete_grpo.scoring import BudgetExhausted, reward_names, score_samples
@@ -281,9 +281,17 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[st
     """Measure, train, measure again, export the policy and write the report; returns both measurements.
 
     Under ``torchrun`` every process calls this; the first one measures and writes.
+
+    Args:
+        recipe: the settings.
+        resume: continue the run in ``output_dir``, from its start where it was stopped before its first checkpoint.
+
+    Raises:
+        ValueError: if ``output_dir`` holds results of another run and ``resume`` is false.
     """
     processes = Processes(accelerator())
     folder, source = Path(recipe.output_dir), _source(recipe, resume)
+    processes.share(lambda: check_unused(folder) if processes.first and not resume else None)
     loaded, metadata = load_trained(source, recipe.sampler), load_metadata(source)
     policy = with_options(loaded, recipe.likelihood, recipe.node_count, recipe.elbo_draws)
     if recipe.lora.r:
@@ -309,7 +317,7 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[st
             run=folder,
             sample_metrics=family.sample_metrics,
             metadata=metadata,
-            resume=resume,
+            resume=resume and bool(Checkpoints(folder).all()),
             ledger=ledger,
             tracker=tracker if processes.first else None,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from discrete_grpo.interrupt import watched
 from discrete_grpo.rollout import Reward
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "reward_names",
     "score_one",
     "score_samples",
+    "shown_value",
     "take_failures",
 ]
 
@@ -123,7 +125,7 @@ class Failures:
         self._new.append(Failure(sample, reason))
         if self._row == self.limit:
             self._row = 0
-            raise RewardError(f"reward {self.name}: the last {self.limit} samples all failed; for {sample!r}: {reason}")
+            raise RewardError(f"reward {self.name}: the last {self.limit} samples all failed; for {shown_value(sample)}: {reason}")
 
     def take(self) -> list[Failure]:
         """Those since the last call."""
@@ -181,7 +183,7 @@ def finite_number(value: Any) -> float:
     """A reward's value: a finite number, or NaN where it is unknown (None or NaN).
 
     Raises:
-        ValueError: for anything else, saying what was expected.
+        ValueError: for anything else, also texts of digits and complex numbers, saying what was expected.
 
     >>> finite_number(None), finite_number(True)
     (nan, 1.0)
@@ -189,19 +191,50 @@ def finite_number(value: Any) -> float:
     if value is None:
         return math.nan
     try:
+        value = value.item() if callable(getattr(value, "item", None)) else value  # an array or tensor of one number
+        if isinstance(value, str | bytes | bytearray | complex):
+            raise TypeError
         number = float(value)
-    except (TypeError, ValueError):
+    except OverflowError:
+        number = math.inf
+    except Exception:  # whatever its conversion raises
         raise ValueError("expected a number or None") from None
     if math.isinf(number):
         raise ValueError("expected a finite number or None")
     return number
 
 
+def shown_value(value: Any) -> str:
+    """``repr`` of a sample or of a reward's value, cut to 200 characters; the type's name where it has none."""
+    try:
+        text = repr(value)
+    except Exception:  # of somebody else's class, or an integer of too many digits
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
 def _number(value: Any, name: str, sample: Any) -> float:
     try:
         return finite_number(value)
     except ValueError as error:
-        raise RewardError(f"reward {name}: returned {value!r} for sample {sample!r}, {error}") from None
+        raise RewardError(f"reward {name}: returned {shown_value(value)} for sample {shown_value(sample)}, {error}") from None
+
+
+def _values(values: Any, name: str, count: int) -> list[Any]:
+    """What a reward returned as a list of ``count``.
+
+    Raises:
+        RewardError: if it is none.
+    """
+    try:
+        if isinstance(values, str | bytes | bytearray | memoryview | Mapping | Set):
+            raise TypeError
+        given = len(values)
+    except TypeError:
+        raise RewardError(f"reward {name}: returned a {type(values).__name__}, expected one number a sample") from None
+    if given != count:
+        raise RewardError(f"reward {name}: returned {given} values for {count} samples, expected one a sample")
+    return list(values)
 
 
 def _awaited(values: Awaitable[Any]) -> Any:
@@ -224,26 +257,25 @@ def score_one(
     """One reward of every sample, float64; unknown (None or NaN) is NaN. A coroutine function is awaited.
 
     Raises:
-        RewardError: in one line, if the reward raises, returns another number of values than there are samples, or a
-            value that is no finite number.
+        RewardError: in one line, if the reward raises anything (also ``SystemExit``), returns no sequence of as many values as
+            there are samples (a generator, a mapping or a set is none), or a value that is no finite number.
+        KeyboardInterrupt: after Ctrl-C, if the signal's handler raises it; one that the reward raises is its failure.
     """
     name = name or reward_name(reward)
-    try:
-        values = reward(list(samples), **(columns or {}))
-        if inspect.isawaitable(values):
-            values = _awaited(values)
-    except RewardError as error:
-        text = str(error)
-        raise RewardError(text if text.startswith(f"reward {name}:") else f"reward {name}: {text}") from error
-    except Exception as error:
-        said = " ".join(str(error).split())
-        raise RewardError(f"reward {name}: raised {type(error).__name__}: {said}") from error
-    try:
-        count = len(values)
-    except TypeError:
-        raise RewardError(f"reward {name}: returned a {type(values).__name__}, expected one number a sample") from None
-    if count != len(samples):
-        raise RewardError(f"reward {name}: returned {count} values for {len(samples)} samples, expected one a sample")
+    with watched() as interrupt:
+        try:
+            values = reward(list(samples), **(columns or {}))
+            if inspect.isawaitable(values):
+                values = _awaited(values)
+            values = _values(values, name, len(samples))
+        except RewardError as error:
+            text = str(error)
+            raise RewardError(text if text.startswith(f"reward {name}:") else f"reward {name}: {text}") from error
+        except BaseException as error:  # SystemExit too, and a KeyboardInterrupt of the reward's own
+            if isinstance(error, KeyboardInterrupt) and interrupt:
+                raise
+            said = " ".join(str(error).split())
+            raise RewardError(f"reward {name}: raised {type(error).__name__}: {said}") from error
     return torch.tensor([_number(v, name, s) for v, s in zip(values, samples, strict=True)], dtype=torch.float64)
 
 

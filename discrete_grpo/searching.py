@@ -14,7 +14,7 @@ from discrete_grpo.checkpoint import find_checkpoint, load_metadata
 from discrete_grpo.families import SamplerOptions, family_of, load_trained, prepare_columns, shown
 from discrete_grpo.refinement import Search, local_search
 from discrete_grpo.reporting.console import print_table
-from discrete_grpo.reporting.run_folder import write_json, write_table
+from discrete_grpo.reporting.run_folder import check_unused, write_json, write_table
 
 __all__ = ["SearchRecipe", "run_search"]
 
@@ -55,8 +55,14 @@ class SearchRecipe:
 
 
 def run_search(recipe: SearchRecipe, *, resume: bool = False) -> Search:
-    """Search, print a line a round and write the best samples; a resumed search starts anew and draws the same."""
+    """Search, print a line a round and write the best samples; a resumed search starts anew and draws the same.
+
+    Raises:
+        ValueError: if ``output_dir`` holds results of another run and ``resume`` is false.
+    """
     folder, source = Path(recipe.output_dir), find_checkpoint(recipe.policy)
+    if not resume:
+        check_unused(folder)
     policy = load_trained(source, SamplerOptions(num_steps=recipe.num_steps))
     family = family_of(load_metadata(source))
     conditions = prepare_columns(policy, source, None if recipe.columns is None else [recipe.columns], None)

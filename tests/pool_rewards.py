@@ -41,22 +41,32 @@ async def later(samples: list[float], **columns: Any) -> list[float]:
     return [2.0 * s for s in samples]
 
 
-def moody(samples: list[str], **columns: Any) -> list[Any]:
+def ends(sample: str) -> None:
+    """Whatever can happen to a program instead of an answer."""
+    if sample == "die":
+        os._exit(3)
+    if sample == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if sample == "hang":
+        time.sleep(600)
+    if sample == "hang in C":  # nothing in Python can run there, not even a signal handler
+        deque(repeat(None), maxlen=0)
+    raised = {"exit": SystemExit(0), "interrupt": KeyboardInterrupt(), "raise": RuntimeError("two\nlines")}
+    if sample in raised:
+        raise raised[sample]
+
+
+def moody(samples: list[str], **columns: Any) -> Any:
     """Does what the sample says."""
     for sample in samples:
-        if sample == "die":
-            os._exit(3)
-        if sample == "segfault":
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if sample == "hang":
-            time.sleep(600)
-        if sample == "hang in C":  # nothing in Python can run there, not even a signal handler
-            deque(repeat(None), maxlen=0)
-        if sample == "raise":
-            raise RuntimeError("two\nlines")
+        ends(sample)
     if "short" in samples:
         return [1.0] * (len(samples) - 1)
-    special = {"nan": float("nan"), "inf": float("inf"), "none": None, "text": "x"}
+    whole: dict[str, Any] = {"generator": (1.0 for _ in samples), "dict": {"a": 1.0}, "set": {1.0}, "digits": "1"}
+    if samples and samples[0] in whole:
+        return whole[samples[0]]
+    special: dict[str, Any] = {"nan": float("nan"), "inf": float("inf"), "none": None, "text": "x"}
+    special |= {"digit": "0.5", "complex": 1j, "huge": 10**400}
     return [special.get(s, 1.0) for s in samples]
 
 
@@ -115,6 +125,6 @@ class CannotBeMade:
         return []
 
 
-def moody_without_death(samples: list[str], **columns: Any) -> list[Any]:
+def moody_without_death(samples: list[str], **columns: Any) -> Any:
     """For workers that are no processes."""
     return moody([s for s in samples if s != "die"])

@@ -9,6 +9,7 @@ import pickle
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 import torch
 from rdkit import Chem
 
-from discrete_grpo.rewards.cache import Database, ScoreCache, reward_identity
+from discrete_grpo.rewards.cache import Database, ScoreCache
 from discrete_grpo.rewards.combine import WeightedSum
+from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.molecules import InRange, Similarity, Target, logp, molecule_reward, qed
 
 ROOT = Path(__file__).parent.parent
@@ -122,7 +124,7 @@ def test_identity_of_attributes() -> None:
 
 
 def test_what_has_no_plain_settings_has_no_identity() -> None:
-    for value in (Chem.MolFromSmiles("CC"), object(), [].append, iter([1])):
+    for value in (Chem.MolFromSmiles("CC"), object(), threading.Lock(), iter([1])):
         assert reward_identity(Attributes(value)) is None
     loop = Attributes(None)
     loop.value = loop
@@ -208,7 +210,7 @@ def test_identity_does_not_depend_on_the_order_of_a_set() -> None:
 def test_identity_is_the_same_in_another_process(request: pytest.FixtureRequest) -> None:
     skip_where_functions_are_wrapped(request)
     code = """
-from discrete_grpo.rewards.cache import reward_identity
+from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.molecules import Similarity, qed
 print([reward_identity(reward) for reward in (qed, Similarity("CC"), WeightedSum.of({qed: 1.0}))])

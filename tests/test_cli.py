@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from discrete_grpo.checkpoint import save
 from discrete_grpo.cli import COMMANDS, main
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
-from discrete_grpo.recipes import NetworkSizes, molecule_policy
+from discrete_grpo.recipes import NetworkSizes, TrainRecipe, molecule_policy, run_train
 from discrete_grpo.reporting.run_folder import read_metrics, read_samples
+from discrete_grpo.searching import SearchRecipe, run_search
 
 ROOT = Path(__file__).parent.parent
 REWARDS = """
@@ -533,6 +535,94 @@ def test_a_reward_that_does_not_fit_the_conditions_leaves_no_run(capsys: pytest.
     assert "scaffold: a sample has no such condition" in said
     assert "continue with" not in said
     assert not Path("run/run.json").exists()
+
+
+LEFT_BY_ANOTHER_RUN = ["evaluation.json", "metrics.jsonl", "samples.csv.gz", "ledger.sqlite", "policy", "checkpoints"]
+
+
+@pytest.mark.parametrize("name", LEFT_BY_ANOTHER_RUN)
+def test_results_of_another_run_are_not_taken_for_this_runs(name: str, refuse: Refuse) -> None:
+    path = Path("run") / name
+    path.mkdir(parents=True) if "." not in name else path.parent.mkdir()
+    if "." in name:
+        path.write_text('{"before": {"reward": 99.0}}')
+    for arguments in (train(), ["search", "--policy=tiny", "--output_dir=run"], ["pretrain", *PRETRAIN, "--output_dir=run"]):
+        said = refuse(*arguments)
+        assert f"output_dir: run holds results of another run ({name}), expected a folder without them" in said
+    assert [p.name for p in Path("run").iterdir()] == [name]
+    with pytest.raises(ValueError, match="holds results of another run"):
+        run_train(TrainRecipe("tiny", output_dir="run"))
+    with pytest.raises(ValueError, match="holds results of another run"):
+        run_search(SearchRecipe("tiny", output_dir="run"))
+
+
+ENDS = """
+import pathlib, sys
+def length(samples, **columns):
+    stop = pathlib.Path("sto" + "p")
+    if stop.exists():
+        left = int(stop.read_text())
+        stop.write_text(str(left - 1))
+        if left == 0:
+            ACTION
+    return [float(len(s or "")) for s in samples]
+length.cached_as = None
+"""
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ("sys.exit(0)", "raised SystemExit: 0"),
+        ("raise KeyboardInterrupt", "raised KeyboardInterrupt:"),
+        ("return {s: 1.0 for s in samples}", "returned a dict"),
+        ("return [10**400] * len(samples)", "expected a finite number or None"),
+        ('raise ValueError("\x1b[2J\x1b]0;owned\x07")', r"raised ValueError: \x1b[2J\x1b]0;owned\x07"),
+    ],
+)
+def test_a_reward_that_would_end_the_program_leaves_a_run_that_resumes(
+    action: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("ending.py").write_text(ENDS.replace("ACTION", action))
+    sys.modules.pop("ending", None)
+    Path("stop").write_text("2")  # the evaluation and one generation are scored
+    arguments = [a for a in train() if not a.startswith("--reward")]
+    assert main([*arguments, "--reward=ending.length"]) == 2
+    (line,) = capsys.readouterr().err.strip().split("\n")[-1:]
+    assert line.startswith("discrete-grpo: error: reward length: ")
+    assert said in line
+    assert line.endswith("; saved, continue with: discrete-grpo resume run")
+    assert lines("run") == 1
+    Path("stop").unlink()
+    assert main(["resume", "run"]) == 0
+    assert lines("run") == 3
+
+
+def test_warnings_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = warnings.formatwarning
+
+    def told(arguments: Any) -> None:
+        print(warnings.formatwarning("reward \x1b[2J:\nlate", RuntimeWarning, "f.py", 1, ""))
+
+    monkeypatch.setattr("discrete_grpo.cli._dispatch", told)
+    assert main([]) == 0
+    assert capsys.readouterr().out == "f.py:1: RuntimeWarning: reward \\x1b[2J:\nlate\n\n"
+    assert warnings.formatwarning is before
+
+
+def test_a_search_whose_reward_fails_keeps_what_was_scored(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("ending.py").write_text(ENDS.replace("ACTION", "sys.exit(0)"))
+    sys.modules.pop("ending", None)
+    options = ["--policy=tiny", "--output_dir=run", "--rounds=2", "--population=4", "--children=2", "--reward=ending.length"]
+    Path("stop").write_text("0")
+    assert main(["search", *options]) == 2
+    assert "continue with" not in capsys.readouterr().err
+    assert not Path("run").exists()  # nothing was scored
+    Path("stop").write_text("1")
+    assert main(["search", *options]) == 2
+    assert "reward length: raised SystemExit: 0; saved, continue with: discrete-grpo resume run" in capsys.readouterr().err
+    assert main(["resume", "run"]) == 0
+    assert Path("run/search.json").is_file()
 
 
 def contained(given: Any, resolved: Any) -> bool:

@@ -16,7 +16,7 @@ from rdkit.Chem.Scaffolds import MurckoScaffold
 
 from discrete_grpo import chemistry
 from discrete_grpo.metrics.molecules import internal_diversity
-from discrete_grpo.rewards.cache import ScoreCache, reward_identity
+from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.diversity import (
     DiversityContribution,
     DiversityFilter,
@@ -31,6 +31,7 @@ from discrete_grpo.rewards.diversity import (
     tanh_penalty,
     topological_scaffold,
 )
+from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.rollout import Reward

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.rewards.cache import reward_identity
 from discrete_grpo.rewards.docking import Docking
+from discrete_grpo.rewards.identity import reward_identity
 
 
 class FakeVina:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.rewards.cache import reward_identity
 from discrete_grpo.rewards.external import ExternalReward
+from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.scoring import RewardError
 
 PROGRAM = """
@@ -35,10 +35,11 @@ for line in sys.stdin:
         reward = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
     if sample == "garbage":
         print("{not json", flush=True)
+        print("[" * 100_000, flush=True)
         print(json.dumps([number, 1.0]), flush=True)
         print(json.dumps({"id": number - 1, "reward": 99.0}), flush=True)
     special = {"null": None, "nan": float("nan"), "inf": float("inf"), "text": "x"}
-    special |= {"column": question.get("aim"), "env": os.environ.get("AIM")}
+    special |= {"column": question.get("aim"), "env": float(os.environ.get("AIM", 0)), "digits": "2.5", "huge": 10**400}
     print(json.dumps({"id": number, "reward": special.get(sample, reward)}), flush=True)
 """
 
@@ -114,10 +115,12 @@ def test_a_program_that_reads_nothing_does_not_block(make: Make) -> None:
 def test_what_is_no_number_costs_one_sample_and_not_the_program(make: Make) -> None:
     reward = make()
     before = reward(["pid"])
-    assert reward(["inf", "text"]) == [None, None]
+    assert reward(["inf", "text", "digits", "huge"]) == [None] * 4
     assert [f.reason for f in reward.take_failures()] == [
         "answered inf, expected a finite number or None",
         "answered 'x', expected a number or None",
+        "answered '2.5', expected a number or None",
+        f"answered 1{'0' * 196}..., expected a finite number or None",
     ]
     assert reward(["pid"]) == before
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.rewards.cache import ScoreCache, reward_identity
+from discrete_grpo.rewards.cache import ScoreCache
+from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.rewards.pool import RewardPool
@@ -106,6 +107,25 @@ def test_each_misbehaviour_costs_one_sample(moody: RewardPool) -> None:
     }  # NaN and None are the reward's own words for unknown
     assert moody.take_failures() == []
     assert moody(["a"]) == [1.0]
+
+
+def test_what_is_no_number_and_what_would_end_a_program_cost_one_sample_and_no_worker(moody: RewardPool) -> None:
+    bad = ["exit", "interrupt", "generator", "dict", "set", "digits", "digit", "complex", "huge"]
+    moody(["a"])
+    before = {seat.worker._process.pid for seat in moody._seats}  # type: ignore[attr-defined]
+    assert moody([*bad, "a"]) == [*[None] * len(bad), 1.0]
+    assert before <= {seat.worker._process.pid for seat in moody._seats}  # type: ignore[attr-defined]
+    assert {failure.sample: failure.reason for failure in moody.take_failures()} == {
+        "exit": "raised SystemExit: 0",
+        "interrupt": "raised KeyboardInterrupt: ",
+        "generator": "returned a generator, expected one number a sample",
+        "dict": "returned a dict, expected one number a sample",
+        "set": "returned a set, expected one number a sample",
+        "digits": "returned a str, expected one number a sample",
+        "digit": "returned '0.5', expected a number or None",
+        "complex": "returned 1j, expected a number or None",
+        "huge": f"returned 1{'0' * 196}..., expected a finite number or None",
+    }
 
 
 @pytest.mark.parametrize("hang", ["hang", "hang in C"])

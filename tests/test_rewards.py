@@ -25,7 +25,7 @@ from discrete_grpo.rewards.molecules import (
     synthetic_accessibility,
     validity,
 )
-from discrete_grpo.scoring import reward_name
+from discrete_grpo.scoring import RewardError, reward_name
 
 ASPIRIN = "CC(=O)Oc1ccccc1C(=O)O"
 MOLECULES = [ASPIRIN, "CCO", "C1CCCCCCC1", "CCN(CC)CC", "c1ccc2ccccc2c1"]
@@ -154,7 +154,7 @@ def test_bad_arguments_fail_when_made() -> None:
         InRange(qed, 2.0, 1.0)
     with pytest.raises((ValueError, TypeError), match="property"):  # TypeError: the beartype run
         Target("qed", 1.0, 1.0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"'short' gave 0 scores for 1 samples"):
+    with pytest.raises(RewardError, match=r"^reward short: returned 0 values for 1 samples"):
         Target(short, 1.0, 1.0)(["C"])
     with pytest.raises(ValueError, match=r"weights: \[1\.0\], expected 2"):
         WeightedSum((qed, logp), (1.0,))
@@ -162,7 +162,7 @@ def test_bad_arguments_fail_when_made() -> None:
         WeightedSum((qed,), (math.nan,))
     with pytest.raises(ValueError, match="rewards: "):
         WeightedSum((), ())
-    with pytest.raises(ValueError, match=r"'short' gave 0 scores"):
+    with pytest.raises(RewardError, match=r"^reward short: returned 0 values"):
         WeightedSum.of({short: 1.0})(["C"])
 
 

@@ -23,7 +23,7 @@ from discrete_grpo.rewards.graphs import (
     tree_closeness,
     tree_valid,
 )
-from discrete_grpo.scoring import reward_name, score_samples
+from discrete_grpo.scoring import RewardError, reward_name, score_samples
 from discrete_grpo.topology import graph6
 from tests.test_isomorphism import shuffled
 
@@ -144,7 +144,7 @@ def test_novelty_gate(data: str) -> None:
         return [None if k == 0 else 2.0 for k, _ in enumerate(samples)]
 
     assert NovelTo(unknown, data)([fresh, again, seen, None]) == [None, 2.0, 0.0, 0.0]
-    with pytest.raises(ValueError, match="gave 1 scores for 2 samples"):
+    with pytest.raises(RewardError, match="returned 1 values for 2 samples"):
         NovelTo(functools.partial(lambda samples, **columns: [1.0]), data)(SAMPLES[:2])
 
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import signal
+import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from discrete_grpo.interrupt import interruptible
+from discrete_grpo.rewards.combine import WeightedSum
+from discrete_grpo.rewards.molecules import Target
 from discrete_grpo.scoring import (
     Failures,
     RewardError,
@@ -33,7 +42,7 @@ def given(*values: Any) -> Any:
 
 
 def test_one_column_a_reward_and_unknown_is_nan() -> None:
-    found = score_samples([given(1, True), given(None, math.nan), given(torch.tensor(2.5), "3")], ["a", "b"])
+    found = score_samples([given(1, True), given(None, math.nan), given(torch.tensor(2.5), np.float32(3))], ["a", "b"])
     assert found.dtype == torch.float64
     assert found[:, [0, 2]].tolist() == [[1.0, 2.5], [1.0, 3.0]]
     assert found[:, 1].isnan().all()
@@ -62,12 +71,84 @@ def test_columns_reach_the_reward_and_samples_are_a_list_of_its_own() -> None:
         (given([1.0], 1.0), "reward reward: returned [1.0] for sample 'a', expected a number or None"),
         (lambda samples: 1.0, "reward <lambda>: returned a float, expected one number a sample"),
         (lambda samples: 1 / 0, "reward <lambda>: raised ZeroDivisionError: division by zero"),
+        (lambda samples: sys.exit(0), "reward <lambda>: raised SystemExit: 0"),
+        (lambda samples: _raise(KeyboardInterrupt("mine")), "reward <lambda>: raised KeyboardInterrupt: mine"),
+        (lambda samples: _raise(asyncio.CancelledError()), "reward <lambda>: raised CancelledError: "),
+        (lambda samples: (1.0 for _ in samples), "reward <lambda>: returned a generator, expected one number a sample"),
+        (lambda samples: map(float, samples), "reward <lambda>: returned a map, expected one number a sample"),
+        (lambda samples: dict.fromkeys(samples, 1.0), "reward <lambda>: returned a dict, expected one number a sample"),
+        (lambda samples: {1.0, 2.0}, "reward <lambda>: returned a set, expected one number a sample"),
+        (lambda samples: frozenset({1.0, 2.0}), "reward <lambda>: returned a frozenset, expected one number a sample"),
+        (lambda samples: "12", "reward <lambda>: returned a str, expected one number a sample"),
+        (lambda samples: b"12", "reward <lambda>: returned a bytes, expected one number a sample"),
+        (lambda samples: bytearray(2), "reward <lambda>: returned a bytearray, expected one number a sample"),
+        (lambda samples: torch.tensor(1.0), "reward <lambda>: returned a Tensor, expected one number a sample"),
+        (given(1.0, "0.5"), "reward reward: returned '0.5' for sample 'b', expected a number or None"),
+        (given(1.0, b"0.5"), "reward reward: returned b'0.5' for sample 'b', expected a number or None"),
+        (
+            given(1.0, np.array("0.5")),
+            "reward reward: returned array('0.5', dtype='<U3') for sample 'b', expected a number or None",
+        ),
+        (given(1.0, 1j), "reward reward: returned 1j for sample 'b', expected a number or None"),
+        (given(1.0, np.complex64(1)), f"reward reward: returned {np.complex64(1)!r} for sample 'b', expected a number or None"),
+        (given(1.0, torch.tensor(1 + 0j)), "reward reward: returned tensor(1.+0.j) for sample 'b', expected a number or None"),
+        (given(1.0, torch.ones(2)), "reward reward: returned tensor([1., 1.]) for sample 'b', expected a number or None"),
+        (given(1.0, 10**400), f"reward reward: returned 1{'0' * 196}... for sample 'b', expected a finite number or None"),
+        (given(1.0, 10**5000), "reward reward: returned a int for sample 'b', expected a finite number or None"),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_what_is_wrong_is_said_in_one_line(reward: Any, said: str) -> None:
     with pytest.raises(RewardError) as caught:
         score_samples([reward], ["a", "b"])
     assert str(caught.value) == said
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+@pytest.mark.parametrize("wrap", [lambda r: r, lambda r: WeightedSum((r,), (1.0,)), lambda r: Target(r, 1.0, 1.0)])
+def test_wrapped_rewards_are_held_to_the_same_and_named(wrap: Any) -> None:
+    def inner(samples: list[str], **columns: Any) -> Any:
+        return answers[0](samples)
+
+    answers: list[Any] = [lambda samples: {1.0, 2.0}]
+    for answer, said in ((answers[0], "inner: returned a set"), (lambda samples: sys.exit(0), "inner: raised SystemExit: 0")):
+        answers[0] = answer
+        with pytest.raises(RewardError, match=said):
+            score_one(wrap(inner), ["C", "CC"])
+
+
+def test_ctrl_c_in_a_reward_is_the_users() -> None:
+    def slow(samples: list[str], **columns: Any) -> list[float]:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+        return [1.0]
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        score_one(slow, ["a"])
+    with pytest.raises(KeyboardInterrupt):
+        score_one(WeightedSum((slow,), (1.0,)), ["a"])
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_first_ctrl_c_of_a_run_lets_the_reward_finish_and_the_second_does_not() -> None:
+    def interrupted(samples: list[str], **columns: Any) -> list[float]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return [1.0]
+
+    with interruptible() as stop:
+        assert score_one(interrupted, ["a"]).tolist() == [1.0]
+        assert stop
+        with pytest.raises(KeyboardInterrupt):
+            score_one(interrupted, ["a"])
+
+
+def test_outside_the_main_thread_a_keyboard_interrupt_is_the_rewards() -> None:
+    with ThreadPoolExecutor(1) as threads, pytest.raises(RewardError, match="raised KeyboardInterrupt"):
+        threads.submit(score_one, lambda samples: _raise(KeyboardInterrupt()), ["a"]).result()
 
 
 def test_an_error_of_several_lines_becomes_one() -> None:
@@ -119,7 +200,7 @@ def test_names() -> None:
 def test_finite_number() -> None:
     assert math.isnan(finite_number(None))
     assert math.isnan(finite_number(math.nan))
-    for wrong in (math.inf, "x", [], object()):
+    for wrong in (math.inf, "x", "0.5", b"1", 1j, 10**400, [], object()):
         with pytest.raises(ValueError, match="expected a"):
             finite_number(wrong)
 

@@ -226,7 +226,7 @@ def calls(canary: Path) -> list[dict[str, Any]]:
         spec("discrete_grpo.rewards.worker.resolve", path="os.mkdir", init_args={"path": str(canary)}),
         spec("discrete_grpo.rewards.worker.find", path="os.mkdir"),
         spec("discrete_grpo.rewards.pool.RewardPool", reward="os.mkdir", init_args={"path": str(canary)}),
-        spec("discrete_grpo.rewards.cache.functools.partial", func="os.mkdir"),
+        spec("discrete_grpo.rewards.identity.functools.partial", func="os.mkdir"),
         spec("discrete_grpo.importers.lightning.pickle.loads", data=code),
         spec("discrete_grpo.reporting.run_folder.write_text", path=str(canary), text=""),
         spec("discrete_grpo.reporting.run_folder.Recorder", folder=str(canary)),

@@ -14,7 +14,16 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Progress", "print_notes", "print_table", "progress"]
+__all__ = ["Progress", "print_notes", "print_table", "printable", "progress"]
+
+
+def printable(text: str) -> str:
+    r"""The text with control and format characters as escapes, so that a terminal shows them and does not obey them.
+
+    >>> printable("\x1b[2Jé"), printable("one\u202etwo")
+    ('\\x1b[2Jé', 'one\\u202etwo')
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class Progress(Protocol):
@@ -65,12 +74,12 @@ def print_table(title: str, rows: Mapping[str, Mapping[str, float | str | None]]
     """Print named rows of named columns; columns are all the rows' names in order of appearance, a missing entry is a dash."""
     out = console if console is not None else Console()
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    table = Table(title=escape(title), title_justify="left", header_style="bold")
+    table = Table(title=_safe(title), title_justify="left", header_style="bold")
     table.add_column("", no_wrap=True)
     for name in names:
-        table.add_column(escape(name), justify="right", no_wrap=True)
+        table.add_column(_safe(name), justify="right", no_wrap=True)
     for label, row in rows.items():
-        table.add_row(escape(label), *[escape(_show(row.get(name))) for name in names])
+        table.add_row(_safe(label), *[_safe(_show(row.get(name))) for name in names])
     if not out.is_terminal:  # a log file has no width of its own: let no column be cut
         table.width = out.measure(table, options=out.options.update(width=100_000)).maximum
     out.print(table, crop=out.is_terminal)
@@ -80,7 +89,11 @@ def print_notes(notes: Iterable[str], *, console: Console | None = None) -> None
     """Print whole sentences, one per line, on standard error by default."""
     out = console if console is not None else Console(stderr=True)
     for note in notes:
-        out.print(note, markup=False, highlight=False, soft_wrap=True)
+        out.print(printable(note), markup=False, highlight=False, soft_wrap=True)
+
+
+def _safe(text: str) -> str:
+    return escape(printable(text))
 
 
 def _show(value: float | str | None) -> str:
@@ -90,7 +103,8 @@ def _show(value: float | str | None) -> str:
 
 
 def _note(fields: Mapping[str, float | str]) -> str:
-    return "  ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in fields.items())
+    shown = (f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in fields.items())
+    return printable("  ".join(shown))
 
 
 def _rate(speed: float | None) -> str:

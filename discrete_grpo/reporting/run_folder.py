@@ -28,6 +28,7 @@ __all__ = [
     "METRICS",
     "SAMPLES",
     "Recorder",
+    "check_unused",
     "iter_samples",
     "read_evaluation",
     "read_metrics",
@@ -41,6 +42,20 @@ METRICS = "metrics.jsonl"
 EVALUATION = "evaluation.json"
 SAMPLES = "samples.csv.gz"
 KEPT = "what was there is as it was"
+_EVALUATION = ("evaluation.json", "evaluation_before.csv.gz", "evaluation_after.csv.gz")
+_OTHERS = ("failures.jsonl", "checkpoints", "policy", "ledger.sqlite", "search.json", "best.csv.gz", "report.html")
+
+
+def check_unused(folder: str | os.PathLike[str]) -> None:
+    """Refuse a folder with results of another run, which a new one would take for its own or mix with its own.
+
+    Raises:
+        ValueError: naming them.
+    """
+    found = [name for name in (METRICS, SAMPLES, *_EVALUATION, *_OTHERS) if (Path(folder) / name).exists()]
+    if found:
+        wanted = "expected a folder without them; name another folder or remove these"
+        raise ValueError(f"output_dir: {os.fspath(folder)} holds results of another run ({', '.join(found)}), {wanted}")
 
 
 class Recorder:

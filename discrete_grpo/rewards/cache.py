@@ -15,121 +15,18 @@ import os
 import sqlite3
 import struct
 import time
-import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
 
-__all__ = ["Database", "ScoreCache", "batches", "reward_identity"]
+__all__ = ["Database", "ScoreCache", "batches"]
 
 T = TypeVar("T")
 WAIT = 60.0
 """Seconds to wait for another process that is writing."""
-
-
-# -- who a reward is
-
-
-def reward_identity(reward: object) -> str | None:
-    """A digest of a reward's code and settings: equal ones give equal scores; None if it can be no cache's business.
-
-    A function is its import path, code, defaults and what it closes over (not what it calls elsewhere); an object is its class
-    and its fields or attributes, also arrays of weights. An attribute ``cached_as`` decides instead where a reward has one: a
-    text that changes when the scores do, another reward that gives the same scores, or None for a reward that must not be
-    cached (because it compares the samples of a batch, or is random).
-
-    >>> reward_identity(len) == reward_identity(len), reward_identity(len) == reward_identity(sum)
-    (True, False)
-    """
-    try:
-        return hashlib.blake2b(repr(_described(reward, ())).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    except (_Nameless, RecursionError, ValueError):
-        return None
-
-
-class _Nameless(Exception):
-    """Something without a description that would be the same tomorrow."""
-
-
-def _described(value: Any, above: tuple[int, ...]) -> Any:
-    """``value`` as nested tuples of plain values."""
-    if value is None or isinstance(value, int | float | complex | str | bytes | types.EllipsisType):
-        return value
-    if id(value) in above:
-        return "itself"
-    inner = functools.partial(_described, above=(*above, id(value)))
-    if not isinstance(value, type) and hasattr(value, "cached_as"):
-        if value.cached_as is None:
-            raise _Nameless
-        named = _path(value if hasattr(value, "__qualname__") else type(value))
-        return inner(value.cached_as) if callable(value.cached_as) else ("as", named, inner(value.cached_as))
-    if isinstance(value, Mapping):
-        return ("mapping", *sorted((repr(inner(k)), inner(v)) for k, v in value.items()))
-    if isinstance(value, set | frozenset):
-        return ("set", *sorted(repr(inner(v)) for v in value))
-    if isinstance(value, list | tuple):
-        return ("sequence", *map(inner, value))
-    return _described_numbers(value, inner)
-
-
-def _described_numbers(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Arrays and modules by their content."""
-    if isinstance(value, Tensor):
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        return (
-            "tensor",
-            tuple(value.shape),
-            str(value.dtype),
-            hashlib.blake2b(flat.view(torch.uint8).numpy().tobytes()).hexdigest(),
-        )
-    if type(value).__module__ == "numpy" and value.dtype != object:
-        return ("array", value.shape, str(value.dtype), hashlib.blake2b(value.tobytes()).hexdigest())
-    if isinstance(value, nn.Module):
-        return ("module", _path(type(value)), repr(value), inner(dict(value.state_dict())))
-    return _described_code(value, inner)
-
-
-def _described_code(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Functions, classes, and objects by their attributes."""
-    if isinstance(value, functools.partial):
-        return ("partial", inner(value.func), inner(value.args), inner(value.keywords))
-    if isinstance(value, types.MethodType):
-        return ("method", value.__name__, inner(value.__self__))
-    if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return (
-            "function",
-            _path(value),
-            inner(value.__code__),
-            inner(value.__defaults__),
-            inner(value.__kwdefaults__),
-            inner(cells),
-        )
-    if isinstance(value, types.CodeType):
-        return ("code", value.co_code, value.co_names, inner(value.co_consts))
-    if isinstance(value, type):
-        return ("class", _path(value), *sorted((n, inner(p)) for n, p in vars(value).items() if isinstance(p, types.FunctionType)))
-    if isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, types.ModuleType | None):
-        return ("builtin", _path(value))
-    if isinstance(value, Path):
-        return ("path", str(value))
-    if not hasattr(value, "__dict__"):
-        raise _Nameless
-    classes = type(value).__mro__[:-1]
-    if any(
-        type(c).__module__ not in ("builtins", "abc", "typing", "enum") for c in classes
-    ):  # part of it is no Python (an RDKit molecule)
-        raise _Nameless
-    hidden = {name for c in classes for name, part in vars(c).items() if isinstance(part, functools.cached_property)}
-    return ("object", inner(type(value)), inner({k: v for k, v in vars(value).items() if k not in hidden}))
-
-
-def _path(value: Any) -> str:
-    return f"{value.__module__}.{value.__qualname__}"
 
 
 # -- the file
@@ -278,6 +175,11 @@ class ScoreCache:
         columns = "id BLOB PRIMARY KEY, value REAL, checksum BLOB"
         self._file = None if path is None else Database(path, {"scores": columns})
         self.damaged = 0
+
+    @property
+    def path(self) -> Path | None:
+        """The file; None in memory."""
+        return None if self._file is None else self._file.path
 
     @staticmethod
     def key(identity: str | None, sample: str, columns: Mapping[str, Any]) -> bytes | None:

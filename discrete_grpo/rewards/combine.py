@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from discrete_grpo.scoring import reward_name
+from discrete_grpo.scoring import reward_name, score_one
 
 __all__ = ["WeightedSum"]
 
@@ -55,14 +55,11 @@ class WeightedSum:
         """The sum, one a sample.
 
         Raises:
-            ValueError: if a reward gives another number of scores than there are samples.
+            RewardError: if one of the rewards fails; see :func:`discrete_grpo.scoring.score_one`.
         """
-        scores = [reward(samples, **columns) for reward in self.rewards]
-        for reward, given in zip(self.rewards, scores, strict=True):
-            if len(given) != len(samples):
-                raise ValueError(f"rewards: {reward_name(reward)!r} gave {len(given)} scores for {len(samples)} samples")
+        scores = [score_one(reward, samples, columns).tolist() for reward in self.rewards]
         return [self._sum(row) for row in zip(*scores, strict=True)]
 
-    def _sum(self, row: Sequence[float | None]) -> float | None:
-        known = [w * x for w, x in zip(self.weights, row, strict=True) if x is not None and not math.isnan(x)]
+    def _sum(self, row: Sequence[float]) -> float | None:
+        known = [w * x for w, x in zip(self.weights, row, strict=True) if not math.isnan(x)]
         return sum(known) if len(known) == len(row) else None

@@ -5,7 +5,6 @@ A docking takes seconds and may hang or crash: run it in a :class:`~discrete_grp
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import math
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from rdkit import Chem
 from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
 
 from discrete_grpo import chemistry
+from discrete_grpo.rewards.sources import file_digest
 
 __all__ = ["Docking"]
 
@@ -75,7 +75,7 @@ class Docking:
         """Everything the number depends on."""
         settings = (self.center, self.box_size, self.exhaustiveness, self.n_poses, self.seed)
         versions = [getattr(_package(name), "__version__", "unknown") for name in ("vina", "meeko")]
-        return ("docking", hashlib.blake2b(Path(self.receptor).read_bytes(), digest_size=16).hexdigest(), *settings, *versions)
+        return (file_digest(self.receptor), *settings, *versions)
 
     @cached_property
     def _vina(self) -> Any:

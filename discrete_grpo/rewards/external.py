@@ -16,6 +16,7 @@ import json
 import math
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import threading
@@ -26,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from discrete_grpo.scoring import Failure, Failures, finite_number
+from discrete_grpo.scoring import Failure, Failures, finite_number, shown_value
 
 __all__ = ["ExternalReward"]
 
@@ -89,7 +90,7 @@ class _Program:
                 raise EOFError
             try:
                 found = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 found = None
             if isinstance(found, dict) and found.get("id") == number and "reward" in found:
                 return found["reward"]
@@ -127,7 +128,8 @@ class ExternalReward:
         max_failures: that many failures in a row, without one success, end the run; None: never.
         environment: variables to set for the program.
         name: for metrics and tables; None: the script's or the program's file name.
-        version: of what the program computes; change it when its scores change, so that cached ones are not used.
+        version: of what the program computes; change it when its scores change for a reason that lies in none of the files that
+            ``command`` names, so that cached ones are not used.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -159,8 +161,9 @@ class ExternalReward:
 
     @property
     def cached_as(self) -> tuple[Any, ...]:
-        """Program, arguments, variables and version."""
-        return ("external", self.command, self.environment, self.version)
+        """Arguments, variables and version; the contents of the program and of the files that its arguments name."""
+        program = shutil.which(self.command[0])
+        return (None if program is None else Path(program), self.command, _modules(self.command), self.environment, self.version)
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings: a copy has a program of its own."""
@@ -199,7 +202,7 @@ class ExternalReward:
         try:
             line = json.dumps({**columns, "id": number, "sample": sample}, allow_nan=False).encode() + b"\n"
         except (TypeError, ValueError) as error:
-            raise ValueError(f"sample: {sample!r} or its columns cannot be written as JSON ({error})") from error
+            raise ValueError(f"sample: {shown_value(sample)} or its columns cannot be written as JSON ({error})") from error
         try:
             value = self._ask(number, line)
         except _Failed as error:
@@ -233,13 +236,19 @@ class ExternalReward:
         try:
             return finite_number(value)
         except ValueError as error:
-            raise _Refused(f"answered {value!r}, {error}") from None
+            raise _Refused(f"answered {shown_value(value)}, {error}") from None
 
 
 def _name(command: Sequence[str]) -> str:
     """``score`` for ``python score.py``, ``dock`` for ``bin/dock --fast``."""
     scripts = [word for word in command[1:] if Path(word).suffix and not word.startswith("-")]
     return Path((scripts or command)[0]).stem
+
+
+def _modules(command: Sequence[str]) -> list[str]:
+    """The file of ``python -m module``, where it lies in the working folder."""
+    named = [command[k + 1].replace(".", "/") for k, word in enumerate(command[:-1]) if word == "-m"]
+    return [path for name in named for path in (f"{name}.py", f"{name}/__main__.py") if Path(path).is_file()]
 
 
 def _said(program: _Program) -> str:

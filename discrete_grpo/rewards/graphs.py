@@ -17,7 +17,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
@@ -25,7 +25,7 @@ from jaxtyping import Float
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits, load_splits
 from discrete_grpo.descriptors import SIGMA, Kind, clustering, degree, describe, kernel, orbit
 from discrete_grpo.isomorphism import BUDGET, GraphSet, form
-from discrete_grpo.scoring import reward_name
+from discrete_grpo.scoring import reward_name, score_one
 from discrete_grpo.shapes import SHAPES, Shape, has_shape, matrix_of, num_components
 
 __all__ = [
@@ -225,6 +225,9 @@ class NovelTo:
     [1.0, 0.0, 0.0]
     """
 
+    cached_as: ClassVar[None] = None
+    """It compares the samples of a batch, so none of its scores is kept."""
+
     reward: Callable[..., Sequence[float | None]]
     data: str
 
@@ -247,11 +250,9 @@ class NovelTo:
         """The inner score or 0, one a sample.
 
         Raises:
-            ValueError: if the inner reward gives another number of scores than there are samples.
+            RewardError: if the inner reward fails; see :func:`discrete_grpo.scoring.score_one`.
         """
-        scores = self.reward(samples, **columns)
-        if len(scores) != len(samples):
-            raise ValueError(f"reward: {reward_name(self.reward)!r} gave {len(scores)} scores for {len(samples)} samples")
+        scores = [None if math.isnan(x) else x for x in score_one(self.reward, samples, columns).tolist()]
         seen, found = GraphSet(), list[float | None]()
         for sample, score in zip(samples, scores, strict=True):
             found.append(score if not score or self._fresh(sample, seen) else 0.0)

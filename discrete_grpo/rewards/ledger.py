@@ -25,7 +25,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discrete_grpo import chemistry
-from discrete_grpo.rewards.cache import Database, ScoreCache, batches, reward_identity
+from discrete_grpo.rewards.cache import Database, ScoreCache, batches
+from discrete_grpo.rewards.identity import Unidentified, identify
 from discrete_grpo.rollout import Reward
 from discrete_grpo.scoring import BudgetExhausted, RewardError, reward_names, score_one
 
@@ -239,10 +240,16 @@ class Ledger:
 
     def _identity(self, name: str, reward: Reward) -> str | None:
         if id(reward) not in self._identities:
-            identity = reward_identity(reward)
-            if identity is None and getattr(reward, "cached_as", reward) is not None:
-                told = "its settings are not plain values; an attribute cached_as (a text) would name it"
-                warnings.warn(f"reward {name}: repeats are scored again, since {told}", RuntimeWarning, stacklevel=2)
+            files = (self._file.path, None if self.cache is None else self.cache.path)
+            written = [path for path in files if path is not None]
+            try:
+                identity = identify(reward, ignore=written)
+            except Unidentified as reason:
+                identity = None
+                if not _refuses_cache(reward):
+                    told = f"repeats are scored again and no score is kept, since it cannot be identified: {reason}"
+                    hint = "an attribute cached_as (a text) would name it"
+                    warnings.warn(f"reward {name}: {told}; {hint}", RuntimeWarning, stacklevel=2)
             self._identities[id(reward)] = (reward, identity)  # the reward too: its id must stay its own
         return self._identities[id(reward)][1]
 
@@ -293,6 +300,14 @@ class Ledger:
         self._file.close()
         if self.cache is not None:
             self.cache.close()
+
+
+def _refuses_cache(reward: Reward) -> bool:
+    """Whether a reward itself says that it must not be cached."""
+    try:
+        return getattr(reward, "cached_as", reward) is None
+    except Exception:  # a property that fails; the reward says so when it is called
+        return False
 
 
 def _checksum(*values: str | int | float) -> bytes:

@@ -25,7 +25,7 @@ from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 
 from discrete_grpo import chemistry
-from discrete_grpo.scoring import reward_name
+from discrete_grpo.scoring import reward_name, score_one
 
 __all__ = [
     "InRange",
@@ -193,11 +193,9 @@ def _modify(
     columns: dict[str, Sequence[Any]],
 ) -> list[float | None]:
     """``shape`` of each score; 0 for an invalid sample, None where the score is unknown."""
-    scores = reward(samples, **columns)
-    if len(scores) != len(samples):
-        raise ValueError(f"property: {reward_name(reward)!r} gave {len(scores)} scores for {len(samples)} samples")
+    scores = score_one(reward, samples, columns).tolist()
     valid = [mol is not None for mol in chemistry.parse_all(samples)]
-    shaped = [None if x is None or math.isnan(x) else shape(x) for x in scores]
+    shaped = [None if math.isnan(x) else shape(x) for x in scores]
     return [y if ok else 0.0 for y, ok in zip(shaped, valid, strict=True)]
 
 

@@ -17,7 +17,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -74,8 +74,12 @@ def answer(reward: Callable[..., Any], samples: Sequence[Any], columns: Mapping[
         found = reward(list(samples), **columns)
         if inspect.isawaitable(found):
             found = asyncio.run(_wait(found))
+        if isinstance(found, str | bytes | bytearray | memoryview | Mapping | Set) or not hasattr(found, "__len__"):
+            return f"returned a {type(found).__name__}, expected one number a sample"
         values = list(found)
-    except Exception as error:
+    except _Ended:
+        raise
+    except BaseException as error:  # SystemExit too: only the pool ends a worker
         return f"raised {type(error).__name__}: {' '.join(str(error).split())}"
     if len(values) != len(samples):
         return f"returned {len(values)} values for {len(samples)} samples, expected one a sample"
@@ -90,15 +94,45 @@ async def _wait(values: Any) -> Any:
 
 def _checked(value: Any, sample: Any, failed: list[tuple[Any, str]]) -> tuple[float | None, str | None]:
     try:
-        number = math.nan if value is None else float(value)
-    except (TypeError, ValueError):
-        return None, f"returned {value!r}, expected a number or None"
-    if math.isinf(number):
-        return None, f"returned {number}, expected a finite number or None"
+        number = _number(value)
+    except ValueError as error:
+        return None, f"returned {_shown(value)}, {error}"
     if not math.isnan(number):
         return number, None
     known = next((entry for entry in failed if entry[0] is sample), None)  # a reward that names its own failures
     return None, known[1] if known else None
+
+
+def _number(value: Any) -> float:
+    """As :func:`discrete_grpo.scoring.finite_number`, which a worker does not import."""
+    try:
+        value = value.item() if callable(getattr(value, "item", None)) else value
+        if isinstance(value, str | bytes | bytearray | complex):
+            raise TypeError
+        number = math.nan if value is None else float(value)
+    except OverflowError:
+        number = math.inf
+    except Exception:
+        raise ValueError("expected a number or None") from None
+    if math.isinf(number):
+        raise ValueError("expected a finite number or None")
+    return number
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+class _Ended(SystemExit):
+    """The pool ends this worker."""
+
+
+def _end(number: int, frame: Any) -> None:
+    raise _Ended(0)
 
 
 def _end_with_parent(connection: Connection) -> None:
@@ -113,7 +147,7 @@ def _end_with_parent(connection: Connection) -> None:
 def main() -> None:
     """Serve until the pool hangs up."""
     connection = Connection(int(sys.argv[1]))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, _end)
     sys.path[:], payload = pickle.loads(connection.recv_bytes())  # from the parent process
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
     try:

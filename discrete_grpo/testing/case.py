@@ -149,14 +149,14 @@ def gap(found: Shaped[Tensor, "*any"], wanted: Shaped[Tensor, "*any"]) -> float:
     """
     if found.shape != wanted.shape:
         raise ValueError(f"shape {tuple(found.shape)}, expected {tuple(wanted.shape)}")
-    a, b = found.double(), wanted.double()
+    a, b = found.cpu().double(), wanted.cpu().double()
     off = torch.where(a == b, 0.0, (a - b).abs() / b.abs().clamp_min(1))
     return float(off.nan_to_num(nan=torch.inf).max()) if off.numel() else 0.0
 
 
 def per_step(scores: Scores) -> Float[Tensor, "batch step 3"]:
     """Log-prob, entropy and number of sites of each step."""
-    return torch.stack([scores.logp.sum(-1), scores.entropy.sum(-1), scores.mask.sum(-1).to(scores.logp.dtype)], -1).double()
+    return torch.stack([scores.logp.sum(-1), scores.entropy.sum(-1), scores.mask.sum(-1).to(scores.logp.dtype)], -1).cpu().double()
 
 
 def claims(found: Mapping[str, bool], note: str = "") -> Measured:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from discrete_grpo.categorical import Scores
 from discrete_grpo.objective import grpo_loss, row_weights
+from discrete_grpo.precision import widen
 from discrete_grpo.rollout import Reward, group_contexts
 from discrete_grpo.scoring import score_samples
 from discrete_grpo.testing.case import Case, Measured, Skip
@@ -81,15 +82,15 @@ def _derivative(case: Case, dtype: torch.dtype | None, epsilon: float, tolerance
     weights, generator = [p for p in case.module.parameters() if p.requires_grad], case.generator(11)
     directions = [torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype) for p in weights]
     slopes = _gradients(case, lambda scores: scores.logp.sum())
-    along = sum(float((g.double() * v).sum()) for g, v in zip(slopes, directions, strict=True))
+    along = sum(float((widen(g) * v).sum()) for g, v in zip(slopes, directions, strict=True))
     ends = []
     for shift in (epsilon, -2 * epsilon):
         with torch.no_grad():
             for p, v in zip(weights, directions, strict=True):
                 p.add_(shift * v)
-        ends.append(float(case.replay(case.rollout).logp.double().sum()))
+        ends.append(float(case.replay(case.rollout).logp.cpu().double().sum()))
     difference = (ends[0] - ends[1]) / (2 * epsilon)
-    size = max(abs(along), math.sqrt(sum(float(g.double().square().sum()) for g in slopes)), 1e-9)
+    size = max(abs(along), math.sqrt(sum(float(widen(g).square().sum()) for g in slopes)), 1e-9)
     return Measured(abs(difference - along) / size, tolerance, f"{along:.3g} against {difference:.3g} by differences")
 
 

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discrete_grpo.categorical import Scores, Sites, gather, kl_divergence
+from discrete_grpo.precision import widen
 from discrete_grpo.rollout import Rollout, Scorer
 from discrete_grpo.testing.case import CLOSE, ROUND, Case, Measured, Skip, claims, gap
 
@@ -80,7 +81,7 @@ def shapes(case: Case) -> Measured:
 def probabilities(case: Case) -> Measured:
     """Σ_c p_c = 1 at every site."""
     tables = [s.log_probs[s.mask] for s in case.policy.sites(case.rollout)]
-    error = max(gap(table.double().exp().sum(-1), torch.ones(len(table), device=table.device)) for table in tables)
+    error = max(gap(table.cpu().double().exp().sum(-1), torch.ones(len(table))) for table in tables)
     return Measured(error, max(CLOSE.get(t.dtype, math.nan) for t in tables) / 10, f"{sum(map(len, tables))} tables")
 
 
@@ -90,9 +91,9 @@ def probabilities_bf16(case: Case) -> Measured:
     plain = [s.log_probs[s.mask] for s in case.policy.sites(case.rollout)]
     with torch.autocast(case.device.type, torch.bfloat16):
         tables = [s.log_probs[s.mask] for s in case.policy.sites(case.rollout)]
-    error = max(gap(table.double().exp().sum(-1), torch.ones(len(table), device=table.device)) for table in tables)
+    error = max(gap(table.cpu().double().exp().sum(-1), torch.ones(len(table))) for table in tables)
     for table, other in zip(tables, plain, strict=True):
-        below = -kl_divergence(table.double(), other.double())
+        below = -kl_divergence(table.cpu().double(), other.cpu().double())
         error = max(error, float(below.nan_to_num(nan=torch.inf).max()) if below.numel() else 0.0)
     return Measured(error, max(CLOSE.get(t.dtype, math.nan) for t in tables) / 10, f"{sum(map(len, tables))} tables")
 
@@ -100,7 +101,7 @@ def probabilities_bf16(case: Case) -> Measured:
 def _space_log_probs(case: Case, space: Rollout) -> Float[Tensor, " batch"]:
     """Log π of every trajectory of the space, float64."""
     rows = torch.arange(len(space), device=space.group.device).split(ROUND)
-    return torch.cat([case.drawn_log_probs(space.index(part)).double().sum((1, 2)) for part in rows])
+    return torch.cat([case.drawn_log_probs(space.index(part)).cpu().double().sum((1, 2)) for part in rows])
 
 
 def total_mass(case: Case) -> Measured | Skip:
@@ -204,7 +205,7 @@ def _rarity(p: float) -> float:
 def _moments(sites: Sites) -> Float[Tensor, "3 step statistic"]:
     """Σ (f(a) - E f), Σ Var f, Σ E|f - E f|³ of each step; f: is it class c (C statistics), and log p (one)."""
     on = sites.mask.unsqueeze(-1)
-    log_p = torch.where(on, sites.log_probs.double(), 0.0)
+    log_p = torch.where(on, widen(sites.log_probs), 0.0)
     p = log_p.exp()
     drawn = torch.nn.functional.one_hot(torch.where(sites.mask, sites.action.long(), 0), p.shape[-1])
     spread = p * (1 - p)
