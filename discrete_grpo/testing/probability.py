@@ -109,8 +109,8 @@ def total_mass(case: Case) -> Measured | Skip:
     if case.space is None:
         return Skip(NO_SPACE)
     mass = _space_log_probs(case, case.space).exp()
-    starts, where = torch.unique(case.space.group, return_inverse=True)
-    total = torch.zeros(len(starts), dtype=mass.dtype, device=mass.device).index_add(0, where, mass)
+    starts, where = torch.unique(case.space.group.cpu(), return_inverse=True)
+    total = torch.zeros(len(starts), dtype=mass.dtype).index_add(0, where, mass)
     note = f"{len(mass)} trajectories of {len(starts)} start{'s' * (len(starts) > 1)}"
     return Measured(gap(total, torch.ones_like(total)), case.close, note)
 
