@@ -50,6 +50,7 @@ class DigressConfig:
         node_hidden, edge_hidden, global_hidden: of the feed-forward parts; the last is 2048 in every published model.
         node_mlp, edge_mlp, global_mlp: hidden width of the first and last maps.
         max_nodes: what the number of nodes is divided by.
+        node_limit: most nodes of a graph; 0 for ``max_nodes``.
         features: structural features of the input.
         walk_length: K of the random-walk features.
         molecule: the molecular features; None for other graphs.
@@ -59,6 +60,8 @@ class DigressConfig:
         diagonal: what stands on the diagonal of the edge classes: class 0, as in training, or nothing.
         five_cycles: which count of 5-cycles.
         pad_to: fewest places a graph is padded to before anything else; 0 for those it comes with.
+        padding_counts: whether the molecule's weight counts a place of padding as class 0, and eigenvalues run on into padding,
+            as published; with pooling ``padded`` they always do.
 
     Raises:
         ValueError: for a value out of its range.
@@ -91,6 +94,8 @@ class DigressConfig:
     diagonal: Literal["class 0", "nothing"] = "class 0"
     five_cycles: FiveCycles = "published"
     pad_to: int = 0
+    node_limit: int = 0
+    padding_counts: bool = False
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads", "width", "edge_width", "global_width", "node_classes", "edge_classes", "max_nodes"):
@@ -310,7 +315,7 @@ class DigressTransformer(nn.Module):
             mask: which nodes exist; they come first.
 
         Raises:
-            ValueError: for a graph of more nodes than ``max_nodes``, or a class that is none of the states.
+            ValueError: for a graph of more nodes than ``node_limit``, or a class that is none of the states.
         """
         self._check(nodes, edges, mask)
         n, more = nodes.shape[1], max(self.config.pad_to - nodes.shape[1], 0)
@@ -337,9 +342,9 @@ class DigressTransformer(nn.Module):
         return x, e, y
 
     def _check(self, nodes: Tensor, edges: Tensor, mask: Tensor) -> None:
-        most = int(mask.sum(1).max())
-        if most > self.config.max_nodes:
-            raise ValueError(f"nodes: a graph of {most}, expected at most {self.config.max_nodes}")
+        most, limit = int(mask.sum(1).max()), self.config.node_limit or self.config.max_nodes
+        if most > limit:
+            raise ValueError(f"nodes: a graph of {most}, expected at most {limit}")
         for name, classes, states in (("nodes", nodes, self.config.node_states), ("edges", edges, self.config.edge_states)):
             if not 0 <= int(classes.min()) <= int(classes.max()) < states:
                 raise ValueError(f"{name}: class {int(classes.max())}, expected 0 to {states - 1}")
@@ -363,7 +368,7 @@ class DigressTransformer(nn.Module):
 
     def _features(self, nodes: Tensor, edges: Tensor, mask: Tensor, adjacency: Tensor) -> Any:
         config = self.config
-        padded = config.pooling == "padded"
+        padded = config.padding_counts or config.pooling == "padded"
         found = extra(
             config.features,
             adjacency,
