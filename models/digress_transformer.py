@@ -160,14 +160,18 @@ class _Pool(nn.Module):
         self.pooling = pooling
         self.lin = nn.Linear(4 * width, global_width)
 
-    def forward(self, x: Float[Tensor, "batch item d"], mask: Bool[Tensor, "batch item"] | None) -> Float[Tensor, "batch dy"]:
+    def forward(
+        self, x: Float[Tensor, "batch item d"], mask: Bool[Tensor, "batch item"] | None, keep: bool
+    ) -> Float[Tensor, "batch dy"]:
         """``mask`` says what exists; None if all does, or if padding is to count.
 
-        A few graphs at a time, and gradients compute them again: only x is kept, and little of it is handled at once.
+        A few graphs at a time; unless ``keep`` is set, gradients compute them again, so that only x is kept.
         """
         graphs = max(1, POOL_ELEMENTS // x[0].numel())
         masks = [None] * len(x) if mask is None else mask.split(graphs)
-        parts = [_again(self._summary, part, there) for part, there in zip(x.split(graphs), masks, strict=False)]
+        parts = [
+            (_now if keep else _again)(self._summary, part, there) for part, there in zip(x.split(graphs), masks, strict=False)
+        ]
         return self.lin(torch.cat(parts))
 
     def _summary(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -236,16 +240,18 @@ class _Layer(nn.Module):
         self.norm_y1, self.norm_y2 = nn.LayerNorm(dy), nn.LayerNorm(dy)
 
     def forward(
-        self, x: Tensor, e: Tensor, y: Tensor, mask: Tensor | None, pooled: Tensor | None, last: bool
+        self, x: Tensor, e: Tensor, y: Tensor, mask: Tensor | None, pooled: Tensor | None, last: bool, keep: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Next states; ``mask`` is None where all nodes exist, ``pooled`` where pooling counts every place.
+
+        With ``keep`` gradients find what was computed, else they compute it again.
 
         Y = (q_i k_j / √(d/h)) (1 + W_m e_ij) + W_a e_ij;  e' = W_o((1 + a(y)) Y + b(y));
         x' = W_x((1 + c(y)) Σ_j softmax_j(Y) v_j + d(y)).
         The global state of the last layer is read by nobody, so it is not computed.
         """
         att, linear = self.self_attn, nn.functional.linear
-        new_y = None if last else att.y_y(y) + att.x_y(x, pooled) + att.e_y(e.flatten(1, 2), _pairs(pooled))
+        new_y = None if last else att.y_y(y) + att.x_y(x, pooled, keep) + att.e_y(e.flatten(1, 2), _pairs(pooled), keep)
         parts = EdgeParts(
             att.q(x) * self.scale,
             att.k(x),
@@ -256,7 +262,7 @@ class _Layer(nn.Module):
             linear(att.y_e_add(y), att.e_out.weight, att.e_out.bias),
             *((m.weight, m.bias) for m in (self.normE1, self.linE1, self.linE2, self.normE2)),
         )
-        mean, e = edge_update(e, parts, mask)
+        mean, e = edge_update(e, parts, mask, keep=keep)
         new_x = att.x_out(torch.addcmul(att.y_x_add(y).unsqueeze(1), 1.0 + att.y_x_mul(y).unsqueeze(1), mean))
         x = self.normX1(x + (new_x if mask is None else new_x * mask.unsqueeze(-1)))
         x = self.normX2(x + self.linX2(self.linX1(x).relu()))
@@ -338,7 +344,7 @@ class DigressTransformer(nn.Module):
         self, x: Tensor, e: Tensor, y: Tensor, mask: Tensor | None, pooled: Tensor | None, start: int, stop: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         for k in range(start, stop):
-            x, e, y = self.tf_layers[k](x, e, y, mask, pooled, k == len(self.tf_layers) - 1)
+            x, e, y = self.tf_layers[k](x, e, y, mask, pooled, k == len(self.tf_layers) - 1, not self.checkpoint_layers)
         return x, e, y
 
     def _check(self, nodes: Tensor, edges: Tensor, mask: Tensor) -> None:
