@@ -2,7 +2,8 @@
 
 For row i and column j of a graph, with P_ij = q_i k_j (a product a channel), M_ij and A_ij the two halves of W e_ij + b:
 Y_ij = P_ij M_ij + A_ij;  o_i = Σ_j softmax_j(Y_ij) v_j;  e'_ij = W_g Y_ij + b_g, W_g one matrix a graph.
-Rows are independent given k and v, so Y [B, N, N, d] never exists whole, in the gradient neither.
+Rows are independent given k and v, so nothing of [B, N, N, d] has to exist whole. Gradients either find Y and M kept by the
+forward part, or compute them again.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ NUM_TENSORS = 16
 
 def _rest_gradients(chunk: _Chunk, g_new: Tensor, tensors: Sequence[Tensor], found: Sequence[Tensor]) -> Tensor:
     """The gradient of e + e' from that of the next edges; those of the weights behind it are added to ``found``."""
-    n1, m1, w1, b1, w2, b2, n2, m2 = tensors
+    n1, m1, w1, _, w2, _, n2, m2 = tensors
     back, width, all_three = torch.ops.aten.native_layer_norm_backward, g_new.shape[-1], [True, True, True]
     g_more, *g_norm2 = back(g_new.contiguous(), chunk.second[0], [width], *chunk.second[1:], n2, m2, all_three)
     total, mean, deviation = chunk.first

@@ -2,7 +2,8 @@
 
 Its attention has a weight a *channel*, [B, N, N, d]: the published code writes some twenty tensors of that size a layer, so it
 waits for memory. Here that part of a layer is one function of a few rows of pairs at a time (``discrete_grpo.models.
-digress_attention``), and its gradient recomputes them. The numbers are those of the equations to rounding.
+digress_attention``); its gradient keeps two such tensors, or none with ``checkpoint_layers``. The numbers are those of the
+equations to rounding.
 
 Shapes: B graphs, N places for nodes, d node width, d_e edge width, d_y global width.
 Sources: Vignac et al. (2022), section 4 and appendix B, arXiv 2209.14734; Qin et al. (2024), arXiv 2410.04263; Graph-GRPO
@@ -285,7 +286,8 @@ class DigressTransformer(nn.Module):
 
     Args:
         config: sizes and variants.
-        checkpoint_layers: whether gradients compute stretches of layers again: less memory, some 30 % more time.
+        checkpoint_layers: whether gradients compute stretches of layers again, and inside a layer its rows of pairs: a fraction of
+            the memory, half as much time again.
     """
 
     def __init__(self, config: DigressConfig, checkpoint_layers: bool = False) -> None:
