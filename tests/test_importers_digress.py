@@ -342,4 +342,5 @@ def test_the_benchmark_runs_and_its_sides_agree(tmp_path: Path) -> None:
     ]
     found = main(arguments)["cases"]["qm9"]
     assert found["largest_difference"] < 1e-5
-    assert found["activations"]["checkpointed"] > 0
+    assert 0 < found["activations"]["checkpointed"] < found["activations"]["ours"]
+    assert all(found[name]["ratio"] > 0 for name in ("update_fp32", "update_fp32_checkpointed"))
