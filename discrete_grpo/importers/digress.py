@@ -261,7 +261,7 @@ def _config(
     inputs = tuple(shape_of(f"mlp_in_{m}.0.weight")[1] for m in "XEy")
     features, length, molecular = source.features(inputs, time_width, rrwp_steps)
     heads_of = _heads(source, heads)
-    limit = max(len(source.sizes().value) - 1, source.largest)
+    limit = len(source.sizes().value) - 1
     first = "tf_layers.0."
     config = DigressConfig(
         node_states=len(node_prior),

@@ -123,7 +123,7 @@ class GraphSource:
         if stored is None:
             return Fact(otherwise, origin)
         if isinstance(stored, bool) or not isinstance(stored, int | float) or not math.isfinite(stored):
-            raise CheckpointError(f"path: {self.path} stores {group}.{name} {stored!r:.40}, expected a number")
+            raise CheckpointError(f"path: {self.path} stores {group}.{name} {brief(stored)}, expected a number")
         return Fact(stored, "file")
 
     def whole(self, given: int | None, group: str, name: str, otherwise: int, origin: str = "published") -> Fact[int]:
@@ -145,7 +145,7 @@ class GraphSource:
         stored = self.setting(group, name)
         if stored is not None and stored not in known:
             expected = " or ".join(str(k) for k in known)
-            raise CheckpointError(f"path: {self.path} stores {group}.{name} {stored!r:.40}, expected {expected}: {what}")
+            raise CheckpointError(f"path: {self.path} stores {group}.{name} {brief(stored)}, expected {expected}: {what}")
 
     # -- what follows from it
 
@@ -181,7 +181,7 @@ class GraphSource:
         shares = torch.cat([torch.zeros(1, dtype=torch.float64), counts.flatten()[1:].double()])
         if not bool((shares >= 0).all()):
             raise CheckpointError(f"path: {self.path} stores node_count_prob below 0, expected shares of at least 0")
-        target, low, high = (self.setting("grpo", f"{part}") for part in ("target_node_count", "node_count_min", "node_count_max"))
+        target, low, high = (self.setting("grpo", part) for part in ("target_node_count", "node_count_min", "node_count_max"))
         at = torch.arange(len(shares)).clamp(_at_least_one(low or 1), _at_least_one(high or len(shares) - 1))
         at = torch.full_like(at, _at_least_one(target)) if target else at
         drawn = torch.zeros(max(len(shares), int(at.max()) + 1), dtype=torch.float64).index_add_(0, at, shares)
@@ -228,7 +228,7 @@ class GraphSource:
         if given is not None and given != length:
             raise ValueError(f"rrwp_steps: {given}, expected {length}: {read}")
         if given is None and stored is not None and stored != length:
-            raise CheckpointError(f"path: {self.path} stores model.rrwp_steps {stored!r:.40}, expected {length}: {read}")
+            raise CheckpointError(f"path: {self.path} stores model.rrwp_steps {brief(stored)}, expected {length}: {read}")
         stated = stored is not None or (given is not None and self.noise.origin != "assumed")
         if length not in PUBLISHED_WALKS and not stated:
             raise ValueError(f"rrwp_steps: {given}, expected 12 or 20 as published: {read}; give noise and rrwp_steps")
@@ -257,6 +257,11 @@ class GraphSource:
                 )
 
 
+def brief(value: Any) -> str:
+    """The representation of a stored value in one line of at most 40 characters."""
+    return " ".join(repr(value).split())[:40]
+
+
 def rows(network: Mapping[str, Tensor], name: str, path: object) -> int:
     """Rows of a matrix of the network."""
     return shape(network, name, path)[0]
@@ -277,7 +282,7 @@ def shape(network: Mapping[str, Tensor], name: str, path: object) -> tuple[int, 
 def _at_least_one(value: Any) -> int:
     """A stored number of nodes."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 100_000:
-        raise CheckpointError(f"path: a number of nodes {value!r:.40} is stored, expected a whole number of at least 1")
+        raise CheckpointError(f"path: a number of nodes {brief(value)} is stored, expected a whole number of at least 1")
     return value
 
 
