@@ -196,6 +196,14 @@ def test_bounds_of_the_sampler_bound_the_sizes(tmp_path: Path, bounds: dict[str,
     assert {n: p for n, p in enumerate(counts) if p} == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("stored", ["six", 10**9, -1, True, torch.ones(2)])
+def test_bounds_that_are_no_sizes_are_refused(tmp_path: Path, stored: Any) -> None:
+    path = graph_grpo(tmp_path / "x.ckpt", defog(pooling="biased_std"), QM9, {9: 1.0}, 9, grpo={"target_node_count": stored})
+    with pytest.raises(CheckpointError, match=r"stores grpo\.target_node_count .*, expected 1 to 99999") as error:
+        import_graph_grpo(path, dataset="qm9")
+    one_line(error)
+
+
 def test_what_graph_grpo_draws_with_is_taken_and_no_more(tmp_path: Path) -> None:
     made = defog(pooling="biased_std")
     sample = {"sample_steps": 1000, "eta": 300, "omega": 0.1, "time_distortion": "polydec"}
@@ -328,6 +336,12 @@ def test_the_number_of_heads_is_the_stored_one(tmp_path: Path) -> None:
         (import_defog, "model", {"transition": "edge_marginal"}, "noise: 'edge_marginal', expected one of marginal"),
         (import_defog, "sample", SAMPLE | {"rdb": "column"}, r"stores sample\.rdb 'column', expected general"),
         (import_defog, "sample", SAMPLE | {"eta": "much"}, r"stores sample\.eta 'much', expected a number"),
+        (
+            import_defog,
+            "sample",
+            SAMPLE | {"eta": torch.ones(3, 3)},
+            r"stores sample\.eta tensor\(\[\[1\., 1\., 1\.\], .*, expected a number",
+        ),
         (import_defog, "sample", SAMPLE | {"omega": float("nan")}, r"stores sample\.omega nan, expected a number"),
         (import_defog, "sample", SAMPLE | {"sample_steps": 0}, r"stores sample\.sample_steps 0, expected a whole number"),
         (import_defog, "sample", SAMPLE | {"time_distortion": "beta"}, "'beta', expected"),

@@ -34,6 +34,7 @@ __all__ = ["Fact", "GraphSource"]
 
 PUBLISHED_WALKS = (12, 20)
 """K of the random-walk features in every published model."""
+MOST_NODES = 100_000
 BUFFERS = ("p0_node_dist", "p0_edge_dist", "node_count_prob")
 """What Graph-GRPO keeps beside its network: the distributions it learns online."""
 IGNORED = ("noise_schedule.", "train_loss.", "p0_", "node_count_", "_device_buffer", "val_", "test_")
@@ -181,11 +182,21 @@ class GraphSource:
         shares = torch.cat([torch.zeros(1, dtype=torch.float64), counts.flatten()[1:].double()])
         if not bool((shares >= 0).all()):
             raise CheckpointError(f"path: {self.path} stores node_count_prob below 0, expected shares of at least 0")
-        target, low, high = (self.setting("grpo", part) for part in ("target_node_count", "node_count_min", "node_count_max"))
-        at = torch.arange(len(shares)).clamp(_at_least_one(low or 1), _at_least_one(high or len(shares) - 1))
-        at = torch.full_like(at, _at_least_one(target)) if target else at
+        low, high = self._bound("node_count_min", 1), self._bound("node_count_max", len(shares) - 1)
+        at = torch.arange(len(shares)).clamp(low, high)
+        target = self._bound("target_node_count", 0)
+        at = torch.full_like(at, target) if target else at
         drawn = torch.zeros(max(len(shares), int(at.max()) + 1), dtype=torch.float64).index_add_(0, at, shares)
         return Fact(tuple(drawn.tolist()), "file")
+
+    def _bound(self, name: str, otherwise: int) -> int:
+        """A number of nodes that the sampler of a fine-tuned checkpoint is bounded by; 0 and None bound nothing."""
+        stored = self.setting("grpo", name)
+        if stored is None:
+            return otherwise
+        if isinstance(stored, bool) or not isinstance(stored, int) or not 0 <= stored < MOST_NODES:
+            raise CheckpointError(f"path: {self.path} stores grpo.{name} {brief(stored)}, expected 1 to {MOST_NODES - 1}")
+        return stored or otherwise
 
     def _check_classes(self, outputs: tuple[int, int]) -> None:
         """Raise ValueError unless the network predicts the classes of the data, a mask class that it may also predict aside."""
@@ -277,13 +288,6 @@ def shape(network: Mapping[str, Tensor], name: str, path: object) -> tuple[int, 
     if found is None or found.ndim != 2:
         raise CheckpointError(f"path: {path} does not fit: {name} {'missing' if found is None else tuple(found.shape)}")
     return found.shape[0], found.shape[1]
-
-
-def _at_least_one(value: Any) -> int:
-    """A stored number of nodes."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 100_000:
-        raise CheckpointError(f"path: a number of nodes {brief(value)} is stored, expected a whole number of at least 1")
-    return value
 
 
 def _fitting(classes: tuple[int, int]) -> str:
