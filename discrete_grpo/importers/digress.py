@@ -333,8 +333,8 @@ def _taken(source: GraphSource, policy: GraphPolicy, facts: Mapping[str, Fact[An
     """What an import rests on, in words, and where each came from."""
     data, origin = source.data, source.data_origin
     learned = [name in source.buffers for name in ("p0_node_dist", "p0_edge_dist")]
-    priors = [", ".join(f"{p:.4g}" for p in kernel.prior) for kernel in (policy.node_kernel, policy.edge_kernel)]
-    rows = {
+    priors = [", ".join(f"{p:.4g}" for p in noised) for noised in source.priors()]
+    rows: dict[str, Fact[Any]] = {
         "kind": Fact("molecules" if data.atoms else "plain graphs", origin),
         "data": Fact(data.name, origin),
         "node classes": Fact(" ".join(data.atoms) or str(len(data.node_marginal)), origin),
