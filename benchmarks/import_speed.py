@@ -7,8 +7,8 @@ The other side (``tests/digress_oracle.py``, written from the equations for this
 they do not do; its inputs are ready-made, while ours computes the features in every call. Outputs are compared before anything is
 timed. Both sides take turns, and a ratio is the median over pairs; with one CPU thread the clock is processor time.
 
-First, in a process of its own: two GRPO updates of an imported DeFoG checkpoint of ZINC's published size, and that process's
-largest resident memory.
+First, in processes of their own: two GRPO updates of an imported DeFoG checkpoint of ZINC's published size, without and with
+layers computed again for gradients, and those processes' largest resident memory.
 """
 
 from __future__ import annotations
@@ -147,11 +147,12 @@ class Sides:
 
         return job
 
-    def update(self, side: str) -> Callable[[], None]:
-        """Gradients of a loss of both outputs."""
+    def update(self, side: str, *, again: bool = False) -> Callable[[], None]:
+        """Gradients of a loss of both outputs; with ``again`` our side computes layers again for them."""
         network = self.ours if side == "ours" else self.literal
 
         def job() -> None:
+            self.ours.checkpoint_layers = again
             network.zero_grad(set_to_none=False)  # so that memory is that of activations, once gradients exist
             nodes, edges = self.run(side)
             (nodes.square().mean() + edges.square().mean()).backward()
@@ -176,6 +177,7 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
         "forward_fp32": (sides.forward("ours", False), sides.forward("literal", False)),
         "forward_bf16": (sides.forward("ours", True), sides.forward("literal", True)),
         "update_fp32": (sides.update("ours"), sides.update("literal")),
+        "update_fp32_checkpointed": (sides.update("ours", again=True), sides.update("literal")),
     }
     found: dict[str, Any] = {"nodes": sides.graphs[0].shape[1], "batch": len(sides.graphs[0]), "largest_difference": difference}
     found["parameters"] = sum(p.numel() for p in sides.ours.parameters())
@@ -199,9 +201,8 @@ def _ratio(ours: Sequence[float], literal: Sequence[float]) -> dict[str, Any]:
 def memory(sides: Sides) -> dict[str, Any]:
     """Most bytes alive during an update, beyond parameters and their gradients."""
     found: dict[str, Any] = {}
-    for name, side, layers in (("literal", "literal", False), ("ours", "ours", False), ("checkpointed", "ours", True)):
-        sides.ours.checkpoint_layers = layers
-        job = sides.update(side)
+    for name, side, again in (("literal", "literal", False), ("ours", "ours", False), ("checkpointed", "ours", True)):
+        job = sides.update(side, again=again)
         if sides.device == "cpu":
             found[name] = peak_allocated(job)
         else:
@@ -209,25 +210,24 @@ def memory(sides: Sides) -> dict[str, Any]:
             before = torch.cuda.memory_allocated()
             job()
             found[name] = torch.cuda.max_memory_allocated() - before
-    sides.ours.checkpoint_layers = False
     return found | {name + "_less": round(found["literal"] / found[name], 1) for name in ("ours", "checkpointed")}
 
 
 def _memory_row(found: dict[str, Any]) -> dict[str, float]:
-    return {"activations": found["ours_less"], "checkpointed": found["checkpointed_less"]}
+    return {"activations": found["ours_less"], "activations, checkpointed": found["checkpointed_less"]}
 
 
 # -- GRPO on a checkpoint of the published size
 
 
-def grpo(seed: int) -> dict[str, Any]:
+def grpo(seed: int, checkpointed: bool) -> dict[str, Any]:
     """Two updates from a file on; this process's largest resident memory counts everything."""
     torch.set_num_threads(1)
     start, case = time.perf_counter(), CASES["zinc"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "defog.ckpt"
         torch.save({"state_dict": {"model." + k: t for k, t in case.state(seed).items()}}, path)
-        policy = import_defog(path, dataset="zinc", num_steps=10).policy
+        policy = import_defog(path, dataset="zinc", num_steps=10, checkpoint_layers=checkpointed).policy
     config = GRPOConfig(max_steps=2, num_generations=4, generation_batch_size=8, per_device_batch_size=4, beta=0.02, seed=seed)
     lines = GRPOTrainer(policy, _length, config, columns=[{"num_nodes": 38}, {"num_nodes": 30}]).train()
     return {
@@ -236,6 +236,7 @@ def grpo(seed: int) -> dict[str, Any]:
         "sampler_steps": policy.num_steps,
         "samples_an_update": config.generation_batch_size,
         "nodes": [38, 30],
+        "checkpoint_layers": checkpointed,
         "wall_s": round(time.perf_counter() - start, 1),
         "peak_resident_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3),
     }
@@ -257,21 +258,23 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--without-grpo", action="store_true")
     parser.add_argument("--only-grpo", action="store_true", help="the two updates alone, in this process")
+    parser.add_argument("--checkpointed", action="store_true", help="with --only-grpo: compute layers again for gradients")
     parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results" / "import_speed.json"))
     options = parser.parse_args(arguments)
     if options.only_grpo:
-        found = grpo(options.seed)
+        found = grpo(options.seed, options.checkpointed)
         print(json.dumps(found))
         return found
     chosen = {name: replace(CASES[name], layers=options.layers or CASES[name].layers) for name in options.cases}
     result = stamp(options.seed, device=options.device, sources=SOURCES)
     if not options.without_grpo:  # first, while this process is small: a child's largest resident memory starts from its parent's
         command = [sys.executable, "-m", "benchmarks.import_speed", "--only-grpo", f"--seed={options.seed}"]
-        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-        result["grpo_zinc"] = json.loads(done.stdout.splitlines()[-1])
+        for name, more in (("grpo_zinc", ""), ("grpo_zinc_checkpointed", "--checkpointed")):
+            done = subprocess.run([*command, *more.split()], cwd=ROOT, check=True, capture_output=True, text=True)
+            result[name] = json.loads(done.stdout.splitlines()[-1])
     result["cases"] = {name: measure(case, options) for name, case in chosen.items()}
     write_result(options.out, result)
-    columns = ("forward_fp32", "forward_bf16", "forward_bf16_against_fp32", "update_fp32")
+    columns = ("forward_fp32", "forward_bf16", "forward_bf16_against_fp32", "update_fp32", "update_fp32_checkpointed")
     table = {name: {k: c[k]["ratio"] for k in columns} | _memory_row(c["activations"]) for name, c in result["cases"].items()}
     print_table("how many times faster or smaller the imported network is (literal / ours)", table)
     return result

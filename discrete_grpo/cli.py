@@ -109,23 +109,24 @@ def _guarded(folder: Path, run: Any) -> None:
 
 _IMPORT_OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("vocabulary", str | None, "MolGPT: JSON file of the tokens."),
-    ("heads", int | None, "MolGPT and graph models: attention heads, 8 in the published models."),
+    ("heads", int | None, "MolGPT and graph models: attention heads; default what the file says, else 8 as published."),
     ("properties", list[str] | None, "MolGPT: names of the properties it was trained with, in order."),
     ("start", str | None, "MolGPT: the token every molecule begins with."),
     ("max_length", int | None, "HuggingFace: the most tokens of a text."),
     ("bos", str | None, "HuggingFace: the token a text begins after."),
     ("eos", str | None, "HuggingFace: the token that ends a text."),
-    ("dataset", str | None, "Graphs: the published data set: qm9, qm9-h, zinc, moses, guacamol, planar, tree or sbm."),
+    ("dataset", str | None, "Graphs: the published data set: qm9, qm9-h, zinc, zinc-gdpo, moses, guacamol, planar, tree or sbm."),
     ("statistics", str | None, "Graphs: JSON file with node counts and marginals, instead of dataset."),
     ("noise", str | None, "Graphs: what is noised towards; default what the file says, else marginal."),
-    ("num_steps", int | None, "Graphs: steps of the sampler."),
+    ("num_steps", int | None, "Graphs: steps of the sampler; default what the file says, else the published number."),
+    ("rrwp_steps", int | None, "DeFoG, Graph-GRPO: K of random-walk features other than the published 12 and 20."),
     ("diffusion_steps", int | None, "DiGress: steps of its schedule."),
-    ("eta", float | None, "DeFoG, Graph-GRPO: stochasticity of the sampler."),
-    ("omega", float | None, "DeFoG, Graph-GRPO: target guidance of the sampler."),
-    ("sample_distortion", str | None, "DeFoG, Graph-GRPO: of the sampler's grid."),
+    ("eta", float | None, "DeFoG, Graph-GRPO: stochasticity of the sampler; default for DeFoG what the file says, else 0."),
+    ("omega", float | None, "DeFoG, Graph-GRPO: target guidance of the sampler; default for DeFoG what the file says, else 0."),
+    ("sample_distortion", str | None, "DeFoG, Graph-GRPO: of the sampler's grid; default what the file says, else identity."),
     ("variant", str | None, "DiGress: main or fixed_bug."),
-    ("padding", str | None, "DiGress, DeFoG: safe, or published, where padding counts."),
-    ("checkpoint_layers", bool | None, "Graphs: compute layers again for gradients, for memory; on by default."),
+    ("padding", str | None, "Graphs: safe, or published, where padding counts as in the original code."),
+    ("checkpoint_layers", bool | None, "Graphs: compute layers again for gradients: less memory, more time; off by default."),
 )
 
 
@@ -218,7 +219,17 @@ def _other(command: str, arguments: Sequence[str]) -> None:
         from discrete_grpo.importers import import_checkpoint
 
         options = {name: given[name] for name, *_ in _IMPORT_OPTIONS if given[name] is not None}
-        print(import_checkpoint(given.checkpoint, given.source, given.out, **options))
+        folder = import_checkpoint(given.checkpoint, given.source, given.out, **options)
+        _print_taken(folder)
+        print(folder)
+
+
+def _print_taken(folder: Path) -> None:
+    """Print what an import of a graph model rests on and where each fact came from."""
+    from discrete_grpo.checkpoint import load_metadata
+
+    for name, (value, origin) in load_metadata(folder).get("taken", {}).items():
+        print(f"{name}:".ljust(17) + f"{value} ({origin})")
 
 
 def _evaluate(given: Namespace) -> None:

@@ -2,7 +2,8 @@
 
 For row i and column j of a graph, with P_ij = q_i k_j (a product a channel), M_ij and A_ij the two halves of W e_ij + b:
 Y_ij = P_ij M_ij + A_ij;  o_i = Σ_j softmax_j(Y_ij) v_j;  e'_ij = W_g Y_ij + b_g, W_g one matrix a graph.
-Rows are independent given k and v, so Y [B, N, N, d] never exists whole, in the gradient neither.
+Rows are independent given k and v, so nothing of [B, N, N, d] has to exist whole. Gradients either find Y and M kept by the
+forward part, or compute them again.
 """
 
 from __future__ import annotations
@@ -65,34 +66,75 @@ class EdgeParts:
 
 
 def edge_update(
-    e: Float[Tensor, "batch node node de"], parts: EdgeParts, mask: Bool[Tensor, "batch node"] | None
+    e: Float[Tensor, "batch node node de"], parts: EdgeParts, mask: Bool[Tensor, "batch node"] | None, *, keep: bool
 ) -> tuple[Float[Tensor, "batch node d"], Float[Tensor, "batch node node de"]]:
     """o as at the top of this file, and the next edges norm2(h + lin2(relu(lin1(h)))), h = norm1(e + e').
 
     e' is 0 wherever i or j does not exist. Under autocast everything is in its type. With gradients or without, the same
     operations run on the same chunks, so that the results are the same to the bit.
+
+    Args:
+        e: edges.
+        parts: what they are updated with.
+        mask: which nodes exist; None if all do.
+        keep: whether gradients find what the forward part computed, 2 d + 5 d_e numbers per pair; else they compute it again.
     """
     kind, tensors = e.device.type, (e, *parts.tensors())
     if torch.is_autocast_enabled(kind):
         tensors = tuple(t.to(torch.get_autocast_dtype(kind)) for t in tensors)
     with torch.autocast(kind, enabled=False):
-        return _EdgeUpdate.apply(mask, *tensors)
+        return _EdgeUpdate.apply(keep and torch.is_grad_enabled(), mask, *tensors)
 
 
-def _rest(change: Tensor, e: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """norm2(h + lin2(relu(lin1(h)))), h = norm1(e + e')."""
-    norm, linear, width = nn.functional.layer_norm, nn.functional.linear, e.shape[-1:]
-    n1, m1, w1, b1, w2, b2, n2, m2 = weights
-    h = norm(change + e, width, n1, m1)
-    return norm(h + linear(linear(h, w1, b1).relu(), w2, b2), width, n2, m2)
+@dataclass(frozen=True)
+class _Chunk:
+    """What the forward part computes of a few rows of pairs and the backward part needs.
+
+    Attributes:
+        logits: Y, the least number where a column does not exist.
+        multiply: M.
+        first, second: input, mean and reciprocal deviation of the two norms.
+        hidden: relu(lin1(h)).
+    """
+
+    logits: Tensor
+    multiply: Tensor
+    first: tuple[Tensor, Tensor, Tensor]
+    hidden: Tensor
+    second: tuple[Tensor, Tensor, Tensor]
+
+    @staticmethod
+    def of(b: slice, i: slice, mask: Tensor | None, tensors: Sequence[Tensor]) -> tuple[_Chunk, Tensor]:
+        """Compute it, and the next edges."""
+        e, q, k, _, film_weight, film_bias, out_weight, out_bias, n1, m1, w1, b1, w2, b2, n2, m2 = tensors
+        norm, linear, rows, (d, width) = torch.native_layer_norm, nn.functional.linear, e[b, i], film_weight.shape
+        there, d = None if mask is None else mask[b], d // 2
+        multiply, logits = linear(rows, film_weight[:d], film_bias[:d]), linear(rows, film_weight[d:], film_bias[d:])
+        logits.addcmul_(q[b, i].unsqueeze(2) * k[b].unsqueeze(1), multiply)
+        total = _out(logits, out_weight[b], out_bias[b], there, i).add_(rows)
+        h, *first = norm(total, (width,), n1, m1, EPSILON)
+        hidden = linear(h, w1, b1).relu_()
+        more = linear(hidden, w2, b2).add_(h)
+        new, *second = norm(more, (width,), n2, m2, EPSILON)
+        if there is not None:
+            logits.masked_fill_(~there[:, None, :, None], torch.finfo(logits.dtype).min)
+        return _Chunk(logits, multiply, (total, first[0], first[1]), hidden, (more, second[0], second[1])), new
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything, in order."""
+        return (self.logits, self.multiply, *self.first, self.hidden, *self.second)
+
+    @staticmethod
+    def from_tensors(kept: Sequence[Tensor]) -> _Chunk:
+        """Inverse of :meth:`tensors`."""
+        logits, multiply, x, mean, deviation, hidden, *second = kept
+        return _Chunk(logits, multiply, (x, mean, deviation), hidden, (second[0], second[1], second[2]))
 
 
-def _logits(q: Tensor, k: Tensor, e: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Y [b, r, N, d] of rows, and W e + b [b, r, N, 2d]."""
-    film = nn.functional.linear(e, weight, bias)
-    multiply, add = film.chunk(2, -1)
-    product = q.unsqueeze(2) * k.unsqueeze(1)
-    return torch.addcmul(add, product, multiply, out=product), film
+EPSILON = 1e-5
+"""Of the norms, as ``nn.LayerNorm`` has it."""
+KEPT = 9
+"""Tensors of a :class:`_Chunk`."""
 
 
 def _out(logits: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None, rows: slice) -> Tensor:
@@ -106,73 +148,90 @@ def _out(logits: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None, rows
     return change if mask is None else change.mul_(_pairs(mask, rows))
 
 
-def _weights(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax over the columns that exist; ``logits`` is overwritten."""
-    if mask is not None:
-        logits.masked_fill_(~mask[:, None, :, None], torch.finfo(logits.dtype).min)
-    return logits.softmax(2)
-
-
 def _pairs(mask: Tensor, rows: slice) -> Tensor:
     return (mask[:, rows, None] & mask[:, None, :]).unsqueeze(-1)
 
 
 class _EdgeUpdate(torch.autograd.Function):
-    """The forward part keeps its inputs and o only; the backward part computes every chunk again."""
+    """The forward part keeps its inputs and o, and each chunk if told to; else the backward part computes the chunks again."""
 
     @staticmethod
-    def forward(ctx: Any, mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        e, q, k, v, film_weight, film_bias, out_weight, out_bias, *rest = tensors
-        o, new_e = torch.empty_like(v), torch.empty_like(e)
+    def forward(ctx: Any, keep: bool, mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        e, v = tensors[0], tensors[3]
+        o, new_e, kept = torch.empty_like(v), torch.empty_like(e), list[Tensor]()
         for b, i in chunks(v):
-            there = None if mask is None else mask[b]
-            logits, _ = _logits(q[b, i], k[b], e[b, i], film_weight, film_bias)
-            change = _out(logits, out_weight[b], out_bias[b], there, i)
-            o[b, i] = _weights(logits, there).mul_(v[b].unsqueeze(1)).sum(2)
-            new_e[b, i] = _rest(change, e[b, i], rest)
-        ctx.save_for_backward(mask, o, *tensors)
+            chunk, new_e[b, i] = _Chunk.of(b, i, mask, tensors)
+            o[b, i] = chunk.logits.softmax(2).mul_(v[b].unsqueeze(1)).sum(2)
+            kept += chunk.tensors() if keep else ()
+        ctx.save_for_backward(mask, o, *tensors, *kept)
         return o, new_e
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        mask, o, *tensors = ctx.saved_tensors
+        mask, o, *rest = ctx.saved_tensors
+        tensors, kept = rest[:NUM_TENSORS], rest[NUM_TENSORS:]
         wide = torch.promote_types(o.dtype, torch.float32)
         found = [torch.zeros_like(t, dtype=wide) for t in tensors[1:]]
         g_e = torch.empty_like(tensors[0])
-        for b, i in chunks(o):
-            g_e[b, i] = _chunk_gradients(b, i, mask, o, gradients, tensors, found)
-        return (None, g_e, *(g.to(t.dtype) for g, t in zip(found, tensors[1:], strict=True)))
+        for n, (b, i) in enumerate(chunks(o)):
+            of_chunk = kept[KEPT * n : KEPT * (n + 1)]
+            chunk = _Chunk.from_tensors(of_chunk) if kept else _Chunk.of(b, i, mask, tensors)[0]
+            g_e[b, i] = _chunk_gradients(b, i, mask, o, chunk, gradients, tensors, found)
+        return (None, None, g_e, *(g.to(t.dtype) for g, t in zip(found, tensors[1:], strict=True)))
+
+
+NUM_TENSORS = 16
+"""Edges and the tensors of :class:`EdgeParts`."""
+
+
+def _rest_gradients(chunk: _Chunk, g_new: Tensor, tensors: Sequence[Tensor], found: Sequence[Tensor]) -> Tensor:
+    """The gradient of e + e' from that of the next edges; those of the weights behind it are added to ``found``."""
+    n1, m1, w1, _, w2, _, n2, m2 = tensors
+    back, width, all_three = torch.ops.aten.native_layer_norm_backward, g_new.shape[-1], [True, True, True]
+    g_more, *g_norm2 = back(g_new.contiguous(), chunk.second[0], [width], *chunk.second[1:], n2, m2, all_three)
+    total, mean, deviation = chunk.first
+    h = ((total - mean) * deviation).mul_(n1).add_(m1).flatten(0, -2)
+    g_flat, hidden = g_more.flatten(0, -2), chunk.hidden.flatten(0, -2)
+    g_hidden = torch.ops.aten.threshold_backward(g_flat @ w2, hidden, 0)
+    g_h = torch.addmm(g_flat, g_hidden, w1).view_as(g_more)
+    g_total, *g_norm1 = back(g_h, total, [width], mean, deviation, n1, m1, all_three)
+    parts = (*g_norm1, g_hidden.T @ h, g_hidden.sum(0), g_flat.T @ hidden, g_flat.sum(0), *g_norm2)
+    for sum_of_all, part in zip(found, parts, strict=True):
+        sum_of_all += part
+    return g_total
 
 
 def _chunk_gradients(
-    b: slice, i: slice, mask: Tensor | None, o: Tensor, gradients: Sequence[Tensor], tensors: Sequence[Tensor], found: list[Tensor]
+    b: slice,
+    i: slice,
+    mask: Tensor | None,
+    o: Tensor,
+    chunk: _Chunk,
+    gradients: Sequence[Tensor],
+    tensors: Sequence[Tensor],
+    found: Sequence[Tensor],
 ) -> Tensor:
     """The gradient of the edges of a chunk; those of all else are added to ``found``."""
-    e, q, k, v, film_weight, film_bias, out_weight, out_bias, *rest = tensors
+    e, q, k, v, film_weight, _, out_weight, _, *rest = tensors
     g_q, g_k, g_v, g_film_weight, g_film_bias, g_out_weight, g_out_bias, *g_rest = found
     g_o, g_new = gradients
-    there, d, rows = None if mask is None else mask[b], v.shape[-1], e[b, i]
+    there, d, rows = None if mask is None else mask[b], v.shape[-1], e[b, i].flatten(0, -2)
     q_i, k_j, v_j = q[b, i].unsqueeze(2), k[b].unsqueeze(1), v[b].unsqueeze(1)
-    logits, film = _logits(q[b, i], k[b], rows, film_weight, film_bias)
-    with torch.enable_grad():
-        leaves = [t.detach().requires_grad_() for t in (_out(logits, out_weight[b], out_bias[b], there, i), rows, *rest)]
-        outer = torch.autograd.grad(_rest(leaves[0], leaves[1], leaves[2:]), leaves, g_new[b, i])
-    for total, part in zip(g_rest, outer[2:], strict=True):
-        total += part
-    g_change, g_rows = outer[0] if there is None else outer[0] * _pairs(there, i), outer[1]
-    flat = g_change.flatten(1, 2)
-    g_out_weight[b] += flat.transpose(1, 2) @ logits.flatten(1, 2)
+    g_total = _rest_gradients(chunk, g_new[b, i], rest, g_rest)
+    flat = (g_total if there is None else g_total * _pairs(there, i)).flatten(1, 2)
+    g_out_weight[b] += flat.transpose(1, 2) @ chunk.logits.flatten(1, 2)
     g_out_bias[b] += flat.sum(1)
-    g_logits = (flat @ out_weight[b]).view_as(logits)
-    weighted = _weights(logits, there).mul_(g_o[b, i].unsqueeze(2))
+    g_logits = (flat @ out_weight[b]).view_as(chunk.logits)
+    weighted = chunk.logits.softmax(2).mul_(g_o[b, i].unsqueeze(2))
     g_v[b] += weighted.sum(1)
     g_logits.addcmul_(weighted, v_j - o[b, i].unsqueeze(2))  # softmax: Σ_j w_j v_j is o
-    g_product = g_logits * film[..., :d]
+    g_product = torch.mul(g_logits, chunk.multiply, out=weighted)
     g_q[b, i] += (g_product * k_j).sum(2)
     g_k[b] += g_product.mul_(q_i).sum(1)
-    torch.mul(g_logits, q_i * k_j, out=film[..., :d])
-    film[..., d:] = g_logits
-    g_film = film.flatten(0, 2)
-    g_film_weight += g_film.T @ rows.reshape(-1, rows.shape[-1])
-    g_film_bias += g_film.sum(0)
-    return g_rows + (g_film @ film_weight).view_as(g_rows)
+    g_multiply = torch.mul(q_i, k_j, out=weighted).mul_(g_logits).flatten(0, 2)
+    g_add = g_logits.flatten(0, 2)
+    g_film_weight[:d] += g_multiply.T @ rows
+    g_film_weight[d:] += g_add.T @ rows
+    g_film_bias[:d] += g_multiply.sum(0)
+    g_film_bias[d:] += g_add.sum(0)
+    return torch.addmm(g_total.flatten(0, -2), g_multiply, film_weight[:d]).addmm_(g_add, film_weight[d:]).view_as(g_total)

@@ -2,7 +2,8 @@
 
 Its attention has a weight a *channel*, [B, N, N, d]: the published code writes some twenty tensors of that size a layer, so it
 waits for memory. Here that part of a layer is one function of a few rows of pairs at a time (``discrete_grpo.models.
-digress_attention``), and its gradient recomputes them. The numbers are those of the equations to rounding.
+digress_attention``); its gradient keeps two such tensors, or none with ``checkpoint_layers``. The numbers are those of the
+equations to rounding.
 
 Shapes: B graphs, N places for nodes, d node width, d_e edge width, d_y global width.
 Sources: Vignac et al. (2022), section 4 and appendix B, arXiv 2209.14734; Qin et al. (2024), arXiv 2410.04263; Graph-GRPO
@@ -50,6 +51,7 @@ class DigressConfig:
         node_hidden, edge_hidden, global_hidden: of the feed-forward parts; the last is 2048 in every published model.
         node_mlp, edge_mlp, global_mlp: hidden width of the first and last maps.
         max_nodes: what the number of nodes is divided by.
+        node_limit: most nodes of a graph; 0 for ``max_nodes``.
         features: structural features of the input.
         walk_length: K of the random-walk features.
         molecule: the molecular features; None for other graphs.
@@ -59,6 +61,8 @@ class DigressConfig:
         diagonal: what stands on the diagonal of the edge classes: class 0, as in training, or nothing.
         five_cycles: which count of 5-cycles.
         pad_to: fewest places a graph is padded to before anything else; 0 for those it comes with.
+        padding_counts: whether the molecule's weight counts a place of padding as class 0, and eigenvalues run on into padding,
+            as published; with pooling ``padded`` they always do.
 
     Raises:
         ValueError: for a value out of its range.
@@ -91,6 +95,8 @@ class DigressConfig:
     diagonal: Literal["class 0", "nothing"] = "class 0"
     five_cycles: FiveCycles = "published"
     pad_to: int = 0
+    node_limit: int = 0
+    padding_counts: bool = False
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads", "width", "edge_width", "global_width", "node_classes", "edge_classes", "max_nodes"):
@@ -155,14 +161,18 @@ class _Pool(nn.Module):
         self.pooling = pooling
         self.lin = nn.Linear(4 * width, global_width)
 
-    def forward(self, x: Float[Tensor, "batch item d"], mask: Bool[Tensor, "batch item"] | None) -> Float[Tensor, "batch dy"]:
+    def forward(
+        self, x: Float[Tensor, "batch item d"], mask: Bool[Tensor, "batch item"] | None, keep: bool
+    ) -> Float[Tensor, "batch dy"]:
         """``mask`` says what exists; None if all does, or if padding is to count.
 
-        A few graphs at a time, and gradients compute them again: only x is kept, and little of it is handled at once.
+        A few graphs at a time; unless ``keep`` is set, gradients compute them again, so that only x is kept.
         """
         graphs = max(1, POOL_ELEMENTS // x[0].numel())
         masks = [None] * len(x) if mask is None else mask.split(graphs)
-        parts = [_again(self._summary, part, there) for part, there in zip(x.split(graphs), masks, strict=False)]
+        parts = [
+            (_now if keep else _again)(self._summary, part, there) for part, there in zip(x.split(graphs), masks, strict=False)
+        ]
         return self.lin(torch.cat(parts))
 
     def _summary(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -231,16 +241,18 @@ class _Layer(nn.Module):
         self.norm_y1, self.norm_y2 = nn.LayerNorm(dy), nn.LayerNorm(dy)
 
     def forward(
-        self, x: Tensor, e: Tensor, y: Tensor, mask: Tensor | None, pooled: Tensor | None, last: bool
+        self, x: Tensor, e: Tensor, y: Tensor, mask: Tensor | None, pooled: Tensor | None, last: bool, keep: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Next states; ``mask`` is None where all nodes exist, ``pooled`` where pooling counts every place.
+
+        With ``keep`` gradients find what was computed, else they compute it again.
 
         Y = (q_i k_j / √(d/h)) (1 + W_m e_ij) + W_a e_ij;  e' = W_o((1 + a(y)) Y + b(y));
         x' = W_x((1 + c(y)) Σ_j softmax_j(Y) v_j + d(y)).
         The global state of the last layer is read by nobody, so it is not computed.
         """
         att, linear = self.self_attn, nn.functional.linear
-        new_y = None if last else att.y_y(y) + att.x_y(x, pooled) + att.e_y(e.flatten(1, 2), _pairs(pooled))
+        new_y = None if last else att.y_y(y) + att.x_y(x, pooled, keep) + att.e_y(e.flatten(1, 2), _pairs(pooled), keep)
         parts = EdgeParts(
             att.q(x) * self.scale,
             att.k(x),
@@ -251,7 +263,7 @@ class _Layer(nn.Module):
             linear(att.y_e_add(y), att.e_out.weight, att.e_out.bias),
             *((m.weight, m.bias) for m in (self.normE1, self.linE1, self.linE2, self.normE2)),
         )
-        mean, e = edge_update(e, parts, mask)
+        mean, e = edge_update(e, parts, mask, keep=keep)
         new_x = att.x_out(torch.addcmul(att.y_x_add(y).unsqueeze(1), 1.0 + att.y_x_mul(y).unsqueeze(1), mean))
         x = self.normX1(x + (new_x if mask is None else new_x * mask.unsqueeze(-1)))
         x = self.normX2(x + self.linX2(self.linX1(x).relu()))
@@ -274,7 +286,8 @@ class DigressTransformer(nn.Module):
 
     Args:
         config: sizes and variants.
-        checkpoint_layers: whether gradients compute stretches of layers again: less memory, some 30 % more time.
+        checkpoint_layers: whether gradients compute stretches of layers again, and inside a layer its rows of pairs: a fraction of
+            the memory, half as much time again.
     """
 
     def __init__(self, config: DigressConfig, checkpoint_layers: bool = False) -> None:
@@ -310,7 +323,7 @@ class DigressTransformer(nn.Module):
             mask: which nodes exist; they come first.
 
         Raises:
-            ValueError: for a graph of more nodes than ``max_nodes``, or a class that is none of the states.
+            ValueError: for a graph of more nodes than ``node_limit``, or a class that is none of the states.
         """
         self._check(nodes, edges, mask)
         n, more = nodes.shape[1], max(self.config.pad_to - nodes.shape[1], 0)
@@ -333,13 +346,13 @@ class DigressTransformer(nn.Module):
         self, x: Tensor, e: Tensor, y: Tensor, mask: Tensor | None, pooled: Tensor | None, start: int, stop: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         for k in range(start, stop):
-            x, e, y = self.tf_layers[k](x, e, y, mask, pooled, k == len(self.tf_layers) - 1)
+            x, e, y = self.tf_layers[k](x, e, y, mask, pooled, k == len(self.tf_layers) - 1, not self.checkpoint_layers)
         return x, e, y
 
     def _check(self, nodes: Tensor, edges: Tensor, mask: Tensor) -> None:
-        most = int(mask.sum(1).max())
-        if most > self.config.max_nodes:
-            raise ValueError(f"nodes: a graph of {most}, expected at most {self.config.max_nodes}")
+        most, limit = int(mask.sum(1).max()), self.config.node_limit or self.config.max_nodes
+        if most > limit:
+            raise ValueError(f"nodes: a graph of {most}, expected at most {limit}")
         for name, classes, states in (("nodes", nodes, self.config.node_states), ("edges", edges, self.config.edge_states)):
             if not 0 <= int(classes.min()) <= int(classes.max()) < states:
                 raise ValueError(f"{name}: class {int(classes.max())}, expected 0 to {states - 1}")
@@ -363,7 +376,7 @@ class DigressTransformer(nn.Module):
 
     def _features(self, nodes: Tensor, edges: Tensor, mask: Tensor, adjacency: Tensor) -> Any:
         config = self.config
-        padded = config.pooling == "padded"
+        padded = config.padding_counts or config.pooling == "padded"
         found = extra(
             config.features,
             adjacency,

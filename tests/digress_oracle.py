@@ -35,6 +35,12 @@ class Variant:
     five: str = "published"
     weights: tuple[float, ...] = ()
     max_weight: float = 1.0
+    count_padding: bool = False
+
+    @property
+    def padded(self) -> bool:
+        """Whether a molecule's weight and eigenvalues see the padding, as in every peer's code."""
+        return self.count_padding or self.pooling == "padded"
 
 
 # ---------------------------------------------------------------- the network
@@ -183,7 +189,7 @@ def features(adjacency: list[list[float]], size: int, variant: Variant) -> tuple
         return back, walks, share if kind == "rrwp_only" else torch.cat([share, by_graph])
     if kind == "cycles":
         return by_node, nothing_e, torch.cat([share, by_graph])
-    spectrum, vectors = spectral_features(adjacency, size, variant.pooling == "padded")
+    spectrum, vectors = spectral_features(adjacency, size, variant.padded)
     x = torch.cat([by_node, vectors], -1) if kind == "all" else by_node
     return x, nothing_e, torch.cat([share, by_graph, spectrum])
 
@@ -197,7 +203,7 @@ def molecular(nodes: Tensor, edges: Tensor, size: int, clean: tuple[int, int], v
         valency = sum(_argmax([orders[c] if int(edges[i, j]) == c else 0.0 for c in range(clean[1])]) for j in range(n))
         atom = _argmax([2.0 if int(nodes[i]) == c else 0.0 for c in range(clean[0])])
         rows.append([atom - valency, valency])
-        if i < size or variant.pooling == "padded":
+        if i < size or variant.padded:
             weight += variant.weights[atom]
     return torch.tensor(rows, dtype=torch.float64), torch.tensor([weight / variant.max_weight], dtype=torch.float64)
 

@@ -146,6 +146,25 @@ def test_gradients_are_those_of_the_equations(
             torch.testing.assert_close(parameter.grad, wanted, atol=1e-9, rtol=1e-8, msg=key)
 
 
+@both_precisions
+@pytest.mark.parametrize("elements", [100, 1 << 18])
+def test_logits_are_the_same_to_the_bit_however_gradients_are_found(
+    dtype: torch.dtype, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digress_attention, "CPU_ELEMENTS", elements)
+    batch, found = graphs(), []
+    for again in (False, True):
+        net, _ = network(replace(SMALL, **VARIANTS["defog"]), dtype, checkpoint_layers=again)
+        nodes, edges = net(batch.nodes, batch.edges, times(batch).to(dtype), batch.mask)
+        (nodes.sum() + edges.square().sum()).backward()
+        found.append((nodes, edges, *(p.grad for p in net.parameters() if p.grad is not None)))
+        with torch.no_grad():
+            quick = net(batch.nodes, batch.edges, times(batch).to(dtype), batch.mask)
+        assert torch.equal(quick[0], nodes)
+        assert torch.equal(quick[1], edges)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("name", ["defog", "fixed_bug", "graph-grpo", "digress, padding safe", "eigenvalues", "no features"])
 def test_padding_and_what_stands_in_it_change_nothing(name: str) -> None:
     net, _ = network(replace(SMALL, **VARIANTS[name]))

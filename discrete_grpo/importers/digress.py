@@ -15,31 +15,28 @@ from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import torch
-from torch import Tensor
 
 from discrete_grpo import chemistry, topology
-from discrete_grpo.checkpoint import CheckpointError
 from discrete_grpo.chemistry import Vocabulary
 from discrete_grpo.datasets.molecules import MoleculeStatistics
 from discrete_grpo.diffusion import choices
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.schedules import DigressSchedule, LinearSchedule
-from discrete_grpo.importers.graph_data import DataName, Noise, TrainingData, data_from, known_data, one_of, prior, read_statistics
-from discrete_grpo.importers.lightning import plain, read_lightning, tensors
+from discrete_grpo.importers.graph_data import DataName, Noise, one_of, prior
+from discrete_grpo.importers.graph_source import Fact, GraphSource, shape
 from discrete_grpo.importers.tensors import check_tensors
-from discrete_grpo.models.digress_features import Features, MoleculeFeatures, feature_widths
+from discrete_grpo.models.digress_features import MoleculeFeatures
 from discrete_grpo.models.digress_transformer import DigressConfig, DigressTransformer, Pooling
 from discrete_grpo.policies.graph import GraphPolicy
 
 __all__ = ["ImportedGraphs", "Noise", "Padding", "import_defog", "import_digress", "import_graph_grpo"]
 
 Padding = Literal["safe", "published"]
-"""``safe``: padding changes nothing. ``published``: graphs are padded to the largest, and padding counts, as the peers pool."""
-IGNORED = re.compile(r"noise_schedule\.|train_loss\.|.*metrics|p0_|node_count_|_device_buffer|val_|test_")
-NETWORK = ("mlp_in_", "mlp_out_", "tf_layers.")
-FIRST = "mlp_in_X.0.weight"
+"""``safe``: padding changes nothing. ``published``: graphs are padded to the largest, and padding counts wherever it does in the
+peer's code: in the pooling of DiGress's main branch and of DeFoG, in the molecule's weight, and in DiGress's eigenvalues."""
 TIME_WIDTH = 64
+HEADS = 8
 
 
 @dataclass(frozen=True)
@@ -49,15 +46,20 @@ class ImportedGraphs:
     Attributes:
         policy: in eval mode.
         statistics: of molecules; None for plain graphs.
+        taken: what the import rests on, in words, and where each came from (an option, the file, a data set, ...).
     """
 
     policy: GraphPolicy
     statistics: MoleculeStatistics | None
+    taken: Mapping[str, tuple[str, str]]
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """``kind``, and the statistics that molecules need."""
-        return {"kind": "molecules", "statistics": self.statistics.to_json()} if self.statistics else {"kind": "graphs"}
+        """``kind``, what was ``taken``, and the statistics that molecules need."""
+        taken = {name: list(fact) for name, fact in self.taken.items()}
+        if self.statistics is None:
+            return {"kind": "graphs", "taken": taken}
+        return {"kind": "molecules", "statistics": self.statistics.to_json(), "taken": taken}
 
 
 def import_digress(
@@ -68,42 +70,46 @@ def import_digress(
     noise: Noise | None = None,
     num_steps: int | None = None,
     diffusion_steps: int | None = None,
-    heads: int = 8,
+    heads: int | None = None,
     variant: Literal["main", "fixed_bug"] = "main",
     padding: Padding = "safe",
-    checkpoint_layers: bool = True,
+    checkpoint_layers: bool = False,
 ) -> ImportedGraphs:
     """A checkpoint of DiGress or GDPO: D3PM with the discrete cosine schedule.
 
     Args:
         path: Lightning's ``.ckpt``, GDPO's ``.pt``, or a state dict.
-        dataset: the published data set it was trained on; None takes what the file stores.
+        dataset: the published data set it was trained on, whatever the file stores; None takes what the file stores.
         statistics: JSON file with the fields of :class:`~discrete_grpo.importers.graph_data.TrainingData`, instead.
         noise: ``marginal`` or ``uniform``; None takes what the file stores, else marginal.
         num_steps: steps of the sampler; None takes the steps of the diffusion.
         diffusion_steps: T of its schedule; None takes what the file stores, else the published T of the data set.
-        heads: attention heads.
+        heads: attention heads; None takes what the file stores, else 8.
         variant: branch of DiGress: ``fixed_bug`` pools over what exists and counts 5-cycles rightly.
-        padding: see :data:`Padding`.
-        checkpoint_layers: whether gradients recompute layers, for memory.
+        padding: see :data:`Padding`. In ``fixed_bug`` padding counts in the molecule's weight and in eigenvalues only.
+        checkpoint_layers: whether gradients recompute layers: less memory, more time.
 
     Raises:
-        CheckpointError: if the file cannot be read or its tensors do not fit.
+        CheckpointError: if the file cannot be read, its tensors do not fit, or it is of a kind that is not known.
         ValueError: for an option that does not fit, or if classes, marginals or sizes are known from nowhere.
     """
-    source = _Source.read(path, dataset, statistics)
-    noise = noise or cast(Noise, source.setting("model", "transition") or "marginal")
-    if noise not in ("marginal", "uniform"):
-        raise ValueError(f"noise: {noise!r}, expected marginal or uniform")
+    source = GraphSource.read(path, dataset, statistics, noise)
+    if source.noise.value not in ("marginal", "uniform"):
+        raise ValueError(f"noise: {source.noise.value!r}, expected marginal or uniform")
+    source.expect("model", "type", ("discrete",), "Gaussian diffusion of graphs is not known")
+    source.expect("model", "diffusion_noise_schedule", ("cosine",), "other schedules are not known")
     fixed = one_of("variant", variant, ("main", "fixed_bug")) == "fixed_bug"
-    steps = diffusion_steps or int(source.setting("model", "diffusion_steps") or source.data.steps)
-    schedule = DigressSchedule(steps)
-    pooling: Pooling = "variance" if fixed else _pooling(padding)
-    config = _config(source, heads, noise, clock="noise", time_width=0, pooling=pooling)
+    diffusion = source.whole(diffusion_steps, "model", "diffusion_steps", source.data.steps)
+    steps = Fact(num_steps, "option") if num_steps is not None else diffusion
+    published = one_of("padding", padding, get_args(Padding)) == "published"
+    pooling: Pooling = "variance" if fixed else "padded" if published else "masked"
+    config, facts = _config(source, heads, None, clock="noise", time_width=0, pooling=pooling, published=published)
     config = replace(config, five_cycles="corrected" if fixed else "published")
-    node_prior, edge_prior = source.priors(noise)
+    node_prior, edge_prior = source.priors()
+    schedule = DigressSchedule(diffusion.value)
     kernels = D3PM(node_prior, schedule, config.node_classes), D3PM(edge_prior, schedule, config.edge_classes)
-    return _assemble(source, config, kernels, num_steps or steps, checkpoint_layers)
+    facts |= {"schedule": Fact(f"cosine, T = {diffusion.value}", diffusion.origin), "branch": Fact(variant, "option")}
+    return _assemble(source, config, kernels, steps, checkpoint_layers, facts | {"padding": Fact(padding, "option")})
 
 
 def import_defog(
@@ -113,35 +119,56 @@ def import_defog(
     statistics: str | os.PathLike[str] | None = None,
     noise: Noise | None = None,
     num_steps: int | None = None,
-    eta: float = 0.0,
-    omega: float = 0.0,
-    sample_distortion: choices.Distortion = "identity",
-    heads: int = 8,
+    eta: float | None = None,
+    omega: float | None = None,
+    sample_distortion: choices.Distortion | None = None,
+    rrwp_steps: int | None = None,
+    heads: int | None = None,
     padding: Padding = "safe",
-    checkpoint_layers: bool = True,
+    checkpoint_layers: bool = False,
 ) -> ImportedGraphs:
     """A checkpoint of DeFoG: flow matching by Euler steps, averaged over the predicted clean class.
 
     Args:
         path: Lightning's ``.ckpt`` or a state dict.
-        dataset: the published data set it was trained on; None takes what the file stores.
+        dataset: the published data set it was trained on, whatever the file stores; None takes what the file stores.
         statistics: JSON file with the data's numbers instead, as in :func:`import_digress`.
         noise: what it noises towards; None takes what the file stores, else marginal.
         num_steps: steps of the sampler; None takes what the file stores, else the published T of the data set.
-        eta: stochasticity of the sampler.
-        omega: target guidance of the sampler.
-        sample_distortion: of the sampler's grid.
-        heads: attention heads.
+        eta: stochasticity of the sampler; None takes what the file stores, else 0.
+        omega: target guidance of the sampler; None takes what the file stores, else 0.
+        sample_distortion: of the sampler's grid; None takes what the file stores, else ``identity``.
+        rrwp_steps: K of the random-walk features; needed, with ``noise``, where it is none of the published 12 and 20 and the
+            file does not state it.
+        heads: attention heads; None takes what the file stores, else 8.
         padding: see :data:`Padding`.
-        checkpoint_layers: whether gradients recompute layers, for memory.
+        checkpoint_layers: whether gradients recompute layers: less memory, more time.
 
     Raises:
-        CheckpointError: if the file cannot be read or its tensors do not fit.
+        CheckpointError: if the file cannot be read, its tensors do not fit, or it is of a kind that is not known.
         ValueError: for an option that does not fit, or if classes, marginals or sizes are known from nowhere.
     """
-    source = _Source.read(path, dataset, statistics)
-    noise = noise or cast(Noise, source.setting("model", "transition") or "marginal")
-    return _flow(source, noise, _pooling(padding), num_steps, (eta, omega), sample_distortion, heads, checkpoint_layers)
+    source = GraphSource.read(path, dataset, statistics, noise)
+    if source.buffers:
+        found = ", ".join(sorted(source.buffers))
+        raise ValueError(f"source: 'defog', expected graph-grpo: {path} holds {found}, and Graph-GRPO pools otherwise than DeFoG")
+    published = one_of("padding", padding, get_args(Padding)) == "published"
+    etas = source.number(eta, "sample", "eta", 0.0)
+    omegas = source.number(omega, "sample", "omega", 0.0)
+    if etas.value > 0:
+        source.expect("sample", "rdb", ("general",), "other designs of the stochastic rates are not known (eta=0 leaves them out)")
+    steps = source.whole(num_steps, "sample", "sample_steps", source.data.steps)
+    config, facts = _config(
+        source,
+        heads,
+        rrwp_steps,
+        clock="data",
+        time_width=TIME_WIDTH,
+        pooling="padded" if published else "masked",
+        published=published,
+    )
+    facts |= {"eta": etas, "omega": omegas, "padding": Fact(padding, "option")}
+    return _flow(source, config, steps, (etas.value, omegas.value), sample_distortion, checkpoint_layers, facts)
 
 
 def import_graph_grpo(
@@ -153,225 +180,172 @@ def import_graph_grpo(
     num_steps: int | None = None,
     eta: float = 0.0,
     omega: float = 0.0,
-    sample_distortion: choices.Distortion = "identity",
-    heads: int = 8,
-    checkpoint_layers: bool = True,
+    sample_distortion: choices.Distortion | None = None,
+    rrwp_steps: int | None = None,
+    heads: int | None = None,
+    padding: Padding = "safe",
+    checkpoint_layers: bool = False,
 ) -> ImportedGraphs:
     """A checkpoint of Graph-GRPO, pretrained or fine-tuned; its stored prior and node counts come before those of the data.
 
-    Its pooling is over what exists, so padding never counts. The other arguments are those of :func:`import_defog`.
+    Args:
+        path: Lightning's ``.ckpt`` or a state dict; also one of DeFoG, as Graph-GRPO would run it.
+        dataset: as in :func:`import_defog`.
+        statistics: as in :func:`import_defog`.
+        noise: as in :func:`import_defog`.
+        num_steps: steps of the sampler; None takes ``grpo.forward_steps`` or ``sample.sample_steps`` of the file, else the
+            published T of the data set.
+        eta: stochasticity of the sampler; Graph-GRPO's has none, whatever the file stores.
+        omega: target guidance of the sampler; Graph-GRPO's has none, whatever the file stores.
+        sample_distortion: as in :func:`import_defog`.
+        rrwp_steps: as in :func:`import_defog`.
+        heads: as in :func:`import_defog`.
+        padding: Graph-GRPO pools over what exists, but the molecule's weight counts each place of padding as an atom of class 0.
+            ``safe`` leaves that out; ``published`` pads every graph to the largest size and counts it.
+        checkpoint_layers: whether gradients recompute layers: less memory, more time.
 
     Raises:
-        CheckpointError: if the file cannot be read or its tensors do not fit.
+        CheckpointError: if the file cannot be read, its tensors do not fit, or it is of a kind that is not known.
         ValueError: for an option that does not fit, or if classes, marginals or sizes are known from nowhere.
     """
-    source = _Source.read(path, dataset, statistics)
-    noise = noise or cast(Noise, source.setting("model", "transition") or "marginal")
-    return _flow(source, noise, "biased_std", num_steps, (eta, omega), sample_distortion, heads, checkpoint_layers)
+    source = GraphSource.read(path, dataset, statistics, noise)
+    published = one_of("padding", padding, get_args(Padding)) == "published"
+    tuned = source.setting("grpo", "forward_steps") is not None
+    steps = source.whole(num_steps, *(("grpo", "forward_steps") if tuned else ("sample", "sample_steps")), source.data.steps)
+    config, facts = _config(
+        source, heads, rrwp_steps, clock="data", time_width=TIME_WIDTH, pooling="biased_std", published=published
+    )
+    facts |= {name: Fact(value, "option" if value else "published") for name, value in (("eta", eta), ("omega", omega))}
+    facts["temperature"] = source.number(None, "grpo", "sampling_temperature", 1.0)
+    facts["padding"] = Fact(padding, "option")
+    return _flow(source, config, steps, (eta, omega), sample_distortion, checkpoint_layers, facts)
 
 
 def _flow(
-    source: _Source,
-    noise: Noise,
-    pooling: Pooling,
-    num_steps: int | None,
+    source: GraphSource,
+    config: DigressConfig,
+    steps: Fact[int],
     rates: tuple[float, float],
-    sample_distortion: choices.Distortion,
-    heads: int,
+    sample_distortion: choices.Distortion | None,
     checkpoint_layers: bool,
+    facts: dict[str, Fact[Any]],
 ) -> ImportedGraphs:
-    config = _config(source, heads, noise, clock="data", time_width=TIME_WIDTH, pooling=pooling)
-    priors = zip(source.priors(noise), (config.node_classes, config.edge_classes), strict=True)
+    """A policy of flow matching; the first of ``rates`` is eta, the second omega."""
+    priors = zip(source.priors(), (config.node_classes, config.edge_classes), strict=True)
     kernels = [FlowEuler(prior, LinearSchedule(), classes, *rates) for prior, classes in priors]
-    steps = num_steps or int(source.setting("sample", "sample_steps") or source.data.steps)
-    distortion = choices.distortion(sample_distortion)
-    return _assemble(source, config, (kernels[0], kernels[1]), steps, checkpoint_layers, sample_distortion=distortion)
-
-
-# -- what a file holds
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A file: the network's tensors, the buffers beside them, and what is known of its data and settings."""
-
-    path: object
-    network: Mapping[str, Tensor]
-    buffers: Mapping[str, Tensor]
-    data: TrainingData
-    settings: Mapping[str, Any]
-
-    @staticmethod
-    def read(path: str | os.PathLike[str], dataset: DataName | None, statistics: str | os.PathLike[str] | None) -> _Source:
-        content = read_lightning(path)
-        named = dict(tensors(content))
-        prefix = _prefix(named, path)
-        inside = {k.removeprefix(prefix): t for k, t in named.items() if k.startswith(prefix)}
-        network = {k: t for k, t in inside.items() if k.startswith(NETWORK) or not IGNORED.match(k)}
-        buffers = {k.rsplit(".", 1)[-1]: t for k, t in named.items() if "p0_" in k or k.endswith("node_count_prob")}
-        hyper = plain(content.get("hyper_parameters")) if isinstance(content, Mapping) else None
-        hyper = hyper if isinstance(hyper, Mapping) else {}
-        outputs = [_rows(network, f"mlp_out_{m}.2.weight", path) for m in "XE"]
-        data = _data(dataset, statistics, hyper.get("dataset_infos"), path).with_edges(outputs[1])
-        data = _with_buffers(data, buffers)
-        for kind, share, width in zip(("node", "edge"), (data.node_marginal, data.edge_marginal), outputs, strict=True):
-            if len(share) > width:
-                raise ValueError(f"dataset: {data.name!r} has {len(share)} {kind} classes, expected {width} of {path}")
-        settings = hyper.get("cfg", hyper)
-        return _Source(path, network, buffers, data, settings if isinstance(settings, Mapping) else {})
-
-    def setting(self, group: str, name: str) -> Any:
-        """A value of the stored configuration; None where there is none."""
-        found = self.settings.get(group)
-        return found.get(name) if isinstance(found, Mapping) else None
-
-    def priors(self, noise: Noise) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """What nodes and edges are noised towards: the stored buffers, else by the name of the noise."""
-        found = []
-        for buffer, share in (("p0_node_dist", self.data.node_marginal), ("p0_edge_dist", self.data.edge_marginal)):
-            stored = self.buffers.get(buffer)
-            weights = prior(noise, share) if stored is None else stored.flatten().double().tolist()
-            found.append(tuple(w / sum(weights) for w in weights))
-        return found[0], found[1]
-
-
-def _prefix(named: Mapping[str, Tensor], path: object) -> str:
-    """What stands before the network's names: nothing, ``model.``, ``model.model.`` or another, the shortest if several."""
-    found = sorted((k[: -len(FIRST)] for k in named if k.endswith(FIRST)), key=len)
-    if not found:
-        first = ", ".join(sorted(named)[:3]) or "no tensors"
-        raise CheckpointError(f"path: {path} has no {FIRST} ({first}), expected a network of DiGress, DeFoG or Graph-GRPO")
-    return found[0]
-
-
-def _data(dataset: DataName | None, statistics: Any, stored: Any, path: object) -> TrainingData:
-    if statistics is not None:
-        if dataset is not None:
-            raise ValueError(f"statistics: {statistics}, expected none beside dataset {dataset!r}")
-        return read_statistics(statistics)
-    if dataset is not None:
-        return known_data(dataset)
-    if isinstance(stored, Mapping) and {"n_nodes", "node_types", "edge_types"} <= stored.keys():
-        return _stored_data(stored, path)
-    raise ValueError(f"dataset: None, and {path} does not store its data; expected {', '.join(get_args(DataName))}, or statistics")
-
-
-def _stored_data(stored: Mapping[str, Any], path: object) -> TrainingData:
-    """From the ``dataset_infos`` of a Lightning checkpoint; an absorbing model's list of atoms ends in a made-up one."""
-    lists: dict[Any, Any] = {k: v.flatten().tolist() if isinstance(v, Tensor) else v for k, v in stored.items()}
-    classes = len(lists["node_types"])
-    atoms = (lists.get("atom_decoder") or [])[:classes]
-    fields = {"name": str(lists.get("name") or "stored"), "node_counts": lists["n_nodes"], "node_marginal": lists["node_types"]}
-    fields |= {"edge_marginal": lists["edge_types"], "atoms": atoms}
-    if isinstance(lists.get("atom_weights"), Mapping) and lists.get("max_weight"):
-        fields |= {"weights": list(lists["atom_weights"].values())[:classes], "max_weight": float(lists["max_weight"])}
-    return data_from(fields, path)
-
-
-def _with_buffers(data: TrainingData, buffers: Mapping[str, Tensor]) -> TrainingData:
-    """The node counts a fine-tuned checkpoint has learned."""
-    counts = buffers.get("node_count_prob")
-    if counts is None or not float(counts[1:].sum()) > 0:
-        return data
-    return replace(data, node_counts=(0.0, *counts.flatten()[1:].double().tolist()))
+    named = source.text(sample_distortion, "sample", "time_distortion", "identity")
+    distortion = choices.distortion(cast(choices.Distortion, named.value))
+    facts |= {"time distortion": named}
+    temperature = facts["temperature"].value if "temperature" in facts else 1.0
+    sampler = {"sample_distortion": distortion, "temperature": temperature}
+    return _assemble(source, config, (kernels[0], kernels[1]), steps, checkpoint_layers, facts, **sampler)
 
 
 # -- the network
 
 
-def _rows(network: Mapping[str, Tensor], name: str, path: object) -> int:
-    return _shape(network, name, path)[0]
-
-
-def _shape(network: Mapping[str, Tensor], name: str, path: object) -> tuple[int, int]:
-    found = network.get(name)
-    if found is None or found.ndim != 2:
-        raise CheckpointError(f"path: {path} does not fit: {name} {'missing' if found is None else tuple(found.shape)}")
-    return found.shape[0], found.shape[1]
-
-
 def _config(
-    source: _Source, heads: int, noise: Noise, *, clock: Literal["noise", "data"], time_width: int, pooling: Pooling
-) -> DigressConfig:
-    """Sizes from the tensors' shapes."""
-    shape = partial(_shape, source.network, path=source.path)
-    (d, node_mlp), (de, edge_mlp), (dy, global_mlp) = (shape(f"mlp_in_{m}.2.weight") for m in "XEy")
-    node_prior, edge_prior = source.priors(noise)
-    inputs = tuple(shape(f"mlp_in_{m}.0.weight")[1] for m in "XEy")
-    features, length, molecular = _features(source, (len(node_prior), len(edge_prior)), inputs, time_width, noise)
-    molecule = MoleculeFeatures(source.data.weights, source.data.max_weight) if molecular else None
-    max_nodes = len(source.data.node_counts) - 1
+    source: GraphSource,
+    heads: int | None,
+    rrwp_steps: int | None,
+    *,
+    clock: Literal["noise", "data"],
+    time_width: int,
+    pooling: Pooling,
+    published: bool,
+) -> tuple[DigressConfig, dict[str, Fact[Any]]]:
+    """Sizes from the tensors' shapes, and what was taken from elsewhere."""
+    shape_of = partial(shape, source.network, path=source.path)
+    (d, node_mlp), (de, edge_mlp), (dy, global_mlp) = (shape_of(f"mlp_in_{m}.2.weight") for m in "XEy")
+    node_prior, edge_prior = source.priors()
+    inputs = tuple(shape_of(f"mlp_in_{m}.0.weight")[1] for m in "XEy")
+    features, length, molecular = source.features(inputs, time_width, rrwp_steps)
+    heads_of = _heads(source, heads)
+    limit = len(source.sizes().value) - 1
     first = "tf_layers.0."
-    return DigressConfig(
+    config = DigressConfig(
         node_states=len(node_prior),
         edge_states=len(edge_prior),
-        node_outputs=shape("mlp_out_X.2.weight")[0],
-        edge_outputs=shape("mlp_out_E.2.weight")[0],
+        node_outputs=shape_of("mlp_out_X.2.weight")[0],
+        edge_outputs=shape_of("mlp_out_E.2.weight")[0],
         node_classes=len(source.data.node_marginal),
         edge_classes=len(source.data.edge_marginal),
-        max_nodes=max_nodes,
+        max_nodes=source.largest,
+        node_limit=limit,
         layers=1 + max((int(k.split(".")[1]) for k in source.network if re.match(r"tf_layers\.\d+\.", k)), default=0),
-        heads=heads,
+        heads=heads_of.value,
         width=d,
         edge_width=de,
         global_width=dy,
-        node_hidden=shape(f"{first}linX1.weight")[0],
-        edge_hidden=shape(f"{first}linE1.weight")[0],
-        global_hidden=shape(f"{first}lin_y1.weight")[0],
+        node_hidden=shape_of(f"{first}linX1.weight")[0],
+        edge_hidden=shape_of(f"{first}linE1.weight")[0],
+        global_hidden=shape_of(f"{first}lin_y1.weight")[0],
         node_mlp=node_mlp,
         edge_mlp=edge_mlp,
         global_mlp=global_mlp,
         features=features,
         walk_length=length,
-        molecule=molecule,
+        molecule=MoleculeFeatures(source.data.weights, source.data.max_weight) if molecular else None,
         clock=clock,
         time_width=time_width,
         pooling=pooling,
-        pad_to=max_nodes if pooling == "padded" else 0,
+        padding_counts=published,
+        pad_to=limit if published else 0,
     )
+    parts = [features, *([f"{length} steps"] if length else []), *(["charge, valency and weight"] if molecular else [])]
+    return config, {"features": Fact(", ".join(parts), "shapes"), "heads": heads_of}
 
 
-def _features(
-    source: _Source, states: tuple[int, int], inputs: tuple[int, ...], time_width: int, noise: Noise
-) -> tuple[Features, int, bool]:
-    """Which features make up the input's widths: their kind, K of random walks, and whether there are molecular ones."""
-    length = inputs[1] - states[1]
-    for kind in cast(tuple[Features, ...], get_args(Features)):
-        x, e, y = feature_widths(kind, max(length, 0))
-        for molecular in (False, True):
-            if inputs == (states[0] + x + 2 * molecular, states[1] + e, y + molecular + 1 + time_width):
-                if molecular and not source.data.weights:
-                    raise ValueError(f"statistics: no weights, expected one an atom class; {source.path} reads molecular features")
-                return kind, length if kind.startswith("rrwp") else 0, molecular
-    raise CheckpointError(
-        f"path: {source.path} reads {inputs} numbers of nodes, edges and graph, which no known features give with "
-        f"{states} classes (data {source.data.name}, noise {noise})"
-    )
+def _heads(source: GraphSource, given: int | None) -> Fact[int]:
+    """Attention heads, which no shape tells."""
+    stored = source.setting("model", "hidden_dims")
+    if given is None and isinstance(stored, Mapping) and isinstance(stored.get("n_head"), int):
+        return Fact(int(stored["n_head"]), "file")
+    return Fact(HEADS if given is None else given, "published" if given is None else "option")
 
 
 def _assemble(
-    source: _Source,
+    source: GraphSource,
     config: DigressConfig,
     kernels: tuple[D3PM, D3PM] | tuple[FlowEuler, FlowEuler],
-    num_steps: int,
+    num_steps: Fact[int],
     checkpoint_layers: bool,
+    facts: Mapping[str, Fact[Any]],
     **sampler: Any,
 ) -> ImportedGraphs:
     with torch.random.fork_rng(devices=[]):
         network = DigressTransformer(config, checkpoint_layers)
     check_tensors(source.network, {k: tuple(t.shape) for k, t in network.state_dict().items()}, source.path)
     network.load_state_dict({k: t.float() for k, t in source.network.items()})
-    data, total = source.data, sum(source.data.node_counts)
-    counts = tuple(p / total for p in data.node_counts)
+    data, sizes = source.data, source.sizes()
+    counts = tuple(p / sum(sizes.value) for p in sizes.value)
     stats = None
     if data.atoms:
         shares = prior("marginal", data.node_marginal), prior("marginal", data.edge_marginal)
         stats = MoleculeStatistics(counts, *shares, Vocabulary(data.atoms), 0, data.name)
     decode = partial(chemistry.decode, vocabulary=stats.vocabulary) if stats else topology.decode
     nodes, edges = kernels
-    policy = GraphPolicy(network, nodes, edges, counts, num_steps=num_steps, decode=decode, **sampler)
-    return ImportedGraphs(policy.eval(), stats)
+    policy = GraphPolicy(network, nodes, edges, counts, num_steps=num_steps.value, decode=decode, **sampler)
+    return ImportedGraphs(policy.eval(), stats, _taken(source, policy, {"steps": num_steps, **facts}))
 
 
-def _pooling(padding: Padding) -> Pooling:
-    return "masked" if one_of("padding", padding, get_args(Padding)) == "safe" else "padded"
+def _taken(source: GraphSource, policy: GraphPolicy, facts: Mapping[str, Fact[Any]]) -> dict[str, tuple[str, str]]:
+    """What an import rests on, in words, and where each came from."""
+    data, origin = source.data, source.data_origin
+    learned = [name in source.buffers for name in ("p0_node_dist", "p0_edge_dist")]
+    priors = [", ".join(f"{p:.4g}" for p in noised) for noised in source.priors()]
+    rows: dict[str, Fact[Any]] = {
+        "kind": Fact("molecules" if data.atoms else "plain graphs", origin),
+        "data": Fact(data.name, origin),
+        "node classes": Fact(" ".join(data.atoms) or str(len(data.node_marginal)), origin),
+        "edge classes": Fact(len(data.edge_marginal), origin),
+        "noise": source.noise,
+        "node prior": Fact(priors[0], "file" if learned[0] else origin),
+        "edge prior": Fact(priors[1], "file" if learned[1] else origin),
+        "largest size": Fact(policy.max_nodes, source.sizes().origin),
+        "n is divided by": Fact(source.largest, origin),
+        **facts,
+    }
+    return {
+        name: (f"{fact.value:g}" if isinstance(fact.value, float) else str(fact.value), fact.origin) for name, fact in rows.items()
+    }

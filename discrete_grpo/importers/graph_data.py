@@ -1,8 +1,9 @@
 """What the published graph models were trained on, as far as their checkpoints leave it out: classes, sizes, marginals.
 
-The numbers are those that DiGress's and DeFoG's data set classes state; for planar graphs, trees and block models they are
-counts of the published splits (edges of the 128 training graphs, sizes of these and the 32 for validation).
-Sources: Vignac et al. (2022), arXiv 2209.14734; Qin et al. (2024), arXiv 2410.04263; Martinkus et al. (2022), arXiv 2204.01613.
+The numbers are those that DiGress's, DeFoG's and GDPO's data set classes state; for planar graphs, trees and block models they
+are counts of the published splits (edges of the 128 training graphs, sizes of these and the 32 for validation).
+Sources: Vignac et al. (2022), arXiv 2209.14734; Qin et al. (2024), arXiv 2410.04263; Liu et al. (2024), arXiv 2402.16302;
+Martinkus et al. (2022), arXiv 2204.01613.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any, Literal, get_args
 from discrete_grpo.chemistry import Vocabulary
 from discrete_grpo.importers.tensors import read_json
 
-__all__ = ["DataName", "Noise", "TrainingData", "data_from", "known_data", "one_of", "prior", "read_statistics"]
+__all__ = ["DataName", "Noise", "TrainingData", "data_from", "fitting", "known_data", "one_of", "prior", "read_statistics"]
 
-DataName = Literal["qm9", "qm9-h", "zinc", "moses", "guacamol", "planar", "tree", "sbm"]
+DataName = Literal["qm9", "qm9-h", "zinc", "zinc-gdpo", "moses", "guacamol", "planar", "tree", "sbm"]
 
 Noise = Literal["marginal", "uniform", "absorbing", "absorbfirst", "argmax"]
 """What a model noises towards, by DiGress's and DeFoG's names."""
@@ -58,10 +59,10 @@ class TrainingData:
         if self.atoms:
             Vocabulary(self.atoms)
 
-    def with_edges(self, classes: int) -> TrainingData:
-        """The same with an edge class of no mass added, if that is all ``classes`` asks for: QM9 with or without aromatic bonds."""
-        more = classes - len(self.edge_marginal)
-        return replace(self, edge_marginal=(*self.edge_marginal, 0.0)) if more == 1 and self.atoms else self
+    @property
+    def classes(self) -> tuple[int, int]:
+        """Number of node classes and of edge classes."""
+        return len(self.node_marginal), len(self.edge_marginal)
 
 
 def _after(start: int, *shares: float) -> tuple[float, ...]:
@@ -105,6 +106,23 @@ ZINC = TrainingData(
     ("C", "N", "O", "F", "P", "S", "Cl", "Br", "I"),
     (12.0, 14.0, 16.0, 19.0, 30.0, 32.0, 35.5, 78.0, 127.0),
     500.0,
+)
+ZINC_GDPO = TrainingData(
+    "zinc-gdpo",
+    _after(
+        6, 1.3981581596510197e-05, 2.3302635994183663e-05, 6.058685358487752e-05, 0.0003075947951232243, 0.0007922896238022445,
+        0.002908168972074121, 0.004665187726035569, 0.0071212855598225275, 0.011357704783565117, 0.017206666418105216,
+        0.025348607434472988, 0.034981917154468516, 0.04650740091719175, 0.0583125163118452, 0.07078408709593229,
+        0.08152194176205212, 0.07490399313970396, 0.08415980015659372, 0.0930520860519742, 0.09145818574997204,
+        0.07730882517430372, 0.06324335408821447, 0.04033686290593192, 0.03122553223220611, 0.024472428321091682,
+        0.01929924313038291, 0.014974273889862421, 0.010365012490212893, 0.006967488162260915, 0.004129227098169345,
+        0.0016218634651951828, 0.0005592632638604079, 9.321054397673465e-06,
+    ),
+    (7.3680e-01, 1.2209e-01, 9.9772e-02, 1.3708e-02, 2.3351e-05, 1.7811e-02, 7.4484e-03, 2.1972e-03, 1.5560e-04),
+    (0.89740, 0.0472947, 0.062670, 0.0003524, 0.0486),
+    ("C", "N", "O", "F", "P", "S", "Cl", "Br", "I"),
+    (12.0, 14.0, 16.0, 19.0, 31.0, 32.1, 35.45, 79.9, 126.9),
+    350.0,
 )
 MOSES = TrainingData(
     "moses",
@@ -154,16 +172,30 @@ TREE = TrainingData("tree", _after(64, 1.0), (1.0,), (1 - 2 / 64, 2 / 64), steps
 SBM = TrainingData("sbm", _after(44, *map(float, SBM_SIZES)), (1.0,), (0.91865853099051, 0.08134146900949), steps=1000)
 
 
-def known_data(name: DataName) -> TrainingData:
-    """A published data set.
+AROMATIC = tuple(replace(data, edge_marginal=(*data.edge_marginal, 0.0)) for data in (QM9, QM9_H))
+"""QM9 with the aromatic class, whose published share is 0: DiGress always has it, DeFoG with ``dataset.aromatic``."""
+PUBLISHED = (QM9, QM9_H, ZINC, ZINC_GDPO, MOSES, GUACAMOL, PLANAR, TREE, SBM, *AROMATIC)
+
+
+def known_data(name: DataName, edge_classes: int | None = None) -> TrainingData:
+    """Return a published data set; of QM9, which has two published sets of bond classes, that of ``edge_classes`` if there is one.
 
     Raises:
         ValueError: for an unknown name.
     """
-    sets: Mapping[str, TrainingData] = {d.name: d for d in (QM9, QM9_H, ZINC, MOSES, GUACAMOL, PLANAR, TREE, SBM)}
-    if name not in sets:
+    found = [data for data in PUBLISHED if data.name == name]
+    if not found:
         raise ValueError(f"dataset: {name!r}, expected one of {', '.join(get_args(DataName))}")
-    return sets[name]
+    return next((data for data in found if len(data.edge_marginal) == edge_classes), found[0])
+
+
+def fitting(node_classes: int, edge_classes: int) -> tuple[str, ...]:
+    """Return the names of the published data sets with these numbers of classes.
+
+    >>> fitting(9, 5), fitting(7, 3)
+    (('zinc-gdpo',), ())
+    """
+    return tuple(data.name for data in PUBLISHED if data.classes == (node_classes, edge_classes))
 
 
 def read_statistics(path: str | Path) -> TrainingData:
