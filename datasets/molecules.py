@@ -26,6 +26,7 @@ from discrete_grpo.datasets.reading import (
     text_array,
     write_arrays,
 )
+from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.graph import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_index, unpack
 from discrete_grpo.tokens import Property
 
@@ -40,7 +41,7 @@ __all__ = [
     "statistics",
 ]
 
-_CACHE_VERSION = 1
+_CACHE_VERSION = "molecules 2"
 NUM_BOND_CLASSES = 4
 
 
@@ -263,6 +264,8 @@ def load_molecules(
     *,
     min_atoms: int | None = None,
     max_atoms: int | None = None,
+    smiles_column: str | None = None,
+    max_bytes: int = MAX_BYTES,
     cache_dir: str | Path | None = None,
 ) -> MoleculeDataset:
     """The molecules of a file as packed graphs; hydrogens implicit, rings kekulised, stereo dropped.
@@ -272,21 +275,24 @@ def load_molecules(
         max_broken: largest share of lines that may be no molecule.
         min_atoms: drop molecules with fewer heavy atoms.
         max_atoms: drop molecules with more heavy atoms.
-        cache_dir: folder for the parsed form, keyed by the file's content; None parses every time.
+        smiles_column: name of the column of SMILES; None finds it, as for :func:`read_smiles`.
+        max_bytes: largest size that a gzipped file may unpack to.
+        cache_dir: folder for the parsed form, keyed by the file's content and the column; None parses every time.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if no molecules are left, or more lines are broken than allowed.
+        ValueError: if no molecules are left, more lines are broken than allowed, or the column is not certain.
     """
     path = Path(path)
     check_file(path)
     name = path.name.split(".")[0]
-    cached = None if cache_dir is None else Path(cache_dir) / f"{name}-{content_key(path, _CACHE_VERSION)}.npz"
+    key = "" if cache_dir is None else content_key(path, f"{_CACHE_VERSION} {smiles_column!r}")
+    cached = None if cache_dir is None else Path(cache_dir) / f"{name}-{key}.npz"
     dataset = None if cached is None else from_cache(cached, partial(_read_cache, name=name))
     if dataset is not None:
         check_broken(path, len(dataset), dataset.broken, max_broken)
     else:
-        dataset = _pack(rows(path), path, name, max_broken)
+        dataset = _pack(rows(path, smiles_column, max_bytes), path, name, max_broken)
         if cached is not None:
             _write_cache(cached, dataset)
     return _by_size(dataset, min_atoms, max_atoms)

@@ -143,7 +143,9 @@ def _other_parsers() -> dict[str, ArgumentParser]:
     for name, kind, about in _SAMPLER_OPTIONS:
         sample.add_argument(f"--{name}", type=kind, default=None, help=about)
     evaluate = parser("evaluate", "The table of a file of samples: SMILES, images or graphs (V.U.N., MMDs, ratio).")
-    evaluate.add_argument("file", type=str, help="File of samples (.smi, .txt, .csv, .g6, each optionally .gz; .npz of splits).")
+    evaluate.add_argument(
+        "file", type=str, help="File of samples (.smi, .txt, .csv, .tsv, .g6, each optionally .gz; .npz of splits)."
+    )
     evaluate.add_argument(
         "--reference",
         type=str | None,
@@ -154,6 +156,9 @@ def _other_parsers() -> dict[str, ArgumentParser]:
         "--shape", type=str | None, default=None, help="Valid graphs: planar, tree, sbm, connected; else the set's."
     )
     evaluate.add_argument("--out", type=str | None, default=None, help="JSON file for the numbers.")
+    evaluate.add_argument("--smiles_column", type=str | None, default=None, help="Column of SMILES; default found by its name.")
+    evaluate.add_argument("--reference_smiles_column", type=str | None, default=None, help="The same of the reference.")
+    evaluate.add_argument("--max_bytes", type=int, default=4 << 30, help="Largest size that a gzipped file may unpack to.")
     report = parser("report", "Write RUN/report.html again.")
     report.add_argument("run", type=str, help="Run folder.")
     listing = parser("list", "Presets, bundled policies, rewards and data sets.")
@@ -207,12 +212,13 @@ def _other(command: str, arguments: Sequence[str]) -> None:
 def _evaluate(given: Namespace) -> None:
     from discrete_grpo import images, plain_graphs, recipes
 
-    if plain_graphs.holds_graphs(given.file):
+    names = {name: given[name] for name in ("smiles_column", "reference_smiles_column")}
+    if given.smiles_column is None and plain_graphs.holds_graphs(given.file):
         plain_graphs.evaluate_file(given.file, data=given.reference, shape=given.shape, out=given.out)
     elif given.shape is not None:
         raise UsageError(f"shape: {given.shape!r}, expected none with a file of molecules or images")
-    elif not images.holds_images(given.file):
-        recipes.evaluate_file(given.file, reference=given.reference, out=given.out)
+    elif given.smiles_column is not None or not images.holds_images(given.file):
+        recipes.evaluate_file(given.file, reference=given.reference, out=given.out, max_bytes=given.max_bytes, **names)
     elif given.reference is not None:
         raise UsageError(f"reference: {given.reference!r}, expected none with a file of images")
     else:
