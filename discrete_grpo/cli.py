@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from discrete_grpo.import_path import append_working_folder, remove_working_folder
+
+if __name__ == "__main__":  # before anything is imported that a file in the working folder may be called like
+    remove_working_folder()
+
 import difflib
 import json
 import os
@@ -22,10 +27,21 @@ EPILOG = """Fields of a preset are overridden as --name=value or --group.name=va
   discrete-grpo train demo --grpo.num_generations=16 --grpo.max_steps=10 --reward=qed"""
 
 
+def _parsed(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
+    """What :func:`parse` gives; a reward that is not installed is looked for in the working folder, and nothing else is."""
+    try:
+        return parse(command, arguments)
+    except (UsageError, ImportError) as error:
+        if command not in ("train", "search") or "No module named" not in str(error.__cause__ or error):
+            raise
+    append_working_folder()
+    return parse(command, arguments)
+
+
 def _start(command: str, arguments: Sequence[str]) -> None:
     from discrete_grpo.reporting.run_folder import write_json, write_text
 
-    recipe, settings = parse(command, arguments)
+    recipe, settings = _parsed(command, arguments)
     folder = Path(recipe.output_dir)
     _, run = recipe_of(command)
     if int(os.environ.get("RANK", "0")) > 0:  # the first process makes the folder; the others meet it inside the run
@@ -71,7 +87,7 @@ def _resume(folder: Path) -> None:
             raise ValueError("config.yaml is missing" if command in RUNS else f"command {command!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"run: {folder} is no run folder of 'discrete-grpo train' or 'pretrain' ({error})") from error
-    recipe, _ = parse(command, [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"])
+    recipe, _ = _parsed(command, [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"])
     _, run = recipe_of(command)
     # A run of GRPO has a checkpoint before anything else; one of pretraining, or a part of it, may have been killed before.
     _guarded(folder, lambda: run(recipe, resume=command != "train" or bool(Checkpoints(folder).all())))
@@ -288,8 +304,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     given = [a for a in given if a != "--debug"]
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # so that --reward=my_file.my_reward finds a file beside the user
     try:
         _dispatch(given)
     except (Interrupted, KeyboardInterrupt) as stopped:
