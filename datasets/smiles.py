@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from rdkit import Chem
 from torch import Tensor
 
 from discrete_grpo.chemistry import descriptor, murcko_scaffold, parse_smiles
+from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.reading import (
     array_lines,
     check_broken,
@@ -219,7 +219,7 @@ def _write_cache(path: Path, data: SmilesLines) -> None:
 
 
 def _read_cache(file: BinaryIO, properties: tuple[str, ...], name: str) -> SmilesLines:
-    with np.load(file) as stored:
-        broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(stored["broken"])))
-        smiles, scaffolds = array_lines(stored["smiles"]), array_lines(stored["scaffolds"])
-        return SmilesLines(smiles, scaffolds or ("",) * len(smiles), torch.from_numpy(stored["values"]), properties, broken, name)
+    stored = read_arrays(file)
+    broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(stored["broken"])))
+    smiles, scaffolds = array_lines(stored["smiles"]), array_lines(stored["scaffolds"])
+    return SmilesLines(smiles, scaffolds or ("",) * len(smiles), torch.from_numpy(stored["values"]), properties, broken, name)

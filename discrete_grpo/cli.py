@@ -175,6 +175,7 @@ def _other_parsers() -> dict[str, ArgumentParser]:
     evaluate.add_argument("--smiles_column", type=str | None, default=None, help="Column of SMILES; default found by its name.")
     evaluate.add_argument("--reference_smiles_column", type=str | None, default=None, help="The same of the reference.")
     evaluate.add_argument("--max_bytes", type=int, default=4 << 30, help="Largest size that a gzipped file may unpack to.")
+    evaluate.add_argument("--max_nodes", type=int, default=10_000, help="Largest number of nodes of a graph.")
     report = parser("report", "Write RUN/report.html again.")
     report.add_argument("run", type=str, help="Run folder.")
     listing = parser("list", "Presets, bundled policies, rewards and data sets.")
@@ -230,7 +231,8 @@ def _evaluate(given: Namespace) -> None:
 
     names = {name: given[name] for name in ("smiles_column", "reference_smiles_column")}
     if given.smiles_column is None and plain_graphs.holds_graphs(given.file):
-        plain_graphs.evaluate_file(given.file, data=given.reference, shape=given.shape, out=given.out)
+        limits = {name: given[name] for name in ("max_nodes", "max_bytes")}
+        plain_graphs.evaluate_file(given.file, data=given.reference, shape=given.shape, out=given.out, **limits)
     elif given.shape is not None:
         raise UsageError(f"shape: {given.shape!r}, expected none with a file of molecules or images")
     elif given.smiles_column is not None or not images.holds_images(given.file):
@@ -238,7 +240,7 @@ def _evaluate(given: Namespace) -> None:
     elif given.reference is not None:
         raise UsageError(f"reference: {given.reference!r}, expected none with a file of images")
     else:
-        images.evaluate_file(given.file, out=given.out)
+        images.evaluate_file(given.file, out=given.out, max_bytes=given.max_bytes)
 
 
 def _sample(given: Namespace) -> None:
