@@ -42,6 +42,8 @@ def _start(command: str, arguments: Sequence[str]) -> None:
     from discrete_grpo.reporting.run_folder import write_json, write_text
 
     recipe, settings = _parsed(command, arguments)
+    if not recipe.output_dir.strip():
+        raise UsageError(f"output_dir: {recipe.output_dir!r}, expected the name of a folder to make")
     folder = Path(recipe.output_dir)
     _, run = recipe_of(command)
     if int(os.environ.get("RANK", "0")) > 0:  # the first process makes the folder; the others meet it inside the run
@@ -222,6 +224,8 @@ def _other(command: str, arguments: Sequence[str]) -> None:
     elif command == "import":
         from discrete_grpo.importers import import_checkpoint
 
+        if not given.out.strip():
+            raise UsageError(f"out: {given.out!r}, expected the name of a folder to make")
         options = {name: given[name] for name, *_ in _IMPORT_OPTIONS if given[name] is not None}
         print(import_checkpoint(given.checkpoint, given.source, given.out, **options))
 

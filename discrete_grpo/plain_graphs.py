@@ -97,7 +97,9 @@ def shape_of(name: str) -> Shape:
 
 def reference_of(metadata: Mapping[str, Any]) -> GraphReference | None:
     """What the samples of a checkpoint are measured against: the set it was trained on, where that can still be had."""
-    data = metadata.get("data", {})
+    data = metadata.get("data")
+    if not isinstance(data, Mapping):
+        return None
     for source in (data.get("name"), data.get("source")):
         try:
             return GraphReference(load_splits(str(source)), metadata.get("shape", "connected"))
