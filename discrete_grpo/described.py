@@ -73,7 +73,7 @@ def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
 def _check_types(cls: type, args: Mapping[str, Any], path: str) -> None:
     """Raise CheckpointError, naming it, for an argument of another type than the class says."""
     try:
-        hints = get_type_hints(cls if dataclasses.is_dataclass(cls) else cls.__init__)
+        hints = get_type_hints(cls if dataclasses.is_dataclass(cls) else cls.__init__)  # type: ignore[misc]  # the class is what is built
     except Exception:  # names that only a type checker knows
         return
     for name, value in args.items():
