@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import networkx as nx
     from torch_geometric.data import Data
 
-__all__ = ["from_networkx", "from_pyg", "to_networkx", "to_pyg"]
+__all__ = ["from_networkx", "from_pyg", "graph_classes", "to_networkx", "to_pyg"]
 
 
 def to_pyg(batch: GraphBatch) -> list[Data]:
@@ -74,21 +74,27 @@ def from_networkx(graphs: Sequence[nx.Graph]) -> GraphBatch:
     Raises:
         ValueError: naming the graph, if it is directed, a multigraph, has a self-loop, or classes are no integers.
     """
-    parts = []
-    for k, graph in enumerate(graphs):
-        if graph.is_directed() or graph.is_multigraph():
-            raise ValueError(f"graphs[{k}]: a {type(graph).__name__}, expected an undirected networkx.Graph")
-        place = {node: i for i, node in enumerate(graph)}
-        nodes = _integers([kind for _, kind in graph.nodes(data="x", default=0)], f"graphs[{k}] node attribute x")
-        triples = [(place[a], place[b], order) for a, b, order in graph.edges(data="edge_attr", default=1)]
-        orders = _integers([order for _, _, order in triples], f"graphs[{k}] edge attribute edge_attr")
-        ends = torch.tensor([(i, j) for i, j, _ in triples], dtype=torch.long).reshape(-1, 2).T
-        n = len(place)
-        checked = _classes(orders, len(triples), f"graphs[{k}] edge attribute edge_attr", 1)
-        both = torch.cat([ends, ends.flip(0)[:, ends[0] != ends[1]]], 1)
-        dense = _dense(n, both, torch.cat([checked, checked[ends[0] != ends[1]]]), f"graphs[{k}]")
-        parts.append((_classes(nodes, n, f"graphs[{k}] node attribute x", 0), dense))
-    return _collate(parts)
+    return _collate([graph_classes(graph, f"graphs[{k}]") for k, graph in enumerate(graphs)])
+
+
+def graph_classes(graph: nx.Graph, name: str) -> tuple[Int[Tensor, " node"], Int[Tensor, "node node"]]:
+    """Node classes and the matrix of edge classes of one graph, without padding; ``name`` is named in errors.
+
+    Raises:
+        ValueError: as :func:`from_networkx`.
+    """
+    if graph.is_directed() or graph.is_multigraph():
+        raise ValueError(f"{name}: a {type(graph).__name__}, expected an undirected networkx.Graph")
+    place = {node: i for i, node in enumerate(graph)}
+    nodes = _integers([kind for _, kind in graph.nodes(data="x", default=0)], f"{name} node attribute x")
+    triples = [(place[a], place[b], order) for a, b, order in graph.edges(data="edge_attr", default=1)]
+    orders = _integers([order for _, _, order in triples], f"{name} edge attribute edge_attr")
+    ends = torch.tensor([(i, j) for i, j, _ in triples], dtype=torch.long).reshape(-1, 2).T
+    n = len(place)
+    checked = _classes(orders, len(triples), f"{name} edge attribute edge_attr", 1)
+    both = torch.cat([ends, ends.flip(0)[:, ends[0] != ends[1]]], 1)
+    dense = _dense(n, both, torch.cat([checked, checked[ends[0] != ends[1]]]), name)
+    return _classes(nodes, n, f"{name} node attribute x", 0), dense
 
 
 def _integers(values: Sequence[Any], name: str) -> Tensor:

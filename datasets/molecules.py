@@ -10,12 +10,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 from torch import Tensor
 
 from discrete_grpo.chemistry import AtomType, Vocabulary, descriptor, molecule_parts, parse_smiles
+from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.reading import (
     array_lines,
     check_broken,
@@ -26,7 +27,8 @@ from discrete_grpo.datasets.reading import (
     text_array,
     write_arrays,
 )
-from discrete_grpo.graph import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_index, unpack
+from discrete_grpo.datasets.text_files import MAX_BYTES
+from discrete_grpo.graph import ConditionedGraphs, GraphBatch, PackedGraphs, num_pairs
 from discrete_grpo.tokens import Property
 
 __all__ = [
@@ -40,52 +42,52 @@ __all__ = [
     "statistics",
 ]
 
-_CACHE_VERSION = 1
+_CACHE_VERSION = "molecules 3"
 NUM_BOND_CLASSES = 4
+MAX_ATOMS = 10_000
+"""Atoms of the largest molecule that is packed without being left out by ``max_atoms``."""
 
 
 @dataclass(frozen=True)
 class MoleculeDataset:
-    """M molecules as packed graphs of at most N nodes, one byte a site.
+    """M molecules as packed graphs, each with its own number of atoms.
 
     Attributes:
-        nodes: node classes [M, N], 0 beyond a molecule's size.
-        pairs: bond classes of the unordered pairs [M, P], in the order of :mod:`discrete_grpo.graph`.
-        sizes: number of heavy atoms [M].
+        graphs: atom classes as node classes, bond classes as pair classes.
         vocabulary: what the node classes mean.
-        smiles: canonical, without stereo, one a molecule.
+        smiles: canonical, without stereo, one per molecule.
         broken: (line number, text) of what could not be read.
         name: for reports.
     """
 
-    nodes: UInt8[Tensor, "molecule node"]
-    pairs: UInt8[Tensor, "molecule pair"]
-    sizes: Int[Tensor, " molecule"]
+    graphs: PackedGraphs
     vocabulary: Vocabulary
     smiles: tuple[str, ...]
     broken: tuple[tuple[int, str], ...] = ()
     name: str = ""
 
     def __len__(self) -> int:
-        return self.nodes.shape[0]
+        return len(self.graphs)
+
+    @property
+    def sizes(self) -> Int[Tensor, " molecule"]:
+        """Number of heavy atoms [M]."""
+        return self.graphs.sizes
 
     @property
     def num_nodes(self) -> int:
-        """N, the atoms of the largest molecule."""
-        return self.nodes.shape[1]
+        """Atoms of the largest molecule."""
+        return self.graphs.num_nodes
 
     def batch(self, rows: Int[Tensor, " row"] | Sequence[int] | slice) -> GraphBatch:
         """The graphs at ``rows``, padded to the largest among them."""
-        at = rows if isinstance(rows, slice) else torch.as_tensor(rows, dtype=torch.long)
-        sizes = self.sizes[at]
-        n = int(sizes.max()) if sizes.numel() else 0
-        return unpack(self.nodes[at][:, :n], self.pairs[at][:, : num_pairs(n)], node_mask(sizes, n))
+        return self.graphs.batch(rows)
 
     def index(self, rows: Int[Tensor, " row"] | Sequence[int]) -> MoleculeDataset:
-        """The molecules at ``rows`` as a data set with the same vocabulary and padding."""
+        """The molecules at ``rows`` as a data set with the same vocabulary."""
         at = torch.as_tensor(rows, dtype=torch.long)
         smiles = tuple(self.smiles[k] for k in at.tolist())
-        return MoleculeDataset(self.nodes[at], self.pairs[at], self.sizes[at], self.vocabulary, smiles, self.broken, self.name)
+        return MoleculeDataset(self.graphs.index(at), self.vocabulary, smiles, self.broken, self.name)
 
 
 @dataclass(frozen=True)
@@ -181,16 +183,10 @@ def statistics(dataset: MoleculeDataset) -> MoleculeStatistics:
 
     The edge marginal equals the one over all ordered pairs, as DiGress takes it, because edges are symmetric.
     """
-    n = dataset.num_nodes
-    counts = torch.bincount(dataset.sizes, minlength=n + 1)
-    nodes = torch.zeros(len(dataset.vocabulary), dtype=torch.long)
-    edges = torch.zeros(NUM_BOND_CLASSES, dtype=torch.long)
-    _, j = pair_index(n)
-    for start in range(0, len(dataset), 8192):
-        rows = slice(start, start + 8192)
-        sizes = dataset.sizes[rows]
-        nodes += torch.bincount(dataset.nodes[rows][node_mask(sizes, n)].long(), minlength=len(nodes))
-        edges += torch.bincount(dataset.pairs[rows][j < sizes[:, None]].long(), minlength=NUM_BOND_CLASSES)
+    graphs = dataset.graphs
+    counts = torch.bincount(graphs.sizes, minlength=graphs.num_nodes + 1)
+    nodes = torch.bincount(graphs.nodes, minlength=len(dataset.vocabulary))
+    edges = torch.bincount(graphs.pairs, minlength=NUM_BOND_CLASSES)
     return MoleculeStatistics(_shares(counts), _shares(nodes), _shares(edges), dataset.vocabulary, len(dataset), dataset.name)
 
 
@@ -199,53 +195,64 @@ def _shares(counts: Int[Tensor, " class"]) -> tuple[float, ...]:
 
 
 class _Packer:
-    """Collects molecules as bytes before the vocabulary and the largest size are known."""
+    """Collects molecules as bytes before the vocabulary is known; those outside the sizes asked for are only counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, min_atoms: int | None = None, max_atoms: int | None = None) -> None:
+        self.min_atoms, self.max_atoms = min_atoms, max_atoms
         self.types: dict[tuple[str, int], int] = {}
-        self.nodes: list[bytes] = []
-        self.pairs: list[bytes] = []
+        self.nodes, self.pairs = bytearray(), bytearray()
+        self.sizes: list[int] = []
         self.smiles: list[str] = []
         self.broken: list[tuple[int, str]] = []
+        self.dropped, self.largest = 0, 0
 
     def add(self, line: int, text: str) -> None:
         mol = parse_smiles(text)
-        if mol is None:
+        try:
+            parts = None if mol is None else molecule_parts(mol)
+        except ValueError:  # a bond this toolkit has no class for
+            parts = None
+        if mol is None or parts is None:
             self.broken.append((line, text))
             return
-        try:
-            types, bonds = molecule_parts(mol)
-        except ValueError:  # a bond this toolkit has no class for
-            self.broken.append((line, text))
+        types, bonds = parts
+        if not self._wanted(len(types), line):
             return
         pairs = bytearray(num_pairs(len(types)))
         for i, j, order in bonds:
             pairs[j * (j - 1) // 2 + i] = order
-        self.nodes.append(bytes(self.types.setdefault(t, len(self.types)) for t in types))
-        self.pairs.append(bytes(pairs))
+        self.nodes += bytes(self.types.setdefault(t, len(self.types)) for t in types)
+        self.pairs += pairs
+        self.sizes.append(len(types))
         self.smiles.append(Chem.MolToSmiles(mol, isomericSmiles=False))
+
+    def _wanted(self, atoms: int, line: int) -> bool:
+        """Whether a molecule is of a size asked for; its pairs take memory that grows with the square of its atoms."""
+        self.largest = max(self.largest, atoms)
+        if atoms < (self.min_atoms or 0) or (self.max_atoms is not None and atoms > self.max_atoms):
+            self.dropped += 1
+            return False
+        if atoms > MAX_ATOMS:
+            raise ValueError(f"line {line}: a molecule of {atoms:,} atoms, expected at most {MAX_ATOMS:,}; max_atoms leaves it out")
+        return True
 
     def dataset(self, name: str) -> MoleculeDataset:
         vocabulary = Vocabulary.from_types(AtomType(*t) for t in self.types)
         to_class = np.array([vocabulary.index[t] for t in self.types], dtype=np.uint8)
-        sizes = np.array([len(row) for row in self.nodes], dtype=np.int64)
-        n = int(sizes.max())
-        nodes = np.zeros((len(sizes), n), dtype=np.uint8)
-        pairs = np.zeros((len(sizes), num_pairs(n)), dtype=np.uint8)
-        for m, (node_row, pair_row) in enumerate(zip(self.nodes, self.pairs, strict=True)):
-            nodes[m, : len(node_row)] = to_class[np.frombuffer(node_row, dtype=np.uint8)]
-            pairs[m, : len(pair_row)] = np.frombuffer(pair_row, dtype=np.uint8)
-        a, b, c = (torch.from_numpy(array) for array in (nodes, pairs, sizes))
-        return MoleculeDataset(a, b, c, vocabulary, tuple(self.smiles), tuple(self.broken), name)
+        nodes = torch.from_numpy(to_class[np.frombuffer(self.nodes, dtype=np.uint8)])
+        pairs = torch.from_numpy(np.frombuffer(bytes(self.pairs), dtype=np.uint8).copy())
+        graphs = PackedGraphs(nodes, pairs, torch.tensor(self.sizes, dtype=torch.long))
+        return MoleculeDataset(graphs, vocabulary, tuple(self.smiles), tuple(self.broken), name)
 
 
-def _pack(rows: Iterable[tuple[int, str]], path: Path | str, name: str, max_broken: float) -> MoleculeDataset:
-    packer = _Packer()
+def _pack(rows: Iterable[tuple[int, str]], packer: _Packer, path: Path | str) -> None:
+    """Give ``packer`` all molecules of a file, whose path is named in errors."""
     with BlockLogs():
         for line, text in rows:
-            packer.add(line, text)
-    check_broken(Path(path), len(packer.smiles), packer.broken, max_broken)
-    return packer.dataset(name)
+            try:
+                packer.add(line, text)
+            except ValueError as error:
+                raise ValueError(f"path: {str(path)!r} {error}") from None
 
 
 def dataset_from_smiles(smiles: Iterable[str], name: str = "", max_broken: float = 0.0) -> MoleculeDataset:
@@ -254,7 +261,10 @@ def dataset_from_smiles(smiles: Iterable[str], name: str = "", max_broken: float
     Raises:
         ValueError: if there are none, or a larger share than ``max_broken`` does not parse.
     """
-    return _pack(enumerate(smiles, 1), name or "smiles", name, max_broken)
+    packer = _Packer()
+    _pack(enumerate(smiles, 1), packer, name or "smiles")
+    check_broken(Path(name or "smiles"), len(packer.smiles), packer.broken, max_broken)
+    return packer.dataset(name)
 
 
 def load_molecules(
@@ -263,6 +273,8 @@ def load_molecules(
     *,
     min_atoms: int | None = None,
     max_atoms: int | None = None,
+    smiles_column: str | None = None,
+    max_bytes: int = MAX_BYTES,
     cache_dir: str | Path | None = None,
 ) -> MoleculeDataset:
     """The molecules of a file as packed graphs; hydrogens implicit, rings kekulised, stereo dropped.
@@ -272,62 +284,56 @@ def load_molecules(
         max_broken: largest share of lines that may be no molecule.
         min_atoms: drop molecules with fewer heavy atoms.
         max_atoms: drop molecules with more heavy atoms.
-        cache_dir: folder for the parsed form, keyed by the file's content; None parses every time.
+        smiles_column: name of the column of SMILES; None finds it, as for :func:`read_smiles`.
+        max_bytes: largest size that a gzipped file may unpack to.
+        cache_dir: folder for the parsed form, keyed by the file's content, the column and the sizes; None parses every time.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if no molecules are left, or more lines are broken than allowed.
+        ValueError: if no molecules are left, more lines are broken than allowed, or the column is not certain.
     """
     path = Path(path)
     check_file(path)
     name = path.name.split(".")[0]
-    cached = None if cache_dir is None else Path(cache_dir) / f"{name}-{content_key(path, _CACHE_VERSION)}.npz"
-    dataset = None if cached is None else from_cache(cached, partial(_read_cache, name=name))
-    if dataset is not None:
-        check_broken(path, len(dataset), dataset.broken, max_broken)
-    else:
-        dataset = _pack(rows(path), path, name, max_broken)
-        if cached is not None:
-            _write_cache(cached, dataset)
-    return _by_size(dataset, min_atoms, max_atoms)
-
-
-def _by_size(dataset: MoleculeDataset, min_atoms: int | None, max_atoms: int | None) -> MoleculeDataset:
-    """Only molecules of the sizes asked for, with padding and vocabulary shrunk to what is left."""
-    if min_atoms is None and max_atoms is None:
+    key = "" if cache_dir is None else content_key(path, f"{_CACHE_VERSION} {smiles_column!r} {min_atoms} {max_atoms}")
+    cached = None if cache_dir is None else Path(cache_dir) / f"{name}-{key}.npz"
+    known = None if cached is None else from_cache(cached, partial(_read_cache, name=name))
+    if known is not None:
+        dataset, dropped = known
+        check_broken(path, len(dataset) + dropped, dataset.broken, max_broken)
         return dataset
-    low, high = min_atoms or 0, dataset.num_nodes if max_atoms is None else max_atoms
-    rows = ((dataset.sizes >= low) & (dataset.sizes <= high)).nonzero().squeeze(1)
-    if not rows.numel():
-        raise ValueError(f"min_atoms, max_atoms: {min_atoms}, {max_atoms} leave no molecule; sizes are 1..{dataset.num_nodes}")
-    kept = dataset.index(rows)
-    n = int(kept.sizes.max())
-    real = node_mask(kept.sizes, n)
-    present = torch.bincount(kept.nodes[:, :n][real].long(), minlength=len(dataset.vocabulary)) > 0
-    vocabulary = Vocabulary(tuple(label for label, used in zip(dataset.vocabulary.atoms, present.tolist(), strict=True) if used))
-    to_class = (present.long().cumsum(0) - 1).clamp(min=0).to(torch.uint8)
-    nodes = torch.where(real, to_class[kept.nodes[:, :n].long()], 0).to(torch.uint8)
-    return MoleculeDataset(nodes, kept.pairs[:, : num_pairs(n)], kept.sizes, vocabulary, kept.smiles, kept.broken, kept.name)
+    packer = _Packer(min_atoms, max_atoms)
+    _pack(rows(path, smiles_column, max_bytes), packer, path)
+    check_broken(path, len(packer.smiles) + packer.dropped, packer.broken, max_broken)
+    if not packer.smiles:
+        raise ValueError(f"min_atoms, max_atoms: {min_atoms}, {max_atoms} leave no molecule; sizes are 1..{packer.largest}")
+    dataset = packer.dataset(name)
+    if cached is not None:
+        _write_cache(cached, dataset, packer.dropped)
+    return dataset
 
 
 # Cache ---------------------------------------------------------------------------------------------------------------
 
 
-def _write_cache(path: Path, dataset: MoleculeDataset) -> None:
+def _write_cache(path: Path, dataset: MoleculeDataset, dropped: int) -> None:
     write_arrays(
         path,
-        nodes=dataset.nodes.numpy(),
-        pairs=dataset.pairs.numpy(),
+        nodes=dataset.graphs.nodes.numpy(),
+        pairs=dataset.graphs.pairs.numpy(),
         sizes=dataset.sizes.numpy(),
+        dropped=np.array([dropped]),
         vocabulary=text_array(dataset.vocabulary.atoms),
         smiles=text_array(dataset.smiles),
         broken=text_array([f"{line}\t{text}" for line, text in dataset.broken]),
     )
 
 
-def _read_cache(file: BinaryIO, name: str) -> MoleculeDataset:
-    with np.load(file) as stored:
-        nodes, pairs, sizes = (torch.from_numpy(stored[k]) for k in ("nodes", "pairs", "sizes"))
-        broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(stored["broken"])))
-        vocabulary = Vocabulary(array_lines(stored["vocabulary"]))
-        return MoleculeDataset(nodes, pairs, sizes, vocabulary, array_lines(stored["smiles"]), broken, name)
+def _read_cache(file: BinaryIO, name: str) -> tuple[MoleculeDataset, int]:
+    """The molecules of the sizes asked for, and how many of other sizes the file has."""
+    stored = read_arrays(file)
+    graphs = PackedGraphs(*(torch.from_numpy(stored[k]) for k in ("nodes", "pairs", "sizes")))
+    broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(stored["broken"])))
+    vocabulary = Vocabulary(array_lines(stored["vocabulary"]))
+    dataset = MoleculeDataset(graphs, vocabulary, array_lines(stored["smiles"]), broken, name)
+    return dataset, int(stored["dropped"][0])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -18,6 +18,8 @@ from rdkit.rdBase import rdkitVersion
 
 from discrete_grpo.atomic import atomic_write
 from discrete_grpo.chemistry import parse_smiles
+from discrete_grpo.datasets.tables import HEAD, Layout, find_layout
+from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 
 __all__ = [
     "SmilesFile",
@@ -34,6 +36,7 @@ __all__ = [
 
 
 T = TypeVar("T")
+KINDS = (".smi", ".smiles", ".txt", ".csv", ".tsv")
 
 
 @dataclass(frozen=True)
@@ -49,42 +52,45 @@ class SmilesFile:
     broken: tuple[tuple[int, str], ...]
 
 
-def rows(path: Path) -> Iterator[tuple[int, str]]:
-    """(line number, SMILES text) of every line that is not blank."""
+def rows(path: Path, smiles_column: str | None = None, max_bytes: int = MAX_BYTES) -> Iterator[tuple[int, str]]:
+    """(line number, SMILES text) of every line that is not blank; see :func:`read_smiles` for the arguments."""
+    kind = suffix_of(path)
+    if kind not in KINDS:
+        raise ValueError(f"path: {str(path)!r}, expected a file ending in {', '.join(KINDS)}, or one of these with .gz")
+    lines = text_lines(path, max_bytes)
     try:
-        yield from _read_rows(path)
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, csv.Error) as error:
-        raise ValueError(
-            f"path: {str(path)!r} cannot be read as text, expected UTF-8, gzipped only if it ends in .gz: {error}"
-        ) from None
+        head = list(islice(lines, HEAD))
+        layout = find_layout(head, table=kind in (".csv", ".tsv"), column=smiles_column, source=f"path: {str(path)!r}")
+        yield from _column(chain(head, lines), layout)
+    except csv.Error as error:
+        raise ValueError(f"path: {str(path)!r} cannot be read as a table: {error}") from None
 
 
-def _read_rows(path: Path) -> Iterator[tuple[int, str]]:
-    kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    if kind not in {".smi", ".smiles", ".txt", ".csv"}:
-        raise ValueError(f"path: {str(path)!r}, expected a file ending in .smi, .smiles, .txt or .csv, or one of these with .gz")
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8", newline="") as file:
-        if kind != ".csv":
-            yield from ((k, line.split()[0]) for k, line in enumerate(file, 1) if line.strip())
-            return
-        reader = csv.reader(file)
-        column: int | None = None
-        for row in reader:
-            if not any(cell.strip() for cell in row) and (column is None or len(row) < 2):
-                continue  # a blank line; a row of empty cells is a molecule without SMILES
-            if column is None:
-                lower = [cell.strip().lower() for cell in row]
-                column = lower.index("smiles") if "smiles" in lower else 0
-                if "smiles" in lower or parse_smiles(row[0].strip()) is None:  # a header line
-                    continue
-            yield reader.line_num, " ".join(row[column].split()) if column < len(row) else ""
+def _column(lines: Iterable[str], layout: Layout) -> Iterator[tuple[int, str]]:
+    """(line number, text) of the cells of one column below the header."""
+    header = layout.header
+    for number, row in _numbered(lines, layout.delimiter):
+        if not any(cell.strip() for cell in row) and (header or len(row) < 2):
+            continue  # a blank line; a row of empty cells is a molecule without SMILES
+        if not header:
+            yield number, " ".join(row[layout.column].split()) if layout.column < len(row) else ""
+        header = False
+
+
+def _numbered(lines: Iterable[str], delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
+    """Rows with the number of the line each ends at."""
+    if delimiter is None:
+        yield from ((k, line.split()) for k, line in enumerate(lines, 1))
+        return
+    reader = csv.reader(lines, delimiter=delimiter)
+    for row in reader:
+        yield reader.line_num, row
 
 
 def check_file(path: Path) -> None:
     """Raise FileNotFoundError unless ``path`` is a file."""
     if not path.is_file():
-        raise FileNotFoundError(f"path: {str(path)!r} is no file, expected a .smi, .txt or .csv of molecules")
+        raise FileNotFoundError(f"path: {str(path)!r} is no file, expected a .smi, .txt, .csv or .tsv of molecules")
 
 
 def check_broken(path: Path, good: int, broken: Sequence[tuple[int, str]], max_broken: float) -> None:
@@ -100,23 +106,30 @@ def check_broken(path: Path, good: int, broken: Sequence[tuple[int, str]], max_b
         raise ValueError(f"path: {str(path)!r} has {count} ({share:.1%}, max_broken {max_broken:.1%}): {first}")
 
 
-def read_smiles(path: str | Path, max_broken: float = 0.05) -> SmilesFile:
-    """The molecules of a ``.smi``, ``.txt`` or ``.csv`` file, each optionally ``.gz``.
+def read_smiles(
+    path: str | Path, max_broken: float = 0.05, *, smiles_column: str | None = None, max_bytes: int = MAX_BYTES
+) -> SmilesFile:
+    """The molecules of a ``.smi``, ``.txt``, ``.csv`` or ``.tsv`` file, each optionally ``.gz``.
 
-    In a csv the column named ``smiles`` (any case) is read, or else the first. In the others the first word of a line.
+    Cells of a csv or tsv are delimited by commas, semicolons or tabs. The column of SMILES is found by a usual name in any
+    case (``smiles``, ``canonical_smiles``, ``structure``, ...), or, in a file without a header, because it alone reads as
+    molecules. In the other files the first word of a line is read, unless their first line names a column of SMILES.
 
     Args:
         path: the file.
         max_broken: largest share of lines that may fail to parse; they are listed in ``broken``.
+        smiles_column: name of the column to read, or its number from 1 in a file without a header; None finds it.
+        max_bytes: largest size that a gzipped file may unpack to.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it holds no molecules, or more broken lines than allowed.
+        ValueError: if the column is not certain or there is no such column, if the file holds no molecules, more broken lines
+            than allowed, or unpacks to more than ``max_bytes``.
     """
     path = Path(path)
     check_file(path)
     good, broken = [], []
-    for line, text in rows(path):
+    for line, text in rows(path, smiles_column, max_bytes):
         if parse_smiles(text) is None:
             broken.append((line, text))
         else:

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from rdkit import Chem
 from torch import Tensor
 
 from discrete_grpo.chemistry import descriptor, murcko_scaffold, parse_smiles
+from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.reading import (
     array_lines,
     check_broken,
@@ -25,11 +25,12 @@ from discrete_grpo.datasets.reading import (
     text_array,
     write_arrays,
 )
+from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.tokens import EOS, PAD, SMILES, Property, TokenBatch, Tokenizer
 
 __all__ = ["SmilesLines", "TokenDataset", "alphabet", "load_smiles", "smiles_from_lines", "token_dataset"]
 
-_CACHE_VERSION = "smiles 2"
+_CACHE_VERSION = "smiles 3"
 _ONE_LINE = str.maketrans("\n\r\t", "   ")  # a quoted cell may hold line ends, which part the lines of a cache
 
 
@@ -165,33 +166,38 @@ def load_smiles(
     properties: Sequence[str] = (),
     scaffolds: bool = True,
     max_broken: float = 0.05,
+    smiles_column: str | None = None,
+    max_bytes: int = MAX_BYTES,
     cache_dir: str | Path | None = None,
 ) -> SmilesLines:
-    """The molecules of a ``.smi``, ``.txt`` or ``.csv`` file (each optionally ``.gz``) as text with conditions.
+    """The molecules of a ``.smi``, ``.txt``, ``.csv`` or ``.tsv`` file (each optionally ``.gz``) as text with conditions.
 
     Args:
         path: the file.
         properties: RDKit descriptors to compute.
         scaffolds: whether to compute Murcko scaffolds.
         max_broken: largest share of lines that may be no molecule.
+        smiles_column: name of the column of SMILES; None finds it, as :func:`~discrete_grpo.datasets.reading.read_smiles` does.
+        max_bytes: largest size that a gzipped file may unpack to.
         cache_dir: folder for the parsed form, keyed by the file's content and these arguments; None parses every time.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: as :func:`smiles_from_lines`.
+        ValueError: as :func:`smiles_from_lines` and :func:`~discrete_grpo.datasets.reading.read_smiles`.
     """
     path = Path(path)
     check_file(path)
     name = path.name.split(".")[0]
     cached = None
     if cache_dir is not None:
-        version = f"{_CACHE_VERSION} {' '.join(properties)} {scaffolds}"
+        version = f"{_CACHE_VERSION} {' '.join(properties)} {scaffolds} {smiles_column!r}"
         cached = Path(cache_dir) / f"{name}-{content_key(path, version)}.npz"
         known = from_cache(cached, partial(_read_cache, properties=tuple(properties), name=name))
         if known is not None:
             check_broken(path, len(known), known.broken, max_broken)
             return known
-    found = smiles_from_lines(rows(path), path, properties=properties, scaffolds=scaffolds, max_broken=max_broken, name=name)
+    lines = rows(path, smiles_column, max_bytes)
+    found = smiles_from_lines(lines, path, properties=properties, scaffolds=scaffolds, max_broken=max_broken, name=name)
     if cached is not None:
         _write_cache(cached, found)
     return found
@@ -213,7 +219,7 @@ def _write_cache(path: Path, data: SmilesLines) -> None:
 
 
 def _read_cache(file: BinaryIO, properties: tuple[str, ...], name: str) -> SmilesLines:
-    with np.load(file) as stored:
-        broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(stored["broken"])))
-        smiles, scaffolds = array_lines(stored["smiles"]), array_lines(stored["scaffolds"])
-        return SmilesLines(smiles, scaffolds or ("",) * len(smiles), torch.from_numpy(stored["values"]), properties, broken, name)
+    stored = read_arrays(file)
+    broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(stored["broken"])))
+    smiles, scaffolds = array_lines(stored["smiles"]), array_lines(stored["scaffolds"])
+    return SmilesLines(smiles, scaffolds or ("",) * len(smiles), torch.from_numpy(stored["values"]), properties, broken, name)

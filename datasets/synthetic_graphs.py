@@ -9,7 +9,8 @@ arXiv 2312.11529 (tree, and the published files).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,12 +20,15 @@ from zipfile import BadZipFile, is_zipfile
 import networkx as nx
 import numpy as np
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Int
 from torch import Tensor
 
-from discrete_grpo.datasets.convert import from_networkx
+from discrete_grpo.datasets.arrays import read_arrays
+from discrete_grpo.datasets.convert import graph_classes
 from discrete_grpo.datasets.reading import write_arrays
-from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pack, unpack
+from discrete_grpo.datasets.text_files import MAX_BYTES
+from discrete_grpo.graph import GraphBatch, PackedGraphs, pack
+from discrete_grpo.topology import MAX_NODES
 
 __all__ = [
     "NAMED_SETS",
@@ -45,6 +49,8 @@ __all__ = [
 ]
 
 SPLITS = ("train", "val", "test")
+MAX_TOTAL = 50_000_000
+"""Nodes, and edges, of all graphs of a split that is read."""
 
 
 # -- generators
@@ -158,29 +164,27 @@ def _probability(name: str, value: float, *, open_low: bool = False) -> None:
 
 @dataclass(frozen=True)
 class GraphDataset:
-    """M plain graphs of at most N nodes, one byte a site.
+    """M plain graphs, each with its own number of nodes.
 
     Attributes:
-        nodes: node classes [M, N], all 0.
-        pairs: 1 where a pair is joined [M, P], in the order of :mod:`discrete_grpo.graph`.
-        sizes: number of nodes [M].
+        graphs: node classes, all 0, and 1 where a pair is joined.
         name: for reports.
     """
 
-    nodes: UInt8[Tensor, "graph node"]
-    pairs: UInt8[Tensor, "graph pair"]
-    sizes: Int[Tensor, " graph"]
+    graphs: PackedGraphs
     name: str = ""
 
     def __len__(self) -> int:
-        return self.nodes.shape[0]
+        return len(self.graphs)
+
+    @property
+    def sizes(self) -> Int[Tensor, " graph"]:
+        """Number of nodes [M]."""
+        return self.graphs.sizes
 
     def batch(self, rows: Int[Tensor, " row"] | Sequence[int] | slice) -> GraphBatch:
         """The graphs at ``rows``, padded to the largest among them."""
-        at = rows if isinstance(rows, slice) else torch.as_tensor(rows, dtype=torch.long)
-        sizes = self.sizes[at]
-        n = int(sizes.max()) if sizes.numel() else 0
-        return unpack(self.nodes[at][:, :n], self.pairs[at][:, : num_pairs(n)], node_mask(sizes, n))
+        return self.graphs.batch(rows)
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,7 @@ class GraphStatistics:
 def graph_statistics(data: GraphDataset) -> GraphStatistics:
     """Node counts and the share of pairs that are joined."""
     counts = torch.bincount(data.sizes).double() / len(data)
-    joined = float(data.pairs.sum(dtype=torch.float64) / (data.sizes * (data.sizes - 1) // 2).sum())
+    joined = float(data.graphs.pairs.sum(dtype=torch.float64) / (data.sizes * (data.sizes - 1) // 2).sum())
     return GraphStatistics(tuple(counts.tolist()), (1 - joined, joined))
 
 
@@ -227,9 +231,11 @@ def dataset_from_networkx(graphs: Sequence[nx.Graph], name: str = "") -> GraphDa
     if not graphs:
         raise ValueError("graphs: none given, expected at least one")
     bare = [nx.Graph(g.edges) if g.number_of_nodes() == 0 else _bare(g) for g in graphs]
-    batch = from_networkx(bare)
-    nodes, pairs = pack(batch)
-    return GraphDataset(nodes, pairs, batch.sizes, name)
+    classes = (graph_classes(graph, f"graphs[{k}]") for k, graph in enumerate(bare))  # one at a time: their matrices are large
+    parts = [pack(GraphBatch(nodes[None], edges[None], torch.ones(1, len(nodes), dtype=torch.bool))) for nodes, edges in classes]
+    sizes = torch.tensor([graph.number_of_nodes() for graph in bare])
+    nodes, pairs = (torch.cat([part[k][0] for part in parts]) for k in (0, 1))
+    return GraphDataset(PackedGraphs(nodes, pairs, sizes), name)
 
 
 def _bare(graph: nx.Graph) -> nx.Graph:
@@ -280,40 +286,46 @@ def make_splits(name: str) -> GraphSplits:
     return GraphSplits(train, val, test, name)
 
 
-def load_splits(source: str | Path) -> GraphSplits:
+def load_splits(source: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES) -> GraphSplits:
     """A named set of this project, or the splits of an npz file (:func:`read_npz`)."""
     if str(source) in NAMED_SETS:
         return make_splits(str(source))
     if not str(source).endswith(".npz"):
         return make_splits(str(source))  # which says what is known
-    return read_npz(source)
+    return read_npz(source, max_nodes=max_nodes, max_bytes=max_bytes)
 
 
-def read_npz(path: str | Path) -> GraphSplits:
+def read_npz(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES) -> GraphSplits:
     """Splits from an npz file: for each, ``<split>_num_nodes`` [G], ``<split>_edges`` [E, 2] and ``<split>_offsets`` [G+1].
+
+    Args:
+        path: the file.
+        max_nodes: largest number of nodes of a graph.
+        max_bytes: largest size of all arrays together.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: naming the array, if one is missing or does not fit, or an edge is a self-loop or leaves its graph.
+        ValueError: naming the array, if one is missing, too large or does not fit, or an edge is a self-loop or leaves its graph.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"data: {path} is no file, expected an npz file of splits")
     if not is_zipfile(path):
         raise ValueError(f"data: {path} cannot be read, expected an npz file of splits")
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            train, val, test = (_split(arrays, split, Path(path).name) for split in SPLITS)
-    except (OSError, KeyError, EOFError, BadZipFile) as error:
+        arrays = read_arrays(Path(path), max_bytes)
+    except (ValueError, OSError, KeyError, EOFError, BadZipFile, zlib.error) as error:
         raise ValueError(f"data: {path} cannot be read ({error}), expected an npz file of splits") from error
+    train, val, test = (_split(arrays, split, Path(path).name, max_nodes) for split in SPLITS)
     return GraphSplits(train, val, test, Path(path).stem)
 
 
-def _split(arrays: Any, split: str, file: str) -> tuple[nx.Graph, ...]:
+def _split(arrays: Mapping[str, np.ndarray], split: str, file: str, max_nodes: int) -> tuple[nx.Graph, ...]:
     missing = [f"{split}_{part}" for part in ("num_nodes", "edges", "offsets") if f"{split}_{part}" not in arrays]
     if missing:
         raise ValueError(f"data: {file} has no array {missing[0]}, expected num_nodes, edges and offsets of train, val and test")
     sizes, edges, offsets = (arrays[f"{split}_{part}"] for part in ("num_nodes", "edges", "offsets"))
     _check_arrays(f"data: {file}, {split}", sizes, edges, offsets)
+    _check_sizes(f"data: {file}, {split}", sizes, edges, max_nodes)
     graphs = []
     for k, n in enumerate(sizes.tolist()):
         own = edges[offsets[k] : offsets[k + 1]]
@@ -329,11 +341,20 @@ def _check_arrays(name: str, sizes: np.ndarray, edges: np.ndarray, offsets: np.n
         types = f"num_nodes {sizes.dtype}, edges {edges.dtype}, offsets {offsets.dtype}"
         raise ValueError(f"{name}: {types}, expected whole numbers")
     fits = sizes.ndim == 1 and offsets.shape == (len(sizes) + 1,) and edges.ndim == 2 and edges.shape[1] == 2
-    if not fits or offsets[0] != 0 or offsets[-1] != len(edges) or (np.diff(offsets) < 0).any():
+    if not fits or offsets[0] != 0 or offsets[-1] != len(edges) or (offsets[1:] < offsets[:-1]).any():
         shapes = f"num_nodes {sizes.shape}, edges {edges.shape}, offsets {offsets.shape}"
         raise ValueError(f"{name}: {shapes}, expected [G], [E, 2] and [G+1], offsets rising from 0 to E")
-    if (sizes < 0).any():
+
+
+def _check_sizes(name: str, sizes: np.ndarray, edges: np.ndarray, max_nodes: int) -> None:
+    """Raise ValueError for a graph that is too large, or for too many nodes or edges in all, before a graph is made of them."""
+    if len(sizes) and int(sizes.min()) < 0:
         raise ValueError(f"{name}: num_nodes {int(sizes.min())}, expected at least 0")
+    if len(sizes) and int(sizes.max()) > max_nodes:
+        raise ValueError(f"{name}: a graph of {int(sizes.max()):,} nodes, expected at most {max_nodes:,} (max_nodes)")
+    for count, kind in ((int(sizes.sum(dtype=np.int64)), "nodes"), (len(edges), "edges")):
+        if count > MAX_TOTAL:
+            raise ValueError(f"{name}: {count:,} {kind} in all, expected at most {MAX_TOTAL:,}")
 
 
 def _check_edges(name: str, edges: np.ndarray, num_nodes: int) -> None:

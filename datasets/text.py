@@ -5,7 +5,6 @@ Also prompts with blanks for filling in, and corrupted lines for training a judg
 
 from __future__ import annotations
 
-import gzip
 import re
 import zlib
 from collections.abc import Sequence
@@ -17,6 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
+from discrete_grpo.datasets.reading import rows
+from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.tokens import CHARACTERS, PAD, Tokenizer
 
 __all__ = [
@@ -160,30 +161,29 @@ def text_dataset(
     return TextDataset(tokens, sizes, tokenizer, tuple(tokenizer.decode(row) for row in rows), name)
 
 
-def read_lines(path: str | Path) -> list[tuple[int, str]]:
+def read_lines(path: str | Path, *, max_bytes: int = MAX_BYTES) -> list[tuple[int, str]]:
     """(line number from 1, text) of every line that is not blank, from any text file, gzipped if it ends in ``.gz``.
 
-    Of a ``.smi`` or ``.smiles`` file the first word of a line is taken; of other files the line without its end.
+    Of a ``.smi`` or ``.smiles`` file the SMILES of a line are taken, as :func:`~discrete_grpo.datasets.reading.read_smiles`
+    finds them; of other files the line without its end.
+
+    Args:
+        path: the file.
+        max_bytes: largest size that a gzipped file may unpack to.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is empty or no UTF-8 text.
+        ValueError: if it is empty, no UTF-8 text, or too large.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"path: {str(path)!r} is no file, expected a text file, plain or ending in .gz")
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8") as file:
-            found = [(k, line.rstrip("\r\n")) for k, line in enumerate(file, 1) if line.strip()]
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(
-            f"path: {str(path)!r} cannot be read as text, expected UTF-8, gzipped only if it ends in .gz: {error}"
-        ) from None
+    if suffix_of(path) in (".smi", ".smiles"):
+        found = list(rows(path, max_bytes=max_bytes))
+    else:
+        found = [(k, line.rstrip("\r\n")) for k, line in enumerate(text_lines(path, max_bytes), 1) if line.strip()]
     if not found:
         raise ValueError(f"path: {str(path)!r} is empty, expected at least one line of text")
-    if {".smi", ".smiles"} & set(path.suffixes):
-        return [(k, line.split()[0]) for k, line in found]
     return found
 
 
@@ -194,6 +194,7 @@ def load_text(
     tokenizer: Tokenizer | None = None,
     block_size: int | None = None,
     long_lines: LongLines = "error",
+    max_bytes: int = MAX_BYTES,
 ) -> TextDataset:
     """The lines of a text file as token ids; see :func:`read_lines` and :func:`text_dataset`.
 
@@ -201,7 +202,7 @@ def load_text(
         FileNotFoundError: if there is no such file.
         ValueError: if it is empty, or a line of it is too long or has a token outside the alphabet.
     """
-    found = read_lines(path)
+    found = read_lines(path, max_bytes=max_bytes)
     numbers, lines = [k for k, _ in found], [line for _, line in found]
     options = {"pattern": pattern, "tokenizer": tokenizer, "block_size": block_size, "long_lines": long_lines}
     return text_dataset(lines, name=str(path), numbers=numbers, **options)  # type: ignore[arg-type]

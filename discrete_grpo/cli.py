@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from discrete_grpo.import_path import append_working_folder, remove_working_folder
+
+if __name__ == "__main__":  # before anything is imported that a file in the working folder may be called like
+    remove_working_folder()
+
 import difflib
 import json
 import os
@@ -24,10 +29,23 @@ EPILOG = """Fields of a preset are overridden as --name=value or --group.name=va
   discrete-grpo train demo --grpo.num_generations=16 --grpo.max_steps=10 --reward=qed"""
 
 
+def _parsed(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
+    """What :func:`parse` gives; a reward that is not installed is looked for in the working folder, and nothing else is."""
+    try:
+        return parse(command, arguments)
+    except (UsageError, ImportError) as error:
+        if command not in ("train", "search") or "No module named" not in str(error.__cause__ or error):
+            raise
+    append_working_folder()
+    return parse(command, arguments)
+
+
 def _start(command: str, arguments: Sequence[str]) -> None:
     from discrete_grpo.reporting.run_folder import check_unused, write_json, write_text
 
-    recipe, settings = parse(command, arguments)
+    recipe, settings = _parsed(command, arguments)
+    if not recipe.output_dir.strip():
+        raise UsageError(f"output_dir: {recipe.output_dir!r}, expected the name of a folder to make")
     folder = Path(recipe.output_dir)
     _, run = recipe_of(command)
     if int(os.environ.get("RANK", "0")) > 0:  # the first process makes the folder; the others meet it inside the run
@@ -89,7 +107,7 @@ def _resume(folder: Path) -> None:
             raise ValueError("config.yaml is missing" if command in RUNS else f"command {command!r}")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"run: {folder} is no run folder of 'discrete-grpo train' or 'pretrain' ({error})") from error
-    recipe, _ = parse(command, [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"])
+    recipe, _ = _parsed(command, [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"])
     _, run = recipe_of(command)
     _guarded(folder, lambda: run(recipe, resume=True))  # from its start where it was killed before its first checkpoint
 
@@ -161,7 +179,9 @@ def _other_parsers() -> dict[str, ArgumentParser]:
     for name, kind, about in _SAMPLER_OPTIONS:
         sample.add_argument(f"--{name}", type=kind, default=None, help=about)
     evaluate = parser("evaluate", "The table of a file of samples: SMILES, images or graphs (V.U.N., MMDs, ratio).")
-    evaluate.add_argument("file", type=str, help="File of samples (.smi, .txt, .csv, .g6, each optionally .gz; .npz of splits).")
+    evaluate.add_argument(
+        "file", type=str, help="File of samples (.smi, .txt, .csv, .tsv, .g6, each optionally .gz; .npz of splits)."
+    )
     evaluate.add_argument(
         "--reference",
         type=str | None,
@@ -172,6 +192,10 @@ def _other_parsers() -> dict[str, ArgumentParser]:
         "--shape", type=str | None, default=None, help="Valid graphs: planar, tree, sbm, connected; else the set's."
     )
     evaluate.add_argument("--out", type=str | None, default=None, help="JSON file for the numbers.")
+    evaluate.add_argument("--smiles_column", type=str | None, default=None, help="Column of SMILES; default found by its name.")
+    evaluate.add_argument("--reference_smiles_column", type=str | None, default=None, help="The same of the reference.")
+    evaluate.add_argument("--max_bytes", type=int, default=4 << 30, help="Largest size that a gzipped file may unpack to.")
+    evaluate.add_argument("--max_nodes", type=int, default=10_000, help="Largest number of nodes of a graph.")
     report = parser("report", "Write RUN/report.html again.")
     report.add_argument("run", type=str, help="Run folder.")
     listing = parser("list", "Presets, bundled policies, rewards and data sets.")
@@ -218,6 +242,8 @@ def _other(command: str, arguments: Sequence[str]) -> None:
     elif command == "import":
         from discrete_grpo.importers import import_checkpoint
 
+        if not given.out.strip():
+            raise UsageError(f"out: {given.out!r}, expected the name of a folder to make")
         options = {name: given[name] for name, *_ in _IMPORT_OPTIONS if given[name] is not None}
         folder = import_checkpoint(given.checkpoint, given.source, given.out, **options)
         _print_taken(folder)
@@ -235,16 +261,18 @@ def _print_taken(folder: Path) -> None:
 def _evaluate(given: Namespace) -> None:
     from discrete_grpo import images, plain_graphs, recipes
 
-    if plain_graphs.holds_graphs(given.file):
-        plain_graphs.evaluate_file(given.file, data=given.reference, shape=given.shape, out=given.out)
+    names = {name: given[name] for name in ("smiles_column", "reference_smiles_column")}
+    if given.smiles_column is None and plain_graphs.holds_graphs(given.file):
+        limits = {name: given[name] for name in ("max_nodes", "max_bytes")}
+        plain_graphs.evaluate_file(given.file, data=given.reference, shape=given.shape, out=given.out, **limits)
     elif given.shape is not None:
         raise UsageError(f"shape: {given.shape!r}, expected none with a file of molecules or images")
-    elif not images.holds_images(given.file):
-        recipes.evaluate_file(given.file, reference=given.reference, out=given.out)
+    elif given.smiles_column is not None or not images.holds_images(given.file):
+        recipes.evaluate_file(given.file, reference=given.reference, out=given.out, max_bytes=given.max_bytes, **names)
     elif given.reference is not None:
         raise UsageError(f"reference: {given.reference!r}, expected none with a file of images")
     else:
-        images.evaluate_file(given.file, out=given.out)
+        images.evaluate_file(given.file, out=given.out, max_bytes=given.max_bytes)
 
 
 def _sample(given: Namespace) -> None:
@@ -334,8 +362,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     given = [a for a in given if a != "--debug"]
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # so that --reward=my_file.my_reward finds a file beside the user
     try:
         with _readable_warnings():
             _dispatch(given)

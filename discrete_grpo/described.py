@@ -10,7 +10,8 @@ import importlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -69,11 +70,49 @@ def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
         )
     cls = _class(path)
     args = {k: build(v, trusted) for k, v in args.items()}
+    if path.startswith("discrete_grpo."):  # types of other packages are their own affair
+        _check_types(cls, args, path)
     try:
         return cls(**args)
     except Exception as error:  # arguments of a file can be anything, and so is what a class says to them
         said = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"class_path: {path!r} cannot be built: {said}") from error
+
+
+def _check_types(cls: type, args: Mapping[str, Any], path: str) -> None:
+    """Raise CheckpointError, naming it, for an argument of another type than the class says."""
+    try:
+        hints = get_type_hints(cls if dataclasses.is_dataclass(cls) else cls.__init__)  # type: ignore[misc]  # the class is what is built
+    except Exception:  # names that only a type checker knows
+        return
+    for name, value in args.items():
+        if name in hints and not _fits(value, hints[name]):
+            raise CheckpointError(f"class_path: {path!r} has {name}: {value!r}, expected {_told(hints[name])}"[:400])
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is what a type says, as far as plain values go; unknown types fit."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is Literal:
+        return value in inner
+    if origin in (tuple, list, Sequence):
+        many = inner[:1] * len(value) if isinstance(value, tuple) and (origin is not tuple or inner[1:] == (...,)) else inner
+        return isinstance(value, tuple) and len(many) == len(value) and all(map(_fits, value, many))
+    if origin in (dict, Mapping):
+        return isinstance(value, dict) and all(_fits(v, inner[1]) for v in value.values())
+    if hint in _PLAIN:
+        return isinstance(value, _PLAIN[hint]) and (hint is bool or not isinstance(value, bool))
+    plain = isinstance(hint, type) and hint is not object and isinstance(value, bool | int | float | str | tuple | dict)
+    return not plain or isinstance(value, hint)
+
+
+_PLAIN: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,), type(None): (type(None),)}
+
+
+def _told(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("collections.abc.", "")
 
 
 def _class(path: str) -> type:

@@ -105,7 +105,7 @@ def family_of(metadata: Mapping[str, Any]) -> Family:
     if kind == "graphs":
         return _graphs(metadata)
     known = {"molecules": MOLECULES, "text": TEXT, "images": IMAGES}
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise CheckpointError(f"kind: {kind!r} of the checkpoint, expected one of graphs, {', '.join(known)}")
     return known[kind]
 

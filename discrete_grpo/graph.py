@@ -12,8 +12,9 @@ Conventions, stated once and relied on everywhere:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped, UInt8
@@ -22,6 +23,7 @@ from torch import Tensor
 __all__ = [
     "ConditionedGraphs",
     "GraphBatch",
+    "PackedGraphs",
     "node_mask",
     "num_pairs",
     "pack",
@@ -171,3 +173,68 @@ def pack(batch: GraphBatch) -> tuple[UInt8[Tensor, "batch node"], UInt8[Tensor, 
 def unpack(nodes: UInt8[Tensor, "batch node"], pairs: UInt8[Tensor, "batch pair"], mask: Bool[Tensor, "batch node"]) -> GraphBatch:
     """Inverse of :func:`pack`."""
     return GraphBatch(nodes.long(), symmetrise(pairs.long(), nodes.shape[1]), mask)
+
+
+@dataclass(frozen=True)
+class PackedGraphs:
+    """M graphs of different sizes end to end, one byte per node and per pair, without padding.
+
+    Attributes:
+        nodes: node classes of all graphs.
+        pairs: pair classes of all graphs, each graph's in the order stated at the top of this file.
+        sizes: number of nodes of each graph [M].
+
+    Raises:
+        ValueError: if the lengths do not fit the sizes.
+    """
+
+    nodes: UInt8[Tensor, " node"]
+    pairs: UInt8[Tensor, " pair"]
+    sizes: Int[Tensor, " graph"]
+
+    def __post_init__(self) -> None:
+        wanted = int(self.sizes.sum()), int((self.sizes * (self.sizes - 1) // 2).sum())
+        if (len(self.nodes), len(self.pairs)) != wanted:
+            found = f"{len(self.nodes)} nodes and {len(self.pairs)} pairs"
+            raise ValueError(f"graphs: {found}, expected {wanted[0]} and {wanted[1]} by their sizes")
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the largest graph."""
+        return int(self.sizes.max()) if len(self) else 0
+
+    @cached_property
+    def _starts(self) -> tuple[Tensor, Tensor]:
+        """Where the nodes and the pairs of each graph begin."""
+        pairs = self.sizes * (self.sizes - 1) // 2
+        return self.sizes.cumsum(0) - self.sizes, pairs.cumsum(0) - pairs
+
+    def batch(self, rows: Int[Tensor, " row"] | Sequence[int] | slice) -> GraphBatch:
+        """The graphs at ``rows``, padded to the largest among them."""
+        at = rows if isinstance(rows, slice) else torch.as_tensor(rows, dtype=torch.long)
+        sizes, (nodes, pairs) = self.sizes[at], self._starts
+        n = int(sizes.max()) if sizes.numel() else 0
+        padded = _padded(self.nodes, nodes[at], sizes, n)
+        return unpack(padded, _padded(self.pairs, pairs[at], sizes * (sizes - 1) // 2, num_pairs(n)), node_mask(sizes, n))
+
+    def index(self, rows: Int[Tensor, " row"] | Sequence[int]) -> PackedGraphs:
+        """The graphs at ``rows``, in that order."""
+        at = torch.as_tensor(rows, dtype=torch.long)
+        sizes, (nodes, pairs) = self.sizes[at], self._starts
+        return PackedGraphs(_taken(self.nodes, nodes[at], sizes), _taken(self.pairs, pairs[at], sizes * (sizes - 1) // 2), sizes)
+
+
+def _padded(flat: Tensor, starts: Int[Tensor, " row"], lengths: Int[Tensor, " row"], width: int) -> Shaped[Tensor, "row width"]:
+    """Pieces of a flat array as rows, filled up with 0."""
+    column = torch.arange(width)
+    inside = column < lengths[:, None]
+    return torch.where(inside, flat[torch.where(inside, starts[:, None] + column, 0)], 0)
+
+
+def _taken(flat: Tensor, starts: Int[Tensor, " row"], lengths: Int[Tensor, " row"]) -> Shaped[Tensor, " item"]:
+    """Pieces of a flat array end to end."""
+    ends = lengths.cumsum(0)
+    return flat[torch.arange(int(lengths.sum())) + (starts - ends + lengths).repeat_interleave(lengths)]

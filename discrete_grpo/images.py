@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import datetime
-import gzip
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from discrete_grpo.checkpoint import load_metadata, save
 from discrete_grpo.config import PretrainConfig
 from discrete_grpo.datasets.digits import LICENCE, NUM_CLASSES, DigitImages, load_digits
 from discrete_grpo.datasets.smiles import TokenDataset, token_dataset
+from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
 from discrete_grpo.decoders import CODES, VQDecoder, code_text
 from discrete_grpo.metrics.images import evaluate, sample_metrics
 from discrete_grpo.models.convnet import ConvNet, ConvNetConfig
@@ -281,18 +281,18 @@ def holds_images(file: str) -> bool:
     path = Path(file)
     if not path.is_file():
         return False
-    data = path.read_bytes()
     try:
-        first = (gzip.decompress(data) if path.suffix == ".gz" else data).decode().partition("\n")[0].strip()
+        first = next(text_lines(path), "").strip()
         return "image" in first.split(",") or Image.parse(first) is not None
-    except (ValueError, OSError, EOFError):  # other text, or none
+    except (ValueError, OSError):  # other text, or none
         return False
 
 
-def evaluate_file(file: str, *, out: str | None = None) -> dict[str, float]:
+def evaluate_file(file: str, *, out: str | None = None, max_bytes: int = MAX_BYTES) -> dict[str, float]:
     """The table of a file of image samples: one a line as text, or CSV with a column ``image`` or ``sample``.
 
-    An empty line or cell is an invalid sample; a column ``label`` gives the class each was asked for.
+    An empty line or cell is an invalid sample; a column ``label`` gives the class each was asked for. A gzipped file may unpack to
+    at most ``max_bytes``.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -301,7 +301,7 @@ def evaluate_file(file: str, *, out: str | None = None) -> dict[str, float]:
     path = Path(file)
     if not path.is_file():
         raise FileNotFoundError(f"file: {file} does not exist")
-    text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
+    text = "".join(text_lines(path, max_bytes, argument="file"))
     labels: list[str] | None = None
     first, lines = 1, text.splitlines()
     if path.name.removesuffix(".gz").endswith(".csv"):

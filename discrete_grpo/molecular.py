@@ -15,6 +15,7 @@ from discrete_grpo import chemistry
 from discrete_grpo.checkpoint import CheckpointError, bundled_policies, find_checkpoint, load_metadata, load_policy
 from discrete_grpo.datasets.molecules import MoleculeStatistics
 from discrete_grpo.datasets.reading import read_smiles
+from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion import choices
 from discrete_grpo.diffusion.choices import Distortion, GraphKernel, KernelName, Noise
 from discrete_grpo.diffusion.schedules import CosineSchedule, Schedule
@@ -310,19 +311,38 @@ def output_path(out: str) -> Path:
     return path
 
 
-def evaluate_file(file: str, *, reference: str | None = None, out: str | None = None) -> dict[str, float]:
+def evaluate_file(
+    file: str,
+    *,
+    reference: str | None = None,
+    out: str | None = None,
+    smiles_column: str | None = None,
+    reference_smiles_column: str | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> dict[str, float]:
     """Validity, uniqueness, novelty against ``reference``, diversity and property means of a file of SMILES.
 
     Lines that are no molecules count as invalid samples and are listed on standard error; the table is printed and, with
     ``out``, written as JSON.
+
+    Args:
+        file: the samples; see :func:`~discrete_grpo.datasets.reading.read_smiles`.
+        reference: the molecules that novelty is measured against.
+        out: JSON file for the numbers.
+        smiles_column: name of the column of SMILES in ``file``; None finds it.
+        reference_smiles_column: the same of ``reference``.
+        max_bytes: largest size that a gzipped file may unpack to.
     """
     path = None if out is None else output_path(out)
-    found = read_smiles(file, max_broken=1.0)
+    found = read_smiles(file, max_broken=1.0, smiles_column=smiles_column, max_bytes=max_bytes)
     report_broken(file, found.broken, len(found.smiles))
     samples: list[str | None] = [*found.smiles, *(None for _ in found.broken)]
     known = None
     if reference is not None:
-        stored = read_smiles(reference)
+        try:
+            stored = read_smiles(reference, smiles_column=reference_smiles_column, max_bytes=max_bytes)
+        except ValueError as error:  # the option has another name here
+            raise ValueError(str(error).replace("smiles_column", "reference_smiles_column")) from error
         report_broken(reference, stored.broken, len(stored.smiles))
         known = {s for s in map(canonical, stored.smiles) if s is not None}
     result = evaluate(samples, known)

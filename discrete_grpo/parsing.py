@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
+from discrete_grpo.suggestions import nearest, reward_hint, right_field
+
 __all__ = ["RUNS", "UsageError", "bad_value", "known_rewards", "parse", "presets", "recipe_of", "unknown_key"]
 
 
@@ -111,6 +113,7 @@ def _expand(command: str, arguments: Sequence[str]) -> list[str]:
             rest[k] = word.removesuffix(value) + _full_rewards(value)
         elif name == "--config" and Path(value).is_file():
             text = Path(value).read_text(encoding="utf-8")
+            _check_groups_of_file(text, recipe_of(command)[0])
             full = _full_rewards(text, key="reward")
             rest[k] = word if full == text else word.removesuffix(value) + full
     return rest
@@ -164,13 +167,13 @@ def _takes_samples(reward: Any) -> bool:
 
 def _reward_path(name: str) -> str:
     known = known_rewards()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+    same = [k for k in known if k.casefold() == name.casefold()]
+    if name not in known and len(same) != 1:
         raise UsageError(
-            f"reward: {name!r} is unknown; {hint}known: {', '.join(known)}, or an import path such as my_file.my_reward"
+            f"reward: {name!r} is unknown; {nearest(name, known)}known: {', '.join(known)}, or an import path such as "
+            "my_file.my_reward"
         )
-    return known[name]
+    return known[name if name in known else same[0]]
 
 
 def _field_names(recipe: type) -> list[str]:
@@ -185,7 +188,7 @@ def _field_names(recipe: type) -> list[str]:
 
 
 _UNKNOWN = (
-    r"unrecognized arguments: --([\w.]+)",
+    r"unrecognized arguments: --([\w.-]+)",
     r"[Kk]ey \"?'?([\w.]+)\"?'? is not expected",
     r"^Option '([\w.]+)' is not accepted",
     r"^Group '([\w.]+)' does not accept option '([\w.]+)'",
@@ -198,20 +201,20 @@ def unknown_key(text: str, names: Sequence[str]) -> str | None:
     if match is None:
         return None
     key = ".".join(match.groups())
-    near = difflib.get_close_matches(key, names, 1, 0.5)
-    if not near:
-        near = [n for n in names if n.rpartition(".")[2] == key.rpartition(".")[2]][:1]
-    return f"unknown field {key!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}")
+    return f"unknown field {key!r}; {right_field(key, names)}"
 
 
 def bad_value(text: str) -> str:
     """A parser's message about a value as ``name: value, expected ...``; other messages in one line as they are."""
+    group = re.search(r"""Parser key "([\w.]+)": Unable to load config ['"](.*?)['"]""", text)
+    if group is not None:
+        return _no_group(group[1], group[2])
     match = re.search(r'Parser key "([\w.]+)":\s(.*)', text, re.DOTALL)
     value = re.search(r"^  Given value: (.*)|Got value: ([^\n]*)$", text, re.MULTILINE)
     if "collections.abc.Callable" in text and match is None:  # a reward, or one of several, that cannot be made
         reasons = re.findall(r"^ *- (.*)$", text, re.MULTILINE)
         told = [r for r in reasons if not r.startswith(("Expected a", "Type collections.abc.Callable"))]
-        return f"reward: {told[0]}" if told else " ".join(text.split())
+        return f"reward: {told[0]}{reward_hint(told[0], Path.cwd())}" if told else " ".join(text.split())
     if match is None or value is None:
         return " ".join(text.split())
     name, given = match[1], value[1] or value[2] or ""
@@ -219,10 +222,28 @@ def bad_value(text: str) -> str:
         given = re.sub(r"^Namespace\(class_path='([^']*)'.*", r"\1", given)
         reasons = re.findall(r"^ *- (?:Type .*? callable class: )?(.*?)(?:\. Got value: .*)?$", match[2], re.MULTILINE)
         reasons = [r for r in reasons if not r.startswith(("Expected a <class", "Expected an import path or"))]
-        return f"reward: {given or 'nothing'} is no reward: {reasons[0] if reasons else 'expected an import path'}"
+        reason = reasons[0] if reasons else "expected an import path"
+        return f"reward: {given or 'nothing'} is no reward: {reason}{reward_hint(reason, Path.cwd())}"
     kinds = re.findall(r"Expected an? (?:<class '(\w+)'>|typing.Literal\[(.*?)\])", match[2])
     wanted = " or ".join(dict.fromkeys((kind or f"one of {choices}").replace("NoneType", "null") for kind, choices in kinds))
     return f"{name}: {given!r}, expected {wanted}" if wanted else " ".join(text.split())
+
+
+def _no_group(name: str, given: Any) -> str:
+    return f"{name}: {given!r}, expected a group of fields, such as --{name}.FIELD=VALUE or a mapping in YAML"
+
+
+def _check_groups_of_file(text: str, recipe: type) -> None:
+    """Raise UsageError where a value stands for a group of fields; the parser would pass it on, or drop it for options."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return  # the parser says what is wrong with it
+    for group in {name.partition(".")[0] for name in _field_names(recipe) if "." in name}:
+        found = _child(node, group)
+        if found is not None and not isinstance(found, yaml.MappingNode):
+            lines = text[found.start_mark.index : found.end_mark.index]
+            raise UsageError(_no_group(group, " ".join(lines.split())[:60]))
 
 
 def _check_classes(value: Any) -> None:

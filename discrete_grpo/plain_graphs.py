@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import gzip
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from discrete_grpo import topology
 from discrete_grpo.config import PretrainConfig
 from discrete_grpo.datasets.synthetic_graphs import GraphStatistics, dataset_from_networkx, graph_statistics, load_splits
+from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
 from discrete_grpo.diffusion.choices import Distortion, KernelName, Noise, ScheduleName, distortion, kernel, noise_kernel, schedule
 from discrete_grpo.metrics.graphs import GraphReference, evaluate, read_graphs
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
@@ -23,6 +23,7 @@ from discrete_grpo.pretrain import Pretrainer
 from discrete_grpo.reporting.console import print_table
 from discrete_grpo.reporting.run_folder import write_json
 from discrete_grpo.shapes import Shape
+from discrete_grpo.topology import MAX_NODES
 
 __all__ = [
     "PretrainGraphsRecipe",
@@ -55,6 +56,8 @@ class PretrainGraphsRecipe:
         pretrain: settings of the training loop.
         evaluation_samples: graphs drawn with every checkpoint to log validity; 0 draws none.
         data_licence: written into the checkpoint.
+        max_nodes: largest number of nodes of a graph of an npz file.
+        max_bytes: largest size of the arrays of an npz file.
         shape: what makes a graph valid: planar, tree, sbm or connected; None means that of the set's name.
     """
 
@@ -74,6 +77,8 @@ class PretrainGraphsRecipe:
     evaluation_samples: int = 80
     data_licence: str = "made by discrete-grpo"
     shape: Shape | None = None
+    max_nodes: int = MAX_NODES
+    max_bytes: int = MAX_BYTES
 
     def __post_init__(self) -> None:
         if self.evaluation_samples < 0:
@@ -92,7 +97,9 @@ def shape_of(name: str) -> Shape:
 
 def reference_of(metadata: Mapping[str, Any]) -> GraphReference | None:
     """What the samples of a checkpoint are measured against: the set it was trained on, where that can still be had."""
-    data = metadata.get("data", {})
+    data = metadata.get("data")
+    if not isinstance(data, Mapping):
+        return None
     for source in (data.get("name"), data.get("source")):
         try:
             return GraphReference(load_splits(str(source)), metadata.get("shape", "connected"))
@@ -109,14 +116,21 @@ def holds_graphs(file: str | Path) -> bool:
     path = Path(file)
     if not path.is_file():
         return False
-    with gzip.open(path, "rt", errors="replace") if path.suffix == ".gz" else path.open(errors="replace") as lines:
-        try:
-            return "graph" in lines.readline().strip().split(",")
-        except (OSError, EOFError):
-            return False
+    try:
+        return "graph" in next(text_lines(path), "").strip().split(",")
+    except (OSError, ValueError):
+        return False
 
 
-def evaluate_file(file: str, *, data: str | None = None, shape: Shape | None = None, out: str | None = None) -> dict[str, float]:
+def evaluate_file(
+    file: str,
+    *,
+    data: str | None = None,
+    shape: Shape | None = None,
+    out: str | None = None,
+    max_nodes: int = MAX_NODES,
+    max_bytes: int = MAX_BYTES,
+) -> dict[str, float]:
     """V.U.N., MMDs and ratio of a file of graphs against a set; without a set what can be said without one.
 
     Args:
@@ -124,13 +138,15 @@ def evaluate_file(file: str, *, data: str | None = None, shape: Shape | None = N
         data: a named set or an npz file of splits.
         shape: what makes a graph valid; None means that of the set's name.
         out: JSON file for the numbers.
+        max_nodes: largest number of nodes of a graph.
+        max_bytes: largest size that a gzipped file, or an npz file, may unpack to.
 
     Raises:
         ValueError, FileNotFoundError: if a file cannot be read or the set is unknown.
     """
     path = None if out is None else output_path(out)
-    found = read_graphs(file)
-    splits = None if data is None else load_splits(data)
+    found = read_graphs(file, max_nodes=max_nodes, max_bytes=max_bytes)
+    splits = None if data is None else load_splits(data, max_nodes=max_nodes, max_bytes=max_bytes)
     shape = shape or shape_of(splits.name if splits else "")
     report_broken(file, found.broken, len(found.graphs), "graph6")
     reference = None if splits is None else GraphReference(splits, shape)
@@ -168,7 +184,7 @@ def graph_policy(stats: GraphStatistics, recipe: PretrainGraphsRecipe) -> GraphP
 
 def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, resume: bool = False) -> Path:
     """Train, log and export; returns the folder of the exported policy."""
-    splits = load_splits(recipe.data)
+    splits = load_splits(recipe.data, max_nodes=recipe.max_nodes, max_bytes=recipe.max_bytes)
     data = dataset_from_networkx(splits.train, splits.name)
     policy = graph_policy(graph_statistics(data), recipe)
     shape = recipe.shape or shape_of(splits.name)

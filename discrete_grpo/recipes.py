@@ -23,6 +23,7 @@ from discrete_grpo.checkpoint import CheckpointError, Checkpoints, load_metadata
 from discrete_grpo.config import GRPOConfig, PretrainConfig
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.molecules import MoleculeDataset, conditioned, load_molecules, statistics
+from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, KernelName, Noise, ScheduleName, schedule
 from discrete_grpo.families import (
     MOLECULES,
@@ -91,7 +92,7 @@ class PretrainRecipe:
     """Likelihood training of a graph diffusion policy on a file of molecules.
 
     Attributes:
-        data: path of a SMILES file (.smi, .txt, .csv, each optionally .gz), ``enumerated`` for the bundled set, or the
+        data: path of a SMILES file (.smi, .txt, .csv, .tsv, each optionally .gz), ``enumerated`` for the bundled set, or the
             name of a download (``qm9``, ``zinc250k``).
         output_dir: run folder to make.
         noise: what is noised towards: uniform, marginal or absorbing (masked diffusion).
@@ -108,6 +109,8 @@ class PretrainRecipe:
         network: sizes of the graph transformer.
         pretrain: settings of the training loop.
         max_broken: largest share of lines of ``data`` that may be no molecule.
+        smiles_column: name of the column of SMILES in ``data``; None finds it by its name.
+        max_bytes: largest size that a gzipped file may unpack to.
         max_atoms: leave out larger molecules.
         cache_dir: folder where the parsed data is kept for the next time.
         evaluation_samples: molecules drawn with every checkpoint to log validity; 0 draws none.
@@ -131,6 +134,8 @@ class PretrainRecipe:
     network: NetworkSizes = field(default_factory=NetworkSizes)
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     max_broken: float = 0.05
+    smiles_column: str | None = None
+    max_bytes: int = MAX_BYTES
     max_atoms: int | None = None
     cache_dir: str | None = None
     evaluation_samples: int = 256
@@ -148,7 +153,14 @@ def _dataset(recipe: PretrainRecipe) -> MoleculeDataset:
 
         return load_enumerated(7 if recipe.max_atoms is None else recipe.max_atoms)
     path = download(recipe.data) if recipe.data in DOWNLOADS and not Path(recipe.data).exists() else recipe.data
-    data = load_molecules(path, recipe.max_broken, max_atoms=recipe.max_atoms, cache_dir=recipe.cache_dir)
+    data = load_molecules(
+        path,
+        recipe.max_broken,
+        max_atoms=recipe.max_atoms,
+        smiles_column=recipe.smiles_column,
+        max_bytes=recipe.max_bytes,
+        cache_dir=recipe.cache_dir,
+    )
     report_broken(path, data.broken, len(data))
     return data
 

@@ -15,6 +15,7 @@ from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.enumeration import enumerated_smiles
 from discrete_grpo.datasets.molecules import property_scales
 from discrete_grpo.datasets.smiles import SmilesLines, alphabet, load_smiles, smiles_from_lines, token_dataset
+from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.molecular import canonical_samples, report_broken, sample_molecules
@@ -31,7 +32,7 @@ class PretrainSmilesRecipe:
     """Likelihood training of an autoregressive SMILES policy on a file of molecules.
 
     Attributes:
-        data: path of a SMILES file (.smi, .txt, .csv, each optionally .gz), ``enumerated`` for the bundled set, or the
+        data: path of a SMILES file (.smi, .txt, .csv, .tsv, each optionally .gz), ``enumerated`` for the bundled set, or the
             name of a download (``qm9``, ``zinc250k``).
         output_dir: run folder to make.
         properties: RDKit descriptors the policy can be conditioned on.
@@ -43,6 +44,8 @@ class PretrainSmilesRecipe:
         temperature: of the logits when the policy draws, kept with it; training is at 1.
         pretrain: settings of the training loop.
         max_broken: largest share of lines of ``data`` that may be no molecule.
+        smiles_column: name of the column of SMILES in ``data``; None finds it by its name.
+        max_bytes: largest size that a gzipped file may unpack to.
         cache_dir: folder where the parsed data is kept for the next time.
         evaluation_samples: molecules drawn with every checkpoint to log validity; 0 draws none.
         data_name: written into the checkpoint.
@@ -62,6 +65,8 @@ class PretrainSmilesRecipe:
     temperature: float = 1.0
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     max_broken: float = 0.05
+    smiles_column: str | None = None
+    max_bytes: int = MAX_BYTES
     cache_dir: str | None = None
     evaluation_samples: int = 256
     data_name: str | None = None
@@ -123,6 +128,7 @@ def _lines(recipe: PretrainSmilesRecipe) -> SmilesLines:
     if recipe.data == "enumerated":
         return smiles_from_lines(enumerate(enumerated_smiles(), 1), "enumerated", name="enumerated", **options)
     path = download(recipe.data) if recipe.data in DOWNLOADS and not Path(recipe.data).exists() else recipe.data
+    options |= {"smiles_column": recipe.smiles_column, "max_bytes": recipe.max_bytes}
     data = load_smiles(path, cache_dir=recipe.cache_dir, **options)
     report_broken(path, data.broken, len(data))
     return data

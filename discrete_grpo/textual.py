@@ -22,6 +22,7 @@ from discrete_grpo.datasets.text import (
     sentences,
     text_dataset,
 )
+from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.filling import EncoderSizes, evaluate_fills, fill_texts, load_text_policy, text_judge, text_policy
 from discrete_grpo.metrics.text import ranking_quality
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
@@ -63,6 +64,7 @@ class PretrainTextRecipe:
         mask_span: tokens a run of blanks.
         data_name: written into the checkpoint.
         data_licence: written into the checkpoint.
+        max_bytes: largest size that a gzipped file may unpack to.
     """
 
     data: str = SENTENCES
@@ -82,6 +84,7 @@ class PretrainTextRecipe:
     mask_span: int = 6
     data_name: str | None = None
     data_licence: str | None = None
+    max_bytes: int = MAX_BYTES
 
     def __post_init__(self) -> None:
         for name in ("evaluation_samples", "num_prompts"):
@@ -111,6 +114,7 @@ class JudgeRecipe:
         evaluation_samples: held-out lines judged with every checkpoint, beside as many corrupted ones; 0 for none.
         data_name: written into the checkpoint.
         data_licence: written into the checkpoint.
+        max_bytes: largest size that a gzipped file may unpack to.
     """
 
     data: str = SENTENCES
@@ -129,6 +133,7 @@ class JudgeRecipe:
     evaluation_samples: int = 500
     data_name: str | None = None
     data_licence: str | None = None
+    max_bytes: int = MAX_BYTES
 
     def __post_init__(self) -> None:
         for name in ("corruptions", "fills", "evaluation_samples"):
@@ -149,7 +154,7 @@ def _lines(recipe: PretrainTextRecipe | JudgeRecipe, tokenizer: Tokenizer | None
     if recipe.data == SENTENCES:
         made = sentences(recipe.num_lines, seed)
         return text_dataset(made, name=SENTENCES, **options), sentences(kept, seed, held_out=True) if kept else []
-    found = read_lines(recipe.data)
+    found = read_lines(recipe.data, max_bytes=recipe.max_bytes)
     whole = text_dataset([line for _, line in found], name=recipe.data, numbers=[k for k, _ in found], **options)
     first = {line: k for k, line in reversed([*enumerate(whole.lines)])}  # a line that is there twice must not be kept out and seen
     distinct = torch.tensor(sorted(first.values()))

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import networkx as nx
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from discrete_grpo.graph import GraphBatch
 
-__all__ = ["adjacency", "decode", "encode", "graph6", "parse"]
+__all__ = ["MAX_NODES", "adjacency", "decode", "encode", "graph6", "node_count", "parse"]
+
+MAX_NODES = 10_000
+"""Nodes of the largest graph that is read from a file, unless a caller says otherwise."""
 
 
 def graph6(graph: nx.Graph) -> str:
@@ -55,19 +58,38 @@ def adjacency(graph: nx.Graph | str) -> Bool[np.ndarray, "node node"]:
     """
     if not isinstance(graph, str):
         return nx.to_numpy_array(_simple(graph), dtype=bool, weight=None)
-    codes = np.frombuffer(graph.strip().removeprefix(">>graph6<<").encode(), dtype=np.uint8) - np.uint8(63)
-    if not len(codes) or codes.max() > 63:
-        raise ValueError(f"graph: {graph[:60]!r} is no graph6 line (it is empty, or a character is not in '?' to '~')")
-    marks = 0 if codes[0] < 63 else 1 if len(codes) > 1 and codes[1] < 63 else 2
-    head = (1, 4, 8)[marks]  # how many characters say how many nodes there are, marks included
-    n = sum(int(c) << 6 * k for k, c in enumerate(reversed(codes[marks:head])))
+    codes, head, n = _header(graph)
     pairs = n * (n - 1) // 2
-    if len(codes) != head + (pairs + 5) // 6:
-        raise ValueError(f"graph: {graph[:60]!r} is no graph6 line ({n} nodes need {head + (pairs + 5) // 6} characters)")
     bits = np.unpackbits(codes[head:, None] << np.uint8(2), axis=1)[:, :6].ravel()[:pairs].astype(bool)
     matrix = np.zeros((n, n), dtype=bool)
     matrix[np.tril_indices(n, -1)] = bits
     return matrix | matrix.T
+
+
+def node_count(text: str) -> int:
+    """How many nodes a graph6 line has, found without making the graph.
+
+    >>> node_count("Bg")
+    3
+
+    Raises:
+        ValueError: if ``text`` is no graph6 line, or is not as long as that many nodes need.
+    """
+    return _header(text)[2]
+
+
+def _header(text: str) -> tuple[Int[np.ndarray, " character"], int, int]:
+    """The codes of a graph6 line, how many of them say the number of nodes, and that number."""
+    codes = np.frombuffer(text.strip().removeprefix(">>graph6<<").encode(), dtype=np.uint8) - np.uint8(63)
+    if not len(codes) or codes.max() > 63:
+        raise ValueError(f"graph: {text[:60]!r} is no graph6 line (it is empty, or a character is not in '?' to '~')")
+    marks = 0 if codes[0] < 63 else 1 if len(codes) > 1 and codes[1] < 63 else 2
+    head = (1, 4, 8)[marks]  # how many characters say how many nodes there are, marks included
+    n = sum(int(c) << 6 * k for k, c in enumerate(reversed(codes[marks:head])))
+    needed = head + (n * (n - 1) // 2 + 5) // 6
+    if len(codes) != needed:
+        raise ValueError(f"graph: {text[:60]!r} is no graph6 line ({n} nodes need {needed} characters)")
+    return codes, head, n
 
 
 def _simple(graph: nx.Graph) -> nx.Graph:

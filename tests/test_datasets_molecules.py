@@ -82,7 +82,7 @@ def test_files_that_cannot_be_read_give_one_line(tmp_path: Path) -> None:
 def test_packed_graphs_equal_encoded_ones(tmp_path: Path) -> None:
     data = load_molecules(write(tmp_path / "a.smi", "\n".join(SMILES)))
     assert data.vocabulary.atoms == ("C", "N", "N+1", "O", "F", "Cl", "Br")
-    assert (data.nodes.dtype, data.pairs.dtype, data.sizes.dtype) == (torch.uint8, torch.uint8, torch.int64)
+    assert (data.graphs.nodes.dtype, data.graphs.pairs.dtype, data.sizes.dtype) == (torch.uint8, torch.uint8, torch.int64)
     expected = encode(SMILES, data.vocabulary)
     found = data.batch(range(len(data)))
     assert torch.equal(found.nodes, expected.nodes)
@@ -99,7 +99,7 @@ def test_size_limits_shrink_padding_and_vocabulary(tmp_path: Path) -> None:
     assert data.num_nodes == 5
     assert data.vocabulary.atoms == ("C", "N", "N+1", "O", "F", "Cl", "Br")
     small = load_molecules(tmp_path / "a.smi", max_atoms=3)
-    assert (small.vocabulary.atoms, small.smiles, small.nodes.tolist()) == (("C", "O"), ("CCO",), [[0, 0, 1]])
+    assert (small.vocabulary.atoms, small.smiles, small.graphs.nodes.tolist()) == (("C", "O"), ("CCO",), [0, 0, 1])
     with pytest.raises(ValueError, match="leave no molecule"):
         load_molecules(tmp_path / "a.smi", min_atoms=7)
 
@@ -124,7 +124,7 @@ def test_cache_gives_the_same_and_follows_the_content(tmp_path: Path) -> None:
     assert len(list(cache.iterdir())) == 1
     second = load_molecules(path, cache_dir=cache)
     for name in ("nodes", "pairs", "sizes"):
-        assert torch.equal(getattr(first, name), getattr(second, name))
+        assert torch.equal(getattr(first.graphs, name), getattr(second.graphs, name))
     for name in ("vocabulary", "smiles", "broken", "name"):
         assert getattr(first, name) == getattr(second, name)
     assert second.broken == ((2, "C("),)

@@ -22,6 +22,7 @@ FLOORS: list[list[set[str]]] = [
             "categorical",
             "config",
             "graph",
+            "import_path",
             "interrupt",
             "networks",
             "pixels",
@@ -70,7 +71,7 @@ FLOORS: list[list[set[str]]] = [
         {"families", "accounts"},
         {"recipes", "searching"},
     ],
-    [{"parsing"}, {"cli"}],
+    [{"suggestions"}, {"parsing"}, {"cli"}],
 ]
 STEP = {unit: k for k, units in enumerate(step for floor in FLOORS for step in floor) for unit in units}
 FLOOR_0 = {unit for step in FLOORS[0] for unit in step}

@@ -430,7 +430,7 @@ def test_caches_of_molecules(tmp_path: Path, canary: Path, load: Callable[..., A
         objects(cached, canary, ("nodes", "pairs", "sizes", "broken", "vocabulary", "smiles", "scaffolds", "values"))
     else:
         cached.write_bytes(pickle.dumps(Trap(canary)))
-    with pytest.warns(RuntimeWarning, match="damaged, and made again; ValueError: .*pickle"):
+    with pytest.warns(RuntimeWarning, match="damaged, and made again; (ValueError: .*pickle|BadZipFile: File is not a zip file)"):
         assert load(tmp_path / "good.smi", cache_dir=tmp_path / "cache").smiles == ("CCO", "CCN")
     assert not canary.exists()
 

@@ -10,9 +10,8 @@ Sources: Martinkus et al. (2022), SPECTRE, arXiv 2204.01613; Qin et al. (2025), 
 from __future__ import annotations
 
 import csv
-import gzip
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,10 +20,11 @@ import numpy as np
 from jaxtyping import Float
 
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits, read_npz
+from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
 from discrete_grpo.descriptors import KINDS, SIGMA, Kind, describe, mmd_of
 from discrete_grpo.isomorphism import BUDGET, GraphSet
 from discrete_grpo.shapes import SHAPES, Shape, has_shape, is_connected, matrix_of
-from discrete_grpo.topology import graph6
+from discrete_grpo.topology import MAX_NODES, graph6, node_count
 
 __all__ = ["GraphFile", "GraphReference", "distances", "evaluate", "evaluate_folds", "ratio", "read_graphs", "sample_metrics"]
 
@@ -170,23 +170,30 @@ class GraphFile:
         return [*self.graphs, *(None for _ in self.broken)]
 
 
-def read_graphs(path: str | Path) -> GraphFile:
+def read_graphs(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES) -> GraphFile:
     """Graphs from a file: one graph6 line each (``.g6``, ``.txt``), a column ``graph`` (``.csv``), or the test part of an npz file.
 
     Text may be gzipped (``.gz``). Blank lines of a list of lines are skipped.
 
+    Args:
+        path: the file.
+        max_nodes: largest number of nodes of a graph.
+        max_bytes: largest size that a gzipped file, or an npz file, may unpack to.
+
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the ending is another one, there is no column ``graph``, or the file holds nothing.
+        ValueError: if the ending is another one, there is no column ``graph``, the file holds nothing, or something too large.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"file: {path} does not exist, expected a file of graphs")
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     if path.suffix == ".npz":
-        lines = list(enumerate((graph6(g) for g in read_npz(path).test), 1))
+        lines = list(enumerate((graph6(g) for g in read_npz(path, max_nodes=max_nodes, max_bytes=max_bytes).test), 1))
     elif kind in (".g6", ".txt", ".csv"):
-        lines = _csv_column(path) if kind == ".csv" else [(k, s) for k, s in _text_lines(path) if s]
+        text = text_lines(path, max_bytes, argument="file")
+        numbered = _csv_column(path, text) if kind == ".csv" else ((k, line.strip()) for k, line in enumerate(text, 1))
+        lines = [_checked(path, k, s, max_nodes) for k, s in numbered if s or kind == ".csv"]
     else:
         raise ValueError(f"file: {str(path)!r}, expected one ending in .g6, .txt or .csv, also with .gz, or .npz")
     if not lines:
@@ -195,23 +202,27 @@ def read_graphs(path: str | Path) -> GraphFile:
     return GraphFile(tuple(s for k, s in lines if good[k]), tuple((k, s) for k, s in lines if not good[k]))
 
 
-def _text(path: Path) -> list[str]:
+def _checked(path: Path, number: int, text: str, max_nodes: int) -> tuple[int, str]:
+    """A numbered line, if its graph is not too large; what is no graph6 line is found out later."""
     try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8").splitlines()
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"file: {path} cannot be read as text, expected UTF-8, gzipped only if it ends in .gz ({error})") from None
+        nodes = node_count(text)
+    except ValueError:
+        return number, text
+    if nodes > max_nodes:
+        raise ValueError(f"file: {path} line {number} has {nodes:,} nodes, expected at most {max_nodes:,} (max_nodes)")
+    return number, text
 
 
-def _text_lines(path: Path) -> list[tuple[int, str]]:
-    return [(k, line.strip()) for k, line in enumerate(_text(path), 1)]
-
-
-def _csv_column(path: Path) -> list[tuple[int, str]]:
-    reader = csv.DictReader(_text(path))
-    if "graph" not in (reader.fieldnames or ()):
-        raise ValueError(f"file: {path} has the columns {', '.join(reader.fieldnames or ()) or 'none'}, expected one named graph")
-    return [(reader.line_num, (row["graph"] or "").strip()) for row in reader]
+def _csv_column(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    reader = csv.DictReader(lines)
+    try:
+        if "graph" not in (reader.fieldnames or ()):
+            raise ValueError(
+                f"file: {path} has the columns {', '.join(reader.fieldnames or ()) or 'none'}, expected one named graph"
+            )
+        yield from ((reader.line_num, (row["graph"] or "").strip()) for row in reader)
+    except csv.Error as error:
+        raise ValueError(f"file: {path} cannot be read as a table: {error}") from None
 
 
 def _share(part: int, whole: int) -> float:

@@ -1,0 +1,214 @@
+"""Which column of a molecule file holds the SMILES: delimiters, header lines and the usual names of the column.
+
+A column is only taken when it is certain: it was named by the caller, it has a usual name, or the file has no header and
+exactly one of its columns reads as molecules. Everything else is refused with a list of the columns.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from discrete_grpo.chemistry import parse_smiles
+
+__all__ = ["HEAD", "Layout", "find_layout"]
+
+HEAD = 50
+"""Lines from the start of a file that its layout is found from."""
+USUAL = frozenset(
+    {
+        "smiles",
+        "smi",
+        "canonicalsmiles",
+        "smilescanonical",
+        "cansmiles",
+        "cansmi",
+        "isomericsmiles",
+        "isosmiles",
+        "smilesisomeric",
+        "molsmiles",
+        "moleculesmiles",
+        "compoundsmiles",
+        "rdkitsmiles",
+        "smilesstring",
+    }
+)
+"""Names that only columns of SMILES have, in lower case, without blanks and punctuation."""
+LIKELY = frozenset({"structure", "molecule", "mol", "sample"})
+"""Names that other columns have too: such a column is taken only if most of its cells are molecules."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the lines of a file are read.
+
+    Attributes:
+        delimiter: between cells; None means blanks and tabs, any number of them.
+        header: whether the first line that is not blank names the columns.
+        column: index of the column of SMILES.
+    """
+
+    delimiter: str | None
+    header: bool
+    column: int
+
+
+Table = list[list[str]]
+
+
+def _cells(head: Sequence[str], delimiter: str | None) -> Table:
+    """The rows of ``head`` that are not blank, as cells without surrounding blanks; quotes are respected."""
+    if delimiter is None:
+        return [line.split() for line in head if line.strip()]
+    rows = [[cell.strip() for cell in row] for row in csv.reader(head, delimiter=delimiter) if any(map(str.strip, row))]
+    return rows[:-1] if len(head) >= HEAD and len(rows) > 2 else rows  # the last may go on below
+
+
+def find_layout(head: Sequence[str], *, table: bool, column: str | None, source: str) -> Layout:
+    """The layout of a file from its first lines.
+
+    Args:
+        head: the first lines, up to ``HEAD`` of them.
+        table: whether the file's ending says that cells are delimited (``.csv``, ``.tsv``); else the first word of a line is
+            the molecule, unless the first line names a column of SMILES.
+        column: name of the column of SMILES (or its number from 1 where no column has that name); None finds it.
+        source: what errors begin with.
+
+    Raises:
+        ValueError: if the column is not certain; all columns are listed with a cell of each.
+    """
+    delimiters = (",", ";", "\t") if table else (None, "\t", ",", ";")
+    tables = {delimiter: _cells(head, delimiter) for delimiter in delimiters}
+    if not any(tables.values()):
+        return Layout(delimiters[0], False, 0)
+    if column is not None:
+        return _asked(tables, column, source)
+    named = {d: rows for d, rows in tables.items() if _named(rows, USUAL)}
+    if named:
+        return _only({d: _by_name(rows, source) for d, rows in named.items()}, tables, source)
+    if not table:
+        return Layout(None, False, 0)
+    likely = {d: k for d, rows in tables.items() if _even(rows) and len(k := _likely(rows)) == 1}
+    if likely:
+        return _only({d: (True, k[0]) for d, k in likely.items()}, tables, source)
+    return _unnamed(tables, source)
+
+
+def _asked(tables: dict[str | None, Table], column: str, source: str) -> Layout:
+    """The column that the caller names: by its exact name, by its name in another case, or by its number."""
+    if not column.strip():
+        raise ValueError(f"smiles_column: {column!r}, expected the name of a column")
+    rules: tuple[Callable[[str], str], ...] = (str, str.casefold)
+    for rule in rules:
+        wanted = rule(column.strip())
+        found = {d: [k for k, name in enumerate(rows[0]) if rule(name) == wanted] for d, rows in tables.items()}
+        most = {d: k for d, k in found.items() if k}
+        if most:
+            if any(len(k) > 1 for k in most.values()):
+                raise ValueError(f"{source} has {max(map(len, most.values()))} columns named {column!r}, expected one")
+            return _only({d: (True, k[0]) for d, k in most.items()}, tables, source)
+    best = _delimiter(tables)
+    rows = tables[best]
+    if column.isdecimal() and 1 <= int(column) <= len(rows[0]):
+        return Layout(best, _has_header(rows), int(column) - 1)
+    near = difflib.get_close_matches(column.casefold(), [name.casefold() for name in rows[0]], 1, 0.5)
+    hint = next((f"; did you mean {name!r}?" for name in rows[0] if near and name.casefold() == near[0]), "")
+    raise ValueError(f"smiles_column: {column!r} is no column of {source.removeprefix('path: ')}{hint} {_listed(rows)}")
+
+
+def _only(found: dict[str | None, tuple[bool, int]], tables: dict[str | None, Table], source: str) -> Layout:
+    """The one delimiter under which a column was found; where several are left, the one that gives the most, even columns."""
+    if found.get(None, (True, 1))[1] == 0:
+        return Layout(None, True, 0)  # the first word of a line, whatever follows it
+    best = max(found, key=lambda d: (_even(tables[d]), len(tables[d][0])))
+    if best is None and found[best][1] > 0 and not _even(tables[best]):
+        raise _uncertain(tables[best], source, "the words of its lines differ in number")
+    return Layout(best, *found[best])
+
+
+def _by_name(rows: Table, source: str) -> tuple[bool, int]:
+    """The column with a usual name; of several the one called ``smiles``."""
+    found = _named(rows, USUAL)
+    for exact in (str, str.lower):
+        plain = [k for k in found if exact(rows[0][k]) == "smiles"]
+        if len(plain) == 1:
+            return True, plain[0]
+    if len(found) > 1:
+        raise _uncertain(rows, source, "several columns have names of SMILES")
+    return True, found[0]
+
+
+def _named(rows: Table, names: frozenset[str]) -> list[int]:
+    """Columns whose name in the first row is one of ``names``."""
+    return [k for k, name in enumerate(rows[0]) if re.sub(r"[\W_]+", "", name).lower() in names]
+
+
+def _likely(rows: Table) -> list[int]:
+    return [k for k in _named(rows, LIKELY) if _molecules(rows[1:], k)]
+
+
+def _molecules(rows: Table, column: int) -> bool:
+    """Whether most of the filled cells of a column are molecules."""
+    filled = [row[column] for row in rows if column < len(row) and row[column]]
+    return 2 * sum(parse_smiles(cell) is not None for cell in filled) > len(filled)
+
+
+def _even(rows: Table) -> bool:
+    """Whether all rows have the same number of cells."""
+    return len({len(row) for row in rows}) == 1
+
+
+def _delimiter(tables: dict[str | None, Table]) -> str | None:
+    """The delimiter that parts all rows alike into the most cells; if none does, the one that finds the most in the first."""
+    return max(tables, key=lambda d: (_even(tables[d]) and len(tables[d][0]) > 1, len(tables[d][0])))
+
+
+def _unnamed(tables: dict[str | None, Table], source: str) -> Layout:
+    """The layout of a table in which no column has a usual name: a list of SMILES, or one column that reads as molecules."""
+    if all(len(row) == 1 for rows in tables.values() for row in rows):
+        return Layout(",", False, 0)
+    best = _delimiter(tables)
+    rows = tables[best]
+    if _has_header(rows):
+        raise _uncertain(rows, source, "no column has a usual name of SMILES")
+    found = [k for k in range(max(map(len, rows))) if _molecules(rows, k)]
+    if len(found) != 1 or all(len(row[found[0]]) < 2 for row in rows if found[0] < len(row)):
+        many = "several columns read as molecules" if len(found) > 1 else "no column reads as molecules"
+        raise _uncertain(rows, source, f"there is no header, and {many}")
+    return Layout(best, False, found[0])
+
+
+def _has_header(rows: Table) -> bool:
+    """Whether the first row differs in kind from the others: words above numbers or molecules, or no molecule at all."""
+    first, rest = rows[0], rows[1:]
+    if _named(rows, USUAL) or not any(parse_smiles(cell) is not None for cell in first):
+        return True
+    for k, name in enumerate(first):
+        below = [row[k] for row in rest if k < len(row) and row[k]]
+        if name and below and not _number(name) and all(map(_number, below)):
+            return True
+    return False
+
+
+def _number(text: str) -> bool:
+    return re.fullmatch(r"[-+<>=~]*\d*[.,]?\d*(?:[eE][-+]?\d+)?|nan|NaN|NA", text) is not None
+
+
+def _uncertain(rows: Table, source: str, why: str) -> ValueError:
+    option = f"smiles_column={'NAME' if _has_header(rows) else 'NUMBER'}"
+    return ValueError(f"{source} has no column that is certainly of SMILES: {why}; name it with {option} {_listed(rows)}")
+
+
+def _listed(rows: Table, most: int = 30) -> str:
+    """The columns with the first filled cell of each, for an error."""
+    header = _has_header(rows)
+    width = max(map(len, rows))
+    names = [repr(n) for n in rows[0]] if header else [str(k + 1) for k in range(width)]
+    examples = [next((cell for cell in column[header:] if cell), "") for column in zip_longest(*rows, fillvalue="")]
+    told = [f"{name}: {text[:40]!r}" for name, text in zip(names, examples, strict=False)]
+    more = f", and {len(told) - most} more" if len(told) > most else ""
+    return f"(columns {', '.join(told[:most])}{more})"

@@ -1,0 +1,55 @@
+"""Lines of plain or gzipped text files, read one at a time and within bounds."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["MAX_BYTES", "MAX_LINE", "suffix_of", "text_lines"]
+
+MAX_BYTES = 4 << 30
+"""What a gzipped file may unpack to, unless a caller says otherwise: 4 GiB."""
+MAX_LINE = 16 << 20
+"""Bytes of the longest line that is read."""
+_LONE_RETURN = re.compile(r"(?<=\r)(?!\n)")  # where lines end with a carriage return alone
+
+
+def suffix_of(path: Path) -> str:
+    """The ending of a file's name in lower case, without ``.gz``.
+
+    >>> suffix_of(Path("a.csv.gz")), suffix_of(Path("a.SMI"))
+    ('.csv', '.smi')
+    """
+    return Path(path.stem).suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
+
+
+def text_lines(path: Path, max_bytes: int = MAX_BYTES, *, argument: str = "path") -> Iterator[str]:
+    """Every line of a UTF-8 file with its line end, unpacked if the name ends in ``.gz``; a byte order mark is dropped.
+
+    Args:
+        path: the file.
+        max_bytes: largest unpacked size of a gzipped file. No more than that, and one line at a time, is held in memory.
+        argument: what the caller calls the path, for errors.
+
+    Raises:
+        ValueError: if the file is no text, has a line of more than ``MAX_LINE`` bytes or unpacks to more than ``max_bytes``.
+    """
+    if max_bytes < 1:
+        raise ValueError(f"max_bytes: {max_bytes}, expected at least 1")
+    packed, name = path.suffix == ".gz", f"{argument}: {str(path)!r}"
+    total, encoding = 0, "utf-8-sig"
+    try:
+        with gzip.open(path, "rb") if packed else path.open("rb") as file:
+            while line := file.readline(min(MAX_LINE, max_bytes if packed else MAX_LINE) + 1):
+                total += len(line)
+                if packed and total > max_bytes:
+                    raise ValueError(f"{name} unpacks to more than max_bytes, {max_bytes:,} bytes; raise max_bytes")
+                if len(line) > MAX_LINE:
+                    raise ValueError(f"{name} has a line of more than {MAX_LINE:,} bytes, expected lines of text")
+                text, encoding = line.decode(encoding), "utf-8"
+                yield from _LONE_RETURN.split(text) if "\r" in text[:-2] else (text,)
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{name} cannot be read as text, expected UTF-8, gzipped only if it ends in .gz: {error}") from None

@@ -1,0 +1,189 @@
+"""What a wrong field, reward or type is answered with: the right one, in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discrete_grpo.checkpoint import BUNDLED, CheckpointError, load_metadata, load_policy
+from discrete_grpo.cli import main
+from discrete_grpo.config import GRPOConfig
+from discrete_grpo.families import family_of, load_trained
+from discrete_grpo.suggestions import OTHER_NAMES, STAND_INS, right_field
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command in an empty folder; the one line that it is refused with."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments: str) -> str:
+        capsys.readouterr()
+        assert main(arguments) == 2
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert len(lines) == 1
+        return lines[0].removeprefix("discrete-grpo: error: ")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        ("grpo.lr", "grpo.learning_rate"),
+        ("lr", "grpo.learning_rate"),
+        ("grpo.group_size", "grpo.num_generations"),
+        ("grpo.num_samples", "grpo.num_generations"),
+        ("group-size", "grpo.num_generations"),
+        ("grpo.kl_coef", "grpo.beta"),
+        ("init_kl_coef", "grpo.beta"),
+        ("grpo.clip_range", "grpo.epsilon"),
+        ("clip_ratio_high", "grpo.epsilon_high"),
+        ("grpo.normalize_advantages", "grpo.scale_rewards"),
+        ("grpo.wandb_log", "report_to"),
+        ("use_wandb", "report_to"),
+        ("train.batch_size", "grpo.generation_batch_size"),
+        ("train.gradient_accumulation_steps", "grpo.per_device_batch_size"),
+        ("n_epochs", "grpo.max_steps"),
+        ("num_inner_epochs", "grpo.num_iterations"),
+        ("grad_clip", "grpo.max_grad_norm"),
+        ("train.learning_rate", "grpo.learning_rate"),
+        ("model_name_or_path", "policy"),
+        ("reward_funcs", "reward"),
+    ],
+)
+def test_names_of_other_programs_are_answered_with_the_right_field(told: Callable[..., str], given: str, right: str) -> None:
+    assert told("train", "demo", f"--{given}=1") == f"unknown field {given!r}; did you mean {right!r}?"
+    if "." in given:
+        group, _, name = given.partition(".")
+        Path("a.yaml").write_text(f"{group}:\n  {name}: 1\n")
+        assert f"did you mean {right!r}?" in told("train", "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "right"),
+    [
+        ("pretrain", "pretrain.lr", "pretrain.learning_rate"),
+        ("pretrain", "train_batch_size", "pretrain.batch_size"),
+        ("pretrain", "network.n_layers", "network.layers"),
+        ("pretrain-smiles", "n_embd", "width"),
+        ("pretrain-smiles", "dataset", "data"),
+    ],
+)
+def test_other_commands_answer_with_their_own_fields(told: Callable[..., str], command: str, given: str, right: str) -> None:
+    assert told(command, f"--{given}=1") == f"unknown field {given!r}; did you mean {right!r}?"
+
+
+def test_what_has_no_field_is_said(told: Callable[..., str]) -> None:
+    assert told("train", "demo", "--grpo.gae_lambda=1") == (
+        "unknown field 'grpo.gae_lambda'; GRPO has no value function and no discount, so there is no such setting"
+    )
+
+
+def test_no_name_in_the_table_is_one_of_ours_or_stands_for_two_fields() -> None:
+    ours = {f.name for f in fields(GRPOConfig)}
+    for others in OTHER_NAMES.values():
+        assert not ours & set(others.split())
+        for other in others.split():
+            homes = {f for f, names in OTHER_NAMES.items() if other in names.split()}
+            assert len(homes - {STAND_INS.get(home) for home in homes}) == 1
+    assert right_field("nonsense", ["a", "b"]) == "known: a, b"
+
+
+# -- rewards
+
+
+def test_a_reward_is_found_in_any_case(told: Callable[..., str]) -> None:
+    for reward in ("QED", "[Qed,LOGP]"):
+        assert told("train", "demo", f"--reward={reward}", "--policy=nosuch").startswith("policy: 'nosuch' is no checkpoint")
+    assert told("train", "demo", "--reward=QEDD").startswith("reward: 'QEDD' is unknown; did you mean 'qed'? known: ")
+
+
+def test_a_mistyped_module_is_answered_with_the_folder_and_a_near_name(told: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "my_scores.py").write_text("def length(samples, **columns): return [1.0] * len(samples)\n")
+    where = f"No module named 'my_score'; it is neither installed nor in {tmp_path}; did you mean 'my_scores'?"
+    for reward in ("my_score.length", "[qed,my_score.length]", "{class_path: my_score.Length}"):
+        assert told("train", "demo", f"--reward={reward}").endswith(where)
+    said = told("train", "demo", "--reward=my_scores.lenght")
+    assert said.endswith(f"has no attribute 'lenght' ({tmp_path / 'my_scores.py'}); did you mean 'length'?")
+    assert told("train", "demo", "--reward=other.f").endswith(f"it is neither installed nor in {tmp_path}")
+    sys.modules.pop("my_scores")
+
+
+# -- groups, folders and types
+
+
+@pytest.mark.parametrize("value", ["0.5", "[1, 2]", "hello", ""])
+def test_a_value_where_a_group_is_expected(told: Callable[..., str], value: str) -> None:
+    Path("a.yaml").write_text(f"policy: nosuch\ngrpo: {value}\n")
+    said = f"grpo: {value!r}, expected a group of fields, such as --grpo.FIELD=VALUE or a mapping in YAML"
+    assert told("train", "a.yaml") == said
+    assert told("train", "a.yaml", "--grpo.max_steps=1") == said
+
+
+def test_a_number_where_a_group_is_expected_on_the_command_line(told: Callable[..., str]) -> None:
+    assert told("train", "demo", "--grpo=0.5").startswith("grpo: '0.5', expected a group of fields")
+    assert told("pretrain", "--network=3").startswith("network: '3', expected a group of fields")
+
+
+@pytest.mark.parametrize("command", ["train demo", "pretrain enumerated-tiny", "search --reward=qed", "pretrain-graphs tree-16"])
+@pytest.mark.parametrize("folder", ["", " "])
+def test_an_empty_output_dir_is_refused(told: Callable[..., str], command: str, folder: str, tmp_path: Path) -> None:
+    assert told(*command.split(), f"--output_dir={folder}") == f"output_dir: {folder!r}, expected the name of a folder to make"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_folder_of_an_import_is_refused(told: Callable[..., str]) -> None:
+    assert told("import", "x", "--from=defog", "--out=") == "out: '', expected the name of a folder to make"
+
+
+def changed(folder: Path, *keys: str, value: Any) -> Path:
+    """A copy of a bundled policy with one value of its config.json replaced."""
+    shutil.copytree(BUNDLED / "qm9-small", folder)
+    config = json.loads((folder / "config.json").read_text())
+    place = config
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("num_steps", "x", "has num_steps: 'x', expected int"),
+        ("num_steps", True, "has num_steps: True, expected int"),
+        ("node_counts", 5, r"has node_counts: 5, expected Sequence\[float\]"),
+        ("node_counts", ["a"], r"has node_counts: \('a',\), expected Sequence\[float\]"),
+        ("node_kernel", 3, "has node_kernel: 3, expected Kernel"),
+        ("network", "x", "has network: 'x', expected Module"),
+        ("precondition", "yes", "has precondition: 'yes', expected bool"),
+    ],
+)
+def test_a_wrong_type_in_a_checkpoint_is_refused_in_words(name: str, value: Any, said: str, tmp_path: Path) -> None:
+    folder = changed(tmp_path / "c", "policy", "init_args", name, value=value)
+    with pytest.raises(CheckpointError, match=rf"class_path: 'discrete_grpo\.policies\.graph\.GraphPolicy' {said}$"):
+        load_policy(folder)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"), [(("kind",), []), (("kind",), 5), (("statistics", "node_counts"), 5), (("statistics",), 7)]
+)
+def test_a_wrong_type_in_the_metadata_is_refused_in_words(keys: tuple[str, ...], value: Any, tmp_path: Path) -> None:
+    folder = changed(tmp_path / "c", "metadata", *keys, value=value)
+    with pytest.raises(CheckpointError):
+        family_of(load_metadata(load_trained(folder) and folder))
+
+
+@pytest.mark.parametrize("name", sorted(p.parent.name for p in BUNDLED.glob("*/config.json")))
+def test_every_bundled_policy_has_the_types_it_says(name: str) -> None:
+    load_policy(BUNDLED / name)
