@@ -28,6 +28,11 @@ def _one_of(config: object, name: str, choices: Collection[str]) -> None:
         raise ValueError(f"{name}: {getattr(config, name)!r}, expected one of {', '.join(choices)}")
 
 
+def _check_bf16(config: GRPOConfig | PretrainConfig) -> None:
+    if config.bf16 not in (True, False, "auto"):
+        raise ValueError(f"bf16: {config.bf16!r}, expected True, False or 'auto'")
+
+
 def _check_best(config: GRPOConfig | PretrainConfig) -> None:
     """Raise for settings of the best checkpoint without a metric that says which it is."""
     for name in ("greater_is_better", "load_best_model_at_end"):
@@ -95,7 +100,8 @@ class GRPOConfig:
         lr_scheduler_type, warmup_steps: ``constant``, ``linear`` or ``cosine`` decay to 0 after a linear warm-up.
         max_grad_norm: gradients are clipped to this norm; None leaves them.
         ema_decay: decay of an exponential moving average of the weights, used for evaluation and export; None: off.
-        bf16: run networks under bfloat16 autocast (log-probs stay float32).
+        bf16: run networks under bfloat16 autocast (log-probs stay float32): True, False, or ``auto``, which means where the
+            processor or GPU has units for it. What ``auto`` came to is kept with the run.
         torch_compile: compile the layers of the networks; the first updates wait for the compiler.
         checkpoint_layers: compute layers again for gradients, for memory; None leaves what the network has.
         seed: of everything random in the run.
@@ -163,7 +169,7 @@ class GRPOConfig:
     warmup_steps: int = 0
     max_grad_norm: float | None = 1.0
     ema_decay: float | None = None
-    bf16: bool = False
+    bf16: bool | Literal["auto"] = False
     torch_compile: bool = False
     checkpoint_layers: bool | None = None
     seed: int = 42
@@ -208,6 +214,7 @@ class GRPOConfig:
         _one_of(self, "baseline", ("mean", "leave_one_out"))
         _one_of(self, "multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum"))
         _one_of(self, "lr_scheduler_type", ("constant", "linear", "cosine"))
+        _check_bf16(self)
         _check_best(self)
         self._check_pairs()
         self._check_replay()
@@ -262,7 +269,7 @@ class PretrainConfig:
         learning_rate, weight_decay: of AdamW (β = 0.9, 0.99); cosine decay to 1 % after ``warmup_steps``.
         max_grad_norm: gradients are clipped to this norm.
         ema_decay: decay of the moving average of the weights, which is what gets saved for use.
-        bf16: run the network under bfloat16 autocast.
+        bf16: run the network under bfloat16 autocast; ``auto`` as in :class:`GRPOConfig`.
         seed: of everything random in the run.
         log_steps, save_steps, save_total_limit: updates between lines, between checkpoints, and how many of the newest are kept.
         metric_for_best_model, greater_is_better, load_best_model_at_end: as in :class:`GRPOConfig`.
@@ -278,7 +285,7 @@ class PretrainConfig:
     warmup_steps: int = 200
     max_grad_norm: float = 1.0
     ema_decay: float = 0.999
-    bf16: bool = False
+    bf16: bool | Literal["auto"] = False
     seed: int = 42
     log_steps: int = 50
     save_steps: int = 500
@@ -295,4 +302,5 @@ class PretrainConfig:
         for name in ("weight_decay", "warmup_steps", "seed"):
             _between(self, name, 0)
         _between(self, "ema_decay", 0, 1)
+        _check_bf16(self)
         _check_best(self)

@@ -32,6 +32,7 @@ FLOORS: list[list[set[str]]] = [
             "reference",
             "timesteps",
             "compiled",
+            "precision",
             "lora_layers",
         },
         {"objective", "generation", "descriptors", "isomorphism", "lora"},
