@@ -62,7 +62,8 @@ class GRPOConfig:
         importance_sampling_level: ``token`` (a ratio per site), ``step`` (product over a step's sites), ``step_mean``
             (their geometric mean) or ``sequence`` (geometric mean over the trajectory, GSPO).
         epsilon, epsilon_high: ratios are clipped to [1 - ε, 1 + ε_high]; ``epsilon_high`` None means ε. For cispo it is the
-            cap itself and must be given (5.0, say).
+            cap itself and must be given (5.0, say). Clipping acts from the second update on one generation: with one
+            (``num_iterations`` and ``steps_per_generation`` 1) every ratio is exactly 1.
         delta: ratios of the unclipped term are at most δ, which bounds bad samples that became likely; more than 1 + ε_high.
         sapo_temperature_pos, sapo_temperature_neg: τ of sapo for positive advantages and for the rest.
         off_policy_mask_threshold: samples with A < 0 whose mean log π_old - log π_θ is above this have no policy term.
@@ -98,7 +99,8 @@ class GRPOConfig:
         replay_memory: how many of the best unique samples of a shard are kept for that.
         learning_rate, weight_decay, adam_beta1, adam_beta2: of AdamW.
         lr_scheduler_type, warmup_steps: ``constant``, ``linear`` or ``cosine`` decay to 0 after a linear warm-up.
-        max_grad_norm: gradients are clipped to this norm; None leaves them.
+        max_grad_norm: gradients are clipped to this norm; None leaves them. Graph policies have norms far below 1 (about 0.01),
+            where 1 never acts.
         ema_decay: decay of an exponential moving average of the weights, used for evaluation and export; None: off.
         bf16: run networks under bfloat16 autocast (log-probs stay float32): True, False, or ``auto``, which means where the
             processor or GPU has units for it. What ``auto`` came to is kept with the run.
