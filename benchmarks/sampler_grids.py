@@ -1,7 +1,7 @@
 """Sampler grids of the bundled graph policies: number of steps and time distortion against validity and likeness to the data.
 
     python -m benchmarks.sampler_grids --data qm9.smi.gz                        # one seed of every grid, about an hour
-    python -m benchmarks.sampler_grids --data qm9.smi.gz --policies qm9-small --steps 25 --distortions polydec --seeds 0 1 2 3
+    python -m benchmarks.sampler_grids --data qm9.smi.gz --policies qm9-small --grids cos:25 identity:50 --seeds 0 1 2
 
 Molecules: 1,000 samples per row; valid, unique and novel as everywhere, and the Fréchet distance of ten RDKit descriptors to 10,000
 molecules of the data, each descriptor divided by its standard deviation there (a stand-in for FCD, which needs the weights of
@@ -13,6 +13,7 @@ Rows that the result file has already are not measured again, so that a stopped 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import time
@@ -132,13 +133,25 @@ def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def places(given: argparse.Namespace) -> list[Row]:
     """Every combination asked for."""
+    grids = given.grids or list(itertools.product(given.distortions, given.steps))
     return [
         {"policy": p, "kernel": given.kernel, "sample_distortion": d, "num_steps": n, "seed": seed}
         for p in given.policies
         for seed in given.seeds
-        for n in given.steps
-        for d in given.distortions
+        for d, n in grids
     ]
+
+
+def grid(text: str) -> tuple[str, int]:
+    """Distortion and number of steps of ``cos:25``.
+
+    Raises:
+        ValueError: for anything else, which argparse shows.
+    """
+    name, _, steps = text.partition(":")
+    if name not in get_args(Distortion):
+        raise ValueError(f"grid: {text!r}, expected a distortion and a number of steps, such as cos:25")
+    return name, int(steps)
 
 
 def averages(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
@@ -162,6 +175,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     parser.add_argument("--steps", nargs="+", type=int, default=list(STEPS))
     parser.add_argument("--distortions", nargs="+", choices=get_args(Distortion), default=list(get_args(Distortion)))
+    parser.add_argument("--grids", nargs="+", type=grid, help="pairs such as cos:25, in the place of steps and distortions")
     parser.add_argument("--kernel", choices=get_args(KernelName), default="d3pm")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--data", type=Path, default=None, help="QM9 as SMILES; needed for qm9-small")
