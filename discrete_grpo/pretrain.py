@@ -19,7 +19,7 @@ from discrete_grpo.averaging import averaged
 from discrete_grpo.checkpoint import Checkpoints, load_training, load_weights, save
 from discrete_grpo.config import PretrainConfig
 from discrete_grpo.interrupt import Interrupt, Interrupted, interruptible
-from discrete_grpo.precision import decide_bf16
+from discrete_grpo.bf16 import decide_bf16
 from discrete_grpo.processes import accelerator
 from discrete_grpo.reporting.console import progress
 from discrete_grpo.reporting.run_folder import Recorder

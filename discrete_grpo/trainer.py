@@ -31,7 +31,7 @@ from discrete_grpo.lora import has_lora, merge_lora, without_lora
 from discrete_grpo.networks import checkpoint_layers
 from discrete_grpo.optimisation import GradientSum, learning_rate
 from discrete_grpo.pending import Pending
-from discrete_grpo.precision import decide_bf16
+from discrete_grpo.bf16 import decide_bf16
 from discrete_grpo.processes import Processes, accelerator
 from discrete_grpo.reference import mix_reference
 from discrete_grpo.reporting.console import progress

@@ -32,7 +32,7 @@ FLOORS: list[list[set[str]]] = [
             "reference",
             "timesteps",
             "compiled",
-            "precision",
+            "bf16",
             "lora_layers",
         },
         {"objective", "generation", "descriptors", "isomorphism", "lora"},

@@ -11,9 +11,9 @@ import pytest
 import torch
 import yaml
 
-from discrete_grpo import GRPOConfig, GRPOTrainer, PretrainConfig, precision
+from discrete_grpo import GRPOConfig, GRPOTrainer, PretrainConfig, bf16
 from discrete_grpo.parsing import parse
-from discrete_grpo.precision import bf16_units, decide_bf16
+from discrete_grpo.bf16 import bf16_units, decide_bf16
 from discrete_grpo.pretrain import Pretrainer
 from tests.test_pretrain import DATA
 from tests.toys import share_of_class_two, tiny_policy
@@ -21,11 +21,11 @@ from tests.toys import share_of_class_two, tiny_policy
 CPU = torch.device("cpu")
 GRPO = GRPOConfig(max_steps=2, num_generations=4, generation_batch_size=8, learning_rate=1e-2, save_steps=1, bf16="auto")
 PRETRAIN = PretrainConfig(max_steps=4, batch_size=16, learning_rate=1e-2, warmup_steps=2, log_steps=1, save_steps=2, bf16="auto")
-PRESETS = sorted((Path(precision.__file__).parent / "presets").glob("*.yaml"))
+PRESETS = sorted((Path(bf16.__file__).parent / "presets").glob("*.yaml"))
 
 
 def processor(monkeypatch: pytest.MonkeyPatch, units: str | None) -> None:
-    monkeypatch.setattr(precision, "bf16_units", lambda device: units)
+    monkeypatch.setattr(bf16, "bf16_units", lambda device: units)
 
 
 # -- detection
@@ -64,12 +64,12 @@ def test_units_with_an_older_torch(
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
-    monkeypatch.setattr(precision, "_arm_units", lambda: arm)
+    monkeypatch.setattr(bf16, "_arm_units", lambda: arm)
     assert bf16_units(CPU) == units
 
 
 def test_both_ways_of_asking_agree_here() -> None:
-    assert precision._cpu_units_of_old_torch() == bf16_units(CPU)
+    assert bf16._cpu_units_of_old_torch() == bf16_units(CPU)
 
 
 @pytest.mark.parametrize(("native", "units"), [(True, "CUDA"), (False, None)])
