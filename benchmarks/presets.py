@@ -2,15 +2,18 @@
 
     python -m benchmarks.presets                         # all but demo, each some minutes on one CPU thread
     python -m benchmarks.presets --presets smiles-qed
+    python -m benchmarks.presets --presets demo --seeds 42 0 1 --threads 2 --out benchmarks/results/demo.json   # the demo
 
-Every run is a process of its own with the preset's own seed; time is the wall clock's from start to report.
+Every run is a process of its own; time is the wall clock's from start to report. The file is written after every run.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,23 +25,35 @@ from typing import Any
 from benchmarks.common import ROOT, stamp, write_result
 from discrete_grpo.datasets.text import is_sentence
 from discrete_grpo.reporting.console import print_table
-from discrete_grpo.reporting.run_folder import read_samples
+from discrete_grpo.reporting.run_folder import read_metrics, read_samples
 from discrete_grpo.rewards.judge import Judge
 
 PRESETS = ("smiles-qed", "smiles-scaffold-logp", "fill-in", "digits")
 
 
-def run(preset: str, folder: Path) -> dict[str, Any]:
-    """One preset: both measurements, what its conditions came to, seconds, and samples of one condition before and after."""
+def run(preset: str, folder: Path, seed: int | None = None, threads: int = 1) -> dict[str, Any]:
+    """One preset: both measurements, what its conditions came to, seconds, and samples of one condition before and after.
+
+    Args:
+        preset: of ``discrete-grpo train``.
+        folder: run folder to make.
+        seed: of the run; None is the preset's own.
+        threads: of the run.
+    """
     command = [sys.executable, "-m", "discrete_grpo.cli", "train", preset, f"--output_dir={folder}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command += [] if seed is None else [f"--grpo.seed={seed}"]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
     start = time.perf_counter()
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - start
     tables = {place: read_samples(folder / f"evaluation_{place}.csv.gz") for place in ("before", "after")}
+    times = [float(line["step_time"]) for line in read_metrics(folder) if "step_time" in line]
     return {
         "preset": preset,
+        "seed": seed,
+        "threads": threads,
         "seconds": seconds,
+        "seconds_per_update": statistics.median(times),
         "evaluation": json.loads((folder / "evaluation.json").read_text()),
         "logp_error": {place: logp_error(table) for place, table in tables.items()},
         "fills": fills(tables),
@@ -82,15 +97,20 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--presets", nargs="+", default=list(PRESETS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[None], help="default: the presets' own")
+    parser.add_argument("--threads", type=int, default=1, help="of each run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/presets.json")
     given = parser.parse_args(argv)
     result = stamp(42, sources=[f"discrete_grpo/presets/{preset}.yaml" for preset in given.presets])
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        rows = [run(preset, Path(folder) / preset) for preset in given.presets]
-    for row in rows:
-        print_table(f"{row['preset']}, {row['seconds']:.0f} s", row["evaluation"])
-    write_result(given.out, result | {"rows": rows})
-    return result
+        for preset, seed in itertools.product(given.presets, given.seeds):
+            rows.append(run(preset, Path(folder) / f"{preset}-{seed}", seed, given.threads))
+            print_table(
+                f"{preset}, seed {'of the preset' if seed is None else seed}, {rows[-1]['seconds']:.0f} s", rows[-1]["evaluation"]
+            )
+            write_result(given.out, result | {"rows": rows})
+    return result | {"rows": rows}
 
 
 if __name__ == "__main__":

@@ -28,6 +28,11 @@ def _one_of(config: object, name: str, choices: Collection[str]) -> None:
         raise ValueError(f"{name}: {getattr(config, name)!r}, expected one of {', '.join(choices)}")
 
 
+def _check_bf16(config: GRPOConfig | PretrainConfig) -> None:
+    if config.bf16 not in (True, False, "auto"):
+        raise ValueError(f"bf16: {config.bf16!r}, expected True, False or 'auto'")
+
+
 def _check_best(config: GRPOConfig | PretrainConfig) -> None:
     """Raise for settings of the best checkpoint without a metric that says which it is."""
     for name in ("greater_is_better", "load_best_model_at_end"):
@@ -58,7 +63,8 @@ class GRPOConfig:
             (their geometric mean) or ``sequence`` (geometric mean over the trajectory, GSPO). The unit that is weighted is a
             step at level ``step`` and a site at the others.
         epsilon, epsilon_high: ratios are clipped to [1 - ε, 1 + ε_high]; ``epsilon_high`` None means ε. For cispo it is the
-            cap itself and must be given (5.0, say).
+            cap itself and must be given (5.0, say). Clipping acts from the second update on one generation: with one
+            (``num_iterations`` and ``steps_per_generation`` 1) every ratio is exactly 1.
         delta: ratios of the unclipped term are at most δ, which bounds bad samples that became likely; more than 1 + ε_high.
         sapo_temperature_pos, sapo_temperature_neg: τ of sapo for positive advantages and for the rest.
         off_policy_mask_threshold: samples with A < 0 whose mean log π_old - log π_θ is above this have no policy term.
@@ -94,9 +100,11 @@ class GRPOConfig:
         replay_memory: how many of the best unique samples of a shard are kept for that.
         learning_rate, weight_decay, adam_beta1, adam_beta2: of AdamW.
         lr_scheduler_type, warmup_steps: ``constant``, ``linear`` or ``cosine`` decay to 0 after a linear warm-up.
-        max_grad_norm: gradients are clipped to this norm; None leaves them.
+        max_grad_norm: gradients are clipped to this norm; None leaves them. Graph policies have norms far below 1 (about 0.01),
+            where 1 never acts.
         ema_decay: decay of an exponential moving average of the weights, used for evaluation and export; None: off.
-        bf16: run networks under bfloat16 autocast (log-probs stay float32).
+        bf16: run networks under bfloat16 autocast (log-probs stay float32): True, False, or ``auto``, which means where the
+            processor or GPU has units for it. What ``auto`` came to is kept with the run.
         torch_compile: compile the layers of the networks; the first updates wait for the compiler.
         checkpoint_layers: compute layers again for gradients, for memory; None leaves what the network has.
         seed: of everything random in the run.
@@ -164,7 +172,7 @@ class GRPOConfig:
     warmup_steps: int = 0
     max_grad_norm: float | None = 1.0
     ema_decay: float | None = None
-    bf16: bool = False
+    bf16: bool | Literal["auto"] = False
     torch_compile: bool = False
     checkpoint_layers: bool | None = None
     seed: int = 42
@@ -209,6 +217,7 @@ class GRPOConfig:
         _one_of(self, "baseline", ("mean", "leave_one_out"))
         _one_of(self, "multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum"))
         _one_of(self, "lr_scheduler_type", ("constant", "linear", "cosine"))
+        _check_bf16(self)
         _check_best(self)
         self._check_pairs()
         self._check_replay()
@@ -263,7 +272,7 @@ class PretrainConfig:
         learning_rate, weight_decay: of AdamW (β = 0.9, 0.99); cosine decay to 1 % after ``warmup_steps``.
         max_grad_norm: gradients are clipped to this norm.
         ema_decay: decay of the moving average of the weights, which is what gets saved for use.
-        bf16: run the network under bfloat16 autocast.
+        bf16: run the network under bfloat16 autocast; ``auto`` as in :class:`GRPOConfig`.
         seed: of everything random in the run.
         log_steps, save_steps, save_total_limit: updates between lines, between checkpoints, and how many of the newest are kept.
         metric_for_best_model, greater_is_better, load_best_model_at_end: as in :class:`GRPOConfig`.
@@ -279,7 +288,7 @@ class PretrainConfig:
     warmup_steps: int = 200
     max_grad_norm: float = 1.0
     ema_decay: float = 0.999
-    bf16: bool = False
+    bf16: bool | Literal["auto"] = False
     seed: int = 42
     log_steps: int = 50
     save_steps: int = 500
@@ -296,4 +305,5 @@ class PretrainConfig:
         for name in ("weight_decay", "warmup_steps", "seed"):
             _between(self, name, 0)
         _between(self, "ema_decay", 0, 1)
+        _check_bf16(self)
         _check_best(self)

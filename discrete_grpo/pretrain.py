@@ -6,6 +6,7 @@ Knows neither graphs nor text: the policy gives ``likelihood_loss(batch, generat
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.averaging import averaged
+from discrete_grpo.bf16 import decide_bf16
 from discrete_grpo.checkpoint import Checkpoints, load_training, load_weights, save
 from discrete_grpo.config import PretrainConfig
 from discrete_grpo.interrupt import Interrupt, Interrupted, interruptible
@@ -123,8 +125,12 @@ class Pretrainer:
         self.step = 0
         self._saved: int | None = None  # the step of the newest checkpoint
         self._sums: dict[str, float] = {}  # of the values since the last line of metrics
-        if resume and self.checkpoints.all():
-            self._restore(load_training(self.checkpoints.latest()))
+        stored = load_training(self.checkpoints.latest()) if resume and self.checkpoints.all() else None
+        self.bf16, told = decide_bf16(config.bf16, self.accelerator.device, kept=None if stored is None else stored.get("bf16"))
+        if told is not None:
+            print(told, file=sys.stderr)
+        if stored is not None:
+            self._restore(stored)
         elif resume:  # killed before its first checkpoint
             self.recorder.restore(None)
 
@@ -199,7 +205,7 @@ class Pretrainer:
         # Dropout takes no generator: its global one is seeded by the step, for this pass alone, so that a resume repeats it.
         with (
             torch.random.fork_rng([device] if device.type == "cuda" else []),
-            torch.autocast(device.type, torch.bfloat16, enabled=self.config.bf16),
+            torch.autocast(device.type, torch.bfloat16, enabled=self.bf16),
         ):
             torch.manual_seed(self.config.seed * 1_000_003 + self.step)
             return dict(self.policy.likelihood_loss(batch, generator=self.generator))
@@ -220,6 +226,7 @@ class Pretrainer:
             "generator": self.generator.get_state(),
             "device": self.accelerator.device.type,
             "sums": self._sums,
+            "bf16": self.bf16,
             "position": self.recorder.position(),
         }
         metadata = self.metadata | {"pretraining_steps": self.step}

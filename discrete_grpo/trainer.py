@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.averaging import averaged
+from discrete_grpo.bf16 import decide_bf16
 from discrete_grpo.checkpoint import CheckpointError, Checkpoints, load_training, load_weights, tensors_to_cpu
 from discrete_grpo.compiled import compile_network
 from discrete_grpo.config import GRPOConfig
@@ -104,6 +106,7 @@ class GRPOTrainer:
         self.module: nn.Module = module
         self.checkpoints = _checkpoints(run, config)
         stored = self._stored() if resume else None
+        self.bf16 = self._decide_bf16(None if stored is None else stored.get("bf16"))
         self.sampler = self._sampler(columns, None if stored is None else len(stored["shards"]))
         self.reference = cast(Policy, copy.deepcopy(module).requires_grad_(False)) if config.beta > 0 else None
         self.average = averaged(module, config.ema_decay) if config.ema_decay is not None else None
@@ -125,6 +128,14 @@ class GRPOTrainer:
         self._safe = self.parts.snapshot()
         if self.log is not None:
             self.log.start(self.step)
+
+    def _decide_bf16(self, kept: bool | None) -> bool:
+        """Whether networks run in bfloat16, as the first process decides and says."""
+        device, setting = self.accelerator.device, self.config.bf16
+        on, told = self.processes.share(lambda: decide_bf16(setting, device, kept=kept))[0]
+        if told is not None and self.processes.first:
+            print(told, file=sys.stderr)
+        return on
 
     def _prepare_networks(self) -> None:
         """Activation checkpointing and compilation, where asked for."""
@@ -169,7 +180,7 @@ class GRPOTrainer:
 
     def precision(self) -> torch.autocast:
         """bfloat16 inside networks if asked for; not accelerate's own setting, which one process can choose only once."""
-        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.config.bf16)
+        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.bf16)
 
     # -- the loop
 
@@ -383,7 +394,7 @@ class GRPOTrainer:
         state = {"step": self.step, "rewards": reward_names(self.rewards), "pending": pending, "position": log.position()}
         state["device"] = self.accelerator.device.type
         lines = self._new if self._due() else []
-        state["new"] = [] if lines else self._new
+        state |= {"new": [] if lines else self._new, "bf16": self.bf16}
         state |= self.parts.learning() | self.parts.drawing(drawing)
         metadata = self.metadata | {"grpo_steps": self.step}
         cast(Checkpoints, self.checkpoints).save(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks import presets
 from benchmarks.baseline_graph import PeerNetwork, PeerPolicy, Trajectory, average_posterior, noise_matrix, posterior_over_x0
 from benchmarks.common import ROOT, interleaved, paired_ratio, peak_allocated, stamp, write_result
 from benchmarks.graph_policy_speed import CASES, Baseline, Ours, Settings, main
@@ -234,3 +235,16 @@ def test_the_stamp_pins_the_sources() -> None:
     assert len(pinned["sources"]["models/graph_transformer.py"]) == 64
     assert pinned["machine"]["torch"] == torch.__version__
     json.dumps(pinned, allow_nan=False)
+
+
+def test_presets_are_run_with_every_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def pretend(preset: str, folder: Path, seed: int | None = None, threads: int = 1) -> dict[str, object]:
+        return {"preset": preset, "seed": seed, "threads": threads, "seconds": 1.0, "evaluation": {"after": {"reward": 0.5}}}
+
+    monkeypatch.setattr(presets, "run", pretend)
+    out = tmp_path / "demo.json"
+    presets.main(["--presets", "demo", "--seeds", "42", "0", "--threads", "2", "--out", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["preset"], row["seed"], row["threads"]) for row in rows] == [("demo", 42, 2), ("demo", 0, 2)]
+    presets.main(["--presets", "digits", "--out", str(out)])
+    assert [row["seed"] for row in json.loads(out.read_text())["rows"]] == [None]

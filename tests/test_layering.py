@@ -45,6 +45,7 @@ FLOORS: list[list[set[str]]] = [
             "reference",
             "timesteps",
             "compiled",
+            "bf16",
             "lora_layers",
         },
         {"objective", "generation", "descriptors", "isomorphism", "lora"},

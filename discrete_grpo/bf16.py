@@ -1,0 +1,74 @@
+"""bfloat16 autocast: which devices have units for it, and what the setting ``bf16`` comes to on one of them."""
+
+from __future__ import annotations
+
+import platform
+from typing import Literal
+
+import torch
+
+__all__ = ["bf16_units", "decide_bf16"]
+
+CPU_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "sve_bf16": "SVE BF16", "bf16": "ARM BF16"}
+"""What torch calls the units of a processor that multiply bfloat16 matrices, fastest first, and their names here."""
+
+
+def bf16_units(device: torch.device) -> str | None:
+    """Name of the units of a device that multiply bfloat16 matrices; None if it has none, or none that torch tells of.
+
+    Without them bfloat16 is emulated, which is slower than float32.
+    """
+    if device.type == "cuda":
+        return "CUDA" if torch.cuda.is_bf16_supported(including_emulation=False) else None
+    return _cpu_units() if device.type == "cpu" else None
+
+
+def _cpu_units() -> str | None:
+    if hasattr(torch.cpu, "get_capabilities"):
+        has = torch.cpu.get_capabilities()
+        return next((name for key, name in CPU_UNITS.items() if has.get(key)), None)
+    return _cpu_units_of_old_torch()
+
+
+def _cpu_units_of_old_torch() -> str | None:
+    """The same from what torch 2.6 has; AMX comes with both kinds of tiles, 8-bit integers and bfloat16."""
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return CPU_UNITS["bf16"] if _arm_units() else None
+    if torch.cpu._is_amx_tile_supported():
+        return CPU_UNITS["amx_bf16"]
+    return CPU_UNITS["avx512_bf16"] if torch.cpu._is_avx512_bf16_supported() else None
+
+
+def _arm_units() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def decide_bf16(setting: bool | Literal["auto"], device: torch.device, *, kept: bool | None = None) -> tuple[bool, str | None]:
+    """Whether networks run under bfloat16 autocast, and the line to show at the start of the run.
+
+    Args:
+        setting: True, False, or ``auto``: on where the device has units for it.
+        device: of the networks.
+        kept: what ``auto`` came to when the run began, which a resumed run keeps; None for a new run.
+
+    Returns:
+        The decision, and one line that says what ``auto`` came to or that True is slow here; None where neither applies.
+    """
+    if setting is False:
+        return False, None
+    units = bf16_units(device)
+    slow = f"this {_kind(device)} has no bfloat16 units, so that it is slower than float32"
+    if setting is True:
+        return True, None if units else f"bf16: true, but {slow}; bf16=auto or false avoids that"
+    if kept is None:
+        return (
+            units is not None,
+            f"bf16: auto -> {f'on ({units})' if units else f'off (no bfloat16 units in this {_kind(device)})'}",
+        )
+    if kept:
+        return True, "bf16: auto -> on, as the run began" + (f" ({units})" if units else f"; {slow}")
+    return False, "bf16: auto -> off, as the run began" + (f", though there is {units} here" if units else "")
+
+
+def _kind(device: torch.device) -> str:
+    return "processor" if device.type == "cpu" else f"{device.type} device"
