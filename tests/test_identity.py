@@ -194,11 +194,6 @@ print(json.dumps(found))
 """
 
 
-def skip_where_functions_are_wrapped(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("jaxtyping_packages", None):
-        pytest.skip("a checker of types wraps the package's functions, whose settings are then no plain values")
-
-
 def test_every_bundled_reward_is_the_same_in_every_process() -> None:
     first, second = (in_process("-c", BUNDLED, seed=seed) for seed in (1, 2))
     assert first == second
