@@ -104,8 +104,9 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, dict) and all(_fits(v, inner[1]) for v in value.values())
     if hint in _PLAIN:
         return isinstance(value, _PLAIN[hint]) and (hint is bool or not isinstance(value, bool))
-    plain = isinstance(hint, type) and hint is not object and isinstance(value, bool | int | float | str | tuple | dict)
-    return not plain or isinstance(value, hint)
+    if not isinstance(hint, type) or hint in (Any, object) or not isinstance(value, bool | int | float | str | tuple | dict):
+        return True
+    return not getattr(hint, "_is_protocol", False) and isinstance(value, hint)
 
 
 _PLAIN: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,), type(None): (type(None),)}
