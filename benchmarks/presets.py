@@ -47,7 +47,7 @@ def run(preset: str, folder: Path, seed: int | None = None, threads: int = 1) ->
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - start
     tables = {place: read_samples(folder / f"evaluation_{place}.csv.gz") for place in ("before", "after")}
-    times = [float(line["step_time"]) for line in read_metrics(folder) if "step_time" in line]
+    times = [taken for line in read_metrics(folder) if (taken := line.get("step_time")) is not None]
     return {
         "preset": preset,
         "seed": seed,
