@@ -24,7 +24,7 @@ from discrete_grpo.searching import SearchRecipe, run_search
 from discrete_grpo.trainer import GRPOTrainer
 from tests.toys import share_of_class_two, tiny_policy
 
-SMALL = GRPOConfig(max_steps=4, num_generations=4, generation_batch_size=16, save_steps=2, learning_rate=0.01)
+SMALL = GRPOConfig(max_steps=4, num_generations=4, generation_batch_size=16, save_steps=2, learning_rate=1e-3)
 RUN = TrainRecipe("qm9-small", qed, num_steps=8, evaluation_samples=20, grpo=SMALL)
 
 
