@@ -167,7 +167,7 @@ class Ours(_Side):
     def update(self) -> None:
         """One optimizer step of the clipped surrogate."""
         units = self.rollout.units[:, self.steps]
-        weight = row_weights(units, "grpo", self.rollout.max_units)
+        weight = row_weights(units, "grpo", self.rollout.max_units, level="step")
         self.update_with(lambda position: self.loss(position, weight))
 
     def loss(self, position: int, weight: Tensor) -> Tensor:

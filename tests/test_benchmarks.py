@@ -97,7 +97,7 @@ def test_loss_and_gradient_of_the_baseline_are_ours_given_identical_logits() -> 
     rollout = ours.sample(group_contexts(1, 6), generator=torch.Generator().manual_seed(0))
     trajectory, advantage, steps = as_one_hot(rollout), torch.linspace(-1, 2, 6), [1, 3]
     chosen = torch.tensor(steps).expand(6, -1)
-    weight = row_weights(rollout.units[:, steps], "grpo", rollout.max_units)
+    weight = row_weights(rollout.units[:, steps], "grpo", rollout.max_units, level="step")
     mine = grpo_loss(score_sites(ours.sites(rollout, chosen)), None, advantage, weight, level="step").loss
     theirs = torch.stack([peer.loss(trajectory, steps, k, advantage) for k in range(2)]).sum()
     assert torch.allclose(mine, theirs, atol=1e-5)
