@@ -24,8 +24,8 @@ lint: $(VENV)/ready
 
 test: lint
 	$(BIN)/python -m pytest -n 2
-	$(BIN)/python -m pytest -q --doctest-modules discrete_grpo models datasets --ignore=discrete_grpo/models --ignore=discrete_grpo/datasets
-	$(BIN)/python -m pytest -q -p no:cacheprovider --jaxtyping-packages=discrete_grpo,beartype.beartype tests/test_categorical.py tests/test_graph.py tests/test_kernels.py tests/test_graph_policy.py tests/test_graph_transformer.py tests/test_graph_conditions.py tests/test_tokens.py tests/test_gpt.py tests/test_smiles_policy.py tests/test_masked_text.py tests/test_vq.py
+	$(BIN)/python -m pytest -n 2 -q --doctest-modules discrete_grpo models datasets --ignore=discrete_grpo/models --ignore=discrete_grpo/datasets
+	$(BIN)/python -m pytest -n 2 -q -p no:cacheprovider --jaxtyping-packages=discrete_grpo,beartype.beartype tests/test_categorical.py tests/test_graph.py tests/test_kernels.py tests/test_graph_policy.py tests/test_graph_transformer.py tests/test_graph_conditions.py tests/test_tokens.py tests/test_gpt.py tests/test_smiles_policy.py tests/test_masked_text.py tests/test_vq.py
 	bash tests/wheel.sh $(abspath $(BIN)/python)
 
 clean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import os
 import random
@@ -395,7 +396,8 @@ def test_train_with_overrides_as_in_the_readme() -> None:
     }
     settings = yaml.safe_load(Path("runs/demo/config.yaml").read_text())
     assert (settings["grpo"]["num_generations"], settings["grpo"]["max_steps"], settings["policy"]) == (16, 10, "tiny")
-    assert settings["grpo"]["learning_rate"] == 3e-4  # the preset's
+    preset = yaml.safe_load(importlib.resources.files("discrete_grpo.presets").joinpath("demo.yaml").read_text())
+    assert settings["grpo"]["learning_rate"] == preset["grpo"]["learning_rate"]
     assert settings["grpo"]["epsilon"] == 0.2  # the default, written out
     assert [line["step"] for line in read_metrics("runs/demo")] == list(range(1, 11))
     Path("runs/demo/report.html").unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from discrete_grpo import GRPOConfig, PretrainConfig
 from discrete_grpo.checkpoint import CheckpointError, load_metadata, load_policy, save
 from discrete_grpo.chemistry import parse, to_smiles
-from discrete_grpo.datasets.enumeration import load_enumerated
+from discrete_grpo.datasets.enumeration import enumerated_smiles, load_enumerated
 from discrete_grpo.datasets.molecules import statistics
 from discrete_grpo.families import (
     IMAGES,
@@ -48,6 +49,15 @@ FAST = GRPOConfig(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few_molecules() -> Iterator[None]:
+    """Every twelfth molecule of the bundled enumeration: parsing all of it takes longer than these tests."""
+    few = enumerated_smiles()[::12]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("discrete_grpo.smiles.enumerated_smiles", lambda: few)
+        yield
+
+
 @pytest.fixture(scope="module")
 def smiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A barely trained SMILES policy on the bundled enumeration."""
@@ -64,7 +74,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pretraining_writes_a_policy_that_knows_its_data(smiles: Path) -> None:
     metadata, policy = load_metadata(smiles), load_policy(smiles)
     assert metadata["kind"] == "molecules"
-    assert metadata["data"] == {"name": "enumerated", "molecules": 38_076, "licence": "unknown"} | metadata["data"]
+    assert metadata["data"] == {"name": "enumerated", "molecules": 3_173, "licence": "unknown"} | metadata["data"]
     assert metadata["pretraining_steps"] == 30
     assert policy.prompt == "scaffold"
     assert policy.properties[0].name == "MolLogP"
