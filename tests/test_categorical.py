@@ -280,6 +280,7 @@ def test_only_as_many_steps_as_sites_are_looked_at(monkeypatch: pytest.MonkeyPat
     assert [x[0].shape for x in seen] == [(1, 2, 2, 1)]
 
 
+@pytest.mark.skipif(hasattr(score_sites, "__wrapped__"), reason="under jaxtyping's hook its own error comes first")
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
