@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint doctest clean
 
 # A stamp newer than what decides the environment means it is up to date.
 $(VENV)/ready: setup.cfg constraints.txt pyproject.toml
@@ -22,9 +22,12 @@ lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+doctest: $(VENV)/ready
+	$(BIN)/python -m pytest -q --doctest-modules discrete_grpo models datasets --ignore=discrete_grpo/models --ignore=discrete_grpo/datasets
+
+test: $(VENV)/ready
+	$(MAKE) -j2 lint doctest  # one core each
 	$(BIN)/python -m pytest -n 2
-	$(BIN)/python -m pytest -n 2 -q --doctest-modules discrete_grpo models datasets --ignore=discrete_grpo/models --ignore=discrete_grpo/datasets
 	$(BIN)/python -m pytest -n 2 -q -p no:cacheprovider --jaxtyping-packages=discrete_grpo,beartype.beartype tests/test_categorical.py tests/test_graph.py tests/test_kernels.py tests/test_graph_policy.py tests/test_graph_transformer.py tests/test_graph_conditions.py tests/test_tokens.py tests/test_gpt.py tests/test_smiles_policy.py tests/test_masked_text.py tests/test_vq.py
 	bash tests/wheel.sh $(abspath $(BIN)/python)
 
