@@ -124,3 +124,6 @@ if __name__ == "__main__":
             continue
         made = interrupted(Path(root) / name) if name == "interrupted" else trainer(name, Path(root) / name)
         made.train()
+    if torch.distributed.is_initialized():  # a group that the interpreter takes down at exit can abort the process
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
