@@ -56,7 +56,7 @@ def metrics_of(command: str, preset: str, folder: Path, data: Path | None) -> li
 
 
 def moved(before: Any, after: Any) -> list[str]:
-    """What differs between the metrics of one preset, in words; an empty list if nothing does."""
+    """List the metrics of one preset that differ between two commits; an empty list if none does."""
     if not isinstance(before, list) or not isinstance(after, list):
         return [] if before == after else [f"{before!r} -> {after!r}"]
     if len(before) != len(after):
