@@ -5,7 +5,9 @@ Launched by ``torchrun`` or ``accelerate launch``; alone, every function here is
 
 from __future__ import annotations
 
+import atexit
 import datetime
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from discrete_grpo.scoring import BudgetExhausted, RewardError
 
-__all__ = ["Processes", "accelerator"]
+__all__ = ["Processes", "accelerator", "leave"]
 
 T = TypeVar("T")
 PATIENCE = datetime.timedelta(hours=12)
@@ -33,10 +35,20 @@ def accelerator() -> Accelerator:
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
     alone = started == 1 or torch.accelerator.is_available()
+    if started > 1:
+        importlib.import_module("torch.distributed.nn.functional")  # its default arguments would keep a group alive for ever
+
+        atexit.register(leave)
     found = Accelerator(cpu=None if alone else True, kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
     if found.num_processes != started:
         raise RuntimeError(f"processes: {found.num_processes} joined, expected the {started} that were started (WORLD_SIZE)")
     return found
+
+
+def leave() -> None:
+    """Destroy a gloo group and end its threads: one that still runs when the interpreter goes aborts the process."""
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
 
 
 class Processes:
