@@ -38,7 +38,7 @@ def rows(text: str) -> list[dict[str, str]]:
 def test_policies_draw_what_they_drew(policy: str, old: Path, tmp_path: Path) -> None:
     name = str(old / policy) if policy == "pre" else policy
     more = ["--num_steps=8"] if policy in GRAPHS else []
-    more += ['--columns=[{"masked": "the c_t s_t on the m_t"}]'] if policy == "fill-in" else []
+    more += [f"--columns={old / 'masked.jsonl'}"] if policy == "fill-in" else []
     assert main(["sample", name, "-n", "6", "--seed=7", *more, f"--out={tmp_path / 'samples.csv'}"]) == 0
     found, wanted = ((folder / file).read_text() for folder, file in ((tmp_path, "samples.csv"), (old, f"samples/{policy}.csv")))
     assert rows(found) == rows(wanted)
