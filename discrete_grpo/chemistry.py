@@ -30,6 +30,7 @@ __all__ = [
     "AtomType",
     "Vocabulary",
     "bit_fingerprint",
+    "canonical_samples",
     "classes_to_mol",
     "count_fingerprint",
     "decode",
@@ -428,3 +429,12 @@ def murcko_scaffold(mol: Chem.Mol) -> str:
     from rdkit.Chem.Scaffolds import MurckoScaffold
 
     return str(Chem.MolToSmiles(MurckoScaffold.GetScaffoldForMol(mol), isomericSmiles=False))
+
+
+def canonical_samples(texts: Sequence[str]) -> list[str | None]:
+    """Generated texts as canonical SMILES with stereo; None for what is no connected molecule.
+
+    >>> canonical_samples(["OCC", "C1CC", "C.C"])
+    ['CCO', None, None]
+    """
+    return [None if mol is None else to_smiles(mol) for mol in parse_all(texts)]

@@ -25,7 +25,6 @@ from discrete_grpo.metrics import images as image_metrics
 from discrete_grpo.metrics import molecules as molecule_metrics
 from discrete_grpo.metrics import text as text_metrics
 from discrete_grpo.molecular import (
-    canonical_samples,
     load_molecule_policy,
     load_statistics,
     output_path,
@@ -209,7 +208,7 @@ def load_trained(name: str | Path, options: SamplerOptions | None = None) -> Any
         return load_molecule_policy(folder, **options.of_graphs)
     changed = _with_truncation(policy, options)
     if isinstance(changed, TokenPolicy) and load_metadata(folder).get("kind", "molecules") == "molecules":
-        changed.decode = canonical_samples
+        changed.decode = chemistry.canonical_samples
     return changed.eval()
 
 

@@ -31,7 +31,6 @@ from discrete_grpo.tokens import Property
 __all__ = [
     "NetworkSizes",
     "bundled_policies",
-    "canonical_samples",
     "evaluate_file",
     "find_checkpoint",
     "load_molecule_policy",
@@ -284,15 +283,6 @@ def sample_molecules(
             samples.extend(policy.sample(contexts, generator=generator).samples)
             bar.advance(size)
     return samples
-
-
-def canonical_samples(texts: Sequence[str]) -> list[str | None]:
-    """Generated texts as canonical SMILES with stereo; None for what is no connected molecule.
-
-    >>> canonical_samples(["OCC", "C1CC", "C.C"])
-    ['CCO', None, None]
-    """
-    return [None if mol is None else chemistry.to_smiles(mol) for mol in chemistry.parse_all(texts)]
 
 
 def property_columns(samples: Sequence[str | None]) -> dict[str, list[float | None]]:

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
-__all__ = ["checkpoint_layers", "full_precision", "network_of"]
-
-
-def full_precision(device: torch.device) -> torch.autocast:
-    """Switch autocast off for what follows a network: probabilities are computed in the type of its widened logits.
-
-    Autocast runs matrix products in 16 bits whatever the type of their arguments, so a table made by one would not sum to 1.
-    """
-    return torch.autocast(device.type, enabled=False)
+__all__ = ["checkpoint_layers", "network_of"]
 
 
 def network_of(policy: nn.Module) -> nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["exact_device", "place", "widen", "widest"]
+__all__ = ["exact_device", "full_precision", "place", "widen", "widest"]
 
 WITHOUT_FLOAT64 = frozenset({"mps"})
 """Kinds of devices on which a float64 tensor cannot be made."""
@@ -35,3 +35,11 @@ def place(values: Tensor, device: torch.device) -> Tensor:
 def exact_device(device: torch.device) -> torch.device:
     """Where to compute in float64 what float32 is too coarse for: ``device`` itself, or the CPU where it has no float64."""
     return device if widest(device) == torch.float64 else torch.device("cpu")
+
+
+def full_precision(device: torch.device) -> torch.autocast:
+    """Switch autocast off for what follows a network: probabilities are computed in the type of its widened logits.
+
+    Autocast runs matrix products in 16 bits whatever the type of their arguments, so a table made by one would not sum to 1.
+    """
+    return torch.autocast(device.type, enabled=False)

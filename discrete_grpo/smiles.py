@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from discrete_grpo.chemistry import canonical_samples
 from discrete_grpo.config import PretrainConfig
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.enumeration import enumerated_smiles
@@ -18,7 +19,7 @@ from discrete_grpo.datasets.smiles import SmilesLines, alphabet, load_smiles, sm
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.models.gpt import GPT, GPTConfig
-from discrete_grpo.molecular import canonical_samples, report_broken, sample_molecules
+from discrete_grpo.molecular import report_broken, sample_molecules
 from discrete_grpo.policies.smiles import TokenPolicy
 from discrete_grpo.pretrain import Pretrainer
 from discrete_grpo.tokens import Property, Tokenizer

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.checkpoint import CheckpointError
+from discrete_grpo.chemistry import canonical_samples
 from discrete_grpo.importers.tensors import check_tensors, read_json, read_pickle, read_safetensors, rows
 from discrete_grpo.models.gpt import GPT, GPTConfig
-from discrete_grpo.molecular import canonical_samples
 from discrete_grpo.policies.smiles import TokenPolicy
 from discrete_grpo.tokens import SMILES, Property, Tokenizer
 

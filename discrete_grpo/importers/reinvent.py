@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.checkpoint import CheckpointError
+from discrete_grpo.chemistry import canonical_samples
 from discrete_grpo.importers.tensors import Inert, check_tensors, read_json, read_pickle, read_safetensors, rows
 from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig
-from discrete_grpo.molecular import canonical_samples
 from discrete_grpo.policies.smiles import TokenPolicy
 from discrete_grpo.tokens import Tokenizer
 

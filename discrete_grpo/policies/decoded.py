@@ -15,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from discrete_grpo.categorical import Sites
-from discrete_grpo.networks import full_precision
+from discrete_grpo.precision import full_precision
 from discrete_grpo.rollout import Context, Policy, Rollout, as_module
 
 __all__ = ["DecodedPolicy"]

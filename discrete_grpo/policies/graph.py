@@ -20,7 +20,6 @@ from discrete_grpo.diffusion.kernels import Kernel, Noising, evidence
 from discrete_grpo.diffusion.schedules import Schedule, time_grid
 from discrete_grpo.graph import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, unpack, upper
 from discrete_grpo.graph_kl import Posteriors
-from discrete_grpo.networks import full_precision
 from discrete_grpo.policies.conditions import FixedSites, fixed_states, hide_properties, property_table
 from discrete_grpo.policies.noising import initial_graphs, pinned, renoised
 from discrete_grpo.policies.refinement import grid_point, restart_graphs, restarts_of
@@ -34,7 +33,7 @@ from discrete_grpo.policies.trajectory import (
     size_buckets,
     step_units,
 )
-from discrete_grpo.precision import place, widest
+from discrete_grpo.precision import full_precision, place, widest
 from discrete_grpo.rollout import Context, Rollout
 from discrete_grpo.tokens import Property
 

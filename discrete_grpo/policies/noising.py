@@ -9,8 +9,7 @@ from torch import Tensor
 from discrete_grpo.categorical import sample
 from discrete_grpo.diffusion.kernels import Kernel
 from discrete_grpo.graph import GraphBatch, num_pairs, pair_mask, symmetrise, upper
-from discrete_grpo.networks import full_precision
-from discrete_grpo.precision import place
+from discrete_grpo.precision import full_precision, place
 
 __all__ = ["initial_graphs", "pinned", "renoised"]
 
