@@ -28,7 +28,7 @@ doctest: $(VENV)/ready
 test: $(VENV)/ready
 	$(MAKE) -j2 lint doctest  # one core each
 	$(BIN)/python -m pytest -n 2
-	$(BIN)/python -m pytest -n 2 -q -p no:cacheprovider --jaxtyping-packages=discrete_grpo,beartype.beartype tests/test_categorical.py tests/test_graph.py tests/test_kernels.py tests/test_graph_policy.py tests/test_graph_transformer.py tests/test_graph_conditions.py tests/test_tokens.py tests/test_gpt.py tests/test_smiles_policy.py tests/test_masked_text.py tests/test_vq.py
+	$(BIN)/python -m pytest -n 2 -q -p no:cacheprovider --jaxtyping-packages=discrete_grpo,beartype.beartype tests/core/test_categorical.py tests/domains/test_graphs.py tests/diffusion/test_kernels.py tests/policies/test_graph_policy.py tests/models/test_graph_transformer.py tests/policies/test_graph_conditions.py tests/domains/test_tokenizer.py tests/models/test_gpt.py tests/policies/test_tokens.py tests/policies/test_masked_text.py tests/models/test_vq.py
 	bash tests/wheel.sh $(abspath $(BIN)/python)
 
 clean:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import torch
 
-from discrete_grpo.atomic import atomic_write
+from discrete_grpo.core.atomic import atomic_write
 
 __all__ = ["ROOT", "Clock", "Timing", "interleaved", "paired_ratio", "peak_allocated", "stamp", "write_result"]
 

@@ -11,8 +11,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from discrete_grpo.reporting.run_folder import METRICS, SAMPLES
 from discrete_grpo.rewards.ledger import molecule_key
+from discrete_grpo.runs.recorder import METRICS, SAMPLES
 
 __all__ = ["counted", "differences", "lost", "metrics", "molecules", "table", "unknown"]
 

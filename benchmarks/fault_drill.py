@@ -47,7 +47,7 @@ from benchmarks.fault_rows import (
     two_processes,
 )
 from benchmarks.fault_runs import Drill, warm_up
-from discrete_grpo.reporting.console import print_table
+from discrete_grpo.runs.console import print_table
 
 __all__ = ["ROWS", "main"]
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from benchmarks.fault_compare import counted, differences, lost, molecules, table, unknown
 from benchmarks.fault_runs import Drill, Ended, FileOperations, FullDisk, NaNGradient, StopAfter, children, command, faulty, started
-from discrete_grpo.checkpoint import CheckpointError, Checkpoints
-from discrete_grpo.reporting.run_folder import METRICS, SAMPLES
 from discrete_grpo.rewards.ledger import molecule_key
+from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints
+from discrete_grpo.runs.recorder import METRICS, SAMPLES
 
 __all__ = [
     "Row", "asked_to_stop", "asked_to_stop_best", "changed_rows", "full_disk", "garbage", "kill_command", "kill_files",

@@ -23,8 +23,10 @@ from torch import nn
 
 from benchmarks.common import ROOT
 from benchmarks.fault_rewards import FAULT, SAMPLE
-from discrete_grpo import chemistry, cli, parsing
-from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo import cli
+from discrete_grpo.cli import parser as parsing
+from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.training.trainer import GRPOTrainer
 
 __all__ = [
     "CASES", "Drill", "Ended", "Fault", "FileOperations", "FullDisk", "NaNGradient", "StopAfter", "children", "command", "faulty",

@@ -22,23 +22,23 @@ from torch import Tensor, nn
 
 from benchmarks.baseline_graph import PeerNetwork, PeerPolicy
 from benchmarks.common import ROOT, Clock, Timing, interleaved, paired_ratio, peak_allocated, stamp, write_result
-from discrete_grpo.categorical import score_sites
+from discrete_grpo.core.categorical import score_sites
+from discrete_grpo.core.loss import grpo_loss, row_weights
+from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.diffusion.kernels import marginal
 from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.models.graph_transformer import BASE, SMALL, GraphTransformer, GraphTransformerConfig
-from discrete_grpo.objective import grpo_loss, row_weights
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.reporting.console import print_table
-from discrete_grpo.rollout import group_contexts
+from discrete_grpo.runs.console import print_table
 
 __all__ = ["CASES", "Baseline", "Case", "Ours", "main"]
 
 SOURCES = (
     "models/graph_transformer.py",
     "discrete_grpo/policies/graph.py",
-    "discrete_grpo/graph.py",
+    "discrete_grpo/domains/graphs.py",
     "discrete_grpo/diffusion/kernels.py",
-    "discrete_grpo/categorical.py",
+    "discrete_grpo/core/categorical.py",
     "benchmarks/baseline_graph.py",
     "benchmarks/graph_policy_speed.py",
 )

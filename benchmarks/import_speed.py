@@ -30,14 +30,14 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import ROOT, Clock, Timing, interleaved, paired_ratio, peak_allocated, stamp, write_result
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.graph import num_pairs, symmetrise
+from discrete_grpo.domains.graphs import num_pairs, symmetrise
 from discrete_grpo.importers import import_defog
 from discrete_grpo.importers.graph_data import DataName, known_data
 from discrete_grpo.models.digress_features import MoleculeFeatures
 from discrete_grpo.models.digress_transformer import DigressConfig, DigressTransformer
-from discrete_grpo.reporting.console import print_table
-from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.runs.console import print_table
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.trainer import GRPOTrainer
 from tests.digress_oracle import LiteralNetwork, Variant, random_state
 
 __all__ = ["CASES", "Case", "main"]

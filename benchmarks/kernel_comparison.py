@@ -23,15 +23,15 @@ import torch
 
 from benchmarks.common import ROOT, stamp, write_result
 from benchmarks.expected_rate import FlowExpectedRate
-from discrete_grpo.config import GRPOConfig
 from discrete_grpo.diffusion.choices import KernelName
-from discrete_grpo.families import SamplerOptions, load_trained, sample_policy
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.policies.likelihoods import with_likelihood
-from discrete_grpo.reporting.console import print_table
-from discrete_grpo.reporting.svg import Line, line_chart
+from discrete_grpo.policies.surrogate import with_likelihood
+from discrete_grpo.recipes.families import SamplerOptions, load_trained, sample_policy
 from discrete_grpo.rewards.graphs import planar_valid
-from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.runs.console import print_table
+from discrete_grpo.runs.report.charts import Line, line_chart
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.trainer import GRPOTrainer
 
 KERNEL_NAMES: Mapping[str, KernelName] = {"d3pm": "d3pm", "flow": "flow", "masked": "d3pm"}
 EXPECTED_RATE = "expected_rate"

@@ -20,25 +20,25 @@ from typing import Any
 import torch
 
 from benchmarks.common import ROOT, peak_allocated, stamp, write_result
-from discrete_grpo.config import GRPOConfig
+from discrete_grpo.core.rollout import Rollout, group_contexts
 from discrete_grpo.diffusion.kernels import marginal
 from discrete_grpo.diffusion.schedules import CosineSchedule
-from discrete_grpo.generation import Draw
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.reporting.console import print_table
-from discrete_grpo.rollout import Rollout, group_contexts
-from discrete_grpo.trainer import GRPOTrainer
-from discrete_grpo.windows import windows
+from discrete_grpo.runs.console import print_table
+from discrete_grpo.training.batch import Draw
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.minibatches import windows
+from discrete_grpo.training.trainer import GRPOTrainer
 
 __all__ = ["Setting", "main", "one_hot_bytes", "storage", "stored_bytes", "update_peak"]
 
 SOURCES = (
     "models/graph_transformer.py",
     "discrete_grpo/policies/graph.py",
-    "discrete_grpo/graph.py",
-    "discrete_grpo/trainer.py",
-    "discrete_grpo/updates.py",
+    "discrete_grpo/domains/graphs.py",
+    "discrete_grpo/training/trainer.py",
+    "discrete_grpo/training/update.py",
     "benchmarks/memory.py",
 )
 NODE_PRIOR = (0.74, 0.11, 0.11, 0.01, 0.01, 0.005, 0.005, 0.005, 0.005)  # ZINC250k's marginals, rounded

@@ -24,9 +24,9 @@ from typing import Any
 
 from benchmarks.common import ROOT, stamp, write_result
 from discrete_grpo.datasets.text import is_sentence
-from discrete_grpo.reporting.console import print_table
-from discrete_grpo.reporting.run_folder import read_metrics, read_samples
 from discrete_grpo.rewards.judge import Judge
+from discrete_grpo.runs.console import print_table
+from discrete_grpo.runs.recorder import read_metrics, read_samples
 
 PRESETS = ("smiles-qed", "smiles-scaffold-logp", "fill-in", "digits")
 
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--threads", type=int, default=1, help="of each run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/presets.json")
     given = parser.parse_args(argv)
-    result = stamp(42, sources=[f"discrete_grpo/presets/{preset}.yaml" for preset in given.presets])
+    result = stamp(42, sources=[f"discrete_grpo/cli/presets/{preset}.yaml" for preset in given.presets])
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for preset, seed in itertools.product(given.presets, given.seeds):

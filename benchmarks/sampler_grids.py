@@ -26,15 +26,15 @@ import torch
 from jaxtyping import Float
 
 from benchmarks.common import ROOT, stamp, write_result
-from discrete_grpo import chemistry
 from discrete_grpo.datasets.molecules import load_molecules
 from discrete_grpo.datasets.synthetic_graphs import NAMED_SETS, load_splits
 from discrete_grpo.diffusion.choices import Distortion, KernelName
-from discrete_grpo.families import SamplerOptions, load_trained, sample_policy
+from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.metrics.graphs import GraphReference, evaluate_folds
 from discrete_grpo.metrics.molecules import evaluate
-from discrete_grpo.plain_graphs import shape_of
-from discrete_grpo.reporting.console import print_table
+from discrete_grpo.recipes.families import SamplerOptions, load_trained, sample_policy
+from discrete_grpo.recipes.graphs import shape_of
+from discrete_grpo.runs.console import print_table
 
 POLICIES = ("qm9-small", "planar-16", "tree-16")
 STEPS = (50, 35, 25, 16, 10)

@@ -21,19 +21,19 @@ from torch import Tensor, nn
 
 from benchmarks.baseline_smiles import PeerGPT, peer_log_probs, peer_sample
 from benchmarks.common import ROOT, Clock, interleaved, paired_ratio, stamp, write_result
-from discrete_grpo.categorical import score_sites
+from discrete_grpo.core.categorical import score_sites
+from discrete_grpo.core.loss import clipped_surrogate, grpo_loss, row_weights
+from discrete_grpo.core.rollout import Rollout, group_contexts
+from discrete_grpo.domains.tokenizer import BOS, EOS, Property, Tokenizer
 from discrete_grpo.models.gpt import GPT, Cache, GPTConfig
-from discrete_grpo.objective import clipped_surrogate, grpo_loss, row_weights
-from discrete_grpo.policies.smiles import TokenPolicy
-from discrete_grpo.reporting.console import print_table
-from discrete_grpo.rollout import Rollout, group_contexts
-from discrete_grpo.tokens import BOS, EOS, Property, Tokenizer
+from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.runs.console import print_table
 
 SOURCES = (
     "models/gpt.py",
     "models/attention.py",
-    "discrete_grpo/policies/smiles.py",
-    "discrete_grpo/truncation.py",
+    "discrete_grpo/policies/tokens.py",
+    "discrete_grpo/policies/truncation.py",
     "benchmarks/baseline_smiles.py",
     "benchmarks/smiles_speed.py",
 )

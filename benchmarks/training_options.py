@@ -21,22 +21,22 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import ROOT, Clock, interleaved, paired_ratio, peak_allocated, stamp, write_result
-from discrete_grpo.compiled import compile_network
-from discrete_grpo.graph import node_mask, num_pairs, pair_mask, symmetrise
-from discrete_grpo.lora import add_lora
+from discrete_grpo.domains.graphs import node_mask, num_pairs, pair_mask, symmetrise
 from discrete_grpo.models.graph_transformer import BASE, SMALL, GraphTransformer, GraphTransformerConfig
-from discrete_grpo.networks import checkpoint_layers
-from discrete_grpo.reporting.console import print_table
+from discrete_grpo.runs.console import print_table
+from discrete_grpo.training.compiled import compile_network
+from discrete_grpo.training.lora import add_lora
+from discrete_grpo.training.network import checkpoint_layers
 
 __all__ = ["main", "measure"]
 
 SOURCES = (
     "models/graph_transformer.py",
     "models/recompute.py",
-    "discrete_grpo/compiled.py",
-    "discrete_grpo/lora.py",
-    "discrete_grpo/lora_layers.py",
-    "discrete_grpo/networks.py",
+    "discrete_grpo/training/compiled.py",
+    "discrete_grpo/training/lora.py",
+    "discrete_grpo/training/lora_layers.py",
+    "discrete_grpo/training/network.py",
     "benchmarks/training_options.py",
 )
 SETTINGS: dict[str, tuple[dict[str, Any], int, int]] = {

@@ -26,11 +26,11 @@ import torch
 from benchmarks.common import ROOT, stamp, write_result
 from discrete_grpo.datasets.synthetic_graphs import NAMED_SETS, load_splits
 from discrete_grpo.diffusion.choices import KernelName
-from discrete_grpo.families import SamplerOptions, load_trained, sample_policy
+from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.metrics.graphs import GraphReference, evaluate_folds
-from discrete_grpo.plain_graphs import shape_of
-from discrete_grpo.reporting.console import print_table
-from discrete_grpo.topology import graph6
+from discrete_grpo.recipes.families import SamplerOptions, load_trained, sample_policy
+from discrete_grpo.recipes.graphs import shape_of
+from discrete_grpo.runs.console import print_table
 
 PRESETS: dict[str, tuple[str, KernelName]] = {"planar-16-grpo": ("planar-16", "d3pm"), "tree-16-grpo": ("tree-16", "flow")}
 """Preset -> the bundled policy, which is also the name of its set, and the kernel the preset draws with."""
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
                 row = measure(policy, name, given.seed)
             rows[f"{name} after, {kernel}"] = row | {"seconds_training": seconds}
     print_table("folds of 40 samples, mean ± deviation", {name: shown(row) for name, row in rows.items()})
-    result = stamp(given.seed, sources=[f"discrete_grpo/presets/{p}.yaml" for p in PRESETS]) | {"rows": rows}
+    result = stamp(given.seed, sources=[f"discrete_grpo/cli/presets/{p}.yaml" for p in PRESETS]) | {"rows": rows}
     write_result(ROOT / "benchmarks/results" / given.out, result)
     return result
 

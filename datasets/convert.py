@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from discrete_grpo.graph import GraphBatch, node_mask
+from discrete_grpo.domains.graphs import GraphBatch, node_mask
 
 if TYPE_CHECKING:
     import networkx as nx

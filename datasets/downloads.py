@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from discrete_grpo.atomic import atomic_write
+from discrete_grpo.core.atomic import atomic_write
 
 __all__ = ["DOWNLOADS", "Download", "default_cache", "download"]
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from rdkit import Chem
 
-from discrete_grpo.chemistry import Vocabulary, classes_to_mol
 from discrete_grpo.datasets.molecules import MoleculeDataset, dataset_from_smiles
+from discrete_grpo.domains.molecules import Vocabulary, classes_to_mol
 
 __all__ = ["enumerate_molecules", "gdb_like", "load_enumerated", "write_enumerated"]
 
@@ -33,7 +33,7 @@ BUNDLED = Path(__file__).parent / "data" / "enumerated7.smi.gz"
 BUNDLED_ATOMS = 7
 BUNDLED = Path(__file__).parent / "data" / "enumerated7.smi.gz"
 
-Packed = tuple[tuple[int, ...], bytes]  # node classes, and bond classes of the pairs in the order of discrete_grpo.graph
+Packed = tuple[tuple[int, ...], bytes]  # node classes, and bond classes of the pairs in the order of discrete_grpo.domains.graphs
 
 
 @lru_cache(maxsize=16)

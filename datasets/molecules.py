@@ -15,7 +15,6 @@ from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 from torch import Tensor
 
-from discrete_grpo.chemistry import AtomType, Vocabulary, descriptor, molecule_parts, parse_smiles
 from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.reading import (
     array_lines,
@@ -28,8 +27,9 @@ from discrete_grpo.datasets.reading import (
     write_arrays,
 )
 from discrete_grpo.datasets.text_files import MAX_BYTES
-from discrete_grpo.graph import ConditionedGraphs, GraphBatch, PackedGraphs, num_pairs
-from discrete_grpo.tokens import Property
+from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, PackedGraphs, num_pairs
+from discrete_grpo.domains.molecules import AtomType, Vocabulary, descriptor, molecule_parts, parse_smiles
+from discrete_grpo.domains.tokenizer import Property
 
 __all__ = [
     "ConditionedMolecules",

@@ -16,10 +16,10 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 from rdkit.rdBase import rdkitVersion
 
-from discrete_grpo.atomic import atomic_write
-from discrete_grpo.chemistry import parse_smiles
+from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.datasets.tables import HEAD, Layout, find_layout
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
+from discrete_grpo.domains.molecules import parse_smiles
 
 __all__ = [
     "SmilesFile",

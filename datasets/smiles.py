@@ -13,7 +13,6 @@ from jaxtyping import Float, Int, UInt8
 from rdkit import Chem
 from torch import Tensor
 
-from discrete_grpo.chemistry import descriptor, murcko_scaffold, parse_smiles
 from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.reading import (
     array_lines,
@@ -26,7 +25,8 @@ from discrete_grpo.datasets.reading import (
     write_arrays,
 )
 from discrete_grpo.datasets.text_files import MAX_BYTES
-from discrete_grpo.tokens import EOS, PAD, SMILES, Property, TokenBatch, Tokenizer
+from discrete_grpo.domains.molecules import descriptor, murcko_scaffold, parse_smiles
+from discrete_grpo.domains.tokenizer import EOS, PAD, SMILES, Property, TokenBatch, Tokenizer
 
 __all__ = ["SmilesLines", "TokenDataset", "alphabet", "load_smiles", "smiles_from_lines", "token_dataset"]
 

@@ -27,8 +27,8 @@ from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.convert import graph_classes
 from discrete_grpo.datasets.reading import write_arrays
 from discrete_grpo.datasets.text_files import MAX_BYTES
-from discrete_grpo.graph import GraphBatch, PackedGraphs, pack
-from discrete_grpo.topology import MAX_NODES
+from discrete_grpo.domains.graph6 import MAX_NODES
+from discrete_grpo.domains.graphs import GraphBatch, PackedGraphs, pack
 
 __all__ = [
     "NAMED_SETS",

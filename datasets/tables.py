@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from discrete_grpo.chemistry import parse_smiles
+from discrete_grpo.domains.molecules import parse_smiles
 
 __all__ = ["HEAD", "Layout", "find_layout"]
 

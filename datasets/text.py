@@ -18,7 +18,7 @@ from torch import Tensor
 
 from discrete_grpo.datasets.reading import rows
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
-from discrete_grpo.tokens import CHARACTERS, PAD, Tokenizer
+from discrete_grpo.domains.tokenizer import CHARACTERS, PAD, Tokenizer
 
 __all__ = [
     "LabelledText",

@@ -1,6 +1,6 @@
 """GRPO (group relative policy optimisation) of discrete generative models, graphs first.
 
-The core stands here; molecules are joined in :mod:`discrete_grpo.recipes`. Names are imported when they are first used, so
+The core stands here; molecules are joined in :mod:`discrete_grpo.recipes.train`. Names are imported when they are first used, so
 that importing this package loads neither torch nor rdkit nor torch_geometric.
 """
 
@@ -8,13 +8,13 @@ import importlib
 
 TYPE_CHECKING = False  # of the typing module, which this package does not load by itself
 if TYPE_CHECKING:
-    from discrete_grpo.categorical import Scores, Sites, score_sites
-    from discrete_grpo.config import GRPOConfig, PretrainConfig
-    from discrete_grpo.graph import GraphBatch
-    from discrete_grpo.graph_kl import posterior_kl
-    from discrete_grpo.rollout import Context, Policy, Reward, Rollout, Scorer, group_contexts
-    from discrete_grpo.scoring import RewardError
-    from discrete_grpo.trainer import GRPOTrainer
+    from discrete_grpo.core.categorical import Scores, Sites, score_sites
+    from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, Scorer, group_contexts
+    from discrete_grpo.core.scoring import RewardError
+    from discrete_grpo.diffusion.graph_kl import posterior_kl
+    from discrete_grpo.domains.graphs import GraphBatch
+    from discrete_grpo.training.config import GRPOConfig, PretrainConfig
+    from discrete_grpo.training.trainer import GRPOTrainer
 
 __all__ = [
     "Context",
@@ -35,13 +35,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "categorical": ("Scores", "Sites", "score_sites"),
-    "config": ("GRPOConfig", "PretrainConfig"),
-    "graph": ("GraphBatch",),
-    "graph_kl": ("posterior_kl",),
-    "rollout": ("Context", "Policy", "Reward", "Rollout", "Scorer", "group_contexts"),
-    "scoring": ("RewardError",),
-    "trainer": ("GRPOTrainer",),
+    "core.categorical": ("Scores", "Sites", "score_sites"),
+    "training.config": ("GRPOConfig", "PretrainConfig"),
+    "domains.graphs": ("GraphBatch",),
+    "diffusion.graph_kl": ("posterior_kl",),
+    "core.rollout": ("Context", "Policy", "Reward", "Rollout", "Scorer", "group_contexts"),
+    "core.scoring": ("RewardError",),
+    "training.trainer": ("GRPOTrainer",),
 }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from discrete_grpo import Context, GRPOConfig, GRPOTrainer, Rollout, Sites, group_contexts
-from discrete_grpo.categorical import gather, sample
+from discrete_grpo.core.categorical import gather, sample
 from discrete_grpo.testing import check_policy
 
 

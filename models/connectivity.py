@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from discrete_grpo.precision import exact_device
+from discrete_grpo.core.precision import exact_device
 
 __all__ = ["GLOBAL_FEATURES", "NODE_FEATURES", "PAIR_FEATURES", "components", "connectivity_features", "effective_resistance"]
 

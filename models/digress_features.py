@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from discrete_grpo.precision import exact_device, place, widen
+from discrete_grpo.core.precision import exact_device, place, widen
 
 __all__ = ["Extra", "Features", "FiveCycles", "MoleculeFeatures", "cycles", "extra", "feature_widths", "random_walk_powers"]
 

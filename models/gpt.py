@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.precision import exact_device
+from discrete_grpo.domains.tokenizer import EOS, PAD
 from discrete_grpo.models.attention import attention
 from discrete_grpo.models.recompute import run_layer
-from discrete_grpo.precision import exact_device
-from discrete_grpo.tokens import EOS, PAD
 
 __all__ = ["GPT", "Cache", "GPTConfig"]
 

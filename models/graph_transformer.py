@@ -18,7 +18,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.graph import pair_index, pair_mask, symmetrise, upper
+from discrete_grpo.domains.graphs import pair_index, pair_mask, symmetrise, upper
 from discrete_grpo.models.connectivity import GLOBAL_FEATURES, NODE_FEATURES, PAIR_FEATURES, connectivity_features
 from discrete_grpo.models.recompute import run_layer
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.precision import widen
+from discrete_grpo.core.precision import widen
 
 __all__ = ["CodeDecoder", "VQAutoencoder", "VQConfig", "nearest"]
 

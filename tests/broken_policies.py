@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Sites, gather, sample, score_sites
-from discrete_grpo.graph import node_mask, num_pairs, pack, pair_mask, permute, unpack
+from discrete_grpo.core.categorical import Sites, gather, sample, score_sites
+from discrete_grpo.core.rollout import Context, Rollout
+from discrete_grpo.domains.graphs import node_mask, num_pairs, pack, pair_mask, permute, unpack
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.rollout import Context, Rollout
 
 
 class Words(nn.Module):

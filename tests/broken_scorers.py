@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Scores, Sites, score_sites
-from discrete_grpo.policies.likelihoods import ElboLikelihood
-from discrete_grpo.rollout import Context, Rollout
+from discrete_grpo.core.categorical import Scores, Sites, score_sites
+from discrete_grpo.core.rollout import Context, Rollout
+from discrete_grpo.policies.surrogate import ElboLikelihood
 from tests.broken_policies import Words
 
 

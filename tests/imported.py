@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from discrete_grpo.checkpoint import load_policy, save
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, upper
+from discrete_grpo.core.rollout import group_contexts
+from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, upper
 from discrete_grpo.importers.graph_data import DataName, known_data
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.policies.smiles import TokenPolicy
-from discrete_grpo.rollout import group_contexts
-from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.runs.checkpoint import load_policy, save
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.trainer import GRPOTrainer
 from tests import digress_oracle as oracle
 
 __all__ = [

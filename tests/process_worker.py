@@ -1,4 +1,4 @@
-"""What each process of tests/test_processes.py runs: ``python -m tests.process_worker FOLDER CASE [CASE ...]``."""
+"""What each process of tests/training/test_distributed.py runs: ``python -m tests.process_worker FOLDER CASE [CASE ...]``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.policies.sizes import RunningSizes, SizedPolicy
-from discrete_grpo.processes import leave
-from discrete_grpo.recipes import TrainRecipe, run_train
+from discrete_grpo.core.rollout import Policy
+from discrete_grpo.core.scoring import RewardError
+from discrete_grpo.policies.node_count import RunningSizes, SizedPolicy
+from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.rewards.molecules import qed
-from discrete_grpo.rollout import Policy
-from discrete_grpo.scoring import RewardError
-from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.distributed import leave
+from discrete_grpo.training.trainer import GRPOTrainer
 from tests.toys import share_of_class_two, tiny_policy
 
 SMALL: dict[str, Any] = {

@@ -9,7 +9,7 @@ import torch
 
 from discrete_grpo.diffusion.kernels import uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule
-from discrete_grpo.graph import GraphBatch
+from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import GraphPolicy
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from discrete_grpo.categorical import Scores
-from discrete_grpo.generation import Batch, Draw, advantages_of, total_reward
-from discrete_grpo.refinement import Start
-from discrete_grpo.rollout import Rollout
-from discrete_grpo.trainer import GRPOTrainer
-from discrete_grpo.updates import policy_scores
-from discrete_grpo.windows import Chunk, windows
+from discrete_grpo.core.categorical import Scores
+from discrete_grpo.core.rollout import Rollout
+from discrete_grpo.training.batch import Batch, Draw, advantages_of, total_reward
+from discrete_grpo.training.elites import Start
+from discrete_grpo.training.minibatches import Chunk, windows
+from discrete_grpo.training.trainer import GRPOTrainer
+from discrete_grpo.training.update import policy_scores
 
 
 def generator(trainer: GRPOTrainer) -> torch.Generator:

@@ -16,7 +16,7 @@ import sys
 import discrete_grpo
 import discrete_grpo.datasets.enumeration as enumeration
 import discrete_grpo.models.graph_transformer
-from discrete_grpo.recipes import load_molecule_policy, sample_molecules
+from discrete_grpo.recipes.train import load_molecule_policy, sample_molecules
 
 site = pathlib.Path(sys.argv[1]).resolve()
 for module in (discrete_grpo, enumeration, discrete_grpo.models.graph_transformer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from discrete_grpo.import_path import append_working_folder, remove_working_folder
+from discrete_grpo.cli.import_path import append_working_folder, remove_working_folder
 
 if __name__ == "__main__":  # before anything is imported that a file in the working folder may be called like
     remove_working_folder()
@@ -19,8 +19,8 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from discrete_grpo.interrupt import Interrupted
-from discrete_grpo.parsing import RUNS, UsageError, bad_value, known_rewards, parse, presets, recipe_of, unknown_key
+from discrete_grpo.cli.parser import RUNS, UsageError, bad_value, known_rewards, parse, presets, recipe_of, unknown_key
+from discrete_grpo.core.interrupt import Interrupted
 
 __all__ = ["main"]
 
@@ -41,7 +41,7 @@ def _parsed(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
 
 
 def _start(command: str, arguments: Sequence[str]) -> None:
-    from discrete_grpo.reporting.run_folder import check_unused, write_json, write_text
+    from discrete_grpo.runs.recorder import check_unused, write_json, write_text
 
     recipe, settings = _parsed(command, arguments)
     if not recipe.output_dir.strip():
@@ -113,7 +113,7 @@ def _resume(folder: Path) -> None:
 
 
 def _guarded(folder: Path, run: Any) -> None:
-    from discrete_grpo.scoring import RewardError
+    from discrete_grpo.core.scoring import RewardError
 
     try:
         run()
@@ -212,7 +212,7 @@ def _other_parsers() -> dict[str, ArgumentParser]:
 
 def _list() -> None:
     from discrete_grpo.datasets.synthetic_graphs import NAMED_SETS
-    from discrete_grpo.recipes import bundled_policies
+    from discrete_grpo.recipes.train import bundled_policies
 
     for command in RUNS:
         print(f"presets for {command}:".ljust(29) + ", ".join(presets(command)))
@@ -252,14 +252,16 @@ def _other(command: str, arguments: Sequence[str]) -> None:
 
 def _print_taken(folder: Path) -> None:
     """Print what an import of a graph model rests on and where each fact came from."""
-    from discrete_grpo.checkpoint import load_metadata
+    from discrete_grpo.runs.checkpoint import load_metadata
 
     for name, (value, origin) in load_metadata(folder).get("taken", {}).items():
         print(f"{name}:".ljust(17) + f"{value} ({origin})")
 
 
 def _evaluate(given: Namespace) -> None:
-    from discrete_grpo import images, plain_graphs, recipes
+    from discrete_grpo.recipes import digits as images
+    from discrete_grpo.recipes import graphs as plain_graphs
+    from discrete_grpo.recipes import train as recipes
 
     names = {name: given[name] for name in ("smiles_column", "reference_smiles_column")}
     if given.smiles_column is None and plain_graphs.holds_graphs(given.file):
@@ -276,8 +278,8 @@ def _evaluate(given: Namespace) -> None:
 
 
 def _sample(given: Namespace) -> None:
-    from discrete_grpo.families import SamplerOptions
-    from discrete_grpo.recipes import sample_file
+    from discrete_grpo.recipes.families import SamplerOptions
+    from discrete_grpo.recipes.train import sample_file
 
     options = SamplerOptions(**{name: given[name] for name, *_ in _SAMPLER_OPTIONS})
     columns = given.columns
@@ -293,8 +295,8 @@ def _sample(given: Namespace) -> None:
 
 
 def _report(folder: Path) -> None:
-    from discrete_grpo.families import run_family
-    from discrete_grpo.reporting.report import write_report
+    from discrete_grpo.recipes.families import run_family
+    from discrete_grpo.runs.report.report import write_report
 
     if not any((folder / name).is_file() for name in ("run.json", "metrics.jsonl")):
         raise UsageError(f"run: {folder} is no run folder, expected one with run.json or metrics.jsonl")
@@ -333,7 +335,7 @@ def _dispatch(arguments: Sequence[str]) -> None:
 
 def _tell(text: str) -> None:
     """One line on standard error; what a reward or a file put into it cannot steer the terminal."""
-    from discrete_grpo.reporting.console import printable
+    from discrete_grpo.runs.console import printable
 
     print(f"discrete-grpo: {printable(text)}", file=sys.stderr)
 
@@ -344,7 +346,7 @@ def _readable_warnings() -> Iterator[None]:
     before = warnings.formatwarning
 
     def readable(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-        from discrete_grpo.reporting.console import printable
+        from discrete_grpo.runs.console import printable
 
         return "\n".join(map(printable, before(message, category, filename, lineno, line).split("\n")))
 

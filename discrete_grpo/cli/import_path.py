@@ -18,7 +18,7 @@ def remove_working_folder() -> None:
     if getattr(sys.flags, "safe_path", False) or not sys.path or sys.path[0] not in ("", folder):
         return
     del sys.path[0]
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
     if os.path.realpath(root) == os.path.realpath(folder) and folder not in sys.path:
         sys.path.append(folder)
 

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from discrete_grpo.suggestions import nearest, reward_hint, right_field
+from discrete_grpo.cli.suggestions import nearest, reward_hint, right_field
 
 __all__ = ["RUNS", "UsageError", "bad_value", "known_rewards", "parse", "presets", "recipe_of", "unknown_key"]
 
@@ -26,7 +26,7 @@ class UsageError(ValueError):
 
 def presets(command: str) -> list[str]:
     """Names of the presets of a command."""
-    folder = importlib.resources.files("discrete_grpo.presets")
+    folder = importlib.resources.files("discrete_grpo.cli.presets")
     found = [p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml")]
     return sorted(n for n in found if (folder / f"{n}.yaml").read_text().startswith(f"# {command}:"))
 
@@ -41,7 +41,7 @@ def _preset_path(command: str, name: str) -> Path:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UsageError(f"preset: {name!r} is unknown; {hint}known: {', '.join(known)}")
-    return Path(str(importlib.resources.files("discrete_grpo.presets") / f"{name}.yaml"))
+    return Path(str(importlib.resources.files("discrete_grpo.cli.presets") / f"{name}.yaml"))
 
 
 class _Parser(ArgumentParser):
@@ -71,7 +71,12 @@ RUNS = ("train", "pretrain", "pretrain-graphs", "pretrain-smiles", "pretrain-tex
 
 def recipe_of(command: str) -> tuple[type, Callable[..., Any]]:
     """The settings and the function of a command that makes a run folder."""
-    from discrete_grpo import images, plain_graphs, recipes, searching, smiles, textual
+    from discrete_grpo.recipes import digits as images
+    from discrete_grpo.recipes import graphs as plain_graphs
+    from discrete_grpo.recipes import judge as textual
+    from discrete_grpo.recipes import search as searching
+    from discrete_grpo.recipes import smiles
+    from discrete_grpo.recipes import train as recipes
 
     known: dict[str, tuple[type, Callable[..., Any]]] = {
         "train": (recipes.TrainRecipe, recipes.run_train),

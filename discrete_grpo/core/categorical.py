@@ -82,7 +82,7 @@ class Sites:
         if tables[1] == tables[2] > 1 and _is_edge_matrix(self.log_probs.detach(), self.action, self.mask):
             raise ValueError(
                 f"log_probs: shape {tables} is a symmetric edge matrix [B, N, N, C], in which each pair counts twice, expected"
-                " one site per unordered pair: pack it with discrete_grpo.graph.upper, or call discrete_grpo.posterior_kl"
+                " one site per unordered pair: pack it with discrete_grpo.domains.graphs.upper, or call discrete_grpo.posterior_kl"
             )
 
 

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from discrete_grpo.categorical import Sites, entropy
-from discrete_grpo.precision import widen
+from discrete_grpo.core.categorical import Sites, entropy
+from discrete_grpo.core.precision import widen
 
 __all__ = ["EntropyController", "entropy_bonus", "high_entropy", "site_entropy", "top_entropy_threshold"]
 
@@ -21,7 +21,7 @@ ROUNDING = 1e-5
 def site_entropy(sites: Sequence[Sites]) -> Float[Tensor, "batch step site"]:
     """H(π_θ) = -Σ_c p_c log p_c of each site in nats, exact, differentiable; 0 where the mask is False.
 
-    Kinds of sites are laid end to end along U, as in :func:`discrete_grpo.categorical.score_sites`.
+    Kinds of sites are laid end to end along U, as in :func:`discrete_grpo.core.categorical.score_sites`.
     """
     return torch.cat([entropy(torch.where(s.mask.unsqueeze(-1), s.log_probs, 0.0)) * s.mask for s in sites], -1)
 

@@ -1,6 +1,6 @@
 """Other measures of the distance to the reference than the exact KL: estimates from the classes drawn, the other direction.
 
-The exact KL(π_θ ‖ π_ref) is a sum over classes and comes with :class:`discrete_grpo.categorical.Scores`. What is here serves
+The exact KL(π_θ ‖ π_ref) is a sum over classes and comes with :class:`discrete_grpo.core.categorical.Scores`. What is here serves
 comparisons with other systems, and penalties in the reward. d = log π_ref - log π_θ of the class drawn; r = π_θ/π_old.
 
 Gradient of the expectation, when the estimate is a term of the loss:
@@ -23,8 +23,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from discrete_grpo.categorical import Sites, kl_divergence
-from discrete_grpo.precision import widen
+from discrete_grpo.core.categorical import Sites, kl_divergence
+from discrete_grpo.core.precision import widen
 
 __all__ = [
     "Direction",

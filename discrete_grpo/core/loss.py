@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from discrete_grpo.categorical import Scores
-from discrete_grpo.precision import widen
+from discrete_grpo.core.categorical import Scores
+from discrete_grpo.core.precision import widen
 
 __all__ = [
     "Level",

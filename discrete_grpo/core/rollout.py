@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Scores, Sites
+from discrete_grpo.core.categorical import Scores, Sites
 
 __all__ = [
     "Context",

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from discrete_grpo.interrupt import watched
-from discrete_grpo.rollout import Reward
+from discrete_grpo.core.interrupt import watched
+from discrete_grpo.core.rollout import Reward
 
 __all__ = [
     "Accounts",

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from discrete_grpo.precision import place, widest
-from discrete_grpo.rollout import num_selected, select_steps
+from discrete_grpo.core.precision import place, widest
+from discrete_grpo.core.rollout import num_selected, select_steps
 
 __all__ = ["Selection", "chosen_steps", "step_runs"]
 

@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from discrete_grpo.core.precision import widen
 from discrete_grpo.diffusion.kernels import check_prior, check_times, noise_towards, over_sites
 from discrete_grpo.diffusion.schedules import Schedule
-from discrete_grpo.precision import widen
 
 __all__ = ["FlowEuler", "FlowInterpolation", "check_rates"]
 

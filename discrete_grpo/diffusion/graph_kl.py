@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from discrete_grpo.categorical import kl_divergence, safe_log
-from discrete_grpo.graph import pair_index, pair_mask, upper
-from discrete_grpo.precision import widen
+from discrete_grpo.core.categorical import kl_divergence, safe_log
+from discrete_grpo.core.precision import widen
+from discrete_grpo.domains.graphs import pair_index, pair_mask, upper
 
 __all__ = ["PosteriorKL", "Posteriors", "posterior_kl"]
 

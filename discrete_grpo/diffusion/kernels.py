@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from discrete_grpo.categorical import sample
+from discrete_grpo.core.categorical import sample
+from discrete_grpo.core.precision import place
 from discrete_grpo.diffusion.schedules import Schedule
-from discrete_grpo.precision import place
 
 __all__ = ["D3PM", "Kernel", "Noising", "absorbing", "chain_law", "evidence", "marginal", "noise_law", "uniform"]
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo.precision import widen
+from discrete_grpo.core.precision import widen
 
 __all__ = [
     "CosDistortion",

@@ -12,7 +12,7 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Bool, Int
 
-from discrete_grpo.graph import GraphBatch
+from discrete_grpo.domains.graphs import GraphBatch
 
 __all__ = ["MAX_NODES", "adjacency", "decode", "encode", "graph6", "node_count", "parse"]
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
-from discrete_grpo.topology import adjacency
+from discrete_grpo.domains.graph6 import adjacency
 
 __all__ = [
     "KINDS",

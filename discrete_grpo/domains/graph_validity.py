@@ -16,8 +16,8 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Bool, Int
 
-from discrete_grpo.isomorphism import form
-from discrete_grpo.topology import adjacency, parse
+from discrete_grpo.domains.graph6 import adjacency, parse
+from discrete_grpo.domains.isomorphism import form
 
 __all__ = [
     "SHAPES",

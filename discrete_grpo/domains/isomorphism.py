@@ -19,7 +19,7 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Bool, Int, UInt64
 
-from discrete_grpo.topology import adjacency
+from discrete_grpo.domains.graph6 import adjacency
 
 __all__ = ["BUDGET", "Form", "GraphSet", "form", "isomorphic"]
 

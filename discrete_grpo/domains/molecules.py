@@ -24,7 +24,7 @@ from rdkit import Chem, DataStructs
 from rdkit.Chem import QED, Descriptors, rdFingerprintGenerator, rdMolDescriptors
 from rdkit.rdBase import BlockLogs
 
-from discrete_grpo.graph import GraphBatch, node_mask
+from discrete_grpo.domains.graphs import GraphBatch, node_mask
 
 __all__ = [
     "AtomType",

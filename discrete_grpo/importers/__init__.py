@@ -11,12 +11,12 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from discrete_grpo.checkpoint import CheckpointError, save
 from discrete_grpo.importers.digress import ImportedGraphs, import_defog, import_digress, import_graph_grpo
 from discrete_grpo.importers.huggingface import import_huggingface
 from discrete_grpo.importers.molgpt import import_molgpt
 from discrete_grpo.importers.reinvent import import_reinvent
 from discrete_grpo.importers.tensors import read_json
+from discrete_grpo.runs.checkpoint import CheckpointError, save
 
 __all__ = [
     "ImportedGraphs",

@@ -16,13 +16,14 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 
-from discrete_grpo import chemistry, topology
-from discrete_grpo.chemistry import Vocabulary
 from discrete_grpo.datasets.molecules import MoleculeStatistics
 from discrete_grpo.diffusion import choices
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.schedules import DigressSchedule, LinearSchedule
+from discrete_grpo.domains import graph6 as topology
+from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.molecules import Vocabulary
 from discrete_grpo.importers.graph_data import DataName, Noise, one_of, prior
 from discrete_grpo.importers.graph_source import Fact, GraphSource, shape
 from discrete_grpo.importers.tensors import check_tensors

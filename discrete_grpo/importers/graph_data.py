@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from discrete_grpo.chemistry import Vocabulary
+from discrete_grpo.domains.molecules import Vocabulary
 from discrete_grpo.importers.tensors import read_json
 
 __all__ = ["DataName", "Noise", "TrainingData", "data_from", "fitting", "known_data", "one_of", "prior", "read_statistics"]

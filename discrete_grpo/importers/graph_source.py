@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar, cast, get_args
 import torch
 from torch import Tensor
 
-from discrete_grpo.checkpoint import CheckpointError
 from discrete_grpo.importers.graph_data import (
     DataName,
     Noise,
@@ -29,6 +28,7 @@ from discrete_grpo.importers.graph_data import (
 )
 from discrete_grpo.importers.lightning import plain, read_lightning, tensors
 from discrete_grpo.models.digress_features import Features, feature_widths
+from discrete_grpo.runs.checkpoint import CheckpointError
 
 __all__ = ["Fact", "GraphSource"]
 

@@ -17,12 +17,12 @@ from typing import Any, cast
 
 import torch
 
-from discrete_grpo.checkpoint import CheckpointError, not_finite
-from discrete_grpo.chemistry import canonical_samples
+from discrete_grpo.domains.molecules import canonical_samples
+from discrete_grpo.domains.tokenizer import NUM_SPECIAL, Tokenizer
 from discrete_grpo.importers.tensors import read_json
 from discrete_grpo.models.huggingface import HuggingFaceLM, local_settings, transformers_library, with_own_attention
-from discrete_grpo.policies.smiles import TokenPolicy
-from discrete_grpo.tokens import NUM_SPECIAL, Tokenizer
+from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.runs.checkpoint import CheckpointError, not_finite
 
 __all__ = ["SubwordTokenizer", "import_huggingface"]
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from discrete_grpo.checkpoint import CheckpointError
 from discrete_grpo.importers.tensors import read_pickle
+from discrete_grpo.runs.checkpoint import CheckpointError
 
 __all__ = ["Record", "plain", "read_lightning"]
 

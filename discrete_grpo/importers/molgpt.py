@@ -19,12 +19,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from discrete_grpo.checkpoint import CheckpointError
-from discrete_grpo.chemistry import canonical_samples
+from discrete_grpo.domains.molecules import canonical_samples
+from discrete_grpo.domains.tokenizer import SMILES, Property, Tokenizer
 from discrete_grpo.importers.tensors import check_tensors, read_json, read_pickle, read_safetensors, rows
 from discrete_grpo.models.gpt import GPT, GPTConfig
-from discrete_grpo.policies.smiles import TokenPolicy
-from discrete_grpo.tokens import SMILES, Property, Tokenizer
+from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.runs.checkpoint import CheckpointError
 
 __all__ = ["StartedTokenizer", "import_molgpt"]
 

@@ -1,7 +1,7 @@
 """Metrics of generated plain graphs: V.U.N., the five MMDs and their ratio.
 
 Samples are graph6 lines or None. Two samples are the same when they are isomorphic; where that could not be decided within a
-bound on the work (:mod:`discrete_grpo.isomorphism`) they count as the same, so that V.U.N. is never overstated, and ``undecided``
+bound on the work (:mod:`discrete_grpo.domains.isomorphism`) they count as the same, so that V.U.N. is never overstated, and ``undecided``
 says how many.
 
 Sources: Martinkus et al. (2022), SPECTRE, arXiv 2204.01613; Qin et al. (2025), DeFoG, arXiv 2410.04263 (ratio).
@@ -21,10 +21,10 @@ from jaxtyping import Float
 
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits, read_npz
 from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
-from discrete_grpo.descriptors import KINDS, SIGMA, Kind, describe, mmd_of
-from discrete_grpo.isomorphism import BUDGET, GraphSet
-from discrete_grpo.shapes import SHAPES, Shape, has_shape, is_connected, matrix_of
-from discrete_grpo.topology import MAX_NODES, graph6, node_count
+from discrete_grpo.domains.graph6 import MAX_NODES, graph6, node_count
+from discrete_grpo.domains.graph_statistics import KINDS, SIGMA, Kind, describe, mmd_of
+from discrete_grpo.domains.graph_validity import SHAPES, Shape, has_shape, is_connected, matrix_of
+from discrete_grpo.domains.isomorphism import BUDGET, GraphSet
 
 __all__ = ["GraphFile", "GraphReference", "distances", "evaluate", "evaluate_folds", "ratio", "read_graphs", "sample_metrics"]
 

@@ -1,4 +1,4 @@
-"""Metrics of generated images. Samples are :class:`~discrete_grpo.pixels.Image` or None; two are the same if all pixels are."""
+"""Metrics of generated images. Samples are :class:`~discrete_grpo.domains.images.Image` or None; two are the same if all pixels are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from discrete_grpo.pixels import Image, stack
+from discrete_grpo.domains.images import Image, stack
 
 __all__ = ["diversity", "evaluate", "sample_metrics"]
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 
 from rdkit import Chem, DataStructs
 
-from discrete_grpo import chemistry
+from discrete_grpo.domains import molecules as chemistry
 
 __all__ = ["canonical", "evaluate", "internal_diversity", "novelty", "sample_metrics"]
 

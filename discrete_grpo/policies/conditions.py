@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo.graph import GraphBatch, node_mask
-from discrete_grpo.rollout import Context
-from discrete_grpo.tokens import Property
+from discrete_grpo.core.rollout import Context
+from discrete_grpo.domains.graphs import GraphBatch, node_mask
+from discrete_grpo.domains.tokenizer import Property
 
 __all__ = ["FixedSites", "fixed_states", "hide_properties", "property_table"]
 

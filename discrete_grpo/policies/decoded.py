@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Sites
-from discrete_grpo.precision import full_precision
-from discrete_grpo.rollout import Context, Policy, Rollout, as_module
+from discrete_grpo.core.categorical import Sites
+from discrete_grpo.core.precision import full_precision
+from discrete_grpo.core.rollout import Context, Policy, Rollout, as_module
 
 __all__ = ["DecodedPolicy"]
 
@@ -28,7 +28,7 @@ class DecodedPolicy(nn.Module):
     needs ``init_args()`` or must be a dataclass to be written to one.
 
     Args:
-        policy: draws what the decoder reads, texts for the decoders of :mod:`discrete_grpo.decoders`.
+        policy: draws what the decoder reads, texts for the decoders of :mod:`discrete_grpo.policies.decoders`.
         decoder: a list of samples -> as many objects for rewards to see, None for what stands for nothing.
     """
 

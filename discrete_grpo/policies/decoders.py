@@ -3,7 +3,7 @@
 =================== =============================== ==========================================
 decoder             text                            object
 =================== =============================== ==========================================
-``VQDecoder``       ``<12><7>...``, one code a cell :class:`~discrete_grpo.pixels.Image`
+``VQDecoder``       ``<12><7>...``, one code a cell :class:`~discrete_grpo.domains.images.Image`
 ``SelfiesDecoder``  ``[C][=O]...``                  canonical SMILES
 ``EdgeListDecoder`` ``CCO;0-1;1-2``                 :class:`LabelledGraph`
 =================== =============================== ==========================================
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo import chemistry
-from discrete_grpo.graph import GraphBatch
-from discrete_grpo.pixels import Image
+from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.graphs import GraphBatch
+from discrete_grpo.domains.images import Image
 
 __all__ = ["CODES", "EDGE_LIST", "SELFIES", "EdgeListDecoder", "LabelledGraph", "SelfiesDecoder", "VQDecoder", "code_text"]
 

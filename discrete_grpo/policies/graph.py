@@ -15,15 +15,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Sites, gather, safe_log, sample
+from discrete_grpo.core.categorical import Sites, gather, safe_log, sample
+from discrete_grpo.core.precision import full_precision, place, widest
+from discrete_grpo.core.rollout import Context, Rollout
+from discrete_grpo.diffusion.graph_kl import Posteriors
 from discrete_grpo.diffusion.kernels import Kernel, Noising, evidence
 from discrete_grpo.diffusion.schedules import Schedule, time_grid
-from discrete_grpo.graph import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, unpack, upper
-from discrete_grpo.graph_kl import Posteriors
+from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, unpack, upper
+from discrete_grpo.domains.tokenizer import Property
 from discrete_grpo.policies.conditions import FixedSites, fixed_states, hide_properties, property_table
+from discrete_grpo.policies.node_count import checked_counts, draw_sizes
 from discrete_grpo.policies.noising import initial_graphs, pinned, renoised
-from discrete_grpo.policies.refinement import grid_point, restart_graphs, restarts_of
-from discrete_grpo.policies.sizes import checked_counts, draw_sizes
+from discrete_grpo.policies.restart import grid_point, restart_graphs, restarts_of
 from discrete_grpo.policies.trajectory import (
     check_alike,
     first_own_steps,
@@ -33,9 +36,6 @@ from discrete_grpo.policies.trajectory import (
     size_buckets,
     step_units,
 )
-from discrete_grpo.precision import full_precision, place, widest
-from discrete_grpo.rollout import Context, Rollout
-from discrete_grpo.tokens import Property
 
 __all__ = ["FixedSites", "GraphPolicy", "size_buckets"]
 
@@ -197,7 +197,7 @@ class GraphPolicy(nn.Module):
         """One trajectory a context.
 
         Columns read: ``num_nodes`` (int, else drawn from the prior once a group), ``fixed`` (:class:`FixedSites`), ``restart``
-        (:class:`~discrete_grpo.policies.refinement.Restart`, one a group) and those named in ``properties``; a missing one or
+        (:class:`~discrete_grpo.policies.restart.Restart`, one a group) and those named in ``properties``; a missing one or
         None is not given.
 
         With ``shared_steps`` = k a group of several rows takes the steps before k once. Those have no units and log-prob 0: the

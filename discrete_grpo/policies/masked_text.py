@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Sites, gather, sample
-from discrete_grpo.precision import widest
-from discrete_grpo.rollout import Context, Rollout
-from discrete_grpo.tokens import MASK, NUM_SPECIAL, PAD, Tokenizer
-from discrete_grpo.truncation import Truncation, pack_bits, unpack_bits
+from discrete_grpo.core.categorical import Sites, gather, sample
+from discrete_grpo.core.precision import widest
+from discrete_grpo.core.rollout import Context, Rollout
+from discrete_grpo.domains.tokenizer import MASK, NUM_SPECIAL, PAD, Tokenizer
+from discrete_grpo.policies.truncation import Truncation, pack_bits, unpack_bits
 
 __all__ = ["MaskedTextPolicy", "reveal_order"]
 

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Sites, gather, safe_log, sample
+from discrete_grpo.core.categorical import Sites, gather, safe_log, sample
+from discrete_grpo.core.rollout import Context, Refinable, Rollout, Scorer
 from discrete_grpo.policies.conditions import FixedSites
-from discrete_grpo.policies.refinement import asked_nodes
-from discrete_grpo.rollout import Context, Refinable, Rollout, Scorer
+from discrete_grpo.policies.restart import asked_nodes
 
 __all__ = ["LearnedSizes", "RunningSizes", "SizedPolicy", "checked_counts", "draw_sizes"]
 

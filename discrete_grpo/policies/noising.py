@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from discrete_grpo.categorical import sample
+from discrete_grpo.core.categorical import sample
+from discrete_grpo.core.precision import full_precision, place
 from discrete_grpo.diffusion.kernels import Kernel
-from discrete_grpo.graph import GraphBatch, num_pairs, pair_mask, symmetrise, upper
-from discrete_grpo.precision import full_precision, place
+from discrete_grpo.domains.graphs import GraphBatch, num_pairs, pair_mask, symmetrise, upper
 
 __all__ = ["initial_graphs", "pinned", "renoised"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.policies.likelihoods import EagerLikelihood, ElboLikelihood, with_likelihood
-from discrete_grpo.policies.sizes import LearnedSizes, RunningSizes, SizedPolicy
+from discrete_grpo.policies.node_count import LearnedSizes, RunningSizes, SizedPolicy
+from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood, with_likelihood
 
 __all__ = ["Likelihood", "NodeCount", "change_graph_policy", "graph_part", "with_options", "without_likelihood"]
 

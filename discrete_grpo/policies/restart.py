@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, symmetrise
-from discrete_grpo.rollout import Context, Rollout
+from discrete_grpo.core.rollout import Context, Rollout
+from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, symmetrise
 
 __all__ = ["Restart", "Restarts", "asked_nodes", "grid_point", "restart_graphs", "restarts_of"]
 

@@ -13,13 +13,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Scores, Sites, safe_log, sample, score_sites
+from discrete_grpo.core.categorical import Scores, Sites, safe_log, sample, score_sites
+from discrete_grpo.core.precision import full_precision, place, widest
+from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.kernels import Kernel, Noising, chain_law, noise_law
-from discrete_grpo.graph import node_mask, num_pairs, pair_mask, upper
+from discrete_grpo.domains.graphs import node_mask, num_pairs, pair_mask, upper
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.trajectory import Moments, moments, step_units
-from discrete_grpo.precision import full_precision, place, widest
-from discrete_grpo.rollout import Context, Rollout
 
 __all__ = ["EagerLikelihood", "ElboLikelihood", "with_likelihood"]
 

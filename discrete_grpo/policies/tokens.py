@@ -16,12 +16,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Sites, gather, sample
+from discrete_grpo.core.categorical import Sites, gather, sample
+from discrete_grpo.core.precision import widen
+from discrete_grpo.core.rollout import Context, Rollout
+from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, PAD, Property, TokenBatch, Tokenizer, pad_left
 from discrete_grpo.policies.conditions import property_table
-from discrete_grpo.precision import widen
-from discrete_grpo.rollout import Context, Rollout
-from discrete_grpo.tokens import BOS, EOS, MASK, PAD, Property, TokenBatch, Tokenizer, pad_left
-from discrete_grpo.truncation import Truncation, pack_bits, unpack_bits
+from discrete_grpo.policies.truncation import Truncation, pack_bits, unpack_bits
 
 __all__ = ["TokenPolicy"]
 

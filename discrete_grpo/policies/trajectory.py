@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pair_mask, unpack
-from discrete_grpo.rollout import Context, Rollout
+from discrete_grpo.core.rollout import Context, Rollout
+from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pair_mask, unpack
 
 __all__ = [
     "Moments",

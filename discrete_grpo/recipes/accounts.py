@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from discrete_grpo.reporting.trackers import Picture, TensorBoard, Tracker, Trackers, WeightsAndBiases, molecule_grid
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.ledger import Ledger
+from discrete_grpo.runs.trackers import Picture, TensorBoard, Tracker, Trackers, WeightsAndBiases, molecule_grid
 
 __all__ = ["ReportTo", "check_budget", "open_ledger", "open_trackers", "reserved"]
 

@@ -13,26 +13,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from discrete_grpo.atomic import atomic_write
-from discrete_grpo.checkpoint import load_metadata, save
-from discrete_grpo.config import PretrainConfig
+from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.datasets.digits import LICENCE, NUM_CLASSES, DigitImages, load_digits
 from discrete_grpo.datasets.smiles import TokenDataset, token_dataset
 from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
-from discrete_grpo.decoders import CODES, VQDecoder, code_text
+from discrete_grpo.domains.images import Image, contact_sheet, png
+from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.metrics.images import evaluate, sample_metrics
 from discrete_grpo.models.convnet import ConvNet, ConvNetConfig
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.models.vq import VQAutoencoder, VQConfig
-from discrete_grpo.pixels import Image, contact_sheet, png
 from discrete_grpo.policies.decoded import DecodedPolicy
-from discrete_grpo.policies.smiles import TokenPolicy
-from discrete_grpo.pretrain import Pretrainer
-from discrete_grpo.reporting.console import print_table, progress
-from discrete_grpo.reporting.run_folder import write_json
+from discrete_grpo.policies.decoders import CODES, VQDecoder, code_text
+from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.rewards.images import ink
-from discrete_grpo.rollout import group_contexts
-from discrete_grpo.tokens import Tokenizer
+from discrete_grpo.runs.checkpoint import load_metadata, save
+from discrete_grpo.runs.console import print_table, progress
+from discrete_grpo.runs.recorder import write_json
+from discrete_grpo.training.config import PretrainConfig
+from discrete_grpo.training.pretrain import Pretrainer
 
 __all__ = [
     "PretrainDigitsRecipe",

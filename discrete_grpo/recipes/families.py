@@ -15,16 +15,24 @@ from typing import Any
 
 import torch
 
-from discrete_grpo import chemistry, topology
-from discrete_grpo.atomic import atomic_write
-from discrete_grpo.checkpoint import BUNDLED, CheckpointError, Checkpoints, find_checkpoint, load_metadata, load_policy
+from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.core.rollout import Context
 from discrete_grpo.diffusion.choices import Distortion, KernelName
-from discrete_grpo.images import image_properties, write_sheet
+from discrete_grpo.domains import graph6 as topology
+from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.metrics import graphs as graph_metrics
 from discrete_grpo.metrics import images as image_metrics
 from discrete_grpo.metrics import molecules as molecule_metrics
 from discrete_grpo.metrics import text as text_metrics
-from discrete_grpo.molecular import (
+from discrete_grpo.policies.decoded import DecodedPolicy
+from discrete_grpo.policies.graph import GraphPolicy
+from discrete_grpo.policies.masked_text import MaskedTextPolicy
+from discrete_grpo.policies.options import graph_part
+from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.policies.truncation import Truncation
+from discrete_grpo.recipes.digits import image_properties, write_sheet
+from discrete_grpo.recipes.graphs import reference_of
+from discrete_grpo.recipes.molecules import (
     load_molecule_policy,
     load_statistics,
     output_path,
@@ -32,20 +40,13 @@ from discrete_grpo.molecular import (
     scaffold_sites,
     with_sampler,
 )
-from discrete_grpo.plain_graphs import reference_of
-from discrete_grpo.policies.decoded import DecodedPolicy
-from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.policies.masked_text import MaskedTextPolicy
-from discrete_grpo.policies.smiles import TokenPolicy
-from discrete_grpo.policies.wrapped import graph_part
-from discrete_grpo.reporting.console import print_table, progress
-from discrete_grpo.reporting.draw import draw_smiles
-from discrete_grpo.reporting.draw_graphs import draw_graph
-from discrete_grpo.reporting.draw_images import draw_image
 from discrete_grpo.rewards.diversity import diversity_metrics
 from discrete_grpo.rewards.ledger import molecule_key, text_key
-from discrete_grpo.rollout import Context
-from discrete_grpo.truncation import Truncation
+from discrete_grpo.runs.checkpoint import BUNDLED, CheckpointError, Checkpoints, find_checkpoint, load_metadata, load_policy
+from discrete_grpo.runs.console import print_table, progress
+from discrete_grpo.runs.report.graphs import draw_graph
+from discrete_grpo.runs.report.images import draw_image
+from discrete_grpo.runs.report.molecules import draw_smiles
 
 __all__ = [
     "Family",

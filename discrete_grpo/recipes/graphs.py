@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
-from discrete_grpo import topology
-from discrete_grpo.config import PretrainConfig
 from discrete_grpo.datasets.synthetic_graphs import GraphStatistics, dataset_from_networkx, graph_statistics, load_splits
 from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
 from discrete_grpo.diffusion.choices import Distortion, KernelName, Noise, ScheduleName, distortion, kernel, noise_kernel, schedule
+from discrete_grpo.domains import graph6 as topology
+from discrete_grpo.domains.graph6 import MAX_NODES
+from discrete_grpo.domains.graph_validity import Shape
 from discrete_grpo.metrics.graphs import GraphReference, evaluate, read_graphs
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
-from discrete_grpo.molecular import NetworkSizes, output_path, report_broken, sample_molecules
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.pretrain import Pretrainer
-from discrete_grpo.reporting.console import print_table
-from discrete_grpo.reporting.run_folder import write_json
-from discrete_grpo.shapes import Shape
-from discrete_grpo.topology import MAX_NODES
+from discrete_grpo.recipes.molecules import NetworkSizes, output_path, report_broken, sample_molecules
+from discrete_grpo.runs.console import print_table
+from discrete_grpo.runs.recorder import write_json
+from discrete_grpo.training.config import PretrainConfig
+from discrete_grpo.training.pretrain import Pretrainer
 
 __all__ = [
     "PretrainGraphsRecipe",

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 
-from discrete_grpo.config import PretrainConfig
 from discrete_grpo.datasets.text import (
     LabelledTextDataset,
     TextDataset,
@@ -23,14 +22,15 @@ from discrete_grpo.datasets.text import (
     text_dataset,
 )
 from discrete_grpo.datasets.text_files import MAX_BYTES
-from discrete_grpo.filling import EncoderSizes, evaluate_fills, fill_texts, load_text_policy, text_judge, text_policy
+from discrete_grpo.domains.tokenizer import CHARACTERS, SMILES, Tokenizer
 from discrete_grpo.metrics.text import ranking_quality
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
-from discrete_grpo.pretrain import Pretrainer
-from discrete_grpo.reporting.run_folder import write_text
+from discrete_grpo.policies.truncation import Truncation
+from discrete_grpo.recipes.text import EncoderSizes, evaluate_fills, fill_texts, load_text_policy, text_judge, text_policy
 from discrete_grpo.rewards.judge import ModuleReward, TextScorer
-from discrete_grpo.tokens import CHARACTERS, SMILES, Tokenizer
-from discrete_grpo.truncation import Truncation
+from discrete_grpo.runs.recorder import write_text
+from discrete_grpo.training.config import PretrainConfig
+from discrete_grpo.training.pretrain import Pretrainer
 
 __all__ = ["EncoderSizes", "JudgeRecipe", "PretrainTextRecipe", "run_judge", "run_pretrain_text"]
 

@@ -11,22 +11,22 @@ from typing import Any
 
 import torch
 
-from discrete_grpo import chemistry
-from discrete_grpo.checkpoint import CheckpointError, bundled_policies, find_checkpoint, load_metadata, load_policy
+from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.datasets.molecules import MoleculeStatistics
 from discrete_grpo.datasets.reading import read_smiles
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion import choices
 from discrete_grpo.diffusion.choices import Distortion, GraphKernel, KernelName, Noise
 from discrete_grpo.diffusion.schedules import CosineSchedule, Schedule
+from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.tokenizer import Property
 from discrete_grpo.metrics.molecules import canonical, evaluate
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
-from discrete_grpo.policies.wrapped import change_graph_policy, graph_part
-from discrete_grpo.reporting.console import print_table, progress
-from discrete_grpo.reporting.run_folder import write_json
-from discrete_grpo.rollout import group_contexts
-from discrete_grpo.tokens import Property
+from discrete_grpo.policies.options import change_graph_policy, graph_part
+from discrete_grpo.runs.checkpoint import CheckpointError, bundled_policies, find_checkpoint, load_metadata, load_policy
+from discrete_grpo.runs.console import print_table, progress
+from discrete_grpo.runs.recorder import write_json
 
 __all__ = [
     "NetworkSizes",

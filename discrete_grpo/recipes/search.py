@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from discrete_grpo.accounts import open_ledger
-from discrete_grpo.checkpoint import find_checkpoint, load_metadata
-from discrete_grpo.families import SamplerOptions, family_of, load_trained, prepare_columns, shown
-from discrete_grpo.refinement import Search, local_search
-from discrete_grpo.reporting.console import print_table
-from discrete_grpo.reporting.run_folder import check_unused, write_json, write_table
+from discrete_grpo.recipes.accounts import open_ledger
+from discrete_grpo.recipes.families import SamplerOptions, family_of, load_trained, prepare_columns, shown
+from discrete_grpo.runs.checkpoint import find_checkpoint, load_metadata
+from discrete_grpo.runs.console import print_table
+from discrete_grpo.runs.recorder import check_unused, write_json, write_table
+from discrete_grpo.training.elites import Search, local_search
 
 __all__ = ["SearchRecipe", "run_search"]
 

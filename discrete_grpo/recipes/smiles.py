@@ -1,4 +1,4 @@
-"""SMILES policies: made, pretrained and loaded. The autoregressive counterpart of :mod:`discrete_grpo.molecular`."""
+"""SMILES policies: made, pretrained and loaded. The autoregressive counterpart of :mod:`discrete_grpo.recipes.molecules`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
-from discrete_grpo.chemistry import canonical_samples
-from discrete_grpo.config import PretrainConfig
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.enumeration import enumerated_smiles
 from discrete_grpo.datasets.molecules import property_scales
 from discrete_grpo.datasets.smiles import SmilesLines, alphabet, load_smiles, smiles_from_lines, token_dataset
 from discrete_grpo.datasets.text_files import MAX_BYTES
+from discrete_grpo.domains.molecules import canonical_samples
+from discrete_grpo.domains.tokenizer import Property, Tokenizer
 from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.models.gpt import GPT, GPTConfig
-from discrete_grpo.molecular import report_broken, sample_molecules
-from discrete_grpo.policies.smiles import TokenPolicy
-from discrete_grpo.pretrain import Pretrainer
-from discrete_grpo.tokens import Property, Tokenizer
-from discrete_grpo.truncation import Truncation
+from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.policies.truncation import Truncation
+from discrete_grpo.recipes.molecules import report_broken, sample_molecules
+from discrete_grpo.training.config import PretrainConfig
+from discrete_grpo.training.pretrain import Pretrainer
 
 __all__ = ["PretrainSmilesRecipe", "run_pretrain_smiles", "smiles_policy"]
 

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from discrete_grpo.checkpoint import CheckpointError, find_checkpoint, load_policy
+from discrete_grpo.core.rollout import Reward, group_contexts
 from discrete_grpo.datasets.text import TextDataset, is_sentence, mask_lines, sentences
+from discrete_grpo.domains.tokenizer import MASK
 from discrete_grpo.metrics.text import diversity, evaluate, recovered
 from discrete_grpo.models.encoder import Encoder, EncoderConfig, PooledEncoder
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
-from discrete_grpo.reporting.console import progress
+from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.rewards.judge import Judge, TextScorer
-from discrete_grpo.rollout import Reward, group_contexts
-from discrete_grpo.tokens import MASK
-from discrete_grpo.truncation import Truncation
+from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint, load_policy
+from discrete_grpo.runs.console import progress
 
 __all__ = [
     "EncoderSizes",

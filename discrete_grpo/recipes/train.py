@@ -17,15 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from discrete_grpo.accounts import ReportTo, check_budget, open_ledger, open_trackers, reserved
-from discrete_grpo.advantages import sum_rewards
-from discrete_grpo.checkpoint import CheckpointError, Checkpoints, load_metadata, load_policy, save
-from discrete_grpo.config import GRPOConfig, PretrainConfig
+from discrete_grpo.core.advantages import sum_rewards
+from discrete_grpo.core.rollout import Reward
+from discrete_grpo.core.scoring import BudgetExhausted, reward_names, score_samples
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.molecules import MoleculeDataset, conditioned, load_molecules, statistics
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, KernelName, Noise, ScheduleName, schedule
-from discrete_grpo.families import (
+from discrete_grpo.metrics.molecules import sample_metrics
+from discrete_grpo.policies.graph import GraphPolicy
+from discrete_grpo.policies.masked_text import MaskedTextPolicy
+from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
+from discrete_grpo.recipes.accounts import ReportTo, check_budget, open_ledger, open_trackers, reserved
+from discrete_grpo.recipes.families import (
     MOLECULES,
     Family,
     SamplerOptions,
@@ -38,10 +42,7 @@ from discrete_grpo.families import (
     sample_policy,
     shown,
 )
-from discrete_grpo.filling import check_rewards
-from discrete_grpo.lora import LoraOptions, add_lora
-from discrete_grpo.metrics.molecules import sample_metrics
-from discrete_grpo.molecular import (
+from discrete_grpo.recipes.molecules import (
     NetworkSizes,
     bundled_policies,
     evaluate_file,
@@ -52,18 +53,17 @@ from discrete_grpo.molecular import (
     sample_molecules,
     scaffold_sites,
 )
-from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.policies.masked_text import MaskedTextPolicy
-from discrete_grpo.policies.wrapped import Likelihood, NodeCount, with_options, without_likelihood
-from discrete_grpo.pretrain import Pretrainer
-from discrete_grpo.processes import Processes, accelerator
-from discrete_grpo.reporting.console import print_table
-from discrete_grpo.reporting.report import write_report
-from discrete_grpo.reporting.run_folder import EVALUATION, check_unused, read_evaluation, write_json, write_table, write_text
+from discrete_grpo.recipes.text import check_rewards
 from discrete_grpo.rewards.ledger import Ledger
-from discrete_grpo.rollout import Reward
-from discrete_grpo.scoring import BudgetExhausted, reward_names, score_samples
-from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, load_metadata, load_policy, save
+from discrete_grpo.runs.console import print_table
+from discrete_grpo.runs.recorder import EVALUATION, check_unused, read_evaluation, write_json, write_table, write_text
+from discrete_grpo.runs.report.report import write_report
+from discrete_grpo.training.config import GRPOConfig, PretrainConfig
+from discrete_grpo.training.distributed import Processes, accelerator
+from discrete_grpo.training.lora import LoraOptions, add_lora
+from discrete_grpo.training.pretrain import Pretrainer
+from discrete_grpo.training.trainer import GRPOTrainer
 
 __all__ = [
     "NetworkSizes",

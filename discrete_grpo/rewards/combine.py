@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from discrete_grpo.scoring import reward_name, score_one
+from discrete_grpo.core.scoring import reward_name, score_one
 
 __all__ = ["WeightedSum"]
 
@@ -55,7 +55,7 @@ class WeightedSum:
         """The sum, one a sample.
 
         Raises:
-            RewardError: if one of the rewards fails; see :func:`discrete_grpo.scoring.score_one`.
+            RewardError: if one of the rewards fails; see :func:`discrete_grpo.core.scoring.score_one`.
         """
         scores = [score_one(reward, samples, columns).tolist() for reward in self.rewards]
         return [self._sum(row) for row in zip(*scores, strict=True)]

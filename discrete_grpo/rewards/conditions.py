@@ -10,7 +10,7 @@ from typing import Any
 
 from rdkit import Chem
 
-from discrete_grpo import chemistry
+from discrete_grpo.domains import molecules as chemistry
 
 __all__ = ["HitsProperty", "keeps_scaffold"]
 

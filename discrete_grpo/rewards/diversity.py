@@ -16,8 +16,8 @@ from rdkit import Chem, DataStructs
 from rdkit.Chem import rdFingerprintGenerator
 from rdkit.Chem.Scaffolds import MurckoScaffold
 
-from discrete_grpo import chemistry
-from discrete_grpo.scoring import reward_name, score_one
+from discrete_grpo.core.scoring import reward_name, score_one
+from discrete_grpo.domains import molecules as chemistry
 
 __all__ = [
     "DiversityContribution",

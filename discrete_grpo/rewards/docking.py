@@ -16,7 +16,7 @@ from typing import Any
 from rdkit import Chem
 from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
 
-from discrete_grpo import chemistry
+from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.sources import file_digest
 
 __all__ = ["Docking"]

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from discrete_grpo.scoring import Failure, Failures, finite_number, shown_value
+from discrete_grpo.core.scoring import Failure, Failures, finite_number, shown_value
 
 __all__ = ["ExternalReward"]
 

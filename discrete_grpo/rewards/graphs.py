@@ -22,11 +22,11 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float
 
+from discrete_grpo.core.scoring import reward_name, score_one
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits, load_splits
-from discrete_grpo.descriptors import SIGMA, Kind, clustering, degree, describe, kernel, orbit
-from discrete_grpo.isomorphism import BUDGET, GraphSet, form
-from discrete_grpo.scoring import reward_name, score_one
-from discrete_grpo.shapes import SHAPES, Shape, has_shape, matrix_of, num_components
+from discrete_grpo.domains.graph_statistics import SIGMA, Kind, clustering, degree, describe, kernel, orbit
+from discrete_grpo.domains.graph_validity import SHAPES, Shape, has_shape, matrix_of, num_components
+from discrete_grpo.domains.isomorphism import BUDGET, GraphSet, form
 
 __all__ = [
     "NovelTo",
@@ -250,7 +250,7 @@ class NovelTo:
         """The inner score or 0, one a sample.
 
         Raises:
-            RewardError: if the inner reward fails; see :func:`discrete_grpo.scoring.score_one`.
+            RewardError: if the inner reward fails; see :func:`discrete_grpo.core.scoring.score_one`.
         """
         scores = [None if math.isnan(x) else x for x in score_one(self.reward, samples, columns).tolist()]
         seen, found = GraphSet(), list[float | None]()

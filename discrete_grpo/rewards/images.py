@@ -1,4 +1,4 @@
-"""Rewards on images: callables from :class:`~discrete_grpo.pixels.Image` samples to one number each; None scores 0.
+"""Rewards on images: callables from :class:`~discrete_grpo.domains.images.Image` samples to one number each; None scores 0.
 
 :class:`SSIMToClassMean` and :class:`ClassifierProbability` read the column ``label``, the class each image was asked for.
 """
@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from discrete_grpo.checkpoint import TRUSTED, find_checkpoint, load_policy
 from discrete_grpo.datasets.digits import class_means, load_digits
-from discrete_grpo.pixels import Image, stack
+from discrete_grpo.domains.images import Image, stack
+from discrete_grpo.runs.checkpoint import TRUSTED, find_checkpoint, load_policy
 
 __all__ = ["ClassifierProbability", "InkAmount", "SSIMToClassMean", "ink"]
 

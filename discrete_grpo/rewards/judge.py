@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.checkpoint import TRUSTED, CheckpointError, find_checkpoint, load_policy
-from discrete_grpo.tokens import PAD, Tokenizer
+from discrete_grpo.domains.tokenizer import PAD, Tokenizer
+from discrete_grpo.runs.checkpoint import TRUSTED, CheckpointError, find_checkpoint, load_policy
 
 __all__ = ["Judge", "ModuleReward", "TextScorer"]
 

@@ -24,11 +24,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo import chemistry
+from discrete_grpo.core.rollout import Reward
+from discrete_grpo.core.scoring import BudgetExhausted, RewardError, reward_names, score_one
+from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.cache import Database, ScoreCache, batches
 from discrete_grpo.rewards.identity import Unidentified, identify
-from discrete_grpo.rollout import Reward
-from discrete_grpo.scoring import BudgetExhausted, RewardError, reward_names, score_one
 
 __all__ = ["History", "Ledger", "auc_top_k", "molecule_key", "text_key"]
 
@@ -172,7 +172,7 @@ class Ledger:
         Invalid samples are handed to the rewards as they are, which say what they are worth.
 
         Raises:
-            RewardError: as :func:`discrete_grpo.scoring.score_one`, and if the file cannot be written.
+            RewardError: as :func:`discrete_grpo.core.scoring.score_one`, and if the file cannot be written.
             BudgetExhausted: if there is a new sample and the budget was used up in earlier turns.
         """
         self.turn += 1

@@ -24,8 +24,8 @@ from typing import Any, Protocol, runtime_checkable
 from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 
-from discrete_grpo import chemistry
-from discrete_grpo.scoring import reward_name, score_one
+from discrete_grpo.core.scoring import reward_name, score_one
+from discrete_grpo.domains import molecules as chemistry
 
 __all__ = [
     "InRange",

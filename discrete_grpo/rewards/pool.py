@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from discrete_grpo.rewards.worker import find
-from discrete_grpo.rewards.workers import Processes, RayActors, Worker, Workers
-from discrete_grpo.scoring import Failure, Failures, RewardError, reward_name
+from discrete_grpo.core.scoring import Failure, Failures, RewardError, reward_name
+from discrete_grpo.rewards.pool_backends import Processes, RayActors, Worker, Workers
+from discrete_grpo.rewards.pool_worker import find
 
 __all__ = ["RewardPool"]
 

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from discrete_grpo.rewards import worker as serving
+from discrete_grpo.rewards import pool_worker as serving
 
 __all__ = ["Process", "Processes", "RayActors", "Worker", "Workers"]
 

@@ -1,7 +1,7 @@
 """What runs inside a worker of a reward pool. Plain Python only, run by its path: a light reward makes a light process.
 
 Nothing here imports this package, so that a worker holds what its reward needs and no more. Messages are tuples of
-builtins and samples; the other side is :mod:`discrete_grpo.rewards.workers`.
+builtins and samples; the other side is :mod:`discrete_grpo.rewards.pool_backends`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _checked(value: Any, sample: Any, failed: list[tuple[Any, str]]) -> tuple[fl
 
 
 def _number(value: Any) -> float:
-    """As :func:`discrete_grpo.scoring.finite_number`, which a worker does not import."""
+    """As :func:`discrete_grpo.core.scoring.finite_number`, which a worker does not import."""
     try:
         value = value.item() if callable(getattr(value, "item", None)) else value
         if isinstance(value, str | bytes | bytearray | complex):

@@ -28,9 +28,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from discrete_grpo.atomic import atomic_write
-from discrete_grpo.described import TRUSTED, CheckpointError, build, describe, describe_types, restore_types
-from discrete_grpo.folders import SUMS, changed_file, clear_files, explained, real_name, remove, whole_folder, write_sums
+from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.runs.serialization import TRUSTED, CheckpointError, build, describe, describe_types, restore_types
+from discrete_grpo.runs.files import SUMS, changed_file, clear_files, explained, real_name, remove, whole_folder, write_sums
 
 __all__ = [
     "TRUSTED",
@@ -49,8 +49,10 @@ __all__ = [
     "tensors_to_cpu",
 ]
 
-FORMAT = 1
-BUNDLED = Path(__file__).parent / "bundled"
+FORMAT = 2
+"""Version of the format that is written: 1 named classes by the modules of that time, see :mod:`~discrete_grpo.runs.serialization`."""
+READABLE = (1, FORMAT)
+BUNDLED = Path(__file__).parents[1] / "bundled"
 FILES = ("config.json", "model.safetensors", "training.pt")
 STEP = re.compile(r"step-(\d{8,})")
 
@@ -109,9 +111,9 @@ def _read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"checkpoint: {path} is no JSON ({error}); the file is truncated or was edited") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
+    if not isinstance(config, dict) or config.get("format") not in READABLE:
         found = config.get("format") if isinstance(config, dict) else None
-        raise CheckpointError(f"checkpoint: {path} has format {found!r}, expected {FORMAT}")
+        raise CheckpointError(f"checkpoint: {path} has format {found!r}, expected {' or '.join(map(str, READABLE))}")
     if missing := [name for name in ("policy", "metadata") if not isinstance(config.get(name), dict)]:
         raise CheckpointError(f"checkpoint: {path} has no {' and no '.join(missing)}; the file was edited")
     return config

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from discrete_grpo.atomic import sync_folder
+from discrete_grpo.core.atomic import sync_folder
 
 __all__ = ["SUMS", "changed_file", "clear_files", "explained", "real_name", "remove", "whole_folder", "write_sums"]
 
@@ -95,7 +95,7 @@ def remove(path: Path) -> None:
 
 
 def clear_files(folder: Path) -> None:
-    """Remove the files that killed writes of :func:`discrete_grpo.atomic.atomic_write` left in a folder."""
+    """Remove the files that killed writes of :func:`discrete_grpo.core.atomic.atomic_write` left in a folder."""
     for path in folder.glob(".*.tmp"):
         if re.fullmatch(r"\..+\.[0-9a-f]{12}\.tmp", path.name) and path.is_file():
             path.unlink()

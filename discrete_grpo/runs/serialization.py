@@ -16,9 +16,32 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor, nn
 
-__all__ = ["TRUSTED", "CheckpointError", "build", "describe", "describe_types", "restore_types"]
+__all__ = ["TRUSTED", "CheckpointError", "build", "current_path", "describe", "describe_types", "restore_types"]
 
 TRUSTED = ("discrete_grpo",)
+OLD_MODULES = {
+    "categorical": "core.categorical",
+    "chemistry": "domains.molecules",
+    "compiled": "training.compiled",
+    "config": "training.config",
+    "decoders": "policies.decoders",
+    "graph": "domains.graphs",
+    "images": "recipes.digits",
+    "lora": "training.lora",
+    "objective": "core.loss",
+    "pixels": "domains.images",
+    "policies.likelihoods": "policies.surrogate",
+    "policies.refinement": "policies.restart",
+    "policies.sizes": "policies.node_count",
+    "policies.smiles": "policies.tokens",
+    "policies.wrapped": "policies.options",
+    "recipes": "recipes.train",
+    "rollout": "core.rollout",
+    "tokens": "domains.tokenizer",
+    "topology": "domains.graph6",
+    "truncation": "policies.truncation",
+}
+"""Modules of format 1, under ``discrete_grpo``, whose classes a checkpoint may name, and where these classes stand now."""
 TYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -64,6 +87,7 @@ def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
     path, args = spec["class_path"], spec["init_args"]
     if not isinstance(path, str) or not isinstance(args, dict):
         raise CheckpointError(f"class_path: {path!r} with {type(args).__name__} as init_args, expected a name and a mapping")
+    path = current_path(path)
     if path.split(".")[0] not in trusted:
         raise CheckpointError(
             f"class_path: {path!r} is outside the trusted packages {', '.join(trusted)}; name its package in `trusted`"
@@ -77,6 +101,19 @@ def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
     except Exception as error:  # arguments of a file can be anything, and so is what a class says to them
         said = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"class_path: {path!r} cannot be built: {said}") from error
+
+
+def current_path(path: str) -> str:
+    """The class path of today for one that format 1 wrote; any other path unchanged.
+
+    >>> current_path("discrete_grpo.policies.smiles.TokenPolicy")
+    'discrete_grpo.policies.tokens.TokenPolicy'
+    """
+    module, _, name = path.rpartition(".")
+    package, _, inner = module.partition(".")
+    if package != "discrete_grpo" or inner not in OLD_MODULES:
+        return path
+    return f"{package}.{OLD_MODULES[inner]}.{name}"
 
 
 def _check_types(cls: type, args: Mapping[str, Any], path: str) -> None:

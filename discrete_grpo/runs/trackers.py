@@ -1,6 +1,6 @@
 """Where else a run's metrics may go: TensorBoard and Weights & Biases, each an extra that is imported when it is used.
 
-The run folder has everything already (:mod:`discrete_grpo.reporting.run_folder`). A tracker is a copy for looking at while
+The run folder has everything already (:mod:`discrete_grpo.runs.recorder`). A tracker is a copy for looking at while
 the run goes on, so whatever happens to it, the run goes on (:class:`Trackers`).
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-from discrete_grpo.atomic import atomic_write
+from discrete_grpo.core.atomic import atomic_write
 
 __all__ = ["Picture", "TensorBoard", "Tracker", "Trackers", "WeightsAndBiases", "best_distinct", "molecule_grid"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo import checkpoint
-from discrete_grpo.rollout import Rollout
+from discrete_grpo.core.rollout import Rollout
+from discrete_grpo.runs import checkpoint
 from discrete_grpo.testing.case import Case, Measured, claims, gap, same
 
 __all__ = ["checkpoints", "contexts", "detached", "generator", "global_random_state", "rollout_file", "unchanged"]

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Scores, score_sites
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.rollout import Context, Policy, Reward, Rollout, Scorer, as_module
+from discrete_grpo.core.categorical import Scores, score_sites
+from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, Scorer, as_module
+from discrete_grpo.training.config import GRPOConfig
 
 __all__ = ["Case", "Change", "Law", "Measured", "Skip", "claims", "gap", "per_step", "same", "why_no_sites"]
 
@@ -49,7 +49,7 @@ class Case:
 
     Attributes:
         rollout: one draw of ``contexts``, which most laws replay.
-        no_sites: why the policy has no categorical tables (a :class:`~discrete_grpo.rollout.Scorer`); empty if it has.
+        no_sites: why the policy has no categorical tables (a :class:`~discrete_grpo.core.rollout.Scorer`); empty if it has.
     """
 
     policy: Policy

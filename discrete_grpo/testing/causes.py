@@ -18,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from discrete_grpo.rollout import Scorer
+from discrete_grpo.core.rollout import Scorer
 from discrete_grpo.testing.case import Case, Law, Skip
 
 __all__ = ["likely"]

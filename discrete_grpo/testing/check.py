@@ -10,11 +10,11 @@ from typing import cast
 
 import torch
 
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.rollout import Context, Policy, Reward, Rollout, as_module
+from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, as_module
 from discrete_grpo.testing import behaviour, causes, learning, probability, replay
 from discrete_grpo.testing.case import Case, Change, Law, Skip, why_no_sites
 from discrete_grpo.testing.report import Report, Row
+from discrete_grpo.training.config import GRPOConfig
 
 __all__ = ["LAWS", "check_policy"]
 
@@ -97,7 +97,7 @@ def check_policy(
     """Whether a policy obeys the laws of :data:`LAWS`; run on a copy in eval mode, on the policy's device and in its dtype.
 
     Args:
-        policy: under test; it is not changed. Of a :class:`~discrete_grpo.rollout.Scorer` the laws take what its ``score``
+        policy: under test; it is not changed. Of a :class:`~discrete_grpo.core.rollout.Scorer` the laws take what its ``score``
             gives; laws on tables are skipped if it has no ``sites``.
         contexts: what to draw from; several, and of several sizes if the policy has sizes.
         space: a rollout with every trajectory of ``contexts[0]`` exactly once (its ``logp`` and ``samples`` are not

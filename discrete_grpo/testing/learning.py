@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from discrete_grpo.categorical import Scores
-from discrete_grpo.objective import grpo_loss, row_weights
-from discrete_grpo.precision import widen
-from discrete_grpo.rollout import Reward, group_contexts
-from discrete_grpo.scoring import score_samples
+from discrete_grpo.core.categorical import Scores
+from discrete_grpo.core.loss import grpo_loss, row_weights
+from discrete_grpo.core.precision import widen
+from discrete_grpo.core.rollout import Reward, group_contexts
+from discrete_grpo.core.scoring import score_samples
 from discrete_grpo.testing.case import Case, Measured, Skip
-from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.training.trainer import GRPOTrainer
 
 __all__ = ["derivative", "gradient", "learning", "reinforce"]
 

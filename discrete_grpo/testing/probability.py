@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo.categorical import Scores, Sites, gather, kl_divergence
-from discrete_grpo.precision import widen
-from discrete_grpo.rollout import Rollout, Scorer
+from discrete_grpo.core.categorical import Scores, Sites, gather, kl_divergence
+from discrete_grpo.core.precision import widen
+from discrete_grpo.core.rollout import Rollout, Scorer
 from discrete_grpo.testing.case import CLOSE, ROUND, Case, Measured, Skip, claims, gap
 
 __all__ = ["calibration", "frequencies", "probabilities", "probabilities_bf16", "shapes", "total_mass"]

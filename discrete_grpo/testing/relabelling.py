@@ -1,7 +1,7 @@
 """Relabels the nodes of stored graph trajectories, whose layout is told by the names and shapes of the states.
 
 States called ``nodes`` hold one entry per node [B, ..., N], ``pairs`` one per unordered pair [B, ..., N(N-1)/2] in the order of
-:mod:`discrete_grpo.graph`, and ``edges`` a symmetric matrix [B, ..., N, N]. A prefix may stand before each (``free_nodes``).
+:mod:`discrete_grpo.domains.graphs`, and ``edges`` a symmetric matrix [B, ..., N, N]. A prefix may stand before each (``free_nodes``).
 All other states belong to whole graphs.
 """
 
@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pair_index
-from discrete_grpo.rollout import Rollout
+from discrete_grpo.core.rollout import Rollout
+from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pair_index
 
 __all__ = ["obstacle", "relabelled"]
 

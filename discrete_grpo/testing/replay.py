@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from discrete_grpo.categorical import Sites, score_sites
-from discrete_grpo.rollout import Policy, as_module
+from discrete_grpo.core.categorical import Sites, score_sites
+from discrete_grpo.core.rollout import Policy, as_module
 from discrete_grpo.testing.case import Case, Measured, Skip, claims, gap, per_step, same
 from discrete_grpo.testing.relabelling import obstacle, relabelled
 

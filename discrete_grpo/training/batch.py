@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from discrete_grpo.advantages import advantages, constant_groups, groups_without_signal, sum_magnitudes, sum_rewards
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.precision import place
-from discrete_grpo.rollout import Rollout
+from discrete_grpo.core.advantages import advantages, constant_groups, groups_without_signal, sum_magnitudes, sum_rewards
+from discrete_grpo.core.precision import place
+from discrete_grpo.core.rollout import Rollout
+from discrete_grpo.training.config import GRPOConfig
 
 __all__ = [
     "Batch",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.networks import network_of
+from discrete_grpo.training.network import network_of
 
 __all__ = ["compile_network"]
 

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor
 
-from discrete_grpo.scoring import BudgetExhausted, RewardError
+from discrete_grpo.core.scoring import BudgetExhausted, RewardError
 
 __all__ = ["Processes", "accelerator", "leave"]
 

@@ -1,6 +1,6 @@
 """Good samples that are started from again: a memory of the best unique ones, and local search with it.
 
-The operator is the policy's own (:class:`~discrete_grpo.rollout.Refinable`): re-noise a finished sample to time t and
+The operator is the policy's own (:class:`~discrete_grpo.core.rollout.Refinable`): re-noise a finished sample to time t and
 regenerate it. In training, whole groups restart from one good sample and are compared with each other; what is learned
 from is the regenerated part, with the log-probs of its own steps. At inference the same operator searches around the best.
 Source of the operator: Graph-GRPO, arXiv 2603.10395; here its steps are trained on as well.
@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo.advantages import sum_rewards
-from discrete_grpo.checkpoint import build, describe
-from discrete_grpo.rollout import Context, Policy, Refinable, Reward, Rollout
-from discrete_grpo.scoring import Accounts, BudgetExhausted, score_samples
+from discrete_grpo.core.advantages import sum_rewards
+from discrete_grpo.core.rollout import Context, Policy, Refinable, Reward, Rollout
+from discrete_grpo.core.scoring import Accounts, BudgetExhausted, score_samples
+from discrete_grpo.runs.checkpoint import build, describe
 
 __all__ = ["Good", "Memory", "Search", "Start", "group_starts", "local_search", "seen_columns"]
 
@@ -203,7 +203,7 @@ def local_search(
     The policy is not changed. Round 0 draws population · children samples from noise.
 
     Args:
-        policy: one that can start from finished samples (:class:`~discrete_grpo.rollout.Refinable`).
+        policy: one that can start from finished samples (:class:`~discrete_grpo.core.rollout.Refinable`).
         reward_funcs: one reward or several.
         rounds: rounds after the first draw, at least 0.
         population: how many of the best are started from.

@@ -9,15 +9,15 @@ from typing import Any, TypeAlias
 
 import torch
 
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.drawing import Drawn
-from discrete_grpo.generation import replay_metrics, reward_metrics, sample_table, total_reward
-from discrete_grpo.reporting.console import print_notes, progress
-from discrete_grpo.reporting.diagnosis import diagnosis
-from discrete_grpo.reporting.failures import FailureLog
-from discrete_grpo.reporting.run_folder import Recorder, read_metrics
-from discrete_grpo.reporting.trackers import Tracker, best_distinct
-from discrete_grpo.scoring import Accounts
+from discrete_grpo.core.scoring import Accounts
+from discrete_grpo.runs.console import print_notes, progress
+from discrete_grpo.runs.failures import FailureLog
+from discrete_grpo.runs.recorder import Recorder, read_metrics
+from discrete_grpo.runs.report.diagnosis import diagnosis
+from discrete_grpo.runs.trackers import Tracker, best_distinct
+from discrete_grpo.training.batch import replay_metrics, reward_metrics, sample_table, total_reward
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.sampler import Drawn
 
 __all__ = ["RunLog", "Shown", "training_bar"]
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from discrete_grpo.networks import network_of
+from discrete_grpo.training.network import network_of
 
 __all__ = ["ALL_LINEAR", "LoraOptions", "add_lora", "has_lora", "merge_lora", "without_lora"]
 
@@ -127,7 +127,7 @@ def without_lora(policy: PolicyT) -> PolicyT:
 
 def _library() -> Any:
     try:
-        import discrete_grpo.lora_layers as library
+        import discrete_grpo.training.lora_layers as library
     except ImportError as error:
         raise ImportError("peft is not installed; run: pip install 'discrete-grpo[lora]'") from error
     return library

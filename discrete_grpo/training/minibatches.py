@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.generation import Draw
-from discrete_grpo.objective import row_weights, unit_counts
-from discrete_grpo.precision import place
-from discrete_grpo.rollout import Rollout, num_selected
-from discrete_grpo.timesteps import chosen_steps
+from discrete_grpo.core.loss import row_weights, unit_counts
+from discrete_grpo.core.precision import place
+from discrete_grpo.core.rollout import Rollout, num_selected
+from discrete_grpo.core.step_selection import chosen_steps
+from discrete_grpo.training.batch import Draw
+from discrete_grpo.training.config import GRPOConfig
 
 __all__ = ["Choice", "Chunk", "Counts", "Weights", "choose", "cut", "passes", "window_weights", "windows"]
 
@@ -33,7 +33,7 @@ class Chunk:
         rollout: the trajectories.
         steps: numbers of the steps.
         advantage: A.
-        weight: of a unit of the policy and KL terms, see :func:`discrete_grpo.objective.row_weights`.
+        weight: of a unit of the policy and KL terms, see :func:`discrete_grpo.core.loss.row_weights`.
         mean_weight: of a site in the mean over all sites of the window.
         rows: numbers of the trajectories within the generation of this process.
         shard: number of the random stream they were drawn in; the gradients of a shard are added up first.

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.processes import Processes
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.distributed import Processes
 
 __all__ = ["GradientSum", "learning_rate"]
 

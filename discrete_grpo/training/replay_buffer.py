@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo.categorical import score_sites
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.generation import Batch
-from discrete_grpo.pending import rollout_of, rollout_state
-from discrete_grpo.rollout import Policy, Rollout
+from discrete_grpo.core.categorical import score_sites
+from discrete_grpo.core.rollout import Policy, Rollout
+from discrete_grpo.training.batch import Batch
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.rollout_queue import rollout_of, rollout_state
 
 __all__ = ["Kept", "Replay"]
 

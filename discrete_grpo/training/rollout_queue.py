@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from discrete_grpo.checkpoint import build, describe
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.generation import Draw
-from discrete_grpo.precision import place
-from discrete_grpo.rollout import Rollout
-from discrete_grpo.windows import Choice, Chunk, Counts, Weights, cut
+from discrete_grpo.core.precision import place
+from discrete_grpo.core.rollout import Rollout
+from discrete_grpo.runs.checkpoint import build, describe
+from discrete_grpo.training.batch import Draw
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.minibatches import Choice, Chunk, Counts, Weights, cut
 
 __all__ = ["Pending", "rollout_of", "rollout_state"]
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.generation import Batch, Draw, draws_of, groups_missing, total_reward
-from discrete_grpo.processes import Processes
-from discrete_grpo.refinement import Start, group_starts, seen_columns
-from discrete_grpo.rollout import Observer, Policy, Reward, Rollout, group_contexts
-from discrete_grpo.scoring import Accounts, Failure, score_samples, take_failures
-from discrete_grpo.shards import Shard
+from discrete_grpo.core.rollout import Observer, Policy, Reward, Rollout, group_contexts
+from discrete_grpo.core.scoring import Accounts, Failure, score_samples, take_failures
+from discrete_grpo.training.batch import Batch, Draw, draws_of, groups_missing, total_reward
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.distributed import Processes
+from discrete_grpo.training.elites import Start, group_starts, seen_columns
+from discrete_grpo.training.shards import Shard
 
 __all__ = ["Drawn", "GroupSampler"]
 

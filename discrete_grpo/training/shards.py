@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.refinement import Memory
-from discrete_grpo.replay import Replay
-from discrete_grpo.rollout import Policy
+from discrete_grpo.core.rollout import Policy
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.elites import Memory
+from discrete_grpo.training.replay_buffer import Replay
 
 __all__ = ["Shard", "check_shards", "make_shards", "num_shards"]
 

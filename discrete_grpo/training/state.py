@@ -10,13 +10,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from discrete_grpo.checkpoint import tensors_to_cpu
-from discrete_grpo.drawing import GroupSampler
-from discrete_grpo.entropy import EntropyController
-from discrete_grpo.processes import Processes
-from discrete_grpo.randomness import global_state, restore_global_state
-from discrete_grpo.rollout import Policy, Reward
-from discrete_grpo.scoring import Accounts, remembers
+from discrete_grpo.core.entropy import EntropyController
+from discrete_grpo.core.rollout import Policy, Reward
+from discrete_grpo.core.scoring import Accounts, remembers
+from discrete_grpo.runs.checkpoint import tensors_to_cpu
+from discrete_grpo.training.distributed import Processes
+from discrete_grpo.training.randomness import global_state, restore_global_state
+from discrete_grpo.training.sampler import GroupSampler
 
 __all__ = ["Parts", "check_device_kind"]
 

@@ -19,29 +19,30 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.averaging import averaged
-from discrete_grpo.bf16 import decide_bf16
-from discrete_grpo.checkpoint import CheckpointError, Checkpoints, load_training, load_weights, tensors_to_cpu
-from discrete_grpo.compiled import compile_network
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.drawing import GroupSampler
-from discrete_grpo.entropy import EntropyController
-from discrete_grpo.generation import Batch, Draw
-from discrete_grpo.interrupt import Interrupted, interruptible
-from discrete_grpo.lora import has_lora, merge_lora, without_lora
-from discrete_grpo.networks import checkpoint_layers
-from discrete_grpo.optimisation import GradientSum, learning_rate
-from discrete_grpo.pending import Pending
-from discrete_grpo.precision import widen
-from discrete_grpo.processes import Processes, accelerator
-from discrete_grpo.reference import mix_reference
-from discrete_grpo.reporting.trackers import Tracker
-from discrete_grpo.rollout import Policy, Reward, as_module, select_steps
-from discrete_grpo.run_log import RunLog, training_bar
-from discrete_grpo.run_state import Parts, check_device_kind
-from discrete_grpo.scoring import Accounts, BudgetExhausted, RewardError, remembers, reward_names
-from discrete_grpo.shards import check_shards, make_shards, num_shards
-from discrete_grpo.updates import (
+from discrete_grpo.core.entropy import EntropyController
+from discrete_grpo.core.interrupt import Interrupted, interruptible
+from discrete_grpo.core.precision import widen
+from discrete_grpo.core.rollout import Policy, Reward, as_module, select_steps
+from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError, remembers, reward_names
+from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, load_training, load_weights, tensors_to_cpu
+from discrete_grpo.runs.trackers import Tracker
+from discrete_grpo.training.averaging import averaged
+from discrete_grpo.training.batch import Batch, Draw
+from discrete_grpo.training.bf16 import decide_bf16
+from discrete_grpo.training.compiled import compile_network
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.distributed import Processes, accelerator
+from discrete_grpo.training.log import RunLog, training_bar
+from discrete_grpo.training.lora import has_lora, merge_lora, without_lora
+from discrete_grpo.training.minibatches import Choice, Chunk, choose, window_weights
+from discrete_grpo.training.network import checkpoint_layers
+from discrete_grpo.training.optim import GradientSum, learning_rate
+from discrete_grpo.training.reference import mix_reference
+from discrete_grpo.training.rollout_queue import Pending
+from discrete_grpo.training.sampler import GroupSampler
+from discrete_grpo.training.shards import check_shards, make_shards, num_shards
+from discrete_grpo.training.state import Parts, check_device_kind
+from discrete_grpo.training.update import (
     Plan,
     check_scorer,
     chunk_loss,
@@ -51,20 +52,19 @@ from discrete_grpo.updates import (
     trajectory_kl,
     update_metrics,
 )
-from discrete_grpo.windows import Choice, Chunk, choose, window_weights
 
 __all__ = ["GRPOTrainer", "select_steps"]
 
 
 class GRPOTrainer:
-    """Group relative policy optimisation of any :class:`~discrete_grpo.rollout.Policy`.
+    """Group relative policy optimisation of any :class:`~discrete_grpo.core.rollout.Policy`.
 
     Under ``torchrun`` or ``accelerate launch`` every process makes one of these and calls the same methods; each draws and
     scores whole groups, and all make the same updates.
 
     Args:
         policy: trained in place; an ``nn.Module``.
-        reward_funcs: one reward or several; see :class:`~discrete_grpo.rollout.Reward`.
+        reward_funcs: one reward or several; see :class:`~discrete_grpo.core.rollout.Reward`.
         config: settings.
         columns: conditions, one mapping a group context, visited in shuffled order; None for unconditional policies.
         run: folder for metrics, samples and checkpoints; None keeps nothing on disk.
@@ -73,7 +73,7 @@ class GRPOTrainer:
         resume: continue the run in folder ``run`` from its newest checkpoint.
         ledger: counts what is scored, and ends the run when a budget is used up; see
             :class:`~discrete_grpo.rewards.ledger.Ledger`. None: nothing is counted.
-        tracker: takes a copy of the metrics and of the best samples; see :mod:`discrete_grpo.reporting.trackers`.
+        tracker: takes a copy of the metrics and of the best samples; see :mod:`discrete_grpo.runs.trackers`.
 
     Raises:
         ValueError: if the arguments do not go together.

@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from discrete_grpo.categorical import Scores, score_sites
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.entropy import EntropyController, entropy_bonus, high_entropy, site_entropy, top_entropy_threshold
-from discrete_grpo.kl_estimators import forward_estimate, forward_kl, importance_corrected, reverse_estimate, trajectory_sum
-from discrete_grpo.objective import Loss, grpo_loss, log_ratio, off_policy_rows
-from discrete_grpo.precision import widen, widest
-from discrete_grpo.rollout import Policy, Rollout, Scorer
-from discrete_grpo.windows import Chunk, passes
+from discrete_grpo.core.categorical import Scores, score_sites
+from discrete_grpo.core.entropy import EntropyController, entropy_bonus, high_entropy, site_entropy, top_entropy_threshold
+from discrete_grpo.core.kl import forward_estimate, forward_kl, importance_corrected, reverse_estimate, trajectory_sum
+from discrete_grpo.core.loss import Loss, grpo_loss, log_ratio, off_policy_rows
+from discrete_grpo.core.precision import widen, widest
+from discrete_grpo.core.rollout import Policy, Rollout, Scorer
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.minibatches import Chunk, passes
 
 __all__ = [
     "Plan",

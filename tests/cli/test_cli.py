@@ -21,15 +21,16 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from discrete_grpo.checkpoint import save
-from discrete_grpo.cli import COMMANDS, main
+from discrete_grpo.cli import main
+from discrete_grpo.cli.__main__ import COMMANDS
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
-from discrete_grpo.recipes import NetworkSizes, TrainRecipe, molecule_policy, run_train
-from discrete_grpo.reporting.run_folder import read_metrics, read_samples
-from discrete_grpo.searching import SearchRecipe, run_search
+from discrete_grpo.recipes.search import SearchRecipe, run_search
+from discrete_grpo.recipes.train import NetworkSizes, TrainRecipe, molecule_policy, run_train
+from discrete_grpo.runs.checkpoint import save
+from discrete_grpo.runs.recorder import read_metrics, read_samples
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 REWARDS = """
 import math, pathlib
 def length(samples, **columns): return [float(len(s or "")) for s in samples]
@@ -71,7 +72,7 @@ def here(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     sys.modules.pop("my_rewards", None)
     shutil.copytree(tiny, tmp_path / "tiny")
-    monkeypatch.setattr("discrete_grpo.checkpoint.BUNDLED", tiny.parent)  # a small one under the bundled name
+    monkeypatch.setattr("discrete_grpo.runs.checkpoint.BUNDLED", tiny.parent)  # a small one under the bundled name
     (tmp_path / "my_rewards.py").write_text(REWARDS)
     (tmp_path / "broken_rewards.py").write_text("def f(:\n")
     (tmp_path / "good.smi").write_text("CCO\nCC\nCCC\n")
@@ -279,7 +280,7 @@ def test_a_failure_of_any_kind_is_one_line(refuse: Refuse, monkeypatch: pytest.M
     def fails(*arguments: Any, **options: Any) -> None:
         raise LookupError("two\nlines")
 
-    monkeypatch.setattr("discrete_grpo.recipes.evaluate_file", fails)
+    monkeypatch.setattr("discrete_grpo.recipes.train.evaluate_file", fails)
     assert refuse("evaluate", "good.smi") == "LookupError: two lines"
 
 
@@ -396,7 +397,7 @@ def test_train_with_overrides_as_in_the_readme() -> None:
     }
     settings = yaml.safe_load(Path("runs/demo/config.yaml").read_text())
     assert (settings["grpo"]["num_generations"], settings["grpo"]["max_steps"], settings["policy"]) == (16, 10, "tiny")
-    preset = yaml.safe_load(importlib.resources.files("discrete_grpo.presets").joinpath("demo.yaml").read_text())
+    preset = yaml.safe_load(importlib.resources.files("discrete_grpo.cli.presets").joinpath("demo.yaml").read_text())
     assert settings["grpo"]["learning_rate"] == preset["grpo"]["learning_rate"]
     assert settings["grpo"]["epsilon"] == 0.2  # the default, written out
     assert [line["step"] for line in read_metrics("runs/demo")] == list(range(1, 11))
@@ -498,7 +499,7 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Presets: demo" in text
 
 
-@pytest.mark.parametrize("preset", sorted((ROOT / "discrete_grpo/presets").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("preset", sorted((ROOT / "discrete_grpo/cli/presets").glob("*.yaml")), ids=lambda p: p.stem)
 def test_presets_parse(preset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = preset.read_text().removeprefix("# ").partition(":")[0]
     with pytest.raises(SystemExit) as done:
@@ -510,7 +511,7 @@ def test_presets_parse(preset: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_images_are_drawn_and_evaluated(tiny: Path, monkeypatch: pytest.MonkeyPatch, refuse: Refuse) -> None:
-    monkeypatch.setattr("discrete_grpo.checkpoint.BUNDLED", ROOT / "discrete_grpo/bundled")
+    monkeypatch.setattr("discrete_grpo.runs.checkpoint.BUNDLED", ROOT / "discrete_grpo/bundled")
     label = '--columns={"label": 3}'
     for name in ("sheet.png", "table.csv.gz", "plain.txt"):
         assert main(["sample", "digits", "-n", "6", f"--out={name}", label]) == 0
@@ -606,7 +607,7 @@ def test_warnings_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str], 
     def told(arguments: Any) -> None:
         print(warnings.formatwarning("reward \x1b[2J:\nlate", RuntimeWarning, "f.py", 1, ""))
 
-    monkeypatch.setattr("discrete_grpo.cli._dispatch", told)
+    monkeypatch.setattr("discrete_grpo.cli.__main__._dispatch", told)
     assert main([]) == 0
     assert capsys.readouterr().out == "f.py:1: RuntimeWarning: reward \\x1b[2J:\nlate\n\n"
     assert warnings.formatwarning is before
@@ -699,7 +700,7 @@ def test_ctrl_c_outside_the_loop_says_how_to_resume(monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("discrete_grpo.recipes.sample_policy", stopped)
+        patch.setattr("discrete_grpo.recipes.train.sample_policy", stopped)
         assert main(train()) == 130
     assert "stopped; saved, continue with: discrete-grpo resume run" in capsys.readouterr().err
     assert main(["resume", "run"]) == 0

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from discrete_grpo.checkpoint import save
 from discrete_grpo.datasets.molecules import dataset_from_smiles, statistics
-from discrete_grpo.recipes import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.train import NetworkSizes, molecule_policy
+from discrete_grpo.runs.checkpoint import save
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 INSTALLED = ["networkx", "torch", "yaml", "rdkit", "rich", "json", "numpy", "scipy", "jsonargparse", "safetensors", "csv", "typing"]
 MISSING = ["graph_tool", "wandb", "ray", "vina", "triton", "deepspeed", "my_hidden"]  # imported where there is one
 MARK = "import pathlib, sys\npathlib.Path({marks!r}, __name__).touch()\n"

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.checkpoint import BUNDLED, CheckpointError, load_metadata, load_policy
 from discrete_grpo.cli import main
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.families import family_of, load_trained
-from discrete_grpo.suggestions import OTHER_NAMES, STAND_INS, right_field
+from discrete_grpo.cli.suggestions import OTHER_NAMES, STAND_INS, right_field
+from discrete_grpo.recipes.families import family_of, load_trained
+from discrete_grpo.runs.checkpoint import BUNDLED, CheckpointError, load_metadata, load_policy
+from discrete_grpo.training.config import GRPOConfig
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from discrete_grpo.advantages import (
+from discrete_grpo.core.advantages import (
     advantages,
     constant_groups,
     group_advantages,
@@ -19,10 +19,10 @@ from discrete_grpo.advantages import (
     normalize_then_sum,
     sum_rewards,
 )
-from discrete_grpo.categorical import Sites, score_sites
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.generation import advantages_of
-from discrete_grpo.objective import grpo_loss
+from discrete_grpo.core.categorical import Sites, score_sites
+from discrete_grpo.core.loss import grpo_loss
+from discrete_grpo.training.batch import advantages_of
+from discrete_grpo.training.config import GRPOConfig
 from tests import oracles
 
 NAN = math.nan

@@ -9,8 +9,8 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from discrete_grpo.categorical import Sites, entropy, gather, kl_divergence, safe_log, sample, score_sites
-from discrete_grpo.graph import symmetrise, upper
+from discrete_grpo.core.categorical import Sites, entropy, gather, kl_divergence, safe_log, sample, score_sites
+from discrete_grpo.domains.graphs import symmetrise, upper
 from tests import oracles
 
 NODES = torch.tensor([[1.0, 2.0, 0.5], [0.0, 0.3, -1.0]], dtype=torch.float64)
@@ -227,7 +227,9 @@ def test_a_full_edge_matrix_is_refused_and_its_packed_form_is_not(b: int, n: int
     mask = exists[:, :, None] & exists[:, None]
     mask = mask if diagonal else mask & ~torch.eye(n, dtype=torch.bool)
     if n > 2:
-        with pytest.raises(ValueError, match=r"each pair counts twice.*discrete_grpo.graph.upper.*discrete_grpo.posterior_kl"):
+        with pytest.raises(
+            ValueError, match=r"each pair counts twice.*discrete_grpo.domains.graphs.upper.*discrete_grpo.posterior_kl"
+        ):
             Sites(log_p, edges, mask)
         with pytest.raises(ValueError, match="each pair counts twice"):  # garbage where no pair is
             Sites(torch.where(mask[..., None], log_p, torch.nan), torch.where(mask, edges, 7), mask)
@@ -274,7 +276,7 @@ def test_only_as_many_steps_as_sites_are_looked_at(monkeypatch: pytest.MonkeyPat
         seen.append(given)
         return False
 
-    monkeypatch.setattr("discrete_grpo.categorical._is_edge_matrix", look)
+    monkeypatch.setattr("discrete_grpo.core.categorical._is_edge_matrix", look)
     for s, u in [(3, 2), (1, 1), (2, 3), (1, 4), (4, 1), (2, 2)]:
         Sites(torch.zeros(1, s, u, 1), torch.zeros(1, s, u, dtype=torch.long), torch.ones(1, s, u, dtype=torch.bool))
     assert [x[0].shape for x in seen] == [(1, 2, 2, 1)]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from discrete_grpo.categorical import Sites, safe_log, score_sites
-from discrete_grpo.entropy import EntropyController, entropy_bonus, high_entropy, site_entropy, top_entropy_threshold
-from discrete_grpo.objective import row_weights
+from discrete_grpo.core.categorical import Sites, safe_log, score_sites
+from discrete_grpo.core.entropy import EntropyController, entropy_bonus, high_entropy, site_entropy, top_entropy_threshold
+from discrete_grpo.core.loss import row_weights
 from tests import oracles
 
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from discrete_grpo.advantages import kl_advantages
-from discrete_grpo.categorical import Sites, score_sites
-from discrete_grpo.kl_estimators import (
+from discrete_grpo.core.advantages import kl_advantages
+from discrete_grpo.core.categorical import Sites, score_sites
+from discrete_grpo.core.kl import (
     forward_estimate,
     forward_kl,
     importance_corrected,
     reverse_estimate,
     trajectory_sum,
 )
-from discrete_grpo.objective import grpo_loss
+from discrete_grpo.core.loss import grpo_loss
 from tests import oracles
 
 THETA = torch.tensor([0.3, -0.8, 0.5, 0.1], dtype=torch.float64)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from discrete_grpo.categorical import Scores
-from discrete_grpo.objective import (
+from discrete_grpo.core.categorical import Scores
+from discrete_grpo.core.loss import (
     cispo_surrogate,
     clipped_surrogate,
     grpo_loss,
@@ -23,7 +23,7 @@ from discrete_grpo.objective import (
     sapo_surrogate,
 )
 from tests import oracles
-from tests.test_trl_parity import ADVANTAGE, LAYOUTS, LOGP, MASK, f64, layouts
+from tests.training.test_trl_parity import ADVANTAGE, LAYOUTS, LOGP, MASK, f64, layouts
 
 LOSS_TYPES = ["grpo", "dapo", "dr_grpo", "cispo", "sapo"]
 LEVELS = ["token", "step", "step_mean", "sequence"]

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo import trainer
-from discrete_grpo.categorical import score_sites
-from discrete_grpo.config import GRPOConfig
+from discrete_grpo.core.categorical import score_sites
+from discrete_grpo.core.kl import trajectory_sum
+from discrete_grpo.core.precision import exact_device, place, widen, widest
+from discrete_grpo.core.rollout import Rollout, group_contexts
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.kernels import absorbing, marginal
 from discrete_grpo.diffusion.schedules import CosineSchedule, DigressSchedule, LinearSchedule, PolydecDistortion
-from discrete_grpo.generation import Batch, draws_of
-from discrete_grpo.graph import GraphBatch
-from discrete_grpo.kl_estimators import trajectory_sum
+from discrete_grpo.domains.graphs import GraphBatch
+from discrete_grpo.domains.tokenizer import Property, TokenBatch, Tokenizer
 from discrete_grpo.models.connectivity import effective_resistance
 from discrete_grpo.models.digress_features import MoleculeFeatures, extra
 from discrete_grpo.models.encoder import Encoder, EncoderConfig
@@ -26,17 +26,17 @@ from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.models.vq import VQAutoencoder, VQConfig
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.policies.likelihoods import ElboLikelihood
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
-from discrete_grpo.policies.sizes import RunningSizes, SizedPolicy
-from discrete_grpo.policies.smiles import TokenPolicy
-from discrete_grpo.precision import exact_device, place, widen, widest
-from discrete_grpo.rollout import Rollout, group_contexts
-from discrete_grpo.shards import Shard
-from discrete_grpo.tokens import Property, TokenBatch, Tokenizer
-from discrete_grpo.trainer import GRPOTrainer
-from discrete_grpo.updates import Plan, chunk_loss, policy_scores, terms_of, trajectory_kl
-from discrete_grpo.windows import choose, cut, window_weights
+from discrete_grpo.policies.node_count import RunningSizes, SizedPolicy
+from discrete_grpo.policies.surrogate import ElboLikelihood
+from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.training import trainer
+from discrete_grpo.training.batch import Batch, draws_of
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.minibatches import choose, cut, window_weights
+from discrete_grpo.training.shards import Shard
+from discrete_grpo.training.trainer import GRPOTrainer
+from discrete_grpo.training.update import Plan, chunk_loss, policy_scores, terms_of, trajectory_kl
 from tests.pretend_device import MPS, DeviceError, Pretend, PretendGenerator, move, pretending
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from discrete_grpo.rollout import Context, Policy, Rollout, as_module, group_contexts
+from discrete_grpo.core.rollout import Context, Policy, Rollout, as_module, group_contexts
 from tests.toys import tiny_policy
 
 

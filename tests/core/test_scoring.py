@@ -17,10 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from discrete_grpo.interrupt import interruptible
-from discrete_grpo.rewards.combine import WeightedSum
-from discrete_grpo.rewards.molecules import Target
-from discrete_grpo.scoring import (
+from discrete_grpo.core.interrupt import interruptible
+from discrete_grpo.core.scoring import (
     Failures,
     RewardError,
     finite_number,
@@ -30,6 +28,8 @@ from discrete_grpo.scoring import (
     score_samples,
     take_failures,
 )
+from discrete_grpo.rewards.combine import WeightedSum
+from discrete_grpo.rewards.molecules import Target
 
 
 def given(*values: Any) -> Any:

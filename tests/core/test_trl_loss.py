@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from discrete_grpo.categorical import Scores
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.entropy import entropy_bonus, high_entropy, top_entropy_threshold
-from discrete_grpo.kl_estimators import importance_corrected, reverse_estimate
-from discrete_grpo.objective import grpo_loss, off_policy_rows, row_weights
+from discrete_grpo.core.categorical import Scores
+from discrete_grpo.core.entropy import entropy_bonus, high_entropy, top_entropy_threshold
+from discrete_grpo.core.kl import importance_corrected, reverse_estimate
+from discrete_grpo.core.loss import grpo_loss, off_policy_rows, row_weights
+from discrete_grpo.training.config import GRPOConfig
 
 try:
     from trl import GRPOTrainer as TRLTrainer

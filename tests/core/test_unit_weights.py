@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Sites
-from discrete_grpo.config import GRPOConfig
+from discrete_grpo.core.categorical import Sites
+from discrete_grpo.core.rollout import Context, Rollout, group_contexts
 from discrete_grpo.diffusion.kernels import absorbing, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
-from discrete_grpo.generation import Batch, Draw, draws_of
-from discrete_grpo.graph import GraphBatch, symmetrise
+from discrete_grpo.domains.graphs import GraphBatch, symmetrise
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.policies.sizes import LearnedSizes, SizedPolicy
-from discrete_grpo.rollout import Context, Rollout, group_contexts
-from discrete_grpo.updates import Plan, chunk_loss, terms_of
-from discrete_grpo.windows import choose, cut, window_weights
+from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
+from discrete_grpo.training.batch import Batch, Draw, draws_of
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.minibatches import choose, cut, window_weights
+from discrete_grpo.training.update import Plan, chunk_loss, terms_of
 from tests import oracles
 
 LEVELS = ["token", "step", "step_mean", "sequence"]

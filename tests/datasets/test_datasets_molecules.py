@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.chemistry import decode, encode
 from discrete_grpo.datasets import downloads
 from discrete_grpo.datasets.downloads import Download, download
 from discrete_grpo.datasets.molecules import (
@@ -21,9 +20,10 @@ from discrete_grpo.datasets.molecules import (
 )
 from discrete_grpo.datasets.reading import read_smiles
 from discrete_grpo.datasets.smiles import load_smiles
+from discrete_grpo.domains.molecules import decode, encode
 
 SMILES = ["CCO", "c1ccccc1", "C[N+](C)(C)C", "N#CC=O", "F[C@H](Cl)Br"]
-SHARED = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[2] / "shared"))
+SHARED = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[3] / "shared"))
 
 
 def write(path: Path, text: str) -> Path:

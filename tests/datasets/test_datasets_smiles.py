@@ -9,10 +9,10 @@ import pytest
 import torch
 from rdkit import Chem
 
-from discrete_grpo import chemistry
 from discrete_grpo.datasets.molecules import property_scales
 from discrete_grpo.datasets.smiles import alphabet, load_smiles, smiles_from_lines, token_dataset
-from discrete_grpo.tokens import EOS, PAD
+from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.tokenizer import EOS, PAD
 
 LINES = ["C[C@H](N)c1ccccc1", "OCC", "C1CC1C[NH3+]", "broken(", "c1ccncc1"]
 

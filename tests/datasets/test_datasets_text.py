@@ -21,8 +21,8 @@ from discrete_grpo.datasets.text import (
     sentences,
     text_dataset,
 )
-from discrete_grpo.pretrain import batches
-from discrete_grpo.tokens import MASK, PAD, SMILES, Tokenizer
+from discrete_grpo.domains.tokenizer import MASK, PAD, SMILES, Tokenizer
+from discrete_grpo.training.pretrain import batches
 
 LINES = ["the cat", "a dog", "an owl sat"]
 

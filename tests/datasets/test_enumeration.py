@@ -10,8 +10,8 @@ import networkx as nx
 import pytest
 from rdkit import Chem
 
-from discrete_grpo.chemistry import decode
 from discrete_grpo.datasets.enumeration import BUNDLED, enumerate_molecules, gdb_like, load_enumerated, main
+from discrete_grpo.domains.molecules import decode
 
 KEPT = {1: 4, 2: 13, 3: 32, 4: 147, 5: 735, 6: 4628, 7: 32516}
 
@@ -65,7 +65,7 @@ def test_bundled_list(bundled: list[str], upto5: list[str]) -> None:
 
 
 def test_every_small_qm9_molecule_is_found(upto5: list[str], bundled: list[str]) -> None:
-    path = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[2] / "shared")) / "data" / "qm9.smi.gz"
+    path = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[3] / "shared")) / "data" / "qm9.smi.gz"
     if not path.is_file():
         pytest.skip("no shared data here")
     lines = gzip.decompress(path.read_bytes()).decode().split()

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from discrete_grpo.chemistry import encode
 from discrete_grpo.cli import main
 from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.convert import from_networkx
@@ -25,9 +24,10 @@ from discrete_grpo.datasets.reading import read_smiles
 from discrete_grpo.datasets.smiles import load_smiles
 from discrete_grpo.datasets.synthetic_graphs import dataset_from_networkx, read_npz
 from discrete_grpo.datasets.text import read_lines
-from discrete_grpo.graph import GraphBatch, PackedGraphs
-from discrete_grpo.images import evaluate_file
+from discrete_grpo.domains.graphs import GraphBatch, PackedGraphs
+from discrete_grpo.domains.molecules import encode
 from discrete_grpo.metrics.graphs import read_graphs
+from discrete_grpo.recipes.digits import evaluate_file
 
 READERS = [
     (read_smiles, "a.smi.gz"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
 from discrete_grpo.diffusion.kernels import D3PM, Kernel, chain_law, noise_law
 from discrete_grpo.diffusion.schedules import (
@@ -24,8 +25,7 @@ from discrete_grpo.diffusion.schedules import (
     Schedule,
 )
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
-from discrete_grpo.policies.likelihoods import ElboLikelihood
-from discrete_grpo.rollout import Context, Rollout
+from discrete_grpo.policies.surrogate import ElboLikelihood
 from tests import oracles
 
 STEPS = 3

@@ -7,13 +7,13 @@ import torch
 
 from benchmarks.expected_rate import FlowExpectedRate
 from benchmarks.kernel_comparison import EXPECTED_RATE, load
-from discrete_grpo.categorical import kl_divergence, safe_log
-from discrete_grpo.checkpoint import CheckpointError, build, describe
+from discrete_grpo.core.categorical import kl_divergence, safe_log
 from discrete_grpo.diffusion import choices
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
 from discrete_grpo.diffusion.kernels import Kernel, absorbing
 from discrete_grpo.diffusion.schedules import LinearSchedule
-from tests.test_flow import PRIORS, path
+from discrete_grpo.runs.checkpoint import CheckpointError, build, describe
+from tests.diffusion.test_flow import PRIORS, path
 
 
 def expected_rate(

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from discrete_grpo import Sites, posterior_kl, score_sites
-from discrete_grpo.categorical import safe_log
+from discrete_grpo.core.categorical import safe_log
+from discrete_grpo.core.rollout import Context
 from discrete_grpo.diffusion.kernels import absorbing
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.rollout import Context
 from tests import oracles
 from tests.toys import tiny_policy
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from discrete_grpo.graph import GraphBatch
-from discrete_grpo.topology import adjacency, decode, encode, graph6, parse
+from discrete_grpo.domains.graph6 import adjacency, decode, encode, graph6, parse
+from discrete_grpo.domains.graphs import GraphBatch
 
 SIZES = [0, 1, 2, 3, 4, 5, 7, 16, 61, 62, 63, 64, 150]
 UNREADABLE = ["", "  ", "B", "Bgg", "~", "~~", "~?", "~~??", "é", "B!", "&BP", ":Fa@x^", "CCO", "B\ng", "~~~~~~~~"]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from discrete_grpo.datasets.synthetic_graphs import planar, read_npz, tree
-from discrete_grpo.descriptors import (
+from discrete_grpo.domains.graph6 import graph6
+from discrete_grpo.domains.graph_statistics import (
     KINDS,
     SIGMA,
     clustering,
@@ -24,10 +25,9 @@ from discrete_grpo.descriptors import (
     wavelet,
     wavelet_filters,
 )
-from discrete_grpo.topology import graph6
-from tests.test_isomorphism import shuffled
+from tests.domains.test_isomorphism import shuffled
 
-SHARED = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[2] / "shared")) / "data"
+SHARED = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[3] / "shared")) / "data"
 
 
 SMALL = [nx.gnp_random_graph(4 + k % 6, (k % 9 + 1) / 9.5, seed=k) for k in range(40)]

@@ -9,7 +9,8 @@ import pytest
 from scipy.stats import chi2
 
 from discrete_grpo.datasets.synthetic_graphs import stochastic_block_model
-from discrete_grpo.shapes import (
+from discrete_grpo.domains.graph6 import adjacency, graph6
+from discrete_grpo.domains.graph_validity import (
     SHAPES,
     block_p_value,
     has_shape,
@@ -20,9 +21,8 @@ from discrete_grpo.shapes import (
     louvain_blocks,
     num_components,
 )
-from discrete_grpo.topology import adjacency, graph6
-from tests.test_descriptors import SMALL
-from tests.test_isomorphism import shuffled
+from tests.domains.test_graph_statistics import SMALL
+from tests.domains.test_isomorphism import shuffled
 
 
 @pytest.mark.parametrize("graph", [*SMALL, nx.empty_graph(1), nx.path_graph(2), nx.star_graph(6), nx.petersen_graph()])

@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pack, pair_index, pair_mask, permute, symmetrise, unpack, upper
+from discrete_grpo.domains.graphs import (
+    GraphBatch,
+    node_mask,
+    num_pairs,
+    pack,
+    pair_index,
+    pair_mask,
+    permute,
+    symmetrise,
+    unpack,
+    upper,
+)
 
 
 def batch(seed: int = 0, sizes: tuple[int, ...] = (5, 2, 4), n: int = 6) -> GraphBatch:

@@ -9,7 +9,7 @@ import pytest
 from networkx.generators.atlas import graph_atlas_g
 
 from discrete_grpo.datasets.synthetic_graphs import planar, tree
-from discrete_grpo.isomorphism import GraphSet, form, isomorphic
+from discrete_grpo.domains.isomorphism import GraphSet, form, isomorphic
 
 
 def shuffled(graph: nx.Graph, seed: int = 0) -> nx.Graph:

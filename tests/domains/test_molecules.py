@@ -11,11 +11,11 @@ import pytest
 import torch
 from rdkit import Chem
 
-from discrete_grpo import chemistry
-from discrete_grpo.chemistry import AtomType, Vocabulary, classes_to_mol, decode, encode, molecule_to_classes, parse
 from discrete_grpo.datasets.convert import from_networkx, from_pyg, to_networkx, to_pyg
 from discrete_grpo.datasets.enumeration import enumerate_molecules
-from discrete_grpo.graph import GraphBatch, node_mask, permute
+from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.graphs import GraphBatch, node_mask, permute
+from discrete_grpo.domains.molecules import AtomType, Vocabulary, classes_to_mol, decode, encode, molecule_to_classes, parse
 
 CNOF = Vocabulary(("C", "N", "O", "F"))
 WIDE = Vocabulary(("C", "N-1", "N", "N+1", "O-1", "O", "O+1", "F", "P", "S-1", "S", "S+1", "Cl", "Br", "I"))
@@ -77,7 +77,7 @@ def test_shared_data_round_trip(shared: Path) -> None:
 
 @pytest.fixture
 def shared() -> Path:
-    place = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[2] / "shared"))
+    place = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[3] / "shared"))
     if not (place / "data" / "zinc250k_test.smi.gz").is_file():
         pytest.skip("no shared data here")
     return place
@@ -186,7 +186,7 @@ def test_properties_against_rdkit_and_by_hand() -> None:
 
 def test_importing_the_package_does_not_import_rdkit() -> None:
     code = "import sys, discrete_grpo; sys.exit('rdkit' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
 
 
 # Conversion to other libraries ---------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from discrete_grpo.datasets.enumeration import enumerated_smiles
-from discrete_grpo.tokens import BOS, EOS, MASK, NUM_SPECIAL, PAD, SMILES, Property, Tokenizer, pad_left
+from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, NUM_SPECIAL, PAD, SMILES, Property, Tokenizer, pad_left
 
-ZINC = Path(__file__).parent.parent.parent / "shared/data/zinc250k_test.smi.gz"
+ZINC = Path(__file__).parents[3] / "shared/data/zinc250k_test.smi.gz"
 
 
 def test_special_ids_stand_apart() -> None:

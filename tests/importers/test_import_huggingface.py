@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from discrete_grpo.checkpoint import CheckpointError, load_policy, save
+from discrete_grpo.domains.tokenizer import BOS, EOS, NUM_SPECIAL
 from discrete_grpo.importers import import_huggingface
 from discrete_grpo.models.huggingface import HuggingFaceLM
-from discrete_grpo.tokens import BOS, EOS, NUM_SPECIAL
+from discrete_grpo.runs.checkpoint import CheckpointError, load_policy, save
 from tests.imported import check_as_a_policy, one_line
 
 ALPHABET = ["#", "(", ")", "1", "=", "Br", "C", "Cl", "N", "O", "[nH]", "c"]

@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from discrete_grpo.checkpoint import CheckpointError, load_metadata, load_policy
+from discrete_grpo.core.rollout import group_contexts
+from discrete_grpo.domains.tokenizer import BOS, EOS, NUM_SPECIAL
 from discrete_grpo.importers import import_checkpoint, import_molgpt, import_reinvent
 from discrete_grpo.importers.tensors import read_pickle
-from discrete_grpo.policies.smiles import TokenPolicy
-from discrete_grpo.rollout import group_contexts
-from discrete_grpo.tokens import BOS, EOS, NUM_SPECIAL
+from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, load_policy
 from tests import molgpt_reference
 from tests.imported import check_as_a_policy, one_line
 

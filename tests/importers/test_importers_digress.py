@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.checkpoint import CheckpointError, load_metadata, load_policy
-from discrete_grpo.config import GRPOConfig
+from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.importers import import_checkpoint, import_defog, import_digress, import_graph_grpo
 from discrete_grpo.importers.graph_data import DataName, known_data, read_statistics
 from discrete_grpo.importers.lightning import plain, read_lightning
-from discrete_grpo.molecular import load_molecule_policy
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.rollout import group_contexts
+from discrete_grpo.recipes.molecules import load_molecule_policy
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, load_policy
 from discrete_grpo.testing import check_policy
-from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.trainer import GRPOTrainer
 from tests.broken_policies import more_padding, relabelled
 from tests.imported import PLANAR, assert_their_logits, defog, digress, lightning, one_line
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from discrete_grpo.checkpoint import CheckpointError, load_metadata, load_policy
 from discrete_grpo.cli import main
+from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.importers import import_checkpoint, import_defog, import_digress, import_graph_grpo
 from discrete_grpo.importers.graph_data import DataName, known_data
 from discrete_grpo.models.digress_transformer import DigressTransformer
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.rollout import group_contexts
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, load_policy
 from tests.imported import PLANAR, QM9, Made, assert_their_logits, defog, digress, lightning, one_line, weights
 
 GUACAMOL, ZINC, GDPO = (12, 5), (9, 4), (9, 5)

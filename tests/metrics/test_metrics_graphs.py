@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits, tree, write_npz
-from discrete_grpo.descriptors import (
+from discrete_grpo.domains.graph6 import graph6
+from discrete_grpo.domains.graph_statistics import (
     KINDS,
     mmd,
 )
 from discrete_grpo.metrics.graphs import GraphReference, distances, evaluate, evaluate_folds, ratio, read_graphs, sample_metrics
-from discrete_grpo.topology import graph6
-from tests.test_isomorphism import rook, shrikhande, shuffled
+from tests.domains.test_isomorphism import rook, shrikhande, shuffled
 
 TRAIN = (nx.path_graph(4), nx.star_graph(3), nx.cycle_graph(4))
 TREES = [tree(10, np.random.default_rng(k)) for k in range(30)]

@@ -12,16 +12,16 @@ import pytest
 import torch
 import yaml
 
-from discrete_grpo.checkpoint import load_metadata, load_policy
-from discrete_grpo.config import GRPOConfig, PretrainConfig
-from discrete_grpo.pixels import Image, contact_sheet, png, stack
-from discrete_grpo.reporting.draw_images import draw_image
-from discrete_grpo.rollout import Reward
-from discrete_grpo.scoring import score_samples
-from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.core.rollout import Reward
+from discrete_grpo.core.scoring import score_samples
+from discrete_grpo.domains.images import Image, contact_sheet, png, stack
+from discrete_grpo.runs.checkpoint import load_metadata, load_policy
+from discrete_grpo.runs.report.images import draw_image
+from discrete_grpo.training.config import GRPOConfig, PretrainConfig
+from discrete_grpo.training.trainer import GRPOTrainer
 
-BUNDLED = Path(__file__).parent.parent / "discrete_grpo" / "bundled"
-PRESETS = Path(__file__).parent.parent / "discrete_grpo" / "presets"
+BUNDLED = Path(__file__).parents[2] / "discrete_grpo" / "bundled"
+PRESETS = Path(__file__).parents[2] / "discrete_grpo" / "cli" / "presets"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -101,7 +101,7 @@ def test_the_drawing_paints_every_pixel_once() -> None:
 
 
 def tiny(folder: Path, steps: int = 4):  # type: ignore[no-untyped-def]
-    from discrete_grpo.images import PretrainDigitsRecipe
+    from discrete_grpo.recipes.digits import PretrainDigitsRecipe
 
     settings = PretrainConfig(max_steps=steps, batch_size=32, warmup_steps=1, save_steps=2, log_steps=2)
     return PretrainDigitsRecipe(
@@ -119,7 +119,7 @@ def tiny(folder: Path, steps: int = 4):  # type: ignore[no-untyped-def]
 
 def test_the_recipe_makes_a_policy_and_a_classifier_and_resumes(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    from discrete_grpo.images import image_columns, run_pretrain_digits, sample_images
+    from discrete_grpo.recipes.digits import image_columns, run_pretrain_digits, sample_images
     from discrete_grpo.rewards.images import ClassifierProbability
 
     folder = run_pretrain_digits(tiny(tmp_path / "run"))
@@ -138,7 +138,7 @@ def test_the_recipe_makes_a_policy_and_a_classifier_and_resumes(tmp_path: Path) 
 
 
 def test_sampling_is_checked() -> None:
-    from discrete_grpo.images import sample_images
+    from discrete_grpo.recipes.digits import sample_images
 
     with pytest.raises(ValueError, match="n: 0, expected at least 1"):
         sample_images(None, 0)
@@ -152,7 +152,7 @@ def test_sampling_is_checked() -> None:
 def test_the_bundled_policy_draws_digits_of_their_class() -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("skimage")
-    from discrete_grpo.images import image_columns, sample_images
+    from discrete_grpo.recipes.digits import image_columns, sample_images
     from discrete_grpo.rewards.images import ClassifierProbability, SSIMToClassMean
 
     policy, columns = load_policy(BUNDLED / "digits"), image_columns()
@@ -179,7 +179,7 @@ def test_the_classifier_knows_images_it_has_not_seen() -> None:
 def test_a_few_updates_raise_the_sum_of_three_rewards() -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("skimage")
-    from discrete_grpo.images import image_columns
+    from discrete_grpo.recipes.digits import image_columns
     from discrete_grpo.rewards.images import ClassifierProbability, InkAmount, SSIMToClassMean
 
     settings = yaml.safe_load((PRESETS / "digits.yaml").read_text())
@@ -200,7 +200,7 @@ def test_a_few_updates_raise_the_sum_of_three_rewards() -> None:
 
 def test_files_of_images_are_evaluated(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    from discrete_grpo.images import evaluate_file, write_sheet
+    from discrete_grpo.recipes.digits import evaluate_file, write_sheet
 
     a, b = picture(seed=0), picture(seed=1)
     (tmp_path / "plain.txt").write_text(f"{a}\n\n{b}\n{a}\n")

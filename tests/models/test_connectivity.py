@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from discrete_grpo.graph import GraphBatch
+from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.models.connectivity import components, connectivity_features, effective_resistance
-from tests.test_graph_transformer import DTYPES, both_precisions, graphs, logits, network
+from tests.models.test_graph_transformer import DTYPES, both_precisions, graphs, logits, network
 
 RANDOM = [nx.gnm_random_graph(n, m, seed=n + m) for n, m in ((2, 0), (2, 1), (6, 4), (7, 9), (12, 10), (12, 30), (30, 32))]
 GRAPHS = [*RANDOM, nx.path_graph(40), nx.cycle_graph(40), nx.random_labeled_tree(25, seed=3), nx.empty_graph(3)]

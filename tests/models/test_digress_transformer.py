@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from discrete_grpo.checkpoint import load_policy, save
 from discrete_grpo.diffusion.schedules import DigressSchedule
-from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pair_mask, permute, symmetrise, upper
+from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pair_mask, permute, symmetrise, upper
 from discrete_grpo.models import digress_attention
 from discrete_grpo.models.digress_features import MoleculeFeatures, cycles, random_walk_powers
 from discrete_grpo.models.digress_transformer import DigressConfig, DigressTransformer, summaries
+from discrete_grpo.runs.checkpoint import load_policy, save
 from tests import digress_oracle as oracle
 
 DTYPES = {torch.float32: 1e-5, torch.float64: 1e-10}

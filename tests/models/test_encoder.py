@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.checkpoint import build, describe
 from discrete_grpo.models.encoder import Encoder, EncoderConfig, PooledEncoder
+from discrete_grpo.runs.checkpoint import build, describe
 
 CONFIG = EncoderConfig(num_tokens=7, block_size=6, layers=2, heads=2, width=16)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pair_mask, permute, symmetrise, upper
+from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pair_mask, permute, symmetrise, upper
 from discrete_grpo.models.graph_transformer import (
     BASE,
     SMALL,

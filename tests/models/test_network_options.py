@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from discrete_grpo.checkpoint import load_policy
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.lora import LoraOptions, add_lora, has_lora
-from discrete_grpo.recipes import TrainRecipe, run_train
-from discrete_grpo.reporting.run_folder import read_metrics
+from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.molecules import qed
-from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.runs.checkpoint import load_policy
+from discrete_grpo.runs.recorder import read_metrics
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.lora import LoraOptions, add_lora, has_lora
+from discrete_grpo.training.trainer import GRPOTrainer
 from tests.toys import share_of_class_two, tiny_policy
 
 SMALL = GRPOConfig(max_steps=4, num_generations=4, generation_batch_size=8, learning_rate=0.02, save_steps=2, beta=0.05, seed=1)
@@ -82,9 +82,9 @@ def test_layers_computed_again_give_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_the_policy_and_its_reference_are_compiled_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What compiled layers compute is held by tests/test_compiled.py."""
+    """What compiled layers compute is held by tests/training/test_compiled.py."""
     seen: list[nn.Module] = []
-    monkeypatch.setattr("discrete_grpo.trainer.compile_network", seen.append)
+    monkeypatch.setattr("discrete_grpo.training.trainer.compile_network", seen.append)
     made = GRPOTrainer(tiny_policy(), share_of_class_two, replace(SMALL, torch_compile=True))
     assert seen == [made.module, made.reference]
     GRPOTrainer(tiny_policy(), share_of_class_two, SMALL)

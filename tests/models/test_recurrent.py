@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.checkpoint import load_policy, save
+from discrete_grpo.core.rollout import group_contexts
+from discrete_grpo.domains.tokenizer import BOS, Tokenizer
 from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig
-from discrete_grpo.policies.smiles import TokenPolicy
-from discrete_grpo.rollout import group_contexts
-from discrete_grpo.tokens import BOS, Tokenizer
+from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.runs.checkpoint import load_policy, save
 
 CONFIGS = [
     RecurrentConfig(9, "lstm", layers=2, width=8, embedding=5),

@@ -11,23 +11,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Scores, score_sites
+from discrete_grpo.core.categorical import Scores, score_sites
+from discrete_grpo.core.rollout import Rollout, Scorer, group_contexts
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
 from discrete_grpo.diffusion.kernels import D3PM, Kernel, absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, DigressSchedule, LinearSchedule
-from discrete_grpo.graph import node_mask, unpack
-from discrete_grpo.networks import network_of
+from discrete_grpo.domains.graphs import node_mask, unpack
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
-from discrete_grpo.policies.likelihoods import EagerLikelihood, ElboLikelihood
-from discrete_grpo.policies.sizes import LearnedSizes, RunningSizes, SizedPolicy
-from discrete_grpo.rollout import Rollout, Scorer, group_contexts
+from discrete_grpo.policies.node_count import LearnedSizes, RunningSizes, SizedPolicy
+from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood
+from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.testing import LAWS, Report, check_policy
 from discrete_grpo.testing.case import same
-from discrete_grpo.truncation import Truncation
-from tests.test_decoded import image_codes
-from tests.test_graph_conditions import COLUMNS, conditional, state_of
-from tests.test_masked_text import make as masked_text
-from tests.test_smiles_policy import token_policy
+from discrete_grpo.training.network import network_of
+from tests.policies.test_decoded import image_codes
+from tests.policies.test_graph_conditions import COLUMNS, conditional, state_of
+from tests.policies.test_masked_text import make as masked_text
+from tests.policies.test_tokens import token_policy
 from tests.toys import node_classes, tiny_network
 
 LINEAR, COSINE = LinearSchedule(), CosineSchedule()

@@ -12,10 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.categorical import score_sites
-from discrete_grpo.checkpoint import load_policy, save
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.decoders import (
+from discrete_grpo.core.categorical import score_sites
+from discrete_grpo.core.loss import grpo_loss
+from discrete_grpo.core.rollout import Context, Policy, Rollout, group_contexts
+from discrete_grpo.domains.graphs import GraphBatch
+from discrete_grpo.domains.images import Image
+from discrete_grpo.domains.tokenizer import NUM_SPECIAL, Tokenizer
+from discrete_grpo.models.gpt import GPT, GPTConfig
+from discrete_grpo.models.vq import CodeDecoder, VQConfig
+from discrete_grpo.policies.decoded import DecodedPolicy
+from discrete_grpo.policies.decoders import (
     CODES,
     EDGE_LIST,
     SELFIES,
@@ -25,17 +31,11 @@ from discrete_grpo.decoders import (
     VQDecoder,
     code_text,
 )
-from discrete_grpo.graph import GraphBatch
-from discrete_grpo.models.gpt import GPT, GPTConfig
-from discrete_grpo.models.vq import CodeDecoder, VQConfig
-from discrete_grpo.objective import grpo_loss
-from discrete_grpo.pixels import Image
-from discrete_grpo.policies.decoded import DecodedPolicy
-from discrete_grpo.policies.smiles import TokenPolicy
-from discrete_grpo.rollout import Context, Policy, Rollout, group_contexts
+from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.runs.checkpoint import load_policy, save
 from discrete_grpo.testing import check_policy
-from discrete_grpo.tokens import NUM_SPECIAL, Tokenizer
-from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.trainer import GRPOTrainer
 
 CONFIG = VQConfig(size=4, halvings=1, codes=3, code_width=2, width=4)  # a grid of 2 by 2 codes
 

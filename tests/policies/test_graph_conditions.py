@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from discrete_grpo import GRPOConfig, GRPOTrainer, group_contexts, score_sites
-from discrete_grpo.checkpoint import load_policy, save
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import conditioned
 from discrete_grpo.diffusion.kernels import uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule
-from discrete_grpo.graph import ConditionedGraphs, GraphBatch
+from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch
+from discrete_grpo.domains.tokenizer import Property
 from discrete_grpo.policies.conditions import hide_properties
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
+from discrete_grpo.runs.checkpoint import load_policy, save
 from discrete_grpo.testing import check_policy
-from discrete_grpo.tokens import Property
 from tests.toys import node_classes, share_of_class_two, tiny_network
 
 SCALES = [Property("p", 1.0, 2.0), Property("q")]

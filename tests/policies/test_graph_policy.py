@@ -13,13 +13,13 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Scores, score_sites
+from discrete_grpo.core.categorical import Scores, score_sites
+from discrete_grpo.core.rollout import Context, Rollout, group_contexts
 from discrete_grpo.diffusion.kernels import Kernel, absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
-from discrete_grpo.graph import GraphBatch, node_mask, num_pairs, pack, pair_mask, permute, symmetrise, unpack, upper
+from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pack, pair_mask, permute, symmetrise, unpack, upper
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy, size_buckets
-from discrete_grpo.rollout import Context, Rollout, group_contexts
 from tests import oracles
 
 KERNELS: dict[str, tuple[Kernel, Kernel]] = {

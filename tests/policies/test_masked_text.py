@@ -13,16 +13,16 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Scores, score_sites
-from discrete_grpo.checkpoint import build, describe
-from discrete_grpo.config import GRPOConfig
+from discrete_grpo.core.categorical import Scores, score_sites
+from discrete_grpo.core.rollout import Context, Rollout, group_contexts
+from discrete_grpo.domains.tokenizer import EOS, MASK, NUM_SPECIAL, PAD, SMILES, Tokenizer
 from discrete_grpo.models.encoder import Encoder, EncoderConfig
 from discrete_grpo.policies.masked_text import MaskedTextPolicy, reveal_order
-from discrete_grpo.rollout import Context, Rollout, group_contexts
+from discrete_grpo.policies.truncation import Truncation, pack_bits
+from discrete_grpo.runs.checkpoint import build, describe
 from discrete_grpo.testing import check_policy
-from discrete_grpo.tokens import EOS, MASK, NUM_SPECIAL, PAD, SMILES, Tokenizer
-from discrete_grpo.trainer import GRPOTrainer
-from discrete_grpo.truncation import Truncation, pack_bits
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.trainer import GRPOTrainer
 from tests import oracles
 
 ABC = Tokenizer(("a", "b", "c"))

@@ -14,13 +14,13 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
-from discrete_grpo.categorical import score_sites
-from discrete_grpo.checkpoint import load_policy, save
+from discrete_grpo.core.categorical import score_sites
+from discrete_grpo.core.rollout import Context, Observer, Refinable, group_contexts
 from discrete_grpo.policies.graph import FixedSites
-from discrete_grpo.policies.likelihoods import EagerLikelihood
-from discrete_grpo.policies.refinement import Restart
-from discrete_grpo.policies.sizes import LearnedSizes, RunningSizes, SizedPolicy
-from discrete_grpo.rollout import Context, Observer, Refinable, group_contexts
+from discrete_grpo.policies.node_count import LearnedSizes, RunningSizes, SizedPolicy
+from discrete_grpo.policies.restart import Restart
+from discrete_grpo.policies.surrogate import EagerLikelihood
+from discrete_grpo.runs.checkpoint import load_policy, save
 from discrete_grpo.testing import check_policy
 from tests.toys import share_of_class_two, tiny_policy
 

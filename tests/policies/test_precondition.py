@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.checkpoint import load_policy, save
+from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
 from discrete_grpo.diffusion.kernels import evidence, marginal
 from discrete_grpo.diffusion.schedules import LinearSchedule
-from discrete_grpo.graph import GraphBatch, symmetrise, upper
+from discrete_grpo.domains.graphs import GraphBatch, symmetrise, upper
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.rollout import group_contexts
+from discrete_grpo.runs.checkpoint import load_policy, save
 from discrete_grpo.testing import check_policy
-from tests.test_graph_policy import COUNTS, draw, every_kernel, make, replayed, seeded
+from tests.policies.test_graph_policy import COUNTS, draw, every_kernel, make, replayed, seeded
 
 
 def silent(policy: GraphPolicy) -> GraphPolicy:

@@ -16,18 +16,18 @@ from scipy.stats import chisquare
 from torch import Tensor, nn
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
-from discrete_grpo.categorical import score_sites
+from discrete_grpo.core.categorical import score_sites
+from discrete_grpo.core.loss import grpo_loss
+from discrete_grpo.core.rollout import Context, Rollout, group_contexts, num_selected, select_steps
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
 from discrete_grpo.diffusion.kernels import Kernel, absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
-from discrete_grpo.graph import GraphBatch
-from discrete_grpo.objective import grpo_loss
+from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
-from discrete_grpo.policies.refinement import Restart, grid_point
-from discrete_grpo.refinement import Good, Memory, group_starts, local_search, seen_columns
-from discrete_grpo.reporting.run_folder import read_metrics, read_samples
-from discrete_grpo.rollout import Context, Rollout, group_contexts, num_selected, select_steps
+from discrete_grpo.policies.restart import Restart, grid_point
+from discrete_grpo.runs.recorder import read_metrics, read_samples
 from discrete_grpo.testing import check_policy
+from discrete_grpo.training.elites import Good, Memory, group_starts, local_search, seen_columns
 from tests import oracles, trainer_parts
 from tests.toys import share_of_class_two, tiny_policy
 

@@ -15,23 +15,23 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
-from discrete_grpo.advantages import advantages
-from discrete_grpo.categorical import score_sites
-from discrete_grpo.checkpoint import load_policy, save
+from discrete_grpo.core.advantages import advantages
+from discrete_grpo.core.categorical import score_sites
+from discrete_grpo.core.loss import grpo_loss
+from discrete_grpo.core.rollout import Context, Rollout, group_contexts
+from discrete_grpo.core.step_selection import Selection, chosen_steps
 from discrete_grpo.diffusion.kernels import Kernel, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
-from discrete_grpo.objective import grpo_loss
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
-from discrete_grpo.policies.likelihoods import EagerLikelihood
-from discrete_grpo.policies.refinement import Restart
-from discrete_grpo.policies.sizes import LearnedSizes, SizedPolicy
-from discrete_grpo.reporting.run_folder import read_metrics
-from discrete_grpo.rollout import Context, Rollout, group_contexts
+from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
+from discrete_grpo.policies.restart import Restart
+from discrete_grpo.policies.surrogate import EagerLikelihood
+from discrete_grpo.runs.checkpoint import load_policy, save
+from discrete_grpo.runs.recorder import read_metrics
 from discrete_grpo.testing import check_policy
-from discrete_grpo.timesteps import Selection, chosen_steps
 from tests import oracles
 from tests.broken_policies import more_padding, relabelled
-from tests.test_graph_conditions import COLUMNS, conditional
+from tests.policies.test_graph_conditions import COLUMNS, conditional
 from tests.toys import share_of_class_two, tiny_policy
 
 State = tuple[int, ...]

@@ -14,17 +14,17 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
-from discrete_grpo.categorical import Scores, score_sites
-from discrete_grpo.checkpoint import load_policy, save
+from discrete_grpo.core.categorical import Scores, score_sites
+from discrete_grpo.core.rollout import Context, Rollout, Scorer, group_contexts
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
 from discrete_grpo.diffusion.kernels import Kernel, absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, DigressSchedule, LinearSchedule
-from discrete_grpo.graph import GraphBatch, node_mask, pair_index
+from discrete_grpo.domains.graphs import GraphBatch, node_mask, pair_index
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
-from discrete_grpo.policies.likelihoods import EagerLikelihood, ElboLikelihood, with_likelihood
-from discrete_grpo.policies.sizes import LearnedSizes, SizedPolicy
-from discrete_grpo.rollout import Context, Rollout, Scorer, group_contexts
+from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
+from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood, with_likelihood
+from discrete_grpo.runs.checkpoint import load_policy, save
 from discrete_grpo.testing import check_policy
 from tests import oracles, trainer_parts
 from tests.toys import node_classes, share_of_class_two, tiny_network, tiny_policy

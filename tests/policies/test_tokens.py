@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo import Context, GRPOConfig, GRPOTrainer, Rollout, group_contexts, score_sites
-from discrete_grpo.checkpoint import load_policy, save
+from discrete_grpo.domains.tokenizer import BOS, EOS, NUM_SPECIAL, PAD, Property, TokenBatch, Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
-from discrete_grpo.policies.smiles import TokenPolicy
+from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.policies.truncation import Truncation
+from discrete_grpo.runs.checkpoint import load_policy, save
 from discrete_grpo.testing import check_policy
-from discrete_grpo.tokens import BOS, EOS, NUM_SPECIAL, PAD, Property, TokenBatch, Tokenizer
-from discrete_grpo.truncation import Truncation
 
 LETTERS = Tokenizer(("a", "b", "c"))
 

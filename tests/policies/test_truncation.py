@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from discrete_grpo.truncation import Truncation, pack_bits, unpack_bits
+from discrete_grpo.policies.truncation import Truncation, pack_bits, unpack_bits
 
 
 def by_hand(logits: list[float], allowed: list[bool], t: float, k: int | None, p: float) -> list[float]:

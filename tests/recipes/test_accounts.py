@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.accounts import check_budget, open_ledger, open_trackers, reserved
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.recipes import TrainRecipe, run_train
-from discrete_grpo.reporting.failures import FailureLog
-from discrete_grpo.reporting.run_folder import read_metrics, read_samples
+from discrete_grpo.core.scoring import Failure, RewardError
+from discrete_grpo.recipes.accounts import check_budget, open_ledger, open_trackers, reserved
+from discrete_grpo.recipes.search import SearchRecipe, run_search
+from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.ledger import Ledger, molecule_key, text_key
 from discrete_grpo.rewards.molecules import qed
-from discrete_grpo.scoring import Failure, RewardError
-from discrete_grpo.searching import SearchRecipe, run_search
-from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.runs.failures import FailureLog
+from discrete_grpo.runs.recorder import read_metrics, read_samples
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.trainer import GRPOTrainer
 from tests.toys import share_of_class_two, tiny_policy
 
 SMALL = GRPOConfig(max_steps=4, num_generations=4, generation_batch_size=16, save_steps=2, learning_rate=1e-3)

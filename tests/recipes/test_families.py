@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from discrete_grpo import GRPOConfig, PretrainConfig
-from discrete_grpo.checkpoint import CheckpointError, load_metadata, load_policy, save
-from discrete_grpo.chemistry import parse, to_smiles
 from discrete_grpo.datasets.enumeration import enumerated_smiles, load_enumerated
 from discrete_grpo.datasets.molecules import statistics
-from discrete_grpo.families import (
+from discrete_grpo.domains.molecules import parse, to_smiles
+from discrete_grpo.domains.tokenizer import BOS, EOS
+from discrete_grpo.policies.decoded import DecodedPolicy
+from discrete_grpo.recipes.families import (
     IMAGES,
     MOLECULES,
     TEXT,
@@ -31,14 +32,13 @@ from discrete_grpo.families import (
     sample_file,
     sample_policy,
 )
-from discrete_grpo.molecular import NetworkSizes, molecule_policy
-from discrete_grpo.policies.decoded import DecodedPolicy
-from discrete_grpo.recipes import PretrainRecipe, TrainRecipe, run_pretrain, run_train
-from discrete_grpo.reporting.run_folder import read_metrics, read_samples
+from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.smiles import PretrainSmilesRecipe, run_pretrain_smiles
+from discrete_grpo.recipes.train import PretrainRecipe, TrainRecipe, run_pretrain, run_train
 from discrete_grpo.rewards.conditions import HitsProperty, keeps_scaffold
 from discrete_grpo.rewards.molecules import validity
-from discrete_grpo.smiles import PretrainSmilesRecipe, run_pretrain_smiles
-from discrete_grpo.tokens import BOS, EOS
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, load_policy, save
+from discrete_grpo.runs.recorder import read_metrics, read_samples
 
 TINY = PretrainConfig(max_steps=30, batch_size=64, learning_rate=3e-3, warmup_steps=5, save_steps=15, log_steps=10, ema_decay=0.9)
 RECIPE = PretrainSmilesRecipe(
@@ -54,7 +54,7 @@ def _few_molecules() -> Iterator[None]:
     """Every twelfth molecule of the bundled enumeration: parsing all of it takes longer than these tests."""
     few = enumerated_smiles()[::12]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("discrete_grpo.smiles.enumerated_smiles", lambda: few)
+        patch.setattr("discrete_grpo.recipes.smiles.enumerated_smiles", lambda: few)
         yield
 
 

@@ -14,14 +14,14 @@ import torch
 from rdkit import Chem
 
 from discrete_grpo import GRPOConfig, PretrainConfig
-from discrete_grpo.checkpoint import CheckpointError, load_metadata, load_policy, save
-from discrete_grpo.chemistry import Vocabulary
+from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.schedules import LinearSchedule
-from discrete_grpo.molecular import with_sampler
-from discrete_grpo.recipes import (
+from discrete_grpo.domains.molecules import Vocabulary
+from discrete_grpo.recipes.molecules import with_sampler
+from discrete_grpo.recipes.train import (
     NetworkSizes,
     PretrainRecipe,
     TrainRecipe,
@@ -36,9 +36,9 @@ from discrete_grpo.recipes import (
     sample_molecules,
     scaffold_sites,
 )
-from discrete_grpo.reporting.run_folder import read_metrics, read_samples
 from discrete_grpo.rewards.molecules import qed, validity
-from discrete_grpo.rollout import group_contexts
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, load_policy, save
+from discrete_grpo.runs.recorder import read_metrics, read_samples
 
 TINY = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2)
 FAST = GRPOConfig(
@@ -104,7 +104,7 @@ def test_find_checkpoint_takes_every_form(tiny: Path, tmp_path: Path, monkeypatc
     assert find_checkpoint(tiny) == tiny
     assert find_checkpoint(tiny.parent) == tiny  # a finished run
     save(tmp_path / "bundled/qm9-small", load_policy(tiny), metadata=load_metadata(tiny))
-    monkeypatch.setattr("discrete_grpo.checkpoint.BUNDLED", tmp_path / "bundled")
+    monkeypatch.setattr("discrete_grpo.runs.checkpoint.BUNDLED", tmp_path / "bundled")
     assert bundled_policies() == ["qm9-small"]
     assert find_checkpoint("qm9-small") == tmp_path / "bundled/qm9-small"
     run_train(TrainRecipe(str(tiny), qed, str(tmp_path / "run"), FAST, evaluation_samples=0))

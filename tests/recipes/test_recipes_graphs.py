@@ -9,22 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo import GRPOConfig, PretrainConfig, topology
-from discrete_grpo.checkpoint import load_metadata, load_policy
+from discrete_grpo import GRPOConfig, PretrainConfig
 from discrete_grpo.datasets.synthetic_graphs import read_npz
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.schedules import PolydecDistortion
-from discrete_grpo.families import SamplerOptions, load_trained
-from discrete_grpo.graph import GraphBatch
-from discrete_grpo.molecular import NetworkSizes
-from discrete_grpo.plain_graphs import PretrainGraphsRecipe, run_pretrain_graphs
+from discrete_grpo.domains import graph6 as topology
+from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.policies.likelihoods import EagerLikelihood, ElboLikelihood
-from discrete_grpo.policies.sizes import LearnedSizes, RunningSizes, SizedPolicy
-from discrete_grpo.policies.wrapped import change_graph_policy, graph_part, with_options, without_likelihood
-from discrete_grpo.recipes import TrainRecipe, run_train
-from discrete_grpo.reporting.run_folder import read_metrics, read_samples
-from discrete_grpo.searching import SearchRecipe, run_search
+from discrete_grpo.policies.node_count import LearnedSizes, RunningSizes, SizedPolicy
+from discrete_grpo.policies.options import change_graph_policy, graph_part, with_options, without_likelihood
+from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood
+from discrete_grpo.recipes.families import SamplerOptions, load_trained
+from discrete_grpo.recipes.graphs import PretrainGraphsRecipe, run_pretrain_graphs
+from discrete_grpo.recipes.molecules import NetworkSizes
+from discrete_grpo.recipes.search import SearchRecipe, run_search
+from discrete_grpo.recipes.train import TrainRecipe, run_train
+from discrete_grpo.runs.checkpoint import load_metadata, load_policy
+from discrete_grpo.runs.recorder import read_metrics, read_samples
 from tests.toys import tiny_policy
 
 TINY = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2)

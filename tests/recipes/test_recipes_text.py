@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.checkpoint import CheckpointError, load_metadata, save
-from discrete_grpo.config import GRPOConfig, PretrainConfig
 from discrete_grpo.datasets.text import is_sentence, sentences, text_dataset
-from discrete_grpo.filling import (
+from discrete_grpo.metrics.text import diversity, evaluate, ranking_quality, recovered, sample_metrics
+from discrete_grpo.recipes.judge import JudgeRecipe, PretrainTextRecipe, _lines, run_judge, run_pretrain_text
+from discrete_grpo.recipes.text import (
     EncoderSizes,
     check_rewards,
     evaluate_fills,
@@ -24,10 +24,10 @@ from discrete_grpo.filling import (
     text_judge,
     text_policy,
 )
-from discrete_grpo.metrics.text import diversity, evaluate, ranking_quality, recovered, sample_metrics
 from discrete_grpo.rewards.judge import Judge
-from discrete_grpo.textual import JudgeRecipe, PretrainTextRecipe, _lines, run_judge, run_pretrain_text
-from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, save
+from discrete_grpo.training.config import GRPOConfig, PretrainConfig
+from discrete_grpo.training.trainer import GRPOTrainer
 
 TINY = EncoderSizes(layers=1, heads=2, width=16)
 SHORT = PretrainConfig(max_steps=6, batch_size=8, warmup_steps=1, save_steps=3, log_steps=3)
@@ -257,7 +257,7 @@ def test_metrics_of_nothing_are_zero_or_unknown() -> None:
 
 
 def test_the_bundled_pair_is_small_and_says_where_it_is_from() -> None:
-    root = Path(__file__).parent.parent / "discrete_grpo" / "bundled"
+    root = Path(__file__).parents[2] / "discrete_grpo" / "bundled"
     for name, limit in (("fill-in", 2_000_000), ("fill-in-judge", 1_000_000)):
         assert sum(p.stat().st_size for p in (root / name).iterdir()) < limit
         found = load_metadata(root / name)

@@ -17,14 +17,14 @@ from benchmarks import presets
 from benchmarks.baseline_graph import PeerNetwork, PeerPolicy, Trajectory, average_posterior, noise_matrix, posterior_over_x0
 from benchmarks.common import ROOT, interleaved, paired_ratio, peak_allocated, stamp, write_result
 from benchmarks.graph_policy_speed import CASES, Baseline, Ours, Settings, main
-from discrete_grpo.categorical import score_sites
+from discrete_grpo.core.categorical import score_sites
+from discrete_grpo.core.loss import grpo_loss, row_weights
+from discrete_grpo.core.rollout import Rollout, group_contexts
 from discrete_grpo.diffusion.kernels import D3PM, marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule
-from discrete_grpo.graph import unpack
+from discrete_grpo.domains.graphs import unpack
 from discrete_grpo.models.graph_transformer import GraphTransformerConfig
-from discrete_grpo.objective import grpo_loss, row_weights
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.rollout import Rollout, group_contexts
 
 CONFIG = GraphTransformerConfig(3, 2, 3, 2, layers=1, heads=2, width=8, edge_width=6, global_width=4, walk_length=3)
 NODE_PRIOR, EDGE_PRIOR = (0.5, 0.2, 0.3), (0.8, 0.2)

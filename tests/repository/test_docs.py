@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = [
     "README.md",
     "docs/tutorial.md",
@@ -63,8 +63,8 @@ def test_every_logged_metric_is_documented() -> None:
 
 def test_every_metric_of_samples_is_documented() -> None:
     from discrete_grpo.datasets.synthetic_graphs import make_splits
+    from discrete_grpo.domains.images import Image
     from discrete_grpo.metrics import graphs, images, molecules, text
-    from discrete_grpo.pixels import Image
 
     drawn = [Image(1, 1, b"a"), Image(1, 1, b"b")]
     tables = [
@@ -83,9 +83,9 @@ def test_every_metric_of_samples_is_documented() -> None:
 
 @pytest.mark.parametrize("run", ["text", "judge", "digits"])
 def test_every_metric_of_pretraining_is_documented(run: str, tmp_path: Path) -> None:
-    from discrete_grpo.config import PretrainConfig
-    from discrete_grpo.images import PretrainDigitsRecipe, run_pretrain_digits
-    from discrete_grpo.textual import EncoderSizes, JudgeRecipe, PretrainTextRecipe, run_judge, run_pretrain_text
+    from discrete_grpo.recipes.digits import PretrainDigitsRecipe, run_pretrain_digits
+    from discrete_grpo.recipes.judge import EncoderSizes, JudgeRecipe, PretrainTextRecipe, run_judge, run_pretrain_text
+    from discrete_grpo.training.config import PretrainConfig
 
     config = PretrainConfig(max_steps=1, batch_size=8, warmup_steps=0, log_steps=1, save_steps=1)
     tiny = EncoderSizes(layers=1, heads=1, width=8)

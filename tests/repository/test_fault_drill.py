@@ -22,8 +22,8 @@ from benchmarks.common import ROOT
 from benchmarks.fault_compare import differences, lost, unknown
 from benchmarks.fault_drill import QUICK, ROWS
 from benchmarks.fault_rows import named_sample
-from discrete_grpo.reporting.run_folder import write_json, write_table, write_text
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
+from discrete_grpo.runs.recorder import write_json, write_table, write_text
 
 DRILLED = ("kill", "truncated-state", "cache-row", "nan-gradient")
 TABLES: dict[str, dict[str, list[Any]]] = {

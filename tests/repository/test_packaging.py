@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FOLDERS = {
     "discrete_grpo": ROOT / "discrete_grpo",
     "discrete_grpo.models": ROOT / "models",
@@ -135,7 +135,7 @@ def test_no_address_and_no_registry_of_packages() -> None:
 
 
 def test_third_party_imports_are_declared() -> None:
-    from tests.test_layering import FILES, imports
+    from tests.repository.test_layering import FILES, imports
 
     known = {
         "torch_geometric": "torch-geometric",

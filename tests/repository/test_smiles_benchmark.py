@@ -12,8 +12,8 @@ from torch import Tensor
 from benchmarks.baseline_smiles import PeerGPT, peer_log_probs, peer_sample
 from benchmarks.presets import example
 from benchmarks.smiles_speed import BLOCK, Case, Settings, main
+from discrete_grpo.domains.tokenizer import BOS, EOS
 from discrete_grpo.models.gpt import GPT, GPTConfig
-from discrete_grpo.tokens import BOS, EOS
 
 SMALL = Settings(batch=32, chunk=16, layers=2, heads=2, width=16, repeats=1)
 

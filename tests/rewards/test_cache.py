@@ -22,7 +22,7 @@ from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.molecules import InRange, Similarity, Target, logp, molecule_reward, qed
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def key(sample: str, identity: str = "r", **columns: Any) -> bytes:

@@ -14,7 +14,9 @@ from rdkit import Chem, DataStructs
 from rdkit.Chem.AtomPairs import Pairs
 from rdkit.Chem.Scaffolds import MurckoScaffold
 
-from discrete_grpo import chemistry
+from discrete_grpo.core.rollout import Reward
+from discrete_grpo.core.scoring import RewardError, reward_name, score_samples
+from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.metrics.molecules import internal_diversity
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.diversity import (
@@ -34,8 +36,6 @@ from discrete_grpo.rewards.diversity import (
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.rewards.molecules import qed
-from discrete_grpo.rollout import Reward
-from discrete_grpo.scoring import RewardError, reward_name, score_samples
 
 RINGS = ["c1ccccc1", "C1CCCCC1", "c1ccncc1", "C1CC1", "c1ccc2ccccc2c1", "C1CCCNC1=O", "c1ccoc1"]
 CHAINS = ["", "C", "CC", "O", "N", "F", "OC", "CCO"]

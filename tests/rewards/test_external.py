@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from discrete_grpo.core.scoring import RewardError
 from discrete_grpo.rewards.external import ExternalReward
 from discrete_grpo.rewards.identity import reward_identity
-from discrete_grpo.scoring import RewardError
 
 PROGRAM = """
 import json, os, subprocess, sys, time

@@ -20,21 +20,21 @@ import pytest
 import torch
 from rdkit import Chem
 
-from discrete_grpo.checkpoint import save
 from discrete_grpo.cli import main
+from discrete_grpo.cli.parser import known_rewards
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
-from discrete_grpo.parsing import known_rewards
-from discrete_grpo.recipes import NetworkSizes, molecule_policy
-from discrete_grpo.reporting.run_folder import read_samples
+from discrete_grpo.recipes.train import NetworkSizes, molecule_policy
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.external import ExternalReward
 from discrete_grpo.rewards.identity import Unidentified, identify, reward_identity
 from discrete_grpo.rewards.ledger import Ledger
+from discrete_grpo.runs.checkpoint import save
+from discrete_grpo.runs.recorder import read_samples
 from tests import identity_cases
 from tests.identity_cases import CASES
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def in_process(*words: str, seed: int = 0) -> Any:
@@ -173,10 +173,10 @@ def test_a_global_that_is_set_from_elsewhere_counts(folder: Path) -> None:
 
 BUNDLED = """
 import functools, json
-from discrete_grpo.parsing import known_rewards
+from discrete_grpo.cli.parser import known_rewards
 from discrete_grpo.rewards import combine, external, molecules, pool, workers
 from discrete_grpo.rewards.identity import reward_identity
-from discrete_grpo.rewards.worker import find, resolve
+from discrete_grpo.rewards.pool_worker import find, resolve
 arguments = {
     "Similarity": {"target": "CC"}, "Substructure": {"smarts": "[OH]"}, "HitsProperty": {"property": "TPSA"},
     "Target": {"property": molecules.qed, "value": 1.0, "scale": 1.0},

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.checkpoint import CheckpointError, build, describe, save
+from discrete_grpo.core.scoring import RewardError, reward_name, score_samples
 from discrete_grpo.datasets.text import LabelledText
+from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.models.encoder import Encoder, EncoderConfig, PooledEncoder
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.rewards.judge import Judge, ModuleReward, TextScorer
-from discrete_grpo.scoring import RewardError, reward_name, score_samples
-from discrete_grpo.tokens import Tokenizer
+from discrete_grpo.runs.checkpoint import CheckpointError, build, describe, save
 
 ABC = Tokenizer(("a", "b", "c"))
 CONFIG = EncoderConfig(len(ABC), 6, layers=1, heads=2, width=16)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.checkpoint import tensors_to_cpu
+from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError, score_samples
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.ledger import Ledger, auc_top_k, molecule_key, text_key
 from discrete_grpo.rewards.molecules import qed, validity
-from discrete_grpo.scoring import Accounts, BudgetExhausted, RewardError, score_samples
+from discrete_grpo.runs.checkpoint import tensors_to_cpu
 
 
 class Oracle:

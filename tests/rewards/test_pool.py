@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
+from discrete_grpo.core.scoring import RewardError, reward_name, score_samples
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.rewards.pool import RewardPool
-from discrete_grpo.rewards.workers import RayActors
-from discrete_grpo.scoring import RewardError, reward_name, score_samples
+from discrete_grpo.rewards.pool_backends import RayActors
 from tests import pool_rewards
 
 BAD = ["die", "segfault", "raise", "short", "inf", "text"]

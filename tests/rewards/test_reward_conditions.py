@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from discrete_grpo import chemistry
+from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.conditions import HitsProperty, keeps_scaffold
 
 

@@ -11,6 +11,7 @@ import pytest
 from rdkit import Chem
 from rdkit.Chem import QED, Crippen, Descriptors
 
+from discrete_grpo.core.scoring import RewardError, reward_name
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.molecules import (
     InRange,
@@ -25,7 +26,6 @@ from discrete_grpo.rewards.molecules import (
     synthetic_accessibility,
     validity,
 )
-from discrete_grpo.scoring import RewardError, reward_name
 
 ASPIRIN = "CC(=O)Oc1ccccc1C(=O)O"
 MOLECULES = [ASPIRIN, "CCO", "C1CCCCCCC1", "CCN(CC)CC", "c1ccc2ccccc2c1"]
@@ -73,7 +73,7 @@ def test_penalised_logp_by_its_parts() -> None:
 
 
 def test_penalised_logp_is_centred_on_zinc() -> None:
-    path = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[2] / "shared")) / "data" / "zinc250k_test.smi.gz"
+    path = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[3] / "shared")) / "data" / "zinc250k_test.smi.gz"
     if not path.is_file():
         pytest.skip("no shared data here")
     found = penalised_logp(gzip.decompress(path.read_bytes()).decode().split()[:3000])

@@ -10,8 +10,10 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from discrete_grpo.core.scoring import RewardError, reward_name, score_samples
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits, planar, tree, write_npz
-from discrete_grpo.descriptors import SIGMA, clustering, degree, mmd, orbit
+from discrete_grpo.domains.graph6 import graph6
+from discrete_grpo.domains.graph_statistics import SIGMA, clustering, degree, mmd, orbit
 from discrete_grpo.rewards.graphs import (
     NovelTo,
     ShapeMatch,
@@ -23,9 +25,7 @@ from discrete_grpo.rewards.graphs import (
     tree_closeness,
     tree_valid,
 )
-from discrete_grpo.scoring import RewardError, reward_name, score_samples
-from discrete_grpo.topology import graph6
-from tests.test_isomorphism import shuffled
+from tests.domains.test_isomorphism import shuffled
 
 TRAIN = tuple(planar(10, np.random.default_rng(k)) for k in range(6))
 SAMPLES = [graph6(g) for g in (planar(12, np.random.default_rng(9)), nx.complete_graph(6), tree(8, np.random.default_rng(0)))]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.checkpoint import CheckpointError, save
+from discrete_grpo.domains.images import Image
 from discrete_grpo.metrics.images import diversity, evaluate, sample_metrics
 from discrete_grpo.models.convnet import ConvNet, ConvNetConfig
-from discrete_grpo.pixels import Image
 from discrete_grpo.rewards.images import ClassifierProbability, InkAmount, SSIMToClassMean, ink
+from discrete_grpo.runs.checkpoint import CheckpointError, save
 
 
 def pictures(count: int, size: int = 8, seed: int = 0) -> list[Image]:

@@ -14,12 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from discrete_grpo import GRPOConfig, GRPOTrainer, checkpoint
-from discrete_grpo.checkpoint import CheckpointError, Checkpoints, build, describe, load_metadata, load_policy, load_training, save
+from discrete_grpo import GRPOConfig, GRPOTrainer
+from discrete_grpo.runs import checkpoint
+from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, build, describe, load_metadata, load_policy, load_training, save
 from discrete_grpo.diffusion.kernels import D3PM, absorbing
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
-from discrete_grpo.policies.sizes import LearnedSizes, SizedPolicy
-from discrete_grpo.rollout import group_contexts
+from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
+from discrete_grpo.core.rollout import group_contexts
 from tests.toys import node_classes, share_of_class_two, tiny_policy
 
 
@@ -241,23 +242,23 @@ def test_what_cannot_be_described_is_named() -> None:
         build(spec)
     assert build(spec, trusted=("tests",)) == _Outside(3)
     with pytest.raises(CheckpointError, match="cannot be built"):
-        build({"class_path": "discrete_grpo.graph.NoSuch", "init_args": {}})
+        build({"class_path": "discrete_grpo.domains.graphs.NoSuch", "init_args": {}})
 
 
 @pytest.mark.parametrize(
     "spec",
     [
         {"class_path": "discrete_grpo.cli.main", "init_args": {"arguments": ["list"]}},
-        {"class_path": "discrete_grpo.checkpoint.load_policy", "init_args": {"folder": ".", "trusted": ["subprocess"]}},
+        {"class_path": "discrete_grpo.runs.checkpoint.load_policy", "init_args": {"folder": ".", "trusted": ["subprocess"]}},
         {"class_path": "discrete_grpo.rewards.judge.Judge", "init_args": {"checkpoint": ".", "trusted": ["subprocess"]}},
-        {"class_path": "discrete_grpo.checkpoint.Path", "init_args": {}},
-        {"class_path": "discrete_grpo.recipes.GRPOConfig", "init_args": {}},  # stands elsewhere
+        {"class_path": "discrete_grpo.runs.checkpoint.Path", "init_args": {}},
+        {"class_path": "discrete_grpo.recipes.train.GRPOConfig", "init_args": {}},  # stands elsewhere
         {"class_path": "discrete_grpo", "init_args": {}},
         {"class_path": "discrete_grpo..graph.GraphBatch", "init_args": {}},
         {"class_path": ["discrete_grpo"], "init_args": {}},
-        {"class_path": "discrete_grpo.graph.GraphBatch", "init_args": []},
+        {"class_path": "discrete_grpo.domains.graphs.GraphBatch", "init_args": []},
         {"class_path": "discrete_grpo.diffusion.schedules.CosineSchedule", "init_args": {"s": "much"}},
-        {"class_path": "discrete_grpo.tokens.Property", "init_args": {"name": "a", "mean": 0.0, "std": -1.0}},  # a ValueError
+        {"class_path": "discrete_grpo.domains.tokenizer.Property", "init_args": {"name": "a", "mean": 0.0, "std": -1.0}},  # a ValueError
     ],
 )
 def test_only_classes_that_describe_writes_are_built(spec: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from discrete_grpo.cli import main
 
-ARCHIVE = Path(__file__).parent / "fixtures" / "format1.tar.xz"
+ARCHIVE = Path(__file__).parents[1] / "fixtures" / "format1.tar.xz"
 GRAPHS = ("qm9-small", "tree-16", "planar-16")
 
 

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from discrete_grpo.reporting.console import print_table, progress
-from discrete_grpo.reporting.diagnosis import diagnosis
-from discrete_grpo.reporting.draw import draw_smiles
-from discrete_grpo.reporting.report import write_report
-from discrete_grpo.reporting.run_folder import (
+from discrete_grpo.runs.console import print_table, progress
+from discrete_grpo.runs.report.diagnosis import diagnosis
+from discrete_grpo.runs.report.molecules import draw_smiles
+from discrete_grpo.runs.report.report import write_report
+from discrete_grpo.runs.recorder import (
     METRICS,
     SAMPLES,
     Recorder,
@@ -32,7 +32,7 @@ from discrete_grpo.reporting.run_folder import (
     write_table,
     write_text,
 )
-from discrete_grpo.reporting.svg import Line, Values, histogram, line_chart, nice_ticks
+from discrete_grpo.runs.report.charts import Line, Values, histogram, line_chart, nice_ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 AWKWARD = ["C,C", 'a "quoted" one', "two\nlines", "a\rreturn", "", " spaces ", "naïve ‖ 分子"]

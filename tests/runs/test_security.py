@@ -19,15 +19,15 @@ import pytest
 import torch
 import yaml
 
-from discrete_grpo.checkpoint import CheckpointError, Checkpoints, build, describe, load_metadata, load_policy, load_training, save
+from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, build, describe, load_metadata, load_policy, load_training, save
 from discrete_grpo.cli import main
 from discrete_grpo.datasets.molecules import load_molecules
 from discrete_grpo.datasets.smiles import load_smiles
 from discrete_grpo.datasets.synthetic_graphs import read_npz
-from discrete_grpo.folders import write_sums
+from discrete_grpo.runs.files import write_sums
 from discrete_grpo.importers.lightning import read_lightning
 from discrete_grpo.importers.tensors import read_json, read_pickle
-from discrete_grpo.refinement import Memory
+from discrete_grpo.training.elites import Memory
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.ledger import Ledger
 from tests.toys import tiny_policy
@@ -215,26 +215,26 @@ def calls(canary: Path) -> list[dict[str, Any]]:
         spec("subprocess.run", args=touch, shell=True),
         spec("posix.system", command=touch),
         spec("torch.load", f=touch, weights_only=False),
-        spec("discrete_grpo.checkpoint.os.system", command=touch),
-        spec("discrete_grpo.checkpoint.os", command=touch),
-        spec("discrete_grpo.folders.os.mkdir", path=str(canary)),
-        spec("discrete_grpo.folders.shutil.rmtree", path=str(canary)),
+        spec("discrete_grpo.runs.checkpoint.os.system", command=touch),
+        spec("discrete_grpo.runs.checkpoint.os", command=touch),
+        spec("discrete_grpo.runs.files.os.mkdir", path=str(canary)),
+        spec("discrete_grpo.runs.files.shutil.rmtree", path=str(canary)),
         spec("discrete_grpo.rewards.external.subprocess.run", args=touch, shell=True),
         spec("discrete_grpo.rewards.external.subprocess.Popen", args=touch, shell=True),
         spec("discrete_grpo.rewards.external.ExternalReward", command=["mkdir", str(canary)]),
         spec("discrete_grpo.rewards.external._Program", command=["mkdir", str(canary)], environment={}),
-        spec("discrete_grpo.rewards.worker.resolve", path="os.mkdir", init_args={"path": str(canary)}),
-        spec("discrete_grpo.rewards.worker.find", path="os.mkdir"),
+        spec("discrete_grpo.rewards.pool_worker.resolve", path="os.mkdir", init_args={"path": str(canary)}),
+        spec("discrete_grpo.rewards.pool_worker.find", path="os.mkdir"),
         spec("discrete_grpo.rewards.pool.RewardPool", reward="os.mkdir", init_args={"path": str(canary)}),
         spec("discrete_grpo.rewards.identity.functools.partial", func="os.mkdir"),
         spec("discrete_grpo.importers.lightning.pickle.loads", data=code),
-        spec("discrete_grpo.reporting.run_folder.write_text", path=str(canary), text=""),
-        spec("discrete_grpo.reporting.run_folder.Recorder", folder=str(canary)),
+        spec("discrete_grpo.runs.recorder.write_text", path=str(canary), text=""),
+        spec("discrete_grpo.runs.recorder.Recorder", folder=str(canary)),
         spec("discrete_grpo.rewards.cache.Database", path=str(canary), tables={}),
-        spec("discrete_grpo.checkpoint.Checkpoints", run=str(canary)),
+        spec("discrete_grpo.runs.checkpoint.Checkpoints", run=str(canary)),
         spec("discrete_grpo.cli.main", arguments=["import", "x", f"--out={canary}"]),
-        spec("discrete_grpo.checkpoint.Path", args=[str(canary)]),
-        spec("discrete_grpo.graph.GraphBatch.__init__", nodes=0),
+        spec("discrete_grpo.runs.checkpoint.Path", args=[str(canary)]),
+        spec("discrete_grpo.domains.graphs.GraphBatch.__init__", nodes=0),
         spec("discrete_grpo.../../evil.Evil"),
         spec("discrete_grpo\n.os.system", command=touch),
         spec(".os.system", command=touch),
@@ -268,7 +268,7 @@ def test_metadata_is_never_built(tmp_path: Path, canary: Path) -> None:
 
 
 def test_a_trusted_package_is_trusted_for_its_classes_only(canary: Path) -> None:
-    for path in ("tests.test_security.os.mkdir", "tests.test_security.Trap", "tests.test_security.main"):
+    for path in ("tests.runs.test_security.os.mkdir", "tests.runs.test_security.Trap", "tests.runs.test_security.main"):
         with pytest.raises(CheckpointError, match="class_path"):
             build(spec(path, path=str(canary)), trusted=("tests",))
 
@@ -333,7 +333,7 @@ def test_the_command_of_a_run_folder(tmp_path: Path, refused: Callable[..., str]
 
 
 def test_a_checkpoint_that_names_a_file_as_its_data(tmp_path: Path, canary: Path) -> None:
-    from discrete_grpo.plain_graphs import reference_of
+    from discrete_grpo.recipes.graphs import reference_of
 
     path = objects(tmp_path / "evil.npz", canary, ("train_num_nodes", "train_edges", "train_offsets"))
     (tmp_path / "bare.npz").write_bytes(pickle.dumps(Trap(canary)))

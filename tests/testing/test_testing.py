@@ -20,18 +20,18 @@ from scipy.stats import chi2
 from torch import nn
 
 from discrete_grpo import score_sites
-from discrete_grpo.categorical import Scores, gather
+from discrete_grpo.core.categorical import Scores, gather
+from discrete_grpo.core.loss import grpo_loss
+from discrete_grpo.core.rollout import Context, group_contexts
 from discrete_grpo.diffusion.kernels import uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule
-from discrete_grpo.graph import node_mask, permute, symmetrise, unpack, upper
-from discrete_grpo.objective import grpo_loss
+from discrete_grpo.domains.graphs import node_mask, permute, symmetrise, unpack, upper
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
-from discrete_grpo.rollout import Context, group_contexts
 from discrete_grpo.testing import LAWS, Report, Row, check_policy, learning, probability, relabelling, replay
 from tests import broken_policies as twins
 from tests.toys import node_classes, share_of_class_two, tiny_network, tiny_policy
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 WORDS = group_contexts(3, 3)
 SIZES = [Context(k // 2, {"num_nodes": 2 + k // 2 % 2}) for k in range(6)]
 

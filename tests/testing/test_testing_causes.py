@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.categorical import Sites
-from discrete_grpo.rollout import Context, Rollout, group_contexts
+from discrete_grpo.core.categorical import Sites
+from discrete_grpo.core.rollout import Context, Rollout, group_contexts
 from discrete_grpo.testing import LAWS, Report, check_policy
 from tests import broken_policies as twins
 from tests.broken_policies import Words

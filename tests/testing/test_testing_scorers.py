@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from discrete_grpo import Scorer
-from discrete_grpo.policies.likelihoods import EagerLikelihood, ElboLikelihood
-from discrete_grpo.rollout import Context, group_contexts
+from discrete_grpo.core.rollout import Context, group_contexts
+from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood
 from discrete_grpo.testing import LAWS, Report, check_policy
 from discrete_grpo.testing.check import ON_TABLES
 from tests import broken_scorers as twins

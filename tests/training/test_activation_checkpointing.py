@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import peak_allocated
-from discrete_grpo.checkpoint import describe
-from discrete_grpo.graph import node_mask, num_pairs, pair_mask, symmetrise
+from discrete_grpo.domains.graphs import node_mask, num_pairs, pair_mask, symmetrise
 from discrete_grpo.models.digress_transformer import DigressConfig, DigressTransformer
 from discrete_grpo.models.encoder import Encoder, EncoderConfig, PooledEncoder
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig
-from discrete_grpo.networks import checkpoint_layers, network_of
-from discrete_grpo.policies.sizes import LearnedSizes, SizedPolicy
+from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
+from discrete_grpo.runs.checkpoint import describe
+from discrete_grpo.training.network import checkpoint_layers, network_of
 from tests.toys import tiny_policy
 
 SIZES: dict[str, Any] = {"layers": 4, "heads": 2, "width": 16, "dropout": 0.3}

@@ -11,17 +11,18 @@ import pytest
 import torch
 import yaml
 
-from discrete_grpo import GRPOConfig, GRPOTrainer, PretrainConfig, bf16
-from discrete_grpo.bf16 import bf16_units, decide_bf16
-from discrete_grpo.parsing import parse
-from discrete_grpo.pretrain import Pretrainer
-from tests.test_pretrain import DATA
+from discrete_grpo import GRPOConfig, GRPOTrainer, PretrainConfig
+from discrete_grpo.cli.parser import parse
+from discrete_grpo.training import bf16
+from discrete_grpo.training.bf16 import bf16_units, decide_bf16
+from discrete_grpo.training.pretrain import Pretrainer
 from tests.toys import share_of_class_two, tiny_policy
+from tests.training.test_pretrain import DATA
 
 CPU = torch.device("cpu")
 GRPO = GRPOConfig(max_steps=2, num_generations=4, generation_batch_size=8, learning_rate=1e-2, save_steps=1, bf16="auto")
 PRETRAIN = PretrainConfig(max_steps=4, batch_size=16, learning_rate=1e-2, warmup_steps=2, log_steps=1, save_steps=2, bf16="auto")
-PRESETS = sorted((Path(bf16.__file__).parent / "presets").glob("*.yaml"))
+PRESETS = sorted((Path(bf16.__file__).parents[1] / "cli" / "presets").glob("*.yaml"))
 
 
 def processor(monkeypatch: pytest.MonkeyPatch, units: str | None) -> None:

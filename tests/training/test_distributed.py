@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.checkpoint import Checkpoints, load_training
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.processes import Processes
-from discrete_grpo.reporting.run_folder import read_metrics, read_samples
+from discrete_grpo.core.scoring import BudgetExhausted, RewardError
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
-from discrete_grpo.scoring import BudgetExhausted, RewardError
-from discrete_grpo.shards import check_shards, make_shards, num_shards
-from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.runs.checkpoint import Checkpoints, load_training
+from discrete_grpo.runs.recorder import read_metrics, read_samples
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.distributed import Processes
+from discrete_grpo.training.shards import check_shards, make_shards, num_shards
+from discrete_grpo.training.trainer import GRPOTrainer
 from tests.process_worker import CASES, SMALL, interrupted, trainer
 from tests.toys import share_of_class_two, tiny_policy
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 COMPARED = ["plain", "grpo", "dr_grpo", "reuse", "entropy", "reward_kl", "resample", "refine", "replay", "sizes", "shards"]
 COMPARED += ["interrupted"]
 OTHERS = ["idle", "budget", "audited"]

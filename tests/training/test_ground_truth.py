@@ -14,15 +14,15 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from discrete_grpo.categorical import score_sites
-from discrete_grpo.config import GRPOConfig
+from discrete_grpo.core.categorical import score_sites
+from discrete_grpo.core.loss import grpo_loss, log_ratio
+from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.kernels import Kernel, absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
-from discrete_grpo.graph import GraphBatch, symmetrise
-from discrete_grpo.objective import grpo_loss, log_ratio
+from discrete_grpo.domains.graphs import GraphBatch, symmetrise
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.rollout import Context, Rollout
-from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.trainer import GRPOTrainer
 from tests import oracles
 
 State = tuple[int, ...]

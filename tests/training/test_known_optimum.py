@@ -12,9 +12,9 @@ import pytest
 from discrete_grpo import GRPOConfig, GRPOTrainer, PretrainConfig
 from discrete_grpo.datasets.enumeration import enumerate_molecules
 from discrete_grpo.datasets.molecules import dataset_from_smiles, statistics
-from discrete_grpo.pretrain import Pretrainer
-from discrete_grpo.recipes import NetworkSizes, molecule_policy, sample_molecules
+from discrete_grpo.recipes.train import NetworkSizes, molecule_policy, sample_molecules
 from discrete_grpo.rewards.molecules import logp
+from discrete_grpo.training.pretrain import Pretrainer
 
 
 @pytest.mark.slow

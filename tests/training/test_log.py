@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.reporting.run_folder import read_metrics
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.ledger import Ledger
-from discrete_grpo.trainer import GRPOTrainer
+from discrete_grpo.runs.recorder import read_metrics
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.trainer import GRPOTrainer
 from tests.toys import share_of_class_two, tiny_policy
 
 CONFIG = GRPOConfig(max_steps=4, num_generations=4, generation_batch_size=8, save_steps=2, learning_rate=1e-3)

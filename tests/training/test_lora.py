@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
-from discrete_grpo.categorical import score_sites
-from discrete_grpo.checkpoint import load_policy, save
-from discrete_grpo.graph import node_mask, num_pairs, pair_mask, symmetrise
-from discrete_grpo.lora import LoraOptions, add_lora, has_lora, merge_lora, without_lora
+from discrete_grpo.core.categorical import score_sites
+from discrete_grpo.core.rollout import group_contexts
+from discrete_grpo.domains.graphs import node_mask, num_pairs, pair_mask, symmetrise
 from discrete_grpo.models.convnet import ConvNet, ConvNetConfig
 from discrete_grpo.models.digress_transformer import DigressConfig, DigressTransformer
 from discrete_grpo.models.encoder import Encoder, EncoderConfig
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.models.huggingface import HuggingFaceLM
 from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig
-from discrete_grpo.policies.sizes import LearnedSizes, SizedPolicy
-from discrete_grpo.rollout import group_contexts
+from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
+from discrete_grpo.runs.checkpoint import load_policy, save
+from discrete_grpo.training.lora import LoraOptions, add_lora, has_lora, merge_lora, without_lora
 from tests.toys import share_of_class_two, tiny_network, tiny_policy
 
 pytest.importorskip("peft")
@@ -243,7 +243,7 @@ def test_an_exported_policy_needs_no_peft(tmp_path: Path, monkeypatch: pytest.Mo
     assert plain is not policy
     assert any("lora_" in name for name in policy.state_dict())
     save(tmp_path / "policy", plain, metadata={})
-    for module in ("peft", "discrete_grpo.lora_layers"):
+    for module in ("peft", "discrete_grpo.training.lora_layers"):
         monkeypatch.setitem(sys.modules, module, None)
     loaded = load_policy(tmp_path / "policy")
     assert without_lora(loaded) is loaded

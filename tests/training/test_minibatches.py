@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.generation import Draw
+from discrete_grpo.core.rollout import Rollout, group_contexts
+from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
-from discrete_grpo.pending import Pending
-from discrete_grpo.policies.smiles import TokenPolicy
-from discrete_grpo.rollout import Rollout, group_contexts
-from discrete_grpo.tokens import Tokenizer
-from discrete_grpo.updates import Plan, Terms, chunk_loss, plan_update, policy_scores, terms_of
-from discrete_grpo.windows import Chunk, choose, cut, window_weights
+from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.training.batch import Draw
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.minibatches import Chunk, choose, cut, window_weights
+from discrete_grpo.training.rollout_queue import Pending
+from discrete_grpo.training.update import Plan, Terms, chunk_loss, plan_update, policy_scores, terms_of
 from tests.toys import tiny_policy
 
 HINTS = get_type_hints(GRPOConfig)

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from discrete_grpo import PretrainConfig
-from discrete_grpo.averaging import averaged, ema_decay_at
-from discrete_grpo.checkpoint import Checkpoints, load_policy, load_training
-from discrete_grpo.folders import write_sums
-from discrete_grpo.graph import GraphBatch, node_mask, symmetrise
+from discrete_grpo.core.rollout import group_contexts
+from discrete_grpo.domains.graphs import GraphBatch, node_mask, symmetrise
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.pretrain import Pretrainer, batches
-from discrete_grpo.reporting.run_folder import read_metrics
-from discrete_grpo.rollout import group_contexts
+from discrete_grpo.runs.checkpoint import Checkpoints, load_policy, load_training
+from discrete_grpo.runs.files import write_sums
+from discrete_grpo.runs.recorder import read_metrics
+from discrete_grpo.training.averaging import averaged, ema_decay_at
+from discrete_grpo.training.pretrain import Pretrainer, batches
 from tests.toys import tiny_network, tiny_policy
 
 

@@ -16,22 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
-from discrete_grpo.categorical import Sites, score_sites
-from discrete_grpo.drawing import Drawn
-from discrete_grpo.generation import Batch, draws_of, groups_of
-from discrete_grpo.pending import Pending
-from discrete_grpo.policies.likelihoods import EagerLikelihood
-from discrete_grpo.policies.sizes import LearnedSizes, RunningSizes, SizedPolicy
-from discrete_grpo.replay import Replay
-from discrete_grpo.reporting.run_folder import read_samples
+from discrete_grpo.core.categorical import Sites, score_sites
+from discrete_grpo.core.rollout import Rollout, group_contexts
+from discrete_grpo.policies.node_count import LearnedSizes, RunningSizes, SizedPolicy
+from discrete_grpo.policies.surrogate import EagerLikelihood
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.ledger import Ledger
-from discrete_grpo.rollout import Rollout, group_contexts
-from discrete_grpo.updates import Plan, chunk_loss, policy_scores, terms_of
-from discrete_grpo.windows import Chunk, choose
-from tests.test_smiles_policy import token_policy
-from tests.test_trainer_options import moved, seeded
+from discrete_grpo.runs.recorder import read_samples
+from discrete_grpo.training.batch import Batch, draws_of, groups_of
+from discrete_grpo.training.minibatches import Chunk, choose
+from discrete_grpo.training.replay_buffer import Replay
+from discrete_grpo.training.rollout_queue import Pending
+from discrete_grpo.training.sampler import Drawn
+from discrete_grpo.training.update import Plan, chunk_loss, policy_scores, terms_of
+from tests.policies.test_tokens import token_policy
 from tests.toys import share_of_class_two, tiny_policy
+from tests.training.test_trainer_options import moved, seeded
 
 SMALL: dict[str, Any] = {
     "num_generations": 4, "generation_batch_size": 12, "learning_rate": 1e-2, "max_grad_norm": None, "replay_samples": 2,
@@ -341,7 +341,7 @@ def test_nothing_is_scored_again_and_metrics_are_of_what_was_drawn(tmp_path: Pat
     for k, line in enumerate(lines):
         own = [float(r) for r in table["reward"][12 * k : 12 * k + 12]]
         assert line["reward"] == pytest.approx(sum(own) / 12)
-    page = (Path(__file__).parent.parent / "docs/metrics.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/metrics.md").read_text(encoding="utf-8")
     assert not [name for name in lines[1] if name.startswith("replay") and f"`{name}`" not in page]
 
 

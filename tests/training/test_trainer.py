@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from discrete_grpo import GRPOConfig, GRPOTrainer, RewardError
-from discrete_grpo.checkpoint import Checkpoints, load_training
-from discrete_grpo.folders import write_sums
-from discrete_grpo.reporting.run_folder import read_metrics, read_samples
-from discrete_grpo.trainer import select_steps
+from discrete_grpo.runs.checkpoint import Checkpoints, load_training
+from discrete_grpo.runs.files import write_sums
+from discrete_grpo.runs.recorder import read_metrics, read_samples
+from discrete_grpo.training.trainer import select_steps
 from tests import trainer_parts
 from tests.toys import share_of_class_two, tiny_policy
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
-from discrete_grpo.categorical import Scores, score_sites
-from discrete_grpo.generation import Batch, Draw, draws_of, groups_missing, groups_of
-from discrete_grpo.policies.likelihoods import EagerLikelihood
-from discrete_grpo.updates import plan_update, policy_scores, terms_of, trajectory_kl
-from discrete_grpo.windows import Chunk, windows
+from discrete_grpo.core.categorical import Scores, score_sites
+from discrete_grpo.policies.surrogate import EagerLikelihood
+from discrete_grpo.training.batch import Batch, Draw, draws_of, groups_missing, groups_of
+from discrete_grpo.training.minibatches import Chunk, windows
+from discrete_grpo.training.update import plan_update, policy_scores, terms_of, trajectory_kl
 from tests import trainer_parts
 from tests.toys import share_of_class_two, tiny_policy
 
@@ -473,7 +473,7 @@ def test_bad_options_are_named(options: dict[str, Any], said: str) -> None:
 
 
 def test_every_option_is_documented_with_its_default() -> None:
-    page = (Path(__file__).parent.parent / "docs/options.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/options.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \| .+\|$", page, re.M))
     assert rows == {field.name: repr(field.default) for field in fields(GRPOConfig)}
     functions = [cell for row in re.findall(r"^\|.*\| (.*) \|$", page, re.M) for cell in re.findall(r"`(\w+)\.(\w+)`", row)]

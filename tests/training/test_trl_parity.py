@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from discrete_grpo.advantages import group_advantages
-from discrete_grpo.categorical import Scores, Sites, score_sites
-from discrete_grpo.kl_estimators import importance_corrected, reverse_estimate
-from discrete_grpo.objective import grpo_loss, row_weights
+from discrete_grpo.core.advantages import group_advantages
+from discrete_grpo.core.categorical import Scores, Sites, score_sites
+from discrete_grpo.core.kl import importance_corrected, reverse_estimate
+from discrete_grpo.core.loss import grpo_loss, row_weights
 
 
 def f64(values: Any) -> Tensor:

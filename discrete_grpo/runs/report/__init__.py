@@ -1,1 +1,1 @@
-"""What a run leaves behind: metrics and sample tables, progress on the terminal, and one HTML page."""
+"""The HTML report of a run: its page, charts and drawings of samples."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from discrete_grpo.pixels import Image
+from discrete_grpo.domains.images import Image
 
 __all__ = ["draw_image"]
 
@@ -13,7 +13,7 @@ def draw_image(text: str, *, width: int = 220, height: int = 170) -> str | None:
     """An image sample as an SVG element to place into a page: one path a grey level, ink white on black.
 
     Args:
-        text: the sample as tables hold it, ``str`` of an :class:`~discrete_grpo.pixels.Image`.
+        text: the sample as tables hold it, ``str`` of an :class:`~discrete_grpo.domains.images.Image`.
         width: of the drawing's own coordinates.
         height: likewise; the image is centred and keeps its shape.
 

@@ -12,9 +12,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from discrete_grpo.reporting.diagnosis import diagnosis
-from discrete_grpo.reporting.page import page
-from discrete_grpo.reporting.run_folder import (
+from discrete_grpo.runs.report.diagnosis import diagnosis
+from discrete_grpo.runs.report.page import page
+from discrete_grpo.runs.recorder import (
     METRICS,
     SAMPLES,
     iter_samples,
@@ -23,7 +23,7 @@ from discrete_grpo.reporting.run_folder import (
     read_samples,
     write_text,
 )
-from discrete_grpo.reporting.svg import Line, Values, histogram, line_chart
+from discrete_grpo.runs.report.charts import Line, Values, histogram, line_chart
 
 __all__ = ["write_report"]
 
@@ -89,7 +89,7 @@ def write_report(folder: str | os.PathLike[str], *, draw: Callable[[str], str | 
     """Write ``report.html`` into a run folder, from whatever of its files exist; the run may still be going.
 
     Args:
-        folder: a run folder; see :mod:`discrete_grpo.reporting.run_folder`.
+        folder: a run folder; see :mod:`discrete_grpo.runs.recorder`.
         draw: gives the picture of a sample as an ``<svg>`` element, or None if it cannot be drawn (it is shown as text then).
 
     Returns:

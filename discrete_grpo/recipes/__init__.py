@@ -1,0 +1,1 @@
+"""Whole jobs, one module per domain: training, searching, pretraining, sampling and evaluating."""
