@@ -1,1 +1,1 @@
-"""Policy-gradient training of discrete sequences of choices: log-probs, advantages, losses and KL. It knows no family of policies."""
+"""Log-probs, advantages, losses and KL of discrete trajectories, for any policy that follows the protocol."""

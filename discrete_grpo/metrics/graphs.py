@@ -1,8 +1,8 @@
 """Metrics of generated plain graphs: V.U.N., the five MMDs and their ratio.
 
 Samples are graph6 lines or None. Two samples are the same when they are isomorphic; where that could not be decided within a
-bound on the work (:mod:`discrete_grpo.domains.isomorphism`) they count as the same, so that V.U.N. is never overstated, and ``undecided``
-says how many.
+bound on the work (:mod:`discrete_grpo.domains.isomorphism`) they count as the same, so that V.U.N. is never overstated, and
+``undecided`` says how many.
 
 Sources: Martinkus et al. (2022), SPECTRE, arXiv 2204.01613; Qin et al. (2025), DeFoG, arXiv 2410.04263 (ratio).
 """

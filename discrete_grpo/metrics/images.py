@@ -1,4 +1,4 @@
-"""Metrics of generated images. Samples are :class:`~discrete_grpo.domains.images.Image` or None; two are the same if all pixels are."""
+"""Metrics of generated images: samples are :class:`~discrete_grpo.domains.images.Image` or None, equal if all pixels are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A conformance kit: the laws that any policy must obey, run on yours by :func:`check_policy`.
 
 It knows no family of policies, only the methods of :class:`~discrete_grpo.core.rollout.Policy` and
-:class:`~discrete_grpo.core.rollout.Scorer`. ``docs/extending.md`` lists the laws with what each measures and which mistake it catches.
+:class:`~discrete_grpo.core.rollout.Scorer`. ``docs/extending.md`` lists the laws, what each measures and which mistake it
+catches.
 """
 
 from discrete_grpo.testing.check import LAWS, check_policy

@@ -1,7 +1,8 @@
 """Relabels the nodes of stored graph trajectories, whose layout is told by the names and shapes of the states.
 
 States called ``nodes`` hold one entry per node [B, ..., N], ``pairs`` one per unordered pair [B, ..., N(N-1)/2] in the order of
-:mod:`discrete_grpo.domains.graphs`, and ``edges`` a symmetric matrix [B, ..., N, N]. A prefix may stand before each (``free_nodes``).
+:mod:`discrete_grpo.domains.graphs`, and ``edges`` a symmetric matrix [B, ..., N, N]. A prefix may stand before each
+(``free_nodes``).
 All other states belong to whole graphs.
 """
 
