@@ -35,7 +35,6 @@ SOURCES = (
     "models/recompute.py",
     "discrete_grpo/compiled.py",
     "discrete_grpo/lora.py",
-    "discrete_grpo/lora_layers.py",
     "discrete_grpo/networks.py",
     "benchmarks/training_options.py",
 )

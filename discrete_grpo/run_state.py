@@ -13,6 +13,7 @@ from torch import nn
 from discrete_grpo.checkpoint import tensors_to_cpu
 from discrete_grpo.drawing import GroupSampler
 from discrete_grpo.entropy import EntropyController
+from discrete_grpo.lora import current_names
 from discrete_grpo.processes import Processes
 from discrete_grpo.randomness import global_state, restore_global_state
 from discrete_grpo.rollout import Policy, Reward
@@ -100,12 +101,12 @@ class Parts:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`drawing` and :meth:`learning` gave."""
-        self.module.load_state_dict(state["weights"])
+        self.module.load_state_dict(current_names(state["weights"]))
         self.optimizer.load_state_dict(state["optimizer"])
         if self.average is not None:
-            self.average.load_state_dict(state["average"])
+            self.average.load_state_dict(current_names(state["average"]))
         if self.reference is not None:
-            cast(nn.Module, self.reference).load_state_dict(state["reference"])
+            cast(nn.Module, self.reference).load_state_dict(current_names(state["reference"]))
         if self.controller is not None and state["entropy"]:
             self.controller.load_state_dict(state["entropy"])
         self._restore_drawing(state)
