@@ -92,11 +92,13 @@ class LowRank(nn.Module):
         self.lora_A, self.lora_B = nn.Parameter(a.to(weight)), nn.Parameter(b.to(weight))
 
     def forward(self, weight: Tensor) -> Tensor:
+        """Return W' for the frozen weight W."""
         # PyTorch chooses the kernel of a product by whether its weight requires a gradient, also under no_grad. Samples are
         # drawn without gradients, and their log-probs must be those of the scores to the bit.
         with torch.enable_grad(), full_precision(weight.device):
-            delta = self.scale * (self.lora_B.flatten(1) @ self.lora_A.flatten(1))
-            return weight + (delta.T if self.transposed else delta.view(weight.shape))
+            a, b = self.lora_A.flatten(1), self.lora_B.flatten(1)
+            left, right = (a.T, b.T) if self.transposed else (b, a)
+            return torch.addmm(weight.flatten(1), left, right, alpha=self.scale).view(weight.shape)
 
 
 def add_lora(
@@ -200,7 +202,7 @@ def _initialise(a: Tensor, b: Tensor, embedding: bool, generator: torch.Generato
 
 
 def _adapt(layer: nn.Module, adapter: LowRank) -> None:
-    kind = type(layer)
+    kind: Any = type(layer)
     parametrize.register_parametrization(layer, "weight", adapter)
     layer.__class__ = _adapted_class(kind)
 
@@ -214,8 +216,8 @@ def _adapted_class(kind: type[nn.Module]) -> type[nn.Module]:
     return type(f"Parametrized{kind.__name__}", (kind,), {"weight": property(lambda layer: layer.parametrizations.weight())})
 
 
-def _is_adapted(part: nn.Module) -> bool:
-    return parametrize.is_parametrized(part, "weight") and isinstance(part.parametrizations.weight[0], LowRank)  # type: ignore
+def _is_adapted(part: Any) -> bool:
+    return parametrize.is_parametrized(part, "weight") and isinstance(part.parametrizations.weight[0], LowRank)
 
 
 def _restore(layer: Any, weight: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Low-rank adapters: the first policy to the bit, no adapter left out, plain checkpoints, exact resume."""
+"""Low-rank adapters: the first policy to the bit, no adapter left out, plain checkpoints, exact resume, names of peft."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from discrete_grpo.models.encoder import Encoder, EncoderConfig
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.models.huggingface import HuggingFaceLM
 from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig
+from discrete_grpo.networks import checkpoint_layers
 from discrete_grpo.policies.sizes import LearnedSizes, SizedPolicy
 from discrete_grpo.rollout import group_contexts
 from tests.toys import share_of_class_two, tiny_network, tiny_policy
@@ -401,6 +402,19 @@ def test_under_bfloat16_the_first_answer_and_the_merged_one_are_the_same_to_the_
     changed = answer(network)
     assert not torch.equal(changed, before)
     assert torch.equal(answer(merge_lora(network)), changed)
+
+
+@pytest.mark.parametrize("name", ["graph transformer", "digress", "gpt", "encoder"])
+def test_layers_computed_again_give_adapters_the_same_gradients_to_the_bit(name: str) -> None:
+    found = []
+    for again in (False, True):
+        network = adapted(name).float()
+        checkpoint_layers(network, again)
+        NETWORKS[name][1](network).sin().sum().backward()
+        found.append({n: p.grad for n, p in network.named_parameters() if p.grad is not None})
+    assert len(found[0]) >= 4
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][n], found[1][n]) for n in found[0])
 
 
 class _Bare(nn.Module):
