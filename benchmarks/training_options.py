@@ -35,7 +35,6 @@ SOURCES = (
     "models/recompute.py",
     "discrete_grpo/training/compiled.py",
     "discrete_grpo/training/lora.py",
-    "discrete_grpo/training/lora_layers.py",
     "discrete_grpo/training/network.py",
     "benchmarks/training_options.py",
 )

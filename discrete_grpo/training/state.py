@@ -15,6 +15,7 @@ from discrete_grpo.core.rollout import Policy, Reward
 from discrete_grpo.core.scoring import Accounts, remembers
 from discrete_grpo.runs.checkpoint import tensors_to_cpu
 from discrete_grpo.training.distributed import Processes
+from discrete_grpo.training.lora import current_names
 from discrete_grpo.training.randomness import global_state, restore_global_state
 from discrete_grpo.training.sampler import GroupSampler
 
@@ -100,12 +101,12 @@ class Parts:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`drawing` and :meth:`learning` gave."""
-        self.module.load_state_dict(state["weights"])
+        self.module.load_state_dict(current_names(state["weights"]))
         self.optimizer.load_state_dict(state["optimizer"])
         if self.average is not None:
-            self.average.load_state_dict(state["average"])
+            self.average.load_state_dict(current_names(state["average"]))
         if self.reference is not None:
-            cast(nn.Module, self.reference).load_state_dict(state["reference"])
+            cast(nn.Module, self.reference).load_state_dict(current_names(state["reference"]))
         if self.controller is not None and state["entropy"]:
             self.controller.load_state_dict(state["entropy"])
         self._restore_drawing(state)

@@ -68,8 +68,6 @@ KEEPERS = {
     "sklearn": {"datasets.digits"},
     "skimage": {"rewards.images"},
     "selfies": {"policies.decoders"},
-    "transformers": {"models.huggingface", "training.lora_layers"},
-    "peft": {"training.lora_layers"},
     "tokenizers": {"importers.huggingface"},
     "matplotlib": set[str](),
     "models": set[str](),  # only ever as discrete_grpo.models

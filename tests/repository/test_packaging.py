@@ -150,7 +150,7 @@ def test_third_party_imports_are_declared() -> None:
     extras = {
         name: {requirement(line) for line in lines("options.extras_require", name)} for name in SETUP["options.extras_require"]
     }
-    optional = extras["images"] | extras["selfies"] | extras["huggingface"] | extras["lora"]
+    optional = extras["images"] | extras["selfies"] | extras["huggingface"]
     services = set().union(*(extras[name] for name in ("docking", "ray", "tensorboard", "wandb")))  # tests replace or skip these
     assert {known.get(name, name) for name in used} <= declared | optional | services
     assert not declared & optional

@@ -139,7 +139,6 @@ def test_an_encoder_can_be_compiled() -> None:
 
 
 def test_it_goes_together_with_adapters_and_with_layers_computed_again() -> None:
-    pytest.importorskip("peft")
     policy, backend = policy_of(), Counting()
     add_lora(policy, r=2, target_modules=["qkv", "edge_in", "film"])
     for k, parameter in enumerate(p for p in policy.parameters() if p.requires_grad):
@@ -149,7 +148,7 @@ def test_it_goes_together_with_adapters_and_with_layers_computed_again() -> None
     checkpoint_layers(policy)
     rollout = draw(policy)
     torch.testing.assert_close(gradients(policy, rollout), gradients(plain, rollout), rtol=1e-5, atol=1e-6)
-    assert backend.programs > 0
+    assert backend.programs == 1  # adapted layers share it too
     torch.testing.assert_close(logp(without_lora(policy), rollout), logp(policy, rollout), rtol=0, atol=1e-4)
 
 

@@ -1,8 +1,9 @@
-"""Low-rank adapters: the first policy to the bit, no adapter left out, plain checkpoints, exact resume."""
+"""Low-rank adapters: the first policy to the bit, no adapter left out, plain checkpoints, exact resume, names of peft."""
 
 from __future__ import annotations
 
 import copy
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +25,10 @@ from discrete_grpo.models.huggingface import HuggingFaceLM
 from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
 from discrete_grpo.runs.checkpoint import load_policy, save
-from discrete_grpo.training.lora import LoraOptions, add_lora, has_lora, merge_lora, without_lora
+from discrete_grpo.runs.files import write_sums
+from discrete_grpo.training.lora import LoraOptions, add_lora, current_names, has_lora, merge_lora, without_lora
+from discrete_grpo.training.network import checkpoint_layers
 from tests.toys import share_of_class_two, tiny_network, tiny_policy
-
-pytest.importorskip("peft")
 
 TOKENS = torch.randint(4, 9, (3, 5), generator=torch.Generator().manual_seed(0))
 Answer = Callable[[nn.Module], Tensor]
@@ -102,15 +103,17 @@ def adapted(name: str, seed: int = 0) -> nn.Module:
     return network
 
 
+def is_adapted(layer: nn.Module) -> bool:
+    return hasattr(layer, "parametrizations")
+
+
 def correction(layer: Any) -> Tensor:
-    """(α/r) B A in the shape of the layer's weight, by a sum over r."""
-    if layer.lora_embedding_A:
-        a, b = layer.lora_embedding_A["default"], layer.lora_embedding_B["default"]
-        return 1.5 * torch.stack([torch.outer(a[k], b[:, k]) for k in range(2)]).sum(0)
-    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    """Return (α/r) B A in the shape of the layer's weight, by a sum over r."""
+    adapter = layer.parametrizations.weight[0]
+    a, b = adapter.lora_A, adapter.lora_B
     columns = [b[:, k].reshape(-1, *[1] * (a.ndim - 1)) for k in range(2)]
     delta = 1.5 * torch.stack([columns[k] * a[k].unsqueeze(0) for k in range(2)]).sum(0)
-    return delta.T if getattr(layer, "fan_in_fan_out", False) else delta
+    return delta.T if isinstance(layer, nn.Embedding) or "Conv1D" in type(layer).__name__ else delta
 
 
 def by_hand(name: str, network: nn.Module) -> nn.Module:
@@ -118,7 +121,7 @@ def by_hand(name: str, network: nn.Module) -> nn.Module:
     plain = made(name)
     with torch.no_grad():
         for path, layer in network.named_modules():
-            if hasattr(layer, "base_layer"):
+            if is_adapted(layer):
                 plain.get_submodule(path).weight += correction(layer)  # type: ignore[operator]
     return plain
 
@@ -129,7 +132,9 @@ def test_outputs_are_the_same_to_the_bit_right_after_adding(name: str) -> None:
     before = answer(network)
     assert len(add_lora(network, r=2, target_modules=NETWORKS[name][2])) >= 2
     if name == "recurrent":  # torch's own layer rounds otherwise once its weights are frozen
-        before = answer(made(name).float().requires_grad_(False))
+        plain = made(name).float()
+        plain.get_submodule("rnn").requires_grad_(False)
+        before = answer(plain)
     assert torch.equal(answer(network), before)
 
 
@@ -157,7 +162,7 @@ def test_an_adapter_has_a_gradient_exactly_where_its_weight_would_learn(name: st
         answer(net).sin().sum().backward()
     learning = 0
     for path, layer in network.named_modules():
-        if hasattr(layer, "base_layer"):
+        if is_adapted(layer):
             weight: Any = plain.get_submodule(path).weight
             learns = weight.grad is not None and bool(weight.grad.any())
             parts = [p for n, p in layer.named_parameters() if "lora_" in n]
@@ -189,7 +194,7 @@ def test_only_adapters_of_the_network_are_trained_and_what_is_outside_still_is()
     assert names == ["blocks.0.qkv", "blocks.1.qkv"]
     trained = {n for n, p in policy.named_parameters() if p.requires_grad}
     assert outside < trained
-    assert all(".qkv.lora_" in n for n in trained - outside)
+    assert all(".qkv.parametrizations.weight.0.lora_" in n for n in trained - outside)
     assert len(trained - outside) == 4
 
 
@@ -227,31 +232,100 @@ def test_a_resumed_run_is_the_same_to_the_bit_and_the_frozen_weights_stand_still
     first, second = whole.module.state_dict(), resumed.module.state_dict()
     assert first.keys() == second.keys()
     assert all(torch.equal(first[k], second[k]) for k in first)
-    plain = {k.replace("base_layer.", ""): v for k, v in first.items() if "lora_" not in k}
+    plain = {k.replace("parametrizations.weight.original", "weight"): v for k, v in first.items() if "lora_" not in k}
     start = tiny_policy().state_dict()
     assert plain.keys() == start.keys()
     assert all(torch.equal(plain[k], start[k]) for k in start)
     assert any(bool(v.any()) for k, v in first.items() if "lora_B" in k)
 
 
-def test_an_exported_policy_needs_no_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = tiny_policy()
-    add_lora(policy, r=2)
+def stirred(policy: nn.Module) -> None:
+    """Give the adapters of a policy numbers that do something."""
     for k, parameter in enumerate(p for p in policy.parameters() if p.requires_grad):
         parameter.data.normal_(std=0.3, generator=torch.Generator().manual_seed(k))
+
+
+def test_an_exported_policy_is_a_plain_one_and_gives_the_same_bits(tmp_path: Path) -> None:
+    policy = tiny_policy()
+    add_lora(policy, r=2)
+    stirred(policy)
     plain = without_lora(policy)
     assert plain is not policy
     assert any("lora_" in name for name in policy.state_dict())
     save(tmp_path / "policy", plain, metadata={})
-    for module in ("peft", "discrete_grpo.training.lora_layers"):
-        monkeypatch.setitem(sys.modules, module, None)
     loaded = load_policy(tmp_path / "policy")
+    assert loaded.state_dict().keys() == tiny_policy().state_dict().keys()
     assert without_lora(loaded) is loaded
     rollout = policy.sample(group_contexts(2, 2), generator=torch.Generator().manual_seed(0))
     for a, b in zip(loaded.sites(rollout), policy.sites(rollout), strict=True):
-        torch.testing.assert_close(a.log_probs, b.log_probs, rtol=0, atol=1e-4)
-    with pytest.raises(ImportError, match=r"peft is not installed; run: pip install 'discrete-grpo\[lora\]'"):
-        add_lora(tiny_policy())
+        assert torch.equal(a.log_probs, b.log_probs)
+
+
+def test_adapters_need_no_other_library() -> None:
+    code = """
+import sys
+sys.modules["peft"] = sys.modules["transformers"] = None
+from discrete_grpo.training.lora import add_lora, merge_lora
+from tests.toys import tiny_policy
+policy = tiny_policy()
+add_lora(policy)
+merge_lora(policy)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
+
+
+@every_network
+def test_weights_of_a_network_with_adapters_are_read_under_the_names_of_peft_too(name: str) -> None:
+    network, plain = adapted(name), made(name)
+    old: dict[str, Tensor] = {}
+    for path, layer in network.named_modules():
+        if is_adapted(layer):
+            part: Any = layer
+            factor = ".lora_embedding_{}.default" if isinstance(layer, nn.Embedding) else ".lora_{}.default.weight"
+            old[f"{path}.base_layer.weight"] = part.parametrizations.weight.original
+            old[path + factor.format("A")] = part.parametrizations.weight[0].lora_A
+            old[path + factor.format("B")] = part.parametrizations.weight[0].lora_B
+            if getattr(layer, "bias", None) is not None:
+                old[f"{path}.base_layer.bias"] = part.bias
+    replaced = {k.replace(".base_layer", "") for k in old}
+    old |= {k: v for k, v in plain.state_dict().items() if k not in replaced}
+    again = adapted(name, seed=1)
+    assert not torch.equal(NETWORKS[name][1](again), NETWORKS[name][1](network))
+    again.load_state_dict(current_names(old))
+    assert torch.equal(NETWORKS[name][1](again), NETWORKS[name][1](network))
+    assert current_names(plain.state_dict()).keys() == plain.state_dict().keys()
+
+
+def of_peft(state: dict[str, Any]) -> dict[str, Any]:
+    """Name the state dict of a network with adapted linear layers as peft would."""
+    found = {}
+    for name, value in state.items():
+        layer, inside, part = name.partition(".parametrizations.weight.")
+        bias = f"{name.removesuffix('.bias')}.parametrizations.weight.original" in state
+        if inside:
+            found[f"{layer}.{'base_layer.weight' if part == 'original' else part[2:] + '.default.weight'}"] = value
+        else:
+            found[f"{name.removesuffix('.bias')}.base_layer.bias" if bias else name] = value
+    return found
+
+
+def test_a_run_folder_with_the_names_of_peft_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    """The names are rewritten in ``training.pt`` as they stood there when the adapters were those of peft."""
+    whole = run(tmp_path / "whole", 3)
+    run(tmp_path / "parts", 2)
+    file = tmp_path / "parts" / "checkpoints" / "step-00000002" / "training.pt"
+    state = torch.load(file, weights_only=True)
+    written = 0
+    for part in ("weights", "average", "reference"):
+        state[part] = of_peft(state[part])
+        written += sum("lora_A.default.weight" in k for k in state[part])
+    assert written >= 6
+    assert not any("parametrizations" in k for part in ("weights", "average", "reference") for k in state[part])
+    torch.save(state, file)
+    write_sums(file.parent, [path.name for path in file.parent.iterdir() if path.name != "SHA256SUMS"])
+    resumed = run(tmp_path / "parts", 3, resume=True, seed=5)
+    first, second = whole.module.state_dict(), resumed.module.state_dict()
+    assert all(torch.equal(first[k], second[k]) for k in first)
 
 
 def test_adapters_depend_on_the_seed_alone_and_leave_the_global_state() -> None:
@@ -278,6 +352,69 @@ def test_copies_have_adapters_of_their_own() -> None:
         parameter.data.zero_()
     assert any(bool(p.any()) for n, p in policy.named_parameters() if "lora_A" in n)
     assert without_lora(other).state_dict().keys() == tiny_policy().state_dict().keys()
+
+
+def test_copies_made_before_a_merge_keep_their_adapters_and_can_be_copied_and_merged() -> None:
+    policy = tiny_policy()
+    add_lora(policy, r=2)
+    stirred(policy)
+    rollout = policy.sample(group_contexts(2, 2), generator=torch.Generator().manual_seed(0))
+    wanted = score_sites(policy.sites(rollout)).logp
+    first = copy.deepcopy(policy)
+    merge_lora(policy)
+    for other in (policy, first, copy.deepcopy(first), copy.deepcopy(policy), merge_lora(copy.deepcopy(first)), first):
+        assert torch.equal(score_sites(other.sites(rollout)).logp, wanted)
+    assert has_lora(first)
+    assert not has_lora(policy)
+
+
+@every_network
+def test_first_adapters_are_the_ones_that_layers_made_in_order_draw(name: str) -> None:
+    """As in peft: layers of A and B are made, which draws both, and A (of an embedding: B) is drawn again."""
+    network = made(name)
+    with torch.random.fork_rng(devices=[]):
+        paths = add_lora(network, r=2, target_modules=NETWORKS[name][2], seed=7)
+        torch.manual_seed(7)
+        for path in paths:
+            layer: Any = network.get_submodule(path)
+            adapter = layer.parametrizations.weight[0]
+            a, b = torch.empty(adapter.lora_A.shape), torch.empty(adapter.lora_B.shape)
+            if isinstance(layer, nn.Embedding):
+                wanted = [torch.zeros_like(a), [torch.randn(part.shape) for part in (a, b, b)][-1]]
+            else:
+                wanted = [[nn.init.kaiming_uniform_(part, a=5**0.5) for part in (a, b, a)][-1], torch.zeros_like(b)]
+            assert torch.equal(adapter.lora_A, wanted[0].double()), path
+            assert torch.equal(adapter.lora_B, wanted[1].double()), path
+
+
+@every_network
+def test_under_bfloat16_the_first_answer_and_the_merged_one_are_the_same_to_the_bit(name: str) -> None:
+
+    def answer(network: nn.Module) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            return NETWORKS[name][1](network)
+
+    network = made(name).float()
+    before = answer(network)
+    add_lora(network, r=2, target_modules=NETWORKS[name][2])
+    assert torch.equal(answer(network), before)
+    stirred(network)
+    changed = answer(network)
+    assert not torch.equal(changed, before)
+    assert torch.equal(answer(merge_lora(network)), changed)
+
+
+@pytest.mark.parametrize("name", ["graph transformer", "digress", "gpt", "encoder"])
+def test_layers_computed_again_give_adapters_the_same_gradients_to_the_bit(name: str) -> None:
+    found = []
+    for again in (False, True):
+        network = adapted(name).float()
+        checkpoint_layers(network, again)
+        NETWORKS[name][1](network).sin().sum().backward()
+        found.append({n: p.grad for n, p in network.named_parameters() if p.grad is not None})
+    assert len(found[0]) >= 4
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][n], found[1][n]) for n in found[0])
 
 
 class _Bare(nn.Module):
@@ -314,12 +451,19 @@ def test_policies_that_cannot_be_adapted_are_named() -> None:
         add_lora(made("digress"), target_modules="mlp_out_y.0")
     with pytest.raises(ValueError, match=r"'model\.lm_head' shares its weight with 'model\.transformer\.wte'"):
         add_lora(made("gpt2 of transformers"), target_modules="lm_head")
+    with pytest.raises(ValueError, match="'0' is parametrized, expected a layer whose weight is a parameter"):
+        add_lora(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))), target_modules="0")
     policy = tiny_policy()
     with pytest.raises(ValueError, match="has no adapters to merge"):
         merge_lora(policy)
     add_lora(policy)
     with pytest.raises(ValueError, match="has adapters already"):
         add_lora(policy)
+    policy.get_parameter("network.blocks.0.qkv.parametrizations.weight.0.lora_B").data[0, 0] = torch.inf
+    before = list(policy.state_dict())
+    with pytest.raises(ValueError, match=r"the merged weight of 'blocks\.0\.qkv' has numbers that are not finite"):
+        merge_lora(policy)
+    assert list(policy.state_dict()) == before
 
 
 def test_options_are_off_by_default_and_checked() -> None:
