@@ -271,7 +271,7 @@ policy = tiny_policy()
 add_lora(policy)
 merge_lora(policy)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
 @every_network
