@@ -202,7 +202,7 @@ def test_posteriors_and_interpolations_carry_the_noise(prior: tuple[float, ...],
     grid = torch.arange(steps_of_it, -1, -1, dtype=torch.float64) / steps_of_it
     for schedule in (CosineSchedule(), LinearSchedule(), DigressSchedule(500)):
         for kind in (D3PM, FlowInterpolation):
-            kernel = kind(prior, schedule, 2)
+            kernel = kind(Noise(prior, schedule, 2))
             torch.testing.assert_close(chain_law(kernel, grid), kernel.noise.law(grid), rtol=0, atol=1e-11)
 
 
