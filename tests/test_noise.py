@@ -30,7 +30,8 @@ def test_the_law_is_the_noise_matrix_of_the_paper(noise: Noise) -> None:
     grid = time_grid(5)
     found = noise.law(grid)
     for point, t in enumerate(grid.tolist()):
-        wanted = torch.tensor(oracles.noise_matrix(noise.prior, oracles.cosine_alpha_bar(t))[: noise.num_clean], dtype=torch.float64)
+        matrix = oracles.noise_matrix(noise.prior, oracles.cosine_alpha_bar(t))
+        wanted = torch.tensor(matrix[: noise.num_clean], dtype=torch.float64)
         torch.testing.assert_close(found[point], wanted, rtol=0, atol=1e-14)
     torch.testing.assert_close(found[0], noise.initial().expand(noise.num_clean, -1), rtol=0, atol=0)
 
