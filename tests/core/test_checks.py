@@ -29,7 +29,7 @@ def test_the_range_is_kept_and_named(bounds: dict[str, float], inside: list[floa
         check_range("x", value, **bounds)
     for value in [*outside, math.nan, math.inf, -math.inf]:
         with pytest.raises(ValueError, match=f"^{re.escape(f'x: {value}, expected {said} (note)')}$"):
-            check_range("x", value, note=" (note)", **bounds)
+            check_range("x", value, **bounds, note=" (note)")  # type: ignore[arg-type]  # mypy takes any key for note
 
 
 def test_a_whole_number_too_large_for_a_float_is_compared_as_it_is() -> None:

@@ -12,12 +12,7 @@ import torch
 
 from discrete_grpo.datasets import downloads
 from discrete_grpo.datasets.downloads import Download, download
-from discrete_grpo.datasets.molecules import (
-    MoleculeStatistics,
-    dataset_from_smiles,
-    load_molecules,
-    statistics,
-)
+from discrete_grpo.datasets.molecules import MoleculeStatistics, dataset_from_smiles, load_molecules, statistics
 from discrete_grpo.datasets.reading import read_smiles
 from discrete_grpo.datasets.smiles import load_smiles
 from discrete_grpo.domains.molecules import decode, encode

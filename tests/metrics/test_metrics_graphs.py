@@ -10,10 +10,7 @@ import pytest
 
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits, tree, write_npz
 from discrete_grpo.domains.graph6 import graph6
-from discrete_grpo.domains.graph_statistics import (
-    KINDS,
-    mmd,
-)
+from discrete_grpo.domains.graph_statistics import KINDS, mmd
 from discrete_grpo.metrics.graphs import GraphReference, distances, evaluate, evaluate_folds, ratio, read_graphs, sample_metrics
 from tests.domains.test_isomorphism import rook, shrikhande, shuffled
 

@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pair_mask, permute, symmetrise, upper
-from discrete_grpo.models.graph_transformer import (
-    BASE,
-    SMALL,
-    GraphTransformer,
-    GraphTransformerConfig,
-    cycle_counts,
-    random_walks,
-)
+from discrete_grpo.models.graph_transformer import BASE, SMALL, GraphTransformer, GraphTransformerConfig, cycle_counts, random_walks
 
 DTYPES = {torch.float32: 2e-5, torch.float64: 1e-12}
 both_precisions = pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
