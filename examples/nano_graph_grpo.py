@@ -1,6 +1,5 @@
 """GRPO of a discrete graph diffusion model in one file: the idea of discrete-grpo, with torch and RDKit alone.
-
-    python examples/nano_graph_grpo.py        (about one minute on one CPU core)
+Run it with ``python examples/nano_graph_grpo.py``; it takes about one minute on one CPU core.
 
 1. Data. A molecule of n atoms is a graph with n nodes and P = n(n-1)/2 unordered pairs. Each of these n + P *sites* has one
    class: the element of an atom, the bond order (or "no bond") of a pair. A graph is the list [atoms [B, n], pairs [B, P]].
@@ -24,7 +23,7 @@ ELEMENTS = ["C", "N", "O", "F"]
 BONDS = [None, Chem.BondType.SINGLE, Chem.BondType.DOUBLE, Chem.BondType.TRIPLE]
 SIZES = [5, 6, 7]  # numbers of atoms; a batch or group holds graphs of one size, so nothing is padded
 T, GROUP_SIZE, INNER_UPDATES = 12, 24, 2  # reverse steps, samples per group, updates per rollout
-PAIR_WEIGHT, EPSILON, BETA = 5.0, 0.2, 0.05  # lambda of DiGress's loss, clip range of the ratio, weight of the KL
+PAIR_WEIGHT, EPSILON, BETA = 5.0, 0.2, 0.03  # lambda of DiGress's loss, clip range of the ratio, weight of the KL
 Graph = list[Tensor]  # classes, logits or probabilities of the atoms and of the pairs
 
 # 1. Data ------------------------------------------------------------------------------------------------------------
@@ -108,12 +107,14 @@ class Denoiser(nn.Module):
         self.marginals = nn.ParameterList([nn.Parameter(c / c.sum(), requires_grad=False) for c in counts])
         self.atom, self.pair = nn.Embedding(len(ELEMENTS), width), nn.Embedding(len(BONDS), width)
         self.time = nn.Sequential(nn.Linear(1, width), nn.SiLU(), nn.Linear(width, width))
-        self.steps = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.walks = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
         self.update_pairs = nn.ModuleList(mlp(3 * width, width) for _ in range(layers))
         self.update_atoms = nn.ModuleList(mlp(2 * width, width) for _ in range(layers))
         self.to_atom, self.to_pair = nn.Linear(width, len(ELEMENTS)), nn.Linear(width, len(BONDS))
         for weight in (w for w in self.parameters() if w.ndim > 1):
             nn.init.xavier_uniform_(weight, generator=generator)
+        for bias in (w for name, w in self.named_parameters() if name.endswith("bias")):
+            nn.init.zeros_(bias)
 
     def forward(self, x_t: Graph, t: Tensor) -> Graph:
         (atoms, pairs), time = x_t, self.time(t[:, None])
@@ -121,9 +122,9 @@ class Denoiser(nn.Module):
         matrix = pairs.new_zeros(*atoms.shape, atoms.shape[1])
         matrix[:, i, j] = matrix[:, j, i] = pairs
         h, e = self.atom(atoms) + time[:, None], self.pair(matrix) + time[:, None, None]  # [B, n, D] and [B, n, n, D]
-        for step, update_pairs, update_atoms in zip(self.steps, self.update_pairs, self.update_atoms):
-            ends, a = h[:, :, None] + h[:, None, :], step(e)
-            walks = torch.einsum("bikd,bkjd->bijd", a, a)  # from i over any k to j: this shows rings
+        for walk, update_pairs, update_atoms in zip(self.walks, self.update_pairs, self.update_atoms):
+            ends, a = h[:, :, None] + h[:, None, :], walk(e)
+            walks = torch.einsum("bikd,bkjd->bijd", a, a)  # sum over walks i -> k -> j, which shows rings
             e = e + update_pairs(torch.cat([e, ends, walks], -1))
             h = h + update_atoms(torch.cat([h, e.sum(2)], -1))
         return [self.to_atom(h), self.to_pair(e[:, i, j])]
@@ -142,7 +143,7 @@ def diffusion_loss(network: Denoiser, x_0: Graph, generator: torch.Generator) ->
 def reverse_step(network: Denoiser, x_t: Graph, step: Tensor) -> Graph:
     """p(x_s | x_t) for atoms [B, n, C] and pairs [B, P, C]; step k = 0 ... T-1 starts at t = 1 - k/T."""
     t, s = ((T - k).to(network.marginals[0]) / T for k in (step, step + 1))
-    p_x0 = [logits.softmax(-1).clamp_min(1e-30) for logits in network(x_t, t)]
+    p_x0 = [logits.softmax(-1).clamp_min(1e-30) for logits in network(x_t, t)]  # no log(0) later
     return [posterior(p, x, t, s, m) for p, x, m in zip(p_x0, x_t, network.marginals)]
 
 
@@ -187,7 +188,7 @@ def grpo_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, kl: Tensor) ->
     return (-surrogate + BETA * kl).mean()
 
 
-# 5. Training --------------------------------------------------------------------------------------------------------
+# 5. Training: cross-entropy on the data, then GRPO on the model's own samples ---------------------------------------
 def train_diffusion(network: Denoiser, data: dict[int, Graph], steps: int, generator: torch.Generator) -> None:
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -204,14 +205,14 @@ def train_diffusion(network: Denoiser, data: dict[int, Graph], steps: int, gener
 
 
 def train_grpo(network: Denoiser, updates: int, generator: torch.Generator) -> None:
-    reference = copy.deepcopy(network).requires_grad_(False)
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    reference = copy.deepcopy(network).requires_grad_(False)  # stays the model before GRPO
+    optimizer = torch.optim.Adam(network.parameters(), lr=5e-4)
     for update in range(updates):
         groups = []
         for n in SIZES:  # one group per size
             trajectory, molecules = rollout(network, GROUP_SIZE, n, generator)
             rewards = torch.tensor([reward(m) for m in molecules])
-            with torch.no_grad():
+            with torch.no_grad():  # "old" is the policy that drew the trajectories
                 old_logp = log_prob(step_probs(network, trajectory), trajectory)
                 groups.append((trajectory, rewards, old_logp, step_probs(reference, trajectory)))
         for _ in range(INNER_UPDATES):
@@ -222,7 +223,7 @@ def train_grpo(network: Denoiser, updates: int, generator: torch.Generator) -> N
                 (grpo_loss(logp, old_logp, group_advantages(rewards), kl) / len(SIZES)).backward()
             optimizer.step()
         mean = sum(rewards.mean() for _, rewards, *_ in groups) / len(SIZES)
-        print(f"GRPO update {update + 1}: reward {mean:.3f}, KL {kl.sum(1).mean():.2f} nats per trajectory")
+        print(f"GRPO update {update + 1}: reward {mean:.3f}, KL {kl.sum(1).mean():.2f} nats per trajectory of {n} atoms")
 
 
 def evaluate(name: str, network: Denoiser, samples: int) -> float:
@@ -235,11 +236,10 @@ def evaluate(name: str, network: Denoiser, samples: int) -> float:
     return mean
 
 
-def main(diffusion_steps: int = 600, grpo_updates: int = 20, samples: int = 300, seed: int = 0) -> list[float]:
-    generator = torch.Generator().manual_seed(seed)
-    data = load_data()
+def main(diffusion_steps: int = 600, grpo_updates: int = 25, samples: int = 300, seed: int = 0) -> list[float]:
+    data, generator = load_data(), torch.Generator().manual_seed(seed)
     network = Denoiser(data, generator)
-    untrained = evaluate("untrained (random)", network, samples)
+    untrained = evaluate("untrained network", network, samples)
     train_diffusion(network, data, diffusion_steps, generator)
     before = evaluate("before GRPO", network, samples)
     train_grpo(network, grpo_updates, generator)
