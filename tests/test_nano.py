@@ -283,6 +283,6 @@ def test_a_run_is_decided_by_its_seed(small: Any, capsys: pytest.CaptureFixture[
     for seed in (0, 0, 1):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(len(told))  # the global generator plays no part
-            small.main(diffusion_steps=20, grpo_updates=1, samples=20, seed=seed)
+            small.main(diffusion_steps=5, grpo_updates=1, samples=10, seed=seed)
         told.append(capsys.readouterr().out)
     assert told[0] == told[1] != told[2]
