@@ -58,11 +58,12 @@ def moved(network: nn.Module, scale: float, generator: torch.Generator) -> None:
     """Add noise to all weights that are trained."""
     with torch.no_grad():
         for weight in (w for w in network.parameters() if w.requires_grad):
-            weight += scale * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            weight.add_(scale * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
 
 
-def kernels(network: Any) -> list[D3PM]:
-    return [D3PM(tuple(m.tolist()), CosineSchedule(0.0), len(m)) for m in network.marginals]
+def kernels(network: Any) -> tuple[D3PM, D3PM]:
+    nodes, edges = (D3PM(tuple(m.tolist()), CosineSchedule(0.0), len(m)) for m in network.marginals)
+    return nodes, edges
 
 
 class Adapter(nn.Module):
@@ -95,7 +96,7 @@ def package_pairs(pairs: Tensor, n: int) -> Tensor:
 def package_rollout(trajectories: list[list[Tensor]], sizes: list[int]) -> Rollout:
     """The groups of the example as one rollout of the package, padded to the largest graph."""
     most, rows = max(sizes), [len(atoms) for atoms, _ in trajectories]
-    states = {"nodes": [], "pairs": []}  # type: dict[str, list[Tensor]]
+    states: dict[str, list[Tensor]] = {"nodes": [], "pairs": []}
     for (atoms, pairs), n in zip(trajectories, sizes, strict=True):
         states["nodes"].append(nn.functional.pad(atoms, (0, most - n)))
         ordered = package_pairs(pairs.flatten(0, 1), n).unflatten(0, pairs.shape[:2])
@@ -279,7 +280,7 @@ def test_a_short_run_improves_its_reward(small: Any, capsys: pytest.CaptureFixtu
 
 
 def test_a_run_is_decided_by_its_seed(small: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    told = []
+    told: list[str] = []
     for seed in (0, 0, 1):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(len(told))  # the global generator plays no part
