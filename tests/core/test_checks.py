@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import pytest
 
@@ -24,12 +25,12 @@ from discrete_grpo.core.checks import check_range
         ({}, [0, -3.5], [], "a finite number"),
     ],
 )
-def test_the_range_is_kept_and_named(bounds: dict[str, float], inside: list[float], outside: list[float], said: str) -> None:
+def test_the_range_is_kept_and_named(bounds: dict[str, Any], inside: list[float], outside: list[float], said: str) -> None:
     for value in inside:
         check_range("x", value, **bounds)
     for value in [*outside, math.nan, math.inf, -math.inf]:
         with pytest.raises(ValueError, match=f"^{re.escape(f'x: {value}, expected {said} (note)')}$"):
-            check_range("x", value, **bounds, note=" (note)")  # type: ignore[arg-type]  # mypy takes any key for note
+            check_range("x", value, **bounds, note=" (note)")
 
 
 def test_a_whole_number_too_large_for_a_float_is_compared_as_it_is() -> None:

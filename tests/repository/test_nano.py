@@ -14,20 +14,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.advantages import group_advantages
-from discrete_grpo.categorical import Sites, score_sites
-from discrete_grpo.config import GRPOConfig
-from discrete_grpo.diffusion.kernels import D3PM, noise_law
+from discrete_grpo.core.advantages import group_advantages
+from discrete_grpo.core.categorical import Sites, score_sites
+from discrete_grpo.core.rollout import Rollout
+from discrete_grpo.diffusion.graph_kl import posterior_kl
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.diffusion.schedules import CosineSchedule, time_grid
-from discrete_grpo.graph import symmetrise, upper
-from discrete_grpo.graph_kl import posterior_kl
+from discrete_grpo.domains.graphs import symmetrise, upper
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.rollout import Rollout
-from discrete_grpo.trainer import GRPOTrainer
-from discrete_grpo.updates import chunk_loss, plan_update, policy_scores, terms_of
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.trainer import GRPOTrainer
+from discrete_grpo.training.update import chunk_loss, plan_update, policy_scores, terms_of
 from tests import trainer_parts
 
-PATH = Path(__file__).parent.parent / "examples/nano_graph_grpo.py"
+PATH = Path(__file__).parents[2] / "examples/nano_graph_grpo.py"
 GROUP, STEPS = 6, 5
 
 
@@ -62,7 +63,7 @@ def moved(network: nn.Module, scale: float, generator: torch.Generator) -> None:
 
 
 def kernels(network: Any) -> tuple[D3PM, D3PM]:
-    nodes, edges = (D3PM(tuple(m.tolist()), CosineSchedule(0.0), len(m)) for m in network.marginals)
+    nodes, edges = (D3PM(Noise(tuple(m.tolist()), CosineSchedule(0.0), len(m))) for m in network.marginals)
     return nodes, edges
 
 
@@ -137,7 +138,7 @@ def test_noise_and_posterior_are_the_tables_of_the_package(nano: Any) -> None:
     for marginal, kernel in zip(network.marginals, kernels(network), strict=True):
         grid = time_grid(STEPS)
         noise = nano.transition_matrix(nano.alpha_bar(grid), marginal)
-        torch.testing.assert_close(noise, noise_law(kernel, grid), rtol=0, atol=1e-12)
+        torch.testing.assert_close(noise, kernel.noise.law(grid), rtol=0, atol=1e-12)
         clean = torch.eye(4, dtype=torch.float64).repeat(4, 1)[None]  # every class x_0 ...
         state = torch.arange(4).repeat_interleave(4)[None]  # ... for every class x_t
         for t, s in pairwise(grid):
