@@ -1,4 +1,4 @@
-"""``torch.compile`` of a policy's network, layer by layer, without a trace in its checkpoints."""
+"""The network inside a policy: activation checkpointing and ``torch.compile``, layer by layer."""
 
 from __future__ import annotations
 
@@ -9,29 +9,64 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.training.network import network_of
-
-__all__ = ["compile_network"]
+__all__ = ["checkpoint_layers", "compile_network", "network_of"]
 
 VARIANTS = 64
-"""Most programs for one layer. Sizes are symbols in them, but 0, 1 and many are told apart, and so are types and devices."""
+"""The most programs compiled for one layer: sizes are symbols, but 0, 1 and many are told apart, and so are types and devices."""
+
+
+def network_of(policy: nn.Module) -> nn.Module:
+    """The ``network`` of a policy, also of a policy inside a wrapper; the policy itself if it has no such attribute.
+
+    >>> inner = nn.Module()
+    >>> inner.network = nn.Linear(1, 1)
+    >>> wrapper = nn.Module()
+    >>> wrapper.policy = inner
+    >>> network_of(wrapper)
+    Linear(in_features=1, out_features=1, bias=True)
+    """
+    while isinstance(inside := getattr(policy, "policy", None), nn.Module):
+        policy = inside
+    network = getattr(policy, "network", None)
+    return network if isinstance(network, nn.Module) else policy
+
+
+def checkpoint_layers(policy: nn.Module, on: bool = True) -> None:
+    """Recompute the activations of each layer in the backward pass instead of storing them.
+
+    An update then needs less memory and about 30 % more time, and its gradients are the same to the bit. Checkpoints do not
+    store this setting.
+
+    Args:
+        policy: changed in place; its network has an attribute ``checkpoint_layers``.
+        on: False stores all activations, as a new network does.
+
+    Raises:
+        ValueError: if the network has no such attribute.
+    """
+    network = network_of(policy)
+    parts = [part for part in network.modules() if "checkpoint_layers" in vars(part)]
+    if not parts:
+        raise ValueError(f"checkpoint_layers: {on}, expected none: {type(network).__name__} has no layers to compute again")
+    for part in parts:
+        part.checkpoint_layers = on  # type: ignore[assignment]
 
 
 def compile_network(policy: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
-    """Compile the layers of a policy's network in place; code is made when each kind of shape is first met.
+    """Compile the layers of a policy's network in place; each kind of shape is compiled when it is first met.
 
-    Layers are compiled rather than the network: those of one make share their code. Drawing and scoring run the same code:
-    also where no gradient is wanted it is the code made for gradients, so log-probs are the same to the bit for the same
-    shapes. State dicts are what they were; a copy of the policy (``copy.deepcopy``) is not compiled.
+    Layers of the same class share their code. Sampling and scoring run the same code, the one compiled for gradients, also
+    without gradients; log-probs are therefore the same to the bit for the same shapes. State dicts do not change, and a copy of
+    the policy (``copy.deepcopy``) is not compiled.
 
     Args:
         policy: its network has a method ``compiled_parts()``, modules that take positional tensors (or containers of them)
-            and give a tensor or a tuple of tensors. Adapters (LoRA) are added before.
+            and return a tensor or a tuple of tensors. Adapters (LoRA) must be added before.
         backend: of ``torch.compile``.
 
     Raises:
         ValueError: if the network has no such method.
-        RuntimeError: if there is no compiler here.
+        RuntimeError: if no compiler is installed.
     """
     network = network_of(policy)
     parts: Callable[[], list[nn.Module]] | None = getattr(network, "compiled_parts", None)
@@ -42,11 +77,11 @@ def compile_network(policy: nn.Module, backend: str | Callable[..., Any] = "indu
     torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
     for part in parts():
         part.compile(dynamic=True, fullgraph=True, backend=backend)
-        part._compiled_call_impl = _one_graph(part._compiled_call_impl)  # torch leaves it out of copies and state dicts
+        part._compiled_call_impl = _one_graph(part._compiled_call_impl)  # copies and state dicts leave this attribute out
 
 
 def _one_graph(compiled: Any) -> Callable[..., Any]:
-    """``compiled`` with its code for gradients, whether any are wanted or not and wherever its inputs come from."""
+    """``compiled``, called with gradients enabled and differentiable inputs, so that only one program is compiled."""
 
     def call(*arguments: Any) -> Any:
         ready = [_differentiable(x) for x in arguments]
@@ -70,7 +105,7 @@ def _check_compiler(device: torch.device) -> None:
 
     try:
         get_cpp_compiler()
-    except Exception as error:  # its own kinds, which differ between versions
+    except Exception as error:  # the exception types differ between versions of torch
         raise RuntimeError(
             "torch_compile: True, expected a C++ compiler: install g++ or name one in CXX, or leave it off"
         ) from error

@@ -183,7 +183,7 @@ def test_bad_input_is_one_line(refuse: Refuse, arguments: str, said: str) -> Non
         ("--grpo.learning_rate=nan", "learning_rate"),
         ("--grpo.timestep_fraction=1.5", "timestep_fraction: 1.5, expected > 0 and <= 1"),
         ("--grpo.loss_type=ppo", "grpo.loss_type: 'ppo', expected one of 'grpo', 'dapo', 'dr_grpo'"),
-        ("--grpo.reward_weights=[1,2]", "reward_weights: 2 weights, expected one a reward (1)"),
+        ("--grpo.reward_weights=[1,2]", "reward_weights: 2 weights, expected one per reward (1)"),
         ("--num_steps=few", "num_steps: 'few', expected int or null"),
         ("--temperature=-1", "temperature: -1.0, expected more than 0"),
         ("--evaluation_samples=-1", "evaluation_samples: -1, expected at least 0"),

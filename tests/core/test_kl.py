@@ -14,8 +14,8 @@ from discrete_grpo.core.advantages import kl_advantages
 from discrete_grpo.core.categorical import Sites, score_sites
 from discrete_grpo.core.kl import (
     forward_estimate,
-    forward_kl,
     importance_corrected,
+    kl_term,
     reverse_estimate,
     trajectory_sum,
 )
@@ -147,6 +147,10 @@ def random_sites(seed: int) -> list[Sites]:
         mask = torch.rand(2, 3, u, generator=torch.Generator().manual_seed(u)) < 0.7
         made.append(Sites(table, torch.zeros_like(mask, dtype=torch.long), mask))
     return made
+
+
+def forward_kl(own: list[Sites], other: list[Sites]) -> Tensor:
+    return kl_term("exact", "forward", score_sites(own, other, forward_gradient=True))
 
 
 def test_the_exact_forward_kl_is_the_sum_over_classes() -> None:

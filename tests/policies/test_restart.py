@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from discrete_grpo import GRPOConfig, GRPOTrainer
 from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.loss import grpo_loss
-from discrete_grpo.core.rollout import Context, Rollout, group_contexts, num_selected, select_steps
+from discrete_grpo.core.rollout import Context, Rollout, group_contexts
+from discrete_grpo.core.step_selection import num_selected, select_steps
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
 from discrete_grpo.diffusion.kernels import Kernel, absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
@@ -27,7 +28,9 @@ from discrete_grpo.policies.graph import FixedSites, GraphPolicy
 from discrete_grpo.policies.restart import Restart, grid_point
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 from discrete_grpo.testing import check_policy
-from discrete_grpo.training.elites import Good, Memory, group_starts, local_search, seen_columns
+from discrete_grpo.training.elites import Elite, EliteBuffer
+from discrete_grpo.training.local_search import local_search
+from discrete_grpo.training.sampler import group_starts, seen_columns
 from tests import oracles, trainer_parts
 from tests.toys import share_of_class_two, tiny_policy
 
@@ -376,7 +379,7 @@ def test_every_loss_type_is_the_loop_over_units_that_exist(loss_type: Any, fract
 def test_the_memory_keeps_the_best_unique_samples() -> None:
     policy = tiny_policy(sizes=(0.0, 0.0, 1.0))
     rollout = policy.sample([Context(k) for k in range(8)], generator=seeded(0))
-    memory = Memory(policy, 3, 0.5)
+    memory = EliteBuffer(policy, 3, 0.5)
     named = replace(rollout, samples=("a", "b", "a", None, "c", "d", "e", "b"))
     rewards = torch.tensor([0.5, 0.7, 0.6, 9.0, 0.7, torch.nan, 0.1, 0.2])
     assert memory.add(named, rewards, [None] * 8) == 3
@@ -387,7 +390,7 @@ def test_the_memory_keeps_the_best_unique_samples() -> None:
     assert [g.key for g in memory.kept] == ["c", "b", "a"]
     assert memory.add(named, torch.full((8,), 0.8), [5] * 8) == 2  # under another condition it is another sample
     assert [g.key for g in memory.kept] == ["c", "5 a", "5 b"]
-    other = Memory(policy, 3, 0.5)
+    other = EliteBuffer(policy, 3, 0.5)
     other.load(memory.state())
     assert [(g.key, g.reward, g.restart, g.origin) for g in other.kept] == [
         (g.key, g.reward, g.restart, g.origin) for g in memory.kept
@@ -395,14 +398,14 @@ def test_the_memory_keeps_the_best_unique_samples() -> None:
     drawn = [g.key for g in memory.draw(7, seeded(0))]
     assert Counter(Counter(drawn).values()) == Counter({2: 2, 3: 1})
     assert Counter(drawn[:3]) == Counter(drawn[3:6])
-    assert Memory(policy, 3, 0.5).draw(4) == []
+    assert EliteBuffer(policy, 3, 0.5).draw(4) == []
 
 
 def test_samples_that_are_no_text_are_told_apart_by_their_graph() -> None:
     policy = tiny_policy()
     policy.decode = None
     contexts = [Context(0, {"restart": Restart((0, 1), (1,), 3)})] * 40
-    memory = Memory(policy, 40, 0.25)
+    memory = EliteBuffer(policy, 40, 0.25)
     rollout = policy.sample(contexts, generator=seeded(0))
     memory.add(rollout, torch.zeros(40), [None] * 40)
     graphs = {
@@ -413,9 +416,9 @@ def test_samples_that_are_no_text_are_told_apart_by_their_graph() -> None:
 
 def test_starts_mix_conditions_and_good_samples() -> None:
     conditions = [{"num_nodes": 2}, {"num_nodes": 3}, {"num_nodes": 4}]
-    memory = Memory(tiny_policy(), 3, 0.5)
+    memory = EliteBuffer(tiny_policy(), 3, 0.5)
     assert [s.refined for s in group_starts(4, conditions, memory, 0.5, seeded(0))] == [False] * 4
-    memory.kept = [Good("a", 1.0, {"restart": "R"}, 2)]
+    memory.kept = [Elite("a", 1.0, {"restart": "R"}, 2)]
     starts = group_starts(4, conditions, memory, 0.5, seeded(0))
     assert [s.refined for s in starts] == [False, False, True, True]
     assert starts[3].columns == {"num_nodes": 4, "restart": "R"}
@@ -423,7 +426,7 @@ def test_starts_mix_conditions_and_good_samples() -> None:
     assert set(seen_columns(rollout, starts)) == {"num_nodes"}
     assert set(seen_columns(rollout, starts[:2])) == {"num_nodes", "restart"}
     assert len({int(s.columns["num_nodes"]) for s in group_starts(3, conditions, memory, 0.0, seeded(0))}) == 3
-    memory.kept = [Good("a", 1.0, {"restart": "R"})]
+    memory.kept = [Elite("a", 1.0, {"restart": "R"})]
     assert group_starts(2, None, memory, 1.0, seeded(0))[0].columns == {"restart": "R"}
 
 

@@ -27,7 +27,7 @@ from discrete_grpo.datasets.synthetic_graphs import read_npz
 from discrete_grpo.runs.files import write_sums
 from discrete_grpo.importers.lightning import read_lightning
 from discrete_grpo.importers.tensors import read_json, read_pickle
-from discrete_grpo.training.elites import Memory
+from discrete_grpo.training.elites import EliteBuffer
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.ledger import Ledger
 from tests.toys import tiny_policy
@@ -295,7 +295,7 @@ def test_json_that_is_too_deep(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_good_samples(canary: Path) -> None:
-    memory = Memory(tiny_policy(), 4, 0.5)
+    memory = EliteBuffer(tiny_policy(), 4, 0.5)
     good = {"key": "a", "reward": 1.0, "origin": None}
     for evil in calls(canary):
         with pytest.raises(CheckpointError, match="class_path") as error:
