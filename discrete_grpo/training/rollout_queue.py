@@ -1,6 +1,8 @@
 """The rest of a generation in a checkpoint that is written between two of its updates.
 
-VERDICT
+Checkpoints cannot be restricted to the boundaries between generations: the policy in a checkpoint must have the weights after its
+own update, rewards that no ledger caches would be called twice and could return other values, and runs that were stopped within a
+generation by an earlier version must still be resumed.
 """
 
 from __future__ import annotations

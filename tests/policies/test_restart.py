@@ -510,9 +510,9 @@ def test_a_policy_that_cannot_refine_is_named() -> None:
     [
         ({"refine_fraction": 1.5}, "refine_fraction: 1.5"),
         ({"refine_fraction": -0.1}, "refine_fraction: -0.1"),
-        ({"refine_time": 0.0}, "refine_time: 0.0, expected > 0 and < 1"),
-        ({"refine_time": 1.0}, "refine_time: 1.0, expected > 0 and < 1"),
-        ({"refine_memory": 0}, "refine_memory: 0, expected >= 1"),
+        ({"refine_time": 0.0}, "refine_time: 0.0, expected more than 0 and less than 1"),
+        ({"refine_time": 1.0}, "refine_time: 1.0, expected more than 0 and less than 1"),
+        ({"refine_memory": 0}, "refine_memory: 0, expected at least 1"),
     ],
 )
 def test_settings_out_of_range_are_named(options: dict[str, Any], said: str) -> None:

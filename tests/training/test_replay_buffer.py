@@ -399,9 +399,9 @@ def test_off_keeps_nothing_and_logs_nothing() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"replay_samples": -1}, "replay_samples: -1, expected >= 0"),
-        ({"replay_memory": 0, "replay_samples": 0}, "replay_memory: 0, expected >= 1"),
-        ({"replay_samples": 9}, r"replay_samples: 9, expected at most replay_memory \(8\)"),
+        ({"replay_samples": -1}, "replay_samples: -1, expected at least 0"),
+        ({"replay_memory": 0, "replay_samples": 0}, "replay_memory: 0, expected at least 1"),
+        ({"replay_samples": 9}, r"replay_samples: 9, expected at most 8 \(replay_memory\)"),
         ({"refine_fraction": 0.5}, "replay_samples: 2, expected 0 with refine_fraction 0.5"),
         ({"zero_std_groups": "resample"}, "replay_samples: 2, expected 0 with zero_std_groups resample"),
         ({"kl_in": "reward", "beta": 0.1}, "replay_samples: 2, expected 0 with kl_in reward"),

@@ -286,3 +286,14 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises((ValueError, TypeError)) as error:
         GRPOTrainer(**given)
     assert said in str(error.value)
+
+
+def test_repr_and_table_show_the_progress() -> None:
+    config = GRPOConfig(max_steps=3, num_generations=2, generation_batch_size=4)
+    trainer = GRPOTrainer(tiny_policy(), share_of_class_two, config)
+    assert repr(trainer) == "GRPOTrainer(GraphPolicy, rewards: share_of_class_two, update 0 of 3)"
+    assert "<table>" not in trainer._repr_html_()
+    line = trainer.update()
+    assert line is not None
+    assert repr(trainer).endswith(f"update 1 of 3, reward {line['reward']:.4g})")
+    assert f"<tr><td>reward</td><td>{line['reward']:.4g}</td></tr>" in trainer._repr_html_()
