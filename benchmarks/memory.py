@@ -27,9 +27,8 @@ from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.runs.console import print_table
-from discrete_grpo.training.batch import Draw
 from discrete_grpo.training.config import GRPOConfig
-from discrete_grpo.training.minibatches import windows
+from discrete_grpo.training.minibatches import TrainRows, windows
 from discrete_grpo.training.trainer import GRPOTrainer
 
 __all__ = ["Setting", "main", "one_hot_bytes", "storage", "stored_bytes", "update_peak"]
@@ -126,11 +125,11 @@ def update_peak(nodes: int, steps: int, chunk: int | None, setting: Setting) -> 
     rollout = draw(policy, setting.batch, setting.seed)
     advantage = torch.linspace(-1.0, 1.0, setting.batch)
     on = torch.ones(setting.batch, dtype=torch.bool)
-    (cut,) = windows([Draw(rollout, advantage, on, on, ~on)], config)
+    (cut,) = windows([TrainRows(rollout, advantage, on, on, ~on)], config)
     held = {id(chunk.rollout): chunk.rollout for chunk in cut}  # passes of the same rows share theirs
     first = cut[: max(1, len(cut) // 50)]
-    trainer._update(first, [None] * len(first))  # so that moments exist
-    peak = peak_allocated(lambda: trainer._update(cut, [None] * len(cut)))
+    trainer.learner.update(trainer.step, first, [None] * len(first))  # so that moments exist
+    peak = peak_allocated(lambda: trainer.learner.update(trainer.step, cut, [None] * len(cut)))
     return {"peak": peak, "passes": sum(map(stored_bytes, held.values())), "count": len(cut)}
 
 

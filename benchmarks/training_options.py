@@ -24,9 +24,8 @@ from benchmarks.common import ROOT, Clock, interleaved, paired_ratio, peak_alloc
 from discrete_grpo.domains.graphs import node_mask, num_pairs, pair_mask, symmetrise
 from discrete_grpo.models.graph_transformer import BASE, SMALL, GraphTransformer, GraphTransformerConfig
 from discrete_grpo.runs.console import print_table
-from discrete_grpo.training.compiled import compile_network
 from discrete_grpo.training.lora import add_lora
-from discrete_grpo.training.network import checkpoint_layers
+from discrete_grpo.training.network import checkpoint_layers, compile_network
 
 __all__ = ["main", "measure"]
 

@@ -200,7 +200,7 @@ def advantages(
         ValueError: if ``weights`` has another length than there are rewards.
     """
     if weights is not None and len(weights) != rewards.shape[1]:
-        raise ValueError(f"reward_weights: {len(weights)} weights, expected one a reward ({rewards.shape[1]})")
+        raise ValueError(f"reward_weights: {len(weights)} weights, expected one per reward ({rewards.shape[1]})")
     w = torch.tensor([1.0] * rewards.shape[1] if weights is None else list(weights), dtype=torch.float64, device=rewards.device)
     if multi_objective_aggregation == "normalize_then_sum":
         result = normalize_then_sum(rewards, group, w)

@@ -1,7 +1,7 @@
-"""Other measures of the distance to the reference than the exact KL: estimates from the classes drawn, the other direction.
+"""The KL to the reference by estimator and direction: exact, or estimated from the classes that were drawn.
 
-The exact KL(π_θ ‖ π_ref) is a sum over classes and comes with :class:`discrete_grpo.core.categorical.Scores`. What is here serves
-comparisons with other systems, and penalties in the reward. d = log π_ref - log π_θ of the class drawn; r = π_θ/π_old.
+Both exact directions are sums over classes, computed by :func:`discrete_grpo.core.categorical.score_sites`. The estimators k1, k2
+and k3 allow comparisons with other systems. d = log π_ref - log π_θ of the class drawn; r = π_θ/π_old.
 
 Gradient of the expectation, when the estimate is a term of the loss:
 
@@ -16,25 +16,24 @@ k3        ∇ KL(π_ref ‖ π_θ)                ∇ KL(π_θ ‖ π_ref)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from discrete_grpo.core.categorical import Sites, kl_divergence
+from discrete_grpo.core.categorical import Scores
 from discrete_grpo.core.precision import widen
 
 __all__ = [
     "Direction",
     "Estimator",
     "forward_estimate",
-    "forward_kl",
     "importance_corrected",
     "k1",
     "k2",
     "k3",
+    "kl_term",
     "reverse_estimate",
     "trajectory_sum",
 ]
@@ -83,7 +82,7 @@ def reverse_estimate(
         logp: log π_θ of the classes drawn; gradients flow through it.
         ref_logp: log π_ref of the same classes.
         mask: which sites count.
-        estimator: see above.
+        estimator: one of the functions above.
     """
     d = _gap(logp, ref_logp.detach(), mask)
     return {"k1": k1, "k2": k2, "k3": k3}[estimator](d)
@@ -123,19 +122,42 @@ def importance_corrected(
     return (ratio.detach() if estimator == "k2" else ratio) * estimate
 
 
-def forward_kl(sites: Sequence[Sites], reference: Sequence[Sites]) -> Float[Tensor, "batch step site"]:
-    """KL(π_ref ‖ π_θ) = Σ_c π_ref(c) (log π_ref(c) - log π_θ(c)) of each site, exact, differentiable; 0 where the mask is False.
-
-    It covers what the reference can do, where the reverse direction seeks its modes. Infinite where π_θ gives no mass to a
-    class that π_ref can draw (a truncated policy). Kinds of sites are laid end to end along U.
-    """
-    parts = []
-    for own, other in zip(sites, reference, strict=True):
-        on = own.mask.unsqueeze(-1)  # a masked site's tables are replaced: garbage there reaches neither value nor gradient
-        parts.append(kl_divergence(torch.where(on, other.log_probs.detach(), 0.0), torch.where(on, own.log_probs, 0.0)))
-    return torch.cat(parts, -1)
-
-
 def trajectory_sum(values: Float[Tensor, "batch step site"], mask: Bool[Tensor, "batch step site"]) -> Float[Tensor, " batch"]:
-    """Σ over all sites of all steps of each trajectory, float64, without gradient."""
+    """Σ over all sites of all steps of each trajectory, in float64, without gradient."""
     return widen(torch.where(mask, values.detach(), 0.0)).sum((-2, -1))
+
+
+def kl_term(
+    estimator: Estimator,
+    direction: Direction,
+    scores: Scores,
+    *,
+    ref_logp: Float[Tensor, "batch step site"] | None = None,
+    old_logp: Float[Tensor, "batch step site"] | None = None,
+    corrected: bool = False,
+) -> Float[Tensor, "batch step site"]:
+    """The KL of each site between policy and reference, exact or estimated; 0 where the mask is False.
+
+    Args:
+        estimator: ``exact`` takes the sum over classes that ``scores`` hold; k1, k2 and k3 use the class drawn.
+        direction: ``reverse`` is KL(π_θ ‖ π_ref), ``forward`` is KL(π_ref ‖ π_θ).
+        scores: of the policy, computed with a reference where the KL is exact.
+        ref_logp: log π_ref of the classes drawn; only the estimators need it.
+        old_logp: log π_old of the classes drawn, for the correction; None means π_old = π_θ.
+        corrected: whether an estimate is multiplied by the ratio, see :func:`importance_corrected`.
+
+    Raises:
+        ValueError: if ``scores`` have no exact KL in this direction, or an estimate has no ``ref_logp``.
+    """
+    if estimator == "exact":
+        exact = scores.kl if direction == "reverse" else scores.kl_forward
+        if exact is None:
+            raise ValueError(f"kl_direction: {direction!r}, expected a policy whose scores have this KL to the reference")
+        return exact
+    if ref_logp is None:
+        raise ValueError(f"ref_logp: None, expected log-probs of the reference with kl_estimator {estimator!r}")
+    if direction == "reverse":
+        values = reverse_estimate(scores.logp, ref_logp, scores.mask, estimator)
+    else:
+        values = forward_estimate(scores.logp, ref_logp, scores.mask, estimator)  # type: ignore[arg-type]  # the settings refuse k2
+    return importance_corrected(values, scores.logp, old_logp, scores.mask, estimator) if corrected else values

@@ -1,8 +1,10 @@
-"""The GRPO objective, a formula per function.
+"""The GRPO loss, one function per factor of the equation, in its order.
 
-Shapes: B trajectories, S steps, U sites per step. Every loss is a sum over *units* of a fixed weight times a value. A unit
-is a step at level ``step`` and a site at all other levels; see :func:`unit_mask`. The weights are computed from counts of
-units alone before any forward pass, so any split of the batch, of the steps or of both gives one and the same gradient.
+    L = -Σ_units w · surrogate(r, A) + β Σ_units w · KL(π_θ ‖ π_ref),    r = π_θ/π_old
+
+Shapes: B trajectories, S steps, U sites per step. A *unit* is a step at level ``step`` and a site at all other levels; see
+:func:`unit_mask`. The weights w are computed from counts of units before any forward pass, so that every split of the batch, of
+the steps or of both has the same gradient. :func:`grpo_loss` at the end of the file puts the factors together.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ __all__ = [
     "kl_units",
     "log_ratio",
     "off_policy_rows",
+    "policy_surrogate",
     "row_weights",
     "sapo_surrogate",
     "unit_counts",
@@ -40,6 +43,9 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this, so that no ratio overflows; far outside any clip range."""
 
 
+# -- units
+
+
 def unit_counts(sites: Int[Tensor, "*batch step"], level: Level) -> Int[Tensor, "*batch step"]:
     """Number of units at each step, given the number of sites: 1 per step that has a site at level ``step``, else the sites.
 
@@ -47,42 +53,6 @@ def unit_counts(sites: Int[Tensor, "*batch step"], level: Level) -> Int[Tensor, 
     ([1, 1, 0], [1, 6, 0])
     """
     return (sites > 0).to(sites.dtype) if level == "step" else sites
-
-
-def row_weights(
-    sites: Int[Tensor, "batch step"],
-    loss_type: LossType,
-    max_units: int,
-    counted: Bool[Tensor, " batch"] | None = None,
-    level: Level = "token",
-) -> Float[Tensor, " batch"]:
-    """Weight of one unit of each trajectory, float64; it makes the loss a weighted sum over units.
-
-    grpo, sapo: 1/(B n_i), the mean of each trajectory's mean; dapo, cispo: 1/Σ_i n_i; dr_grpo: 1/(B n_max).
-    n_i is the number of units of trajectory i among the steps used. The rows are those of one optimiser update, however many
-    forward passes it takes. Only 1/(B n_max) does not depend on what was drawn, so only dr_grpo has the gradient of the
-    expected reward where n_i differs between the trajectories of a group.
-
-    Args:
-        sites: number of sites at each step used [B, S].
-        loss_type: see above.
-        max_units: n_max, a constant of the policy: the most units that a trajectory can have among the steps used.
-        counted: trajectories that take part; the others get weight 0 and are not counted in B or Σ.
-        level: decides what a unit is, see :func:`unit_counts`.
-
-    Source: grpo: Shao et al. (2024), Eq. 3, arXiv 2402.03300; dapo: Yu et al. (2025), Eq. 8, arXiv 2503.14476;
-    dr_grpo: Liu et al. (2025), section 3.2, arXiv 2503.20783; cispo: MiniMax (2025), section 3.1, arXiv 2506.13585.
-    """
-    n = widen(unit_counts(sites, level).sum(-1))
-    on = torch.ones_like(n) if counted is None else widen(counted)
-    rows = on.sum().clamp_min(1)
-    if loss_type in ("grpo", "sapo"):
-        weight = 1 / (rows * n.clamp_min(1))
-    elif loss_type in ("dapo", "cispo"):
-        weight = (1 / (n * on).sum().clamp_min(1)).expand_as(n)
-    else:
-        weight = (1 / (rows * max_units)).expand_as(n)
-    return weight * on
 
 
 def unit_mask(mask: Bool[Tensor, "batch step site"], level: Level) -> Bool[Tensor, "batch step unit_site"]:
@@ -112,6 +82,9 @@ def unit_values(
     return values
 
 
+# -- r
+
+
 def log_ratio(
     logp: Float[Tensor, "batch step site"],
     old_logp: Float[Tensor, "batch step site"],
@@ -126,22 +99,7 @@ def log_ratio(
     return unit_values(logp - old_logp, mask, level).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def off_policy_rows(drift: Float[Tensor, " batch"], advantage: Float[Tensor, " batch"], threshold: float) -> Bool[Tensor, " batch"]:
-    """True for trajectories whose policy term is kept: A ≥ 0, or mean_sites (log π_old - log π_θ) ≤ threshold.
-
-    A bad sample that the policy has left behind pushes it without bound where it no longer goes. Normalisers stay as they are.
-
-    Args:
-        drift: that mean over all sites of each trajectory's steps used.
-        advantage: A.
-        threshold: nats a site.
-
-    Source: DeepSeek-AI (2025), DeepSeek-V3.2, section 3.1, arXiv 2512.02556, as in TRL's ``off_policy_mask_threshold``.
-
-    >>> off_policy_rows(torch.tensor([0.3, 0.3, 0.1]), torch.tensor([1.0, -1.0, -1.0]), 0.2).tolist()
-    [True, False, True]
-    """
-    return (advantage >= 0) | (drift <= threshold)
+# -- surrogate(r, A)
 
 
 def clipped_surrogate(
@@ -196,6 +154,106 @@ def sapo_surrogate(
     return torch.sigmoid(tau * (ratio - 1)) * 4 / tau * advantage
 
 
+def policy_surrogate(
+    loss_type: LossType,
+    log_prob: Float[Tensor, "*#unit"],
+    ratio: Float[Tensor, "*#unit"],
+    advantage: Float[Tensor, "*#unit"],
+    epsilon: float,
+    epsilon_high: float | None = None,
+    delta: float | None = None,
+    temperatures: tuple[float, float] = (1.0, 1.05),
+) -> Float[Tensor, "*unit"]:
+    """Surrogate of each unit by type of loss: that of cispo or of sapo, and the clipped one for all others.
+
+    Raises:
+        ValueError: if cispo has no ``epsilon_high``.
+    """
+    if loss_type == "cispo":
+        if epsilon_high is None:
+            raise ValueError("epsilon_high: None, expected the cap of the ratio with loss_type cispo (5.0, say)")
+        return cispo_surrogate(log_prob, ratio, advantage, epsilon_high)
+    if loss_type == "sapo":
+        return sapo_surrogate(ratio, advantage, *temperatures)
+    return clipped_surrogate(ratio, advantage, epsilon, epsilon if epsilon_high is None else epsilon_high, delta)
+
+
+# -- w
+
+
+def row_weights(
+    sites: Int[Tensor, "batch step"],
+    loss_type: LossType,
+    max_units: int,
+    counted: Bool[Tensor, " batch"] | None = None,
+    level: Level = "token",
+) -> Float[Tensor, " batch"]:
+    """Weight of one unit of each trajectory, float64; it makes the loss a weighted sum over units.
+
+    grpo, sapo: 1/(B n_i), the mean of each trajectory's mean; dapo, cispo: 1/Σ_i n_i; dr_grpo: 1/(B n_max).
+    n_i is the number of units of trajectory i among the steps used. The rows are those of one optimiser update, however many
+    forward passes it takes. Only 1/(B n_max) does not depend on what was drawn, so only dr_grpo has the gradient of the
+    expected reward where n_i differs between the trajectories of a group.
+
+    Args:
+        sites: number of sites at each step used [B, S].
+        loss_type: see above.
+        max_units: n_max, a constant of the policy: the most units that a trajectory can have among the steps used.
+        counted: trajectories that take part; the others get weight 0 and are not counted in B or Σ.
+        level: decides what a unit is, see :func:`unit_counts`.
+
+    Source: grpo: Shao et al. (2024), Eq. 3, arXiv 2402.03300; dapo: Yu et al. (2025), Eq. 8, arXiv 2503.14476;
+    dr_grpo: Liu et al. (2025), section 3.2, arXiv 2503.20783; cispo: MiniMax (2025), section 3.1, arXiv 2506.13585.
+    """
+    n = widen(unit_counts(sites, level).sum(-1))
+    on = torch.ones_like(n) if counted is None else widen(counted)
+    rows = on.sum().clamp_min(1)
+    if loss_type in ("grpo", "sapo"):
+        weight = 1 / (rows * n.clamp_min(1))
+    elif loss_type in ("dapo", "cispo"):
+        weight = (1 / (n * on).sum().clamp_min(1)).expand_as(n)
+    else:
+        weight = (1 / (rows * max_units)).expand_as(n)
+    return weight * on
+
+
+def off_policy_rows(drift: Float[Tensor, " batch"], advantage: Float[Tensor, " batch"], threshold: float) -> Bool[Tensor, " batch"]:
+    """True for trajectories whose policy term is kept: A ≥ 0, or mean_sites (log π_old - log π_θ) ≤ threshold.
+
+    A bad sample that the policy has left behind pushes it without bound where it no longer goes. Normalisers stay as they are.
+
+    Args:
+        drift: that mean over all sites of each trajectory's steps used.
+        advantage: A.
+        threshold: nats a site.
+
+    Source: DeepSeek-AI (2025), DeepSeek-V3.2, section 3.1, arXiv 2512.02556, as in TRL's ``off_policy_mask_threshold``.
+
+    >>> off_policy_rows(torch.tensor([0.3, 0.3, 0.1]), torch.tensor([1.0, -1.0, -1.0]), 0.2).tolist()
+    [True, False, True]
+    """
+    return (advantage >= 0) | (drift <= threshold)
+
+
+def _kept_units(
+    mask: Bool[Tensor, "batch step site"], keep: Bool[Tensor, "#batch #step #site"] | None, level: Level
+) -> Bool[Tensor, "batch step unit_site"]:
+    """Units that have a policy term: those whose ratio covers at least one site where ``keep`` is True.
+
+    The other sites get no gradient from the policy term. Ratios keep the value they have over all of their sites, and the KL and
+    all normalisers stay as they are.
+    """
+    if keep is None:
+        return unit_mask(mask, level)
+    kept = mask & keep
+    if level in ("step", "step_mean"):
+        return unit_mask(mask & kept.any(-1, keepdim=True), level)
+    return mask & kept.any((-2, -1), keepdim=True) if level == "sequence" else kept
+
+
+# -- KL
+
+
 def kl_units(kl: Float[Tensor, "batch step site"], level: Level) -> Float[Tensor, "batch step unit_site"]:
     """The KL of each unit: the sum over a step's sites at level ``step``, else each site's own.
 
@@ -204,16 +262,7 @@ def kl_units(kl: Float[Tensor, "batch step site"], level: Level) -> Float[Tensor
     return kl.sum(-1, keepdim=True) if level == "step" else kl
 
 
-def _kept_units(
-    mask: Bool[Tensor, "batch step site"], keep: Bool[Tensor, "#batch #step #site"] | None, level: Level
-) -> Bool[Tensor, "batch step unit_site"]:
-    """Units that have a policy term: those whose ratio covers at least one kept site."""
-    if keep is None:
-        return unit_mask(mask, level)
-    kept = mask & keep
-    if level in ("step", "step_mean"):
-        return unit_mask(mask & kept.any(-1, keepdim=True), level)
-    return mask & kept.any((-2, -1), keepdim=True) if level == "sequence" else kept
+# -- L
 
 
 @dataclass(frozen=True)
@@ -252,48 +301,46 @@ def grpo_loss(
         scores: of the policy, with gradient; ``scores.kl`` must be there if ``beta`` > 0 and no ``penalty`` is given.
         old_logp: log π_old of the same sites; None means π_old = π_θ (ratio 1: the gradient is REINFORCE's).
         advantage: A, one per trajectory.
-        weight: from :func:`row_weights`, of one unit of each trajectory.
-        level: what one ratio covers.
-        loss_type: the surrogate: :func:`cispo_surrogate`, :func:`sapo_surrogate`, and :func:`clipped_surrogate` for the rest.
+        weight: w of each trajectory, from :func:`row_weights`.
+        level: sites that one ratio covers, see :func:`unit_values`.
+        loss_type: decides the surrogate, see :func:`policy_surrogate`.
         epsilon: ε.
-        epsilon_high: ε_high; None means ε. Of cispo the cap of the ratio, which must be given.
-        delta: δ of the clipped surrogate; None: no bound.
+        epsilon_high: ε_high; None means ε. For cispo it is the cap of the ratio and must be given.
+        delta: δ of the clipped surrogate; None means no bound.
         sapo_temperature_pos: τ of sapo for A > 0.
         sapo_temperature_neg: τ of sapo for A ≤ 0.
         beta: β.
-        penalty: stands in the place of ``scores.kl``: another estimate or direction of the KL.
-        keep: sites where it is False get no gradient from the policy term. Ratios keep the value they have over all of
-            their sites, and gradients flow through the kept sites alone; a unit without a kept site has no policy term.
-            The KL and all normalisers stay.
+        penalty: another KL than ``scores.kl``, see :func:`discrete_grpo.core.kl.kl_term`.
+        keep: sites whose policy term has a gradient, see :func:`_kept_units`; None means all of them.
 
     Raises:
         ValueError: if ``beta`` > 0 and there is no KL, if cispo has no ``epsilon_high``, or shapes differ.
     """
-    b = scores.logp.shape[0]
-    if advantage.shape != (b,) or weight.shape != (b,):
-        raise ValueError(f"advantage, weight: shapes {tuple(advantage.shape)}, {tuple(weight.shape)}, expected ({b},)")
+    _check_rows(advantage, weight, scores.logp.shape[0])
     old = scores.logp.detach() if old_logp is None else old_logp
     logp = scores.logp if keep is None else torch.where(keep, scores.logp, scores.logp.detach())
-    ratio = torch.exp(log_ratio(logp, old, scores.mask, level))
-    a = advantage.to(ratio.dtype)[:, None, None]
-    if loss_type == "cispo":
-        if epsilon_high is None:
-            raise ValueError("epsilon_high: None, expected the cap of the ratio with loss_type cispo (5.0, say)")
-        log_prob = logp if keep is None else torch.where(keep, logp, 0.0)
-        surrogate = cispo_surrogate(unit_values(log_prob, scores.mask, level), ratio, a, epsilon_high)
-    elif loss_type == "sapo":
-        surrogate = sapo_surrogate(ratio, a, sapo_temperature_pos, sapo_temperature_neg)
-    else:
-        surrogate = clipped_surrogate(ratio, a, epsilon, epsilon if epsilon_high is None else epsilon_high, delta)
-    unit_weight = weight.to(ratio.dtype)[:, None, None]
-    loss = policy = -(_kept_units(scores.mask, keep, level) * unit_weight * surrogate).sum()
+    r = torch.exp(log_ratio(logp, old, scores.mask, level))
+    a, w = (x.to(r.dtype)[:, None, None] for x in (advantage, weight))
+    kept = unit_values(logp if keep is None else torch.where(keep, logp, 0.0), scores.mask, level)
+    bounds = (epsilon, epsilon_high, delta, (sapo_temperature_pos, sapo_temperature_neg))
+    surrogate = policy_surrogate(loss_type, kept, r, a, *bounds)
+    loss = policy = -(_kept_units(scores.mask, keep, level) * w * surrogate).sum()
     if beta > 0:
-        kl = scores.kl if penalty is None else penalty
-        if kl is None:
-            raise ValueError("beta: more than 0, expected scores with a KL to a reference")
-        loss = policy + beta * (unit_mask(scores.mask, level) * unit_weight * kl_units(kl, level)).sum()
-    clipped = _clipped(loss_type, ratio.detach(), a, epsilon, epsilon_high)
-    return Loss(loss, _sums(scores, policy, clipped))
+        loss = policy + beta * _kl_sum(scores, penalty, w, level)
+    return Loss(loss, _sums(scores, policy, _clipped(loss_type, r.detach(), a, epsilon, epsilon_high)))
+
+
+def _check_rows(advantage: Tensor, weight: Tensor, count: int) -> None:
+    if advantage.shape != (count,) or weight.shape != (count,):
+        raise ValueError(f"advantage, weight: shapes {tuple(advantage.shape)}, {tuple(weight.shape)}, expected ({count},)")
+
+
+def _kl_sum(scores: Scores, penalty: Tensor | None, weight: Tensor, level: Level) -> Float[Tensor, ""]:
+    """Σ_units w · KL."""
+    kl = scores.kl if penalty is None else penalty
+    if kl is None:
+        raise ValueError("beta: more than 0, expected scores with a KL to a reference")
+    return (unit_mask(scores.mask, level) * weight * kl_units(kl, level)).sum()
 
 
 def _clipped(

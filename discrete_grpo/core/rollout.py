@@ -22,8 +22,6 @@ __all__ = [
     "Scorer",
     "as_module",
     "group_contexts",
-    "num_selected",
-    "select_steps",
 ]
 
 
@@ -83,6 +81,11 @@ class Rollout:
 
     def __len__(self) -> int:
         return self.group.shape[0]
+
+    def __repr__(self) -> str:
+        """Numbers of trajectories, groups and steps; the tensors would fill pages."""
+        groups = len(set(self.group.tolist()))
+        return f"Rollout({len(self)} trajectories, {groups} groups, {self.num_steps} steps, {self.group.device})"
 
     @property
     def num_steps(self) -> int:
@@ -194,33 +197,3 @@ def as_module(policy: Policy) -> nn.Module:
     if not isinstance(policy, nn.Module):
         raise TypeError(f"policy: {type(policy).__name__} is no torch.nn.Module, so it has no parameters to train")
     return policy
-
-
-def num_selected(num_steps: int, fraction: float) -> int:
-    """How many of ``num_steps`` steps a fraction in (0, 1] means: max(1, round(fraction · num_steps)), none of none.
-
-    >>> [num_selected(n, 0.4) for n in (0, 1, 10)]
-    [0, 1, 4]
-    """
-    return min(num_steps, max(1, round(fraction * num_steps)))
-
-
-def select_steps(
-    units: Int[Tensor, "batch step"], fraction: float, generator: torch.Generator | None = None
-) -> Int[Tensor, "batch chosen"]:
-    """For each trajectory :func:`num_selected` of the steps that have units, uniformly drawn, in ascending order.
-
-    Rows with fewer such steps are filled up with steps without units, which count for nothing. A fraction of 1 takes all S.
-    """
-    total = units.shape[1]
-    device = units.device if generator is None else generator.device
-    full = (units > 0).sum(-1, keepdim=True)
-    wanted = torch.tensor([num_selected(n, fraction) for n in range(total + 1)], device=units.device)[full]
-    count = max(1, int(wanted.max()))
-    if count == total:
-        return torch.arange(total, device=units.device).expand(len(units), -1)
-    scores = torch.rand(units.shape, generator=generator, device=device).to(units.device)
-    order = torch.where(units > 0, scores, 1 + scores).argsort(-1)
-    rank = torch.arange(total, device=units.device)
-    spare = (rank >= wanted) & (rank < full)  # steps with units that were not chosen stand last
-    return order.gather(-1, torch.where(spare, rank + total, rank).argsort(-1))[:, :count].sort(-1).values

@@ -14,7 +14,7 @@ from discrete_grpo.recipes.families import SamplerOptions, family_of, load_train
 from discrete_grpo.runs.checkpoint import find_checkpoint, load_metadata
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.recorder import check_unused, write_json, write_table
-from discrete_grpo.training.elites import Search, local_search
+from discrete_grpo.training.local_search import SearchResult, local_search
 
 __all__ = ["SearchRecipe", "run_search"]
 
@@ -54,7 +54,7 @@ class SearchRecipe:
     reward_cache: str | None = None
 
 
-def run_search(recipe: SearchRecipe, *, resume: bool = False) -> Search:
+def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
     """Search, print a line a round and write the best samples; a resumed search starts anew and draws the same.
 
     Raises:

@@ -60,7 +60,7 @@ from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.recorder import EVALUATION, check_unused, read_evaluation, write_json, write_table, write_text
 from discrete_grpo.runs.report.report import write_report
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
-from discrete_grpo.training.distributed import Processes, accelerator
+from discrete_grpo.training.distributed import ProcessGroup, accelerator
 from discrete_grpo.training.lora import LoraOptions, add_lora
 from discrete_grpo.training.pretrain import Pretrainer
 from discrete_grpo.training.trainer import GRPOTrainer
@@ -301,9 +301,9 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[st
     Raises:
         ValueError: if ``output_dir`` holds results of another run and ``resume`` is false.
     """
-    processes = Processes(accelerator())
+    processes = ProcessGroup(accelerator())
     folder, source = Path(recipe.output_dir), _source(recipe, resume)
-    processes.share(lambda: check_unused(folder) if processes.first and not resume else None)
+    processes.run_all(lambda: check_unused(folder) if processes.first and not resume else None)
     loaded, metadata = load_trained(source, recipe.sampler), load_metadata(source)
     policy = with_options(loaded, recipe.likelihood, recipe.node_count, recipe.elbo_draws)
     if recipe.lora.r:
@@ -311,7 +311,7 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[st
     family = family_of(metadata)
     if isinstance(policy, MaskedTextPolicy):
         check_rewards(policy, recipe.rewards)
-    read = processes.share(
+    read = processes.run_all(
         lambda: [_kept_columns(recipe, name, resume) for name in ("columns", "evaluation_columns")] if processes.first else []
     )[0]
     columns = prepare_columns(policy, source, read[0], recipe.scaffold)
@@ -341,9 +341,11 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[st
         return _in_first(processes, ledger, lambda: _finish(recipe, family, trainer, metadata, measure))
 
 
-def _in_first(processes: Processes, ledger: Ledger, work: Callable[[], dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+def _in_first(
+    processes: ProcessGroup, ledger: Ledger, work: Callable[[], dict[str, dict[str, float]]]
+) -> dict[str, dict[str, float]]:
     """Let the first process do something; all know the result and take its turns for theirs, and all fail if it does."""
-    result, ledger.turn = processes.share(lambda: (work() if processes.first else {}, ledger.turn))[0]
+    result, ledger.turn = processes.run_all(lambda: (work() if processes.first else {}, ledger.turn))[0]
     return result
 
 

@@ -28,9 +28,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from discrete_grpo.core.atomic import (atomic_write)
-from discrete_grpo.runs.serialization import (TRUSTED, CheckpointError, build, describe, describe_types, restore_types)
-from discrete_grpo.runs.files import (SUMS, changed_file, clear_files, explained, real_name, remove, whole_folder, write_sums)
+from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.runs.files import SUMS, changed_file, clear_files, explained, real_name, remove, whole_folder, write_sums
+from discrete_grpo.runs.serialization import TRUSTED, CheckpointError, build, describe, describe_types, restore_types
 
 __all__ = [
     "TRUSTED",
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 FORMAT = 2
-"""Version of the format that is written: 1 named classes by the modules of that time, see :mod:`~discrete_grpo.runs.serialization`."""
+"""Version of the format that is written: 1 named classes by the modules of that time, see ``runs.serialization``."""
 READABLE = (1, FORMAT)
 BUNDLED = Path(__file__).parents[1] / "bundled"
 FILES = ("config.json", "model.safetensors", "training.pt")

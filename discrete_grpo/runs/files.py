@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from discrete_grpo.core.atomic import (sync_folder)
+from discrete_grpo.core.atomic import sync_folder
 
 __all__ = ["SUMS", "changed_file", "clear_files", "explained", "real_name", "remove", "whole_folder", "write_sums"]
 

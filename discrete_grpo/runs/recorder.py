@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from discrete_grpo.core.atomic import (atomic_write, sync_folder)
-from discrete_grpo.runs.files import (clear_files, explained)
+from discrete_grpo.core.atomic import atomic_write, sync_folder
+from discrete_grpo.runs.files import clear_files, explained
 
 __all__ = [
     "EVALUATION",

@@ -22,7 +22,7 @@ TRUSTED = ("discrete_grpo",)
 OLD_MODULES = {
     "categorical": "core.categorical",
     "chemistry": "domains.molecules",
-    "compiled": "training.compiled",
+    "compiled": "training.network",
     "config": "training.config",
     "decoders": "policies.decoders",
     "graph": "domains.graphs",

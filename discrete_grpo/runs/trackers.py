@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-from discrete_grpo.core.atomic import (atomic_write)
+from discrete_grpo.core.atomic import atomic_write
 
 __all__ = ["Picture", "TensorBoard", "Tracker", "Trackers", "WeightsAndBiases", "best_distinct", "molecule_grid"]
 

@@ -1,31 +1,35 @@
-"""Settings of the training loops: frozen dataclasses, TRL's names where the meaning is TRL's, checked when made."""
+"""Settings of the training loops: frozen dataclasses with TRL's names where the meaning is TRL's, checked on construction."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from discrete_grpo.core.checks import check_range
 
 __all__ = ["GRPOConfig", "PretrainConfig"]
 
 
-def _between(
-    config: object, name: str, low: int | float | None, high: int | float | None = None, *, open_low: bool = False
+def _check(
+    config: GRPOConfig | PretrainConfig,
+    names: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
 ) -> None:
-    """Raise unless ``low <= config.name <= high``; None passes (an option that is off)."""
-    value = getattr(config, name)
-    if value is None:
-        return
-    below = low is not None and (value <= low if open_low else value < low)
-    if value != value or below or (high is not None and value > high):
-        sign = ">" if open_low else ">="
-        wanted = f"{sign} {low}" + (f" and <= {high}" if high is not None else "")
-        raise ValueError(f"{name}: {value}, expected {wanted}")
+    """Check the range of several fields; None passes, as it switches an option off."""
+    for name in names.split():
+        if (value := getattr(config, name)) is not None:
+            check_range(name, value, least=least, above=above, most=most)
 
 
-def _one_of(config: object, name: str, choices: Collection[str]) -> None:
-    if getattr(config, name) not in choices:
-        raise ValueError(f"{name}: {getattr(config, name)!r}, expected one of {', '.join(choices)}")
+def _check_choices(config: GRPOConfig) -> None:
+    """Check the fields whose type is a ``Literal``."""
+    hints = get_type_hints(type(config))
+    for name in (field.name for field in fields(config) if get_origin(hints[field.name]) is Literal):
+        if getattr(config, name) not in (choices := get_args(hints[name])):
+            raise ValueError(f"{name}: {getattr(config, name)!r}, expected one of {', '.join(choices)}")
 
 
 def _check_bf16(config: GRPOConfig | PretrainConfig) -> None:
@@ -34,7 +38,7 @@ def _check_bf16(config: GRPOConfig | PretrainConfig) -> None:
 
 
 def _check_best(config: GRPOConfig | PretrainConfig) -> None:
-    """Raise for settings of the best checkpoint without a metric that says which it is."""
+    """Check that settings of the best checkpoint come with a metric."""
     for name in ("greater_is_better", "load_best_model_at_end"):
         if config.metric_for_best_model is None and getattr(config, name):
             raise ValueError(f"{name}: {getattr(config, name)}, expected metric_for_best_model to say what is compared")
@@ -42,79 +46,100 @@ def _check_best(config: GRPOConfig | PretrainConfig) -> None:
 
 @dataclass(frozen=True)
 class GRPOConfig:
-    """Everything that decides a GRPO run, given a policy and rewards.
+    """Settings of GRPO training.
 
     Attributes:
-        max_steps: optimiser updates in the whole run.
-        num_generations: G, samples a group; at least 2.
-        generation_batch_size: samples drawn between updates, a multiple of ``num_generations``.
-        per_device_batch_size: trajectories in one forward pass; memory only, the gradient is the same.
-        timestep_chunk: steps of a trajectory in one forward pass (None: all); memory only, the gradient is the same.
-        num_iterations: μ, how often each generation batch is gone through.
-        steps_per_generation: updates made in going through it once, on disjoint parts drawn at random; each is normalised by
-            its own part. (TRL counts micro-steps here; those are ``per_device_batch_size`` and ``timestep_chunk``.)
-        timestep_fraction: share of each trajectory's steps that an update learns from.
-        timestep_selection: which these are, of the steps with something to choose: ``random`` (drawn for each sample),
-            ``first``, ``last``, or a ``window`` (a run of neighbours, its place drawn for each sample).
-        loss_type: how units are weighted, and their surrogate: ``grpo`` (mean of each trajectory's mean), ``dapo`` (mean over
-            all units) and ``dr_grpo`` (sum over units by a constant) clip the ratio; ``cispo`` (weighted as dapo) caps it and
-            keeps every gradient; ``sapo`` (weighted as grpo) fades it out.
-        importance_sampling_level: ``token`` (a ratio per site), ``step`` (product over a step's sites), ``step_mean``
-            (their geometric mean) or ``sequence`` (geometric mean over the trajectory, GSPO). The unit that is weighted is a
-            step at level ``step`` and a site at the others.
-        epsilon, epsilon_high: ratios are clipped to [1 - ε, 1 + ε_high]; ``epsilon_high`` None means ε. For cispo it is the
-            cap itself and must be given (5.0, say). Clipping acts from the second update on one generation: with one
-            (``num_iterations`` and ``steps_per_generation`` 1) every ratio is exactly 1.
-        delta: ratios of the unclipped term are at most δ, which bounds bad samples that became likely; more than 1 + ε_high.
-        sapo_temperature_pos, sapo_temperature_neg: τ of sapo for positive advantages and for the rest.
-        off_policy_mask_threshold: samples with A < 0 whose mean log π_old - log π_θ is above this have no policy term.
-        top_entropy_quantile: ρ, only the share ρ of an update's sites with the highest entropy get a gradient from the policy term.
-        entropy_coef: c, weight of the mean entropy of a site as a bonus.
-        use_adaptive_entropy: move c by ``entropy_coef_delta`` each update within [``entropy_coef_min``, ``entropy_coef_max``],
-            up while the entropy is at most ``entropy_target`` nats, down above it, where the bonus is not applied.
-        beta: weight of the KL to the reference; 0 loads no reference.
-        kl_estimator: ``exact`` (a sum over classes), or from the classes drawn ``k1``, ``k2`` or ``k3``.
-        kl_direction: ``reverse`` is KL(π_θ ‖ π_ref), ``forward`` KL(π_ref ‖ π_θ).
-        kl_in: a term of the ``loss``; summed over the trajectory and subtracted from the advantages (``reward``), where k1 has
-            the gradient of the trajectory's KL; or ``both``, where the exact one has it.
-        use_bias_correction_kl: multiply estimates in the loss by the ratio, which makes their gradient that of the KL. On,
-            unlike in TRL; the exact KL needs none.
-        sync_ref_model: let the reference follow: π_ref ← α π_θ + (1-α) π_ref every ``ref_model_sync_steps`` updates, with
-            α = ``ref_model_mixup_alpha``.
-        ref_model_mixup_alpha, ref_model_sync_steps: see above.
-        scale_rewards: what advantages are divided by: the standard deviation of the ``group``, of the ``batch``, or
-            ``none``.
-        baseline: ``mean`` of the group or ``leave_one_out``.
-        multi_objective_aggregation: ``sum_then_normalize`` or ``normalize_then_sum`` for several rewards.
-        reward_weights: one weight a reward; None means 1 each.
-        advantage_clip: advantages are clamped to ± this; None leaves them.
-        zero_std_groups: what becomes of groups whose rewards are all equal: ``keep`` (advantage 0; a KL or entropy term still
-            acts on them), ``mask`` (out of the loss and its normaliser), or ``resample`` (masked, and drawn again elsewhere).
-        max_resampling_rounds: how often at most ``resample`` draws what is missing, for one generation.
-        refine_fraction: share of the groups of a generation that start from a good sample instead of noise: it is re-noised
-            and regenerated, and the regenerated steps are trained on. 0: off; needs a policy that can.
-        refine_time: how far back they go, 0 (data) < t < 1 (noise); the nearest point of the sampler's grid is taken.
-        refine_memory: how many of the best unique samples of the run are kept to start from.
-        replay_samples: how many good samples of earlier generations join each group of their condition, with their rewards and
-            the log-probs they were drawn with; nothing is scored again. 0: off.
-        replay_memory: how many of the best unique samples of a shard are kept for that.
-        learning_rate, weight_decay, adam_beta1, adam_beta2: of AdamW.
-        lr_scheduler_type, warmup_steps: ``constant``, ``linear`` or ``cosine`` decay to 0 after a linear warm-up.
-        max_grad_norm: gradients are clipped to this norm; None leaves them. Graph policies have norms far below 1 (about 0.01),
-            where 1 never acts.
-        ema_decay: decay of an exponential moving average of the weights, used for evaluation and export; None: off.
-        bf16: run networks under bfloat16 autocast (log-probs stay float32): True, False, or ``auto``, which means where the
-            processor or GPU has units for it. What ``auto`` came to is kept with the run.
-        torch_compile: compile the layers of the networks; the first updates wait for the compiler.
-        checkpoint_layers: compute layers again for gradients, for memory; None leaves what the network has.
-        seed: of everything random in the run.
-        generation_shards: independent random streams that the groups are drawn in, dealt out evenly to the processes. Results
-            depend on it and not on the number of processes. None: one a process.
-        save_steps, save_total_limit: updates between checkpoints, and how many of the newest are kept.
-        metric_for_best_model: name of a logged metric; the checkpoint with its best mean over the updates since the one before
-            is kept too, however old. None: no checkpoint is the best.
-        greater_is_better: of that metric; None: unless its name ends in "loss".
-        load_best_model_at_end: end with the policy of the best checkpoint, which is then what is evaluated and exported.
+        max_steps: Number of optimiser updates in the whole run, at least 1.
+        num_generations: Number of samples per group (G), at least 2. As in TRL.
+        generation_batch_size: Number of samples drawn between updates, a multiple of ``num_generations``. As in TRL.
+        per_device_batch_size: Number of trajectories in one forward pass, at least 1. It changes memory and speed, not the
+            gradient.
+        timestep_chunk: Number of steps of a trajectory in one forward pass, at least 1; None takes all. It changes memory and
+            speed, not the gradient.
+        num_iterations: Number of passes over each generation batch (μ), at least 1. As in TRL.
+        steps_per_generation: Number of updates in one pass over a generation batch, at least 1. Each update uses its own random
+            part of the batch and normalises by it. TRL counts micro-batches here instead.
+        timestep_fraction: Share of the steps of each trajectory that an update is trained on, more than 0 and at most 1.
+        timestep_selection: Which steps these are: ``random``, ``first``, ``last``, or ``window``, a run of neighbouring steps at
+            a random place. Steps without a choice never count.
+        loss_type: Loss. ``grpo`` (mean of the means per trajectory), ``dapo`` (mean over all units) and ``dr_grpo`` (sum over
+            units divided by a constant) clip the ratio; ``cispo`` (weighted like dapo) caps it; ``sapo`` (weighted like grpo)
+            fades it out. As in TRL.
+        importance_sampling_level: What one ratio covers: ``token`` (one site), ``step`` (product over the sites of a step),
+            ``step_mean`` (their geometric mean) or ``sequence`` (geometric mean over the trajectory, GSPO). The unit that is
+            weighted is a step at level ``step`` and a site at the others. ``token`` and ``sequence`` are TRL's.
+        epsilon: Ratios are clipped from below at 1 - ε; more than 0. Clipping acts from the second update on a generation, as
+            every ratio of the first is 1. As in TRL.
+        epsilon_high: Ratios are clipped from above at 1 + ε_high; more than 0; None takes ``epsilon``. For cispo it is the cap
+            of the ratio itself, and it is required (5.0, say). As in TRL.
+        delta: Upper bound of the ratio for negative advantages (two-sided clipping), useful above 1 + ε_high; more than 0; None
+            sets no bound. As in TRL.
+        sapo_temperature_pos: Temperature of sapo for positive advantages, more than 0. As in TRL.
+        sapo_temperature_neg: Temperature of sapo for all other advantages, more than 0. As in TRL.
+        off_policy_mask_threshold: Samples with a negative advantage whose mean log π_old - log π_θ exceeds this have no policy
+            term; at least 0; None keeps all. As in TRL.
+        top_entropy_quantile: Share of the sites of an update, those with the highest entropy, that get a gradient from the
+            policy term; more than 0 and at most 1. As in TRL.
+        entropy_coef: Coefficient of the entropy bonus, which is the mean entropy of a site; at least 0. As in TRL.
+        use_adaptive_entropy: Adapt the coefficient: it rises by ``entropy_coef_delta`` per update while the entropy is at most
+            ``entropy_target``, else it falls and the bonus is not applied. As in TRL.
+        entropy_coef_min: Smallest adaptive coefficient, at least 0.
+        entropy_coef_max: Largest adaptive coefficient, at least ``entropy_coef_min``.
+        entropy_coef_delta: Change of the adaptive coefficient per update, at least 0.
+        entropy_target: Entropy in nats per site that the adaptive coefficient aims at, at least 0.
+        beta: Coefficient of the KL to the reference policy, at least 0; with 0 no reference is kept. As in TRL.
+        kl_estimator: How the KL is computed: ``exact`` (sum over classes), or estimated from the classes drawn by ``k1``, ``k2``
+            or ``k3``. TRL has k3 only.
+        kl_direction: ``reverse`` is KL(π_θ ‖ π_ref), ``forward`` is KL(π_ref ‖ π_θ).
+        kl_in: Where the KL enters: as a term of the ``loss``, in the ``reward`` (summed over the trajectory and subtracted from
+            the advantage), or ``both``. In the reward, k1 has the gradient of the KL of the trajectory; with both, exact has it.
+        use_bias_correction_kl: Multiply estimates in the loss by the ratio, so that their gradient is that of the KL. TRL has
+            this option too, off by default.
+        sync_ref_model: Move the reference towards the policy every ``ref_model_sync_steps`` updates:
+            π_ref ← α π_θ + (1-α) π_ref. As in TRL.
+        ref_model_mixup_alpha: Mixing weight α of ``sync_ref_model``, 0 to 1. As in TRL.
+        ref_model_sync_steps: Number of updates between two moves of the reference, at least 1. As in TRL.
+        scale_rewards: Divisor of the advantages: the standard deviation of the ``group``, of the ``batch``, or ``none``. As in
+            TRL.
+        baseline: Baseline of the advantages: the ``mean`` of the group, or of its other samples (``leave_one_out``).
+        multi_objective_aggregation: How several rewards are combined: ``sum_then_normalize`` or ``normalize_then_sum``. As in
+            TRL.
+        reward_weights: Weights of the rewards, one per reward; None means 1 each. As in TRL.
+        advantage_clip: Largest absolute advantage, more than 0; None does not clip.
+        zero_std_groups: Treatment of groups whose rewards are all equal: ``keep`` (advantage 0; KL and entropy terms remain),
+            ``mask`` (left out of the loss and its normaliser), or ``resample`` (masked and replaced by new groups).
+        max_resampling_rounds: Largest number of times that ``resample`` draws missing groups per generation, at least 0.
+        refine_fraction: Share of the groups of a generation that start from one of the best samples, which is re-noised and
+            regenerated; 0 to 1. Only the regenerated steps are trained on. It needs a policy that can do this.
+        refine_time: Time to which these samples are re-noised, more than 0 (data) and less than 1 (noise), rounded to the grid
+            of the sampler.
+        refine_memory: Number of best unique samples kept as starts, at least 1.
+        replay_samples: Number of good samples of earlier generations that join each group of their condition, with their
+            rewards and log-probs; at least 0, and at most ``replay_memory``.
+        replay_memory: Number of best unique samples per shard that are kept for replay, at least 1.
+        learning_rate: Learning rate of AdamW, more than 0.
+        weight_decay: Weight decay of AdamW, at least 0.
+        adam_beta1: First momentum coefficient of AdamW, 0 to 1.
+        adam_beta2: Second momentum coefficient of AdamW, 0 to 1.
+        lr_scheduler_type: Learning rate after the warm-up: ``constant``, or ``linear`` or ``cosine`` decay to 0.
+        warmup_steps: Number of updates of the linear warm-up of the learning rate, at least 0.
+        max_grad_norm: Gradients are clipped to this norm, more than 0; None does not clip. Gradients of graph policies are often
+            far below 1 (about 0.01), where the default has no effect.
+        ema_decay: Decay of the moving average of the weights, which is used for evaluation and export; 0 to 1; None keeps no
+            average.
+        bf16: Run networks under bfloat16 autocast: true, false, or ``auto``, which means true where the device has bfloat16
+            units. Log-probs stay float32. A resumed run keeps the decision.
+        torch_compile: Compile the layers of the networks; the first updates wait for the compiler.
+        checkpoint_layers: Recompute activations in the backward pass, which saves memory; None keeps the setting of the network.
+        seed: Random seed of the run, at least 0.
+        generation_shards: Number of independent random streams in which groups are drawn, a multiple of the number of processes.
+            Results depend on it and not on the number of processes. None means one per process.
+        save_steps: Number of updates between checkpoints, at least 1.
+        save_total_limit: Number of newest checkpoints that are kept, at least 1.
+        metric_for_best_model: Name of a logged metric. The checkpoint with its best mean over the updates since the checkpoint
+            before is kept as well; None keeps no best checkpoint.
+        greater_is_better: Whether larger values of that metric are better; None means yes unless its name ends in "loss".
+        load_best_model_at_end: End the run with the policy of the best checkpoint, which is then evaluated and exported.
 
     Raises:
         ValueError: naming the field, its value and the accepted range.
@@ -184,54 +209,34 @@ class GRPOConfig:
     load_best_model_at_end: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "generation_batch_size", "per_device_batch_size", "timestep_chunk", "num_iterations"):
-            _between(self, name, 1)
-        for name in ("save_steps", "save_total_limit", "refine_memory", "steps_per_generation", "ref_model_sync_steps"):
-            _between(self, name, 1)
-        _between(self, "generation_shards", 1)
-        _between(self, "max_resampling_rounds", 0)
-        _between(self, "replay_samples", 0)
-        _between(self, "replay_memory", 1)
-        _between(self, "num_generations", 2)
-        for name in ("timestep_fraction", "top_entropy_quantile"):
-            _between(self, name, 0, 1, open_low=True)
-        for name in ("learning_rate", "epsilon", "epsilon_high", "delta", "advantage_clip", "max_grad_norm"):
-            _between(self, name, 0, open_low=True)
-        for name in ("sapo_temperature_pos", "sapo_temperature_neg"):
-            _between(self, name, 0, open_low=True)
-        for name in ("beta", "weight_decay", "warmup_steps", "seed", "off_policy_mask_threshold", "entropy_target"):
-            _between(self, name, 0)
-        for name in ("entropy_coef", "entropy_coef_min", "entropy_coef_delta"):
-            _between(self, name, 0)
-        _between(self, "entropy_coef_max", self.entropy_coef_min)
-        for name in ("adam_beta1", "adam_beta2", "ema_decay", "refine_fraction", "ref_model_mixup_alpha"):
-            _between(self, name, 0, 1)
-        _one_of(self, "loss_type", ("grpo", "dapo", "dr_grpo", "cispo", "sapo"))
-        _one_of(self, "timestep_selection", ("random", "first", "last", "window"))
-        _one_of(self, "zero_std_groups", ("keep", "mask", "resample"))
-        _one_of(self, "kl_estimator", ("exact", "k1", "k2", "k3"))
-        _one_of(self, "kl_direction", ("reverse", "forward"))
-        _one_of(self, "kl_in", ("loss", "reward", "both"))
-        _one_of(self, "importance_sampling_level", ("token", "step", "step_mean", "sequence"))
-        _one_of(self, "scale_rewards", ("group", "batch", "none"))
-        _one_of(self, "baseline", ("mean", "leave_one_out"))
-        _one_of(self, "multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum"))
-        _one_of(self, "lr_scheduler_type", ("constant", "linear", "cosine"))
+        """Check the range of every field, and that the fields are compatible."""
+        _check(self, "max_steps generation_batch_size per_device_batch_size timestep_chunk num_iterations", least=1)
+        _check(self, "save_steps save_total_limit refine_memory steps_per_generation ref_model_sync_steps", least=1)
+        _check(self, "generation_shards replay_memory", least=1)
+        _check(self, "num_generations", least=2)
+        _check(self, "timestep_fraction top_entropy_quantile", above=0, most=1)
+        _check(self, "learning_rate epsilon epsilon_high delta advantage_clip max_grad_norm", above=0)
+        _check(self, "sapo_temperature_pos sapo_temperature_neg", above=0)
+        _check(self, "max_resampling_rounds replay_samples", least=0)
+        _check(self, "beta weight_decay warmup_steps seed off_policy_mask_threshold entropy_target", least=0)
+        _check(self, "entropy_coef entropy_coef_min entropy_coef_delta", least=0)
+        _check(self, "entropy_coef_max", least=self.entropy_coef_min)
+        _check(self, "adam_beta1 adam_beta2 ema_decay refine_fraction ref_model_mixup_alpha", least=0, most=1)
+        check_range("refine_time", self.refine_time, above=0, below=1)
+        _check_choices(self)
         _check_bf16(self)
         _check_best(self)
         self._check_pairs()
         self._check_replay()
 
     def _check_pairs(self) -> None:
-        """Raise for options that do not go together."""
-        if not 0 < self.refine_time < 1:
-            raise ValueError(f"refine_time: {self.refine_time}, expected > 0 and < 1")
+        """Check that options are compatible."""
         if self.generation_batch_size % self.num_generations:
             wanted = f"a multiple of num_generations ({self.num_generations})"
             raise ValueError(f"generation_batch_size: {self.generation_batch_size}, expected {wanted}")
-        if self.steps_per_generation > self.generation_batch_size:
-            wanted = f"at most generation_batch_size ({self.generation_batch_size})"
-            raise ValueError(f"steps_per_generation: {self.steps_per_generation}, expected {wanted}")
+        check_range(
+            "steps_per_generation", self.steps_per_generation, most=self.generation_batch_size, note=" (generation_batch_size)"
+        )
         if self.loss_type == "cispo" and self.epsilon_high is None:
             raise ValueError("epsilon_high: None, expected the cap of the ratio with loss_type cispo (5.0, say)")
         if self.sync_ref_model and self.beta == 0:
@@ -244,10 +249,9 @@ class GRPOConfig:
             raise ValueError("kl_estimator: 'k1', expected use_bias_correction_kl in the loss: its own gradient there is zero")
 
     def _check_replay(self) -> None:
-        """Raise for options that replayed samples do not go with."""
+        """Check that replay is not used with options that it does not support."""
         given = f"replay_samples: {self.replay_samples}, expected"
-        if self.replay_samples > self.replay_memory:
-            raise ValueError(f"{given} at most replay_memory ({self.replay_memory})")
+        check_range("replay_samples", self.replay_samples, most=self.replay_memory, note=" (replay_memory)")
         others = {
             f"refine_fraction {self.refine_fraction}": self.refine_fraction > 0,
             "zero_std_groups resample": self.zero_std_groups == "resample",
@@ -258,24 +262,31 @@ class GRPOConfig:
 
     @property
     def num_groups(self) -> int:
-        """Groups in a generation batch."""
+        """Number of groups in a generation batch."""
         return self.generation_batch_size // self.num_generations
 
 
 @dataclass(frozen=True)
 class PretrainConfig:
-    """Settings of likelihood training.
+    """Settings of pretraining by maximum likelihood.
 
     Attributes:
-        max_steps: optimiser updates in the whole run.
-        batch_size: samples an update.
-        learning_rate, weight_decay: of AdamW (β = 0.9, 0.99); cosine decay to 1 % after ``warmup_steps``.
-        max_grad_norm: gradients are clipped to this norm.
-        ema_decay: decay of the moving average of the weights, which is what gets saved for use.
-        bf16: run the network under bfloat16 autocast; ``auto`` as in :class:`GRPOConfig`.
-        seed: of everything random in the run.
-        log_steps, save_steps, save_total_limit: updates between lines, between checkpoints, and how many of the newest are kept.
-        metric_for_best_model, greater_is_better, load_best_model_at_end: as in :class:`GRPOConfig`.
+        max_steps: Number of optimiser updates in the whole run, at least 1.
+        batch_size: Number of samples per update, at least 1.
+        learning_rate: Learning rate of AdamW (β = 0.9, 0.99) after the warm-up, more than 0; a cosine decay to 1 % follows.
+        weight_decay: Weight decay of AdamW, at least 0.
+        warmup_steps: Number of updates of the linear warm-up of the learning rate, at least 0.
+        max_grad_norm: Gradients are clipped to this norm, more than 0.
+        ema_decay: Decay of the moving average of the weights, which is the policy that is exported; 0 to 1.
+        bf16: Run the network under bfloat16 autocast: true, false, or ``auto``, which means true where the device has bfloat16
+            units. A resumed run keeps the decision.
+        seed: Random seed of the run, at least 0.
+        log_steps: Number of updates between lines of metrics, at least 1.
+        save_steps: Number of updates between checkpoints, at least 1.
+        save_total_limit: Number of newest checkpoints that are kept, at least 1.
+        metric_for_best_model: Name of a logged metric, whose best checkpoint is kept as well; None keeps no best checkpoint.
+        greater_is_better: Whether larger values of that metric are better; None means yes unless its name ends in "loss".
+        load_best_model_at_end: End the run with the policy of the best checkpoint.
 
     Raises:
         ValueError: naming the field, its value and the accepted range.
@@ -298,12 +309,10 @@ class PretrainConfig:
     load_best_model_at_end: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "batch_size", "log_steps", "save_steps", "save_total_limit"):
-            _between(self, name, 1)
-        for name in ("learning_rate", "max_grad_norm"):
-            _between(self, name, 0, open_low=True)
-        for name in ("weight_decay", "warmup_steps", "seed"):
-            _between(self, name, 0)
-        _between(self, "ema_decay", 0, 1)
+        """Check the range of every field."""
+        _check(self, "max_steps batch_size log_steps save_steps save_total_limit", least=1)
+        _check(self, "learning_rate max_grad_norm", above=0)
+        _check(self, "weight_decay warmup_steps seed", least=0)
+        _check(self, "ema_decay", least=0, most=1)
         _check_bf16(self)
         _check_best(self)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from discrete_grpo.core.scoring import BudgetExhausted, RewardError
 
-__all__ = ["Processes", "accelerator", "leave"]
+__all__ = ["ProcessGroup", "accelerator", "leave"]
 
 T = TypeVar("T")
 PATIENCE = datetime.timedelta(hours=12)
@@ -51,7 +51,7 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-class Processes:
+class ProcessGroup:
     """The processes of a run, of equal standing but for the first, which writes the files.
 
     Args:
@@ -75,7 +75,7 @@ class Processes:
         dist.all_gather_object(found, value)
         return cast(list[T], found)
 
-    def share(self, work: Callable[[], T]) -> list[T]:
+    def run_all(self, work: Callable[[], T]) -> list[T]:
         """Do ``work`` in every process; what each returned, in order of rank.
 
         Raises:

@@ -1,38 +1,42 @@
-"""What a run tells of itself: metrics and samples in its folder, failures of rewards, and a copy to a tracker."""
+"""Logs metrics, samples and reward failures of a GRPO run: to files, to a tracker and to a progress bar."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
+from discrete_grpo.core.advantages import constant_groups, sum_magnitudes
 from discrete_grpo.core.scoring import Accounts
 from discrete_grpo.runs.console import print_notes, progress
 from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.recorder import Recorder, read_metrics
 from discrete_grpo.runs.report.diagnosis import diagnosis
 from discrete_grpo.runs.trackers import Tracker, best_distinct
-from discrete_grpo.training.batch import replay_metrics, reward_metrics, sample_table, total_reward
 from discrete_grpo.training.config import GRPOConfig
-from discrete_grpo.training.sampler import Drawn
+from discrete_grpo.training.minibatches import Batch, groups_of, reward_weights, total_reward
+from discrete_grpo.training.sampler import Generation
 
-__all__ = ["RunLog", "Shown", "training_bar"]
+__all__ = ["RunLog", "Shown", "replay_metrics", "reward_metrics", "sample_table", "training_bar"]
 
 Shown: TypeAlias = Callable[[int, Mapping[str, float]], None]
-"""Takes the number of updates made and the metrics of the last one."""
+"""Callback that takes the number of updates made and the metrics of the last one."""
 
 
 @contextmanager
 def training_bar(step: int, max_steps: int, ledger: Accounts | None = None) -> Iterator[Shown]:
-    """Show how far a run has come: in oracle calls where it has a budget of them, else in updates.
+    """Show the progress of a run: in reward calls if they have a budget, else in updates.
 
     Args:
-        step: updates made before, by the part of the run that this one continues.
-        max_steps: updates of the whole run.
-        ledger: counts the calls; None: there is no budget.
+        step: number of updates made before the run was resumed.
+        max_steps: number of updates of the whole run.
+        ledger: counter of reward calls; None if there is no budget.
     """
     start = ledger.metrics() if ledger is not None else {}
     budget = "oracle/left" in start
@@ -52,15 +56,70 @@ def training_bar(step: int, max_steps: int, ledger: Accounts | None = None) -> I
             bar.reach(int(ledger.metrics()["oracle/calls"]))
 
 
+def reward_metrics(
+    batches: Sequence[Batch], advantage: Float[Tensor, " row"], names: Sequence[str], config: GRPOConfig
+) -> dict[str, float]:
+    """Means and standard deviations of the rewards of a generation, under TRL's names."""
+    rewards = torch.cat([b.rewards for b in batches])
+    total = total_reward(rewards, config)
+    sizes = sum_magnitudes(rewards, torch.tensor(reward_weights(rewards, config), dtype=torch.float64))
+    line = {
+        "reward": _mean(total),
+        "reward_std": _std(total),
+        "frac_reward_zero_std": float(constant_groups(total, groups_of(batches), sizes).double().mean()),
+        "frac_reward_unknown": float(total.isnan().double().mean()),
+        "advantages/abs_mean": float(advantage.abs().mean()),
+    }
+    for name, column in zip(names, rewards.unbind(-1), strict=True):
+        line[f"rewards/{name}/mean"] = _mean(column)
+        line[f"rewards/{name}/std"] = _std(column)
+    if config.refine_fraction > 0:
+        refined = torch.cat([b.refined for b in batches])
+        line["frac_refined"] = float(refined.double().mean())
+        line |= {"refined/reward": _mean(total[refined]), "fresh/reward": _mean(total[~refined])}
+    return line
+
+
+def replay_metrics(replayed: Sequence[Batch], config: GRPOConfig) -> dict[str, float]:
+    """Number of replayed rows, and their mean reward."""
+    totals = [total_reward(b.rewards, config) for b in replayed]
+    return {"replay/rows": float(sum(map(len, totals))), "replay/reward": _mean(torch.cat(totals)) if totals else math.nan}
+
+
+def sample_table(
+    batches: Sequence[Batch], advantage: Float[Tensor, " row"], names: Sequence[str], config: GRPOConfig
+) -> Mapping[str, Sequence[Any]]:
+    """Columns of the table of samples, one entry per row; the text of an invalid sample is empty."""
+    rewards = torch.cat([b.rewards for b in batches])
+    samples = ["" if s is None else str(s) for b in batches for s in b.rollout.samples]
+    columns: dict[str, Sequence[Any]] = {"group": groups_of(batches).tolist(), "sample": samples}
+    columns["reward"] = total_reward(rewards, config).tolist()
+    columns |= {f"reward_{name}": column.tolist() for name, column in zip(names, rewards.unbind(-1), strict=True)}
+    if config.refine_fraction > 0:
+        columns["refined"] = torch.cat([b.refined for b in batches]).int().tolist()
+    return columns | {"advantage": advantage.tolist()}
+
+
+def _mean(values: Float[Tensor, " row"]) -> float:
+    """Mean of the values that are not NaN; NaN if there are none."""
+    known = values[~values.isnan()]
+    return float(known.mean()) if len(known) else math.nan
+
+
+def _std(values: Tensor) -> float:
+    known = values[~values.isnan()]
+    return float(known.std()) if len(known) > 1 else math.nan
+
+
 class RunLog:
-    """Of the one process that writes.
+    """Log of a run; created on rank 0 only.
 
     Args:
         config: settings of the run.
-        names: of the rewards.
-        run: folder; None: nothing is kept on disk.
-        sample_metrics: extra metrics of each batch of samples.
-        tracker: takes a copy, and every ``save_steps`` updates the best samples.
+        names: names of the rewards.
+        run: folder of the run; None writes nothing to disk.
+        sample_metrics: function that computes extra metrics from each batch of samples.
+        tracker: tracker that receives all metrics, and the best samples every ``save_steps`` updates.
     """
 
     def __init__(
@@ -74,29 +133,29 @@ class RunLog:
         self.config, self.names, self.sample_metrics, self.tracker = config, names, sample_metrics, tracker
         self.recorder = Recorder(run) if run is not None else None
         self.failures = FailureLog(run) if run is not None else None
-        self._shown: int | None = None  # the update for which the tracker last had samples
+        self._shown: int | None = None  # the update of the samples that the tracker received last
 
-    def metrics(self, drawn: Drawn, ledger: Accounts | None = None) -> dict[str, float]:
-        """What is logged of a generation, with each of its updates."""
-        batches = drawn.batches
-        line = reward_metrics(batches, drawn.advantage, self.names, self.config)
+    def metrics(self, generation: Generation, ledger: Accounts | None = None) -> dict[str, float]:
+        """Metrics of a generation, logged with each of its updates."""
+        batches = generation.batches
+        line = reward_metrics(batches, generation.advantage, self.names, self.config)
         if self.config.replay_samples > 0:
-            line |= replay_metrics(drawn.replayed, self.config)
+            line |= replay_metrics(generation.replayed, self.config)
         if self.config.zero_std_groups == "resample":
-            line["resampling_rounds"] = float(max(len(own) for own in drawn.every) - 1)
+            line["resampling_rounds"] = float(max(len(own) for own in generation.every) - 1)
         for name in self.names:
-            told = [found[name] for found in drawn.failures if name in found]
+            told = [found[name] for found in generation.failures if name in found]
             line |= {f"rewards/{name}/failed": float(sum(len(found) for found in told))} if told else {}
         if self.sample_metrics is not None:
             line |= self.sample_metrics([s for b in batches for s in b.rollout.samples])
         return line | (ledger.metrics() if ledger is not None else {})
 
-    def samples(self, step: int, drawn: Drawn) -> None:
-        """Keep what was drawn for the updates from ``step`` on."""
-        batches = drawn.batches
+    def samples(self, step: int, generation: Generation) -> None:
+        """Write the samples of the generation that is trained on from update ``step`` on."""
+        batches = generation.batches
         if self.recorder is not None:
-            self.recorder.record_samples(step, sample_table(batches, drawn.advantage, self.names, self.config))
-        for found in drawn.failures if self.failures is not None else ():
+            self.recorder.record_samples(step, sample_table(batches, generation.advantage, self.names, self.config))
+        for found in generation.failures if self.failures is not None else ():
             self.failures.add(step, found)  # type: ignore[union-attr]
         if self.tracker is not None and (self._shown is None or step - self._shown >= self.config.save_steps):
             totals = torch.cat([total_reward(b.rewards, self.config) for b in batches]).tolist()
@@ -104,36 +163,36 @@ class RunLog:
             self._shown = step
 
     def update(self, step: int, line: Mapping[str, float]) -> None:
-        """Keep the metrics of an update."""
+        """Write the metrics of an update."""
         if self.recorder is not None:
             self.recorder.record(step, line)
         if self.tracker is not None:
             self.tracker.log(step, line)
 
     def start(self, step: int) -> None:
-        """The run is after update ``step``."""
+        """Tell the tracker that the run stands after update ``step``."""
         if self.tracker is not None:
             self.tracker.start(step)
 
     def finish(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """The run has come to its end: say so where nothing could be learned, and what to try.
+        """At the end of the run, print a diagnosis if the policy could not learn.
 
         Args:
-            lines: the metrics of its updates, where they are not on disk.
+            lines: metrics of all updates, used if they are not on disk.
         """
         print_notes(diagnosis(lines if self.recorder is None else read_metrics(self.recorder.folder)))
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the tracker."""
         if self.tracker is not None:
             self.tracker.close()
 
     def position(self) -> dict[str, Any] | None:
-        """How far the files go, for a checkpoint."""
+        """Lengths of the files, for a checkpoint."""
         return None if self.recorder is None else self.recorder.position()
 
     def restore(self, position: Mapping[str, Any] | None, drawn_for: int) -> None:
-        """Cut the files back to a checkpoint whose last samples were drawn for update ``drawn_for``."""
+        """Truncate the files to a checkpoint whose last samples were drawn for update ``drawn_for``."""
         if self.recorder is not None:
             self.recorder.restore(position)
         if self.failures is not None:

@@ -1,14 +1,22 @@
-"""The network inside a policy, and how its layers are run."""
+"""The network inside a policy: activation checkpointing and ``torch.compile``, layer by layer."""
 
 from __future__ import annotations
 
-from torch import nn
+import importlib.util
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["checkpoint_layers", "network_of"]
+import torch
+from torch import Tensor, nn
+
+__all__ = ["checkpoint_layers", "compile_network", "network_of"]
+
+VARIANTS = 64
+"""The most programs compiled for one layer: sizes are symbols, but 0, 1 and many are told apart, and so are types and devices."""
 
 
 def network_of(policy: nn.Module) -> nn.Module:
-    """What a policy draws with: its ``network``, also of a policy inside a wrapper; the policy itself where it names none.
+    """The ``network`` of a policy, also of a policy inside a wrapper; the policy itself if it has no such attribute.
 
     >>> inner = nn.Module()
     >>> inner.network = nn.Linear(1, 1)
@@ -24,13 +32,14 @@ def network_of(policy: nn.Module) -> nn.Module:
 
 
 def checkpoint_layers(policy: nn.Module, on: bool = True) -> None:
-    """Let gradients compute the layers of a policy's network again instead of keeping what they computed.
+    """Recompute the activations of each layer in the backward pass instead of storing them.
 
-    Less memory, some 30 % more time an update, the same gradients to the bit. Nothing of it is kept in a checkpoint.
+    An update then needs less memory and about 30 % more time, and its gradients are the same to the bit. Checkpoints do not
+    store this setting.
 
     Args:
         policy: changed in place; its network has an attribute ``checkpoint_layers``.
-        on: False keeps everything, as a new network does.
+        on: False stores all activations, as a new network does.
 
     Raises:
         ValueError: if the network has no such attribute.
@@ -41,3 +50,64 @@ def checkpoint_layers(policy: nn.Module, on: bool = True) -> None:
         raise ValueError(f"checkpoint_layers: {on}, expected none: {type(network).__name__} has no layers to compute again")
     for part in parts:
         part.checkpoint_layers = on  # type: ignore[assignment]
+
+
+def compile_network(policy: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
+    """Compile the layers of a policy's network in place; each kind of shape is compiled when it is first met.
+
+    Layers of the same class share their code. Sampling and scoring run the same code, the one compiled for gradients, also
+    without gradients; log-probs are therefore the same to the bit for the same shapes. State dicts do not change, and a copy of
+    the policy (``copy.deepcopy``) is not compiled.
+
+    Args:
+        policy: its network has a method ``compiled_parts()``, modules that take positional tensors (or containers of them)
+            and return a tensor or a tuple of tensors. Adapters (LoRA) must be added before.
+        backend: of ``torch.compile``.
+
+    Raises:
+        ValueError: if the network has no such method.
+        RuntimeError: if no compiler is installed.
+    """
+    network = network_of(policy)
+    parts: Callable[[], list[nn.Module]] | None = getattr(network, "compiled_parts", None)
+    if parts is None:
+        raise ValueError(f"torch_compile: True, expected False: {type(network).__name__} has no method compiled_parts()")
+    if backend == "inductor":
+        _check_compiler(next(network.parameters()).device)
+    torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
+    for part in parts():
+        part.compile(dynamic=True, fullgraph=True, backend=backend)
+        part._compiled_call_impl = _one_graph(part._compiled_call_impl)  # copies and state dicts leave this attribute out
+
+
+def _one_graph(compiled: Any) -> Callable[..., Any]:
+    """``compiled``, called with gradients enabled and differentiable inputs, so that only one program is compiled."""
+
+    def call(*arguments: Any) -> Any:
+        ready = [_differentiable(x) for x in arguments]
+        if torch.is_grad_enabled():
+            return compiled(*ready)
+        with torch.enable_grad():
+            found = compiled(*ready)
+        return found.detach() if isinstance(found, Tensor) else tuple(x.detach() for x in found)
+
+    return call
+
+
+def _differentiable(x: Any) -> Any:
+    if not isinstance(x, Tensor) or x.requires_grad or not x.is_floating_point():
+        return x
+    return x.detach().requires_grad_()
+
+
+def _check_compiler(device: torch.device) -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except Exception as error:  # the exception types differ between versions of torch
+        raise RuntimeError(
+            "torch_compile: True, expected a C++ compiler: install g++ or name one in CXX, or leave it off"
+        ) from error
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        raise RuntimeError("torch_compile: True, expected triton for a GPU: run pip install triton, or leave it off")

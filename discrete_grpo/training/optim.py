@@ -1,21 +1,22 @@
-"""What stands between gradients and the optimizer: the learning rate of an update, and gradients added up in a fixed order."""
+"""Optimisation: the learning rate, gradients summed in a fixed order, the moving average of weights, updates of the reference."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from discrete_grpo.training.config import GRPOConfig
-from discrete_grpo.training.distributed import Processes
+from discrete_grpo.training.distributed import ProcessGroup
 
-__all__ = ["GradientSum", "learning_rate"]
+__all__ = ["GradientSum", "averaged", "ema_decay_at", "learning_rate", "mix_reference"]
 
 
 def learning_rate(step: int, config: GRPOConfig) -> float:
-    """Of update ``step``, counted from 0: a linear warm-up, then constant, or linear or cosine decay to 0."""
+    """Learning rate of update ``step``, counted from 0: a linear warm-up, then constant, or a linear or cosine decay to 0."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
@@ -27,12 +28,13 @@ def learning_rate(step: int, config: GRPOConfig) -> float:
 
 
 class GradientSum:
-    """Σ over shards of the gradient of each, which is whole before it is added.
+    """Sum of the gradients of all shards, in a fixed order.
 
-    The order of additions is then the same for two processes of one shard and one process of two shards, to the bit.
+    The gradient of a shard is complete before it is added. Two processes with one shard each and one process with two shards
+    therefore compute the same sum to the bit.
 
     Args:
-        parameters: whose ``grad`` is read, and set at the end.
+        parameters: their ``grad`` is read after each shard and set at the end.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -40,15 +42,54 @@ class GradientSum:
         self.total: list[Tensor | None] = [None] * len(parameters)
 
     def add(self) -> None:
-        """Take the gradients that the passes of a shard have left."""
+        """Add the gradients that the passes of one shard accumulated, and clear them."""
         grads = [p.grad for p in self.parameters]
         self.total = [b if a is None else a if b is None else a.add_(b) for a, b in zip(self.total, grads, strict=True)]
         for parameter in self.parameters:
             parameter.grad = None
 
-    def finish(self, processes: Processes) -> None:
-        """Add up over the processes; a parameter that none of them used stays without a gradient."""
+    def finish(self, processes: ProcessGroup) -> None:
+        """Sum over the processes; a parameter that no process used stays without a gradient."""
         used = [any(found) for found in zip(*processes.gather([g is not None for g in self.total]), strict=True)]
         for parameter, gradient, use in zip(self.parameters, self.total, used, strict=True):
             parameter.grad = gradient if gradient is not None or not use else torch.zeros_like(parameter)
         processes.add([p.grad for p in self.parameters if p.grad is not None])
+
+
+def ema_decay_at(decay: float, updates: int) -> float:
+    """Decay after n updates, min(decay, (1 + n)/(10 + n)): the initial weights lose their influence quickly.
+
+    >>> [round(ema_decay_at(0.999, n), 3) for n in (0, 100, 100_000)]
+    [0.1, 0.918, 0.999]
+    """
+    return min(decay, (1 + updates) / (10 + updates))
+
+
+def averaged(module: nn.Module, decay: float) -> AveragedModel:
+    """A copy of ``module`` whose ``update_parameters`` computes the moving average θ' ← d θ' + (1 - d) θ."""
+    return AveragedModel(module, multi_avg_fn=_ema(decay))
+
+
+def _ema(decay: float) -> Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | int], None]:
+    @torch.no_grad()
+    def update(average: Sequence[Tensor], current: Sequence[Tensor], updates: Tensor | int) -> None:
+        torch._foreach_lerp_(list(average), list(current), 1.0 - ema_decay_at(decay, int(updates)))
+
+    return update
+
+
+@torch.no_grad()
+def mix_reference(reference: nn.Module, policy: nn.Module, alpha: float) -> None:
+    """Move the reference towards the policy (TR-DPO): π_ref ← α π_θ + (1-α) π_ref, in place; buffers are copied.
+
+    Args:
+        reference: a copy of the policy.
+        policy: θ.
+        alpha: α in [0, 1]; 1 makes the reference the policy.
+
+    Source: Gorbatovski et al. (2024), TR-DPO, arXiv 2404.09656, as in TRL's ``ref_model_mixup_alpha``.
+    """
+    for parameter, towards in zip(reference.parameters(), policy.parameters(), strict=True):
+        parameter.lerp_(towards, alpha)
+    for buffer, other in zip(reference.buffers(), policy.buffers(), strict=True):
+        buffer.copy_(other)

@@ -19,10 +19,10 @@ from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, load_weights, save
 from discrete_grpo.runs.console import progress
 from discrete_grpo.runs.recorder import Recorder
-from discrete_grpo.training.averaging import averaged
 from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.distributed import accelerator
+from discrete_grpo.training.optim import averaged
 from discrete_grpo.training.state import check_device_kind
 
 __all__ = ["Dataset", "Pretrainer", "cosine_decay"]

@@ -1,6 +1,6 @@
-"""Good samples that are learned from again: the best unique ones, with their trajectories and the log-probs they were drawn with.
+"""Replay of good samples: the best unique ones of a run, with their trajectories and the log-probs they were drawn with.
 
-They join the groups of later generations as rows drawn by an older policy: no reward is asked again, and their ratio is
+They join the groups of later generations as rows drawn by an older policy: no reward is called again, and their ratio is
 π_θ / π_stored. Source: Li et al. (2025), RePO, arXiv 2506.09340.
 """
 
@@ -16,24 +16,25 @@ from torch import Tensor
 
 from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.rollout import Policy, Rollout
-from discrete_grpo.training.batch import Batch
 from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.elites import best_unique
+from discrete_grpo.training.minibatches import Batch
 from discrete_grpo.training.rollout_queue import rollout_of, rollout_state
 
-__all__ = ["Kept", "Replay"]
+__all__ = ["ReplayBuffer", "ReplayedSample"]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A sample worth learning from again; its tensors are on the CPU.
+class ReplayedSample:
+    """A sample that is trained on again; its tensors are on the CPU.
 
     Attributes:
-        text: what makes it the same sample, together with its condition.
+        text: identity of the sample, together with its condition.
         reward: its total reward.
         origin: number of the condition it was drawn under; None without conditions.
         rollout: its trajectory, one row.
-        rewards: one column a reward.
-        old: log π_old of every site of every step.
+        rewards: one column per reward.
+        old: log π_old of each site of each step.
     """
 
     text: str
@@ -45,55 +46,55 @@ class Kept:
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """Equal for rows that can stand in one rollout, where their sites have the places they had when they were scored alone."""
+        """Key of rows that can share one rollout: their sites keep the positions that they had when each was scored alone."""
         one = self.rollout
         shapes = tuple((name, value.shape) for name, value in one.states.items())
         return shapes, one.logp.shape, int(one.size), tuple(one.columns)
 
 
-class Replay:
-    """The best unique samples drawn, best first; of equal ones the older.
+class ReplayBuffer:
+    """The best unique samples drawn, best first; among equals the older first.
 
     Args:
-        policy: draws them.
-        config: how many are kept and how many join a group.
+        policy: policy that draws the samples.
+        config: settings, with the size of the buffer and the number of samples that join each group.
     """
 
     def __init__(self, policy: Policy, config: GRPOConfig) -> None:
         self.policy, self.config = policy, config
-        self.kept: list[Kept] = []
+        self.kept: list[ReplayedSample] = []
 
     def add(self, batch: Batch, reward: Float[Tensor, " batch"]) -> None:
-        """Keep the best of a batch; its policy must still be the one that drew it.
+        """Add the samples of a batch that are among the best; the policy must not have changed since it drew them.
 
-        Unknown rewards (NaN) and samples that stand for nothing (None) are left out.
+        Unknown rewards (NaN) and invalid samples (None) are skipped.
         """
-        found: list[tuple[float, tuple[int | None, str], Kept | int]] = [(k.reward, (k.origin, k.text), k) for k in self.kept]
-        for b, (total, sample) in enumerate(zip(reward.tolist(), batch.rollout.samples, strict=True)):
-            if total == total and sample is not None:
-                found.append((total, (batch.origins[b], str(sample)), b))
-        best: dict[tuple[int | None, str], tuple[float, Kept | int]] = {}
-        for total, key, entry in sorted(found, key=lambda f: -f[0]):  # stable: the older of equals stays first
-            best.setdefault(key, (total, entry))
-        first = list(best.items())[: self.config.replay_memory]
-        self.kept = [e if isinstance(e, Kept) else self._entry(batch, e, key[1], total) for key, (total, e) in first]
+        entries: list[tuple[tuple[int | None, str], float, ReplayedSample | int]] = []
+        entries += [((sample.origin, sample.text), sample.reward, sample) for sample in self.kept]
+        for b, (total, drawn) in enumerate(zip(reward.tolist(), batch.rollout.samples, strict=True)):
+            if total == total and drawn is not None:
+                entries.append(((batch.origins[b], str(drawn)), total, b))
+        best = best_unique(entries, self.config.replay_memory)
+        self.kept = [e if isinstance(e, ReplayedSample) else self._stored(batch, e, float(reward[e])) for e in best]
 
-    def _entry(self, batch: Batch, row: int, text: str, reward: float) -> Kept:
+    def _stored(self, batch: Batch, row: int, reward: float) -> ReplayedSample:
         rollout = batch.rollout.index(torch.tensor([row], device=batch.rollout.group.device))
         old = self._log_probs(rollout).cpu()
-        return Kept(text, reward, batch.origins[row], rollout.to("cpu"), batch.rewards[[row]], old)
+        return ReplayedSample(
+            str(batch.rollout.samples[row]), reward, batch.origins[row], rollout.to("cpu"), batch.rewards[[row]], old
+        )
 
     @torch.no_grad()
     def _log_probs(self, rollout: Rollout) -> Float[Tensor, "1 step site"]:
-        """Log π of every site by replay. Alone, so that where a site stands depends on no other row."""
+        """Log π of each site. The row is scored alone, so that the positions of its sites depend on no other row."""
         steps = torch.arange(rollout.num_steps, device=rollout.group.device)[None]
         pieces = steps.split(self.config.timestep_chunk or rollout.num_steps, 1)
         return torch.cat([score_sites(self.policy.sites(rollout, piece)).logp for piece in pieces], 1)
 
     def join(self, batch: Batch, generator: torch.Generator | None = None) -> list[Batch]:
-        """For each group of a batch ``replay_samples`` of its condition at random, none twice; fewer if there are no more."""
+        """Draw up to ``replay_samples`` distinct samples for each group of ``batch``, all of the condition of the group."""
         device = "cpu" if generator is None else generator.device
-        alike: dict[tuple[Any, ...], list[tuple[Kept, int]]] = {}
+        alike: dict[tuple[Any, ...], list[tuple[ReplayedSample, int]]] = {}
         for group, origin in dict(zip(batch.rollout.group.tolist(), batch.origins, strict=True)).items():
             pool = [kept for kept in self.kept if kept.origin == origin]
             order = torch.randperm(len(pool), generator=generator, device=device)[: self.config.replay_samples]
@@ -102,18 +103,18 @@ class Replay:
         return [_batch(rows, batch.rollout.group.device) for rows in alike.values()]
 
     def state(self) -> list[dict[str, Any]]:
-        """Tensors and plain values, for a checkpoint."""
+        """The buffer as tensors and plain values, for a checkpoint."""
         plain = ("text", "reward", "origin", "rewards", "old")
         return [{name: getattr(k, name) for name in plain} | {"rollout": rollout_state(k.rollout)} for k in self.kept]
 
     def load(self, state: Iterable[Mapping[str, Any]]) -> None:
-        """What :meth:`state` gave; classes are built from this package and from the policy's own."""
+        """Restore the result of :meth:`state`; only classes of this package and of the policy's package are built."""
         trusted = ("discrete_grpo", type(self.policy).__module__.split(".")[0])
-        self.kept = [Kept(**{**s, "rollout": rollout_of(s["rollout"], trusted, torch.device("cpu"))}) for s in state]
+        self.kept = [ReplayedSample(**{**s, "rollout": rollout_of(s["rollout"], trusted, torch.device("cpu"))}) for s in state]
 
 
-def _batch(rows: Sequence[tuple[Kept, int]], device: torch.device) -> Batch:
-    """Rows of one layout, each in its group."""
+def _batch(rows: Sequence[tuple[ReplayedSample, int]], device: torch.device) -> Batch:
+    """A batch of samples of one layout, each in the group given with it."""
     ones = [kept.rollout for kept, _ in rows]
     rollout = Rollout(
         states={name: torch.cat([one.states[name] for one in ones]) for name in ones[0].states},

@@ -1,7 +1,12 @@
-"""Drawing and scoring the groups of a generation: what this process draws, and what it is told of the others'."""
+"""Draws the groups of a generation and has them scored.
+
+The groups are drawn in *shards*, independent random streams that are distributed evenly over the processes. Samples depend on the
+number of shards and not on the number of processes: two processes with one shard each draw the same as one process with two.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -13,41 +18,169 @@ from torch import Tensor
 
 from discrete_grpo.core.rollout import Observer, Policy, Reward, Rollout, group_contexts
 from discrete_grpo.core.scoring import Accounts, Failure, score_samples, take_failures
-from discrete_grpo.training.batch import Batch, Draw, draws_of, groups_missing, total_reward
 from discrete_grpo.training.config import GRPOConfig
-from discrete_grpo.training.distributed import Processes
-from discrete_grpo.training.elites import Start, group_starts, seen_columns
-from discrete_grpo.training.shards import Shard
+from discrete_grpo.training.distributed import ProcessGroup
+from discrete_grpo.training.elites import EliteBuffer
+from discrete_grpo.training.minibatches import Batch, TrainRows, groups_missing, total_reward, train_rows
+from discrete_grpo.training.replay_buffer import ReplayBuffer
 
-__all__ = ["Drawn", "GroupSampler"]
+__all__ = [
+    "Generation",
+    "GroupSampler",
+    "GroupStart",
+    "Shard",
+    "check_shards",
+    "group_starts",
+    "make_shards",
+    "num_shards",
+    "seen_columns",
+]
+
+
+# -- shards
+
+
+@dataclass
+class Shard:
+    """A random stream and the best samples drawn with it.
+
+    Attributes:
+        number: number of the shard, from 0.
+        generator: random generator of the shard.
+        elites: samples that groups start from again; None if nothing is refined.
+        replay: samples that are trained on again; None if nothing is replayed.
+    """
+
+    number: int
+    generator: torch.Generator
+    elites: EliteBuffer | None = None
+    replay: ReplayBuffer | None = None
+
+    def state(self) -> dict[str, Any]:
+        """The shard as tensors and plain values, for a checkpoint."""
+        good = {"memory": self.elites, "replay": self.replay}
+        return {"generator": self.generator.get_state()} | {k: None if v is None else v.state() for k, v in good.items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of :meth:`state`."""
+        self.generator.set_state(state["generator"])
+        if self.elites is not None:
+            self.elites.load(state["memory"] or ())  # None in a checkpoint of a run that refined nothing
+        if self.replay is not None:
+            self.replay.load(state.get("replay") or ())
+
+
+def num_shards(config: GRPOConfig, processes: int, stored: int | None = None) -> int:
+    """Number of shards of a run: as configured, else as in the checkpoint to resume, else one per process."""
+    return config.generation_shards or stored or processes
+
+
+def check_shards(count: int, config: GRPOConfig, processes: int) -> None:
+    """Check that shards can be distributed evenly over the processes, and groups over the shards.
+
+    Raises:
+        ValueError: if the numbers do not divide.
+    """
+    if count % processes:
+        raise ValueError(f"generation_shards: {count}, expected a multiple of the number of processes ({processes})")
+    if config.num_groups % count:
+        wanted = f"num_generations ({config.num_generations}) times a multiple of generation_shards ({count})"
+        raise ValueError(f"generation_batch_size: {config.generation_batch_size}, expected {wanted}")
+
+
+def make_shards(
+    policy: Policy, config: GRPOConfig, count: int, *, rank: int = 0, processes: int = 1, device: torch.device | str = "cpu"
+) -> list[Shard]:
+    """The shards of one process, each with a seed of its own; the first shard has the seed of the run."""
+    own = count // processes
+    shards = []
+    for number in range(rank * own, (rank + 1) * own):
+        seed = (config.seed + number * 0x9E3779B97F4A7C15) % 2**63  # distinct also for neighbouring seeds of runs
+        elites = EliteBuffer(policy, config.refine_memory, config.refine_time) if config.refine_fraction > 0 else None
+        replay = ReplayBuffer(policy, config) if config.replay_samples > 0 else None
+        shards.append(Shard(number, torch.Generator(device).manual_seed(seed), elites, replay))
+    return shards
+
+
+# -- starts of groups
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A generation.
+class GroupStart:
+    """The start of one group: noise, or an elite.
 
     Attributes:
-        mine: the batches of each shard of this process.
-        every: those of each shard of the run; without trajectories, unless the policy learns from them.
-        draws: what updates learn from, a list a shard of this process.
-        advantage: of every row that was drawn in the run, on the CPU.
-        failures: by process and reward, what could not be scored.
+        columns: columns of its contexts.
+        origin: number of its condition; None without conditions.
+        added: names of the columns that make it start from an elite; empty if it starts from noise.
+    """
+
+    columns: Mapping[str, Any]
+    origin: int | None = None
+    added: frozenset[str] = frozenset()
+
+    @property
+    def refined(self) -> bool:
+        """Whether the group starts from an elite."""
+        return bool(self.added)
+
+
+def group_starts(
+    count: int,
+    conditions: Sequence[Mapping[str, Any]] | None,
+    elites: EliteBuffer | None = None,
+    fraction: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> list[GroupStart]:
+    """``count`` starts with conditions in shuffled order; the last round(fraction · count) are elites once there are any."""
+    good = elites.draw(round(fraction * count), generator) if elites is not None else []
+    given: Sequence[Mapping[str, Any]] = [{}] if conditions is None else conditions
+    again = [GroupStart({**given[g.origin or 0], **g.restart}, g.origin, frozenset(g.restart)) for g in good]
+    fresh = count - len(again)
+    if conditions is None or not fresh:
+        return [GroupStart({})] * fresh + again
+    device = "cpu" if generator is None else generator.device
+    rounds = math.ceil(fresh / len(conditions))
+    order = torch.cat([torch.randperm(len(conditions), generator=generator, device=device) for _ in range(rounds)])
+    return [GroupStart(conditions[k], k) for k in order[:fresh].tolist()] + again
+
+
+def seen_columns(rollout: Rollout, starts: Sequence[GroupStart]) -> Mapping[str, tuple[Any, ...]]:
+    """The columns that rewards receive: those of the conditions, without the ones that a restart added."""
+    added = {name for start in starts for name in start.added}
+    own = {name for start in starts for name in start.columns.keys() - start.added}
+    return {name: value for name, value in rollout.columns.items() if name not in added - own}
+
+
+# -- sampling
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The samples drawn between updates, with rewards and advantages.
+
+    Attributes:
+        mine: batches of each shard of this process.
+        every: batches of each shard of the run; without trajectories, unless the policy learns from them.
+        rows: rows to train on, one list per shard of this process.
+        advantage: advantage of each row drawn in the run, on the CPU.
+        failures: samples that could not be scored, by process and reward.
     """
 
     mine: list[list[Batch]]
     every: list[list[Batch]]
-    draws: list[list[Draw]]
+    rows: list[list[TrainRows]]
     advantage: Tensor
     failures: list[dict[str, list[Failure]]]
 
     @property
     def batches(self) -> list[Batch]:
-        """Those that were drawn in the run, in one row."""
+        """All batches of the run that were drawn in this generation."""
         return [batch for batch in chain(*self.every) if not batch.replayed]
 
     @property
     def replayed(self) -> list[Batch]:
-        """The samples of earlier generations that join them."""
+        """All batches of the run with samples of earlier generations."""
         return [batch for batch in chain(*self.every) if batch.replayed]
 
 
@@ -56,15 +189,15 @@ class GroupSampler:
     """Draws whole groups from a policy and has them scored.
 
     Attributes:
-        policy: what draws.
-        rewards: what scores.
+        policy: policy that draws the samples.
+        rewards: rewards that score them.
         config: settings.
-        columns: conditions to go through; None for none.
-        shards: of this process.
-        processes: of the run.
-        ledger: counts what is scored; None: nothing is counted.
-        penalty: the KL of each trajectory of a batch, where it is part of the reward; else gives None.
-        precision: makes the context that networks are run in.
+        columns: conditions, one mapping per group, shuffled every pass; None for unconditional policies.
+        shards: shards of this process.
+        processes: all processes of the run.
+        ledger: counter of reward calls; None if calls are not counted.
+        reward_kl: function that returns the KL of each trajectory of a batch, or None if the KL is not part of the reward.
+        precision: function that returns the autocast context of the networks.
     """
 
     policy: Policy
@@ -72,29 +205,29 @@ class GroupSampler:
     config: GRPOConfig
     columns: Sequence[Mapping[str, Any]] | None
     shards: Sequence[Shard]
-    processes: Processes
+    processes: ProcessGroup
     ledger: Accounts | None
-    penalty: Callable[[Batch], Tensor | None]
+    reward_kl: Callable[[Batch], Tensor | None]
     precision: Callable[[], AbstractContextManager[Any]]
 
     @property
     def groups(self) -> int:
-        """Groups a shard."""
+        """Number of groups per shard."""
         return self.config.num_groups // (len(self.shards) * self.processes.count)
 
-    def starts(self, shard: Shard, count: int | None = None) -> list[Start]:
-        """What ``count`` groups start from."""
+    def starts(self, shard: Shard, count: int | None = None) -> list[GroupStart]:
+        """Starts of ``count`` groups."""
         number = self.groups if count is None else count
-        return group_starts(number, self.columns, shard.memory, self.config.refine_fraction, shard.generator)
+        return group_starts(number, self.columns, shard.elites, self.config.refine_fraction, shard.generator)
 
-    def sample(self, shard: Shard, starts: Sequence[Start]) -> Rollout:
-        """Whole groups, each of one context."""
+    def sample(self, shard: Shard, starts: Sequence[GroupStart]) -> Rollout:
+        """Draw one group per start."""
         contexts = group_contexts(len(starts), self.config.num_generations, [s.columns for s in starts])
         with self.precision():
             return self.policy.sample(contexts, generator=shard.generator)
 
     def batch(self, shard: Shard, count: int | None = None) -> Batch:
-        """``count`` groups, scored."""
+        """Draw and score ``count`` groups."""
         starts = self.starts(shard, count)
         rollout = self.sample(shard, starts)
         if self.ledger is not None:
@@ -102,10 +235,10 @@ class GroupSampler:
         rewards = score_samples(self.rewards, rollout.samples, seen_columns(rollout, starts), self.ledger)
         rows = [s for s in starts for _ in range(self.config.num_generations)]
         batch = Batch(rollout, rewards, torch.tensor([s.refined for s in rows]), [s.origin for s in rows])
-        return replace(batch, kl=self.penalty(batch))
+        return replace(batch, kl=self.reward_kl(batch))
 
     def batches(self, shard: Shard) -> list[Batch]:
-        """The groups of a shard; with ``resample`` also what was drawn in the place of those without a signal; what joins them."""
+        """The groups of a shard: those drawn first, those that replace groups without a signal, and replayed samples."""
         found = [self.batch(shard)]
         for _ in range(self.config.max_resampling_rounds if self.config.zero_std_groups == "resample" else 0):
             missing = groups_missing(found, self.groups, self.config)
@@ -114,35 +247,35 @@ class GroupSampler:
             found.append(self.batch(shard, missing))
         return found if shard.replay is None else found + shard.replay.join(found[0], shard.generator)
 
-    def draw(self) -> Drawn:
-        """A generation, in all processes.
+    def draw(self) -> Generation:
+        """Draw and score a generation, in all processes.
 
         Raises:
-            RewardError, BudgetExhausted: in all of them, if in any.
+            RewardError, BudgetExhausted: in all processes, if in any.
         """
         mine: list[list[Batch]] = []
-        whole = isinstance(self.policy, Observer)  # it learns from the trajectories of all processes
+        whole = isinstance(self.policy, Observer)  # such a policy learns from the trajectories of all processes
 
         def work() -> tuple[list[list[Batch]], int, dict[str, list[Failure]]]:
             mine.extend(self.batches(shard) for shard in self.shards)
             told = mine if self.processes.count == 1 else [[b.on_cpu() if whole else b.bare() for b in own] for own in mine]
             return told, self.ledger.turn if self.ledger is not None else 0, take_failures(self.rewards)
 
-        found = self.processes.share(work)
+        found = self.processes.run_all(work)
         if self.ledger is not None:
             self.ledger.turn = max(turn for _, turn, _ in found)
         every = [batches for told, _, _ in found for batches in told]
-        draws = draws_of(list(chain(*every)), self.config)
-        fresh = [draw for draw in draws if draw.old is None]
+        rows = train_rows(list(chain(*every)), self.config)
+        fresh = [own for own in rows if own.old is None]
         if isinstance(self.policy, Observer):
-            for draw in fresh:
-                self.policy.observe(draw.rollout, draw.advantage)
-        advantage = torch.cat([d.advantage for d in fresh]).cpu()
-        return Drawn(mine, every, self._own(mine, every, draws), advantage, [told for _, _, told in found])
+            for own in fresh:
+                self.policy.observe(own.rollout, own.advantage)
+        advantage = torch.cat([own.advantage for own in fresh]).cpu()
+        return Generation(mine, every, self._own(mine, every, rows), advantage, [told for _, _, told in found])
 
-    def _own(self, mine: list[list[Batch]], every: list[list[Batch]], draws: Sequence[Draw]) -> list[list[Draw]]:
-        """Of the draws of all shards those of this process, with their trajectories."""
-        rest, own = iter(draws), list[list[Draw]]()
+    def _own(self, mine: list[list[Batch]], every: list[list[Batch]], rows: Sequence[TrainRows]) -> list[list[TrainRows]]:
+        """The rows of the shards of this process, with their trajectories."""
+        rest, own = iter(rows), list[list[TrainRows]]()
         places = {shard.number: k for k, shard in enumerate(self.shards)}
         for number, batches in enumerate(every):
             part = [next(rest) for _ in batches]
@@ -151,12 +284,12 @@ class GroupSampler:
         return own
 
     def remember(self, mine: Sequence[Sequence[Batch]]) -> None:
-        """Let each shard keep the best of what it drew, before the policy moves."""
+        """Add the batches to the buffers of each shard, before the policy is updated."""
         for shard, batches in zip(self.shards, mine, strict=True):
             for batch in (b for b in batches if not b.replayed):
                 total = total_reward(batch.rewards, self.config)
-                if shard.memory is not None:
-                    shard.memory.add(batch.rollout, total, batch.origins)
+                if shard.elites is not None:
+                    shard.elites.add(batch.rollout, total, batch.origins)
                 if shard.replay is not None:
                     with self.precision():
                         shard.replay.add(batch, total)

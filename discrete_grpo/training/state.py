@@ -1,36 +1,38 @@
-"""The parts of a run that move, and how they get into a checkpoint and out of it."""
+"""The mutable state of a training run, and its form in a checkpoint."""
 
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from discrete_grpo.core.entropy import EntropyController
 from discrete_grpo.core.rollout import Policy, Reward
 from discrete_grpo.core.scoring import Accounts, remembers
 from discrete_grpo.runs.checkpoint import tensors_to_cpu
-from discrete_grpo.training.distributed import Processes
+from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.lora import current_names
-from discrete_grpo.training.randomness import global_state, restore_global_state
 from discrete_grpo.training.sampler import GroupSampler
 
-__all__ = ["Parts", "check_device_kind"]
+__all__ = ["RunState", "check_device_kind", "global_state", "restore_global_state"]
 
 
 def check_device_kind(state: Mapping[str, Any], generator: torch.Tensor, device: torch.device) -> None:
-    """Raise unless a checkpoint's random states can be used on ``device``.
+    """Raise unless the random states of a checkpoint can be used on ``device``.
 
-    A generator's state is of the kind of device it was drawn on, and no other kind continues its stream.
+    The state of a generator belongs to one kind of device (CPU, CUDA); no other kind can continue its stream.
 
     Args:
-        state: the training state; its entry ``device`` names the kind, and checkpoints of earlier versions lack it.
+        state: the training state; its entry ``device`` names the kind. Checkpoints of earlier versions have no such entry.
         generator: the state of one of its generators.
-        device: where the run would go on.
+        device: the device on which the run would be resumed.
 
     Raises:
         ValueError: naming both kinds.
@@ -45,34 +47,67 @@ def check_device_kind(state: Mapping[str, Any], generator: torch.Tensor, device:
         )
 
 
+def global_state() -> dict[str, Any]:
+    """Global random states of python, numpy, torch and CUDA, as tensors and numbers.
+
+    The package itself never draws from them, but a reward may.
+    """
+    version, words, gauss = random.getstate()
+    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+    return {
+        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "numpy": {
+            "keys": torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+            "rest": [int(position), int(has_gauss), float(cached)],
+        },
+        "torch": torch.get_rng_state(),
+        "cuda": [state.cpu() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+    }
+
+
+def restore_global_state(state: Mapping[str, Any]) -> None:
+    """Restore the result of :func:`global_state`; CUDA states are skipped if the number of GPUs differs."""
+    python, (position, has_gauss, cached) = state["python"], state["numpy"]["rest"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    np.random.set_state(("MT19937", state["numpy"]["keys"].numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
 @dataclass(frozen=True)
-class Parts:
-    """What a run is made of.
+class RunState:
+    """The objects of a run whose state changes during training.
 
     Attributes:
         module: the policy.
-        optimizer: of its weights.
-        average: moving average of its weights; None: off.
-        reference: of the KL; None: off.
-        controller: of the entropy bonus; None: off.
-        rewards: those that remember samples have a ``state_dict``.
-        ledger: counts what is scored; None: nothing is counted.
-        sampler: draws, with the shards of this process.
-        processes: of the run.
+        optimizer: optimizer of its weights.
+        average: moving average of its weights; None if there is none.
+        reference: reference policy of the KL; None if there is none.
+        controller: controller of the entropy bonus; None if there is none.
+        rewards: rewards; one whose values depend on earlier samples has a ``state_dict``.
+        ledger: counter of reward calls; None if calls are not counted.
+        sampler: sampler of groups, with the shards of this process.
+        processes: all processes of the run.
     """
 
     module: nn.Module
     optimizer: Any
-    average: nn.Module | None
+    average: AveragedModel | None
     reference: Policy | None
     controller: EntropyController | None
     rewards: Sequence[Reward]
     ledger: Accounts | None
     sampler: GroupSampler
-    processes: Processes
+    processes: ProcessGroup
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Parameters that are trained."""
+        return [p for p in self.module.parameters() if p.requires_grad]
 
     def snapshot(self) -> dict[str, Any]:
-        """What drawing and scoring move in this process, as it is now; later changes do not reach it."""
+        """A copy of the state that drawing and scoring change in this process."""
         return {
             "shards": [tensors_to_cpu(shard.state()) for shard in self.sampler.shards],
             "turn": self.ledger.turn if self.ledger is not None else 0,
@@ -81,7 +116,7 @@ class Parts:
         }
 
     def drawing(self, snapshots: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The snapshots of all processes as entries of a checkpoint, and the ledger as it was when they were taken."""
+        """Entries of a checkpoint: the snapshots of all processes, and the ledger as it was when they were taken."""
         return {
             "shards": [state for snapshot in snapshots for state in snapshot["shards"]],
             "random": [snapshot["random"] for snapshot in snapshots],
@@ -90,7 +125,7 @@ class Parts:
         }
 
     def learning(self) -> dict[str, Any]:
-        """What updates move, the same in all processes."""
+        """Entries of a checkpoint: the state that updates change, which is the same in all processes."""
         return {
             "weights": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -100,7 +135,7 @@ class Parts:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`drawing` and :meth:`learning` gave."""
+        """Restore the entries that :meth:`drawing` and :meth:`learning` returned."""
         self.module.load_state_dict(current_names(state["weights"]))
         self.optimizer.load_state_dict(state["optimizer"])
         if self.average is not None:

@@ -1,32 +1,38 @@
-"""The terms of one optimiser update: what is computed from the scores of its forward passes, and what must be known before."""
+"""One optimiser update: the terms of the loss, the statistics of its window, the forward and backward passes, the step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Scores, score_sites
 from discrete_grpo.core.entropy import EntropyController, entropy_bonus, high_entropy, site_entropy, top_entropy_threshold
-from discrete_grpo.core.kl import forward_estimate, forward_kl, importance_corrected, reverse_estimate, trajectory_sum
+from discrete_grpo.core.kl import kl_term, trajectory_sum
 from discrete_grpo.core.loss import Loss, grpo_loss, log_ratio, off_policy_rows
 from discrete_grpo.core.precision import widen, widest
-from discrete_grpo.core.rollout import Policy, Rollout, Scorer
+from discrete_grpo.core.rollout import Policy, Rollout, Scorer, as_module
 from discrete_grpo.training.config import GRPOConfig
-from discrete_grpo.training.minibatches import Chunk, passes
+from discrete_grpo.training.minibatches import MicroBatch, passes
+from discrete_grpo.training.optim import GradientSum, learning_rate, mix_reference
+from discrete_grpo.training.state import RunState
 
 __all__ = [
-    "Plan",
-    "Terms",
+    "Learner",
+    "LossTerms",
+    "UpdatePlan",
     "check_scorer",
-    "chunk_loss",
+    "loss_terms",
+    "micro_batch_loss",
     "plan_update",
     "policy_scores",
-    "terms_of",
     "trajectory_kl",
     "update_metrics",
 ]
@@ -36,22 +42,22 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What the loss is made of, each [B, S, U].
+class LossTerms:
+    """The terms of the loss of one forward pass, each [B, S, U].
 
     Attributes:
-        scores: log-probs, entropy and KL.
-        penalty: the KL term where it is not the exact KL(π_θ ‖ π_ref); None: that is ``scores.kl``.
-        entropy: differentiable; None without a bonus.
+        scores: log-probs, entropy and exact KL.
+        kl: the KL term of the loss, by estimator and direction; None if the loss has none.
+        entropy: entropy with its gradient; None without an entropy bonus.
     """
 
     scores: Scores
-    penalty: Float[Tensor, "batch step site"] | None = None
+    kl: Float[Tensor, "batch step site"] | None = None
     entropy: Float[Tensor, "batch step site"] | None = None
 
 
 def check_scorer(policy: Policy, config: GRPOConfig) -> None:
-    """Raise for options that need tables which a policy with scores of its own does not give.
+    """Check that a policy which computes its own scores is not used with options that need probability tables.
 
     Raises:
         ValueError: naming the option.
@@ -72,127 +78,99 @@ def _exact_forward(config: GRPOConfig) -> bool:
     return (config.kl_estimator, config.kl_direction) == ("exact", "forward")
 
 
-def policy_scores(policy: Policy, chunk: Chunk, reference: Policy | None = None) -> Scores:
-    """Log-probs and entropy, and with a reference the exact KL, of the steps of a chunk."""
-    if isinstance(policy, Scorer):
-        return policy.score(chunk.rollout, chunk.steps, reference)
-    sites = policy.sites(chunk.rollout, chunk.steps)
-    if reference is None:
-        return score_sites(sites)
-    with torch.no_grad():
-        other = reference.sites(chunk.rollout, chunk.steps)
-    return score_sites(sites, other)
+def policy_scores(policy: Policy, micro: MicroBatch, reference: Policy | None = None) -> Scores:
+    """Log-probs and entropy of a micro-batch, and with a reference its exact KL."""
+    return _score(policy, micro, reference).scores
 
 
-def _reference_log_probs(reference: Policy, chunk: Chunk) -> Float[Tensor, "batch step site"]:
-    with torch.no_grad():
-        return policy_scores(reference, chunk).logp
-
-
-def _estimate(scores: Scores, ref_logp: Tensor, config: GRPOConfig) -> Tensor:
-    estimate = reverse_estimate if config.kl_direction == "reverse" else forward_estimate
-    return estimate(scores.logp, ref_logp, scores.mask, config.kl_estimator)  # type: ignore[arg-type]  # never "exact" here
-
-
-def terms_of(
+def loss_terms(
     policy: Policy,
-    chunk: Chunk,
+    micro: MicroBatch,
     reference: Policy | None,
     config: GRPOConfig,
     *,
     old_logp: Float[Tensor, "batch step site"] | None = None,
     bonus: bool = False,
-) -> Terms:
-    """The differentiable terms of one forward pass.
+) -> LossTerms:
+    """Compute the differentiable terms of one forward pass.
 
     Args:
         policy: θ.
-        chunk: what is scored.
-        reference: frozen; None: there is no KL.
-        config: which KL it is.
-        old_logp: log π_old, for the importance correction of an estimate.
-        bonus: whether the entropy is wanted with its gradient.
+        micro: micro-batch to score.
+        reference: frozen reference; None if there is no KL.
+        config: settings, with the estimator and the direction of the KL.
+        old_logp: log π_old, for the importance correction of an estimated KL.
+        bonus: whether the entropy is needed with its gradient.
     """
     in_loss = reference is not None and config.kl_in != "reward"
-    forward = in_loss and _exact_forward(config)
-    if bonus or (forward and not isinstance(policy, Scorer)):
-        return _terms_of_tables(policy, chunk, reference, config, in_loss, bonus, old_logp)
-    scores = policy_scores(policy, chunk, reference)
-    if forward:
-        return Terms(scores, scores.kl_forward)
-    if reference is None or not in_loss or config.kl_estimator == "exact":
-        return Terms(scores)
-    return Terms(scores, _penalty(scores, _reference_log_probs(reference, chunk), old_logp, config))
+    found = _score(policy, micro, reference, forward_gradient=in_loss and _exact_forward(config), bonus=bonus)
+    if not in_loss:
+        return LossTerms(found.scores, None, found.entropy)
+    ref_logp = None if config.kl_estimator == "exact" else found.ref_logp()
+    options: dict[str, Any] = {"ref_logp": ref_logp, "old_logp": old_logp, "corrected": config.use_bias_correction_kl}
+    return LossTerms(found.scores, kl_term(config.kl_estimator, config.kl_direction, found.scores, **options), found.entropy)
 
 
-def _penalty(scores: Scores, ref_logp: Tensor, old_logp: Tensor | None, config: GRPOConfig) -> Tensor:
-    values = _estimate(scores, ref_logp, config)
-    if not config.use_bias_correction_kl:
-        return values
-    return importance_corrected(values, scores.logp, old_logp, scores.mask, config.kl_estimator)  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class _Scored:
+    """Scores of a micro-batch, the entropy with its gradient, and a function that returns log π_ref of the classes drawn."""
+
+    scores: Scores
+    entropy: Float[Tensor, "batch step site"] | None
+    ref_logp: Callable[[], Float[Tensor, "batch step site"]]
 
 
-def _terms_of_tables(
-    policy: Policy,
-    chunk: Chunk,
-    reference: Policy | None,
-    config: GRPOConfig,
-    in_loss: bool,
-    bonus: bool,
-    old_logp: Tensor | None,
-) -> Terms:
-    sites = policy.sites(chunk.rollout, chunk.steps)
-    entropy = site_entropy(sites) if bonus else None
+def _score(
+    policy: Policy, micro: MicroBatch, reference: Policy | None, *, forward_gradient: bool = False, bonus: bool = False
+) -> _Scored:
+    if isinstance(policy, Scorer):
+        own = policy.score(micro.rollout, micro.steps, reference)
+        return _Scored(own, None, lambda: _reference_scores(cast(Scorer, reference), micro).logp)
+    sites = policy.sites(micro.rollout, micro.steps)
     if reference is None:
-        return Terms(score_sites(sites), None, entropy)
-    with torch.no_grad():
-        other = reference.sites(chunk.rollout, chunk.steps)
-    scores = score_sites(sites, other)
-    if not in_loss or (config.kl_estimator, config.kl_direction) == ("exact", "reverse"):
-        return Terms(scores, None, entropy)
-    if config.kl_estimator == "exact":
-        return Terms(scores, forward_kl(sites, other), entropy)
-    return Terms(scores, _penalty(scores, score_sites(other).logp, old_logp, config), entropy)
+        other = None
+    else:
+        with torch.no_grad():
+            other = reference.sites(micro.rollout, micro.steps)
+    scores = score_sites(sites, other, forward_gradient=forward_gradient)
+    return _Scored(scores, site_entropy(sites) if bonus else None, lambda: score_sites(other or ()).logp)
+
+
+@torch.no_grad()
+def _reference_scores(reference: Scorer, micro: MicroBatch) -> Scores:
+    return reference.score(micro.rollout, micro.steps)
 
 
 @torch.no_grad()
 def trajectory_kl(
     policy: Policy, reference: Policy, rollout: Rollout, refined: Bool[Tensor, " batch"], config: GRPOConfig
 ) -> Float[Tensor, " batch"]:
-    """The KL of each trajectory to the reference, by the configured estimate, summed over **all** its sites; float64."""
+    """KL of each trajectory to the reference by the configured estimator, summed over **all** of its sites, in float64."""
     device = rollout.group.device
     total = torch.zeros(len(rollout), dtype=widest(device), device=device)
     steps = torch.arange(rollout.num_steps, device=device).expand(len(rollout), -1)
     refined = refined.to(device)
     for rows, part, pieces in passes(rollout, steps, torch.ones_like(refined), refined, config):
         for piece in pieces:
-            chunk = Chunk(part, piece, total[rows], total[rows], total[rows], rows)
-            total[rows] += _kl_of(policy, reference, chunk, config)
+            found = _score(policy, MicroBatch(part, piece, total[rows], total[rows], total[rows], rows), reference)
+            ref_logp = None if config.kl_estimator == "exact" else found.ref_logp()
+            values = kl_term(config.kl_estimator, config.kl_direction, found.scores, ref_logp=ref_logp)
+            total[rows] += trajectory_sum(values, found.scores.mask)
     return total
 
 
-def _kl_of(policy: Policy, reference: Policy, chunk: Chunk, config: GRPOConfig) -> Float[Tensor, " batch"]:
-    scores = policy_scores(policy, chunk, reference)
-    values = scores.kl if config.kl_direction == "reverse" else scores.kl_forward
-    if config.kl_estimator != "exact":
-        values = _estimate(scores, _reference_log_probs(reference, chunk), config)
-    if values is None:
-        raise ValueError(f"kl_in: {config.kl_in!r}, expected a policy whose scores have a KL to the reference")
-    return trajectory_sum(values, scores.mask)
-
-
-# -- what needs a look at the whole window before the update
+# -- statistics of the whole window, computed before the update
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What an update must know of its whole window before its first backward pass.
+class UpdatePlan:
+    """Statistics of the whole window of an update, known before its first backward pass.
 
     Attributes:
-        threshold: of the entropy of a site, below which it gets no gradient from the policy term; None: all get it.
-        drift: mean of log π_old - log π_θ over the sites of each row of the generation; None: no row is dropped.
-        mean_entropy: of the sites of the window; None: unknown.
-        entropy_coef: c of the bonus.
+        threshold: entropy below which a site gets no gradient from the policy term; None means that all sites get one.
+        drift: mean of log π_old - log π_θ over the sites of each row of the generation; None means that no row is dropped.
+        mean_entropy: mean entropy of the sites of the window; None if it was not computed.
+        entropy_coef: coefficient c of the entropy bonus.
     """
 
     threshold: Float[Tensor, ""] | None = None
@@ -200,12 +178,12 @@ class Plan:
     mean_entropy: float | None = None
     entropy_coef: float = 0.0
 
-    def keep(self, scores: Scores, chunk: Chunk, config: GRPOConfig) -> Tensor | None:
-        """Sites that get a gradient from the policy term, of a shape that broadcasts to [B, S, U]; None: all of them."""
+    def keep(self, scores: Scores, micro: MicroBatch, config: GRPOConfig) -> Tensor | None:
+        """Sites that get a gradient from the policy term, in a shape that broadcasts to [B, S, U]; None means all of them."""
         on = None if self.threshold is None else high_entropy(scores.entropy, scores.mask, self.threshold)
         if self.drift is None or config.off_policy_mask_threshold is None:
             return on
-        rows = off_policy_rows(self.drift[chunk.rows], chunk.advantage, config.off_policy_mask_threshold)[:, None, None]
+        rows = off_policy_rows(self.drift[micro.rows], micro.advantage, config.off_policy_mask_threshold)[:, None, None]
         return rows if on is None else on & rows
 
 
@@ -216,38 +194,38 @@ def _alone(work: Callable[[], Tensor]) -> Sequence[Tensor]:
 @torch.no_grad()
 def plan_update(
     policy: Policy,
-    chunks: Sequence[Chunk],
+    micros: Sequence[MicroBatch],
     old: Sequence[Tensor | None],
     config: GRPOConfig,
     controller: EntropyController | None = None,
-    share: Callable[[Callable[[], Tensor]], Sequence[Tensor]] = _alone,
-) -> Plan:
-    """Look at the whole window without gradient, one more forward pass each; only if an option asks for it.
+    run_all: Callable[[Callable[[], Tensor]], Sequence[Tensor]] = _alone,
+) -> UpdatePlan:
+    """Score the whole window once without gradient, if an option needs its statistics.
 
-    The passes are those of the update itself, so what is measured here is what the update will see, to the bit.
+    The micro-batches are those of the update, so that the statistics hold for the update to the bit.
 
     Args:
-        policy: what is trained.
-        chunks: the passes of this process.
+        policy: policy that is trained.
+        micros: micro-batches of this process.
         old: log π_old of each.
         config: settings.
-        controller: of the entropy bonus; None: its weight is fixed.
-        share: does something in every process and gives back what each returned.
+        controller: controller of the entropy bonus; None if its weight is fixed.
+        run_all: function that runs its argument in all processes and returns all results.
     """
     select, adapt = config.top_entropy_quantile < 1, controller is not None
     drop = config.off_policy_mask_threshold is not None and any(o is not None for o in old)
     if not (select or adapt or drop):
-        return Plan(entropy_coef=config.entropy_coef)
+        return UpdatePlan(entropy_coef=config.entropy_coef)
     drift: list[Tensor] = []
 
     def look() -> Tensor:
-        entropies, gap = _look(policy, chunks, old)
+        entropies, gap = _look(policy, micros, old)
         drift.append(gap)
         return entropies
 
-    every = torch.cat(list(share(look))) if select or adapt else look()
+    every = torch.cat(list(run_all(look))) if select or adapt else look()
     mean = float(every.mean()) if len(every) else math.nan
-    return Plan(
+    return UpdatePlan(
         threshold=top_entropy_threshold(every, config.top_entropy_quantile) if select else None,
         drift=drift[0] if drop else None,
         mean_entropy=mean,
@@ -256,32 +234,32 @@ def plan_update(
 
 
 def _look(
-    policy: Policy, chunks: Sequence[Chunk], old: Sequence[Tensor | None]
+    policy: Policy, micros: Sequence[MicroBatch], old: Sequence[Tensor | None]
 ) -> tuple[Float[Tensor, " site"], Float[Tensor, " row"]]:
-    """The entropy of every counted site, on the CPU, and the drift of every row from π_old."""
-    count = 1 + max((int(chunk.rows.max()) for chunk in chunks), default=-1)
-    device = chunks[0].rows.device if chunks else torch.device("cpu")
+    """Entropy of each counted site, on the CPU, and the drift of each row from π_old."""
+    count = 1 + max((int(micro.rows.max()) for micro in micros), default=-1)
+    device = micros[0].rows.device if micros else torch.device("cpu")
     gap, sites = (torch.zeros(count, dtype=widest(device), device=device) for _ in range(2))
     entropies = [torch.empty(0, dtype=torch.float64)]
-    for chunk, old_logp in zip(chunks, old, strict=True):
-        scores = policy_scores(policy, chunk)
-        on = scores.mask & (chunk.weight > 0)[:, None, None]
+    for micro, old_logp in zip(micros, old, strict=True):
+        scores = policy_scores(policy, micro)
+        on = scores.mask & (micro.weight > 0)[:, None, None]
         entropies.append(scores.entropy[on].cpu().double())
         if old_logp is not None:
-            gap.index_add_(0, chunk.rows, trajectory_sum(old_logp - scores.logp, scores.mask))
-            sites.index_add_(0, chunk.rows, widen(scores.mask.sum((-2, -1))))
+            gap.index_add_(0, micro.rows, trajectory_sum(old_logp - scores.logp, scores.mask))
+            sites.index_add_(0, micro.rows, widen(scores.mask.sum((-2, -1))))
     return torch.cat(entropies), gap / sites.clamp_min(1)
 
 
-def chunk_loss(
-    terms: Terms, chunk: Chunk, old_logp: Float[Tensor, "batch step site"] | None, plan: Plan, config: GRPOConfig
+def micro_batch_loss(
+    terms: LossTerms, micro: MicroBatch, old_logp: Float[Tensor, "batch step site"] | None, plan: UpdatePlan, config: GRPOConfig
 ) -> Loss:
-    """The part of the update's loss that one forward pass has: the parts add up to the whole."""
+    """The loss of one micro-batch; the losses of all micro-batches add up to the loss of the update."""
     part = grpo_loss(
         terms.scores,
         old_logp,
-        chunk.advantage,
-        chunk.weight,
+        micro.advantage,
+        micro.weight,
         level=config.importance_sampling_level,
         loss_type=config.loss_type,
         epsilon=config.epsilon,
@@ -290,25 +268,25 @@ def chunk_loss(
         sapo_temperature_pos=config.sapo_temperature_pos,
         sapo_temperature_neg=config.sapo_temperature_neg,
         beta=0.0 if config.kl_in == "reward" else config.beta,
-        penalty=terms.penalty,
-        keep=plan.keep(terms.scores, chunk, config),
+        penalty=terms.kl,
+        keep=plan.keep(terms.scores, micro, config),
     )
-    sums = part.sums | _replay_sums(terms.scores, chunk)
+    sums = part.sums | _replay_sums(terms.scores, micro)
     if terms.entropy is None:
         return Loss(part.loss, sums)
-    return Loss(part.loss + entropy_bonus(terms.entropy, chunk.mean_weight, plan.entropy_coef), sums)
+    return Loss(part.loss + entropy_bonus(terms.entropy, micro.mean_weight, plan.entropy_coef), sums)
 
 
 @torch.no_grad()
-def _replay_sums(scores: Scores, chunk: Chunk) -> dict[str, Tensor]:
-    if chunk.stored is None:
+def _replay_sums(scores: Scores, micro: MicroBatch) -> dict[str, Tensor]:
+    if micro.stored is None:
         return {}
-    ratio = log_ratio(scores.logp, chunk.stored, scores.mask, "token").exp()
+    ratio = log_ratio(scores.logp, micro.stored, scores.mask, "token").exp()
     return {"replay_ratio": widen((ratio * scores.mask).sum()), "replay_sites": widen(scores.mask.sum())}
 
 
 def update_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Sums over the sites of an update as means under TRL's names."""
+    """Means of the metrics of an update, under TRL's names, from sums over its sites."""
     n = max(1.0, float(sums["sites"]))
     line = {"policy_loss": float(sums["policy_loss"]), "entropy": float(sums["entropy"]) / n}
     if "clip_low" in sums:
@@ -319,3 +297,84 @@ def update_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
     if "replay_sites" in sums:
         line["replay/ratio"] = float(sums["replay_ratio"]) / max(1.0, float(sums["replay_sites"]))
     return line | {name: float(sums[name]) / n for name in ("kl", "kl_forward") if name in sums}
+
+
+# -- the update
+
+
+@dataclass(frozen=True)
+class Learner:
+    """Makes the optimiser updates of a run, the same in all processes.
+
+    Attributes:
+        policy: policy that is trained.
+        state: state of the run, with the optimizer, the reference and the moving average.
+        config: settings.
+        backward: function that computes the gradients of a loss.
+        precision: function that returns the autocast context of the networks.
+    """
+
+    policy: Policy
+    state: RunState
+    config: GRPOConfig
+    backward: Callable[[Tensor], None]
+    precision: Callable[[], AbstractContextManager[Any]]
+
+    @torch.no_grad()
+    def old_log_probs(self, micros: Sequence[MicroBatch]) -> list[Tensor | None]:
+        """Log π_old of each micro-batch, stored or computed in the passes of the update, so that its first ratio is exactly 1."""
+        with self.precision():
+            return [policy_scores(self.policy, m).logp if m.stored is None else m.stored for m in micros]
+
+    def update(self, step: int, micros: Sequence[MicroBatch], old: Sequence[Tensor | None]) -> dict[str, float]:
+        """Make update ``step``, counted from 0, on the micro-batches of this process; returns its metrics.
+
+        Raises:
+            FloatingPointError: if the norm of the gradient is not finite.
+        """
+        c, optimizer, processes = self.config, self.state.optimizer, self.state.processes
+        rate = learning_rate(step, c)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad(set_to_none=True)
+        with self.precision():
+            plan = plan_update(self.policy, micros, old, c, self.state.controller, processes.run_all)
+        gradient = GradientSum(self.state.parameters)
+        parts = processes.run_all(lambda: self._backward(micros, old, plan, gradient))
+        gradient.finish(processes)
+        sums = {name: cast(Tensor, sum(part[name] for part in parts if name in part)) for name in {n: 0 for p in parts for n in p}}
+        loss = float(sums.pop("loss", torch.zeros(())))
+        norm = nn.utils.clip_grad_norm_(self.state.parameters, c.max_grad_norm if c.max_grad_norm is not None else math.inf)
+        if not torch.isfinite(norm):
+            raise FloatingPointError(f"gradient norm is {float(norm)} at update {step}; lower learning_rate or raise beta")
+        optimizer.step()
+        self._follow(step, plan.mean_entropy)
+        line = {"loss": loss, "grad_norm": float(norm), "learning_rate": rate} | update_metrics(sums)
+        return line | ({"entropy_coef": plan.entropy_coef} if c.entropy_coef > 0 or self.state.controller is not None else {})
+
+    def _backward(
+        self, micros: Sequence[MicroBatch], old: Sequence[Tensor | None], plan: UpdatePlan, gradient: GradientSum
+    ) -> dict[str, Tensor]:
+        """Forward and backward passes of this process; returns the loss and the sums that metrics are computed from."""
+        sums = dict[str, Tensor]()
+        for _, shard in groupby(zip(micros, old, strict=True), key=lambda pair: pair[0].shard):
+            for micro, old_logp in shard:
+                bonus = plan.entropy_coef > 0
+                with self.precision():
+                    terms = loss_terms(self.policy, micro, self.state.reference, self.config, old_logp=old_logp, bonus=bonus)
+                part = micro_batch_loss(terms, micro, old_logp, plan, self.config)
+                self.backward(part.loss)
+                found = {**part.sums, "loss": widen(part.loss.detach())}
+                sums |= {name: value.cpu().double() + sums.get(name, 0.0) for name, value in found.items()}
+            gradient.add()
+        return sums
+
+    def _follow(self, step: int, mean_entropy: float | None) -> None:
+        """Update the moving average, the reference and the coefficient of the entropy bonus after a step of the optimizer."""
+        c, state = self.config, self.state
+        if state.average is not None:
+            state.average.update_parameters(state.module)
+        if c.sync_ref_model and state.reference is not None and (step + 1) % c.ref_model_sync_steps == 0:
+            mix_reference(as_module(state.reference), state.module, c.ref_model_mixup_alpha)
+        if state.controller is not None and mean_entropy is not None and not math.isnan(mean_entropy):
+            state.controller.observe(mean_entropy)

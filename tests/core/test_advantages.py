@@ -21,8 +21,8 @@ from discrete_grpo.core.advantages import (
 )
 from discrete_grpo.core.categorical import Sites, score_sites
 from discrete_grpo.core.loss import grpo_loss
-from discrete_grpo.training.batch import advantages_of
 from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.minibatches import advantages_of
 from tests import oracles
 
 NAN = math.nan
@@ -263,7 +263,7 @@ def test_advantages_are_clipped_on_both_sides() -> None:
 
 
 def test_a_wrong_number_of_weights_is_named() -> None:
-    with pytest.raises(ValueError, match=r"^reward_weights: 1 weights, expected one a reward \(2\)"):
+    with pytest.raises(ValueError, match=r"^reward_weights: 1 weights, expected one per reward \(2\)"):
         advantages(torch.zeros(2, 2), torch.zeros(2, dtype=torch.long), weights=[1.0])
 
 

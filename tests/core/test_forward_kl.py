@@ -13,7 +13,7 @@ from discrete_grpo import GRPOConfig, GRPOTrainer
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood
-from discrete_grpo.training.update import terms_of, trajectory_kl
+from discrete_grpo.training.update import loss_terms, trajectory_kl
 from tests import trainer_parts
 from tests.policies.test_surrogate import STEPS, State, clean_probs, every_kernel, rows_of, seeded, two_nodes
 
@@ -104,7 +104,9 @@ def test_an_update_with_equal_rewards_follows_it(name: str) -> None:
     assert trainer.reference is not None
     trainer.reference.load_state_dict(surrogate(name, other).state_dict())  # type: ignore[attr-defined]
     rollout = trainer_parts.sample(trainer)
-    line = trainer._update(trainer_parts.chunks(trainer, rollout, torch.zeros(6), torch.ones(6).double()), [None])
+    line = trainer.learner.update(
+        trainer.step, trainer_parts.chunks(trainer, rollout, torch.zeros(6), torch.ones(6).double()), [None]
+    )
     found = [p.grad.clone() for p in trainer.module.parameters() if p.grad is not None]
     value = by_enumeration(name, "uniform", trainer.policy.policy, other, rollout)  # type: ignore[attr-defined]
     loss = 0.3 * value.mean()
@@ -131,7 +133,7 @@ def test_other_penalties_are_what_they_were(name: str) -> None:
     rollout = policy.sample([Context(k) for k in range(6)], generator=seeded(0))
     trainer = GRPOTrainer(policy, lambda samples, **_: [1.0] * len(samples), GRPOConfig(**SIZES, beta=0.1))
     chunk = trainer_parts.chunks(trainer, rollout, torch.zeros(6), torch.ones(6).double())[0]
-    assert terms_of(policy, chunk, reference, trainer.config).penalty is None
-    forward = terms_of(policy, chunk, reference, GRPOConfig(**SIZES, **FORWARD))
-    assert forward.penalty is forward.scores.kl_forward
-    assert terms_of(policy, chunk, reference, GRPOConfig(**SIZES, **FORWARD, kl_in="reward")).penalty is None
+    assert (exact := loss_terms(policy, chunk, reference, trainer.config)).kl is exact.scores.kl
+    forward = loss_terms(policy, chunk, reference, GRPOConfig(**SIZES, **FORWARD))
+    assert forward.kl is forward.scores.kl_forward
+    assert loss_terms(policy, chunk, reference, GRPOConfig(**SIZES, **FORWARD, kl_in="reward")).kl is None

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from discrete_grpo.core.advantages import kl_advantages
 from discrete_grpo.core.categorical import Sites, score_sites
-from discrete_grpo.core.kl import forward_estimate, forward_kl, importance_corrected, reverse_estimate, trajectory_sum
+from discrete_grpo.core.kl import (
+    forward_estimate,
+    importance_corrected,
+    kl_term,
+    reverse_estimate,
+    trajectory_sum,
+)
 from discrete_grpo.core.loss import grpo_loss
 from tests import oracles
 
@@ -143,6 +149,10 @@ def random_sites(seed: int) -> list[Sites]:
     return made
 
 
+def forward_kl(own: list[Sites], other: list[Sites]) -> Tensor:
+    return kl_term("exact", "forward", score_sites(own, other, forward_gradient=True))
+
+
 def test_the_exact_forward_kl_is_the_sum_over_classes() -> None:
     own, other = random_sites(0), random_sites(1)
     found, wanted = forward_kl(own, other), score_sites(own, other).kl_forward
@@ -188,3 +198,24 @@ def test_a_class_that_the_reference_never_draws_gives_a_finite_penalty(gap: floa
         values = importance_corrected(estimate(logp, logp.detach() + gap, mask, k), logp, logp.detach() - gap, mask, k)
         assert values.isfinite().all()
         assert torch.autograd.grad(values.sum(), logp)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_the_term_of_an_estimator_is_its_corrected_estimate(estimator: Any, direction: Any) -> None:
+    scores = score_sites(random_sites(0))
+    ref, old = score_sites(random_sites(1)).logp, score_sites(random_sites(2)).logp
+    estimate = {"reverse": reverse_estimate, "forward": forward_estimate}[direction](scores.logp, ref, scores.mask, estimator)
+    found = kl_term(estimator, direction, scores, ref_logp=ref)
+    assert torch.equal(found, estimate)
+    found = kl_term(estimator, direction, scores, ref_logp=ref, old_logp=old, corrected=True)
+    assert torch.equal(found, importance_corrected(estimate, scores.logp, old, scores.mask, estimator))
+    assert not torch.equal(found, estimate)
+
+
+def test_the_term_names_what_is_missing() -> None:
+    scores = score_sites(random_sites(0))
+    with pytest.raises(ValueError, match=r"^kl_direction: 'forward', expected a policy whose scores have this KL"):
+        kl_term("exact", "forward", scores)
+    with pytest.raises(ValueError, match=r"^ref_logp: None, expected log-probs of the reference with kl_estimator 'k1'"):
+        kl_term("k1", "reverse", scores)

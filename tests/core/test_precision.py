@@ -32,12 +32,11 @@ from discrete_grpo.policies.node_count import RunningSizes, SizedPolicy
 from discrete_grpo.policies.surrogate import ElboLikelihood
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.training import trainer
-from discrete_grpo.training.batch import Batch, draws_of
 from discrete_grpo.training.config import GRPOConfig
-from discrete_grpo.training.minibatches import choose, cut, window_weights
-from discrete_grpo.training.shards import Shard
+from discrete_grpo.training.minibatches import Batch, choose_steps, microbatches, train_rows, window_weights
+from discrete_grpo.training.sampler import Shard
 from discrete_grpo.training.trainer import GRPOTrainer
-from discrete_grpo.training.update import Plan, chunk_loss, policy_scores, terms_of, trajectory_kl
+from discrete_grpo.training.update import UpdatePlan, loss_terms, micro_batch_loss, policy_scores, trajectory_kl
 from tests.pretend_device import MPS, DeviceError, Pretend, PretendGenerator, move, pretending
 
 
@@ -125,16 +124,16 @@ def test_a_graph_policy_is_drawn_from_and_trained_without_float64(kind: str, sel
         reference: Any = move(make(kind))
         rollout, rewards = drawn(policy)
         batch = Batch(rollout, rewards, torch.zeros(len(rollout), dtype=torch.bool), [None] * len(rollout))
-        draws = draws_of([batch], config)
+        draws = train_rows([batch], config)
         assert draws[0].advantage.device == MPS
-        choice = choose(draws, config, seeded())
+        choice = choose_steps(draws, config, seeded())
         ((weights,),) = window_weights([choice.counts], config)
         total = 0.0
-        for chunk in cut(draws, choice, weights, config):
+        for chunk in microbatches(draws, choice, weights, config):
             scores = policy_scores(policy, chunk)
-            plan = Plan(threshold=torch.tensor(0.1, dtype=torch.float64), entropy_coef=0.01)
-            terms = terms_of(policy, chunk, reference, config, bonus=True)
-            loss = chunk_loss(terms, chunk, scores.logp.detach(), plan, config)
+            plan = UpdatePlan(threshold=torch.tensor(0.1, dtype=torch.float64), entropy_coef=0.01)
+            terms = loss_terms(policy, chunk, reference, config, bonus=True)
+            loss = micro_batch_loss(terms, chunk, scores.logp.detach(), plan, config)
             loss.loss.backward()
             total += sum(float(p.grad.detach().held.abs().sum()) for p in policy.parameters() if p.grad is not None)
         assert total > 0

@@ -37,6 +37,10 @@ def test_rows_are_picked_together_in_the_order_asked_for() -> None:
     assert picked.size.tolist() == [2, 2, 2]
 
 
+def test_repr_is_one_short_line() -> None:
+    assert repr(rollout()) == "Rollout(4 trajectories, 3 groups, 2 steps, cpu)"
+
+
 def test_moving_moves_every_tensor_and_keeps_the_rest() -> None:
     moved = rollout().to("meta")
     assert {t.device.type for t in (*moved.states.values(), moved.group, moved.logp, moved.units, moved.size)} == {"meta"}

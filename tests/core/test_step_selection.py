@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.core.rollout import num_selected, select_steps
-from discrete_grpo.core.step_selection import chosen_steps, step_runs
+from discrete_grpo.core.step_selection import chosen_steps, num_selected, select_steps, step_runs
 
 
 @pytest.mark.parametrize("selection", ["first", "last", "window"])

@@ -18,10 +18,9 @@ from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
 from discrete_grpo.domains.graphs import GraphBatch, symmetrise
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
-from discrete_grpo.training.batch import Batch, Draw, draws_of
 from discrete_grpo.training.config import GRPOConfig
-from discrete_grpo.training.minibatches import choose, cut, window_weights
-from discrete_grpo.training.update import Plan, chunk_loss, terms_of
+from discrete_grpo.training.minibatches import Batch, TrainRows, choose_steps, microbatches, train_rows, window_weights
+from discrete_grpo.training.update import UpdatePlan, loss_terms, micro_batch_loss
 from tests import oracles
 
 LEVELS = ["token", "step", "step_mean", "sequence"]
@@ -179,13 +178,13 @@ def text_reward(length: int) -> float:
 # -- the expected gradient
 
 
-def loss_gradient(policy: Any, draws: Sequence[Draw], config: GRPOConfig) -> Tensor:
+def loss_gradient(policy: Any, draws: Sequence[TrainRows], config: GRPOConfig) -> Tensor:
     """∇L of one update on these draws, through the weights and the passes of the trainer."""
-    choice = choose(draws, config)
+    choice = choose_steps(draws, config)
     (weights,) = window_weights([choice.counts], config)
     total = torch.zeros(())
-    for chunk in cut(draws, choice, weights[0], config):
-        total = total + chunk_loss(terms_of(policy, chunk, None, config), chunk, None, Plan(), config).loss
+    for chunk in microbatches(draws, choice, weights[0], config):
+        total = total + micro_batch_loss(loss_terms(policy, chunk, None, config), chunk, None, UpdatePlan(), config).loss
     return flat(torch.autograd.grad(total, list(policy.parameters()), materialize_grads=True))
 
 
@@ -201,7 +200,7 @@ def over_all_pairs(policy: Any, paths: dict[Any, Tensor], rollout: Any, reward: 
     for (one, p), (two, q) in itertools.product(paths.items(), repeat=2):
         rewards = torch.tensor([[reward(one)], [reward(two)]], dtype=torch.float64)
         batch = Batch(rollout([one, two]), rewards, torch.zeros(2, dtype=torch.bool), [None, None])
-        found += float((p * q).detach()) * loss_gradient(policy, draws_of([batch], config), config)
+        found += float((p * q).detach()) * loss_gradient(policy, train_rows([batch], config), config)
     return wanted, found
 
 
@@ -268,7 +267,7 @@ def test_the_expected_gradient_over_all_trajectories(kind: str, level: Any) -> N
     wanted = flat(torch.autograd.grad(-(p * reward).sum(), list(policy.parameters()), retain_graph=True))
     on = torch.ones(len(rows), dtype=torch.bool)
     for baseline in (0.0, 0.7):
-        draw = Draw(graph_rollout(rows), p.detach() * (reward - baseline), on, on, ~on)
+        draw = TrainRows(graph_rollout(rows), p.detach() * (reward - baseline), on, on, ~on)
         config = GRPOConfig(loss_type="dr_grpo", importance_sampling_level=level, epsilon=1e6, per_device_batch_size=len(rows))
         found = loss_gradient(policy, [draw], config)
         most = 3 if level == "step" else 7

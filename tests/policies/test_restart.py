@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from discrete_grpo import GRPOConfig, GRPOTrainer
 from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.loss import grpo_loss
-from discrete_grpo.core.rollout import Context, Rollout, group_contexts, num_selected, select_steps
+from discrete_grpo.core.rollout import Context, Rollout, group_contexts
+from discrete_grpo.core.step_selection import num_selected, select_steps
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
 from discrete_grpo.diffusion.kernels import D3PM, Kernel
 from discrete_grpo.diffusion.noise import Noise, absorbing, marginal, uniform
@@ -28,7 +29,9 @@ from discrete_grpo.policies.graph import FixedSites, GraphPolicy
 from discrete_grpo.policies.restart import Restart, grid_point
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 from discrete_grpo.testing import check_policy
-from discrete_grpo.training.elites import Good, Memory, group_starts, local_search, seen_columns
+from discrete_grpo.training.elites import Elite, EliteBuffer
+from discrete_grpo.training.local_search import local_search
+from discrete_grpo.training.sampler import group_starts, seen_columns
 from tests import oracles, trainer_parts
 from tests.toys import share_of_class_two, tiny_policy
 
@@ -316,8 +319,8 @@ def refining(config: GRPOConfig, **options: Any) -> GRPOTrainer:
     """A trainer in float64 whose memory holds four graphs."""
     trainer = GRPOTrainer(tiny_policy(**options).double(), share_of_class_two, config)
     rollout = trainer.policy.sample([Context(k) for k in range(4)], generator=seeded(3))
-    assert trainer.sampler.shards[0].memory is not None
-    trainer.sampler.shards[0].memory.add(rollout, torch.tensor(share_of_class_two(rollout.samples)), [None] * 4)
+    assert trainer.sampler.shards[0].elites is not None
+    trainer.sampler.shards[0].elites.add(rollout, torch.tensor(share_of_class_two(rollout.samples)), [None] * 4)
     return trainer
 
 
@@ -381,7 +384,7 @@ def test_every_loss_type_is_the_loop_over_units_that_exist(loss_type: Any, fract
 def test_the_memory_keeps_the_best_unique_samples() -> None:
     policy = tiny_policy(sizes=(0.0, 0.0, 1.0))
     rollout = policy.sample([Context(k) for k in range(8)], generator=seeded(0))
-    memory = Memory(policy, 3, 0.5)
+    memory = EliteBuffer(policy, 3, 0.5)
     named = replace(rollout, samples=("a", "b", "a", None, "c", "d", "e", "b"))
     rewards = torch.tensor([0.5, 0.7, 0.6, 9.0, 0.7, torch.nan, 0.1, 0.2])
     assert memory.add(named, rewards, [None] * 8) == 3
@@ -392,7 +395,7 @@ def test_the_memory_keeps_the_best_unique_samples() -> None:
     assert [g.key for g in memory.kept] == ["c", "b", "a"]
     assert memory.add(named, torch.full((8,), 0.8), [5] * 8) == 2  # under another condition it is another sample
     assert [g.key for g in memory.kept] == ["c", "5 a", "5 b"]
-    other = Memory(policy, 3, 0.5)
+    other = EliteBuffer(policy, 3, 0.5)
     other.load(memory.state())
     assert [(g.key, g.reward, g.restart, g.origin) for g in other.kept] == [
         (g.key, g.reward, g.restart, g.origin) for g in memory.kept
@@ -400,14 +403,14 @@ def test_the_memory_keeps_the_best_unique_samples() -> None:
     drawn = [g.key for g in memory.draw(7, seeded(0))]
     assert Counter(Counter(drawn).values()) == Counter({2: 2, 3: 1})
     assert Counter(drawn[:3]) == Counter(drawn[3:6])
-    assert Memory(policy, 3, 0.5).draw(4) == []
+    assert EliteBuffer(policy, 3, 0.5).draw(4) == []
 
 
 def test_samples_that_are_no_text_are_told_apart_by_their_graph() -> None:
     policy = tiny_policy()
     policy.decode = None
     contexts = [Context(0, {"restart": Restart((0, 1), (1,), 3)})] * 40
-    memory = Memory(policy, 40, 0.25)
+    memory = EliteBuffer(policy, 40, 0.25)
     rollout = policy.sample(contexts, generator=seeded(0))
     memory.add(rollout, torch.zeros(40), [None] * 40)
     graphs = {
@@ -418,9 +421,9 @@ def test_samples_that_are_no_text_are_told_apart_by_their_graph() -> None:
 
 def test_starts_mix_conditions_and_good_samples() -> None:
     conditions = [{"num_nodes": 2}, {"num_nodes": 3}, {"num_nodes": 4}]
-    memory = Memory(tiny_policy(), 3, 0.5)
+    memory = EliteBuffer(tiny_policy(), 3, 0.5)
     assert [s.refined for s in group_starts(4, conditions, memory, 0.5, seeded(0))] == [False] * 4
-    memory.kept = [Good("a", 1.0, {"restart": "R"}, 2)]
+    memory.kept = [Elite("a", 1.0, {"restart": "R"}, 2)]
     starts = group_starts(4, conditions, memory, 0.5, seeded(0))
     assert [s.refined for s in starts] == [False, False, True, True]
     assert starts[3].columns == {"num_nodes": 4, "restart": "R"}
@@ -428,7 +431,7 @@ def test_starts_mix_conditions_and_good_samples() -> None:
     assert set(seen_columns(rollout, starts)) == {"num_nodes"}
     assert set(seen_columns(rollout, starts[:2])) == {"num_nodes", "restart"}
     assert len({int(s.columns["num_nodes"]) for s in group_starts(3, conditions, memory, 0.0, seeded(0))}) == 3
-    memory.kept = [Good("a", 1.0, {"restart": "R"})]
+    memory.kept = [Elite("a", 1.0, {"restart": "R"})]
     assert group_starts(2, None, memory, 1.0, seeded(0))[0].columns == {"restart": "R"}
 
 
@@ -456,8 +459,8 @@ def test_resume_with_a_memory_ends_with_the_same_bits(tmp_path: Path, columns: A
         if part.step == 4:
             part.save()
     resumed = GRPOTrainer(tiny_policy(seed=9), share_of_class_two, config, run=tmp_path / "part", columns=columns, resume=True)
-    assert resumed.sampler.shards[0].memory is not None
-    assert len(resumed.sampler.shards[0].memory.kept) == 5
+    assert resumed.sampler.shards[0].elites is not None
+    assert len(resumed.sampler.shards[0].elites.kept) == 5
     resumed.train()
     assert all(torch.equal(a, b) for a, b in zip(whole.module.parameters(), resumed.module.parameters(), strict=True))
     lines: list[Any] = [*read_metrics(tmp_path / "whole")]
@@ -473,12 +476,12 @@ def test_a_run_without_it_has_no_trace_of_it(tmp_path: Path) -> None:
     config = GRPOConfig(**REFINED | {"refine_fraction": 0.0}, max_steps=2)
     trainer = GRPOTrainer(tiny_policy(), share_of_class_two, config, run=tmp_path)
     trainer.train()
-    assert trainer.sampler.shards[0].memory is None
+    assert trainer.sampler.shards[0].elites is None
     assert not any("refined" in name for name in read_metrics(tmp_path)[0])
     assert "refined" not in read_samples(tmp_path / "samples.csv.gz")
     with_it = GRPOTrainer(tiny_policy(), share_of_class_two, replace(config, refine_fraction=0.5), run=tmp_path, resume=True)
-    assert with_it.sampler.shards[0].memory is not None
-    assert with_it.sampler.shards[0].memory.kept == []
+    assert with_it.sampler.shards[0].elites is not None
+    assert with_it.sampler.shards[0].elites.kept == []
 
 
 def test_rewards_see_the_condition_and_not_the_restart() -> None:
@@ -512,9 +515,9 @@ def test_a_policy_that_cannot_refine_is_named() -> None:
     [
         ({"refine_fraction": 1.5}, "refine_fraction: 1.5"),
         ({"refine_fraction": -0.1}, "refine_fraction: -0.1"),
-        ({"refine_time": 0.0}, "refine_time: 0.0, expected > 0 and < 1"),
-        ({"refine_time": 1.0}, "refine_time: 1.0, expected > 0 and < 1"),
-        ({"refine_memory": 0}, "refine_memory: 0, expected >= 1"),
+        ({"refine_time": 0.0}, "refine_time: 0.0, expected more than 0 and less than 1"),
+        ({"refine_time": 1.0}, "refine_time: 1.0, expected more than 0 and less than 1"),
+        ({"refine_memory": 0}, "refine_memory: 0, expected at least 1"),
     ],
 )
 def test_settings_out_of_range_are_named(options: dict[str, Any], said: str) -> None:

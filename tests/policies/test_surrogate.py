@@ -356,7 +356,7 @@ def test_the_first_ratio_is_exactly_one(name: str, bf16: bool) -> None:
     rollout = trainer_parts.sample(trainer)
     total = torch.tensor(share_of_class_two(rollout.samples), dtype=torch.float64)
     chunks = trainer_parts.chunks(trainer, rollout, trainer_parts.advantages(trainer, total[:, None], rollout.group), total)
-    for chunk, before in zip(chunks, trainer._old_log_probs(chunks), strict=True):
+    for chunk, before in zip(chunks, trainer.learner.old_log_probs(chunks), strict=True):
         scores = trainer_parts.scores(trainer, chunk)
         assert torch.equal(scores.logp, before)  # type: ignore[arg-type]
         assert scores.kl is not None
@@ -372,7 +372,7 @@ def test_the_trainer_uses_the_score_of_a_policy_that_has_one(name: str) -> None:
     trainer = GRPOTrainer(policy, share_of_class_two, config)
     rollout = trainer_parts.sample(trainer)
     advantage = torch.arange(6).double() - 2.5
-    trainer._update(trainer_parts.chunks(trainer, rollout, advantage, torch.zeros(6).double()), [None])
+    trainer.learner.update(trainer.step, trainer_parts.chunks(trainer, rollout, advantage, torch.zeros(6).double()), [None])
     found = [p.grad.clone() for p in policy.parameters() if p.grad is not None]
     policy.zero_grad()
     loss = -(advantage[:, None, None] * policy.score(rollout).logp).sum() / float(rollout.units.sum())

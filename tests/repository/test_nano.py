@@ -25,7 +25,7 @@ from discrete_grpo.domains.graphs import symmetrise, upper
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.trainer import GRPOTrainer
-from discrete_grpo.training.update import chunk_loss, plan_update, policy_scores, terms_of
+from discrete_grpo.training.update import loss_terms, micro_batch_loss, plan_update, policy_scores
 from tests import trainer_parts
 
 PATH = Path(__file__).parents[2] / "examples/nano_graph_grpo.py"
@@ -207,8 +207,8 @@ def test_step_log_probs_kl_loss_and_gradient_are_those_of_the_package(nano: Any)
     with torch.no_grad():
         old_logp = policy_scores(policy, chunk).logp
     policy.network = Adapter(theta)
-    terms = terms_of(policy, chunk, trainer.reference, config, old_logp=old_logp)
-    part = chunk_loss(terms, chunk, old_logp, plan_update(policy, [chunk], [old_logp], config), config)
+    terms = loss_terms(policy, chunk, trainer.reference, config, old_logp=old_logp)
+    part = micro_batch_loss(terms, chunk, old_logp, plan_update(policy, [chunk], [old_logp], config), config)
     found = torch.autograd.grad(part.loss, [w for w in theta.parameters() if w.requires_grad])
 
     assert terms.scores.kl is not None

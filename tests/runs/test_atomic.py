@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from discrete_grpo.core.atomic import (atomic_write)
+from discrete_grpo.core.atomic import atomic_write
 
 
 def test_atomic_write_replaces_at_the_end_only(tmp_path: Path) -> None:

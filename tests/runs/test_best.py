@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from discrete_grpo.runs.checkpoint import (Checkpoints, load_policy)
-from discrete_grpo.training.config import (GRPOConfig, PretrainConfig)
-from discrete_grpo.training.trainer import (GRPOTrainer)
+from discrete_grpo.runs.checkpoint import Checkpoints, load_policy
+from discrete_grpo.training.config import GRPOConfig, PretrainConfig
+from discrete_grpo.training.trainer import GRPOTrainer
 from tests.toys import share_of_class_two, tiny_policy
 
 RUN = GRPOConfig(

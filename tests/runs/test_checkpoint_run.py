@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from discrete_grpo.runs.checkpoint import (CheckpointError, Checkpoints, load_metadata, load_training, load_weights, save)
+from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, load_metadata, load_training, load_weights, save
 
 FILES = ("config.json", "model.safetensors", "training.pt", "SHA256SUMS")
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.runs.checkpoint import (Checkpoints, load_metadata, save)
-from discrete_grpo.runs.recorder import (METRICS, SAMPLES, Recorder, read_metrics, read_samples, write_json, write_table)
+from discrete_grpo.runs.checkpoint import Checkpoints, load_metadata, save
+from discrete_grpo.runs.recorder import METRICS, SAMPLES, Recorder, read_metrics, read_samples, write_json, write_table
 from tests.runs.test_checkpoint_run import Numbers, step_of, write
 
 resource: Any = pytest.importorskip("resource", reason="no limits on this system")

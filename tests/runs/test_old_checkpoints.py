@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.cli import (main)
+from discrete_grpo.cli import main
 
 ARCHIVE = Path(__file__).parents[1] / "fixtures" / "format1.tar.xz"
 GRAPHS = ("qm9-small", "tree-16", "planar-16")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.runs.checkpoint import (Checkpoints, load_training)
-from discrete_grpo.runs.recorder import (METRICS, SAMPLES, Recorder, read_metrics, read_samples)
+from discrete_grpo.runs.checkpoint import Checkpoints, load_training
+from discrete_grpo.runs.recorder import METRICS, SAMPLES, Recorder, read_metrics, read_samples
 from tests.runs.test_checkpoint_run import Numbers, needs_fork
 
 LAST = 120

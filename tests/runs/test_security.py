@@ -19,17 +19,26 @@ import pytest
 import torch
 import yaml
 
-from discrete_grpo.runs.checkpoint import (CheckpointError, Checkpoints, build, describe, load_metadata, load_policy, load_training, save)
-from discrete_grpo.cli import (main)
-from discrete_grpo.datasets.molecules import (load_molecules)
-from discrete_grpo.datasets.smiles import (load_smiles)
-from discrete_grpo.datasets.synthetic_graphs import (read_npz)
-from discrete_grpo.runs.files import (write_sums)
-from discrete_grpo.importers.lightning import (read_lightning)
-from discrete_grpo.importers.tensors import (read_json, read_pickle)
-from discrete_grpo.training.elites import (Memory)
-from discrete_grpo.rewards.cache import (ScoreCache)
-from discrete_grpo.rewards.ledger import (Ledger)
+from discrete_grpo.cli import main
+from discrete_grpo.datasets.molecules import load_molecules
+from discrete_grpo.datasets.smiles import load_smiles
+from discrete_grpo.datasets.synthetic_graphs import read_npz
+from discrete_grpo.importers.lightning import read_lightning
+from discrete_grpo.importers.tensors import read_json, read_pickle
+from discrete_grpo.rewards.cache import ScoreCache
+from discrete_grpo.rewards.ledger import Ledger
+from discrete_grpo.runs.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    build,
+    describe,
+    load_metadata,
+    load_policy,
+    load_training,
+    save,
+)
+from discrete_grpo.runs.files import write_sums
+from discrete_grpo.training.elites import EliteBuffer
 from tests.toys import tiny_policy
 
 FILES = ("config.json", "model.safetensors", "training.pt")
@@ -295,7 +304,7 @@ def test_json_that_is_too_deep(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_good_samples(canary: Path) -> None:
-    memory = Memory(tiny_policy(), 4, 0.5)
+    memory = EliteBuffer(tiny_policy(), 4, 0.5)
     good = {"key": "a", "reward": 1.0, "origin": None}
     for evil in calls(canary):
         with pytest.raises(CheckpointError, match="class_path") as error:
@@ -333,7 +342,7 @@ def test_the_command_of_a_run_folder(tmp_path: Path, refused: Callable[..., str]
 
 
 def test_a_checkpoint_that_names_a_file_as_its_data(tmp_path: Path, canary: Path) -> None:
-    from discrete_grpo.recipes.graphs import (reference_of)
+    from discrete_grpo.recipes.graphs import reference_of
 
     path = objects(tmp_path / "evil.npz", canary, ("train_num_nodes", "train_edges", "train_offsets"))
     (tmp_path / "bare.npz").write_bytes(pickle.dumps(Trap(canary)))

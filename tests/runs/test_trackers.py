@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.runs.trackers import (TensorBoard, Tracker, Trackers, WeightsAndBiases, best_distinct, molecule_grid)
+from discrete_grpo.runs.trackers import TensorBoard, Tracker, Trackers, WeightsAndBiases, best_distinct, molecule_grid
 
 has_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="the extra tensorboard is absent")
 has_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="the extra wandb is absent")

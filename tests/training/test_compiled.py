@@ -17,9 +17,8 @@ from discrete_grpo.models.encoder import Encoder, EncoderConfig
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.runs.checkpoint import load_policy, save
-from discrete_grpo.training.compiled import compile_network
 from discrete_grpo.training.lora import add_lora, without_lora
-from discrete_grpo.training.network import checkpoint_layers
+from discrete_grpo.training.network import checkpoint_layers, compile_network
 from tests.toys import tiny_policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, while it traces

@@ -20,8 +20,8 @@ from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 from discrete_grpo.training.config import GRPOConfig
-from discrete_grpo.training.distributed import Processes
-from discrete_grpo.training.shards import check_shards, make_shards, num_shards
+from discrete_grpo.training.distributed import ProcessGroup
+from discrete_grpo.training.sampler import check_shards, make_shards, num_shards
 from discrete_grpo.training.trainer import GRPOTrainer
 from tests.process_worker import CASES, SMALL, interrupted, trainer
 from tests.toys import share_of_class_two, tiny_policy
@@ -179,7 +179,7 @@ def test_what_does_not_go_together_is_one_line(tmp_path: Path) -> None:
         GRPOTrainer(tiny_policy(), share_of_class_two, replace(config, generation_shards=4), run=tmp_path, resume=True)
 
 
-class Told(Processes):
+class Told(ProcessGroup):
     """Several processes whose messages are made up."""
 
     def __init__(self, rank: int, *others: Any) -> None:
@@ -214,11 +214,13 @@ def errors() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("processes", "work", "kind", "message"), errors())
-def test_all_processes_raise_the_same(processes: Processes, work: Callable[[], int], kind: type[Exception], message: str) -> None:
+def test_all_processes_raise_the_same(
+    processes: ProcessGroup, work: Callable[[], int], kind: type[Exception], message: str
+) -> None:
     with pytest.raises(kind, match=message):
-        processes.share(work)
+        processes.run_all(work)
 
 
 def test_what_each_returned_is_in_order_of_rank() -> None:
-    assert Told(1, ("a", None), ("c", None)).share(lambda: "b") == ["a", "b", "c"]
-    assert Processes().share(lambda: "b") == ["b"]
+    assert Told(1, ("a", None), ("c", None)).run_all(lambda: "b") == ["a", "b", "c"]
+    assert ProcessGroup().run_all(lambda: "b") == ["b"]

@@ -14,11 +14,10 @@ from discrete_grpo.core.rollout import Rollout, group_contexts
 from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.training.batch import Draw
 from discrete_grpo.training.config import GRPOConfig
-from discrete_grpo.training.minibatches import Chunk, choose, cut, window_weights
-from discrete_grpo.training.rollout_queue import Pending
-from discrete_grpo.training.update import Plan, Terms, chunk_loss, plan_update, policy_scores, terms_of
+from discrete_grpo.training.minibatches import MicroBatch, MiniBatches, TrainRows, choose_steps, microbatches, window_weights
+from discrete_grpo.training.rollout_queue import queue_states, read_rows
+from discrete_grpo.training.update import LossTerms, UpdatePlan, loss_terms, micro_batch_loss, plan_update, policy_scores
 from tests.toys import tiny_policy
 
 HINTS = get_type_hints(GRPOConfig)
@@ -36,27 +35,27 @@ def generation() -> tuple[Any, Any, Rollout, Tensor, Tensor]:
     return policy, reference, rollout, torch.randn(16, generator=generator, dtype=torch.float64), counted
 
 
-def gradient(policy: Any, reference: Any, chunks: list[Chunk], config: GRPOConfig) -> list[Tensor]:
+def gradient(policy: Any, reference: Any, chunks: list[MicroBatch], config: GRPOConfig) -> list[Tensor]:
     """Off-policy: log π_old is the policy's own, moved a little, the same for the same site."""
     policy.zero_grad()
     for chunk in chunks:
         logp = policy_scores(policy, chunk).logp.detach()
         old = logp + 0.1 * torch.sin(1e3 * logp)
-        terms = terms_of(policy, chunk, reference, config, old_logp=old, bonus=False)
-        chunk_loss(terms, chunk, old, Plan(), config).loss.backward()
+        terms = loss_terms(policy, chunk, reference, config, old_logp=old, bonus=False)
+        micro_batch_loss(terms, chunk, old, UpdatePlan(), config).loss.backward()
     return [p.grad.clone() for p in policy.parameters() if p.grad is not None]
 
 
-def dealt(rollout: Rollout, advantage: Tensor, counted: Tensor, shards: list[list[int]], config: GRPOConfig) -> list[Chunk]:
+def dealt(rollout: Rollout, advantage: Tensor, counted: Tensor, shards: list[list[int]], config: GRPOConfig) -> list[MicroBatch]:
     """The passes of the only window, with the rows dealt to shards."""
     draws = []
     for rows in map(torch.tensor, shards):
         refined = torch.zeros(len(rows), dtype=torch.bool)
-        draws.append(Draw(rollout.index(rows), advantage[rows], counted[rows], ~refined, refined))
-    choices = [choose([draw], config) for draw in draws]
+        draws.append(TrainRows(rollout.index(rows), advantage[rows], counted[rows], ~refined, refined))
+    choices = [choose_steps([draw], config) for draw in draws]
     (weights,) = window_weights([choice.counts for choice in choices], config)
     parts = zip(draws, choices, weights, strict=True)
-    return [chunk for k, (draw, choice, own) in enumerate(parts) for chunk in cut([draw], choice, own, config, shard=k)]
+    return [chunk for k, (draw, choice, own) in enumerate(parts) for chunk in microbatches([draw], choice, own, config, shard=k)]
 
 
 @pytest.mark.parametrize(("loss_type", "level"), list(product(LOSSES, LEVELS)))
@@ -76,8 +75,8 @@ def test_any_deal_gives_one_gradient(loss_type: Any, level: Any) -> None:
 def test_windows_over_shards_are_disjoint_and_each_has_its_own_normaliser() -> None:
     _, _, rollout, advantage, counted = generation()
     config = replace(BASE, steps_per_generation=3)
-    draw = Draw(rollout, advantage, counted, torch.ones_like(counted), torch.zeros_like(counted))
-    choices = [choose([draw], config, torch.Generator().manual_seed(k)) for k in range(2)]
+    draw = TrainRows(rollout, advantage, counted, torch.ones_like(counted), torch.zeros_like(counted))
+    choices = [choose_steps([draw], config, torch.Generator().manual_seed(k)) for k in range(2)]
     windows = window_weights([choice.counts for choice in choices], config)
     assert len(windows) == 3
     for k in range(2):
@@ -100,7 +99,7 @@ def test_the_constant_of_dr_grpo_is_that_of_policy_and_settings(fraction: float,
     for seed in range(6):
         rollout = policy.sample(group_contexts(1, 2), generator=torch.Generator().manual_seed(seed))
         on = torch.ones(2, dtype=torch.bool)
-        choice = choose([Draw(rollout, torch.zeros(2), on, on, ~on)], config, torch.Generator().manual_seed(0))
+        choice = choose_steps([TrainRows(rollout, torch.zeros(2), on, on, ~on)], config, torch.Generator().manual_seed(0))
         steps.add(rollout.num_steps)
         most.add(choice.counts.max_units)
         ((weights,),) = window_weights([choice.counts], config)
@@ -116,17 +115,17 @@ def test_the_constant_of_a_graph_policy_counts_its_units(level: Any) -> None:
     draw = drawn_once(policy.sample(group_contexts(1, 4), generator=torch.Generator().manual_seed(0)))
     for fraction, wanted in ((1.0, (4, 40)), (0.5, (2, 20))):
         config = replace(BASE, timestep_fraction=fraction, importance_sampling_level=level)
-        counts = choose([draw], config, torch.Generator().manual_seed(0)).counts
+        counts = choose_steps([draw], config, torch.Generator().manual_seed(0)).counts
         assert counts.max_units == wanted[level != "step"]
         assert counts.units.tolist() == ([wanted[0]] * 4 if level == "step" else counts.sites.tolist())
     without = replace(draw, rollout=replace(draw.rollout, max_steps=None))  # a policy that does not say how many steps it has
-    assert choose([without], replace(BASE, importance_sampling_level=level)).counts.max_units == 40
+    assert choose_steps([without], replace(BASE, importance_sampling_level=level)).counts.max_units == 40
 
 
-def drawn_once(rollout: Rollout) -> Draw:
+def drawn_once(rollout: Rollout) -> TrainRows:
     """Every row counts and starts from noise."""
     on = torch.ones(len(rollout), dtype=torch.bool)
-    return Draw(rollout, torch.zeros(len(rollout)), on, on, ~on)
+    return TrainRows(rollout, torch.zeros(len(rollout)), on, on, ~on)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -136,7 +135,7 @@ def test_one_unit_has_one_weight_however_many_sites_it_has(level: Any) -> None:
     draw = drawn_once(policy.sample(group_contexts(4, 2), generator=torch.Generator().manual_seed(0)))
     assert draw.rollout.units.unique().numel() > 1, "expected graphs of several sizes"
     config = replace(BASE, importance_sampling_level=level)
-    choice = choose([draw], config)
+    choice = choose_steps([draw], config)
     ((own,),) = window_weights([choice.counts], config)
     units = (draw.rollout.units > 0) if level == "step" else draw.rollout.units
     torch.testing.assert_close(own.weight, torch.full((8,), 1 / float(units.sum()), dtype=torch.float64))
@@ -146,16 +145,16 @@ def test_one_unit_has_one_weight_however_many_sites_it_has(level: Any) -> None:
 def test_what_the_weights_count_survives_a_checkpoint() -> None:
     config = replace(BASE, importance_sampling_level="step")
     draw = drawn_once(tiny_policy().sample(group_contexts(2, 2), generator=torch.Generator().manual_seed(0)))
-    choice = choose([draw], config)
+    choice = choose_steps([draw], config)
     weights = window_weights([choice.counts], config)
-    (state,) = Pending.of([0], [[draw]], [choice], weights, config, {}).states()
-    ((again,), read) = Pending.read(state, (), torch.device("cpu"))
+    (state,) = queue_states(MiniBatches.of([0], [[draw]], [choice], weights, config, {}))
+    ((again,), read) = read_rows(state, (), torch.device("cpu"))
     assert (again.rollout.max_units, again.rollout.max_steps) == (draw.rollout.max_units, draw.rollout.max_steps) == (40, 4)
     assert read.counts.units.tolist() == [4] * 4 != read.counts.sites.tolist()
     assert read.counts.max_units == 4
     state["choice"]["counts"] = state["choice"]["counts"][:5]  # an earlier version, which knew neither
     del state["draws"][0]["max_steps"]
-    ((again,), read) = Pending.read(state, (), torch.device("cpu"))
+    ((again,), read) = read_rows(state, (), torch.device("cpu"))
     assert again.rollout.max_steps is None
     assert torch.equal(read.counts.units, read.counts.sites)
 
@@ -167,12 +166,14 @@ def test_low_entropy_sites_move_no_parameter(loss_type: Any, level: Any) -> None
     policy, _, rollout, advantage, _ = generation()
     config = replace(BASE, loss_type=loss_type, importance_sampling_level=level, top_entropy_quantile=0.5, beta=0.0)
     draw = replace(drawn_once(rollout), advantage=advantage)
-    ((chunk,),) = [cut([draw], c, window_weights([c.counts], config)[0][0], config) for c in [choose([draw], config)]]
+    ((chunk,),) = [
+        microbatches([draw], c, window_weights([c.counts], config)[0][0], config) for c in [choose_steps([draw], config)]
+    ]
     scores = policy_scores(policy, chunk)
     leaf = scores.logp.detach().requires_grad_()
     plan = plan_update(policy, [chunk], [None], config)
     old = scores.logp.detach() + 0.05 * torch.sin(1e3 * scores.logp.detach())
-    loss = chunk_loss(Terms(replace(scores, logp=leaf)), chunk, old, plan, config).loss
+    loss = micro_batch_loss(LossTerms(replace(scores, logp=leaf)), chunk, old, plan, config).loss
     (found,) = torch.autograd.grad(loss, leaf)
     keep: Any = plan.keep(scores, chunk, config)
     assert 0 < int(keep.sum()) < int(scores.mask.sum())
@@ -183,8 +184,8 @@ def test_low_entropy_sites_move_no_parameter(loss_type: Any, level: Any) -> None
 def test_a_window_without_a_signal_anywhere_still_has_passes() -> None:
     _, _, rollout, advantage, _ = generation()
     none = torch.zeros(16, dtype=torch.bool)
-    draw = Draw(rollout, advantage, none, none, none)
-    choice = choose([draw], BASE)
+    draw = TrainRows(rollout, advantage, none, none, none)
+    choice = choose_steps([draw], BASE)
     (idle,) = window_weights([choice.counts, choice.counts], BASE)
     assert idle[0].needed.all()
     some = choice.counts._replace(needed=~none)

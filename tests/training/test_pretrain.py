@@ -16,7 +16,7 @@ from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.runs.checkpoint import Checkpoints, load_policy, load_training
 from discrete_grpo.runs.files import write_sums
 from discrete_grpo.runs.recorder import read_metrics
-from discrete_grpo.training.averaging import averaged, ema_decay_at
+from discrete_grpo.training.optim import averaged, ema_decay_at
 from discrete_grpo.training.pretrain import Pretrainer, batches
 from tests.toys import tiny_network, tiny_policy
 

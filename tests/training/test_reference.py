@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from discrete_grpo.training.reference import mix_reference
+from discrete_grpo.training.optim import mix_reference
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])

@@ -23,12 +23,10 @@ from discrete_grpo.policies.surrogate import EagerLikelihood
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.runs.recorder import read_samples
-from discrete_grpo.training.batch import Batch, draws_of, groups_of
-from discrete_grpo.training.minibatches import Chunk, choose
-from discrete_grpo.training.replay_buffer import Replay
-from discrete_grpo.training.rollout_queue import Pending
-from discrete_grpo.training.sampler import Drawn
-from discrete_grpo.training.update import Plan, chunk_loss, policy_scores, terms_of
+from discrete_grpo.training.minibatches import Batch, MicroBatch, MiniBatches, choose_steps, groups_of, train_rows
+from discrete_grpo.training.replay_buffer import ReplayBuffer
+from discrete_grpo.training.sampler import Generation
+from discrete_grpo.training.update import UpdatePlan, loss_terms, micro_batch_loss, policy_scores
 from tests.policies.test_tokens import token_policy
 from tests.toys import share_of_class_two, tiny_policy
 from tests.training.test_trainer_options import moved, seeded
@@ -52,7 +50,7 @@ def made(kind: str = "graph", **options: Any) -> GRPOTrainer:
     return GRPOTrainer(policy if kind == "graph" else sized, share_of_class_two, config)
 
 
-def drawn_after(trainer: GRPOTrainer, size: float = 0.06) -> Drawn:
+def drawn_after(trainer: GRPOTrainer, size: float = 0.06) -> Generation:
     """A generation that good samples join; the policy has moved since those were drawn."""
     trainer.sampler.remember(trainer.sampler.draw().mine)
     if size:
@@ -60,12 +58,12 @@ def drawn_after(trainer: GRPOTrainer, size: float = 0.06) -> Drawn:
     return trainer.sampler.draw()
 
 
-def cut(trainer: GRPOTrainer, drawn: Drawn) -> Pending:
-    choices = [choose(draws, trainer.config, trainer.sampler.shards[0].generator) for draws in drawn.draws]
-    return trainer._cut(drawn.draws, choices, {})
+def cut(trainer: GRPOTrainer, drawn: Generation) -> MiniBatches:
+    choices = [choose_steps(draws, trainer.config, trainer.sampler.shards[0].generator) for draws in drawn.rows]
+    return trainer._minibatches(drawn.rows, choices, {})
 
 
-def memory(trainer: GRPOTrainer) -> Replay:
+def memory(trainer: GRPOTrainer) -> ReplayBuffer:
     found = trainer.sampler.shards[0].replay
     assert found is not None
     return found
@@ -126,11 +124,11 @@ def test_the_loss_and_its_gradient_are_those_of_a_loop(kind: str, loss_type: str
     assert len(drawn.replayed) > 1  # several sizes
     pending = cut(trainer, drawn)
     loss = loop(trainer, drawn.mine[0], trainer.policy)
-    wanted = torch.autograd.grad(loss, trainer.parameters, allow_unused=True)
-    line = trainer._update(pending.parts[0], pending.old[0])
+    wanted = torch.autograd.grad(loss, trainer.state.parameters, allow_unused=True)
+    line = trainer.learner.update(trainer.step, pending.parts[0], pending.old[0])
     assert line["loss"] == pytest.approx(float(loss.detach()), abs=1e-10)
     assert line["clip_ratio/region_mean"] > 0
-    for parameter, gradient in zip(trainer.parameters, wanted, strict=True):
+    for parameter, gradient in zip(trainer.state.parameters, wanted, strict=True):
         zero = torch.zeros_like(parameter)  # a last layer that no output reads
         found = zero if parameter.grad is None else parameter.grad
         torch.testing.assert_close(found, zero if gradient is None else gradient, rtol=0, atol=1e-10)
@@ -140,12 +138,12 @@ def test_a_second_update_has_both_ratios() -> None:
     trainer = made(num_iterations=2)
     drawn = drawn_after(trainer)
     pending = cut(trainer, drawn)
-    pending.old = [trainer._old_log_probs(part) for part in pending.parts]
+    pending.old = [trainer.learner.old_log_probs(part) for part in pending.parts]
     before = copy.deepcopy(trainer.policy)
-    trainer._update(pending.parts[0], pending.old[0])
+    trainer.learner.update(trainer.step, pending.parts[0], pending.old[0])
     moved(trainer.module, 0.03)
     wanted = loop(trainer, drawn.mine[0], before)
-    line = trainer._update(pending.parts[0], pending.old[0])
+    line = trainer.learner.update(trainer.step, pending.parts[0], pending.old[0])
     assert line["loss"] == pytest.approx(float(wanted.detach()), abs=1e-10)
 
 
@@ -172,10 +170,10 @@ def test_stored_samples_have_the_gradient_of_fresh_ones_in_expectation() -> None
     with torch.no_grad():
         stored = score_sites(older.sites(space)).logp
     chance = stored.sum((1, 2)).exp()  # each sample as often as it was drawn
-    chunk = Chunk(space, whole[:, None], advantage, chance, chance, whole, stored=stored)
+    chunk = MicroBatch(space, whole[:, None], advantage, chance, chance, whole, stored=stored)
     config = GRPOConfig(epsilon=1e9, importance_sampling_level="step")
-    terms = terms_of(policy, chunk, None, config, old_logp=stored)  # type: ignore[arg-type]  # it draws nothing here
-    (found,) = torch.autograd.grad(chunk_loss(terms, chunk, stored, Plan(), config).loss, [policy.logits])
+    terms = loss_terms(policy, chunk, None, config, old_logp=stored)  # type: ignore[arg-type]  # it draws nothing here
+    (found,) = torch.autograd.grad(micro_batch_loss(terms, chunk, stored, UpdatePlan(), config).loss, [policy.logits])
     expected = (score_sites(policy.sites(space)).logp.sum((1, 2)).exp() * advantage).sum()
     (wanted,) = torch.autograd.grad(expected, [policy.logits])
     assert float(wanted.abs().max()) > 1e-2
@@ -207,7 +205,7 @@ def test_ratios_are_one_to_the_bit_while_the_weights_stay(kind: str) -> None:
             scores = policy_scores(trainer.policy, chunk)
         assert chunk.stored is not None
         assert torch.equal(scores.logp[scores.mask], chunk.stored[scores.mask])
-    line = trainer._update(pending.parts[0], pending.old[0])
+    line = trainer.learner.update(trainer.step, pending.parts[0], pending.old[0])
     assert line["replay/ratio"] == 1.0
     assert line["clip_ratio/region_mean"] == 0.0
 
@@ -216,7 +214,7 @@ def test_ratios_are_one_to_the_bit_while_the_weights_stay(kind: str) -> None:
 def test_rows_in_one_pass_have_ratio_one_too_and_then_that_of_the_weights(kind: str, fraction: float) -> None:
     trainer = made(kind, num_iterations=2, timestep_fraction=fraction)
     pending = cut(trainer, drawn_after(trainer, size=0))
-    old = trainer._old_log_probs(pending.parts[0])
+    old = trainer.learner.old_log_probs(pending.parts[0])
     with torch.no_grad():
         now = [policy_scores(trainer.policy, chunk) for chunk in pending.parts[0]]
     for chunk, before, scores in zip(pending.parts[0], old, now, strict=True):
@@ -229,7 +227,7 @@ def test_rows_in_one_pass_have_ratio_one_too_and_then_that_of_the_weights(kind: 
         if chunk.stored is not None:
             scores = policy_scores(trainer.policy, chunk)
             ratios += (scores.logp - chunk.stored)[scores.mask].exp().tolist()
-    line = trainer._update(pending.parts[0][::-1], old[::-1])  # the last pass may be one of what was drawn
+    line = trainer.learner.update(trainer.step, pending.parts[0][::-1], old[::-1])  # the last pass may be one of what was drawn
     assert abs(line["replay/ratio"] - 1) > 1e-3
     assert line["replay/ratio"] == pytest.approx(sum(ratios) / len(ratios), rel=1e-10)
 
@@ -244,8 +242,8 @@ def batch(texts: Sequence[str | None], rewards: Sequence[float], origins: Sequen
     return Batch(replace(rollout, samples=tuple(texts)), table, no, origins or [None] * len(texts))
 
 
-def kept_by(size: int, *batches: Batch) -> Replay:
-    replay = Replay(tiny_policy(), GRPOConfig(replay_samples=2, replay_memory=size))
+def kept_by(size: int, *batches: Batch) -> ReplayBuffer:
+    replay = ReplayBuffer(tiny_policy(), GRPOConfig(replay_samples=2, replay_memory=size))
     for one in batches:
         replay.add(one, one.rewards[:, 0])
     return replay
@@ -297,7 +295,7 @@ def test_a_group_has_a_signal_if_its_replayed_rows_bring_one() -> None:
     fresh = replace(fresh, rollout=replace(fresh.rollout, group=torch.tensor([0, 0, 1, 1])))
     other = batch(["b"], [0.9])
     joined = replace(other, rollout=replace(other.rollout, group=torch.tensor([1])), old=torch.zeros(1, 4, 10))
-    first, second = draws_of([fresh, joined], config)
+    first, second = train_rows([fresh, joined], config)
     assert first.counted.tolist() == first.needed.tolist() == [False, False, True, True]
     assert second.counted.tolist() == [True]
     assert second.advantage[0] > 0 > first.advantage[2]
@@ -401,9 +399,9 @@ def test_off_keeps_nothing_and_logs_nothing() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"replay_samples": -1}, "replay_samples: -1, expected >= 0"),
-        ({"replay_memory": 0, "replay_samples": 0}, "replay_memory: 0, expected >= 1"),
-        ({"replay_samples": 9}, r"replay_samples: 9, expected at most replay_memory \(8\)"),
+        ({"replay_samples": -1}, "replay_samples: -1, expected at least 0"),
+        ({"replay_memory": 0, "replay_samples": 0}, "replay_memory: 0, expected at least 1"),
+        ({"replay_samples": 9}, r"replay_samples: 9, expected at most 8 \(replay_memory\)"),
         ({"refine_fraction": 0.5}, "replay_samples: 2, expected 0 with refine_fraction 0.5"),
         ({"zero_std_groups": "resample"}, "replay_samples: 2, expected 0 with zero_std_groups resample"),
         ({"kl_in": "reward", "beta": 0.1}, "replay_samples: 2, expected 0 with kl_in reward"),

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from discrete_grpo import GRPOConfig, GRPOTrainer, RewardError
+from discrete_grpo.core.step_selection import select_steps
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training
 from discrete_grpo.runs.files import write_sums
 from discrete_grpo.runs.recorder import read_metrics, read_samples
-from discrete_grpo.training.trainer import select_steps
 from tests import trainer_parts
 from tests.toys import share_of_class_two, tiny_policy
 
@@ -38,12 +38,12 @@ def gradient(config: GRPOConfig, stale: bool = False) -> torch.Tensor:
     rollout = trainer_parts.sample(trainer)
     rewards = torch.tensor(share_of_class_two(rollout.samples), dtype=torch.float64)[:, None]
     chunks = trainer_parts.chunks_of(trainer, rollout, rewards)
-    old = trainer._old_log_probs(chunks)
+    old = trainer.learner.old_log_probs(chunks)
     if stale:
         with torch.no_grad():
             for k, parameter in enumerate(policy.parameters()):
                 parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(k), dtype=torch.float64))
-    trainer._update(chunks, old)
+    trainer.learner.update(trainer.step, chunks, old)
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
@@ -67,7 +67,7 @@ def test_the_first_ratio_of_a_generation_is_exactly_one(bf16: bool) -> None:
     rollout = trainer_parts.sample(trainer)
     rewards = torch.tensor(share_of_class_two(rollout.samples), dtype=torch.float64)[:, None]
     chunks = trainer_parts.chunks_of(trainer, rollout, rewards)
-    old = trainer._old_log_probs(chunks)
+    old = trainer.learner.old_log_probs(chunks)
     for chunk, before in zip(chunks, old, strict=True):
         scores = trainer_parts.scores(trainer, chunk)
         assert scores.logp.dtype == torch.float32
@@ -274,7 +274,7 @@ def test_select_steps_are_distinct_sorted_and_cover_all() -> None:
     ("arguments", "said"),
     [
         ({"reward_funcs": []}, "reward_funcs: none given"),
-        ({"config": GRPOConfig(reward_weights=(1.0, 2.0))}, "reward_weights: 2 weights, expected one a reward (1)"),
+        ({"config": GRPOConfig(reward_weights=(1.0, 2.0))}, "reward_weights: 2 weights, expected one per reward (1)"),
         ({"config": GRPOConfig(importance_sampling_level="sequence", timestep_chunk=2)}, "timestep_chunk: 2"),
         ({"columns": []}, "columns: an empty list"),
         ({"policy": object()}, "policy: object is no torch.nn.Module"),
@@ -286,3 +286,14 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises((ValueError, TypeError)) as error:
         GRPOTrainer(**given)
     assert said in str(error.value)
+
+
+def test_repr_and_table_show_the_progress() -> None:
+    config = GRPOConfig(max_steps=3, num_generations=2, generation_batch_size=4)
+    trainer = GRPOTrainer(tiny_policy(), share_of_class_two, config)
+    assert repr(trainer) == "GRPOTrainer(GraphPolicy, rewards: share_of_class_two, update 0 of 3)"
+    assert "<table>" not in trainer._repr_html_()
+    line = trainer.update()
+    assert line is not None
+    assert repr(trainer).endswith(f"update 1 of 3, reward {line['reward']:.4g})")
+    assert f"<tr><td>reward</td><td>{line['reward']:.4g}</td></tr>" in trainer._repr_html_()

@@ -19,9 +19,8 @@ from torch import Tensor
 from discrete_grpo import GRPOConfig, GRPOTrainer
 from discrete_grpo.core.categorical import Scores, score_sites
 from discrete_grpo.policies.surrogate import EagerLikelihood
-from discrete_grpo.training.batch import Batch, Draw, draws_of, groups_missing, groups_of
-from discrete_grpo.training.minibatches import Chunk, windows
-from discrete_grpo.training.update import plan_update, policy_scores, terms_of, trajectory_kl
+from discrete_grpo.training.minibatches import Batch, MicroBatch, TrainRows, groups_missing, groups_of, train_rows, windows
+from discrete_grpo.training.update import loss_terms, plan_update, policy_scores, trajectory_kl
 from tests import trainer_parts
 from tests.toys import share_of_class_two, tiny_policy
 
@@ -54,13 +53,13 @@ def gradients(config: GRPOConfig) -> list[Tensor]:
     if trainer.reference is not None:
         moved(reference(trainer), 0.05)
     batches = trainer_parts.batches(trainer)
-    parts = windows(draws_of(batches, config), config, trainer_parts.generator(trainer))
-    old = [trainer._old_log_probs(chunks) for chunks in parts]
+    parts = windows(train_rows(batches, config), config, trainer_parts.generator(trainer))
+    old = [trainer.learner.old_log_probs(chunks) for chunks in parts]
     moved(policy, 0.06)
     found, kept = [], copy.deepcopy(policy.state_dict())
     for chunks, before in zip(parts, old, strict=True):
         policy.load_state_dict(kept)
-        trainer._update(chunks, before)
+        trainer.learner.update(trainer.step, chunks, before)
         found.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
     return found
 
@@ -113,7 +112,7 @@ def test_one_gradient_for_every_option(option: str) -> None:
 def test_windows_are_disjoint_and_cover_the_generation() -> None:
     config = GRPOConfig(**SMALL, steps_per_generation=5, per_device_batch_size=2)
     trainer = GRPOTrainer(tiny_policy(), share_of_class_two, config)
-    draws = draws_of(trainer_parts.batches(trainer), config)
+    draws = train_rows(trainer_parts.batches(trainer), config)
     parts = windows(draws, config, trainer_parts.generator(trainer))
     rows = [sorted({int(r) for chunk in part for r in chunk.rows}) for part in parts]
     assert [len(r) for r in rows] == [3, 3, 2, 2, 2]
@@ -147,14 +146,14 @@ def test_every_window_makes_an_update_and_iterations_repeat_them() -> None:
 # -- what each option does
 
 
-def scored(chunk: Chunk, policy: Any) -> Scores:
+def scored(chunk: MicroBatch, policy: Any) -> Scores:
     return score_sites(policy.sites(chunk.rollout, chunk.steps))
 
 
 def test_the_quantile_is_that_of_all_sites_of_the_update() -> None:
     config = GRPOConfig(**SMALL, top_entropy_quantile=0.3, per_device_batch_size=2, timestep_chunk=1)
     trainer = GRPOTrainer(tiny_policy().double(), share_of_class_two, config)
-    chunks = windows(draws_of(trainer_parts.batches(trainer), config), config, trainer_parts.generator(trainer))[0]
+    chunks = windows(train_rows(trainer_parts.batches(trainer), config), config, trainer_parts.generator(trainer))[0]
     plan = plan_update(trainer.policy, chunks, [None] * len(chunks), config)
     scores = [scored(c, trainer.policy) for c in chunks]
     every = torch.cat([s.entropy[s.mask] for s in scores])
@@ -169,10 +168,10 @@ def test_the_quantile_is_that_of_all_sites_of_the_update() -> None:
 def test_the_drift_of_a_row_is_its_mean_over_all_its_sites() -> None:
     config = GRPOConfig(**SMALL, off_policy_mask_threshold=0.0, per_device_batch_size=5, timestep_chunk=3)
     trainer = GRPOTrainer(tiny_policy().double(), share_of_class_two, config)
-    draws = draws_of(trainer_parts.batches(trainer), config)
+    draws = train_rows(trainer_parts.batches(trainer), config)
     chunks = windows(draws, config, trainer_parts.generator(trainer))[0]
     assert plan_update(trainer.policy, chunks, [None] * len(chunks), config).drift is None  # on-policy nothing has drifted
-    old = trainer._old_log_probs(chunks)
+    old = trainer.learner.old_log_probs(chunks)
     moved(trainer.module, 0.06)
     plan = plan_update(trainer.policy, chunks, old, config)
     assert plan.drift is not None
@@ -239,7 +238,7 @@ def test_the_kl_in_the_reward_is_summed_over_the_whole_trajectory() -> None:
         assert wanted is not None
         kl = trajectory_kl(trainer.policy, reference(trainer), rollout, batches[0].refined, config)
         torch.testing.assert_close(kl, wanted.sum((1, 2)), rtol=0, atol=1e-12)
-        found = draws_of(batches, config)[0].advantage
+        found = train_rows(batches, config)[0].advantage
         reward = batches[0].rewards[:, 0] - 0.5 * kl
         mean = reward.view(3, 4).mean(1).repeat_interleave(4)
         torch.testing.assert_close(found, reward - mean, rtol=0, atol=1e-12)
@@ -253,10 +252,10 @@ def test_the_kl_in_the_reward_is_summed_over_the_whole_trajectory() -> None:
 def test_the_penalty_in_the_loss(direction: Any, estimator: Any, corrected: bool, bonus: bool) -> None:
     config = GRPOConfig(**FEW, beta=0.5, kl_estimator=estimator, kl_direction=direction, use_bias_correction_kl=corrected)
     trainer = GRPOTrainer(tiny_policy(num_steps=3).double(), share_of_class_two, config)
-    chunk = windows(draws_of(trainer_parts.batches(trainer), config), config, trainer_parts.generator(trainer))[0][0]
+    chunk = windows(train_rows(trainer_parts.batches(trainer), config), config, trainer_parts.generator(trainer))[0][0]
     old = policy_scores(trainer.policy, chunk).logp.detach()
     moved(trainer.module)
-    found = terms_of(trainer.policy, chunk, reference(trainer), config, old_logp=old, bonus=bonus)
+    found = loss_terms(trainer.policy, chunk, reference(trainer), config, old_logp=old, bonus=bonus)
     s, ref_logp = found.scores, policy_scores(reference(trainer), chunk).logp
     d, r = ref_logp - s.logp, (s.logp - old).exp()
     wanted = {
@@ -267,7 +266,7 @@ def test_the_penalty_in_the_loss(direction: Any, estimator: Any, corrected: bool
     }[direction, estimator]
     assert wanted is not None
     wanted = wanted * r if corrected and estimator != "exact" else wanted
-    torch.testing.assert_close(found.penalty, torch.where(s.mask, wanted, 0.0), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.kl, torch.where(s.mask, wanted, 0.0), rtol=0, atol=1e-12)
     assert (found.entropy is not None) == bonus
 
 
@@ -323,10 +322,10 @@ def test_masked_groups_are_as_good_as_absent() -> None:
         rows = (~dull).repeat_interleave(4).nonzero()[:, 0]
         alone = Batch(batch.rollout.index(rows), batch.rewards[rows], batch.refined[rows], [None] * len(rows))
         for name, batches in ((how, [batch]), ("absent", [alone])):
-            chunks = windows(draws_of(batches, config), config, trainer_parts.generator(trainer))[0]
+            chunks = windows(train_rows(batches, config), config, trainer_parts.generator(trainer))[0]
             kept = copy.deepcopy(trainer.module.state_dict())
             moved(trainer.module, 0.01)
-            trainer._update(chunks, [None] * len(chunks))
+            trainer.learner.update(trainer.step, chunks, [None] * len(chunks))
             found[name] = torch.cat([p.grad.flatten() for p in trainer.module.parameters() if p.grad is not None])
             trainer.module.load_state_dict(kept)
     torch.testing.assert_close(found["mask"], found["absent"], rtol=0, atol=1e-12)
@@ -341,7 +340,7 @@ def test_resampling_fills_the_generation_with_groups_that_have_a_signal() -> Non
     assert groups_missing(batches, config.num_groups, config) == 0
     group = groups_of(batches)
     assert torch.equal(group.bincount(), torch.full((int(group.max()) + 1,), 4))
-    draws: list[Draw] = draws_of(batches, config)
+    draws: list[TrainRows] = train_rows(batches, config)
     assert sum(int(d.counted.sum()) for d in draws) == 24
     chunks = windows(draws, config, trainer_parts.generator(trainer))[0]
     rows = torch.cat([c.rows for c in chunks])
@@ -425,8 +424,8 @@ def test_a_policy_with_scores_of_its_own() -> None:
     config = GRPOConfig(**SMALL, beta=0.3, kl_estimator="k3")
     trainer = GRPOTrainer(EagerLikelihood(tiny_policy()), share_of_class_two, config)
     moved(reference(trainer), 0.1)
-    chunks = windows(draws_of(trainer_parts.batches(trainer), config), config, trainer_parts.generator(trainer))[0]
-    assert math.isfinite(trainer._update(chunks, [None] * len(chunks))["loss"])
+    chunks = windows(train_rows(trainer_parts.batches(trainer), config), config, trainer_parts.generator(trainer))[0]
+    assert math.isfinite(trainer.learner.update(trainer.step, chunks, [None] * len(chunks))["loss"])
     assert policy_scores(trainer.policy, chunks[0]).kl is None
     for options, said in (
         ({"entropy_coef": 0.1}, "entropy_coef: 0.1, expected 0"),
@@ -448,16 +447,16 @@ def test_a_policy_with_scores_of_its_own() -> None:
         ({"kl_direction": "forward", "kl_estimator": "k2"}, "kl_estimator: 'k2', expected exact, k1 or k3"),
         ({"kl_estimator": "k1", "use_bias_correction_kl": False}, "kl_estimator: 'k1', expected use_bias_correction_kl"),
         ({"kl_estimator": "k1", "kl_in": "both"}, "kl_estimator: 'k1', expected exact with kl_in both"),
-        ({"steps_per_generation": 65}, "steps_per_generation: 65, expected at most generation_batch_size (64)"),
-        ({"steps_per_generation": 0}, "steps_per_generation: 0, expected >= 1"),
-        ({"top_entropy_quantile": 0.0}, "top_entropy_quantile: 0.0, expected > 0 and <= 1"),
-        ({"delta": 0.0}, "delta: 0.0, expected > 0"),
-        ({"off_policy_mask_threshold": -0.1}, "off_policy_mask_threshold: -0.1, expected >= 0"),
-        ({"entropy_coef_min": 0.5, "entropy_coef_max": 0.1}, "entropy_coef_max: 0.1, expected >= 0.5"),
-        ({"ref_model_mixup_alpha": 1.1}, "ref_model_mixup_alpha: 1.1, expected >= 0 and <= 1"),
-        ({"ref_model_sync_steps": 0}, "ref_model_sync_steps: 0, expected >= 1"),
-        ({"sapo_temperature_neg": 0.0}, "sapo_temperature_neg: 0.0, expected > 0"),
-        ({"max_resampling_rounds": -1}, "max_resampling_rounds: -1, expected >= 0"),
+        ({"steps_per_generation": 65}, "steps_per_generation: 65, expected at most 64 (generation_batch_size)"),
+        ({"steps_per_generation": 0}, "steps_per_generation: 0, expected at least 1"),
+        ({"top_entropy_quantile": 0.0}, "top_entropy_quantile: 0.0, expected more than 0 and at most 1"),
+        ({"delta": 0.0}, "delta: 0.0, expected more than 0"),
+        ({"off_policy_mask_threshold": -0.1}, "off_policy_mask_threshold: -0.1, expected at least 0"),
+        ({"entropy_coef_min": 0.5, "entropy_coef_max": 0.1}, "entropy_coef_max: 0.1, expected at least 0.5"),
+        ({"ref_model_mixup_alpha": 1.1}, "ref_model_mixup_alpha: 1.1, expected 0 to 1"),
+        ({"ref_model_sync_steps": 0}, "ref_model_sync_steps: 0, expected at least 1"),
+        ({"sapo_temperature_neg": 0.0}, "sapo_temperature_neg: 0.0, expected more than 0"),
+        ({"max_resampling_rounds": -1}, "max_resampling_rounds: -1, expected at least 0"),
         ({"timestep_selection": "middle"}, "timestep_selection: 'middle', expected one of random, first, last, window"),
         ({"zero_std_groups": "drop"}, "zero_std_groups: 'drop', expected one of keep, mask, resample"),
         ({"kl_in": "both of them"}, "kl_in: 'both of them', expected one of loss, reward, both"),

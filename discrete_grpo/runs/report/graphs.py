@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Float
 
-from discrete_grpo.domains.graph6 import (adjacency, parse)
+from discrete_grpo.domains.graph6 import adjacency, parse
 
 __all__ = ["draw_graph", "layout"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from discrete_grpo.domains.images import (Image)
+from discrete_grpo.domains.images import Image
 
 __all__ = ["draw_image"]
 

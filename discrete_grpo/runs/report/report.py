@@ -12,10 +12,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from discrete_grpo.runs.report.diagnosis import (diagnosis)
-from discrete_grpo.runs.report.page import (page)
-from discrete_grpo.runs.recorder import (METRICS, SAMPLES, iter_samples, read_evaluation, read_metrics, read_samples, write_text)
-from discrete_grpo.runs.report.charts import (Line, Values, histogram, line_chart)
+from discrete_grpo.runs.recorder import METRICS, SAMPLES, iter_samples, read_evaluation, read_metrics, read_samples, write_text
+from discrete_grpo.runs.report.charts import Line, Values, histogram, line_chart
+from discrete_grpo.runs.report.diagnosis import diagnosis
+from discrete_grpo.runs.report.page import page
 
 __all__ = ["write_report"]
 

@@ -1,0 +1,1 @@
+"""Run folders: checkpoints, atomic files, metrics, progress and the report."""
