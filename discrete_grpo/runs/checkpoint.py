@@ -111,8 +111,8 @@ def _read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"checkpoint: {path} is no JSON ({error}); the file is truncated or was edited") from error
-    if not isinstance(config, dict) or config.get("format") not in READABLE:
-        found = config.get("format") if isinstance(config, dict) else None
+    found = config.get("format") if isinstance(config, dict) else None
+    if type(found) is not int or found not in READABLE:
         raise CheckpointError(f"checkpoint: {path} has format {found!r}, expected {' or '.join(map(str, READABLE))}")
     if missing := [name for name in ("policy", "metadata") if not isinstance(config.get(name), dict)]:
         raise CheckpointError(f"checkpoint: {path} has no {' and no '.join(missing)}; the file was edited")

@@ -16,6 +16,7 @@ from torch import nn
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
 from discrete_grpo.runs import checkpoint
+from discrete_grpo.policies.conditions import FixedSites
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, build, describe, load_metadata, load_policy, load_training, save
 from discrete_grpo.diffusion.kernels import D3PM, absorbing
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
@@ -114,6 +115,17 @@ def test_describe_and_build_are_inverse() -> None:
     for kernel in (absorbing(3, LinearSchedule()), D3PM((0.25, 0.75), CosineSchedule(0.01), 2)):
         spec = json.loads(json.dumps(describe(kernel)))
         assert build(spec) == kernel
+
+
+def test_fixed_sites_keep_their_numbered_keys() -> None:
+    fixed = FixedSites({0: 1, 3: 0}, {(0, 3): 2})
+    assert build(json.loads(json.dumps(describe({"fixed": [fixed, None]})))) == {"fixed": (fixed, None)}
+
+
+@pytest.mark.parametrize("items", [3, [[1, 2, 3]], [[[{"a": 1}], 2]]])
+def test_items_of_a_mapping_that_are_no_pairs_are_refused(items: Any) -> None:
+    with pytest.raises(CheckpointError, match="^mapping_items: .*, expected pairs of a key and a value$"):
+        build({"mapping_items": items})
 
 
 def test_only_trusted_packages_are_imported(tmp_path: Path) -> None:
