@@ -10,6 +10,7 @@ from typing import Any
 
 from rdkit import Chem
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains import molecules as chemistry
 
 __all__ = ["HitsProperty", "keeps_scaffold"]
@@ -34,8 +35,7 @@ class HitsProperty:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.scale > 0:
-            raise ValueError(f"scale: {self.scale}, expected more than 0")
+        check_range("scale", self.scale, above=0)
         chemistry.descriptor(self.property)
 
     @cached_property

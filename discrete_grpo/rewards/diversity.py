@@ -16,59 +16,23 @@ from rdkit import Chem, DataStructs
 from rdkit.Chem import rdFingerprintGenerator
 from rdkit.Chem.Scaffolds import MurckoScaffold
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.scoring import reward_name, score_one
 from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.rewards.penalties import PENALTIES, Penalty
 
 __all__ = [
     "DiversityContribution",
     "DiversityFilter",
-    "Kind",
+    "FilterKind",
     "MeanDistance",
-    "Penalty",
     "diversity_metrics",
-    "erf_penalty",
-    "linear_penalty",
-    "sigmoid_penalty",
-    "step_penalty",
-    "tanh_penalty",
     "topological_scaffold",
 ]
 
-Kind: TypeAlias = Literal["IdenticalMurckoScaffold", "IdenticalTopologicalScaffold", "ScaffoldSimilarity", "PenalizeSameSmiles"]
-Penalty: TypeAlias = Literal["Step", "Linear", "Tanh", "Sigmoid", "Erf"]
-
-
-# -- what is left of a score when its bucket has been hit n times, this time included; REINVENT4's shapes
-
-
-def step_penalty(count: int, bucket_size: int) -> float:
-    """1 while n <= size, then 0. Source: Blaschke et al. (2020); REINVENT4 up to 4.8 (4.9 gives 0 from n = size on).
-
-    >>> step_penalty(25, 25), step_penalty(26, 25)
-    (1.0, 0.0)
-    """
-    return float(count <= bucket_size)
-
-
-def linear_penalty(count: int, bucket_size: int) -> float:
-    """max(0, 1 - n / size). Source: REINVENT4 4.9."""
-    return max(0.0, 1.0 - count / bucket_size)
-
-
-def tanh_penalty(count: int, bucket_size: int) -> float:
-    """1 - tanh(3 (n - 1) / size). Source: REINVENT4 4.9."""
-    return 1.0 - math.tanh(3.0 * (count - 1) / bucket_size)
-
-
-def sigmoid_penalty(count: int, bucket_size: int) -> float:
-    """1 - 1 / (1 + exp(-(2 n / size - 1) / 0.15)): one half at n = size / 2. Source: REINVENT4 4.9."""
-    return 0.5 * (1.0 - math.tanh((2.0 * count / bucket_size - 1.0) / 0.3))  # the same, without an exponential that overflows
-
-
-def erf_penalty(count: int, bucket_size: int) -> float:
-    """1 + erf(√π / size) - erf(√π n / size). Source: REINVENT4 4.9."""
-    scale = math.sqrt(math.pi) / bucket_size
-    return 1.0 + math.erf(scale) - math.erf(scale * count)
+FilterKind: TypeAlias = Literal[
+    "IdenticalMurckoScaffold", "IdenticalTopologicalScaffold", "ScaffoldSimilarity", "PenalizeSameSmiles"
+]
 
 
 # -- buckets
@@ -104,18 +68,11 @@ def _atom_pairs(scaffold: str) -> DataStructs.ULongSparseIntVect:
     return rdFingerprintGenerator.GetAtomPairGenerator().GetSparseCountFingerprint(mol)
 
 
-_SCAFFOLDS: dict[Kind, Callable[[str], str] | None] = {
+_SCAFFOLDS: dict[FilterKind, Callable[[str], str] | None] = {
     "IdenticalMurckoScaffold": _murcko,
     "IdenticalTopologicalScaffold": _topological,
     "ScaffoldSimilarity": _murcko,
     "PenalizeSameSmiles": None,
-}
-_PENALTIES: dict[Penalty, Callable[[int, int], float]] = {
-    "Step": step_penalty,
-    "Linear": linear_penalty,
-    "Tanh": tanh_penalty,
-    "Sigmoid": sigmoid_penalty,
-    "Erf": erf_penalty,
 }
 
 
@@ -158,7 +115,7 @@ class DiversityFilter:
     def __init__(
         self,
         reward: Callable[..., Sequence[float | None]],
-        kind: Kind = "IdenticalMurckoScaffold",
+        kind: FilterKind = "IdenticalMurckoScaffold",
         *,
         bucket_size: int = 25,
         minscore: float = 0.4,
@@ -168,16 +125,13 @@ class DiversityFilter:
     ) -> None:
         if not callable(reward):
             raise ValueError(f"reward: {reward!r}, expected a callable from samples to numbers")
-        for name, value, known in (("kind", kind, _SCAFFOLDS), ("penalty", penalty, _PENALTIES)):
+        for name, value, known in (("kind", kind, _SCAFFOLDS), ("penalty", penalty, PENALTIES)):
             if value not in known:
                 raise ValueError(f"{name}: {value!r}, expected one of {', '.join(known)}")
-        if bucket_size < 1:
-            raise ValueError(f"bucket_size: {bucket_size}, expected at least 1")
-        if not 0.0 <= minscore < math.inf:
-            raise ValueError(f"minscore: {minscore}, expected a finite number of at least 0")
+        check_range("bucket_size", bucket_size, least=1)
+        check_range("minscore", minscore, least=0)
         for name, share in (("minsimilarity", minsimilarity), ("penalty_multiplier", penalty_multiplier)):
-            if not 0.0 <= share <= 1.0:
-                raise ValueError(f"{name}: {share}, expected a number from 0 to 1")
+            check_range(name, share, least=0, most=1)
         self.reward, self.kind, self.penalty = reward, kind, penalty
         self.bucket_size, self.minscore = bucket_size, minscore
         self.minsimilarity, self.penalty_multiplier = minsimilarity, penalty_multiplier
@@ -238,7 +192,7 @@ class DiversityFilter:
         bucket = self._bucket(smiles)
         self._seen[smiles] = None
         count = self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
-        return score * _PENALTIES[self.penalty](count, self.bucket_size)
+        return score * PENALTIES[self.penalty](count, self.bucket_size)
 
     def _bucket(self, smiles: str) -> str:
         """The scaffold whose bucket takes the molecule."""
@@ -390,8 +344,7 @@ def diversity_metrics(samples: Sequence[str | None], max_samples: int = 256) -> 
     >>> diversity_metrics(["Cc1ccccc1", "Cc1ccccc1", None])
     {'unique_scaffolds': 0.5, 'internal_diversity': 0.0}
     """
-    if max_samples < 1:
-        raise ValueError(f"max_samples: {max_samples}, expected at least 1")
+    check_range("max_samples", max_samples, least=1)
     count = len(samples)
     taken = samples if count <= max_samples else [samples[k * count // max_samples] for k in range(max_samples)]
     valid = [(s, mol) for s, mol in zip(taken, map(chemistry.parse, taken), strict=True) if s is not None and mol is not None]

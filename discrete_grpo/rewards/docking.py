@@ -16,6 +16,7 @@ from typing import Any
 from rdkit import Chem
 from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.sources import file_digest
 
@@ -60,8 +61,7 @@ class Docking:
                 raise ValueError(f"{name}: {list(values)}, expected three finite numbers{'' if name == 'center' else ' above 0'}")
             object.__setattr__(self, name, values)
         for name in ("exhaustiveness", "n_poses", "seed", "cpu"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)}, expected at least 1")
+            check_range(name, getattr(self, name), least=1)
         if not Path(self.receptor).is_file():
             raise ValueError(f"receptor: {self.receptor!r}, expected a PDBQT file")
 

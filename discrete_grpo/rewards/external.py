@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.scoring import Failure, Failures, finite_number, shown_value
 
 __all__ = ["ExternalReward"]
@@ -149,8 +150,7 @@ class ExternalReward:
         if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
             raise ValueError(f"command: {command!r}, expected a list of words, such as ['python', 'score.py']")
         for label, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
-            if not seconds > 0:
-                raise ValueError(f"{label}: {seconds}, expected more than 0")
+            check_range(label, seconds, above=0)
         self.command, self.timeout, self.start_timeout = list(command), timeout, start_timeout
         self.environment, self.version = dict(environment or {}), version
         self.name = name or _name(self.command)

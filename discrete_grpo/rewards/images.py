@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.digits import class_means, load_digits
 from discrete_grpo.domains.images import Image, stack
 from discrete_grpo.runs.checkpoint import TRUSTED, find_checkpoint, load_policy
@@ -52,10 +53,8 @@ class InkAmount:
     scale: float = 0.05
 
     def __post_init__(self) -> None:
-        if not 0 <= self.value <= 1:
-            raise ValueError(f"value: {self.value}, expected 0 to 1")
-        if not 0 < self.scale < math.inf:
-            raise ValueError(f"scale: {self.scale}, expected a finite number above 0")
+        check_range("value", self.value, least=0, most=1)
+        check_range("scale", self.scale, above=0)
 
     @property
     def name(self) -> str:
@@ -156,8 +155,7 @@ class ClassifierProbability:
     name = "classifier"
 
     def __init__(self, checkpoint: str = "digits-classifier", batch_size: int = 256, trusted: Sequence[str] = TRUSTED) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size: {batch_size}, expected at least 1")
+        check_range("batch_size", batch_size, least=1)
         self.checkpoint, self.batch_size = checkpoint, batch_size
         self.network: nn.Module = load_policy(find_checkpoint(checkpoint, "classifier"), trusted=trusted).requires_grad_(False)
 

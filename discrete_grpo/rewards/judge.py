@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.tokenizer import PAD, Tokenizer
 from discrete_grpo.runs.checkpoint import TRUSTED, CheckpointError, find_checkpoint, load_policy
 
@@ -108,8 +109,7 @@ class ModuleReward:
     ) -> None:
         if output not in ("probability", "logit"):
             raise ValueError(f"output: {output!r}, expected probability or logit")
-        if batch_size < 1:
-            raise ValueError(f"batch_size: {batch_size}, expected at least 1")
+        check_range("batch_size", batch_size, least=1)
         encode = encode or getattr(module, "encode", None)
         if encode is None:
             raise TypeError(f"encode: None, expected a function, since {type(module).__name__} has no encode of its own")

@@ -24,6 +24,7 @@ from typing import Any, Protocol, runtime_checkable
 from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.scoring import reward_name, score_one
 from discrete_grpo.domains import molecules as chemistry
 
@@ -127,8 +128,7 @@ class Similarity:
     radius: int = 2
 
     def __post_init__(self) -> None:
-        if self.radius < 0:
-            raise ValueError(f"radius: {self.radius}, expected at least 0")
+        check_range("radius", self.radius, least=0)
         if chemistry.parse(self.target) is None:
             raise ValueError(f"target: {self.target!r}, expected the SMILES of a connected molecule")
 
@@ -218,9 +218,8 @@ class Target:
 
     def __post_init__(self) -> None:
         _check_callable(self.property)
-        _check_finite("value", self.value)
-        if not 0 < self.scale < math.inf:
-            raise ValueError(f"scale: {self.scale}, expected a finite number above 0")
+        check_range("value", self.value)
+        check_range("scale", self.scale, above=0)
 
     @functools.cached_property
     def name(self) -> str:
@@ -255,8 +254,7 @@ class InRange:
         _check_callable(self.property)
         if not self.low <= self.high:
             raise ValueError(f"low, high: {self.low}, {self.high}, expected low <= high")
-        if not 0 <= self.scale < math.inf:
-            raise ValueError(f"scale: {self.scale}, expected a finite number of at least 0")
+        check_range("scale", self.scale, least=0)
 
     @functools.cached_property
     def name(self) -> str:
@@ -277,8 +275,3 @@ class InRange:
 def _check_callable(reward: object) -> None:
     if not callable(reward):
         raise ValueError(f"property: {reward!r}, expected a reward, a callable from samples to numbers")
-
-
-def _check_finite(name: str, value: float) -> None:
-    if not math.isfinite(value):
-        raise ValueError(f"{name}: {value}, expected a finite number")

@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.scoring import Failure, Failures, RewardError, reward_name
-from discrete_grpo.rewards.pool_backends import Processes, RayActors, Worker, Workers
+from discrete_grpo.rewards.pool_backends import LocalProcesses, RayActors, Worker, Workers
 from discrete_grpo.rewards.pool_worker import find
 
 __all__ = ["RewardPool"]
@@ -91,11 +92,11 @@ class RewardPool:
         backend: Literal["processes", "ray"] = "processes",
     ) -> None:
         for name, value, low in (("workers", workers, 1), ("retries", retries, 0), ("chunk_size", chunk_size, 1)):
-            if value is not None and value < low:
-                raise ValueError(f"{name}: {value}, expected at least {low}")
+            if value is not None:
+                check_range(name, value, least=low)
         for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
-            if seconds is not None and not seconds > 0:
-                raise ValueError(f"{name}: {seconds}, expected more than 0")
+            if seconds is not None:
+                check_range(name, seconds, above=0)
         if backend not in ("processes", "ray"):
             raise ValueError(f"backend: {backend!r}, expected processes or ray")
         self.reward, self.init_args = reward, init_args
@@ -104,7 +105,7 @@ class RewardPool:
         self.workers = workers or _cores()
         self.timeout, self.retries, self.chunk_size, self.start_timeout = timeout, retries, chunk_size, start_timeout
         self.failures = Failures(self.name, max_failures)
-        self._backend: Workers = RayActors() if backend == "ray" else Processes()
+        self._backend: Workers = RayActors() if backend == "ray" else LocalProcesses()
         self._lock = threading.Lock()
         self._seats: list[_Seat] = []
         self._end = weakref.finalize(self, _dismiss, self._seats, os.getpid())
