@@ -20,7 +20,7 @@ from rich.console import Console
 
 from discrete_grpo.runs.console import print_table, progress
 from discrete_grpo.runs.report.diagnosis import diagnosis
-from discrete_grpo.runs.report.molecules import draw_smiles
+from discrete_grpo.runs.report.molecules import render_smiles
 from discrete_grpo.runs.report.report import write_report
 from discrete_grpo.runs.recorder import (
     METRICS,
@@ -330,7 +330,7 @@ def idents(text: str) -> list[str]:
 
 def test_report_holds_every_part(tmp_path: Path) -> None:
     fill(tmp_path / "run")
-    path = write_report(tmp_path / "run", draw=lambda s: f'<svg data-sample="{s}"></svg>' if s == "CCO" else None)
+    path = write_report(tmp_path / "run", render=lambda s: f'<svg data-sample="{s}"></svg>' if s == "CCO" else None)
     text = path.read_text("utf-8")
     for ident in ("chart-reward", "chart-valid", "chart-unique", "chart-kl", "chart-entropy", "samples", "evaluation", "config"):
         assert ident in idents(text)
@@ -338,7 +338,7 @@ def test_report_holds_every_part(tmp_path: Path) -> None:
     assert '<svg data-sample="CCO">' in text
     assert '<div class="text">plain</div>' in text
     assert "+0.250" in text
-    again = write_report(tmp_path / "run", draw=lambda s: f'<svg data-sample="{s}"></svg>' if s == "CCO" else None)
+    again = write_report(tmp_path / "run", render=lambda s: f'<svg data-sample="{s}"></svg>' if s == "CCO" else None)
     assert again.read_text("utf-8") == text
 
 
@@ -476,14 +476,14 @@ def test_best_samples_are_unique_and_of_highest_reward(tmp_path: Path) -> None:
 
 
 def test_drawings_are_inlinable_and_bad_smiles_are_none() -> None:
-    drawing = draw_smiles("CC(=O)Nc1ccc(O)cc1")
+    drawing = render_smiles("CC(=O)Nc1ccc(O)cc1")
     assert drawing is not None
     root = ET.fromstring(drawing)
     assert root.find(f"{SVG}title").text == "CC(=O)Nc1ccc(O)cc1"  # type: ignore[union-attr]
     assert len(list(root.iter(f"{SVG}path"))) > 10
     assert "id=" not in drawing
-    assert draw_smiles("C1CC") is None
-    assert draw_smiles("") is None
+    assert render_smiles("C1CC") is None
+    assert render_smiles("") is None
 
 
 def test_reporting_imports_neither_rdkit_nor_matplotlib() -> None:
@@ -511,5 +511,5 @@ def test_conditions_get_a_table_of_examples_and_no_histogram(tmp_path: Path) -> 
     assert "cob" not in section
     assert "Distribution of length" in text
     assert "Distribution of masked" not in text
-    drawn = write_report(tmp_path, draw=lambda sample: f'<svg data-of="{sample}"></svg>').read_text()
+    drawn = write_report(tmp_path, render=lambda sample: f'<svg data-of="{sample}"></svg>').read_text()
     assert 'data-of="dog"' in drawn

@@ -85,12 +85,12 @@ _PROPERTIES = {  # title and name of the axis, by column
 }
 
 
-def write_report(folder: str | os.PathLike[str], *, draw: Callable[[str], str | None] | None = None) -> Path:
+def write_report(folder: str | os.PathLike[str], *, render: Callable[[str], str | None] | None = None) -> Path:
     """Write ``report.html`` into a run folder, from whatever of its files exist; the run may still be going.
 
     Args:
         folder: a run folder; see :mod:`discrete_grpo.runs.recorder`.
-        draw: gives the picture of a sample as an ``<svg>`` element, or None if it cannot be drawn (it is shown as text then).
+        render: gives the picture of a sample as an ``<svg>`` element, or None if it cannot be drawn (it is shown as text then).
 
     Returns:
         The path of the report.
@@ -112,8 +112,8 @@ def write_report(folder: str | os.PathLike[str], *, draw: Callable[[str], str | 
         _evaluation(measured),
         _curves(metrics),
         _distributions(tables),
-        _examples(tables, draw),
-        _best_samples(run, draw),
+        _examples(tables, render),
+        _best_samples(run, render),
         _other_curves(metrics),
         _config(run / "config.yaml"),
     ]
@@ -313,7 +313,7 @@ def _conditions(tables: Mapping[str, Mapping[str, Sequence[str]]]) -> list[str]:
     return [name for name in asked if name not in _NO_PROPERTY and first[name] == second.get(name)]
 
 
-def _examples(tables: Mapping[str, Mapping[str, Sequence[str]]], draw: Callable[[str], str | None] | None) -> str:
+def _examples(tables: Mapping[str, Mapping[str, Sequence[str]]], render: Callable[[str], str | None] | None) -> str:
     """For some conditions in turn, the samples drawn under them before and after training."""
     names = _conditions(tables)
     if not names:
@@ -326,7 +326,7 @@ def _examples(tables: Mapping[str, Mapping[str, Sequence[str]]], draw: Callable[
         cells = [f"<td><code>{escape(cell)}</code></td>" for cell in asked[k]]
         for table in tables.values():
             reward = _numbers([table.get("reward", [""] * (k + 1))[k]])
-            picture = (draw(table["sample"][k]) if draw and table["sample"][k] else None) or _as_text(table["sample"][k])
+            picture = (render(table["sample"][k]) if render and table["sample"][k] else None) or _as_text(table["sample"][k])
             cells.append(f"<td>{picture}<small>{_show(reward[0]) if reward else ''}</small></td>")
         body.append(f"<tr>{''.join(cells)}</tr>")
     head = "".join(f'<th scope="col">{escape(_pretty(n))}</th>' for n in [*names, *tables])
@@ -378,10 +378,10 @@ def _best(run: Path) -> dict[str, tuple[float, str]]:
     return _top(best)
 
 
-def _best_samples(run: Path, draw: Callable[[str], str | None] | None) -> str:
+def _best_samples(run: Path, render: Callable[[str], str | None] | None) -> str:
     figures = []
     for sample, (reward, origin) in _best(run).items():
-        drawing = draw(sample) if draw is not None else None
+        drawing = render(sample) if render is not None else None
         text = escape(sample if len(sample) <= 300 else f"{sample[:300]}…")
         picture = f'{drawing}<code title="{escape(sample)}">{text}</code>' if drawing else f'<div class="text">{text}</div>'
         figures.append(f'<figure class="card">{picture}<figcaption><b>{_show(reward)}</b>{escape(origin)}</figcaption></figure>')
