@@ -15,7 +15,9 @@ Penalty: TypeAlias = Literal["Step", "Linear", "Tanh", "Sigmoid", "Erf"]
 
 
 def step_penalty(count: int, bucket_size: int) -> float:
-    """1 while n <= size, then 0. Source: Blaschke et al. (2020); REINVENT4 up to 4.8 (4.9 gives 0 from n = size on).
+    """Compute 1 while n <= size, then 0.
+
+    Source: Blaschke et al. (2020); REINVENT4 up to 4.8 (4.9 gives 0 from n = size on).
 
     >>> step_penalty(25, 25), step_penalty(26, 25)
     (1.0, 0.0)
@@ -24,22 +26,22 @@ def step_penalty(count: int, bucket_size: int) -> float:
 
 
 def linear_penalty(count: int, bucket_size: int) -> float:
-    """max(0, 1 - n / size). Source: REINVENT4 4.9."""
+    """Compute max(0, 1 - n / size). Source: REINVENT4 4.9."""
     return max(0.0, 1.0 - count / bucket_size)
 
 
 def tanh_penalty(count: int, bucket_size: int) -> float:
-    """1 - tanh(3 (n - 1) / size). Source: REINVENT4 4.9."""
+    """Compute 1 - tanh(3 (n - 1) / size). Source: REINVENT4 4.9."""
     return 1.0 - math.tanh(3.0 * (count - 1) / bucket_size)
 
 
 def sigmoid_penalty(count: int, bucket_size: int) -> float:
-    """1 - 1 / (1 + exp(-(2 n / size - 1) / 0.15)): one half at n = size / 2. Source: REINVENT4 4.9."""
+    """Compute 1 - 1 / (1 + exp(-(2 n / size - 1) / 0.15)), which is one half at n = size / 2. Source: REINVENT4 4.9."""
     return 0.5 * (1.0 - math.tanh((2.0 * count / bucket_size - 1.0) / 0.3))  # the same, without an exponential that overflows
 
 
 def erf_penalty(count: int, bucket_size: int) -> float:
-    """1 + erf(√π / size) - erf(√π n / size). Source: REINVENT4 4.9."""
+    """Compute 1 + erf(√π / size) - erf(√π n / size). Source: REINVENT4 4.9."""
     scale = math.sqrt(math.pi) / bucket_size
     return 1.0 + math.erf(scale) - math.erf(scale * count)
 
