@@ -161,12 +161,19 @@ def _parameters(node: ast.ClassDef) -> Iterator[str]:
     """The arguments of a class as Python writes them: those of ``__init__``, else the fields of a dataclass."""
     made = _method(node, "__init__")
     if made is not None:
-        made.args.args = made.args.args[1:]
-        yield ast.unparse(made.args)
+        given, named = made.args.args[1:], made.args.kwonlyargs
+        defaults = [None] * (len(given) - len(made.args.defaults)) + list(made.args.defaults)
+        yield from map(_parameter, given, defaults)
+        yield from ["*"] * bool(named)
+        yield from map(_parameter, named, made.args.kw_defaults)
         return
     for line in node.body:
         if isinstance(line, ast.AnnAssign) and not ast.unparse(line.annotation).startswith("ClassVar"):
             yield ast.unparse(line)
+
+
+def _parameter(argument: ast.arg, default: ast.expr | None) -> str:
+    return ast.unparse(argument) + ("" if default is None else f" = {ast.unparse(default)}")
 
 
 # -- the page
