@@ -66,6 +66,8 @@ def test_the_list_needs_no_library() -> None:
 def test_a_docstring_is_read_by_its_sections() -> None:
     entry = ENTRIES["Similarity"]
     assert entry.signature == "Similarity(target: str, radius: int = 2)"
-    assert "reward: str | Callable[..., Any], init_args: dict[str, Any] | None = None, *, workers: " in ENTRIES["RewardPool"].signature
+    assert (
+        "reward: str | Callable[..., Any], init_args: dict[str, Any] | None = None, *, workers: " in ENTRIES["RewardPool"].signature
+    )
     assert list(entry.arguments) == ["target", "radius"]
     assert entry.example.splitlines() == ['>>> Similarity("CCO")(["CCO", "c1ccccc1", None])', "[1.0, 0.0, 0.0]"]

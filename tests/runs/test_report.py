@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import html
 import io
 import json
 import math
@@ -21,7 +22,7 @@ from rich.console import Console
 from discrete_grpo.runs.console import print_table, progress
 from discrete_grpo.runs.report.diagnosis import diagnosis
 from discrete_grpo.runs.report.molecules import render_smiles
-from discrete_grpo.runs.report.report import write_report
+from discrete_grpo.runs.report.report import RunReport, write_report
 from discrete_grpo.runs.recorder import (
     METRICS,
     SAMPLES,
@@ -486,8 +487,26 @@ def test_drawings_are_inlinable_and_bad_smiles_are_none() -> None:
     assert render_smiles("") is None
 
 
+def test_a_report_in_a_notebook_shows_numbers_and_curves(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere is no folder"):
+        RunReport(tmp_path / "nowhere")
+    assert repr(RunReport(tmp_path)) == f"RunReport({str(tmp_path)!r}: 0 updates)"
+    recorder = Recorder(tmp_path)
+    for step in (1, 2):
+        recorder.record(step, {"reward": step / 4, "valid": 1.0})
+    report = RunReport(tmp_path)
+    assert repr(report) == f"RunReport({str(tmp_path)!r}: 2 updates, reward 0.250 to 0.500)"
+    shown = report._repr_html_()
+    assert shown.startswith("<iframe sandbox srcdoc=")
+    inner = html.unescape(shown)
+    assert 'id="summary"' in inner
+    assert 'id="chart-reward"' in inner
+    assert "<script" not in inner
+
+
 def test_reporting_imports_neither_rdkit_nor_matplotlib() -> None:
-    names = ["atomic", "reporting.console", "reporting.draw", "reporting.report", "reporting.run_folder", "reporting.svg"]
+    names = ["core.atomic", "runs.console", "runs.recorder"]
+    names += [f"runs.report.{name}" for name in ("charts", "formatting", "molecules", "report", "samples")]
     code = "".join(f"import discrete_grpo.{n}\n" for n in names) + "import sys; print({'rdkit', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": "."}
