@@ -300,7 +300,7 @@ def _report(folder: Path) -> None:
 
     if not any((folder / name).is_file() for name in ("run.json", "metrics.jsonl")):
         raise UsageError(f"run: {folder} is no run folder, expected one with run.json or metrics.jsonl")
-    print(write_report(folder, draw=run_family(folder).draw))
+    print(write_report(folder, render=run_family(folder).draw))
 
 
 COMMANDS = (*RUNS, "resume", "sample", "evaluate", "report", "import", "list")

@@ -22,7 +22,8 @@ from discrete_grpo.domains.tokenizer import NUM_SPECIAL, Tokenizer
 from discrete_grpo.importers.tensors import read_json
 from discrete_grpo.models.huggingface import HuggingFaceLM, local_settings, transformers_library, with_own_attention
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.runs.checkpoint import CheckpointError, not_finite
+from discrete_grpo.runs.serialization import CheckpointError
+from discrete_grpo.runs.weights import not_finite
 
 __all__ = ["SubwordTokenizer", "import_huggingface"]
 

@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from discrete_grpo.runs.checkpoint import CheckpointError, not_finite
+from discrete_grpo.runs.serialization import CheckpointError
+from discrete_grpo.runs.weights import not_finite
 
 __all__ = ["Inert", "check_tensors", "read_json", "read_pickle", "read_safetensors", "rows"]
 

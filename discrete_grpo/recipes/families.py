@@ -44,9 +44,9 @@ from discrete_grpo.rewards.diversity import diversity_metrics
 from discrete_grpo.rewards.ledger import molecule_key, text_key
 from discrete_grpo.runs.checkpoint import BUNDLED, CheckpointError, Checkpoints, find_checkpoint, load_metadata, load_policy
 from discrete_grpo.runs.console import print_table, progress
-from discrete_grpo.runs.report.graphs import draw_graph
-from discrete_grpo.runs.report.images import draw_image
-from discrete_grpo.runs.report.molecules import draw_smiles
+from discrete_grpo.runs.report.graphs import render_graph
+from discrete_grpo.runs.report.images import render_image
+from discrete_grpo.runs.report.molecules import render_smiles
 
 __all__ = [
     "Family",
@@ -90,9 +90,9 @@ def _molecule_metrics(samples: Sequence[Any]) -> Mapping[str, float]:
     return dict(molecule_metrics.sample_metrics(samples)) | diversity_metrics(samples)
 
 
-MOLECULES = Family("smiles", _molecule_metrics, molecule_metrics.evaluate, property_columns, draw_smiles, molecule_key)
+MOLECULES = Family("smiles", _molecule_metrics, molecule_metrics.evaluate, property_columns, render_smiles, molecule_key)
 TEXT = Family("text", text_metrics.sample_metrics, text_metrics.evaluate, lambda samples: {}, None)
-IMAGES = Family("image", image_metrics.sample_metrics, image_metrics.evaluate, image_properties, draw_image)
+IMAGES = Family("image", image_metrics.sample_metrics, image_metrics.evaluate, image_properties, render_image)
 
 
 def family_of(metadata: Mapping[str, Any]) -> Family:
@@ -117,7 +117,7 @@ def _graphs(metadata: Mapping[str, Any]) -> Family:
     def evaluate(samples: Sequence[Any]) -> Mapping[str, float]:
         return graph_metrics.evaluate(samples, reference_of(metadata), shape)
 
-    return Family("graph", partial(graph_metrics.sample_metrics, shape=shape), evaluate, _graph_sizes, draw_graph)
+    return Family("graph", partial(graph_metrics.sample_metrics, shape=shape), evaluate, _graph_sizes, render_graph)
 
 
 def _graph_sizes(samples: Sequence[Any]) -> Mapping[str, Sequence[Any]]:

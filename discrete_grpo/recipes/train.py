@@ -360,7 +360,7 @@ def _finish(
     folder, best = Path(recipe.output_dir), without_likelihood(trainer.best_policy)
     save(folder / "policy", best, metadata={**metadata, "grpo_steps": trainer.step})
     result = measure(best, "after")
-    write_report(folder, draw=family.draw)
+    write_report(folder, render=family.draw)
     if result:
         print_table(f"{folder}", result)
     return result

@@ -1,4 +1,4 @@
-"""Several rewards as one."""
+"""Combination of several rewards into one."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["WeightedSum"]
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """Σ_k w_k r_k(sample), one reward made of several. Unknown (None) where any of them is.
+    """Weighted sum of several rewards, Σ_k w_k r_k(sample).
 
-    To normalise each reward within its group before they are added, give the trainer the list of rewards instead.
+    To normalise each reward within its group before the sum, give the trainer the list of rewards instead.
 
-    Attributes:
-        rewards: callables from samples to one number each.
-        weights: finite, as many.
+    Args:
+        rewards: at least one callable from samples to one number per sample.
+        weights: as many finite numbers.
 
     Raises:
-        ValueError: if there are no rewards, a number of weights that differs, or a weight that is not finite.
+        ValueError: if there are no rewards, their number differs from that of the weights, or a weight is not finite.
 
     >>> def length(samples, **columns): return [float(len(s)) for s in samples]
-    >>> WeightedSum.of({length: 0.5})(["CCO"])
+    >>> WeightedSum((length,), (0.5,))(["CCO"])
     [1.5]
     """
 
@@ -43,16 +43,19 @@ class WeightedSum:
 
     @classmethod
     def of(cls, weights: Mapping[Callable[..., Sequence[float | None]], float]) -> WeightedSum:
-        """From ``{reward: weight}``."""
+        """Make the sum from ``{reward: weight}``."""
         return cls(tuple(weights), tuple(weights.values()))
 
     @property
     def name(self) -> str:
-        """For logs: ``0.5*qed + 0.5*validity``."""
+        """The name in logs: ``0.5*qed + 0.5*validity``."""
         return " + ".join(f"{w:g}*{reward_name(r)}" for w, r in zip(self.weights, self.rewards, strict=True))
 
     def __call__(self, samples: Sequence[Any], **columns: Sequence[Any]) -> list[float | None]:
-        """The sum, one a sample.
+        """Compute the sum of each sample.
+
+        Returns:
+            One number per sample, in the range that the rewards and weights imply; None where any of the rewards is unknown.
 
         Raises:
             RewardError: if one of the rewards fails; see :func:`discrete_grpo.core.scoring.score_one`.

@@ -1,4 +1,4 @@
-"""Rewards that compare a molecule with the condition it was drawn under: a column of its group."""
+"""Rewards that compare a molecule with the condition it was sampled under, a column of its group."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from rdkit import Chem
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains import molecules as chemistry
 
 __all__ = ["HitsProperty", "keeps_scaffold"]
@@ -17,11 +18,13 @@ __all__ = ["HitsProperty", "keeps_scaffold"]
 
 @dataclass(frozen=True)
 class HitsProperty:
-    """exp(-((d(mol) - target) / scale)² / 2), where ``target`` is the sample's column of the descriptor's name; 0 if invalid.
+    """Gaussian of a molecular descriptor around the target of the sample's group: exp(-((d(mol) - target) / scale)² / 2).
 
-    Attributes:
-        property: name of an RDKit descriptor, which is also the column's name.
-        scale: distance at which the reward is exp(-1/2); more than 0.
+    The target of a sample is its entry in the column that has the descriptor's name.
+
+    Args:
+        property: name of an RDKit descriptor, which is also the name of the column.
+        scale: the standard deviation in the descriptor's unit, more than 0.
 
     Raises:
         ValueError: if RDKit has no such descriptor, ``scale`` is not positive, or (when called) the column is missing.
@@ -34,13 +37,12 @@ class HitsProperty:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.scale > 0:
-            raise ValueError(f"scale: {self.scale}, expected more than 0")
+        check_range("scale", self.scale, above=0)
         chemistry.descriptor(self.property)
 
     @cached_property
     def name(self) -> str:
-        """For logs."""
+        """The name in logs."""
         return f"hits_{self.property}"
 
     @cached_property
@@ -48,7 +50,11 @@ class HitsProperty:
         return chemistry.descriptor(self.property)
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
-        """One number in [0, 1] a sample."""
+        """Compare each sample with its target.
+
+        Returns:
+            A number in [0, 1] per sample, 1 where the descriptor has the target value; 0 for an invalid molecule.
+        """
         targets = _column(columns, self.property, len(samples))
         return [self._one(mol, float(t)) for mol, t in zip(chemistry.parse_all(samples), targets, strict=True)]
 
@@ -57,10 +63,13 @@ class HitsProperty:
 
 
 def keeps_scaffold(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
-    """1 where the molecule contains the scaffold of its column ``scaffold`` (atoms, bonds, aromaticity), else 0.
+    """Test whether a molecule contains the scaffold of its column ``scaffold`` (atoms, bonds, aromaticity).
+
+    Returns:
+        1 for a molecule that contains the scaffold, 0 for any other sample.
 
     Raises:
-        ValueError: if the column is missing or holds what is no molecule.
+        ValueError: if the column is missing or holds an entry that is no molecule.
 
     >>> keeps_scaffold(["c1ccccc1CO", "CCO", None], scaffold=["c1ccccc1"] * 3)
     [1.0, 0.0, 0.0]

@@ -1,7 +1,7 @@
-"""Diversity as a reward: a memory of what was found before, and what a sample adds to the set it was drawn in.
+"""Diversity as a reward: a filter that remembers earlier molecules, and the contribution of a sample to the diversity of its set.
 
-Samples are SMILES or None; invalid ones keep the score of the wrapped reward and are never remembered. None of these
-rewards gives equal samples equal scores, so none may be cached (``cached_as = None``).
+Samples are SMILES or None. Invalid samples keep the score of the wrapped reward and are never remembered. Equal samples get
+different scores from these rewards, so none of them may be cached (``cached_as = None``).
 """
 
 from __future__ import annotations
@@ -16,70 +16,32 @@ from rdkit import Chem, DataStructs
 from rdkit.Chem import rdFingerprintGenerator
 from rdkit.Chem.Scaffolds import MurckoScaffold
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.scoring import reward_name, score_one
 from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.rewards.penalties import PENALTIES, Penalty
 
 __all__ = [
     "DiversityContribution",
     "DiversityFilter",
     "FilterKind",
     "MeanDistance",
-    "Penalty",
     "diversity_metrics",
-    "erf_penalty",
-    "linear_penalty",
-    "sigmoid_penalty",
-    "step_penalty",
-    "tanh_penalty",
     "topological_scaffold",
 ]
 
 FilterKind: TypeAlias = Literal[
     "IdenticalMurckoScaffold", "IdenticalTopologicalScaffold", "ScaffoldSimilarity", "PenalizeSameSmiles"
 ]
-Penalty: TypeAlias = Literal["Step", "Linear", "Tanh", "Sigmoid", "Erf"]
-
-
-# -- what is left of a score when its bucket has been hit n times, this time included; REINVENT4's shapes
-
-
-def step_penalty(count: int, bucket_size: int) -> float:
-    """1 while n <= size, then 0. Source: Blaschke et al. (2020); REINVENT4 up to 4.8 (4.9 gives 0 from n = size on).
-
-    >>> step_penalty(25, 25), step_penalty(26, 25)
-    (1.0, 0.0)
-    """
-    return float(count <= bucket_size)
-
-
-def linear_penalty(count: int, bucket_size: int) -> float:
-    """max(0, 1 - n / size). Source: REINVENT4 4.9."""
-    return max(0.0, 1.0 - count / bucket_size)
-
-
-def tanh_penalty(count: int, bucket_size: int) -> float:
-    """1 - tanh(3 (n - 1) / size). Source: REINVENT4 4.9."""
-    return 1.0 - math.tanh(3.0 * (count - 1) / bucket_size)
-
-
-def sigmoid_penalty(count: int, bucket_size: int) -> float:
-    """1 - 1 / (1 + exp(-(2 n / size - 1) / 0.15)): one half at n = size / 2. Source: REINVENT4 4.9."""
-    return 0.5 * (1.0 - math.tanh((2.0 * count / bucket_size - 1.0) / 0.3))  # the same, without an exponential that overflows
-
-
-def erf_penalty(count: int, bucket_size: int) -> float:
-    """1 + erf(√π / size) - erf(√π n / size). Source: REINVENT4 4.9."""
-    scale = math.sqrt(math.pi) / bucket_size
-    return 1.0 + math.erf(scale) - math.erf(scale * count)
 
 
 # -- buckets
 
 
 def topological_scaffold(mol: Chem.Mol) -> str:
-    """SMILES of the Murcko scaffold with every atom a carbon and every bond single; empty for a molecule without rings.
+    """Compute the SMILES of the Murcko scaffold with every atom a carbon and every bond single.
 
-    Also empty where that is no molecule (a ring atom with more than four neighbours).
+    It is empty for a molecule without rings, and where the result is no molecule (a ring atom with more than four neighbours).
     """
     try:
         return str(Chem.MolToSmiles(MurckoScaffold.MakeScaffoldGeneric(MurckoScaffold.GetScaffoldForMol(mol))))
@@ -89,7 +51,7 @@ def topological_scaffold(mol: Chem.Mol) -> str:
 
 @lru_cache(maxsize=65536)
 def _murcko(smiles: str) -> str:
-    """By sample, as the filter and the metrics ask for the same ones."""
+    """Compute the Murcko scaffold of a sample; cached, since the filter and the metrics ask for the same ones."""
     mol = chemistry.parse(smiles)
     return "" if mol is None else chemistry.murcko_scaffold(mol)
 
@@ -100,7 +62,7 @@ def _topological(smiles: str) -> str:
 
 
 def _atom_pairs(scaffold: str) -> DataStructs.ULongSparseIntVect:
-    """Atom pair counts, unfolded."""
+    """Compute the atom pair counts, unfolded."""
     mol = chemistry.parse_smiles(scaffold)
     assert mol is not None  # a scaffold that RDKit wrote itself
     return rdFingerprintGenerator.GetAtomPairGenerator().GetSparseCountFingerprint(mol)
@@ -112,37 +74,30 @@ _SCAFFOLDS: dict[FilterKind, Callable[[str], str] | None] = {
     "ScaffoldSimilarity": _murcko,
     "PenalizeSameSmiles": None,
 }
-_PENALTIES: dict[Penalty, Callable[[int, int], float]] = {
-    "Step": step_penalty,
-    "Linear": linear_penalty,
-    "Tanh": tanh_penalty,
-    "Sigmoid": sigmoid_penalty,
-    "Erf": erf_penalty,
-}
 
 
 class DiversityFilter:
-    """A reward on molecules that pays less for what a run has found before, as REINVENT4's diversity filter.
+    """Another reward on molecules, reduced for what the run has found before, as by REINVENT4's diversity filter.
 
-    Samples are taken in order, so of two equal ones in a batch only the first is new. With a scaffold kind, a SMILES that
-    was remembered scores 0; a new one of score >= ``minscore`` is remembered, counts in the bucket of its scaffold and
-    keeps ``penalty(n, bucket_size)`` of its score, n being the bucket's count with it; a lower score passes as it is. All
-    molecules without rings share one bucket. ``PenalizeSameSmiles`` has no buckets: it remembers every valid SMILES and
-    multiplies the score of a repeat by ``penalty_multiplier``.
+    Samples are taken in order, so only the first of two equal ones in a batch is new. With a scaffold kind, a SMILES that was
+    remembered scores 0. A new one of score >= ``minscore`` is remembered, counts in the bucket of its scaffold and keeps
+    ``penalty(n, bucket_size)`` of its score, n being the bucket's count with it; a lower score stays as it is. All molecules
+    without rings share one bucket. ``PenalizeSameSmiles`` has no buckets: it remembers every valid SMILES and multiplies the
+    score of a repeat by ``penalty_multiplier``.
 
-    The wrapped reward is not asked about a SMILES whose repeat scores 0 anyway. What it leaves unknown stays unknown and is
-    not remembered. Each process has a memory of its own, so a pool goes into the filter and not the filter into a pool.
-    Evaluate with :attr:`reward`: every call of the filter is remembered.
+    The wrapped reward is not called for a SMILES whose repeat scores 0. An unknown score stays unknown and is not remembered. Each
+    process has a memory of its own, so a pool is wrapped by the filter and not the filter by a pool. Evaluate with :attr:`reward`,
+    since every call of the filter is remembered.
 
     Args:
-        reward: any reward on SMILES; above 0 where a molecule is any good.
-        kind: what makes a bucket: the Murcko scaffold, its topology (all carbon, all single bonds), or the most similar
-            scaffold remembered (Dice on atom pair counts); or nothing but the SMILES itself.
-        bucket_size: how many molecules a bucket takes, at least 1.
-        minscore: what a score must reach to be remembered, at least 0.
-        minsimilarity: from which similarity, in [0, 1], a scaffold counts as one remembered (``ScaffoldSimilarity``).
-        penalty_multiplier: what a repeat is worth, in [0, 1] (``PenalizeSameSmiles``).
-        penalty: shape of the decline as a bucket fills.
+        reward: any reward on SMILES, above 0 for a good molecule.
+        kind: what defines a bucket: the Murcko scaffold, its topology (all carbon, all single bonds), the most similar
+            remembered scaffold (Dice similarity of atom pair counts), or nothing but the SMILES itself.
+        bucket_size: molecules per bucket, at least 1.
+        minscore: the score from which a molecule is remembered, at least 0.
+        minsimilarity: the similarity from which a scaffold counts as a remembered one, 0 to 1 (``ScaffoldSimilarity``).
+        penalty_multiplier: factor on the score of a repeat, 0 to 1 (``PenalizeSameSmiles``).
+        penalty: shape of the decline as a bucket fills: Step, Linear, Tanh, Sigmoid or Erf.
 
     Raises:
         ValueError: if a setting is out of its range.
@@ -170,16 +125,13 @@ class DiversityFilter:
     ) -> None:
         if not callable(reward):
             raise ValueError(f"reward: {reward!r}, expected a callable from samples to numbers")
-        for name, value, known in (("kind", kind, _SCAFFOLDS), ("penalty", penalty, _PENALTIES)):
+        for name, value, known in (("kind", kind, _SCAFFOLDS), ("penalty", penalty, PENALTIES)):
             if value not in known:
                 raise ValueError(f"{name}: {value!r}, expected one of {', '.join(known)}")
-        if bucket_size < 1:
-            raise ValueError(f"bucket_size: {bucket_size}, expected at least 1")
-        if not 0.0 <= minscore < math.inf:
-            raise ValueError(f"minscore: {minscore}, expected a finite number of at least 0")
+        check_range("bucket_size", bucket_size, least=1)
+        check_range("minscore", minscore, least=0)
         for name, share in (("minsimilarity", minsimilarity), ("penalty_multiplier", penalty_multiplier)):
-            if not 0.0 <= share <= 1.0:
-                raise ValueError(f"{name}: {share}, expected a number from 0 to 1")
+            check_range(name, share, least=0, most=1)
         self.reward, self.kind, self.penalty = reward, kind, penalty
         self.bucket_size, self.minscore = bucket_size, minscore
         self.minsimilarity, self.penalty_multiplier = minsimilarity, penalty_multiplier
@@ -189,20 +141,23 @@ class DiversityFilter:
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """The name in logs."""
         return f"{reward_name(self.reward)} filtered"
 
     @property
     def buckets(self) -> Mapping[str, int]:
-        """Scaffold -> how often it was hit, oldest first."""
+        """How often each scaffold was hit, oldest first."""
         return dict(self._buckets)
 
     def take_failures(self) -> list[Any]:
-        """What the wrapped reward could not score since the last call, if it keeps such a list (a pool)."""
+        """Return the samples that the wrapped reward could not score since the last call, if it keeps such a list (a pool)."""
         return list(getattr(self.reward, "take_failures", list)())
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
-        """One number a sample, None where the wrapped reward's is unknown; the memory grows.
+        """Score the samples and remember them.
+
+        Returns:
+            One number per sample, at most the wrapped reward's where that is positive; None where it is unknown.
 
         Raises:
             RewardError: if the wrapped reward fails.
@@ -216,7 +171,7 @@ class DiversityFilter:
     def _scores(
         self, samples: Sequence[str | None], smiles: Sequence[str | None], columns: Mapping[str, Sequence[Any]]
     ) -> list[float | None]:
-        """The wrapped reward's, None where unknown; 0 without asking where a repeat scores nothing."""
+        """Compute the wrapped reward's scores, None where unknown; 0 without a call where a repeat scores 0."""
         skip = self._seen if self.kind != "PenalizeSameSmiles" else {}
         todo = [k for k, text in enumerate(smiles) if text is None or text not in skip]
         scores: list[float | None] = [0.0] * len(samples)
@@ -240,10 +195,10 @@ class DiversityFilter:
         bucket = self._bucket(smiles)
         self._seen[smiles] = None
         count = self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
-        return score * _PENALTIES[self.penalty](count, self.bucket_size)
+        return score * PENALTIES[self.penalty](count, self.bucket_size)
 
     def _bucket(self, smiles: str) -> str:
-        """The scaffold whose bucket takes the molecule."""
+        """Find the scaffold of the bucket that takes the molecule."""
         scaffold_of = _SCAFFOLDS[self.kind]
         assert scaffold_of is not None  # only kinds with buckets come here
         scaffold = scaffold_of(smiles)
@@ -260,14 +215,14 @@ class DiversityFilter:
     # -- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """The memory as plain JSON, whose order matters."""
+        """The memory as plain JSON, in order."""
         return {"kind": self.kind, "seen": list(self._seen), "buckets": [[name, count] for name, count in self._buckets.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint.
+        """Restore the memory of a checkpoint.
 
         Raises:
-            ValueError: if the memory is one of another kind.
+            ValueError: if the memory is of another kind.
         """
         if state["kind"] != self.kind:
             raise ValueError(f"kind: {self.kind}, expected {state['kind']} as in the memory to go on from")
@@ -280,7 +235,7 @@ class DiversityFilter:
 
 
 def _similarities(mols: Sequence[Chem.Mol]) -> list[list[float]]:
-    """T_ij, Tanimoto of Morgan bits (radius 2, 1024), a molecule with itself included, [m,m]."""
+    """Compute T_ij, the Tanimoto similarity of Morgan bits (radius 2, 1024), self pairs included, [m, m]."""
     prints = [chemistry.bit_fingerprint(mol, radius=2, size=1024) for mol in mols]
     return [list(DataStructs.BulkTanimotoSimilarity(own, prints)) for own in prints]
 
@@ -291,7 +246,7 @@ def _by_set(
     by: str | None,
     measure: Callable[[Sequence[Chem.Mol]], Sequence[float]],
 ) -> list[float]:
-    """``measure`` within each set of valid samples; 0 for the rest."""
+    """Compute ``measure`` within each set of valid samples; 0 for invalid ones."""
     if by is not None and by not in columns:
         raise ValueError(
             f"{by}: no such column, expected one to tell the sets apart (columns given: {', '.join(columns) or 'none'})"
@@ -309,7 +264,7 @@ def _by_set(
 
 
 def _contributions(mols: Sequence[Chem.Mol]) -> list[float]:
-    """D(S) - D(S without i) with D(S) = 1 - Σ_ij T_ij / m², self pairs included; D of nothing is 0."""
+    """Compute D(S) - D(S without i) with D(S) = 1 - Σ_ij T_ij / m², self pairs included; D of the empty set is 0."""
     m, table = len(mols), _similarities(mols)
     rows = [math.fsum(row) for row in table]
     total = math.fsum(rows)
@@ -321,7 +276,7 @@ def _contributions(mols: Sequence[Chem.Mol]) -> list[float]:
 
 
 def _distances(mols: Sequence[Chem.Mol]) -> list[float]:
-    """1 - Σ_{j≠i} T_ij / (m - 1); 1 for a molecule that stands alone."""
+    """Compute 1 - Σ_{j≠i} T_ij / (m - 1); 1 for a single molecule."""
     m = len(mols)
     if m == 1:
         return [1.0]
@@ -330,14 +285,15 @@ def _distances(mols: Sequence[Chem.Mol]) -> list[float]:
 
 @dataclass(frozen=True)
 class DiversityContribution:
-    """D(S) - D(S∖{i}): what a sample adds to the internal diversity of its set, in (-1, 1); 0 for an invalid sample.
+    """Contribution of a sample to the internal diversity of its set, D(S) - D(S∖{i}).
 
-    D(S) = 1 - Σ_ij T_ij / m² over the m valid samples, T being Tanimoto on Morgan bits (radius 2, 1024), as ``internal_diversity``
-    is measured. A copy of another sample adds less than nothing, so next to a reward of 0 for the invalid it wants the
-    company of one for validity; :class:`MeanDistance` orders a set the same way and is never negative.
+    D(S) = 1 - Σ_ij T_ij / m² over the m valid samples, T being the Tanimoto similarity of Morgan bits (radius 2, 1024), the
+    formula of the metric ``internal_diversity``. A copy of another sample has a negative contribution and an invalid sample
+    scores 0, so combine this reward with one for validity. :class:`MeanDistance` orders the samples of a set in the same way
+    and is never negative.
 
-    Attributes:
-        by: column whose values tell the sets of a batch apart; None: the whole batch is one.
+    Args:
+        by: column whose values separate the sets of a batch; None makes the whole batch one set.
 
     Raises:
         ValueError: when called, if there is no such column.
@@ -351,18 +307,22 @@ class DiversityContribution:
     name: ClassVar[str] = "diversity_contribution"
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
-        """One number a sample."""
+        """Compute the contribution of each sample.
+
+        Returns:
+            A number in (-1, 1) per sample, higher for a sample that adds more diversity; 0 for an invalid one.
+        """
         return _by_set(samples, columns, self.by, _contributions)
 
 
 @dataclass(frozen=True)
 class MeanDistance:
-    """1 - mean_{j≠i} T_ij: how unlike the rest of its set a sample is, in [0, 1]; 0 for an invalid sample, 1 for one alone.
+    """Mean Tanimoto distance of a sample to the others of its set, 1 - mean_{j≠i} T_ij.
 
-    T is Tanimoto on Morgan bits (radius 2, 1024), over the valid samples.
+    T is the Tanimoto similarity of Morgan bits (radius 2, 1024) over the valid samples.
 
-    Attributes:
-        by: column whose values tell the sets of a batch apart; None: the whole batch is one.
+    Args:
+        by: column whose values separate the sets of a batch; None makes the whole batch one set.
 
     Raises:
         ValueError: when called, if there is no such column.
@@ -376,15 +336,21 @@ class MeanDistance:
     name: ClassVar[str] = "mean_distance"
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
-        """One number a sample."""
+        """Compute the mean distance of each sample.
+
+        Returns:
+            A number in [0, 1] per sample, higher for a sample that is less like the others, 1 for a single valid sample; 0 for
+            an invalid one.
+        """
         return _by_set(samples, columns, self.by, _distances)
 
 
 def diversity_metrics(samples: Sequence[str | None], max_samples: int = 256) -> dict[str, float]:
-    """``unique_scaffolds``: distinct Murcko scaffolds / valid; ``internal_diversity``: 1 - mean T_ij, self pairs included.
+    """Compute the metrics ``unique_scaffolds`` and ``internal_diversity`` of a batch of samples.
 
-    Cheap enough for every step. Of more than ``max_samples`` samples, evenly spaced ones are taken; both are 0 where none of
-    them is valid. Molecules without rings share the empty scaffold.
+    They are distinct Murcko scaffolds / valid samples, and 1 - mean T_ij over all pairs, self pairs included. They are cheap
+    enough for every step: of more than ``max_samples`` samples, evenly spaced ones are taken. Both are 0 where none of them is
+    valid. Molecules without rings share the empty scaffold.
 
     Raises:
         ValueError: if ``max_samples`` is below 1.
@@ -392,8 +358,7 @@ def diversity_metrics(samples: Sequence[str | None], max_samples: int = 256) -> 
     >>> diversity_metrics(["Cc1ccccc1", "Cc1ccccc1", None])
     {'unique_scaffolds': 0.5, 'internal_diversity': 0.0}
     """
-    if max_samples < 1:
-        raise ValueError(f"max_samples: {max_samples}, expected at least 1")
+    check_range("max_samples", max_samples, least=1)
     count = len(samples)
     taken = samples if count <= max_samples else [samples[k * count // max_samples] for k in range(max_samples)]
     valid = [(s, mol) for s, mol in zip(taken, map(chemistry.parse, taken), strict=True) if s is not None and mol is not None]

@@ -1,6 +1,7 @@
 """Docking with AutoDock Vina as a reward: the packages ``vina`` and ``meeko`` (extra ``docking``).
 
-A docking takes seconds and may hang or crash: run it in a :class:`~discrete_grpo.rewards.pool.RewardPool`, one core each.
+A docking takes seconds and can hang or crash. Run it in a :class:`~discrete_grpo.rewards.pool.RewardPool` with one core per
+worker.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from rdkit import Chem
 from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.sources import file_digest
 
@@ -24,25 +26,34 @@ __all__ = ["Docking"]
 
 @dataclass(frozen=True)
 class Docking:
-    """-E of the best pose, E the Vina score in kcal/mol (more is better); 0 for an invalid molecule, None if it has no 3D shape.
+    """Negative Vina score of the best pose of a molecule in a receptor, in kcal/mol.
 
-    The conformer, the search and so the number depend on ``seed`` and every setting here; they are all part of the reward's
-    identity in a cache, with the receptor's content and the versions of both packages.
+    The conformer, the search and so the score depend on ``seed`` and on every setting here. All of them are part of the reward's
+    identity in a cache, as are the receptor's content and the versions of both packages.
 
-    Attributes:
-        receptor: PDBQT file.
-        center: of the box, x, y, z in Å.
-        box_size: its edges in Å, above 0.
+    Args:
+        receptor: path of a PDBQT file.
+        center: x, y, z of the box's centre in Å, finite.
+        box_size: edges of the box in Å, each more than 0.
         exhaustiveness: of the search, at least 1.
-        n_poses: poses kept, at least 1.
-        seed: of the conformer and the search, above 0 (Vina takes 0 for "at random").
-        cpu: cores of one docking.
+        n_poses: number of poses kept, at least 1.
+        seed: of the conformer and the search, at least 1 (0 means "at random" to Vina).
+        cpu: cores per docking, at least 1.
 
     Raises:
         ValueError: for an argument out of its range, or a receptor that is no file.
         ImportError: when called, if vina or meeko is not installed.
 
     Source: Trott and Olson (2010); Eberhardt et al. (2021), https://doi.org/10.1021/acs.jcim.1c00203
+
+    Example::
+
+        reward:
+          class_path: discrete_grpo.rewards.pool.RewardPool
+          init_args:
+            reward: discrete_grpo.rewards.docking.Docking
+            init_args: {receptor: receptor.pdbqt, center: [10.0, 5.0, -3.0], box_size: [20.0, 20.0, 20.0]}
+            workers: 8
     """
 
     receptor: str
@@ -60,19 +71,18 @@ class Docking:
                 raise ValueError(f"{name}: {list(values)}, expected three finite numbers{'' if name == 'center' else ' above 0'}")
             object.__setattr__(self, name, values)
         for name in ("exhaustiveness", "n_poses", "seed", "cpu"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)}, expected at least 1")
+            check_range(name, getattr(self, name), least=1)
         if not Path(self.receptor).is_file():
             raise ValueError(f"receptor: {self.receptor!r}, expected a PDBQT file")
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """The name in logs."""
         return f"docking({Path(self.receptor).stem})"
 
     @cached_property
     def cached_as(self) -> tuple[Any, ...]:
-        """Everything the number depends on."""
+        """Every value that the score depends on."""
         settings = (self.center, self.box_size, self.exhaustiveness, self.n_poses, self.seed)
         versions = [getattr(_package(name), "__version__", "unknown") for name in ("vina", "meeko")]
         return (file_digest(self.receptor), *settings, *versions)
@@ -85,7 +95,12 @@ class Docking:
         return engine
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
-        """One number a sample."""
+        """Dock each molecule.
+
+        Returns:
+            One number per sample in kcal/mol, mostly between 0 and 15, higher for stronger binding; 0 for an invalid molecule, None
+            where RDKit finds no conformer.
+        """
         return [0.0 if mol is None else self._dock(mol) for mol in chemistry.parse_all(samples)]
 
     def _dock(self, mol: Chem.Mol) -> float | None:
@@ -97,7 +112,7 @@ class Docking:
         return -float(self._vina.energies(n_poses=1)[0][0])
 
     def _prepared(self, mol: Chem.Mol) -> str | None:
-        """The ligand as PDBQT text: hydrogens, one conformer by ETKDG, MMFF94; None where RDKit finds no conformer."""
+        """Prepare the ligand as PDBQT text: hydrogens, one conformer by ETKDG, MMFF94; None where RDKit finds no conformer."""
         full = Chem.AddHs(mol)
         if rdDistGeom.EmbedMolecule(full, randomSeed=self.seed) != 0:
             return None

@@ -1,12 +1,12 @@
-r"""An external program as a reward: JSON lines in on stdin, JSON lines out on stdout.
+"""An external program as a reward: JSON lines to its stdin, JSON lines from its stdout.
 
-For each sample the program reads one line and writes one, in order, and stays alive for the next::
+The program reads one line per sample and writes one, in order, and keeps running for the next sample::
 
     {"id": 0, "sample": "CCO", "logP": 2.0}        # columns stand beside the sample
     {"id": 0, "reward": 0.41}                      # null: unknown
 
 In Python that is a loop ``for line in sys.stdin`` with ``print(json.dumps(...), flush=True)``: without the flush the answer
-stays in the program. Lines on stdout that are no answer are passed over; stderr is shown when something fails.
+stays in the program. Lines on stdout that are no answer are ignored; stderr is shown when a sample fails.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.scoring import Failure, Failures, finite_number, shown_value
 
 __all__ = ["ExternalReward"]
 
 
 class _Failed(Exception):
-    """The program gave no number for a sample; the text says why. It is not to be used again."""
+    """The program gave no number for a sample, for the reason in the text, and must be restarted."""
 
 
 class _Refused(_Failed):
-    """The same, but the program goes on."""
+    """The program gave no number for a sample, but keeps running."""
 
 
 class _Program:
-    """A running program, and threads that carry its lines, so that nothing here waits for a pipe."""
+    """A running program, with threads that carry its lines so that no call here waits for a pipe."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         pipe = subprocess.PIPE
@@ -78,7 +79,7 @@ class _Program:
                 self.errors.append(line.decode("utf-8", "replace").strip())
 
     def answer(self, number: int, deadline: float) -> Any:
-        """The reward of the line with this id.
+        """Return the reward of the line with this id.
 
         Raises:
             queue.Empty: after the deadline.
@@ -97,7 +98,7 @@ class _Program:
             self.asides.append(line.decode("utf-8", "replace").strip()[:200])
 
     def stop(self, patience: float = 1.0) -> None:
-        """Close its stdin, wait a moment, then end it and all it has started."""
+        """Close its stdin, wait a moment, then end it and all processes it has started."""
         self.questions.put(None)
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             if number is not None:
@@ -115,24 +116,30 @@ class _Program:
 
 
 class ExternalReward:
-    """A program that scores one sample a line, kept alive between samples and restarted when it dies.
+    """Scores of an external program that reads one JSON line per sample, kept running and restarted when it ends.
 
-    A sample on which it ends, gives no answer in time or no number is unknown (None), and stands in :meth:`take_failures`. For
-    several at once, or for further tries, put this into a :class:`~discrete_grpo.rewards.pool.RewardPool`. The program is
-    started without a shell: nothing in a sample or in ``command`` is expanded.
+    A sample for which it ends, is late or gives no number is unknown (None), and stands in :meth:`take_failures`. For several
+    processes at once, or for further tries, wrap it in a :class:`~discrete_grpo.rewards.pool.RewardPool`. The program is started
+    without a shell: nothing in a sample or in ``command`` is expanded.
 
     Args:
         command: the program and its arguments.
-        timeout: seconds a sample may take; the first one after a start has ``start_timeout`` more.
-        start_timeout: seconds the program may take before its first answer.
-        max_failures: that many failures in a row, without one success, end the run; None: never.
+        timeout: seconds per sample, more than 0; the first sample after a start has ``start_timeout`` more.
+        start_timeout: seconds before the first answer, more than 0.
+        max_failures: this many failures in a row, without one success, end the run; None: never.
         environment: variables to set for the program.
-        name: for metrics and tables; None: the script's or the program's file name.
-        version: of what the program computes; change it when its scores change for a reason that lies in none of the files that
-            ``command`` names, so that cached ones are not used.
+        name: for metrics and tables; None: the file name of the script or program.
+        version: of the program's scores; change it when they change for a reason outside the files that ``command`` names, so that
+            cached scores are not used.
 
     Raises:
         ValueError: for an argument out of its range.
+
+    Example::
+
+        reward:
+          class_path: discrete_grpo.rewards.external.ExternalReward
+          init_args: {command: [python, score.py], timeout: 10}
     """
 
     def __init__(
@@ -149,8 +156,7 @@ class ExternalReward:
         if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
             raise ValueError(f"command: {command!r}, expected a list of words, such as ['python', 'score.py']")
         for label, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
-            if not seconds > 0:
-                raise ValueError(f"{label}: {seconds}, expected more than 0")
+            check_range(label, seconds, above=0)
         self.command, self.timeout, self.start_timeout = list(command), timeout, start_timeout
         self.environment, self.version = dict(environment or {}), version
         self.name = name or _name(self.command)
@@ -166,7 +172,7 @@ class ExternalReward:
         return (None if program is None else Path(program), self.command, _modules(self.command), self.environment, self.version)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The settings: a copy has a program of its own."""
+        """The settings, since a copy has a program of its own."""
         names = ("command", "timeout", "start_timeout", "environment", "name", "version")
         return {name: getattr(self, name) for name in names} | {"max_failures": self.failures.limit}
 
@@ -174,7 +180,7 @@ class ExternalReward:
         self.__init__(**state)  # type: ignore[misc]
 
     def take_failures(self) -> list[Failure]:
-        """The samples that could not be scored since the last call, each with the reason."""
+        """Return the samples that could not be scored since the last call, each with the reason."""
         return self.failures.take()
 
     def close(self) -> None:
@@ -188,11 +194,14 @@ class ExternalReward:
         self.close()
 
     def __call__(self, samples: Sequence[Any], **columns: Sequence[Any]) -> list[float | None]:
-        """One number a sample, in order; None where it is unknown.
+        """Send each sample to the program.
+
+        Returns:
+            One number per sample, in order and in the range of the program; None where it is unknown.
 
         Raises:
             RewardError: if too many samples failed in a row.
-            ValueError: if a sample or a column is nothing that JSON knows.
+            ValueError: if a sample or a column cannot be written as JSON.
         """
         return [self._one(sample, {name: values[k] for name, values in columns.items()}) for k, sample in enumerate(samples)]
 
@@ -240,19 +249,19 @@ class ExternalReward:
 
 
 def _name(command: Sequence[str]) -> str:
-    """``score`` for ``python score.py``, ``dock`` for ``bin/dock --fast``."""
+    """Return ``score`` for ``python score.py``, ``dock`` for ``bin/dock --fast``."""
     scripts = [word for word in command[1:] if Path(word).suffix and not word.startswith("-")]
     return Path((scripts or command)[0]).stem
 
 
 def _modules(command: Sequence[str]) -> list[str]:
-    """The file of ``python -m module``, where it lies in the working folder."""
+    """Return the file of ``python -m module``, where it lies in the working folder."""
     named = [command[k + 1].replace(".", "/") for k, word in enumerate(command[:-1]) if word == "-m"]
     return [path for name in named for path in (f"{name}.py", f"{name}/__main__.py") if Path(path).is_file()]
 
 
 def _said(program: _Program) -> str:
-    """What the program told about its trouble."""
+    """Format the program's last lines on stderr and stdout."""
     parts = [("stderr", " / ".join(program.errors)), ("stdout", " ".join(program.asides))]
     return "".join(f"; {name}: {text}" for name, text in parts if text)
 

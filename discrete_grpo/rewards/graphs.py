@@ -1,4 +1,4 @@
-"""Rewards on plain graphs: callables from graph6 samples to one number each.
+"""Rewards on plain graphs: callables from graph6 samples to one number per sample.
 
 None, a line that cannot be read and a graph without nodes score 0 in every reward here. Rewards that compare with a set of
 graphs take it as ``data``: the name of a set of this project, such as ``planar-16``, or the path of an npz file of splits. In a
@@ -47,7 +47,10 @@ Vector = Float[np.ndarray, "_"]
 
 
 def planar_valid(samples: Samples, **columns: Sequence[Any]) -> list[float]:
-    """1 for a connected planar graph, else 0.
+    """Test whether a graph is planar and connected.
+
+    Returns:
+        1 for a connected planar graph, 0 for any other sample.
 
     >>> planar_valid(["C~", "D~{", None])  # cliques of four and five
     [1.0, 0.0, 0.0]
@@ -56,30 +59,52 @@ def planar_valid(samples: Samples, **columns: Sequence[Any]) -> list[float]:
 
 
 def tree_valid(samples: Samples, **columns: Sequence[Any]) -> list[float]:
-    """1 for a tree, else 0.
+    """Test whether a graph is a tree.
 
-    >>> tree_valid(["Bg", "Bw", None])
+    Returns:
+        1 for a tree, 0 for any other sample.
+
+    >>> tree_valid(["Bg", "Bw", None])  # a path and a triangle
     [1.0, 0.0, 0.0]
     """
     return [float(has_shape(s, "tree")) for s in samples]
 
 
 def sbm_valid(samples: Samples, **columns: Sequence[Any]) -> list[float]:
-    """1 for a graph that passes the block-model test with Louvain's blocks, else 0; see ``shapes.is_block_model``."""
+    """Test whether a graph looks drawn from a stochastic block model, with blocks found by Louvain's method.
+
+    The test is ``is_block_model`` of :mod:`discrete_grpo.domains.graph_validity`.
+
+    Returns:
+        1 for a graph that passes the test, 0 for any other sample.
+
+    >>> sbm_valid(["Bw", None])
+    [0.0, 0.0]
+    """
     return [float(has_shape(s, "sbm")) for s in samples]
 
 
 def connected(samples: Samples, **columns: Sequence[Any]) -> list[float]:
-    """1 for a connected graph, else 0."""
+    """Test whether a graph is connected.
+
+    Returns:
+        1 for a connected graph, 0 for any other sample.
+
+    >>> connected(["Bw", "B?", None])
+    [1.0, 0.0, 0.0]
+    """
     return [float(has_shape(s, "connected")) for s in samples]
 
 
 def tree_closeness(samples: Samples, **columns: Sequence[Any]) -> list[float]:
-    """1 / (1 + e), e = (parts - 1) + (edges - nodes + parts): how many edges to add and to remove until it is a tree.
+    """Compute 1 / (1 + e), e being the number of edges to add and to remove until the graph is a tree.
 
-    1 for a tree and only for one. A formula of this project, for policies that hardly ever make a tree yet.
+    e = (components - 1) + (edges - nodes + components). The formula is one of this package, for policies that rarely make a tree.
 
-    >>> tree_closeness(["Bg", "Bw", "B?", None])  # path, triangle, three lone nodes
+    Returns:
+        A number in [0, 1], 1 for a tree and only for a tree; 0 for None.
+
+    >>> tree_closeness(["Bg", "Bw", "B?", None])  # path, triangle, three isolated nodes
     [1.0, 0.5, 0.3333333333333333, 0.0]
     """
     matrices = [matrix_of(s) for s in samples]
@@ -96,22 +121,25 @@ def _splits(data: str) -> GraphSplits:
 
 @dataclass(frozen=True)
 class ShapeMatch:
-    """valid · (1 + 0.2 s_deg + 0.2 s_clus + 0.2 s_orb) / 1.6, in [0, 1]: Graph-GRPO's reward.
+    """Validity times likeness to the training graphs: valid · (1 + 0.2 s_deg + 0.2 s_clus + 0.2 s_orb) / 1.6.
 
-    s_deg = exp(-5 JS) of the graph's degrees and those of all training nodes, s_clus the same of clustering coefficients (JS is the
-    Jensen-Shannon divergence, nats), s_orb = exp(-mean |o - ō|) of the mean orbit counts. Validity is the test of ``shape``;
-    the published code divides by 1.6 for planar graphs only, and asks for less than this test of block models. Degrees above
-    the largest of the training set count here, where the published code leaves them out.
+    s_deg = exp(-5 JS) of the graph's degrees and those of all training nodes, s_clus is the same of clustering coefficients (JS is
+    the Jensen-Shannon divergence in nats), and s_orb = exp(-mean |o - ō|) of the mean orbit counts. Validity is the test of
+    ``shape``. The published code divides by 1.6 for planar graphs only, and its test of block models is weaker. Degrees above the
+    largest of the training set count here; the published code leaves them out.
 
-    Source: Graph-GRPO, arXiv 2603.10395, and its published code.
-
-    Attributes:
-        data: the set, a name or an npz file; its training graphs are compared with.
+    Args:
+        data: the set, a name or an npz file; the comparison is with its training graphs.
         shape: planar, tree, sbm or connected.
 
     Raises:
         ValueError: for an unknown set or shape.
         FileNotFoundError: if there is no such file.
+
+    Source: Graph-GRPO, arXiv 2603.10395, and its published code.
+
+    >>> [round(x, 2) for x in ShapeMatch("tree-16", "tree")(["Bg", "Bw", None])]
+    [0.89, 0.0, 0.0]
     """
 
     data: str
@@ -122,7 +150,7 @@ class ShapeMatch:
 
     @functools.cached_property
     def reference(self) -> tuple[Vector, Vector, Vector]:
-        """Degrees and clustering of all training nodes, as shares, and the mean orbit counts."""
+        """Degrees and clustering of all training nodes as shares, and the mean orbit counts."""
         train = _splits(self.data).train
         sizes = np.array([len(g) for g in train])[:, None]
         pooled = [(describe(train, kind) * sizes).sum(0) for kind in ("degree", "clustering")]
@@ -130,11 +158,16 @@ class ShapeMatch:
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """The name in logs."""
         return f"{self.shape}_match"
 
     def __call__(self, samples: Samples, **columns: Sequence[Any]) -> list[float]:
-        """One number in [0, 1] a sample."""
+        """Compute the match of each graph.
+
+        Returns:
+            A number in [0, 1] per sample, at least 1 / 1.6 for a valid graph and higher for one like the training graphs; 0 for an
+            invalid one.
+        """
         return [self._score(s) if s is not None and has_shape(s, self.shape) else 0.0 for s in samples]
 
     def _score(self, sample: str) -> float:
@@ -146,7 +179,9 @@ class ShapeMatch:
 
 
 def jensen_shannon(p: Vector, q: Vector) -> float:
-    """½ KL(p ‖ m) + ½ KL(q ‖ m), m = ½ (p + q), in [0, log 2]; both are made sums of 1, the shorter is padded with zeros.
+    """Compute ½ KL(p ‖ m) + ½ KL(q ‖ m), m = ½ (p + q), in [0, log 2].
+
+    Both arguments are normalised to a sum of 1, and the shorter one is padded with zeros.
 
     >>> round(jensen_shannon(np.array([1.0]), np.array([0.0, 1.0])), 6)  # log 2
     0.693147
@@ -160,19 +195,23 @@ def jensen_shannon(p: Vector, q: Vector) -> float:
 
 @dataclass(frozen=True)
 class SingleMMD:
-    """0.2 · mean over degree, clustering, orbit of exp(-MMD({g}, train) / 0.01) + 0.8 · valid, in [0, 1]: GDPO's reward.
+    """Likeness to the training graphs by MMD plus validity: 0.2 · mean over statistics of exp(-MMD / 0.01) + 0.8 · valid.
 
-    MMD({g}, train) = |1 + E k(x, x') - 2 E k(x, g)| over training graphs x. A graph that is not valid keeps its likeness.
+    The statistics are degree, clustering and orbit. MMD({g}, train) = |1 + E k(x, x') - 2 E k(x, g)| over training graphs x. An
+    invalid graph keeps the first term.
 
-    Source: Liu et al. (2024), GDPO, arXiv 2402.16302, and its published code.
-
-    Attributes:
-        data: the set, a name or an npz file; its training graphs are compared with.
+    Args:
+        data: the set, a name or an npz file; the comparison is with its training graphs.
         shape: planar, tree, sbm or connected.
 
     Raises:
         ValueError: for an unknown set or shape.
         FileNotFoundError: if there is no such file.
+
+    Source: Liu et al. (2024), GDPO, arXiv 2402.16302, and its published code.
+
+    >>> [round(x, 2) for x in SingleMMD("tree-16", "tree")(["Bg", "Bw", None])]
+    [0.87, 0.0, 0.0]
     """
 
     data: str
@@ -183,18 +222,22 @@ class SingleMMD:
 
     @functools.cached_property
     def reference(self) -> dict[Kind, tuple[Float[np.ndarray, "graph bin"], float]]:
-        """Descriptors of the training graphs, and the mean kernel of their pairs."""
+        """Statistics of the training graphs, and the mean kernel of their pairs."""
         kinds: tuple[Kind, ...] = ("degree", "clustering", "orbit")
         found = {kind: describe(_splits(self.data).train, kind) for kind in kinds}
         return {kind: (x, float(kernel(x, x, SIGMA[kind]).mean())) for kind, x in found.items()}
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """The name in logs."""
         return f"{self.shape}_single_mmd"
 
     def __call__(self, samples: Samples, **columns: Sequence[Any]) -> list[float]:
-        """One number in [0, 1] a sample."""
+        """Compute the reward of each graph.
+
+        Returns:
+            A number in [0, 1] per sample, at least 0.8 for a valid graph and at most 0.2 for an invalid one; 0 for None.
+        """
         readable = [k for k, s in enumerate(samples) if matrix_of(s) is not None]
         graphs = [s for k in readable if (s := samples[k]) is not None]
         like = np.zeros(len(samples))
@@ -209,11 +252,11 @@ class SingleMMD:
 
 @dataclass(frozen=True)
 class NovelTo:
-    """Another reward, but 0 for a graph isomorphic to a training graph or to an earlier sample of the batch.
+    """Another reward, set to 0 for a graph isomorphic to a training graph or to an earlier sample of the batch.
 
-    Where a test of isomorphism is given up, the graph counts as known. The inner reward's 0 and None stay as they are.
+    A graph whose test of isomorphism is given up counts as known. A 0 or None of the inner reward stays.
 
-    Attributes:
+    Args:
         reward: any reward on graphs.
         data: the set, a name or an npz file, whose training graphs are known.
 
@@ -243,11 +286,14 @@ class NovelTo:
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """The name in logs."""
         return f"novel {reward_name(self.reward)}"
 
     def __call__(self, samples: Samples, **columns: Sequence[Any]) -> list[float | None]:
-        """The inner score or 0, one a sample.
+        """Score each sample.
+
+        Returns:
+            The inner score of a novel graph, 0 of a known one; None where the inner score is unknown.
 
         Raises:
             RewardError: if the inner reward fails; see :func:`discrete_grpo.core.scoring.score_one`.

@@ -1,6 +1,7 @@
-"""Rewards on images: callables from :class:`~discrete_grpo.domains.images.Image` samples to one number each; None scores 0.
+"""Rewards on images: callables from :class:`~discrete_grpo.domains.images.Image` samples to one number per sample.
 
-:class:`SSIMToClassMean` and :class:`ClassifierProbability` read the column ``label``, the class each image was asked for.
+A sample that is None scores 0. :class:`SSIMToClassMean` and :class:`ClassifierProbability` read the column ``label``, the class
+that each image was asked for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.digits import class_means, load_digits
 from discrete_grpo.domains.images import Image, stack
 from discrete_grpo.runs.checkpoint import TRUSTED, find_checkpoint, load_policy
@@ -25,7 +27,10 @@ Samples = Sequence["Image | None"]
 
 
 def ink(samples: Samples, **columns: Sequence[Any]) -> list[float]:
-    """Mean ink of the image's pixels, in [0, 1].
+    """Compute the mean ink of an image's pixels.
+
+    Returns:
+        A number in [0, 1], 0 for a blank image and for None, 1 for one that is all ink.
 
     >>> ink([Image(1, 2, bytes([0, 255])), None])
     [0.5, 0.0]
@@ -35,14 +40,14 @@ def ink(samples: Samples, **columns: Sequence[Any]) -> list[float]:
 
 @dataclass(frozen=True)
 class InkAmount:
-    """exp(-((ink - value) / scale)² / 2): 1 where the mean ink hits a value.
+    """Gaussian of the mean ink around a target value: exp(-((ink - value) / scale)² / 2).
 
-    Attributes:
-        value: where the maximum lies, in [0, 1].
-        scale: the standard deviation, above 0.
+    Args:
+        value: where the maximum lies, 0 to 1.
+        scale: the standard deviation, more than 0.
 
     Raises:
-        ValueError: for a value out of its range.
+        ValueError: for an argument out of its range.
 
     >>> InkAmount(0.5, 0.1)([Image(1, 2, bytes([0, 255])), None])
     [1.0, 0.0]
@@ -52,27 +57,29 @@ class InkAmount:
     scale: float = 0.05
 
     def __post_init__(self) -> None:
-        if not 0 <= self.value <= 1:
-            raise ValueError(f"value: {self.value}, expected 0 to 1")
-        if not 0 < self.scale < math.inf:
-            raise ValueError(f"scale: {self.scale}, expected a finite number above 0")
+        check_range("value", self.value, least=0, most=1)
+        check_range("scale", self.scale, above=0)
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """The name in logs."""
         return f"ink={self.value:g}"
 
     def __call__(self, samples: Samples, **columns: Sequence[Any]) -> list[float]:
-        """One number in [0, 1] a sample."""
+        """Compute the Gaussian of each image's mean ink.
+
+        Returns:
+            A number in [0, 1] per sample, 1 where the mean ink has the target value; 0 for None.
+        """
         near = [math.exp(-(((x - self.value) / self.scale) ** 2) / 2) for x in ink(samples)]
         return [0.0 if image is None else x for image, x in zip(samples, near, strict=True)]
 
 
 def _labels(labels: Sequence[Any] | None, count: int, classes: int) -> list[int]:
-    """The column ``label`` as class numbers.
+    """Read the column ``label`` as class numbers.
 
     Raises:
-        ValueError: if it is missing, or holds something that is no class.
+        ValueError: if the column is missing, or holds an entry that is no class.
     """
     if labels is None:
         raise ValueError("label: no such column, expected one class a sample; give the trainer columns=[{'label': ...}, ...]")
@@ -89,16 +96,23 @@ def _labels(labels: Sequence[Any] | None, count: int, classes: int) -> list[int]
 
 @dataclass(frozen=True)
 class SSIMToClassMean:
-    """Structural similarity of an image to the mean training image of the class it was asked for, in [-1, 1].
+    """Structural similarity of an image to the mean training image of the class it was asked for.
 
     SSIM(x, y) = mean over windows of (2 μ_x μ_y + C₁)(2 σ_xy + C₂) / ((μ_x² + μ_y² + C₁)(σ_x² + σ_y² + C₂)), by scikit-image.
-    Source: Wang et al. (2004), doi 10.1109/TIP.2003.819861.
 
-    Attributes:
-        window: side of the square windows in pixels, odd, from 3 to 7.
+    Args:
+        window: side of the square windows in pixels: 3, 5 or 7.
 
     Raises:
         ValueError: if ``window`` is out of its range.
+
+    Source: Wang et al. (2004), doi 10.1109/TIP.2003.819861.
+
+    Example::
+
+        reward:
+          class_path: discrete_grpo.rewards.images.SSIMToClassMean
+          init_args: {window: 5}
     """
 
     window: int = 5
@@ -109,16 +123,19 @@ class SSIMToClassMean:
 
     @cached_property
     def means(self) -> Float[Tensor, "class height width"]:
-        """The mean images of the training part of the digits."""
+        """The mean images of the training split of the digits."""
         return class_means(load_digits("train"))
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """The name in logs."""
         return "ssim"
 
     def __call__(self, samples: Samples, *, label: Sequence[Any] | None = None, **columns: Sequence[Any]) -> list[float]:
-        """One number a sample.
+        """Compare each image with the mean image of its class.
+
+        Returns:
+            A number in [-1, 1] per sample, 1 for the mean image itself; 0 for None.
 
         Raises:
             ImportError: if scikit-image or scikit-learn is not installed.
@@ -140,30 +157,38 @@ class SSIMToClassMean:
 
 
 class ClassifierProbability:
-    """p(label | image) by a frozen classifier, in [0, 1].
+    """Probability p(label | image) that a frozen classifier gives to the class the image was asked for.
 
     Args:
-        checkpoint: a bundled classifier's name, a checkpoint folder or a run folder; holds a module
+        checkpoint: name of a bundled classifier, a checkpoint folder or a run folder. It holds a module
             ``ink [B, height, width] -> logits [B, classes]``.
-        batch_size: images a forward pass.
-        trusted: top-level packages whose classes may be built; name yours for a network of your own.
+        batch_size: images per forward pass, at least 1.
+        trusted: top-level packages whose classes may be built; add yours for a network of your own.
 
     Raises:
         CheckpointError: if there is no such checkpoint or it is damaged.
         ValueError: if ``batch_size`` is below 1.
+
+    Example::
+
+        reward:
+          class_path: discrete_grpo.rewards.images.ClassifierProbability
+          init_args: {checkpoint: digits-classifier}
     """
 
     name = "classifier"
 
     def __init__(self, checkpoint: str = "digits-classifier", batch_size: int = 256, trusted: Sequence[str] = TRUSTED) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size: {batch_size}, expected at least 1")
+        check_range("batch_size", batch_size, least=1)
         self.checkpoint, self.batch_size = checkpoint, batch_size
         self.network: nn.Module = load_policy(find_checkpoint(checkpoint, "classifier"), trusted=trusted).requires_grad_(False)
 
     @torch.no_grad()
     def __call__(self, samples: Samples, *, label: Sequence[Any] | None = None, **columns: Sequence[Any]) -> list[float]:
-        """One probability a sample.
+        """Compute the probability of each image's class.
+
+        Returns:
+            A number in [0, 1] per sample, higher where the classifier is surer of the class; 0 for None.
 
         Raises:
             ValueError: if the column ``label`` is missing or holds no class.

@@ -1,7 +1,7 @@
-"""A frozen network as a reward: a judge of text loaded from a checkpoint, or any module that gives one number a sample.
+"""Frozen networks as rewards: a judge of text loaded from a checkpoint, or any module that gives one number per sample.
 
-The judge is trained apart (:class:`TextScorer` has the ``likelihood_loss`` that a pretrainer needs) and never here: its
-weights take no gradient, are in eval mode and belong to no policy.
+The judge is trained separately (:class:`TextScorer` has the ``likelihood_loss`` that a pretrainer needs). Its weights take no
+gradient, are in eval mode and belong to no policy.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.tokenizer import PAD, Tokenizer
 from discrete_grpo.runs.checkpoint import TRUSTED, CheckpointError, find_checkpoint, load_policy
 
@@ -24,12 +25,12 @@ SURELY_NOT = -20.0
 
 
 class TextScorer(nn.Module):
-    """log-odds that a text is real: tokens through a network that gives one number a text.
+    """Network for the log-odds that a text is real.
 
     Args:
         network: ``(tokens [B, L], mask [B, L]) -> [B]``; the mask is True where a token exists.
         tokenizer: the alphabet.
-        block_size: the longest text in tokens.
+        block_size: length of the longest text in tokens.
     """
 
     def __init__(self, network: nn.Module, tokenizer: Tokenizer, block_size: int) -> None:
@@ -37,11 +38,11 @@ class TextScorer(nn.Module):
         self.network, self.tokenizer, self.block_size = network, tokenizer, block_size
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this again."""
+        """The arguments from which a checkpoint builds this network again."""
         return {name: getattr(self, name) for name in ("network", "tokenizer", "block_size")}
 
     def encode(self, texts: Sequence[str]) -> Int[Tensor, "batch ..."]:
-        """Token ids [B, L], PAD after each text's end.
+        """Encode texts as token ids [B, L], with PAD after the end of each text.
 
         Raises:
             ValueError: naming the token outside the alphabet, or the text longer than ``block_size``.
@@ -60,16 +61,18 @@ class TextScorer(nn.Module):
         return tokens
 
     def forward(self, tokens: Int[Tensor, "batch ..."]) -> Float[Tensor, " batch"]:
-        """log p/(1-p) of being real, one a text; at least float32."""
+        """Compute log p/(1-p) of being real, one number per text, in float32 or wider."""
         logits = self.network(tokens, tokens != PAD)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """½ mean over real of -log p + ½ mean over others of -log(1-p): both kinds weigh the same, whatever their numbers.
+        """Compute ½ mean over real texts of -log p + ½ mean over the others of -log(1-p).
+
+        Both kinds have the same weight, whatever their numbers.
 
         Args:
             batch: has ``tokens`` [B, L] and ``real`` [B], 1 or 0.
-            generator: not needed; nothing is random here.
+            generator: not used, since nothing is random here.
         """
         logits = self(batch.tokens)
         losses = nn.functional.binary_cross_entropy_with_logits(logits, batch.real, reduction="none")
@@ -80,20 +83,24 @@ class TextScorer(nn.Module):
 
 
 class ModuleReward:
-    """Any frozen module as a reward: σ(module(encode(samples))), or the number as it is.
+    """Output of any frozen module as a reward: σ(module(encode(samples))), or the number itself.
 
     Args:
-        module: ``encode``'s result -> one number a sample [B]; frozen and put in eval mode.
-        encode: samples -> what the module takes (a tensor, or a tuple of them for several arguments); None takes the
-            module's own ``encode``.
-        output: ``probability`` puts the number through σ, ``logit`` leaves it.
+        module: maps the result of ``encode`` to one number per sample [B]; it is frozen and put in eval mode.
+        encode: maps samples to the module's input (a tensor, or a tuple of them for several arguments); None uses the module's own
+            ``encode``.
+        output: ``probability`` applies σ to the number, ``logit`` leaves it as it is.
         missing: the reward of a sample that is None.
-        batch_size: samples a forward pass.
-        name: for metrics and tables.
+        batch_size: samples per forward pass, at least 1.
+        name: for metrics and tables; None uses the module's class name.
 
     Raises:
         ValueError: for an argument out of its range.
         TypeError: if there is nothing to encode samples with.
+
+    >>> sums = lambda samples: torch.tensor([[float(sum(s))] for s in samples])
+    >>> ModuleReward(nn.Flatten(0), sums, output="logit")([(1, 2), None])
+    [3.0, 0.0]
     """
 
     def __init__(
@@ -108,8 +115,7 @@ class ModuleReward:
     ) -> None:
         if output not in ("probability", "logit"):
             raise ValueError(f"output: {output!r}, expected probability or logit")
-        if batch_size < 1:
-            raise ValueError(f"batch_size: {batch_size}, expected at least 1")
+        check_range("batch_size", batch_size, least=1)
         encode = encode or getattr(module, "encode", None)
         if encode is None:
             raise TypeError(f"encode: None, expected a function, since {type(module).__name__} has no encode of its own")
@@ -119,10 +125,13 @@ class ModuleReward:
 
     @torch.no_grad()
     def __call__(self, samples: Sequence[Any], **columns: Any) -> list[float]:
-        """One number a sample, in order.
+        """Compute the module's output of each sample.
+
+        Returns:
+            One number per sample, in (0, 1) with ``output="probability"`` and unbounded with ``"logit"``; ``missing`` for None.
 
         Raises:
-            ValueError: if the module gives another number of values than samples.
+            ValueError: if the number of values differs from that of the samples.
         """
         known = [sample for sample in samples if sample is not None]
         scores: list[float] = []
@@ -142,17 +151,23 @@ class ModuleReward:
 
 
 class Judge:
-    """The probability that a text is real, by a frozen network trained to tell real lines from corrupted ones.
+    """Probability that a text is real, by a frozen network trained to tell real lines from corrupted ones.
 
     Args:
-        checkpoint: a bundled judge's name, a checkpoint folder or a run folder.
+        checkpoint: name of a bundled judge, a checkpoint folder or a run folder.
         output: ``probability`` in (0, 1), or ``logit``, its log-odds.
-        batch_size: samples a forward pass.
-        device: where the judge runs.
-        trusted: top-level packages whose classes may be built; name yours for a network of your own.
+        batch_size: samples per forward pass, at least 1.
+        device: device of the judge.
+        trusted: top-level packages whose classes may be built; add yours for a network of your own.
 
     Raises:
         CheckpointError: if there is no such checkpoint, it is damaged, or it is no judge of text.
+
+    Example::
+
+        reward:
+          class_path: discrete_grpo.rewards.judge.Judge
+          init_args: {checkpoint: fill-in-judge, output: logit}
     """
 
     def __init__(
@@ -172,7 +187,11 @@ class Judge:
         self.name = "judge"
 
     def __call__(self, samples: Sequence[str | None], **columns: Any) -> list[float]:
-        """One number a text; 0 for None, as for a text that is surely not real (as a logit: -20).
+        """Compute the judge's probability or log-odds of each text.
+
+        Returns:
+            A number in (0, 1) per text, higher for one that looks real, and 0 for None; with ``output="logit"`` an unbounded
+            number, and -20 for None.
 
         Raises:
             ValueError: naming a character that the judge's alphabet lacks, or a text that is too long for it.
@@ -180,7 +199,7 @@ class Judge:
         return self._reward(samples)
 
     def check(self, tokens: Iterable[str]) -> None:
-        """Refuse an alphabet this judge cannot read, before a run and not in the middle of it.
+        """Check before a run that the judge can read an alphabet.
 
         Raises:
             ValueError: naming the first token that the judge's alphabet lacks.

@@ -24,11 +24,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, RewardError, reward_names, score_one
 from discrete_grpo.domains import molecules as chemistry
-from discrete_grpo.rewards.cache import Database, ScoreCache, batches
+from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.identity import Unidentified, identify
+from discrete_grpo.runs.database import Database, chunked
 
 __all__ = ["History", "Ledger", "auc_top_k", "molecule_key", "text_key"]
 
@@ -105,8 +107,8 @@ class Ledger:
         cache: ScoreCache | None = None,
         rank: int = 0,
     ) -> None:
-        if max_oracle_calls is not None and max_oracle_calls < 1:
-            raise ValueError(f"max_oracle_calls: {max_oracle_calls}, expected at least 1 or None")
+        if max_oracle_calls is not None:
+            check_range("max_oracle_calls", max_oracle_calls, least=1, note=" or None")
         self.key, self.max_oracle_calls, self.cache, self.rank = key, max_oracle_calls, cache, rank
         self._file = Database(path, TABLES)
         self._identities: dict[int, tuple[Reward, str | None]] = {}
@@ -319,7 +321,7 @@ def _checksum(*values: str | int | float) -> bytes:
 
 
 def _known(connection: sqlite3.Connection, keys: Sequence[str]) -> Iterable[str]:
-    for part in batches(keys):
+    for part in chunked(keys):
         marks = ", ".join("?" * len(part))
         yield from (row[0] for row in connection.execute(f"SELECT key FROM calls WHERE key IN ({marks})", part).fetchall())
 
@@ -381,8 +383,7 @@ def auc_top_k(history: Iterable[float], k: int = 10, budget: int = 10_000, freq_
     0.95
     """
     for name, value in (("k", k), ("budget", budget), ("freq_log", freq_log)):
-        if value < 1:
-            raise ValueError(f"{name}: {value}, expected at least 1")
+        check_range(name, value, least=1)
     best: list[float] = []
     area = before = 0.0
     last = count = 0

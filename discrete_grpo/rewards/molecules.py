@@ -1,7 +1,8 @@
-"""Rewards on molecules: callables from SMILES samples to one number each.
+"""Rewards on molecules: callables from SMILES samples to one number per sample.
 
-A sample is a canonical SMILES or None. What does not parse or is not connected scores 0 in every reward here, whatever
-the scale of the property; the rest is a property of the molecule. A reward of your own is a function of a molecule::
+A sample is a canonical SMILES or None. A sample that does not parse or is not connected scores 0 in every reward here,
+whatever the scale of the property; all other scores are properties of the molecule. A reward of your own is a function of a
+molecule::
 
     @molecule_reward
     def carbons(mol):
@@ -9,7 +10,7 @@ the scale of the property; the rest is a property of the molecule. A reward of y
 
     carbons(["CCO", None])                       # [2.0, 0.0]
 
-and "weigh 120 g/mol" is ``Target(molecular_weight, value=120, scale=10)``.
+"The molecular weight is about 120 g/mol" is ``Target(molecular_weight, value=120, scale=10)``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, Protocol, runtime_checkable
 from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.scoring import reward_name, score_one
 from discrete_grpo.domains import molecules as chemistry
 
@@ -48,14 +50,14 @@ class MoleculeReward(Protocol):
     """A reward whose samples are SMILES or None."""
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
-        """One number a sample, in order."""
+        """Compute one number per sample, in order."""
         ...
 
 
 def molecule_reward(score: Callable[[Chem.Mol], float]) -> MoleculeReward:
-    """Make a function of an RDKit molecule a reward: ``score(mol)`` for a valid sample, 0 for the rest.
+    """Make a function of an RDKit molecule a reward: ``score(mol)`` for a valid sample, 0 for an invalid one.
 
-    The reward keeps the function's name and docstring; an exception in ``score`` is not swallowed.
+    The reward keeps the function's name and docstring. An exception raised by ``score`` is passed on.
 
     >>> @molecule_reward
     ... def atoms(mol):
@@ -75,46 +77,99 @@ def molecule_reward(score: Callable[[Chem.Mol], float]) -> MoleculeReward:
 
 @molecule_reward
 def validity(mol: Chem.Mol) -> float:
-    """1 for a molecule that parses, sanitises and is connected, else 0."""
+    """Test whether a molecule parses, sanitises and is connected.
+
+    Returns:
+        1 for a valid molecule, 0 for an invalid one.
+
+    >>> validity(["CCO", "C.C", None])
+    [1.0, 0.0, 0.0]
+    """
     return 1.0
 
 
 @molecule_reward
 def qed(mol: Chem.Mol) -> float:
-    """Quantitative estimate of drug-likeness, in [0, 1]. Source: Bickerton et al. (2012)."""
+    """Compute the quantitative estimate of drug-likeness (QED).
+
+    Returns:
+        A number in [0, 1], higher for a more drug-like molecule; 0 for an invalid one.
+
+    Source: Bickerton et al. (2012).
+
+    >>> [round(x, 3) for x in qed(["CC(=O)Nc1ccc(O)cc1", "CCO", None])]
+    [0.595, 0.407, 0.0]
+    """
     return chemistry.qed(mol)
 
 
 @molecule_reward
 def logp(mol: Chem.Mol) -> float:
-    """Crippen logP, unbounded. Source: Wildman and Crippen (1999)."""
+    """Compute the octanol-water partition coefficient log P by Crippen's atom contributions.
+
+    Returns:
+        An unbounded number (base 10), higher for a more lipophilic molecule; 0 for an invalid one.
+
+    Source: Wildman and Crippen (1999).
+
+    >>> [round(x, 3) for x in logp(["c1ccccc1", "CCO", None])]
+    [1.687, -0.001, 0.0]
+    """
     return chemistry.logp(mol)
 
 
 @molecule_reward
 def penalised_logp(mol: Chem.Mol) -> float:
-    """z(logP) + z(-SA) + z(-max(0, largest ring - 6)), unbounded; a typical ZINC molecule scores 0, like an invalid one.
+    """Compute z(log P) + z(-SA) + z(-max(0, largest ring - 6)), z being the standard score over ZINC.
+
+    Returns:
+        An unbounded number, higher for a lipophilic, easily made molecule without large rings. A typical ZINC molecule scores 0,
+        as an invalid one does.
 
     Source: Jin et al. (2018).
+
+    >>> [round(x, 2) for x in penalised_logp(["CCCCCCCC", "CCO", None])]
+    [2.9, -0.26, 0.0]
     """
     return chemistry.penalised_logp(mol)
 
 
 @molecule_reward
 def synthetic_accessibility(mol: Chem.Mol) -> float:
-    """(10 - SA) / 9, from 0 (hard to make) to 1 (easy). Source: Ertl and Schuffenhauer (2009); scaled as in GDPO."""
+    """Compute (10 - SA) / 9, SA being the synthetic accessibility score from 1 (easy to make) to 10.
+
+    Returns:
+        A number in [0, 1], higher for a molecule that is easier to make; 0 for an invalid one.
+
+    Source: Ertl and Schuffenhauer (2009); scaled as in GDPO.
+
+    >>> [round(x, 2) for x in synthetic_accessibility(["CCO", None])]
+    [0.89, 0.0]
+    """
     return (10.0 - chemistry.synthetic_accessibility(mol)) / 9.0
 
 
 @molecule_reward
 def molecular_weight(mol: Chem.Mol) -> float:
-    """Average molecular weight with hydrogens, g/mol."""
+    """Compute the average molecular weight, hydrogens included.
+
+    Returns:
+        A positive number in g/mol; 0 for an invalid molecule. Use it within :class:`Target` or :class:`InRange`, since the
+        reward by itself only favours heavy molecules.
+
+    >>> [round(x, 2) for x in molecular_weight(["CCO", None])]
+    [46.07, 0.0]
+    """
     return chemistry.molecular_weight(mol)
 
 
 @dataclass(frozen=True)
 class Similarity:
-    """Tanimoto similarity of Morgan counts to a target molecule, in [0, 1]; ``radius`` 2 is ECFP4.
+    """Tanimoto similarity of a molecule's Morgan fingerprint (counts) to that of a target molecule.
+
+    Args:
+        target: SMILES of a connected molecule.
+        radius: of the fingerprint in bonds, at least 0; 2 is ECFP4.
 
     Raises:
         ValueError: if the target is no valid molecule or the radius is negative.
@@ -127,8 +182,7 @@ class Similarity:
     radius: int = 2
 
     def __post_init__(self) -> None:
-        if self.radius < 0:
-            raise ValueError(f"radius: {self.radius}, expected at least 0")
+        check_range("radius", self.radius, least=0)
         if chemistry.parse(self.target) is None:
             raise ValueError(f"target: {self.target!r}, expected the SMILES of a connected molecule")
 
@@ -140,11 +194,15 @@ class Similarity:
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """The name in logs."""
         return f"similarity({self.target})"
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
-        """One similarity a sample."""
+        """Compute the similarity of each sample.
+
+        Returns:
+            A number in [0, 1] per sample, 1 for a molecule with the target's fingerprint; 0 for an invalid one.
+        """
         mols = chemistry.parse_all(samples)
         target = self._fingerprint
         prints = [None if mol is None else chemistry.count_fingerprint(mol, self.radius) for mol in mols]
@@ -153,10 +211,13 @@ class Similarity:
 
 @dataclass(frozen=True)
 class Substructure:
-    """1 where the molecule holds a SMARTS pattern, else 0.
+    """Test whether a molecule contains a SMARTS pattern.
+
+    Args:
+        smarts: the pattern.
 
     Raises:
-        ValueError: if RDKit does not read the pattern.
+        ValueError: if RDKit cannot read the pattern.
 
     >>> Substructure("[OX2H]")(["CCO", "COC", None])
     [1.0, 0.0, 0.0]
@@ -177,11 +238,15 @@ class Substructure:
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """The name in logs."""
         return f"substructure({self.smarts})"
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
-        """1 or 0 a sample."""
+        """Test each sample.
+
+        Returns:
+            1 for a molecule that contains the pattern, 0 for any other sample.
+        """
         mols = chemistry.parse_all(samples)
         return [0.0 if mol is None else float(mol.HasSubstructMatch(self._pattern)) for mol in mols]
 
@@ -192,7 +257,7 @@ def _modify(
     samples: Sequence[str | None],
     columns: dict[str, Sequence[Any]],
 ) -> list[float | None]:
-    """``shape`` of each score; 0 for an invalid sample, None where the score is unknown."""
+    """Apply ``shape`` to each score; 0 for an invalid sample, None where the score is unknown."""
     scores = score_one(reward, samples, columns).tolist()
     valid = [mol is not None for mol in chemistry.parse_all(samples)]
     shaped = [None if math.isnan(x) else shape(x) for x in scores]
@@ -201,12 +266,17 @@ def _modify(
 
 @dataclass(frozen=True)
 class Target:
-    """exp(-((x - value) / scale)² / 2): 1 where a property hits a value, 0 for an invalid sample. GuacaMol's Gaussian.
+    """Gaussian of a property around a target value: exp(-((x - value) / scale)² / 2).
 
-    Attributes:
+    Args:
         property: any reward on molecules, such as :func:`molecular_weight`.
-        value: where the maximum lies.
-        scale: the standard deviation, above 0.
+        value: where the maximum lies, a finite number in the property's unit.
+        scale: the standard deviation in the property's unit, more than 0.
+
+    Raises:
+        ValueError: for an argument out of its range.
+
+    Source: the Gaussian score modifier of GuacaMol, Brown et al. (2019).
 
     >>> [round(x, 4) for x in Target(molecular_weight, value=46.069, scale=10)(["CCO", None])]
     [1.0, 0.0]
@@ -218,29 +288,36 @@ class Target:
 
     def __post_init__(self) -> None:
         _check_callable(self.property)
-        _check_finite("value", self.value)
-        if not 0 < self.scale < math.inf:
-            raise ValueError(f"scale: {self.scale}, expected a finite number above 0")
+        check_range("value", self.value)
+        check_range("scale", self.scale, above=0)
 
     @functools.cached_property
     def name(self) -> str:
-        """For logs."""
+        """The name in logs."""
         return f"{reward_name(self.property)}={self.value:g}"
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
-        """One number in [0, 1] a sample; None where the property is unknown."""
+        """Compute the Gaussian of each sample's property.
+
+        Returns:
+            A number in [0, 1] per sample, 1 where the property has the target value; 0 for an invalid molecule, None where the
+            property is unknown.
+        """
         return _modify(self.property, lambda x: math.exp(-(((x - self.value) / self.scale) ** 2) / 2), samples, columns)
 
 
 @dataclass(frozen=True)
 class InRange:
-    """1 where low <= x <= high, exp(-(d / scale)² / 2) at distance d outside; 0 for an invalid sample.
+    """Test whether low <= x <= high for a property x, with a Gaussian decline exp(-(d / scale)² / 2) at distance d outside.
 
-    Attributes:
+    Args:
         property: any reward on molecules.
-        low: lower end; ``-math.inf`` for none.
-        high: upper end; ``math.inf`` for none.
-        scale: how fast it falls outside; 0 (default) is a hard edge.
+        low: lower end in the property's unit; ``-math.inf`` for none.
+        high: upper end, at least ``low``; ``math.inf`` for none.
+        scale: standard deviation of the decline, at least 0; 0 (default) is a hard edge.
+
+    Raises:
+        ValueError: for an argument out of its range.
 
     >>> InRange(molecular_weight, low=40, high=50)(["CCO", "C", None])
     [1.0, 0.0, 0.0]
@@ -255,16 +332,19 @@ class InRange:
         _check_callable(self.property)
         if not self.low <= self.high:
             raise ValueError(f"low, high: {self.low}, {self.high}, expected low <= high")
-        if not 0 <= self.scale < math.inf:
-            raise ValueError(f"scale: {self.scale}, expected a finite number of at least 0")
+        check_range("scale", self.scale, least=0)
 
     @functools.cached_property
     def name(self) -> str:
-        """For logs."""
+        """The name in logs."""
         return f"{reward_name(self.property)} in {self.low:g}..{self.high:g}"
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
-        """One number in [0, 1] a sample; None where the property is unknown."""
+        """Compute how well each sample's property lies in the range.
+
+        Returns:
+            A number in [0, 1] per sample, 1 within the range; 0 for an invalid molecule, None where the property is unknown.
+        """
         return _modify(self.property, self._shape, samples, columns)
 
     def _shape(self, x: float) -> float:
@@ -277,8 +357,3 @@ class InRange:
 def _check_callable(reward: object) -> None:
     if not callable(reward):
         raise ValueError(f"property: {reward!r}, expected a reward, a callable from samples to numbers")
-
-
-def _check_finite(name: str, value: float) -> None:
-    if not math.isfinite(value):
-        raise ValueError(f"{name}: {value}, expected a finite number")

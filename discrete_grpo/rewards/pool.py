@@ -1,7 +1,7 @@
-"""A reward in worker processes, which cannot stop the run: what hangs, crashes or raises costs one sample.
+"""A reward in worker processes: a sample on which it hangs, crashes or raises is unknown, and the run goes on.
 
-Each worker does one chunk at a time, so it is always known whose fault a death is. Results carry the index of their
-sample; the order in which they arrive does not matter.
+Each worker has one chunk at a time, so the chunk that ended a worker is always known. Results carry the index of their sample, so
+the order in which they arrive does not matter.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.scoring import Failure, Failures, RewardError, reward_name
-from discrete_grpo.rewards.pool_backends import Processes, RayActors, Worker, Workers
+from discrete_grpo.rewards.pool_backends import LocalProcesses, RayActors, Worker, Workers
 from discrete_grpo.rewards.pool_worker import find
 
 __all__ = ["RewardPool"]
@@ -25,7 +26,7 @@ __all__ = ["RewardPool"]
 
 @dataclass(frozen=True)
 class _Task:
-    """Some samples of a call, by their indices, and how often they were tried before."""
+    """Some samples of a call, by their indices, and the number of earlier tries."""
 
     indices: tuple[int, ...]
     tries: int = 0
@@ -33,7 +34,7 @@ class _Task:
 
 @dataclass
 class _Seat:
-    """A worker and what it does."""
+    """A worker and its task."""
 
     worker: Worker
     deadline: float
@@ -53,28 +54,37 @@ class _Job:
 
 
 class RewardPool:
-    """Any reward, run by several workers, as a reward.
+    """Another reward, computed by several worker processes.
 
-    A sample whose worker dies or gives no answer in time, or on which the reward raises, is tried again ``retries`` times and
-    then unknown (None), and stands in :meth:`take_failures` with the reason; the worker is replaced. Workers start with the
-    first call and stop with :meth:`close`, with the ``with`` block, or with this process, however it ends.
+    A sample whose worker dies or is late, or on which the reward raises, is tried again ``retries`` times. Then it is unknown
+    (None) and stands in :meth:`take_failures` with the reason; the worker is replaced. Workers start with the first call and
+    stop with :meth:`close`, at the end of the ``with`` block, or with this process, however it ends.
 
     Args:
         reward: a function or an object of an importable module (not of the script itself, which a worker cannot import), or
             an import path. It may be a coroutine function.
-        init_args: arguments of the class that an import path names; it is then made in the workers only.
-        workers: how many; None: one a processor core that this process may use.
-        timeout: seconds a sample may take; a chunk has as many times that as it has samples. None: for ever.
-        retries: further tries of a sample that failed.
-        chunk_size: samples a call of the reward, for rewards that are faster on several at once. A chunk that fails is
-            halved until the guilty sample stands alone. A reward that compares samples sees only its chunk.
-        start_timeout: seconds a worker may take to import and make the reward.
-        max_failures: that many failures in a row, without one success, end the run; None: never.
+        init_args: arguments of the class that an import path names; its object is then made in the workers only.
+        workers: number of workers, at least 1; None: one per processor core that this process may use.
+        timeout: seconds per sample, more than 0; a chunk has this time for each of its samples. None: no limit.
+        retries: further tries of a sample that failed, at least 0.
+        chunk_size: samples per call of the reward, at least 1, for rewards that are faster on several at once. A chunk that fails
+            is halved until the guilty sample is alone. A reward that compares samples sees only its chunk.
+        start_timeout: seconds in which a worker must import and make the reward, more than 0.
+        max_failures: this many failures in a row, without one success, end the run; None: never.
         backend: ``processes`` of this machine, or actors of a ``ray`` cluster.
 
     Raises:
         ValueError: for an argument out of its range or a reward that cannot be sent to another process.
         ImportError: if the backend is not installed.
+
+    Example::
+
+        reward:
+          class_path: discrete_grpo.rewards.pool.RewardPool
+          init_args:
+            reward: discrete_grpo.rewards.molecules.qed
+            workers: 4
+            timeout: 30
     """
 
     def __init__(
@@ -91,11 +101,11 @@ class RewardPool:
         backend: Literal["processes", "ray"] = "processes",
     ) -> None:
         for name, value, low in (("workers", workers, 1), ("retries", retries, 0), ("chunk_size", chunk_size, 1)):
-            if value is not None and value < low:
-                raise ValueError(f"{name}: {value}, expected at least {low}")
+            if value is not None:
+                check_range(name, value, least=low)
         for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
-            if seconds is not None and not seconds > 0:
-                raise ValueError(f"{name}: {seconds}, expected more than 0")
+            if seconds is not None:
+                check_range(name, seconds, above=0)
         if backend not in ("processes", "ray"):
             raise ValueError(f"backend: {backend!r}, expected processes or ray")
         self.reward, self.init_args = reward, init_args
@@ -104,21 +114,21 @@ class RewardPool:
         self.workers = workers or _cores()
         self.timeout, self.retries, self.chunk_size, self.start_timeout = timeout, retries, chunk_size, start_timeout
         self.failures = Failures(self.name, max_failures)
-        self._backend: Workers = RayActors() if backend == "ray" else Processes()
+        self._backend: Workers = RayActors() if backend == "ray" else LocalProcesses()
         self._lock = threading.Lock()
         self._seats: list[_Seat] = []
         self._end = weakref.finalize(self, _dismiss, self._seats, os.getpid())
 
     @property
     def cached_as(self) -> Any:
-        """What a cache takes this for: the reward itself, since it gives the same numbers."""
+        """The reward itself, as which a cache treats the pool, since both give the same scores."""
         if not isinstance(self.reward, str):
             return self.reward
         found = find(self.reward)
         return (found, self.init_args) if isinstance(found, type) else found
 
     def take_failures(self) -> list[Failure]:
-        """The samples that could not be scored since the last call, each with the reason."""
+        """Return the samples that could not be scored since the last call, each with the reason."""
         return self.failures.take()
 
     def close(self) -> None:
@@ -134,7 +144,10 @@ class RewardPool:
     # -- a call
 
     def __call__(self, samples: Sequence[Any], **columns: Sequence[Any]) -> list[float | None]:
-        """One number a sample, in order; None where it is unknown.
+        """Score the samples in the workers.
+
+        Returns:
+            One number per sample, in order and in the range of the inner reward; None where it is unknown.
 
         Raises:
             RewardError: if a worker cannot start, or too many samples failed in a row.
@@ -155,7 +168,7 @@ class RewardPool:
             return job.values
 
     def _hand_out(self, job: _Job) -> None:
-        """Give every free worker a task, and hire as many as there is work for."""
+        """Give a task to every free worker, and start as many workers as there is work for."""
         for seat in list(self._seats):
             if job.todo and seat.ready and seat.task is None:
                 self._give(seat, job)
@@ -243,7 +256,7 @@ class RewardPool:
     # -- copies
 
     def __getstate__(self) -> dict[str, Any]:
-        """The settings: a copy has workers of its own."""
+        """The settings, since a copy has workers of its own."""
         names = ("reward", "init_args", "workers", "timeout", "retries", "chunk_size", "start_timeout")
         backend: str = "ray" if isinstance(self._backend, RayActors) else "processes"
         return {name: getattr(self, name) for name in names} | {"max_failures": self.failures.limit, "backend": backend}

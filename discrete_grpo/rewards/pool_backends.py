@@ -16,9 +16,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from discrete_grpo.rewards import pool_worker as serving
+from discrete_grpo.rewards import pool_worker
 
-__all__ = ["Process", "Processes", "RayActors", "Worker", "Workers"]
+__all__ = ["LocalProcesses", "Process", "RayActors", "Worker", "Workers"]
 
 
 @runtime_checkable
@@ -65,7 +65,7 @@ class Process:
         if os.name != "posix":
             raise OSError("reward pool: worker processes need Linux or macOS")
         own, other = socket.socketpair()
-        command = [sys.executable, str(Path(serving.__file__)), str(other.fileno())]
+        command = [sys.executable, str(Path(pool_worker.__file__)), str(other.fileno())]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         with other:
             self._process = subprocess.Popen(
@@ -107,7 +107,7 @@ class Process:
                 self._process.wait(timeout=patience)
 
 
-class Processes:
+class LocalProcesses:
     """Worker processes on this machine."""
 
     def start(self, payload: bytes) -> Process:
@@ -127,13 +127,13 @@ class _Served:
     """The actor: a reward on some machine of the cluster."""
 
     def __init__(self, payload: bytes) -> None:
-        self.reward = serving.build(payload)
+        self.reward = pool_worker.load_reward(payload)
 
     def ready(self) -> tuple[Any, ...]:
         return ("ready",)
 
     def answer(self, samples: Sequence[Any], columns: dict[str, Sequence[Any]]) -> tuple[Any, ...]:
-        return ("done", serving.answer(self.reward, samples, columns))
+        return ("done", pool_worker.answer(self.reward, samples, columns))
 
 
 class _Actor:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from multiprocessing.connection import Connection
 from typing import Any
 
-Values = list[tuple[float | None, str | None]]
+Answers = list[tuple[float | None, str | None]]
 """A number, or None and why; None and no reason is the reward's own "unknown"."""
 
 
@@ -57,7 +57,7 @@ def resolve(path: str, init_args: Mapping[str, Any] | None = None) -> Callable[.
     return found
 
 
-def build(payload: bytes) -> Callable[..., Any]:
+def load_reward(payload: bytes) -> Callable[..., Any]:
     """The reward that a pool was made with: pickled, or an import path and arguments."""
     reward, init_args = pickle.loads(payload)  # from the parent process, through a private socket
     if isinstance(reward, str):
@@ -68,7 +68,7 @@ def build(payload: bytes) -> Callable[..., Any]:
     return reward
 
 
-def answer(reward: Callable[..., Any], samples: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Values | str:
+def answer(reward: Callable[..., Any], samples: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Answers | str:
     """A value or a reason a sample; one reason (text) if the whole call failed."""
     try:
         found = reward(list(samples), **columns)
@@ -151,7 +151,7 @@ def main() -> None:
     sys.path[:], payload = pickle.loads(connection.recv_bytes())  # from the parent process
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
     try:
-        reward = build(payload)
+        reward = load_reward(payload)
     except BaseException as error:
         connection.send(("broken", f"{type(error).__name__}: {' '.join(str(error).split())}"))
         return

@@ -19,18 +19,20 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.runs.files import SUMS, changed_file, clear_files, explained, real_name, remove, whole_folder, write_sums
 from discrete_grpo.runs.serialization import TRUSTED, CheckpointError, build, describe, describe_types, restore_types
+from discrete_grpo.runs.weights import load_weights
 
 __all__ = [
     "TRUSTED",
@@ -44,7 +46,6 @@ __all__ = [
     "load_policy",
     "load_training",
     "load_weights",
-    "not_finite",
     "save",
     "tensors_to_cpu",
 ]
@@ -111,8 +112,8 @@ def _read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"checkpoint: {path} is no JSON ({error}); the file is truncated or was edited") from error
-    if not isinstance(config, dict) or config.get("format") not in READABLE:
-        found = config.get("format") if isinstance(config, dict) else None
+    found = config.get("format") if isinstance(config, dict) else None
+    if type(found) is not int or found not in READABLE:
         raise CheckpointError(f"checkpoint: {path} has format {found!r}, expected {' or '.join(map(str, READABLE))}")
     if missing := [name for name in ("policy", "metadata") if not isinstance(config.get(name), dict)]:
         raise CheckpointError(f"checkpoint: {path} has no {' and no '.join(missing)}; the file was edited")
@@ -122,53 +123,6 @@ def _read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def load_metadata(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The metadata a checkpoint was saved with."""
     return dict(_read_config(folder)["metadata"])
-
-
-def load_weights(folder: str | os.PathLike[str], policy: nn.Module) -> None:
-    """Copy a checkpoint's weights into ``policy``.
-
-    Raises:
-        CheckpointError: if the file is missing or truncated, or a tensor is missing, unexpected, of another shape, or holds
-            NaN or an infinite weight.
-    """
-    path = Path(folder) / "model.safetensors"
-    try:
-        found = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"checkpoint: {path} cannot be read ({error}); the file is missing or truncated") from error
-    wanted = policy.state_dict()
-    wrong = [f"{name} missing" for name in wanted if name not in found]
-    wrong += [f"{name} unexpected" for name in found if name not in wanted]
-    wrong += [
-        f"{name} {tuple(found[name].shape)} for {tuple(wanted[name].shape)}"
-        for name in wanted
-        if name in found and found[name].shape != wanted[name].shape
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise CheckpointError(f"checkpoint: {path} does not fit the policy: {'; '.join(wrong[:5])}{more}")
-    parameters = {name for name, _ in policy.named_parameters()}
-    if broken := not_finite(found, parameters):
-        raise CheckpointError(f"checkpoint: {path} holds weights that are no finite numbers: {broken}")
-    policy.load_state_dict(found)
-
-
-def not_finite(tensors: Mapping[str, Tensor], parameters: Container[str] | None = None) -> str | None:
-    """Name the tensors that hold NaN or infinity, at most five of them; None if there is none.
-
-    Args:
-        tensors: by name.
-        parameters: names in which infinity counts too, since a buffer may hold it (a mask of logits); None: all names.
-    """
-    wrong: list[str] = []
-    for name, tensor in tensors.items():
-        if not tensor.is_floating_point():
-            continue
-        bad = tensor.isnan() if parameters is not None and name not in parameters else ~tensor.isfinite()
-        if count := int(bad.sum()):
-            wrong.append(f"{name} ({count} of {tensor.numel()} numbers are NaN or infinite)")
-    more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-    return f"{'; '.join(wrong[:5])}{more}" if wrong else None
 
 
 def load_policy(folder: str | os.PathLike[str], *, trusted: Sequence[str] = TRUSTED) -> Any:
@@ -267,8 +221,7 @@ class Checkpoints:
         metric_for_best_model: str | None = None,
         greater_is_better: bool | None = None,
     ) -> None:
-        if save_total_limit < 1:
-            raise ValueError(f"save_total_limit: {save_total_limit}, expected at least 1")
+        check_range("save_total_limit", save_total_limit, least=1)
         self.folder = Path(run) / "checkpoints"
         self.save_total_limit, self.metric_for_best_model = save_total_limit, metric_for_best_model
         falls = (metric_for_best_model or "").endswith("loss")

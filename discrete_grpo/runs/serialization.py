@@ -20,28 +20,21 @@ __all__ = ["TRUSTED", "CheckpointError", "build", "current_path", "describe", "d
 
 TRUSTED = ("discrete_grpo",)
 OLD_MODULES = {
-    "categorical": "core.categorical",
     "chemistry": "domains.molecules",
-    "compiled": "training.network",
     "config": "training.config",
     "decoders": "policies.decoders",
-    "graph": "domains.graphs",
-    "images": "recipes.digits",
     "lora": "training.lora",
-    "objective": "core.loss",
-    "pixels": "domains.images",
     "policies.likelihoods": "policies.surrogate",
     "policies.refinement": "policies.restart",
     "policies.sizes": "policies.node_count",
     "policies.smiles": "policies.tokens",
-    "policies.wrapped": "policies.options",
-    "recipes": "recipes.train",
     "rollout": "core.rollout",
     "tokens": "domains.tokenizer",
-    "topology": "domains.graph6",
     "truncation": "policies.truncation",
 }
-"""Modules of format 1, under ``discrete_grpo``, whose classes a checkpoint may name, and where these classes stand now."""
+"""Modules of format 1, under ``discrete_grpo``, that define classes a checkpoint can name -> the modules of these classes today."""
+ITEMS = "mapping_items"
+"""The one key of a mapping that stands for another one, whose keys are not text."""
 TYPES = ("float16", "bfloat16", "float32", "float64")
 REMOVED = {
     "discrete_grpo.diffusion.flow.FlowExpectedRate": "FlowExpectedRate is no kernel of policies any more (see docs/graphs.md); "
@@ -67,7 +60,7 @@ def describe(obj: Any) -> Any:
     if isinstance(obj, Sequence):
         return [describe(v) for v in obj]
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        args = {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj) if f.init}
+        args = {f.name: _with_keys(getattr(obj, f.name)) for f in dataclasses.fields(obj) if f.init}
     elif hasattr(obj, "init_args"):
         args = obj.init_args()
     else:
@@ -75,6 +68,13 @@ def describe(obj: Any) -> Any:
             f"{type(obj).__name__}: cannot be written to a checkpoint; give it init_args() -> dict, or make it a dataclass"
         )
     return {"class_path": f"{type(obj).__module__}.{type(obj).__qualname__}", "init_args": describe(args)}
+
+
+def _with_keys(value: Any) -> Any:
+    """The field of a dataclass; a mapping whose keys are not all text as its items, since JSON would turn the keys into text."""
+    if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
+        return {ITEMS: [[key, value[key]] for key in value]}
+    return value
 
 
 def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
@@ -87,6 +87,8 @@ def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
         return tuple(build(v, trusted) for v in spec)
     if not isinstance(spec, dict):
         return spec
+    if set(spec) == {ITEMS}:
+        return _from_items(spec[ITEMS], trusted)
     if set(spec) != {"class_path", "init_args"}:
         return {k: build(v, trusted) for k, v in spec.items()}
     path, args = spec["class_path"], spec["init_args"]
@@ -107,6 +109,14 @@ def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
     except Exception as error:  # arguments of a file can be anything, and so is what a class says to them
         said = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"class_path: {path!r} cannot be built: {said}") from error
+
+
+def _from_items(items: Any, trusted: Sequence[str]) -> dict[Any, Any]:
+    pairs = build(items, trusted)
+    try:
+        return dict(pairs)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{ITEMS}: {items!r}, expected pairs of a key and a value"[:400]) from error
 
 
 def current_path(path: str) -> str:

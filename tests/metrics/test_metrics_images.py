@@ -16,7 +16,7 @@ from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import score_samples
 from discrete_grpo.domains.images import Image, contact_sheet, png, stack
 from discrete_grpo.runs.checkpoint import load_metadata, load_policy
-from discrete_grpo.runs.report.images import draw_image
+from discrete_grpo.runs.report.images import render_image
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.trainer import GRPOTrainer
 
@@ -46,7 +46,7 @@ def test_an_image_survives_its_text_and_its_tensor() -> None:
 def test_what_is_no_image_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^(text|levels|height, width): "):
         Image.parse(text)
-    assert draw_image(text) is None
+    assert render_image(text) is None
 
 
 def test_images_of_one_size_are_stacked() -> None:
@@ -85,7 +85,7 @@ def test_a_sheet_shows_every_image_in_its_place() -> None:
 
 def test_the_drawing_paints_every_pixel_once() -> None:
     image = Image(2, 3, bytes([7, 7, 255, 0, 7, 255]))
-    root = ElementTree.fromstring(str(draw_image(str(image))))
+    root = ElementTree.fromstring(str(render_image(str(image))))
     painted: dict[tuple[int, int], int] = {}
     for path in root.iter(f"{SVG}path"):
         level = int(path.attrib["fill"][1:3], 16)
@@ -94,7 +94,7 @@ def test_the_drawing_paints_every_pixel_once() -> None:
                 assert (int(y), int(x) + k) not in painted
                 painted[int(y), int(x) + k] = level
     assert [painted[y, x] for y in range(2) for x in range(3)] == list(image.levels)
-    assert "id=" not in str(draw_image(str(image)))
+    assert "id=" not in str(render_image(str(image)))
 
 
 # -- the recipe

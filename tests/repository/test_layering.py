@@ -63,7 +63,7 @@ KEEPERS = {
     "jsonargparse": {"cli.__main__", "cli.parser"},
     "yaml": {"cli.parser"},
     "accelerate": {"training.distributed"},
-    "safetensors": {"runs.checkpoint", "importers.tensors"},
+    "safetensors": {"runs.checkpoint", "runs.weights", "importers.tensors"},
     "rich": {"runs.console"},
     "sklearn": {"datasets.digits"},
     "skimage": {"rewards.images"},

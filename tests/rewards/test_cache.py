@@ -17,10 +17,11 @@ import pytest
 import torch
 from rdkit import Chem
 
-from discrete_grpo.rewards.cache import Database, ScoreCache
+from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.molecules import InRange, Similarity, Target, logp, molecule_reward, qed
+from discrete_grpo.runs.database import Database
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,18 +24,13 @@ from discrete_grpo.rewards.diversity import (
     DiversityFilter,
     FilterKind,
     MeanDistance,
-    Penalty,
     diversity_metrics,
-    erf_penalty,
-    linear_penalty,
-    sigmoid_penalty,
-    step_penalty,
-    tanh_penalty,
     topological_scaffold,
 )
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.rewards.molecules import qed
+from discrete_grpo.rewards.penalties import Penalty, erf_penalty, linear_penalty, sigmoid_penalty, step_penalty, tanh_penalty
 
 RINGS = ["c1ccccc1", "C1CCCCC1", "c1ccncc1", "C1CC1", "c1ccc2ccccc2c1", "C1CCCNC1=O", "c1ccoc1"]
 CHAINS = ["", "C", "CC", "O", "N", "F", "OC", "CCO"]

@@ -174,7 +174,7 @@ def test_a_global_that_is_set_from_elsewhere_counts(folder: Path) -> None:
 BUNDLED = """
 import functools, json
 from discrete_grpo.cli.parser import known_rewards
-from discrete_grpo.rewards import combine, external, molecules, pool, pool_backends as workers
+from discrete_grpo.rewards import combine, external, molecules, pool
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.pool_worker import find, resolve
 arguments = {

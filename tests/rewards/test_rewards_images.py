@@ -39,7 +39,7 @@ def test_ink_is_the_mean_of_the_levels() -> None:
     ("given", "said"),
     [
         ((1.5,), "value: 1.5, expected 0 to 1"),
-        ((0.5, 0.0), "scale: 0.0, expected a finite number above 0"),
+        ((0.5, 0.0), "scale: 0.0, expected more than 0"),
         ((math.nan,), "value: nan, expected 0 to 1"),
     ],
 )

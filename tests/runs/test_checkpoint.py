@@ -21,6 +21,7 @@ from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.noise import Noise, absorbing
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
+from discrete_grpo.policies.conditions import FixedSites
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
 from discrete_grpo.runs import checkpoint
 from discrete_grpo.runs.checkpoint import (
@@ -166,6 +167,17 @@ def test_older_kernels_with_a_wrong_argument_are_refused_in_words(change: dict[s
     spec = {"class_path": "discrete_grpo.diffusion.flow.FlowEuler", "init_args": OLD_NOISE | change}
     with pytest.raises(CheckpointError, match=said):
         build(spec)
+
+
+def test_fixed_sites_keep_their_numbered_keys() -> None:
+    fixed = FixedSites({0: 1, 3: 0}, {(0, 3): 2})
+    assert build(json.loads(json.dumps(describe({"fixed": [fixed, None]})))) == {"fixed": (fixed, None)}
+
+
+@pytest.mark.parametrize("items", [3, [[1, 2, 3]], [[[{"a": 1}], 2]]])
+def test_items_of_a_mapping_that_are_no_pairs_are_refused(items: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"^mapping_items: .*, expected pairs of a key and a value$"):
+        build({"mapping_items": items})
 
 
 def test_only_trusted_packages_are_imported(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import csv
 import gzip
+import importlib.util
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from typing import Any
 import pytest
 
 from discrete_grpo.cli import main
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata
+from discrete_grpo.runs.serialization import OLD_MODULES, build, current_path, describe
 
 ARCHIVE = Path(__file__).parents[1] / "fixtures" / "format1.tar.xz"
 GRAPHS = ("qm9-small", "tree-16", "planar-16")
@@ -61,3 +65,56 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(
 def lines(path: Path) -> list[dict[str, Any]]:
     read = [json.loads(line) for line in path.read_text().splitlines()]
     return [{k: float("nan") if v is None else v for k, v in line.items() if k != "step_time"} for line in read]
+
+
+# -- each class by itself
+
+
+CLASSES = json.loads((Path(__file__).parents[1] / "fixtures" / "format1_classes.json").read_text())
+"""One described object per class that a checkpoint of format 1 can name, written before the modules moved."""
+NEEDS = {"HuggingFaceLM": "transformers", "SelfiesDecoder": "selfies", "SubwordTokenizer": "tokenizers"}
+
+
+def class_paths(described: Any) -> list[str]:
+    if isinstance(described, list):
+        return [path for value in described for path in class_paths(value)]
+    if not isinstance(described, dict):
+        return []
+    own = [described["class_path"]] if "class_path" in described else []
+    return own + [path for value in described.values() for path in class_paths(value)]
+
+
+@pytest.mark.parametrize("spec", CLASSES, ids=lambda spec: spec["class_path"].removeprefix("discrete_grpo."))
+def test_every_class_of_format_1_is_built_and_described_under_its_path_of_today(spec: dict[str, Any]) -> None:
+    name = spec["class_path"].rpartition(".")[2]
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    made = build(spec)
+    again = describe(made)
+    assert type(made).__name__ == name
+    assert again["class_path"] == current_path(spec["class_path"]) == f"{type(made).__module__}.{name}"
+    assert {current_path(path) for path in class_paths(spec)} <= set(class_paths(again))
+    for path in class_paths(again):
+        assert current_path(path) == path  # nothing of today is taken for a class of format 1
+    assert describe(build(again)) == again
+
+
+def test_the_table_of_old_modules_is_used_up() -> None:
+    named = {path.rpartition(".")[0].partition(".")[2] for path in class_paths(CLASSES)}
+    assert set(OLD_MODULES) <= named, "an entry that no class of format 1 needs"
+    for module in OLD_MODULES.values():
+        assert importlib.util.find_spec(f"discrete_grpo.{module}") is not None
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_format_is_read(version: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"format": version, "policy": {}, "metadata": {"kind": "x"}}))
+    assert load_metadata(tmp_path) == {"kind": "x"}
+
+
+@pytest.mark.parametrize("version", [0, 3, "2", None, True, 1.0])
+def test_another_format_is_refused_in_one_line(version: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"format": version, "policy": {}, "metadata": {}}))
+    with pytest.raises(CheckpointError, match=f"format {re.escape(repr(version))}, expected 1 or 2$") as caught:
+        load_metadata(tmp_path)
+    assert "\n" not in str(caught.value)

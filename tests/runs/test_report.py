@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import html
 import io
 import json
 import math
@@ -22,8 +23,8 @@ from discrete_grpo.runs.console import print_table, progress
 from discrete_grpo.runs.recorder import METRICS, SAMPLES, Recorder, read_metrics, read_samples, write_json, write_table, write_text
 from discrete_grpo.runs.report.charts import Line, Values, histogram, line_chart, nice_ticks
 from discrete_grpo.runs.report.diagnosis import diagnosis
-from discrete_grpo.runs.report.molecules import draw_smiles
-from discrete_grpo.runs.report.report import write_report
+from discrete_grpo.runs.report.molecules import render_smiles
+from discrete_grpo.runs.report.report import RunReport, write_report
 
 SVG = "{http://www.w3.org/2000/svg}"
 AWKWARD = ["C,C", 'a "quoted" one', "two\nlines", "a\rreturn", "", " spaces ", "naïve ‖ 分子"]
@@ -321,7 +322,7 @@ def idents(text: str) -> list[str]:
 
 def test_report_holds_every_part(tmp_path: Path) -> None:
     fill(tmp_path / "run")
-    path = write_report(tmp_path / "run", draw=lambda s: f'<svg data-sample="{s}"></svg>' if s == "CCO" else None)
+    path = write_report(tmp_path / "run", render=lambda s: f'<svg data-sample="{s}"></svg>' if s == "CCO" else None)
     text = path.read_text("utf-8")
     for ident in ("chart-reward", "chart-valid", "chart-unique", "chart-kl", "chart-entropy", "samples", "evaluation", "config"):
         assert ident in idents(text)
@@ -329,7 +330,7 @@ def test_report_holds_every_part(tmp_path: Path) -> None:
     assert '<svg data-sample="CCO">' in text
     assert '<div class="text">plain</div>' in text
     assert "+0.250" in text
-    again = write_report(tmp_path / "run", draw=lambda s: f'<svg data-sample="{s}"></svg>' if s == "CCO" else None)
+    again = write_report(tmp_path / "run", render=lambda s: f'<svg data-sample="{s}"></svg>' if s == "CCO" else None)
     assert again.read_text("utf-8") == text
 
 
@@ -467,18 +468,36 @@ def test_best_samples_are_unique_and_of_highest_reward(tmp_path: Path) -> None:
 
 
 def test_drawings_are_inlinable_and_bad_smiles_are_none() -> None:
-    drawing = draw_smiles("CC(=O)Nc1ccc(O)cc1")
+    drawing = render_smiles("CC(=O)Nc1ccc(O)cc1")
     assert drawing is not None
     root = ET.fromstring(drawing)
     assert root.find(f"{SVG}title").text == "CC(=O)Nc1ccc(O)cc1"  # type: ignore[union-attr]
     assert len(list(root.iter(f"{SVG}path"))) > 10
     assert "id=" not in drawing
-    assert draw_smiles("C1CC") is None
-    assert draw_smiles("") is None
+    assert render_smiles("C1CC") is None
+    assert render_smiles("") is None
+
+
+def test_a_report_in_a_notebook_shows_numbers_and_curves(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere is no folder"):
+        RunReport(tmp_path / "nowhere")
+    assert repr(RunReport(tmp_path)) == f"RunReport({str(tmp_path)!r}: 0 updates)"
+    recorder = Recorder(tmp_path)
+    for step in (1, 2):
+        recorder.record(step, {"reward": step / 4, "valid": 1.0})
+    report = RunReport(tmp_path)
+    assert repr(report) == f"RunReport({str(tmp_path)!r}: 2 updates, reward 0.250 to 0.500)"
+    shown = report._repr_html_()
+    assert shown.startswith("<iframe sandbox srcdoc=")
+    inner = html.unescape(shown)
+    assert 'id="summary"' in inner
+    assert 'id="chart-reward"' in inner
+    assert "<script" not in inner
 
 
 def test_reporting_imports_neither_rdkit_nor_matplotlib() -> None:
-    names = ["atomic", "reporting.console", "reporting.draw", "reporting.report", "reporting.run_folder", "reporting.svg"]
+    names = ["core.atomic", "runs.console", "runs.recorder"]
+    names += [f"runs.report.{name}" for name in ("charts", "formatting", "molecules", "report", "samples")]
     code = "".join(f"import discrete_grpo.{n}\n" for n in names) + "import sys; print({'rdkit', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": "."}
@@ -502,5 +521,5 @@ def test_conditions_get_a_table_of_examples_and_no_histogram(tmp_path: Path) -> 
     assert "cob" not in section
     assert "Distribution of length" in text
     assert "Distribution of masked" not in text
-    drawn = write_report(tmp_path, draw=lambda sample: f'<svg data-of="{sample}"></svg>').read_text()
+    drawn = write_report(tmp_path, render=lambda sample: f'<svg data-of="{sample}"></svg>').read_text()
     assert 'data-of="dog"' in drawn

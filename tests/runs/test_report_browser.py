@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from discrete_grpo.runs.recorder import Recorder, write_json, write_table, write_text
-from discrete_grpo.runs.report.molecules import draw_smiles
+from discrete_grpo.runs.report.molecules import render_smiles
 from discrete_grpo.runs.report.report import write_report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -72,7 +72,7 @@ def make_run(folder: Path) -> Path:
         )
     write_json(folder / "evaluation.json", {"before": {"qed": 0.3}, "after": {"qed": 0.4}})
     write_text(folder / "config.yaml", "beta: 0.1\n")
-    return write_report(folder, draw=draw_smiles)
+    return write_report(folder, render=render_smiles)
 
 
 def browse(page: Path, profile: Path, width: int = 1200) -> tuple[str, str]:

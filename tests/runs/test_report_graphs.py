@@ -9,7 +9,7 @@ import pytest
 
 from discrete_grpo.datasets.synthetic_graphs import planar, stochastic_block_model, tree
 from discrete_grpo.domains.graph6 import graph6, parse
-from discrete_grpo.runs.report.graphs import draw_graph, layout
+from discrete_grpo.runs.report.graphs import layout, render_graph
 
 GRAPHS = {
     "one": nx.empty_graph(1),
@@ -26,9 +26,9 @@ GRAPHS = {
 @pytest.mark.parametrize("name", GRAPHS)
 def test_drawing_holds_every_node_and_edge(name: str) -> None:
     graph = GRAPHS[name]
-    text = draw_graph(graph6(graph), width=200, height=100)
+    text = render_graph(graph6(graph), width=200, height=100)
     assert text is not None
-    assert text == draw_graph(graph6(graph), width=200, height=100)
+    assert text == render_graph(graph6(graph), width=200, height=100)
     root = ET.fromstring(text)
     space = "{http://www.w3.org/2000/svg}"
     assert root.get("viewBox") == "0 0 200 100"
@@ -73,4 +73,18 @@ def test_distances_on_the_page_follow_those_in_the_graph() -> None:
 
 @pytest.mark.parametrize("text", ["", "no graph", "?", graph6(nx.empty_graph(401))])
 def test_what_cannot_be_drawn(text: str) -> None:
-    assert draw_graph(text) is None
+    assert render_graph(text) is None
+
+
+def test_layout_does_not_depend_on_the_state_of_a_random_generator() -> None:
+    for graph in (nx.complete_graph(6), GRAPHS["block model"]):
+        first = layout(graph)
+        np.random.default_rng(3).random()
+        np.random.seed(5)  # noqa: NPY002  # the global state is what must not matter
+        assert np.array_equal(layout(graph), first)
+
+
+def test_parts_of_a_graph_lie_apart() -> None:
+    at = layout(GRAPHS["parts"])
+    far = np.linalg.norm(at[:, None] - at[None], axis=-1)
+    assert far[:4, 4:].min() > max(far[a, b] for a, b in GRAPHS["parts"].edges) / 2

@@ -239,7 +239,7 @@ def calls(canary: Path) -> list[dict[str, Any]]:
         spec("discrete_grpo.importers.lightning.pickle.loads", data=code),
         spec("discrete_grpo.runs.recorder.write_text", path=str(canary), text=""),
         spec("discrete_grpo.runs.recorder.Recorder", folder=str(canary)),
-        spec("discrete_grpo.rewards.cache.Database", path=str(canary), tables={}),
+        spec("discrete_grpo.runs.database.Database", path=str(canary), tables={}),
         spec("discrete_grpo.runs.checkpoint.Checkpoints", run=str(canary)),
         spec("discrete_grpo.cli.main", arguments=["import", "x", f"--out={canary}"]),
         spec("discrete_grpo.runs.checkpoint.Path", args=[str(canary)]),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import networkx as nx
 import numpy as np
 from jaxtyping import Float
 
-from discrete_grpo.domains.graph6 import adjacency, parse
+from discrete_grpo.domains.graph6 import parse
 
-__all__ = ["draw_graph", "layout"]
+__all__ = ["layout", "render_graph"]
 
-LARGEST = 400  # nodes; beyond it a drawing shows nothing and takes long
+LARGEST = 400  # nodes; a picture of more shows nothing
+BY_DISTANCE = 100  # nodes; placing more of them by their distances takes seconds
 
 
-def draw_graph(text: str, *, width: int = 220, height: int = 170) -> str | None:
+def render_graph(text: str, *, width: int = 220, height: int = 170) -> str | None:
     """A graph6 line as an SVG element to place into a page: one path of edges, one circle a node, in the page's text colour.
 
     Args:
@@ -44,50 +47,29 @@ def draw_graph(text: str, *, width: int = 220, height: int = 170) -> str | None:
 
 
 def layout(graph: nx.Graph) -> Float[np.ndarray, "node 2"]:
-    """Places in [0, 1]² of a graph on nodes 0..n-1: without crossings where it is planar, connected and has a cycle.
+    """Compute node positions in [0, 1]² of a graph on the nodes 0..n-1, the same ones at every call.
 
-    Those are drawn by :func:`networkx.planar_layout`, the others so that distances on the page follow distances in the graph.
-    Nothing is drawn at random: a graph always looks the same.
+    A graph that is planar, connected and has a cycle is laid out without crossings (:func:`networkx.planar_layout`). Positions
+    of other graphs have distances close to those in the graph (:func:`networkx.kamada_kawai_layout`), or, above 100 nodes,
+    follow from springs along the edges (:func:`networkx.spring_layout`), which takes less than a second.
     """
     n, m = graph.number_of_nodes(), graph.number_of_edges()
     if n <= m <= 3 * n and nx.is_connected(graph) and nx.check_planarity(graph)[0]:
         places = nx.planar_layout(graph)
-        at = np.array([places[k] for k in range(n)])
-        span = np.ptp(at, axis=0)
+        span = np.ptp(_array(places), axis=0)
     else:
-        at = _by_distance(_distances(graph))
-        span = np.ptp(at, axis=0).max()  # one scale for both axes
+        places = nx.kamada_kawai_layout(graph, dist=_distances(graph)) if n <= BY_DISTANCE else nx.spring_layout(graph, seed=0)
+        span = np.ptp(_array(places), axis=0).max()  # one scale for both axes
+    at = _array(places)
     return 0.5 + (at - (at.min(0) + at.max(0)) / 2) / np.maximum(span, 1e-9)
 
 
-def _distances(graph: nx.Graph) -> Float[np.ndarray, "node node"]:
-    """Edges on the shortest path; between parts, a little more than the longest of these."""
-    matrix = adjacency(graph)
-    n = len(matrix)
-    found = np.where(np.eye(n, dtype=bool), 0.0, np.inf)
-    front, step = np.eye(n, dtype=bool), 0
-    while front.any():
-        step += 1
-        front = ((front.astype(np.float32) @ matrix) > 0) & np.isinf(found)
-        found[front] = step
-    return np.where(np.isinf(found), step + 1.0, found)
+def _array(places: Mapping[int, np.ndarray]) -> Float[np.ndarray, "node 2"]:
+    return np.array([places[k] for k in range(len(places))])
 
 
-def _by_distance(wanted: Float[np.ndarray, "node node"], rounds: int = 60) -> Float[np.ndarray, "node 2"]:
-    """Stress majorisation Σ (|x_i - x_j| - d_ij)² / d_ij² from classical scaling; Gansner et al. (2004)."""
-    n = len(wanted)
-    if n == 1:
-        return np.zeros((1, 2))
-    centre = np.eye(n) - 1 / n
-    values, vectors = np.linalg.eigh(-centre @ wanted**2 @ centre / 2)
-    at = vectors[:, -2:] * np.sqrt(values[-2:].clip(1e-3))
-    golden = np.arange(n) * np.pi * (3 - 5**0.5)  # apart, where nodes of equal distances fall together
-    at = at + 0.05 * np.stack([np.cos(golden), np.sin(golden)], axis=1)
-    weight = np.divide(1, wanted**2, out=np.zeros_like(wanted), where=wanted > 0)
-    inverse = np.linalg.pinv(np.diag(weight.sum(1)) - weight)
-    for _ in range(rounds):
-        apart = np.linalg.norm(at[:, None] - at[None], axis=-1)
-        pull = -np.divide(weight * wanted, apart, out=np.zeros_like(apart), where=apart > 1e-9)
-        pull[np.diag_indices(n)] = -pull.sum(1)
-        at = inverse @ (pull @ at)
-    return at
+def _distances(graph: nx.Graph) -> dict[int, dict[int, float]]:
+    """Number of edges of the shortest path; between components, one more than the longest of these."""
+    paths = dict(nx.all_pairs_shortest_path_length(graph))
+    apart = 1.0 + max(length for row in paths.values() for length in row.values())
+    return {u: {v: float(paths[u].get(v, apart)) for v in graph} for u in graph}

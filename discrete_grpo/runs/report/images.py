@@ -6,10 +6,10 @@ from collections import defaultdict
 
 from discrete_grpo.domains.images import Image
 
-__all__ = ["draw_image"]
+__all__ = ["render_image"]
 
 
-def draw_image(text: str, *, width: int = 220, height: int = 170) -> str | None:
+def render_image(text: str, *, width: int = 220, height: int = 170) -> str | None:
     """An image sample as an SVG element to place into a page: one path a grey level, ink white on black.
 
     Args:

@@ -6,7 +6,7 @@ import re
 from html import escape
 from typing import Any
 
-__all__ = ["draw_smiles"]
+__all__ = ["render_smiles"]
 
 # Colours that read on a white and on a dark page alike; carbon is replaced by the text colour afterwards.
 _PALETTE = {
@@ -24,7 +24,7 @@ _PALETTE = {
 }
 
 
-def draw_smiles(smiles: str, *, width: int = 220, height: int = 170) -> str | None:
+def render_smiles(smiles: str, *, width: int = 220, height: int = 170) -> str | None:
     """A molecule as an SVG element to place into a page: it scales, has no ids, and takes the page's text colour.
 
     Args:

@@ -6,7 +6,7 @@ import base64
 import hashlib
 from html import escape
 
-__all__ = ["page"]
+__all__ = ["embedded", "page"]
 
 _STYLE = """
 :root { color-scheme: light dark;
@@ -88,6 +88,13 @@ for (const svg of document.querySelectorAll("svg[data-domain]")) {
   svg.addEventListener("pointerleave", () => { tip.hidden = true; rule.setAttribute("visibility", "hidden"); });
 }
 """
+
+
+def embedded(body: str) -> str:
+    """Put safe HTML into a frame of its own, so that its style and that of the page around it do not mix."""
+    document = f"<!DOCTYPE html><meta charset=utf-8><style>{_STYLE}</style><main>{body}</main>"
+    style = "width:100%;height:720px;border:0"
+    return f'<iframe sandbox srcdoc="{escape(document, quote=True)}" style="{style}" title="report of a run"></iframe>'
 
 
 def page(title: str, body: str) -> str:
