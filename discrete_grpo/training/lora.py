@@ -8,7 +8,6 @@ would do nothing.
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.training.network import network_of
 
 __all__ = ["ALL_LINEAR", "LoraOptions", "add_lora", "has_lora", "merge_lora", "without_lora"]
@@ -164,8 +164,7 @@ def _named(network: nn.Module, ending: str, layers: dict[str, nn.Module]) -> set
         wanted = "Linear, Embedding, Conv1d or Conv2d"
         raise ValueError(f"target_modules: {ending!r} is a {type(other[0]).__name__}, expected a {wanted}")
     known = sorted({name.rpartition(".")[2] for name in layers} - {str(k) for k in range(len(layers))})
-    near = difflib.get_close_matches(ending, [*known, *layers], 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join([ALL_LINEAR, *known])}"
+    hint = did_you_mean(ending, [*known, *layers]) or f"known: {', '.join([ALL_LINEAR, *known])}"
     raise ValueError(f"target_modules: {ending!r} is no layer of the {type(network).__name__}; {hint}")
 
 
