@@ -66,12 +66,17 @@ class GRPOConfig:
             cap itself and must be given (5.0, say). Clipping acts from the second update on one generation: with one
             (``num_iterations`` and ``steps_per_generation`` 1) every ratio is exactly 1.
         delta: ratios of the unclipped term are at most δ, which bounds bad samples that became likely; more than 1 + ε_high.
-        sapo_temperature_pos, sapo_temperature_neg: τ of sapo for positive advantages and for the rest.
+        sapo_temperature_pos: τ of sapo for samples with a positive advantage.
+        sapo_temperature_neg: τ of sapo for the other samples.
         off_policy_mask_threshold: samples with A < 0 whose mean log π_old - log π_θ is above this have no policy term.
         top_entropy_quantile: ρ, only the share ρ of an update's sites with the highest entropy get a gradient from the policy term.
         entropy_coef: c, weight of the mean entropy of a site as a bonus.
         use_adaptive_entropy: move c by ``entropy_coef_delta`` each update within [``entropy_coef_min``, ``entropy_coef_max``],
             up while the entropy is at most ``entropy_target`` nats, down above it, where the bonus is not applied.
+        entropy_coef_min: smallest c with ``use_adaptive_entropy``.
+        entropy_coef_max: largest c with ``use_adaptive_entropy``.
+        entropy_coef_delta: change of c per update with ``use_adaptive_entropy``.
+        entropy_target: mean entropy of a site in nats that ``use_adaptive_entropy`` keeps.
         beta: weight of the KL to the reference; 0 loads no reference.
         kl_estimator: ``exact`` (a sum over classes), or from the classes drawn ``k1``, ``k2`` or ``k3``.
         kl_direction: ``reverse`` is KL(π_θ ‖ π_ref), ``forward`` KL(π_ref ‖ π_θ).
@@ -81,7 +86,8 @@ class GRPOConfig:
             unlike in TRL; the exact KL needs none.
         sync_ref_model: let the reference follow: π_ref ← α π_θ + (1-α) π_ref every ``ref_model_sync_steps`` updates, with
             α = ``ref_model_mixup_alpha``.
-        ref_model_mixup_alpha, ref_model_sync_steps: see above.
+        ref_model_mixup_alpha: α of ``sync_ref_model``, the share of the trained weights in the new reference.
+        ref_model_sync_steps: number of updates between two changes of the reference with ``sync_ref_model``.
         scale_rewards: what advantages are divided by: the standard deviation of the ``group``, of the ``batch``, or
             ``none``.
         baseline: ``mean`` of the group or ``leave_one_out``.
@@ -98,8 +104,12 @@ class GRPOConfig:
         replay_samples: how many good samples of earlier generations join each group of their condition, with their rewards and
             the log-probs they were drawn with; nothing is scored again. 0: off.
         replay_memory: how many of the best unique samples of a shard are kept for that.
-        learning_rate, weight_decay, adam_beta1, adam_beta2: of AdamW.
-        lr_scheduler_type, warmup_steps: ``constant``, ``linear`` or ``cosine`` decay to 0 after a linear warm-up.
+        learning_rate: learning rate of AdamW.
+        weight_decay: weight decay of AdamW.
+        adam_beta1: β_1 of AdamW, the decay of its mean of gradients.
+        adam_beta2: β_2 of AdamW, the decay of its mean of squared gradients.
+        lr_scheduler_type: learning rate after the warm-up: ``constant``, or a ``linear`` or ``cosine`` decay to 0.
+        warmup_steps: number of updates over which the learning rate grows linearly from 0.
         max_grad_norm: gradients are clipped to this norm; None leaves them. Graph policies have norms far below 1 (about 0.01),
             where 1 never acts.
         ema_decay: decay of an exponential moving average of the weights, used for evaluation and export; None: off.
@@ -107,13 +117,14 @@ class GRPOConfig:
             processor or GPU has units for it. What ``auto`` came to is kept with the run.
         torch_compile: compile the layers of the networks; the first updates wait for the compiler.
         checkpoint_layers: compute layers again for gradients, for memory; None leaves what the network has.
-        seed: of everything random in the run.
+        seed: random seed of the run.
         generation_shards: independent random streams that the groups are drawn in, dealt out evenly to the processes. Results
             depend on it and not on the number of processes. None: one a process.
-        save_steps, save_total_limit: updates between checkpoints, and how many of the newest are kept.
+        save_steps: number of updates between two checkpoints.
+        save_total_limit: number of the newest checkpoints that are kept.
         metric_for_best_model: name of a logged metric; the checkpoint with its best mean over the updates since the one before
             is kept too, however old. None: no checkpoint is the best.
-        greater_is_better: of that metric; None: unless its name ends in "loss".
+        greater_is_better: whether a higher value of that metric is better; None: unless its name ends in "loss".
         load_best_model_at_end: end with the policy of the best checkpoint, which is then what is evaluated and exported.
 
     Raises:
@@ -269,13 +280,19 @@ class PretrainConfig:
     Attributes:
         max_steps: optimiser updates in the whole run.
         batch_size: samples an update.
-        learning_rate, weight_decay: of AdamW (β = 0.9, 0.99); cosine decay to 1 % after ``warmup_steps``.
+        learning_rate: learning rate of AdamW (β = 0.9, 0.99); it decays to 1 % by a cosine after ``warmup_steps``.
+        weight_decay: weight decay of AdamW.
+        warmup_steps: number of updates over which the learning rate grows linearly from 0.
         max_grad_norm: gradients are clipped to this norm.
         ema_decay: decay of the moving average of the weights, which is what gets saved for use.
         bf16: run the network under bfloat16 autocast; ``auto`` as in :class:`GRPOConfig`.
-        seed: of everything random in the run.
-        log_steps, save_steps, save_total_limit: updates between lines, between checkpoints, and how many of the newest are kept.
-        metric_for_best_model, greater_is_better, load_best_model_at_end: as in :class:`GRPOConfig`.
+        seed: random seed of the run.
+        log_steps: number of updates between two lines of metrics.
+        save_steps: number of updates between two checkpoints.
+        save_total_limit: number of the newest checkpoints that are kept.
+        metric_for_best_model: name of a logged metric; the checkpoint with its best mean since the one before is kept too.
+        greater_is_better: whether a higher value of that metric is better; None: unless its name ends in "loss".
+        load_best_model_at_end: end with the policy of the best checkpoint.
 
     Raises:
         ValueError: naming the field, its value and the accepted range.
