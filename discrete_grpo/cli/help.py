@@ -80,6 +80,7 @@ TOPICS = {
 }
 """The options of ``train`` by topic; all others are about the policy (``what to train``) or the loss (``GRPO``)."""
 
+_BOUNDS = ("least", "above", "most", "below")
 _TITLES = ("what to train", "reward", "GRPO", "KL", "entropy", "replay", "run")
 _VALUES = {"int": "N", "float": "X", "str": "TEXT", "tuple": "LIST", "list": "LIST", "dict": "MAPPING", "Callable": "REWARD"}
 
@@ -197,7 +198,8 @@ def _range(owner: Definition, field: Field) -> str:
         if owner.module == _LIGHT:
             getattr(importlib.import_module(owner.module), owner.node.name)(**{field.name: float("nan")})
         elif bounds := _bounds(owner.node, field):
-            check_range(field.name, float("nan"), **bounds)
+            least, above, most, below = (bounds.get(name) for name in _BOUNDS)
+            check_range(field.name, float("nan"), least=least, above=above, most=most, below=below)
     except ValueError as error:
         name, _, wanted = str(error).partition(": nan, expected ")
         return wanted if name == field.name else ""
@@ -209,8 +211,8 @@ def _bounds(settings: ast.ClassDef, field: Field) -> dict[str, float]:
     for call in (node for node in ast.walk(settings) if isinstance(node, ast.Call)):
         named = isinstance(call.func, ast.Name) and call.func.id == "check_range" and call.args
         if named and isinstance(call.args[0], ast.Constant) and call.args[0].value == field.name:
-            given = {k.arg: k.value for k in call.keywords if k.arg in ("least", "above", "most", "below")}
-            return {str(name): float(str(constant(field.module, node))) for name, node in given.items()}
+            given = {str(k.arg): constant(field.module, k.value) for k in call.keywords if k.arg in _BOUNDS}
+            return {name: value for name, value in given.items() if isinstance(value, int | float)}
     return {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -17,8 +18,9 @@ import pytest
 
 from discrete_grpo import rewards
 from discrete_grpo.cli.commands import RUNS, presets, recipe_of
-from discrete_grpo.cli.help import MOST_USED, TOPICS, options, run_help, topics
+from discrete_grpo.cli.help import MOST_USED, TOPICS, options, options_of, run_help, topics
 from discrete_grpo.cli.listing import known_rewards, print_list
+from discrete_grpo.cli.signatures import Definition
 from discrete_grpo.training.config import GRPOConfig
 
 ROOT = Path(__file__).parents[2]
@@ -115,6 +117,15 @@ def test_ranges_are_those_that_the_settings_check() -> None:
         GRPOConfig(refine_time=1.0)
     assert all(ranges[f"grpo.{name}"] for name in ("max_steps", "learning_rate", "epsilon", "beta", "ema_decay"))
     assert ranges["grpo.loss_type"] == ranges["policy"] == ""
+
+
+def test_a_range_is_read_from_a_call_of_check_range_too() -> None:
+    body = "n: int = 3\n    a: float | None = None\n    def __post_init__(self):\n        check_range('n', self.n, least=1, most=9)"
+    node = ast.parse(f"class Settings:\n    {body}").body[0]
+    assert [(o.name, o.default, o.range) for o in options_of(Definition("discrete_grpo.core.checks", node))] == [
+        ("n", "3", "1 to 9"),
+        ("a", "null", ""),
+    ]
 
 
 def real_rewards() -> dict[str, Any]:
