@@ -58,7 +58,7 @@ def make_reward(spec: Any) -> Any:
         return [make_reward(one) for one in spec]
     if isinstance(spec, str):
         return _load(spec)
-    kind = _load(spec["class_path"])
+    kind: Any = _load(spec["class_path"])
     parser = _parser_of(kind)
     try:
         arguments = parser.instantiate(parser.parse_object(spec.get("init_args", {})))
@@ -161,7 +161,7 @@ def _completed(path: str, kind: type, given: Mapping[str, Any]) -> dict[str, Any
         raise UsageError(f"{said} {' '.join(str(error).split())}") from error
 
 
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(kind.__init__)
     except (NameError, TypeError):
