@@ -24,7 +24,7 @@ from torch import nn
 from benchmarks.common import ROOT
 from benchmarks.fault_rewards import FAULT, SAMPLE
 from discrete_grpo import cli
-from discrete_grpo.cli import parser as parsing
+from discrete_grpo.cli import commands
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.training.trainer import GRPOTrainer
 
@@ -186,7 +186,7 @@ def command(case: str, folder: Path, reward: str = "qed") -> list[str]:
 
 def warm_up() -> None:
     """Load what a run needs, so that runs forked from here start at once; no tensor is computed with."""
-    parsing.recipe_of("train")
+    commands.recipe_of("train")
     __import__("torch._dynamo")
     methane = chemistry.parse("C")
     assert methane is not None

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, write_result
-from discrete_grpo.cli.parser import RUNS, presets
+from discrete_grpo.cli.commands import RUNS, presets
 
 FILES = {"qm9-small": "qm9.smi.gz", "smiles-zinc": "zinc250k_test.smi.gz"}
 CLOCKS = ("seconds", "time", "per_second", "memory")

@@ -7,12 +7,12 @@ exactly one of its columns reads as molecules. Everything else is refused with a
 from __future__ import annotations
 
 import csv
-import difflib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.domains.molecules import parse_smiles
 
 __all__ = ["HEAD", "Layout", "find_layout"]
@@ -115,8 +115,7 @@ def _asked(tables: dict[str | None, Table], column: str, source: str) -> Layout:
     rows = tables[best]
     if column.isdecimal() and 1 <= int(column) <= len(rows[0]):
         return Layout(best, _has_header(rows), int(column) - 1)
-    near = difflib.get_close_matches(column.casefold(), [name.casefold() for name in rows[0]], 1, 0.5)
-    hint = next((f"; did you mean {name!r}?" for name in rows[0] if near and name.casefold() == near[0]), "")
+    hint = f"; {did_you_mean(column, rows[0], cutoff=0.5)}".removesuffix("; ")
     raise ValueError(f"smiles_column: {column!r} is no column of {source.removeprefix('path: ')}{hint} {_listed(rows)}")
 
 

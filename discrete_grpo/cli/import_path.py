@@ -1,18 +1,18 @@
-"""The working folder on ``sys.path``: last, and only where a command names code of the user's.
+"""The working folder on ``sys.path``: it comes last, and only where a command names code of the user's.
 
-A file there that is called like a library, ``torch.py`` say, must not be run because somebody looks at a folder.
+A file there with the name of a library, such as ``torch.py``, must not be run because a command is given in that folder.
 """
 
 import os
 import sys
 
-__all__ = ["append_working_folder", "remove_working_folder"]
+__all__ = ["append_working_folder", "names_class", "remove_working_folder"]
 
 
 def remove_working_folder() -> None:
-    """Take back what ``python -m`` does: it puts the working folder first on ``sys.path``.
+    """Remove the working folder that ``python -m`` puts first on ``sys.path``.
 
-    A checkout of this package that is not installed is found there, so that such a folder moves to the end instead.
+    A checkout of this package that is not installed is imported from there; such a folder moves to the end instead.
     """
     folder = os.getcwd()  # noqa: PTH109  # pathlib is not imported yet, and would be looked for in this very folder
     if getattr(sys.flags, "safe_path", False) or not sys.path or sys.path[0] not in ("", folder):
@@ -28,3 +28,13 @@ def append_working_folder() -> None:
     folder = os.getcwd()  # noqa: PTH109
     if "" not in sys.path and folder not in sys.path:
         sys.path.append(folder)
+
+
+def names_class(policy: str) -> bool:
+    """Whether a policy is named as a class of a module.
+
+    >>> names_class("my_module:MyPolicy"), names_class("runs/demo"), names_class("C:/runs/demo")
+    (True, False, False)
+    """
+    module, colon, name = policy.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in module.split(".")) and name.isidentifier()

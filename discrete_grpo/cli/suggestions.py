@@ -1,14 +1,14 @@
-"""What a user may have meant: fields by the names that other programs give them, and modules and rewards by near names."""
+"""Hints for mistyped names: options under the names of other programs, modules and attributes."""
 
 from __future__ import annotations
 
-import difflib
-import re
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
-__all__ = ["nearest", "reward_hint", "right_field"]
+from discrete_grpo.core.checks import did_you_mean
+
+__all__ = ["absent_attribute", "absent_module", "right_field"]
 
 OTHER_NAMES: dict[str, str] = {
     "learning_rate": "lr base_lr actor_lr policy_lr learn_rate",
@@ -62,10 +62,11 @@ OTHER_NAMES: dict[str, str] = {
     "n": "num_samples n_samples count num",
     "out": "output output_file outfile",
 }
-"""Our fields by their last part, and what TRL, nanoGPT-like scripts, PPO and DDPO trainers and REINVENT call them."""
+"""The options of this package by the last part of their names, and the names that TRL, nanoGPT-like scripts, PPO and DDPO trainers
+and REINVENT give them."""
 
 STAND_INS = {"generation_batch_size": "batch_size", "per_device_batch_size": "batch_size", "num_generations": "n"}
-"""What a field is called where a command has none of that name."""
+"""The name of an option in a command that has none of the usual name."""
 
 NO_FIELD = dict.fromkeys(
     ("gamma", "discount", "gae_lambda", "lam", "vf_coef", "value_coef", "value_loss_coef", "critic_lr", "cliprange_value"),
@@ -74,7 +75,7 @@ NO_FIELD = dict.fromkeys(
 
 
 def right_field(key: str, names: Sequence[str]) -> str:
-    """What to say of an unknown field: the right one, the nearest, why there is none, or all that are known."""
+    """A hint for an unknown option: the right one, the nearest one, why there is none, or all that are known."""
     plain = key.replace("-", "_")
     leaf = plain.rpartition(".")[2].casefold()
     found = [n for n in names if n.rpartition(".")[2] in _known_as(leaf)]
@@ -83,38 +84,29 @@ def right_field(key: str, names: Sequence[str]) -> str:
         return f"did you mean {(same or found)[0]!r}?"
     if leaf in NO_FIELD:
         return f"{NO_FIELD[leaf]}, so there is no such setting"
-    near = difflib.get_close_matches(plain, names, 1, 0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    return did_you_mean(plain, names, cutoff=0.5) or f"known: {', '.join(names)}"
 
 
 def _known_as(leaf: str) -> set[str]:
-    """The last parts of our fields that another program calls ``leaf``; itself, where only its group is wrong."""
+    """The last parts of our options that another program calls ``leaf``, and ``leaf`` itself, where only the group is wrong."""
     ours = {field for field, others in OTHER_NAMES.items() if leaf in others.split()}
     return ours | {STAND_INS[field] for field in ours if field in STAND_INS} | {leaf}
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``"did you mean ...? "`` with the nearest of some names, whatever its case; empty where none is near."""
-    folded = {k.casefold(): k for k in known}
-    near = difflib.get_close_matches(name.casefold(), folded, 1)
-    return f"did you mean {folded[near[0]]!r}? " if near else ""
+def absent_module(name: str, folder: Path) -> str:
+    """The continuation of an error about a module that does not exist: where it was looked for, and a near name."""
+    parent, _, leaf = name.rpartition(".")
+    place = folder.joinpath(*parent.split(".")) if parent else folder
+    found = []
+    if place.is_dir():
+        found = [p.stem for p in place.iterdir() if p.suffix == ".py" or (p.is_dir() and p.name.isidentifier())]
+    return f"; it is neither installed nor in {place}; {did_you_mean(leaf, found)}".rstrip("; ")
 
 
-def reward_hint(reason: str, folder: Path) -> str:
-    """What to add to the reason why a reward cannot be imported: where it was looked for, and a near name; maybe nothing."""
-    missing = re.search(r"No module named '([\w.]+)'", reason)
-    if missing:
-        parent, _, leaf = missing[1].rpartition(".")
-        place = folder.joinpath(*parent.split(".")) if parent else folder
-        found = (
-            [p.stem for p in place.iterdir() if p.suffix == ".py" or (p.is_dir() and p.name.isidentifier())]
-            if place.is_dir()
-            else []
-        )
-        return f"; it is neither installed nor in {place}; {nearest(leaf, found)}".rstrip("; ")
-    absent = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", reason)
-    if absent and absent[1] in sys.modules:
-        module = sys.modules[absent[1]]
-        hint = nearest(absent[2], [name for name in vars(module) if not name.startswith("_")])
-        return f" ({module.__file__}); {hint}".rstrip("; ") if getattr(module, "__file__", None) else ""
-    return ""
+def absent_attribute(holder: ModuleType | type, name: str) -> str:
+    """The text of an error about a name that a module or class does not have: its file, and a near name."""
+    file = getattr(holder, "__file__", None)
+    hint = did_you_mean(name, [other for other in vars(holder) if not other.startswith("_")]) if file else ""
+    kind = "class" if isinstance(holder, type) else "module"
+    text = f"{kind} {holder.__name__!r} has no attribute {name!r}" + (f" ({file})" if file else "")
+    return f"{text}; {hint}".rstrip("; ")

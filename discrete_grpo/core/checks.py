@@ -1,10 +1,11 @@
-"""The range check of numeric arguments: one line that names the argument, its value and the accepted range."""
+"""Checks of arguments: the range of a number, and the nearest known name to a mistyped one."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
-__all__ = ["check_range"]
+__all__ = ["check_range", "did_you_mean"]
 
 
 def check_range(
@@ -51,3 +52,21 @@ def _range(least: float | None, above: float | None, most: float | None, below: 
     low = [f"at least {least}"] if least is not None else [f"more than {above}"] if above is not None else []
     high = [f"at most {most}"] if most is not None else [f"less than {below}"] if below is not None else []
     return " and ".join(low + high) or "a finite number"
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return a question that names the known name nearest to a mistyped one, or an empty text where none is near.
+
+    Args:
+        name: the mistyped name.
+        known: the accepted names; upper and lower case count as equal.
+        cutoff: the smallest similarity of an answer, from 0 to 1, as :func:`difflib.get_close_matches` measures it.
+
+    >>> did_you_mean("trian", ["train", "sample"]), did_you_mean("QEDD", ["qed"]), did_you_mean("x", ["train"])
+    ("did you mean 'train'?", "did you mean 'qed'?", '')
+    """
+    import difflib  # only a mistyped name needs it
+
+    folded = {other.casefold(): other for other in known}
+    near = difflib.get_close_matches(name.casefold(), folded, 1, cutoff)
+    return f"did you mean {folded[near[0]]!r}?" if near else ""

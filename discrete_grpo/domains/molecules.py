@@ -12,7 +12,6 @@ The one file that knows RDKit molecules. Conventions:
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from rdkit import Chem, DataStructs
 from rdkit.Chem import QED, Descriptors, rdFingerprintGenerator, rdMolDescriptors
 from rdkit.rdBase import BlockLogs
 
+from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.domains.graphs import GraphBatch, node_mask
 
 __all__ = [
@@ -378,8 +378,7 @@ def descriptor(name: str) -> Callable[[Chem.Mol], float]:
     """
     known: dict[str, Callable[[Chem.Mol], float]] = dict(Descriptors.descList)
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1, 0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; {did_you_mean(name, known, cutoff=0.4)}".removesuffix("; ")
         raise ValueError(f"properties: {name!r} is no RDKit descriptor{hint}")
     return known[name]
 

@@ -13,7 +13,6 @@ code from a checkpoint: classes are found by import path, and only inside packag
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -29,7 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from discrete_grpo.core.atomic import atomic_write
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, did_you_mean
 from discrete_grpo.runs.files import SUMS, changed_file, clear_files, explained, real_name, remove, whole_folder, write_sums
 from discrete_grpo.runs.serialization import TRUSTED, CheckpointError, build, describe, describe_types, restore_types
 from discrete_grpo.runs.weights import load_weights
@@ -256,8 +255,7 @@ class Checkpoints:
         """Raise ValueError unless ``metric_for_best_model`` is among the ``names`` that are logged (or there is none)."""
         name, known = self.metric_for_best_model, sorted(names)
         if name is not None and name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = f"{did_you_mean(name, known)} ".lstrip()
             raise ValueError(f"metric_for_best_model: {name!r} is not logged; {hint}expected one of {', '.join(known)}")
 
     def save(
@@ -373,6 +371,6 @@ def find_checkpoint(name: str | Path, role: str = "policy") -> Path:
     if (path / "checkpoints").is_dir():
         return Checkpoints(path).latest()
     known = bundled_policies(role)
-    near = difflib.get_close_matches(str(name), known, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else f" (bundled: {', '.join(known) or 'none'})"
+    near = did_you_mean(str(name), known)
+    hint = f"; {near}" if near else f" (bundled: {', '.join(known) or 'none'})"
     raise CheckpointError(f"{role}: {str(name)!r} is no checkpoint folder, run folder or bundled {role}{hint}")

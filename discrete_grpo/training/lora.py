@@ -9,7 +9,6 @@ samples and scores in eval mode, where it would do nothing.
 from __future__ import annotations
 
 import copy
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.core.precision import full_precision
 from discrete_grpo.training.network import network_of
 
@@ -266,8 +266,7 @@ def _named(network: nn.Module, ending: str, layers: dict[str, nn.Module]) -> set
         wanted = "Linear, Embedding, Conv1d or Conv2d"
         raise ValueError(f"target_modules: {ending!r} is a {type(other[0]).__name__}, expected a {wanted}")
     known = sorted({name.rpartition(".")[2] for name in layers} - {str(k) for k in range(len(layers))})
-    near = difflib.get_close_matches(ending, [*known, *layers], 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join([ALL_LINEAR, *known])}"
+    hint = did_you_mean(ending, [*known, *layers]) or f"known: {', '.join([ALL_LINEAR, *known])}"
     raise ValueError(f"target_modules: {ending!r} is no layer of the {type(network).__name__}; {hint}")
 
 

@@ -22,7 +22,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from discrete_grpo.cli import main
-from discrete_grpo.cli.__main__ import COMMANDS
+from discrete_grpo.cli.commands import COMMANDS
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
 from discrete_grpo.recipes.search import SearchRecipe, run_search

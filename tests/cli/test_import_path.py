@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from discrete_grpo.cli import main
 from discrete_grpo.datasets.molecules import dataset_from_smiles, statistics
 from discrete_grpo.recipes.train import NetworkSizes, molecule_policy
 from discrete_grpo.runs.checkpoint import save
@@ -108,6 +109,17 @@ def test_a_reward_in_the_working_folder_is_found_and_no_library_there_is_run(run
     assert done.returncode == 0, done.stderr
     assert start(run, way, "resume", new).returncode == 0
     assert ran(run) == []
+
+
+@pytest.mark.parametrize(("policy", "added"), [("my_module:MyPolicy", True), ("qm9-small", False), ("C:/runs/demo", False)])
+def test_the_working_folder_is_searched_for_a_policy_named_by_its_class(
+    policy: str, added: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = list(sys.path)
+    main(["train", "demo", f"--policy={policy}", "--output_dir= "])
+    assert sys.path == before + [str(tmp_path)] * added
 
 
 def test_the_planted_files_would_run(run: Path) -> None:

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from discrete_grpo.cli import main
+from discrete_grpo.cli.reward_spec import complete_reward, make_reward
 from discrete_grpo.cli.suggestions import OTHER_NAMES, STAND_INS, right_field
 from discrete_grpo.recipes.families import family_of, load_trained
+from discrete_grpo.rewards.molecules import Target, qed
 from discrete_grpo.runs.checkpoint import BUNDLED, CheckpointError, load_metadata, load_policy
 from discrete_grpo.training.config import GRPOConfig
 
@@ -116,6 +118,37 @@ def test_a_mistyped_module_is_answered_with_the_folder_and_a_near_name(told: Cal
     assert said.endswith(f"has no attribute 'lenght' ({tmp_path / 'my_scores.py'}); did you mean 'length'?")
     assert told("train", "demo", "--reward=other.f").endswith(f"it is neither installed nor in {tmp_path}")
     sys.modules.pop("my_scores")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--reward=Substructure", "--reward.smart=CO"], "'smart' is none of its arguments; did you mean 'smarts'?"),
+        (["--reward={class_path: qed, init_args: {a: 1}}"], "class_path: 'discrete_grpo.rewards.molecules.qed' is no class"),
+        (["--reward={class_path: Target, init_args: {property: nowhere.f, value: 1, scale: 1}}"], "No module named 'nowhere'"),
+        (["--reward={class_path: Target, init_args: {property: qed, value: 1, scale: -1}}"], "reward: scale: -1.0, expected"),
+        (["--reward={class_path: Target, init_args: {property: qed, value: high, scale: 1}}"], "Target is no reward:"),
+        (["--reward={path: qed}"], "expected a mapping with class_path and init_args"),
+        (["--reward="], "reward: nothing is no reward: expected an import path"),
+        (["--reward=3"], "reward: 3 is no reward: expected an import path"),
+        (["--reward=[qed"], "reward: '[qed' is no YAML"),
+        (["--reward", "--policy=x"], "reward: no value, expected --reward=VALUE"),
+        (["--grpo={max_step: 3}"], "unknown field 'grpo.max_step'; did you mean 'grpo.max_steps'?"),
+        (["--grpo={max_steps: many}"], "grpo.max_steps: 'many', expected int"),
+        (["--report_to=email"], "report_to: 'email', expected a list of one of 'tensorboard', 'wandb'"),
+        (["-x"], "unrecognized arguments: -x"),
+    ],
+)
+def test_rewards_and_values_that_cannot_be_read(told: Callable[..., str], options: list[str], said: str) -> None:
+    assert said in told("train", "demo", *options)
+
+
+def test_a_reward_among_the_arguments_of_another_may_be_a_name() -> None:
+    spec = complete_reward({"class_path": "Target", "init_args": {"property": "QED", "value": "1", "scale": 0.5}})
+    molecules = "discrete_grpo.rewards.molecules"
+    assert spec == {"class_path": f"{molecules}.Target", "init_args": {"property": f"{molecules}.qed", "value": 1.0, "scale": 0.5}}
+    assert complete_reward(spec) == spec
+    assert make_reward([spec, f"{molecules}.qed"]) == [Target(qed, 1.0, 0.5), qed]
 
 
 # -- groups, folders and types

@@ -1,14 +1,15 @@
-"""The range check accepts what lies inside and names what does not."""
+"""The range check accepts what lies inside and names what does not; the nearest name is found in any case."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, did_you_mean
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,19 @@ def test_the_range_is_kept_and_named(bounds: dict[str, Any], inside: list[float]
 def test_a_whole_number_too_large_for_a_float_is_compared_as_it_is() -> None:
     with pytest.raises(ValueError, match="expected at most 255"):
         check_range("rounds", 10**400, most=255)
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "cutoff", "said"),
+    [
+        ("trian", ["sample", "train"], 0.6, "did you mean 'train'?"),
+        ("trian", {"train": 1, "trains": 2}, 0.6, "did you mean 'train'?"),
+        ("MOLLOGP", ["MolLogP", "TPSA"], 0.9, "did you mean 'MolLogP'?"),
+        ("logp", ["MolLogP", "TPSA"], 0.9, ""),
+        ("logp", ["MolLogP", "TPSA"], 0.4, "did you mean 'MolLogP'?"),
+        ("x", ["train"], 0.6, ""),
+        ("x", [], 0.6, ""),
+    ],
+)
+def test_the_nearest_known_name_is_asked_for(name: str, known: Iterable[str], cutoff: float, said: str) -> None:
+    assert did_you_mean(name, known, cutoff=cutoff) == said

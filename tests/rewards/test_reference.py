@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.cli.parser import known_rewards
+from discrete_grpo.cli.listing import known_rewards
 from discrete_grpo.rewards import reference
 from discrete_grpo.rewards.reference import RewardEntry, public_rewards, reference_page
 

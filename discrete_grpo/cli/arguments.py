@@ -1,0 +1,206 @@
+"""The arguments of the commands that make no run folder: resume, sample, evaluate, report, import and list."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from discrete_grpo.cli.commands import COMMANDS, UsageError
+from discrete_grpo.cli.help import Option, options_of
+from discrete_grpo.cli.signatures import find
+from discrete_grpo.cli.suggestions import right_field
+
+__all__ = ["IMPORT_OPTIONS", "read_arguments", "sampler_options"]
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises UsageError where argparse prints a usage and ends the program."""
+
+    def __init__(self, command: str, arguments: str, example: str) -> None:
+        about = f"{COMMANDS[command][0].upper()}{COMMANDS[command][1:]}."
+        super().__init__(
+            prog=f"discrete-grpo {command}",
+            usage=f"discrete-grpo {command} {arguments}".rstrip(),
+            description=about,
+            epilog=f"example:\n  discrete-grpo {command} {example}".rstrip(),
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=36, width=112),
+            allow_abbrev=False,
+            exit_on_error=False,
+        )
+
+    def error(self, message: str) -> Any:
+        """Raise UsageError with a message of argparse."""
+        raise UsageError(message)
+
+    def option(self, name: str, kind: Callable[[str], Any], value: str, about: str, default: Any = None, short: str = "") -> None:
+        """Add an option; its help ends with its default, unless that is None."""
+        note = "" if default is None else f" (default {default})"
+        flags = [f"-{short}"] * bool(short) + [f"--{name}"]
+        self.add_argument(*flags, dest=name, type=kind, metavar=value, default=default, help=f"{about}{note}".replace("%", "%%"))
+
+
+def _number(kind: type, text: str) -> Any:
+    if text == "null":
+        return None
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected {kind.__name__}") from error
+
+
+def _whole(text: str) -> int | None:
+    return _number(int, text)
+
+
+def _real(text: str) -> float | None:
+    return _number(float, text)
+
+
+def _text(text: str) -> str | None:
+    return None if text == "null" else text
+
+
+def _flag(text: str) -> bool | None:
+    known = {"true": True, "false": False, "null": None}
+    if text.lower() not in known:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected true or false")
+    return known[text.lower()]
+
+
+def _names(text: str) -> list[str] | None:
+    """Names as ``[a, b]`` or ``a,b``."""
+    inner = text.removeprefix("[").removesuffix("]")
+    return None if text == "null" else [name.strip().strip("'\"") for name in inner.split(",") if name.strip()]
+
+
+IMPORT_OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
+    ("vocabulary", _text, "FILE", "MolGPT: JSON file of the tokens"),
+    ("heads", _whole, "N", "MolGPT and graph models: number of attention heads; by default that of the file, else the published 8"),
+    ("properties", _names, "LIST", "MolGPT: names of the properties of its training, in order, as [logp,sas]"),
+    ("start", _text, "TOKEN", "MolGPT: token that every molecule begins with"),
+    ("max_length", _whole, "N", "HuggingFace: largest number of tokens of a text"),
+    ("bos", _text, "TOKEN", "HuggingFace: token that a text begins after"),
+    ("eos", _text, "TOKEN", "HuggingFace: token that ends a text"),
+    (
+        "dataset",
+        _text,
+        "NAME",
+        "graph models: published data set: qm9, qm9-h, zinc, zinc-gdpo, moses, guacamol, planar, tree or sbm",
+    ),
+    ("statistics", _text, "FILE", "graph models: JSON file with node counts and marginals, instead of --dataset"),
+    ("noise", _text, "NAME", "graph models: distribution of the noise; by default that of the file, else marginal"),
+    ("num_steps", _whole, "N", "graph models: steps of the sampler; by default those of the file, else the published number"),
+    ("rrwp_steps", _whole, "N", "DeFoG and Graph-GRPO: steps of the random-walk features, if not the published 12 or 20"),
+    ("diffusion_steps", _whole, "N", "DiGress: steps of its noise schedule"),
+    ("eta", _real, "X", "DeFoG and Graph-GRPO: stochasticity of the sampler; by default that of a DeFoG file, else 0"),
+    ("omega", _real, "X", "DeFoG and Graph-GRPO: target guidance of the sampler; by default that of a DeFoG file, else 0"),
+    (
+        "sample_distortion",
+        _text,
+        "NAME",
+        "DeFoG and Graph-GRPO: time grid of the sampler; by default that of the file, else identity",
+    ),
+    ("variant", _text, "NAME", "DiGress: main or fixed_bug"),
+    ("padding", _text, "NAME", "graph models: safe, or published, where padding counts as in the original code"),
+    (
+        "checkpoint_layers",
+        _flag,
+        "{true,false}",
+        "graph models: compute layers again in the backward pass, for memory (default false)",
+    ),
+)
+"""The options of ``import``: name, type, placeholder of the value, and help."""
+
+
+def sampler_options() -> list[Option]:
+    """The options of ``sample`` that change the sampler of a policy."""
+    found = find("discrete_grpo.recipes.families", "SamplerOptions")
+    assert found is not None
+    return [option for option in options_of(found) if option.name != "shared_steps"]
+
+
+def _resume() -> _Parser:
+    parser = _Parser("resume", "RUN", "runs/demo")
+    parser.add_argument("run", help="run folder; nothing else is needed")
+    return parser
+
+
+def _report() -> _Parser:
+    parser = _Parser("report", "RUN", "runs/demo")
+    parser.add_argument("run", help="run folder, in which report.html is written")
+    return parser
+
+
+def _list() -> _Parser:
+    return _Parser("list", "", "")
+
+
+def _sample() -> _Parser:
+    parser = _Parser("sample", "CHECKPOINT --out=FILE [--name=value ...]", "qm9-small -n 1000 --out=molecules.smi --seed=1")
+    parser.add_argument("checkpoint", help="bundled policy, checkpoint folder or run folder")
+    about = "file to write: .csv or .csv.gz for a table with the conditions, .png for images, else one sample per line"
+    parser.option("out", str, "FILE", about)
+    parser.option("n", _whole, "N", "number of samples, at least 1", 100, short="n")
+    parser.option("seed", _whole, "N", "random seed of the sampler", 0)
+    parser.option("scaffold", _text, "SMILES", "SMILES that every sample should contain")
+    parser.option("columns", _text, "TEXT", "conditions of the samples: a JSON mapping, or a file of JSON lines")
+    kinds = {"N": _whole, "X": _real}
+    for option in sampler_options():
+        parser.option(option.name, kinds.get(option.value, _text), option.value, option.about)
+    return parser
+
+
+def _evaluate() -> _Parser:
+    parser = _Parser("evaluate", "FILE [--name=value ...]", "molecules.smi --reference=train.smi --out=metrics.json")
+    about = "file of samples (.smi, .txt, .csv, .tsv, .g6, each optionally with .gz; .npz of splits of graphs)"
+    parser.add_argument("file", help=about)
+    about = "data that novelty is measured against: a SMILES file; of graphs, a named set or an .npz file"
+    parser.option("reference", _text, "FILE", about)
+    parser.option("shape", _text, "NAME", "graphs that count as valid: planar, tree, sbm or connected; by default those of the set")
+    parser.option("out", _text, "FILE", "JSON file for the numbers")
+    parser.option("smiles_column", _text, "NAME", "column of SMILES; by default it is found by its name")
+    parser.option("reference_smiles_column", _text, "NAME", "column of SMILES in the reference; by default it is found by its name")
+    parser.option("max_bytes", _whole, "N", "largest size in bytes that a gzipped file may unpack to", 4 << 30)
+    parser.option("max_nodes", _whole, "N", "largest number of nodes of a graph", 10_000)
+    return parser
+
+
+def _import() -> _Parser:
+    example = "digress.ckpt --from=digress --dataset=qm9 --out=policies/digress"
+    parser = _Parser("import", "CHECKPOINT --from=PROGRAM --out=FOLDER [--name=value ...]", example)
+    parser.add_argument("checkpoint", help="folder or file of the other program")
+    parser.option("from", str, "PROGRAM", "huggingface, molgpt, reinvent, digress, defog or graph-grpo")
+    parser.option("out", str, "FOLDER", "checkpoint folder to make")
+    for name, kind, value, about in IMPORT_OPTIONS:
+        parser.option(name, kind, value, about)
+    return parser
+
+
+_PARSERS = {"resume": _resume, "sample": _sample, "evaluate": _evaluate, "report": _report, "list": _list, "import": _import}
+_REQUIRED = {"sample": ("out",), "import": ("from", "out")}
+
+
+def read_arguments(command: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """The arguments of a command by name.
+
+    Raises:
+        UsageError: for an unknown option, a value of the wrong type, or a missing argument.
+        SystemExit: after ``-h`` printed the help.
+    """
+    parser = _PARSERS[command]()
+    try:
+        found, unknown = parser.parse_known_args(list(arguments))
+    except argparse.ArgumentError as error:
+        name = (error.argument_name or "").rpartition("/")[2].lstrip("-")
+        raise UsageError(f"{name}: {error.message}" if name else error.message) from error
+    given = vars(found)
+    for word in unknown:
+        if word.startswith("--"):
+            key = word.removeprefix("--").partition("=")[0]
+            raise UsageError(f"unknown field {key!r}; {right_field(key, list(given))}")
+        raise UsageError(f"unrecognized arguments: {word}")
+    missing = [name for name in _REQUIRED.get(command, ()) if given[name] is None]
+    if missing:
+        raise UsageError(f"the following arguments are required: {', '.join(missing)}")
+    return given

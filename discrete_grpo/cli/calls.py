@@ -1,0 +1,92 @@
+"""The calls of the commands that make no run folder: from their arguments to the functions of the recipes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from discrete_grpo.cli.arguments import IMPORT_OPTIONS, sampler_options
+from discrete_grpo.cli.commands import UsageError
+from discrete_grpo.cli.import_path import append_working_folder, names_class
+from discrete_grpo.cli.listing import print_list
+from discrete_grpo.cli.runs import resume
+
+__all__ = ["call"]
+
+
+def call(command: str, given: dict[str, Any]) -> None:
+    """Run a command that makes no run folder.
+
+    Args:
+        command: its name.
+        given: its arguments by name.
+    """
+    calls = {"sample": _sample, "evaluate": _evaluate, "import": _import}
+    if command == "list":
+        print_list()
+    elif command == "resume":
+        resume(Path(given["run"]))
+    elif command == "report":
+        _report(Path(given["run"]))
+    else:
+        calls[command](given)
+
+
+def _sample(given: dict[str, Any]) -> None:
+    from discrete_grpo.recipes.families import SamplerOptions
+    from discrete_grpo.recipes.train import sample_file
+
+    if names_class(given["checkpoint"]):
+        append_working_folder()
+    columns = given["columns"]
+    if columns is not None and columns.lstrip().startswith("{"):
+        try:
+            columns = [json.loads(columns)]
+        except ValueError as error:
+            raise UsageError(f"columns: {given['columns']!r} is no JSON ({error})") from error
+    options = SamplerOptions(**{option.name: given[option.name] for option in sampler_options()})
+    kept = {name: given[name] for name in ("seed", "scaffold")}
+    print(sample_file(given["checkpoint"], given["n"], given["out"], columns=columns, options=options, **kept))
+
+
+def _evaluate(given: dict[str, Any]) -> None:
+    from discrete_grpo.recipes import digits as images
+    from discrete_grpo.recipes import graphs as plain_graphs
+    from discrete_grpo.recipes import train as recipes
+
+    file, reference, out = given["file"], given["reference"], given["out"]
+    names = {name: given[name] for name in ("smiles_column", "reference_smiles_column")}
+    if given["smiles_column"] is None and plain_graphs.holds_graphs(file):
+        limits = {name: given[name] for name in ("max_nodes", "max_bytes")}
+        plain_graphs.evaluate_file(file, data=reference, shape=given["shape"], out=out, **limits)
+    elif given["shape"] is not None:
+        raise UsageError(f"shape: {given['shape']!r}, expected none with a file of molecules or images")
+    elif given["smiles_column"] is not None or not images.holds_images(file):
+        recipes.evaluate_file(file, reference=reference, out=out, max_bytes=given["max_bytes"], **names)
+    elif reference is not None:
+        raise UsageError(f"reference: {reference!r}, expected none with a file of images")
+    else:
+        images.evaluate_file(file, out=out, max_bytes=given["max_bytes"])
+
+
+def _report(folder: Path) -> None:
+    from discrete_grpo.recipes.families import run_family
+    from discrete_grpo.runs.report.report import write_report
+
+    if not any((folder / name).is_file() for name in ("run.json", "metrics.jsonl")):
+        raise UsageError(f"run: {folder} is no run folder, expected one with run.json or metrics.jsonl")
+    print(write_report(folder, render=run_family(folder).draw))
+
+
+def _import(given: dict[str, Any]) -> None:
+    from discrete_grpo.importers import import_checkpoint
+    from discrete_grpo.runs.checkpoint import load_metadata
+
+    if not given["out"].strip():
+        raise UsageError(f"out: {given['out']!r}, expected the name of a folder to make")
+    options = {name: given[name] for name, *_ in IMPORT_OPTIONS if given[name] is not None}
+    folder = import_checkpoint(given["checkpoint"], given["from"], given["out"], **options)
+    for name, (value, origin) in load_metadata(folder).get("taken", {}).items():  # the facts it rests on and their sources
+        print(f"{name}:".ljust(17) + f"{value} ({origin})")
+    print(folder)

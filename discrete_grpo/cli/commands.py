@@ -1,0 +1,96 @@
+"""The commands, the presets, and the recipe that each command runs; no recipe is imported before it is needed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.resources
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from discrete_grpo.core.checks import did_you_mean
+
+__all__ = ["COMMANDS", "RUNS", "Recipe", "UsageError", "preset_about", "preset_path", "presets", "recipe_of"]
+
+
+class UsageError(ValueError):
+    """A command line that cannot be run; its text is the one line the user sees."""
+
+
+class Recipe(NamedTuple):
+    """Where a command's settings (a dataclass) and its function stand."""
+
+    module: str
+    settings: str
+    function: str
+
+
+RUNS: dict[str, Recipe] = {
+    "train": Recipe("discrete_grpo.recipes.train", "TrainRecipe", "run_train"),
+    "pretrain": Recipe("discrete_grpo.recipes.train", "PretrainRecipe", "run_pretrain"),
+    "pretrain-graphs": Recipe("discrete_grpo.recipes.graphs", "PretrainGraphsRecipe", "run_pretrain_graphs"),
+    "pretrain-smiles": Recipe("discrete_grpo.recipes.smiles", "PretrainSmilesRecipe", "run_pretrain_smiles"),
+    "pretrain-text": Recipe("discrete_grpo.recipes.judge", "PretrainTextRecipe", "run_pretrain_text"),
+    "judge": Recipe("discrete_grpo.recipes.judge", "JudgeRecipe", "run_judge"),
+    "pretrain-digits": Recipe("discrete_grpo.recipes.digits", "PretrainDigitsRecipe", "run_pretrain_digits"),
+    "search": Recipe("discrete_grpo.recipes.search", "SearchRecipe", "run_search"),
+}
+"""The commands that make a run folder."""
+
+COMMANDS = {
+    "train": "fine-tune a policy against a reward",
+    "pretrain": "train a graph diffusion policy of molecules by likelihood",
+    "pretrain-graphs": "train a diffusion or flow policy of plain graphs by likelihood",
+    "pretrain-smiles": "train an autoregressive SMILES policy by likelihood",
+    "pretrain-text": "train a policy that fills blanks in text by likelihood",
+    "judge": "train a judge of text, to be used as a reward",
+    "pretrain-digits": "train a policy of handwritten digits by likelihood",
+    "search": "search around the best samples of a policy without changing it",
+    "resume": "continue a stopped run",
+    "sample": "draw samples from a policy",
+    "evaluate": "print the metrics of a file of samples",
+    "report": "write the report of a run again",
+    "import": "convert a checkpoint of another program",
+    "list": "show presets, bundled policies, rewards and data sets",
+}
+"""All commands and what each does."""
+
+
+def recipe_of(command: str) -> tuple[type, Callable[..., Any]]:
+    """The settings and the function of a command that makes a run folder; imports the module of its own recipe only."""
+    module, settings, function = RUNS[command]
+    found = importlib.import_module(module)
+    return getattr(found, settings), getattr(found, function)
+
+
+def _preset_texts(command: str) -> dict[str, str]:
+    folder = importlib.resources.files("discrete_grpo.cli.presets")
+    texts = {p.name.removesuffix(".yaml"): p.read_text(encoding="utf-8") for p in folder.iterdir() if p.name.endswith(".yaml")}
+    return {name: texts[name] for name in sorted(texts) if texts[name].startswith(f"# {command}:")}
+
+
+def presets(command: str) -> list[str]:
+    """Names of the presets of a command."""
+    return list(_preset_texts(command))
+
+
+def preset_about(command: str) -> dict[str, str]:
+    """One line about each preset of a command: the comment at the top of its file."""
+    return {name: text.partition("\n")[0].partition(":")[2].strip() for name, text in _preset_texts(command).items()}
+
+
+def preset_path(command: str, name: str) -> Path:
+    """The file of a preset by its name, or of a YAML file by its path.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise UsageError(f"preset: file {name!r} does not exist")
+        return Path(name)
+    known = presets(command)
+    if name not in known:
+        hint = f"{did_you_mean(name, known)} ".lstrip()
+        raise UsageError(f"preset: {name!r} is unknown; {hint}known: {', '.join(known)}")
+    return Path(str(importlib.resources.files("discrete_grpo.cli.presets") / f"{name}.yaml"))

@@ -1,0 +1,86 @@
+"""The command ``list``: presets, bundled policies, rewards and data sets with one line each."""
+
+from __future__ import annotations
+
+import ast
+import importlib.resources
+import json
+from typing import NamedTuple
+
+from discrete_grpo.cli.commands import RUNS, preset_about
+from discrete_grpo.cli.signatures import find
+from discrete_grpo.rewards.reference import public_rewards
+
+__all__ = ["KnownReward", "known_rewards", "print_list"]
+
+
+class KnownReward(NamedTuple):
+    """A reward of this package.
+
+    Attributes:
+        path: its import path.
+        about: the first line of its docstring.
+        signature: the name with its arguments, such as ``Similarity(target, radius=2)``; of a function, the name alone.
+    """
+
+    path: str
+    about: str
+    signature: str
+
+
+def known_rewards() -> dict[str, KnownReward]:
+    """The public rewards of this package by name, read from their source without importing them."""
+    found = public_rewards().values()
+    return {one.name: KnownReward(f"{one.module}.{one.name}", one.about, one.signature) for one in found}
+
+
+def _bundled() -> dict[str, dict[str, str]]:
+    """One line about each bundled checkpoint, by role and name."""
+    found: dict[str, dict[str, str]] = {"bundled policies": {}, "bundled judges and classifiers": {}}
+    folder = importlib.resources.files("discrete_grpo.bundled")
+    for place in sorted((p for p in folder.iterdir() if (p / "config.json").is_file()), key=lambda p: p.name):
+        metadata = json.loads((place / "config.json").read_text(encoding="utf-8"))["metadata"]
+        kind, data = metadata.get("kind", "molecules"), metadata.get("data", {})
+        trained = f"trained on {data.get('name', 'unknown data')}"
+        if kind in ("judge", "classifier"):
+            found["bundled judges and classifiers"][place.name] = f"a {kind}, {trained}"
+        else:
+            found["bundled policies"][place.name] = f"a policy of {kind}, {trained}"
+    return found
+
+
+def _graph_sets() -> list[str]:
+    found = find("discrete_grpo.datasets.synthetic_graphs", "NAMED_SETS")
+    assert found is not None
+    assert isinstance(found.node, ast.AnnAssign)
+    assert isinstance(found.node.value, ast.Dict)
+    return [str(ast.literal_eval(key)) for key in found.node.value.keys if key is not None]
+
+
+def _print_section(title: str, lines: dict[str, str]) -> None:
+    print(f"{title}:")
+    width = max(map(len, lines), default=0)
+    for name, about in lines.items():
+        print(f"  {name.ljust(width)}  {about}")
+    print()
+
+
+def print_list() -> None:
+    """Print presets, bundled policies, rewards and data sets."""
+    for command in RUNS:
+        if about := preset_about(command):
+            _print_section(f"presets for {command}", about)
+    for title, lines in _bundled().items():
+        _print_section(title, lines)
+    print("rewards, by name or by import path:")
+    for reward in known_rewards().values():
+        print(f"  {reward.signature}\n      {reward.about}")
+    print()
+    sets = {
+        "enumerated": "all small C/N/O/F molecules, bundled",
+        "qm9, zinc250k": "molecules, downloaded at the first use",
+        "FILE": "a SMILES file of your own",
+        ", ".join(_graph_sets()): "graphs, made on this machine",
+        "FILE.npz": "splits of graphs of your own",
+    }
+    _print_section("data sets", sets)

@@ -1,0 +1,177 @@
+"""Rewards as a command line or a YAML file names them: by name, by import path, or by a class with its arguments."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+
+from discrete_grpo.cli.commands import UsageError
+from discrete_grpo.cli.listing import known_rewards
+from discrete_grpo.cli.suggestions import absent_attribute, absent_module
+from discrete_grpo.core.checks import did_you_mean
+
+__all__ = ["complete_reward", "make_reward", "with_argument"]
+
+
+def complete_reward(spec: Any) -> Any:
+    """A reward, or a list of them, in full: names as import paths, and classes with all their arguments.
+
+    Args:
+        spec: a name of ``discrete-grpo list``, an import path, a mapping with ``class_path`` and ``init_args``, or a list of these.
+
+    Raises:
+        UsageError: if it names no reward, or its arguments do not fit.
+    """
+    if isinstance(spec, list | tuple):
+        return [complete_reward(one) for one in spec]
+    if isinstance(spec, Mapping):
+        path, given = _class_path(spec)
+        kind = _load(path)
+        if not isinstance(kind, type):
+            raise UsageError(f"class_path: {path!r} is no class; a function is named without class_path and init_args")
+        return {"class_path": path, "init_args": _completed(path, kind, given)}
+    if not isinstance(spec, str) or not spec:
+        raise UsageError(f"reward: {spec or 'nothing'} is no reward: expected an import path")
+    path = _full_path(spec)
+    found = _load(path)
+    if not isinstance(found, type):
+        return path
+    arguments = _completed(path, found, {})
+    return {"class_path": path, "init_args": arguments} if arguments else {"class_path": path}
+
+
+def make_reward(spec: Any) -> Any:
+    """The reward, or the list of rewards, of a completed spec.
+
+    Raises:
+        UsageError: if the constructor of a class refuses its arguments.
+    """
+    if isinstance(spec, list):
+        return [make_reward(one) for one in spec]
+    if isinstance(spec, str):
+        return _load(spec)
+    kind: Any = _load(spec["class_path"])
+    parser = _parser_of(kind)
+    try:
+        arguments = parser.instantiate(parser.parse_object(spec.get("init_args", {})))
+        return kind(**vars(arguments))
+    except (ArgumentError, ValueError, TypeError, OSError, ImportError) as error:
+        raise UsageError(f"reward: {' '.join(str(error).split())}") from error
+
+
+def with_argument(spec: Any, name: str, value: Any) -> Any:
+    """A reward, or the last of several, with one more argument of its class, as ``--reward.NAME=VALUE`` gives it."""
+    if isinstance(spec, list) and spec:
+        return [*spec[:-1], with_argument(spec[-1], name, value)]
+    whole = dict(spec) if isinstance(spec, Mapping) else {"class_path": spec}
+    given = whole.get("init_args")
+    whole["init_args"] = {**(given if isinstance(given, Mapping) else {}), name.removeprefix("init_args."): value}
+    return whole
+
+
+def _class_path(spec: Mapping[Any, Any]) -> tuple[str, Mapping[str, Any]]:
+    path, given = spec.get("class_path"), spec.get("init_args") or {}
+    unknown = [str(key) for key in spec if key not in ("class_path", "init_args")]
+    if not isinstance(path, str) or not isinstance(given, Mapping) or unknown:
+        raise UsageError(f"reward: {dict(spec)} is no reward: expected a mapping with class_path and init_args")
+    return _full_path(path), given
+
+
+def _full_path(name: str) -> str:
+    """The import path of a name; a path stays what it is."""
+    if not name.isidentifier():
+        return name
+    known = known_rewards()
+    same = [name] if name in known else [other for other in known if other.casefold() == name.casefold()]
+    if len(same) != 1:
+        hint = f"{did_you_mean(name, known)} ".lstrip()
+        raise UsageError(
+            f"reward: {name!r} is unknown; {hint}known: {', '.join(known)}, or an import path such as my_file.my_reward"
+        )
+    return known[same[0]].path
+
+
+def _load(path: str) -> Callable[..., Any]:
+    """The function or class of an import path."""
+    said = f"reward: {path} is no reward:"
+    module, _, name = path.rpartition(".")
+    if not all(part.isidentifier() for part in path.split(".")) or not module:
+        raise UsageError(f"{said} expected an import path such as my_file.my_reward")
+    try:
+        holder = _import(module)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{said} {error}{absent_module(str(error.name), Path.cwd())}") from error
+    except Exception as error:  # whatever the user's file does when it is imported
+        raise UsageError(f"{said} {' '.join(str(error).split()) or type(error).__name__}") from error
+    if not hasattr(holder, name):
+        raise UsageError(f"{said} {absent_attribute(holder, name)}")
+    found: Any = getattr(holder, name)
+    if not callable(found):
+        raise UsageError(f"{said} expected a function or a class, found a value of type {type(found).__name__}")
+    return found
+
+
+def _import(path: str) -> ModuleType | type:
+    """A module, or a class of a module."""
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        parent, _, name = path.rpartition(".")
+        if not parent or error.name != path:
+            raise
+        found = getattr(importlib.import_module(parent), name, None)
+        if not isinstance(found, type):
+            raise
+        return found
+
+
+def _parser_of(kind: type) -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    parser.add_class_arguments(kind)
+    return parser
+
+
+def _completed(path: str, kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a class, checked and with its defaults; rewards among them are completed too."""
+    said = f"reward: {path} is no reward:"
+    accepted = inspect.signature(kind).parameters.values()
+    names = [p.name for p in accepted if p.kind is not p.VAR_KEYWORD]
+    unknown = [str(name) for name in given if name not in names]
+    if unknown and len(names) == len(accepted):
+        hint = did_you_mean(unknown[0], names) or f"known: {', '.join(names) or 'none'}"
+        raise UsageError(f"{said} {unknown[0]!r} is none of its arguments; {hint}")
+    missing = [p.name for p in accepted if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    if missing := [name for name in missing if name not in given]:
+        raise UsageError(f"{said} the following arguments are required: {', '.join(missing)}")
+    hints = _hints(kind)
+    whole = {name: _with_rewards(value, hints.get(name)) for name, value in given.items()}
+    parser = _parser_of(kind)
+    try:
+        found: Namespace = parser.parse_object(whole)
+        return dict(yaml.safe_load(parser.dump(found, skip_unset=False)) or {})
+    except (ArgumentError, ValueError, TypeError) as error:
+        raise UsageError(f"{said} {' '.join(str(error).split())}") from error
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(kind.__init__)
+    except (NameError, TypeError):
+        return {}
+
+
+def _with_rewards(value: Any, hint: Any) -> Any:
+    """An argument with the rewards in it completed, which also refuses functions that would be called with arguments."""
+    if isinstance(value, Mapping):
+        return complete_reward(value) if "class_path" in value else {k: _with_rewards(v, None) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_with_rewards(one, hint) for one in value]
+    return complete_reward(value) if isinstance(value, str) and "Callable" in str(hint) else value

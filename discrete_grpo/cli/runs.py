@@ -1,0 +1,133 @@
+"""Starting and resuming the commands that make a run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from discrete_grpo.cli.commands import RUNS, UsageError, recipe_of
+from discrete_grpo.cli.import_path import append_working_folder, names_class
+from discrete_grpo.core.interrupt import Interrupted
+
+__all__ = ["has_results", "resume", "start"]
+
+
+def _parsed(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
+    """The recipe and its settings; code of the user's is looked for in the working folder, and nothing else is."""
+    from discrete_grpo.cli.parser import parse
+
+    try:
+        recipe, settings = parse(command, arguments)
+    except UsageError as error:
+        if not isinstance(error.__cause__, ModuleNotFoundError):
+            raise
+        append_working_folder()  # a reward that is not installed
+        recipe, settings = parse(command, arguments)
+    if names_class(str(getattr(recipe, "policy", ""))):
+        append_working_folder()
+    return recipe, settings
+
+
+def start(command: str, arguments: Sequence[str]) -> None:
+    """Make the run folder of a command and run it.
+
+    Raises:
+        UsageError: for arguments that do not fit, and for a folder that holds another run.
+    """
+    recipe, settings = _parsed(command, arguments)
+    if not recipe.output_dir.strip():
+        raise UsageError(f"output_dir: {recipe.output_dir!r}, expected the name of a folder to make")
+    folder = Path(recipe.output_dir)
+    _, run = recipe_of(command)
+    if int(os.environ.get("RANK", "0")) > 0:  # the first process makes the folder; the others meet it inside the run
+        _guarded(folder, lambda: run(recipe))
+        return
+    made = _make_folder(folder, command, settings)
+    try:
+        _guarded(folder, lambda: run(recipe))
+    except (Interrupted, KeyboardInterrupt):
+        raise
+    except Exception:
+        _withdraw(folder, made)
+        raise
+
+
+def _make_folder(folder: Path, command: str, settings: str) -> bool:
+    """Make the run folder with its settings; returns whether it is new."""
+    from discrete_grpo.runs.recorder import check_unused, write_json, write_text
+
+    if (folder / "run.json").exists():
+        raise UsageError(
+            f"output_dir: {folder} already holds a run; continue it with 'discrete-grpo resume {folder}' or name another folder"
+        )
+    check_unused(folder)
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"output_dir: {folder} cannot be made a folder ({error.strerror})") from error
+    write_text(folder / "config.yaml", settings)
+    write_json(folder / "run.json", {"command": command})
+    return made
+
+
+def _withdraw(folder: Path, made: bool) -> None:
+    """Remove the files of a run that failed before it had results, so that the corrected command can be given."""
+    if has_results(folder):
+        return
+    databases = [f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm")]
+    evaluation = ("evaluation.json", "evaluation_before.csv.gz")
+    for name in ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", *evaluation, *databases):
+        (folder / name).unlink(missing_ok=True)
+    if made and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def has_results(folder: Path) -> bool:
+    """Whether a run that failed is worth continuing: it has a checkpoint, or is a search that has scored something."""
+    if (folder / "checkpoints").exists():
+        return True
+    if json.loads((folder / "run.json").read_text())["command"] != "search" or not (folder / "ledger.sqlite").exists():
+        return False
+    from discrete_grpo.rewards.ledger import Ledger
+
+    ledger = Ledger(folder / "ledger.sqlite")
+    try:
+        ledger.catch_up()
+        return bool(ledger.calls_by_reward())
+    finally:
+        ledger.close()
+
+
+def resume(folder: Path) -> None:
+    """Continue the run of a folder with the settings in it, from its start where it was stopped before its first checkpoint.
+
+    Raises:
+        UsageError: if the folder holds no run.
+    """
+    try:
+        command = json.loads((folder / "run.json").read_text())["command"]
+        if command not in RUNS or not (folder / "config.yaml").is_file():
+            raise ValueError("config.yaml is missing" if command in RUNS else f"command {command!r}")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"run: {folder} is no run folder of 'discrete-grpo train' or 'pretrain' ({error})") from error
+    recipe, _ = _parsed(command, [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"])
+    _, run = recipe_of(command)
+    _guarded(folder, lambda: run(recipe, resume=True))
+
+
+def _guarded(folder: Path, run: Callable[[], object]) -> None:
+    """Run, and add to the message of an interrupted run how it is continued."""
+    from discrete_grpo.core.scoring import RewardError
+
+    try:
+        run()
+    except (Interrupted, RewardError, KeyboardInterrupt) as stopped:
+        if isinstance(stopped, RewardError) and not has_results(folder):
+            raise  # a reward that does not fit the conditions: nothing was done yet
+        stopped.args = (f"{str(stopped) or 'stopped'}; saved, continue with: discrete-grpo resume {folder}",)
+        raise
+    print(f"finished: {folder}")

@@ -1,0 +1,164 @@
+"""What a command imports before it knows that it needs it, and that reading source files finds what importing would."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import os
+import pkgutil
+import subprocess
+import sys
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discrete_grpo import rewards
+from discrete_grpo.cli.commands import RUNS, presets, recipe_of
+from discrete_grpo.cli.help import MOST_USED, TOPICS, options, options_of, run_help, topics
+from discrete_grpo.cli.listing import known_rewards, print_list
+from discrete_grpo.cli.signatures import Definition
+from discrete_grpo.training.config import GRPOConfig
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "rdkit", "jsonargparse", "networkx", "rich", "yaml", "numpy")
+CODE = """
+import contextlib, io, sys
+from discrete_grpo.cli import (main)
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
+    main(sys.argv[1:])
+print(*sorted(sys.modules))
+"""
+
+
+def modules_after(*arguments: str) -> set[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", CODE, *arguments]
+    return set(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split())
+
+
+LIGHT = ["", "--version", "-h", "trian", "list", "list -h", "sample -h", "evaluate --refrence=x", *(f"{name} -h" for name in RUNS)]
+
+
+@pytest.mark.parametrize("arguments", LIGHT)
+def test_help_list_and_mistyped_commands_import_no_library(arguments: str) -> None:
+    loaded = modules_after(*arguments.split())
+    assert "discrete_grpo.cli.__main__" in loaded
+    assert loaded & set(HEAVY) == set()
+
+
+def test_train_imports_no_other_recipe() -> None:
+    loaded = modules_after("pretrain-graphs", "tree-16", "--print_config")
+    assert "discrete_grpo.recipes.graphs" in loaded
+    assert loaded & {f"discrete_grpo.recipes.{name}" for name in ("train", "judge", "digits", "smiles", "search")} == set()
+
+
+# -- read from source, and as it is
+
+
+def real_options(settings: type) -> dict[str, Any]:
+    """Option names and defaults of a dataclass of settings, by importing it."""
+    hints = typing.get_type_hints(settings)
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        default: Any = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[operator]
+        if dataclasses.is_dataclass(hints[field.name]):
+            found |= {f"{field.name}.{inner.name}": getattr(default, inner.name) for inner in dataclasses.fields(default)}
+        else:
+            found[field.name] = default
+    return found
+
+
+def shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_the_help_names_every_option_once_with_its_true_default(command: str) -> None:
+    true, read = real_options(recipe_of(command)[0]), options(command)
+    assert [option.name for option in read] == list(true)
+    assert {option.name: option.default for option in read if option.default} == {
+        option.name: shown(true[option.name]) for option in read if option.default
+    }
+    unknown = [option.name for option in read if not option.default]
+    assert [name for name in unknown if not name.startswith(("autoencoder.", "classifier.", "pretrain."))] == []
+    assert command == "pretrain-digits" or not unknown
+    text = run_help(command).split()
+    assert all(text.count(f"--{name}") == 1 for name in true)
+    assert all(preset in " ".join(text) for preset in presets(command))
+
+
+def test_the_help_of_train_starts_with_the_ten_most_used_and_ends_with_two_examples() -> None:
+    found = topics("train")
+    assert list(found) == ["most used", "what to train", "reward", "GRPO", "KL", "entropy", "replay", "run"]
+    assert tuple(option.name for option in found["most used"]) == MOST_USED
+    assert len(MOST_USED) == 10
+    known = {option.name for option in options("train")}
+    assert known >= {name for names in TOPICS.values() for name in names}
+    assert all(found.values())
+    assert [line.startswith("  discrete-grpo train ") for line in run_help("train").splitlines()[-3:]] == [False, True, True]
+
+
+def test_every_option_of_train_has_a_text() -> None:
+    found = options("train")
+    assert [option.name for option in found if not option.about] == []
+    assert [option.name for option in found if option.name.startswith("grpo.") and option.about.startswith(("of ", "see "))] == []
+
+
+def test_ranges_are_those_that_the_settings_check() -> None:
+    ranges = {option.name: option.range for option in options("train")}
+    with pytest.raises(ValueError, match=f"num_generations: 1, expected {ranges['grpo.num_generations']}"):
+        GRPOConfig(num_generations=1)
+    with pytest.raises(ValueError, match=f"refine_time: 1.0, expected {ranges['grpo.refine_time']}"):
+        GRPOConfig(refine_time=1.0)
+    assert all(ranges[f"grpo.{name}"] for name in ("max_steps", "learning_rate", "epsilon", "beta", "ema_decay"))
+    assert ranges["grpo.loss_type"] == ranges["policy"] == ""
+
+
+def test_a_range_is_read_from_a_call_of_check_range_too() -> None:
+    body = "n: int = 3\n    a: float | None = None\n    def __post_init__(self):\n        check_range('n', self.n, least=1, most=9)"
+    node = ast.parse(f"class Settings:\n    {body}").body[0]
+    assert [(o.name, o.default, o.range) for o in options_of(Definition("discrete_grpo.core.checks", node))] == [
+        ("n", "3", "1 to 9"),
+        ("a", "null", ""),
+    ]
+
+
+def real_rewards() -> dict[str, Any]:
+    """The rewards of the package by name, by importing every module."""
+    found = {}
+    for info in pkgutil.iter_modules(rewards.__path__):
+        module = importlib.import_module(f"{rewards.__name__}.{info.name}")
+        for name in getattr(module, "__all__", ()):
+            reward = getattr(module, name)
+            if not callable(reward) or getattr(reward, "_is_protocol", False):
+                continue
+            parameters = inspect.signature(reward.__call__ if isinstance(reward, type) else reward).parameters
+            if "samples" in list(parameters)[:2] and any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+                found[name] = reward
+    return found
+
+
+def test_every_public_reward_is_listed_with_a_line_and_its_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    true, read = real_rewards(), known_rewards()
+    assert set(read) == set(true)
+    assert {"qed", "Similarity", "DiversityFilter", "Docking", "NovelTo", "RewardPool"} <= set(read)
+    print_list()
+    text = capsys.readouterr().out
+    for name, known in read.items():
+        assert known.path == f"{true[name].__module__}.{name}"
+        assert known.about
+        assert f"  {known.signature}\n      {known.about}\n" in text
+        if isinstance(true[name], type):
+            arguments = known.signature.removeprefix(f"{name}(").removesuffix(")")
+            parameters = inspect.signature(true[name]).parameters.values()
+            assert arguments == ", ".join(
+                p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters if p.kind is not p.VAR_KEYWORD
+            )
+        else:
+            assert known.signature == name
