@@ -98,7 +98,7 @@ def evaluate(samples: Samples, reference: GraphReference | None = None, shape: S
     """The table of a generator of plain graphs.
 
     Args:
-        samples: graph6 lines or None, one a generated object.
+        samples: graph6 lines or None, one per generated object.
         reference: what they are measured against; without one there is no novelty, V.U.N., MMD or ratio.
         shape: the test that makes a graph valid; a reference has its own.
 

@@ -73,7 +73,7 @@ def evaluate(
     found["diversity"] = diversity(samples, seed=seed)
     if labels is not None:
         if len(labels) != len(samples):
-            raise ValueError(f"labels: {len(labels)}, expected one a sample ({len(samples)})")
+            raise ValueError(f"labels: {len(labels)}, expected one per sample ({len(samples)})")
         known = [[s for s, own in zip(samples, labels, strict=True) if own == c] for c in dict.fromkeys(labels)]
         within = [x for x in (diversity(part, seed=seed) for part in known) if not math.isnan(x)]
         found["class_diversity"] = sum(within) / len(within) if within else math.nan

@@ -96,7 +96,7 @@ def evaluate(samples: Sequence[str | None], reference: Collection[str] | None = 
     """The table of a molecule generator, without valence correction or largest-fragment repair.
 
     Args:
-        samples: SMILES or None, one a generated object.
+        samples: SMILES or None, one per generated object.
         reference: canonical SMILES without stereo of the training set; None leaves ``novel`` out.
         seed: of the draw for ``internal_diversity``.
 

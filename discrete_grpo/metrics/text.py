@@ -66,7 +66,7 @@ def evaluate(samples: Sequence[str | None], reference: Collection[str] | None = 
     """The table of a text generator.
 
     Args:
-        samples: texts or None, one a generated object.
+        samples: texts or None, one per generated object.
         reference: texts of the training set; None leaves ``novel`` out.
 
     Returns:

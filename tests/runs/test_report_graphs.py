@@ -1,6 +1,7 @@
 """Plain graphs are drawn as SVG."""
 
 import itertools
+import random
 import xml.etree.ElementTree as ET
 
 import networkx as nx
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 
 from discrete_grpo.datasets.synthetic_graphs import planar, stochastic_block_model, tree
-from discrete_grpo.runs.report.graphs import render_graph, layout
 from discrete_grpo.domains.graph6 import graph6, parse
+from discrete_grpo.runs.report.graphs import layout, render_graph
 
 GRAPHS = {
     "one": nx.empty_graph(1),
@@ -79,8 +80,8 @@ def test_what_cannot_be_drawn(text: str) -> None:
 def test_layout_does_not_depend_on_the_state_of_a_random_generator() -> None:
     for graph in (nx.complete_graph(6), GRAPHS["block model"]):
         first = layout(graph)
-        np.random.default_rng(3).random()
-        np.random.seed(5)
+        random.seed(5)
+        np.random.random()  # noqa: NPY002  # networkx draws from this state unless it is given a seed
         assert np.array_equal(layout(graph), first)
 
 

@@ -1,0 +1,146 @@
+"""SQLite files of known tables that several processes share: a damaged or foreign file is moved aside and never executed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+__all__ = ["Database", "chunked"]
+
+T = TypeVar("T")
+WAIT = 60.0
+"""Seconds to wait for another process that is writing."""
+
+
+class Database:
+    """An SQLite file of known tables that several processes write, or one in memory.
+
+    A file that is damaged, or holds anything but these tables, is moved aside with a warning and started anew.
+
+    Args:
+        path: the file; None: in memory.
+        tables: name -> columns, as SQL.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, tables: Mapping[str, str]) -> None:
+        self.path = None if path is None else Path(path)
+        self.tables = dict(tables)
+        self._connection = self._open()
+
+    def _open(self) -> sqlite3.Connection:
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(3):
+            try:
+                return self._connect()
+            except sqlite3.OperationalError as error:
+                raise OSError(f"{self.path}: {error}") from error
+            except (sqlite3.DatabaseError, _Foreign) as error:
+                self._move_aside(error)
+        return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            ":memory:" if self.path is None else self.path, timeout=WAIT, isolation_level=None, check_same_thread=False
+        )
+        connection.text_factory = _text
+        try:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            deadline = time.monotonic() + WAIT
+            while not self._prepared(connection):  # changing to WAL does not wait by itself
+                if time.monotonic() > deadline:
+                    raise sqlite3.OperationalError(f"{self.path}: locked for {WAIT:g} s")
+                time.sleep(0.02)
+            self._check(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _prepared(self, connection: sqlite3.Connection) -> bool:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")  # a kill loses nothing, a power cut what no checkpoint knows
+            for name, columns in self.tables.items():
+                connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) WITHOUT ROWID")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise
+            return False
+        return True
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        """Refuse anything but the known tables, since a stranger's view or trigger would be executed."""
+        found = connection.execute("SELECT name, sql FROM sqlite_master").fetchall()  # a trigger may have a table's name
+        wanted = [(name, f"CREATE TABLE {name} ({columns}) WITHOUT ROWID") for name, columns in self.tables.items()]
+        if sorted(found, key=repr) != sorted(wanted, key=repr):
+            raise _Foreign(f"it holds {', '.join(str(name) for name, _ in found) or 'nothing'}")
+
+    def _move_aside(self, error: object) -> None:
+        assert self.path is not None
+        aside = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
+        for suffix in ("-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            self.path.rename(aside)
+            warnings.warn(f"{self.path}: damaged ({error}); moved to {aside.name} and begun anew", RuntimeWarning, stacklevel=2)
+
+    def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Call ``work`` within one writing transaction and return its result.
+
+        Raises:
+            OSError: if the file cannot be read or written (damage, a full disk, a lock that is never released).
+        """
+        try:
+            return self._transaction(work)
+        except sqlite3.DatabaseError as error:
+            raise OSError(f"{self.path}: {error}") from error
+
+    def reopen(self) -> None:
+        """Close and open the file again; a damaged one is moved aside."""
+        self._connection.close()
+        connection = self._open()
+        try:
+            sound = connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
+        except sqlite3.DatabaseError:
+            sound = False
+        if not sound:
+            connection.close()
+            self._move_aside("its pages are damaged")
+            connection = self._open()
+        self._connection = connection
+
+    def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            result = work(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+        return result
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+
+class _Foreign(Exception):
+    """A file with other tables."""
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def chunked(items: Sequence[T], size: int = 500) -> Iterable[Sequence[T]]:
+    """Split a sequence into slices of at most ``size``, since SQLite limits the values of one statement."""
+    return (items[k : k + size] for k in range(0, len(items), size))

@@ -1,0 +1,129 @@
+"""The sections of a report that show samples: property distributions, examples by condition and the best samples."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from discrete_grpo.runs.recorder import SAMPLES, iter_samples
+from discrete_grpo.runs.report.charts import Values, histogram
+from discrete_grpo.runs.report.formatting import chart_card, format_value, label_of
+
+__all__ = ["best_samples_section", "distributions_section", "examples_section"]
+
+_MOST_SAMPLES = 24
+_MOST_EXAMPLES = 10
+_NO_PROPERTY = {"step", "group", "sample", "advantage", "valid"}  # columns of sample tables without a histogram
+_PROPERTIES = {  # title and name of the axis, by column
+    "qed": ("QED", "drug-likeness (0–1)"),
+    "logp": ("logP", "octanol–water partition (log10)"),
+    "sa": ("SA score", "synthetic accessibility (1 easy – 10 hard)"),
+    "weight": ("Molecular weight", "g/mol"),
+    "mw": ("Molecular weight", "g/mol"),
+    "molecular_weight": ("Molecular weight", "g/mol"),
+    "tpsa": ("Polar surface area", "Å²"),
+    "num_atoms": ("Atoms", "heavy atoms"),
+}
+
+
+def _numbers(cells: Sequence[str]) -> list[float]:
+    """Read the finite numbers of a column; empty if any cell is neither a number nor empty."""
+    try:
+        values = [float(cell) for cell in cells if cell]
+    except ValueError:
+        return []
+    return [value for value in values if math.isfinite(value)]
+
+
+def _conditions(tables: Mapping[str, Mapping[str, Sequence[str]]]) -> list[str]:
+    """Name the columns of conditions: those before the samples that are the same before and after training."""
+    if len(tables) < 2:
+        return []
+    first, second = tables.values()
+    asked = list(first)[: list(first).index("sample")] if "sample" in first else []
+    return [name for name in asked if name not in _NO_PROPERTY and first[name] == second.get(name)]
+
+
+def examples_section(tables: Mapping[str, Mapping[str, Sequence[str]]], render: Callable[[str], str | None] | None) -> str:
+    """Show, for some conditions, the samples drawn under them before and after training."""
+    names = _conditions(tables)
+    if not names:
+        return ""
+    first = next(iter(tables.values()))
+    asked = list(zip(*(first[n] for n in names), strict=True))
+    rows = list({condition: k for k, condition in reversed(list(enumerate(asked)))}.values())[::-1][:_MOST_EXAMPLES]
+    body = []
+    for k in rows:
+        cells = [f"<td><code>{escape(cell)}</code></td>" for cell in asked[k]]
+        for table in tables.values():
+            reward = _numbers([table.get("reward", [""] * (k + 1))[k]])
+            picture = (render(table["sample"][k]) if render and table["sample"][k] else None) or _as_text(table["sample"][k])
+            cells.append(f"<td>{picture}<small>{format_value(reward[0]) if reward else ''}</small></td>")
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    head = "".join(f'<th scope="col">{escape(label_of(n))}</th>' for n in [*names, *tables])
+    note = '<p class="note">One sample per condition, drawn before and after training, with its reward.</p>'
+    return (
+        f'<section id="examples"><h2>Examples by condition</h2>{note}<div class="card scroll"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div></section>"
+    )
+
+
+def _as_text(sample: str) -> str:
+    return f"<code>{escape(sample)}</code>" if sample else "<i>invalid</i>"
+
+
+def distributions_section(tables: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+    """Show histograms of every numeric column of the evaluation before and after training."""
+    left_out = {*_NO_PROPERTY, *_conditions(tables)}
+    names = dict.fromkeys(name for table in tables.values() for name in table if name not in left_out)
+    cards = []
+    for k, name in enumerate(names):
+        sets = [Values(place, values) for place, table in tables.items() if (values := _numbers(table.get(name, ())))]
+        if sets:
+            plain = label_of(name)
+            title, label = _PROPERTIES.get(name.lower(), (plain[:1].upper() + plain[1:], plain))
+            cards.append(
+                chart_card(title, histogram(sets, ident=f"chart-distribution-{k}", title=f"Distribution of {name}", x_label=label))
+            )
+    if not cards:
+        return ""
+    which = " and ".join(f"{place} training" for place in tables)
+    note = f'<p class="note">Samples drawn {escape(which)}. Dashed: mean.</p>'
+    return f'<section id="distributions"><h2>Property distributions</h2>{note}<div class="grid">{"".join(cards)}</div></section>'
+
+
+def _top(best: Mapping[str, tuple[float, str]]) -> dict[str, tuple[float, str]]:
+    return dict(heapq.nlargest(_MOST_SAMPLES, best.items(), key=lambda item: item[1][0]))
+
+
+def _best(run: Path) -> dict[str, tuple[float, str]]:
+    """Find the unique samples of highest reward, in training and in the evaluation after it: reward and origin."""
+    best: dict[str, tuple[float, str]] = {}
+    for path in (run / SAMPLES, run / "evaluation_after.csv.gz"):
+        for row in iter_samples(path) if path.exists() else ():
+            reward = _numbers([row.get("reward", "")])
+            sample = row.get("sample", "")
+            if reward and sample and (sample not in best or reward[0] > best[sample][0]):
+                best[sample] = (reward[0], f"update {row['step']}" if "step" in row else "evaluation")
+            if len(best) > 4096:  # a long run has more samples than memory should hold
+                best = _top(best)
+    return _top(best)
+
+
+def best_samples_section(run: Path, render: Callable[[str], str | None] | None) -> str:
+    """Show the samples of highest reward, each with its picture, reward and origin."""
+    figures = []
+    for sample, (reward, origin) in _best(run).items():
+        drawing = render(sample) if render is not None else None
+        text = escape(sample if len(sample) <= 300 else f"{sample[:300]}…")
+        picture = f'{drawing}<code title="{escape(sample)}">{text}</code>' if drawing else f'<div class="text">{text}</div>'
+        caption = f"<figcaption><b>{format_value(reward)}</b>{escape(origin)}</figcaption>"
+        figures.append(f'<figure class="card">{picture}{caption}</figure>')
+    if not figures:
+        return ""
+    text = f"The {len(figures)} unique samples of highest reward, with the reward and where each was first reached."
+    note = f'<p class="note">{text}</p>'
+    return f'<section id="samples"><h2>Best samples</h2>{note}<div class="grid">{"".join(figures)}</div></section>'

@@ -1,0 +1,62 @@
+"""Loading the weights of a checkpoint into a module, and the check that all of them are finite numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from discrete_grpo.runs.serialization import CheckpointError
+
+__all__ = ["load_weights", "not_finite"]
+
+
+def load_weights(folder: str | os.PathLike[str], policy: nn.Module) -> None:
+    """Copy a checkpoint's weights into ``policy``.
+
+    Raises:
+        CheckpointError: if the file is missing or truncated, or a tensor is missing, unexpected, of another shape, or holds
+            NaN or an infinite weight.
+    """
+    path = Path(folder) / "model.safetensors"
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint: {path} cannot be read ({error}); the file is missing or truncated") from error
+    wanted = policy.state_dict()
+    wrong = [f"{name} missing" for name in wanted if name not in found]
+    wrong += [f"{name} unexpected" for name in found if name not in wanted]
+    wrong += [
+        f"{name} {tuple(found[name].shape)} for {tuple(wanted[name].shape)}"
+        for name in wanted
+        if name in found and found[name].shape != wanted[name].shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise CheckpointError(f"checkpoint: {path} does not fit the policy: {'; '.join(wrong[:5])}{more}")
+    parameters = {name for name, _ in policy.named_parameters()}
+    if broken := not_finite(found, parameters):
+        raise CheckpointError(f"checkpoint: {path} holds weights that are no finite numbers: {broken}")
+    policy.load_state_dict(found)
+
+
+def not_finite(tensors: Mapping[str, Tensor], parameters: Container[str] | None = None) -> str | None:
+    """Name the tensors that hold NaN or infinity, at most five of them; None if there is none.
+
+    Args:
+        tensors: by name.
+        parameters: names of the tensors in which infinity counts too, since a buffer may hold it (a mask of logits); None: all.
+    """
+    wrong: list[str] = []
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            continue
+        bad = tensor.isnan() if parameters is not None and name not in parameters else ~tensor.isfinite()
+        if count := int(bad.sum()):
+            wrong.append(f"{name} ({count} of {tensor.numel()} numbers are NaN or infinite)")
+    more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+    return f"{'; '.join(wrong[:5])}{more}" if wrong else None
