@@ -174,7 +174,7 @@ def _tiles(metrics: Sequence[Mapping[str, Any]], measured: Mapping[str, Mapping[
         f'<div class="card"><dt>{escape(a)}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>' for a, b, c in tiles
     )
     return (
-        '<p class="note">Means over the last tenth of the updates, and over the first tenth below them.</p>'
+        '<p class="note">Means over the last tenth of the updates; below them, means over the first tenth.</p>'
         f'<dl class="tiles" id="summary">{cards}</dl>'
     )
 
