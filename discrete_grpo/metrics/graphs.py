@@ -33,7 +33,7 @@ Samples = Sequence[str | None]
 
 @dataclass(frozen=True)
 class GraphReference:
-    """What generated graphs are measured against. Its descriptors are computed once, when they are first needed.
+    """Training and test graphs with which generated graphs are compared. Its statistics are computed once, at the first use.
 
     Attributes:
         splits: training graphs for novelty and for the ratio, test graphs for the MMDs.
@@ -59,7 +59,7 @@ class GraphReference:
 
     @cached_property
     def test(self) -> Mapping[Kind, Float[np.ndarray, "graph bin"]]:
-        """Descriptors of the test graphs."""
+        """Statistics of the test graphs."""
         return {kind: describe(self.splits.test, kind) for kind in KINDS}
 
     @cached_property
@@ -69,7 +69,7 @@ class GraphReference:
 
 
 def sample_metrics(samples: Samples, shape: Shape = "connected") -> dict[str, float]:
-    """``valid``: of the shape / all samples; ``unique``: distinct valid / valid, 0 where none is valid. For every step.
+    """Compute ``valid`` (graphs of the shape / all samples) and ``unique`` (distinct valid / valid, 0 where none is valid).
 
     >>> sample_metrics(["Bg", "BW", "Bw", "B?", None])
     {'valid': 0.6, 'unique': 0.6666666666666666}
@@ -79,13 +79,15 @@ def sample_metrics(samples: Samples, shape: Shape = "connected") -> dict[str, fl
 
 
 def distances(samples: Samples, reference: GraphReference) -> dict[Kind, float]:
-    """MMD of each descriptor between the samples and the test graphs; unreadable samples are left out, invalid shapes are not."""
+    """Compute the MMD of each statistic between the samples and the test graphs; only unreadable samples are left out."""
     graphs = [s for s in samples if s is not None and matrix_of(s) is not None]
     return {kind: mmd_of(describe(graphs, kind), reference.test[kind], SIGMA[kind]) for kind in KINDS}
 
 
 def ratio(found: Mapping[Kind, float], floor: Mapping[Kind, float]) -> float:
-    """Mean over descriptors of MMD(generated, test) / MMD(train, test), those with a denominator of 0 left out; NaN if all are.
+    """Compute the mean over statistics of MMD(generated, test) / MMD(train, test); NaN if all denominators are 0.
+
+    Statistics with a denominator of 0 are left out.
 
     >>> ratio({"degree": 0.002, "orbit": 0.4}, {"degree": 0.001, "orbit": 0.0})
     2.0
@@ -95,11 +97,11 @@ def ratio(found: Mapping[Kind, float], floor: Mapping[Kind, float]) -> float:
 
 
 def evaluate(samples: Samples, reference: GraphReference | None = None, shape: Shape = "connected") -> dict[str, float]:
-    """The table of a generator of plain graphs.
+    """Evaluate a generator of plain graphs.
 
     Args:
-        samples: graph6 lines or None, one a generated object.
-        reference: what they are measured against; without one there is no novelty, V.U.N., MMD or ratio.
+        samples: graph6 lines or None, one per generated object.
+        reference: graphs to compare with; None leaves novelty, V.U.N., MMDs and ratio out.
         shape: the test that makes a graph valid; a reference has its own.
 
     Returns:
@@ -134,7 +136,7 @@ def evaluate(samples: Samples, reference: GraphReference | None = None, shape: S
 
 
 def evaluate_folds(samples: Samples, reference: GraphReference, folds: int = 5) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation (population, as numpy's) of :func:`evaluate` over ``folds`` equal runs of samples in a row.
+    """Compute mean and population standard deviation of :func:`evaluate` over ``folds`` equal runs of consecutive samples.
 
     Papers report 5 folds of 40 samples. A graph is unique within its fold.
 
@@ -166,14 +168,15 @@ class GraphFile:
 
     @property
     def samples(self) -> list[str | None]:
-        """All of them, None for the broken ones."""
+        """All samples, None for the broken ones."""
         return [*self.graphs, *(None for _ in self.broken)]
 
 
 def read_graphs(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES) -> GraphFile:
-    """Graphs from a file: one graph6 line each (``.g6``, ``.txt``), a column ``graph`` (``.csv``), or the test part of an npz file.
+    """Read graphs from a file.
 
-    Text may be gzipped (``.gz``). Blank lines of a list of lines are skipped.
+    The file has one graph6 line per graph (``.g6``, ``.txt``) or a column ``graph`` (``.csv``), or is an npz file, whose test split
+    is read. Text may be gzipped (``.gz``). Blank lines of a list of lines are skipped.
 
     Args:
         path: the file.
@@ -203,7 +206,7 @@ def read_graphs(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int 
 
 
 def _checked(path: Path, number: int, text: str, max_nodes: int) -> tuple[int, str]:
-    """A numbered line, if its graph is not too large; what is no graph6 line is found out later."""
+    """Return a numbered line if its graph is not too large; a line that is no graph6 is found later."""
     try:
         nodes = node_count(text)
     except ValueError:

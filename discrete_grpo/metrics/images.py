@@ -14,7 +14,7 @@ __all__ = ["diversity", "evaluate", "sample_metrics"]
 
 
 def sample_metrics(samples: Sequence[Image | None]) -> dict[str, float]:
-    """``valid``: images / samples; ``unique``: distinct images / images, 0 where there is none. Cheap, for every step.
+    """Compute ``valid``: images / samples; ``unique``: distinct images / images, 0 where there is none.
 
     >>> sample_metrics([Image(1, 1, b"a"), Image(1, 1, b"a"), None, Image(1, 1, b"b")])
     {'valid': 0.75, 'unique': 0.6666666666666666}
@@ -24,7 +24,7 @@ def sample_metrics(samples: Sequence[Image | None]) -> dict[str, float]:
 
 
 def diversity(samples: Sequence[Image | None], max_images: int = 2000, seed: int = 0) -> float:
-    """Mean over all pairs i < j of √(mean over pixels of (x_i - x_j)²), ink in [0, 1].
+    """Compute the mean over all pairs i < j of √(mean over pixels of (x_i - x_j)²), ink in [0, 1].
 
     Args:
         samples: images of one size or None, which is left out.
@@ -52,11 +52,11 @@ def evaluate(
     reference: Collection[Image] | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
-    """The table of an image generator.
+    """Evaluate an image generator.
 
     Args:
         samples: images of one size or None.
-        labels: the class each was asked for; None leaves ``class_diversity`` out.
+        labels: the class that each image was asked for; None leaves ``class_diversity`` out.
         reference: images as the decoder draws the training set; None leaves ``novel`` out.
         seed: of the draw for ``diversity``.
 
@@ -73,7 +73,7 @@ def evaluate(
     found["diversity"] = diversity(samples, seed=seed)
     if labels is not None:
         if len(labels) != len(samples):
-            raise ValueError(f"labels: {len(labels)}, expected one a sample ({len(samples)})")
+            raise ValueError(f"labels: {len(labels)}, expected one per sample ({len(samples)})")
         known = [[s for s, own in zip(samples, labels, strict=True) if own == c] for c in dict.fromkeys(labels)]
         within = [x for x in (diversity(part, seed=seed) for part in known) if not math.isnan(x)]
         found["class_diversity"] = sum(within) / len(within) if within else math.nan

@@ -20,7 +20,7 @@ __all__ = ["canonical", "evaluate", "internal_diversity", "novelty", "sample_met
 
 
 def canonical(sample: str | None) -> str | None:
-    """Canonical SMILES without stereo of a valid sample, else None.
+    """Return the canonical SMILES without stereo of a valid sample, else None.
 
     >>> canonical("OCC"), canonical("C.C")
     ('CCO', None)
@@ -35,7 +35,7 @@ def _canonical_valid(samples: Sequence[str | None]) -> list[str]:
 
 
 def sample_metrics(samples: Sequence[str | None]) -> dict[str, float]:
-    """``valid``: valid / all samples; ``unique``: distinct valid / valid, 0 where none is valid. Cheap, for every step.
+    """Compute ``valid``: valid / all samples; ``unique``: distinct valid / valid, 0 where none is valid.
 
     >>> sample_metrics(["CCO", "OCC", "C", None])
     {'valid': 0.75, 'unique': 0.6666666666666666}
@@ -45,7 +45,7 @@ def sample_metrics(samples: Sequence[str | None]) -> dict[str, float]:
 
 
 def novelty(samples: Sequence[str | None], reference: Collection[str]) -> float:
-    """Distinct valid samples that are not in the reference / distinct valid samples; 0 where none is valid.
+    """Compute distinct valid samples that are not in the reference / distinct valid samples; 0 where none is valid.
 
     Args:
         samples: SMILES or None.
@@ -59,7 +59,7 @@ def novelty(samples: Sequence[str | None], reference: Collection[str]) -> float:
 
 
 def internal_diversity(samples: Sequence[str | None], max_molecules: int = 2000, seed: int = 0) -> float:
-    """IntDiv₁ = 1 - mean over all ordered pairs, a molecule with itself included, of Tanimoto(ECFP4, 1024 bits).
+    """Compute IntDiv₁ = 1 - mean over all ordered pairs, a molecule with itself included, of Tanimoto(ECFP4, 1024 bits).
 
     Args:
         samples: SMILES or None; the invalid are left out.
@@ -93,10 +93,10 @@ def _internal_diversity(mols: list[Chem.Mol], max_molecules: int = 2000, seed: i
 
 
 def evaluate(samples: Sequence[str | None], reference: Collection[str] | None = None, seed: int = 0) -> dict[str, float]:
-    """The table of a molecule generator, without valence correction or largest-fragment repair.
+    """Evaluate a molecule generator, without valence correction or largest-fragment repair.
 
     Args:
-        samples: SMILES or None, one a generated object.
+        samples: SMILES or None, one per generated object.
         reference: canonical SMILES without stereo of the training set; None leaves ``novel`` out.
         seed: of the draw for ``internal_diversity``.
 

@@ -13,7 +13,7 @@ __all__ = ["diversity", "evaluate", "ranking_quality", "recovered", "sample_metr
 
 
 def sample_metrics(samples: Sequence[str | None]) -> dict[str, float]:
-    """``valid``: texts / all samples; ``unique``: distinct / texts, 0 where there are none. Cheap, for every step.
+    """Compute ``valid``: texts / all samples; ``unique``: distinct / texts, 0 where there are none.
 
     >>> sample_metrics(["a cat", "a cat", "a dog", None])
     {'valid': 0.75, 'unique': 0.6666666666666666}
@@ -23,7 +23,7 @@ def sample_metrics(samples: Sequence[str | None]) -> dict[str, float]:
 
 
 def diversity(samples: Sequence[str | None], prompts: Sequence[str]) -> float:
-    """Mean over prompts of distinct fills / fills; 0 where no prompt has a fill.
+    """Compute the mean over prompts of distinct fills / fills; 0 where no prompt has a fill.
 
     >>> diversity(["a cat", "a cat", "a dog", "a fox"], ["a c__", "a c__", "a ___", "a ___"])
     0.75
@@ -36,7 +36,7 @@ def diversity(samples: Sequence[str | None], prompts: Sequence[str]) -> float:
 def recovered(
     samples: Sequence[Sequence[Any] | None], prompts: Sequence[Sequence[Any]], originals: Sequence[Sequence[Any]], blank: Any = "_"
 ) -> float:
-    """Share of the blanks that were filled as in the original; texts as strings or as lists of tokens; 0 for None.
+    """Compute the share of the blanks that were filled as in the original; texts as strings or as lists of tokens; 0 for None.
 
     >>> recovered(["a cot"], ["a c__"], ["a cat"])
     0.5
@@ -50,7 +50,7 @@ def recovered(
 
 
 def ranking_quality(real: Sequence[float], other: Sequence[float]) -> float:
-    """P(score of a real text > score of another), ties ½: the area under the ROC curve; NaN where either is empty.
+    """Compute P(score of a real text > score of another), ties ½: the area under the ROC curve; NaN where either is empty.
 
     >>> ranking_quality([0.9, 0.5], [0.5, 0.1])
     0.875
@@ -63,10 +63,10 @@ def ranking_quality(real: Sequence[float], other: Sequence[float]) -> float:
 
 
 def evaluate(samples: Sequence[str | None], reference: Collection[str] | None = None) -> dict[str, float]:
-    """The table of a text generator.
+    """Evaluate a text generator.
 
     Args:
-        samples: texts or None, one a generated object.
+        samples: texts or None, one per generated object.
         reference: texts of the training set; None leaves ``novel`` out.
 
     Returns:

@@ -1,7 +1,7 @@
-"""Scores that were paid for once: in memory, and by option in an SQLite file that runs and processes share.
+"""Cache of scores in memory and, by option, in an SQLite file that runs and processes share.
 
-Only numbers are stored, under a digest of what they belong to, each with a checksum. Nothing is ever unpickled or executed;
-a row that is not what was written is scored again, and a file that is none of ours is moved aside.
+Only numbers are stored, under a digest of what they belong to, each with a checksum. Nothing is unpickled or executed. A row
+whose checksum does not fit is scored again, and a file of another origin is moved aside.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ScoreCache:
 
     @staticmethod
     def key(identity: str | None, sample: str, columns: Mapping[str, Any]) -> bytes | None:
-        """What a score is kept under; None if that cannot be said (a reward or a condition without plain values)."""
+        """Compute the key of a score; None if the reward or a condition cannot be identified."""
         if identity is None:
             return None
         try:
@@ -58,7 +58,7 @@ class ScoreCache:
         return hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, float]:
-        """The scores that are known. A row whose checksum does not fit is forgotten and counted in ``damaged``."""
+        """Look up the known scores. Rows whose checksum does not fit are removed and counted in ``damaged``."""
         missing = [key for key in dict.fromkeys(keys) if key not in self._scores]
         if self._file is not None and missing:
             before = self.damaged
@@ -82,14 +82,14 @@ class ScoreCache:
         return found
 
     def put(self, scores: Mapping[bytes, float]) -> None:
-        """Keep scores. A file that cannot be written costs a warning, not the run."""
+        """Store scores. A file that cannot be written costs a warning, not the run."""
         self._scores.update(scores)
         if self._file is not None and scores:
             rows = [(key, float(value), _checksum(key, float(value))) for key, value in scores.items()]
             self._try(lambda connection: connection.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?)", rows))
 
     def _try(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
-        """Something with the file; what goes wrong costs a warning, and a damaged file is begun anew."""
+        """Run ``work`` on the file; an error costs a warning, and a damaged file is started anew."""
         assert self._file is not None
         for attempt in range(2):
             try:
@@ -102,7 +102,7 @@ class ScoreCache:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """The scores, where no file keeps them; for a checkpoint."""
+        """The scores for a checkpoint, empty where a file keeps them."""
         kept = {} if self._file is not None else self._scores
         ids = torch.frombuffer(bytearray(b"".join(kept)), dtype=torch.uint8) if kept else torch.empty(0, dtype=torch.uint8)
         return {"ids": ids.reshape(-1, 16), "values": torch.tensor(list(kept.values()), dtype=torch.float64)}

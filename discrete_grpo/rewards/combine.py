@@ -39,7 +39,7 @@ class WeightedSum:
         if not self.rewards or not all(callable(reward) for reward in self.rewards):
             raise ValueError(f"rewards: {list(self.rewards)}, expected at least one callable")
         if len(self.weights) != len(self.rewards) or not all(math.isfinite(w) for w in self.weights):
-            raise ValueError(f"weights: {list(self.weights)}, expected {len(self.rewards)} finite numbers, one a reward")
+            raise ValueError(f"weights: {list(self.weights)}, expected {len(self.rewards)} finite numbers, one per reward")
 
     @classmethod
     def of(cls, weights: Mapping[Callable[..., Sequence[float | None]], float]) -> WeightedSum:

@@ -82,9 +82,9 @@ def _labels(labels: Sequence[Any] | None, count: int, classes: int) -> list[int]
         ValueError: if the column is missing, or holds an entry that is no class.
     """
     if labels is None:
-        raise ValueError("label: no such column, expected one class a sample; give the trainer columns=[{'label': ...}, ...]")
+        raise ValueError("label: no such column, expected one class per sample; give the trainer columns=[{'label': ...}, ...]")
     if len(labels) != count:
-        raise ValueError(f"label: {len(labels)} values, expected one a sample ({count})")
+        raise ValueError(f"label: {len(labels)} values, expected one per sample ({count})")
     found = []
     for label in labels:
         text = str(label)

@@ -41,9 +41,6 @@ TABLES = {
 }
 
 
-# -- what counts as the same sample
-
-
 @lru_cache(maxsize=65536)
 def molecule_key(sample: Any) -> str | None:
     """The canonical isomeric SMILES of a valid molecule, else None.
@@ -125,8 +122,6 @@ class Ledger:
 
     def _ask(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         return self._run(lambda connection: connection.execute(query, values).fetchall())
-
-    # -- counts
 
     @property
     def calls(self) -> int:

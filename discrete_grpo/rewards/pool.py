@@ -227,7 +227,7 @@ class RewardPool:
             self._remove(seat)
             if seat.task is None:
                 raise RewardError(f"reward {self.name}: a worker could not start: not ready after {self.start_timeout:g} s")
-            self._failed(job, seat.task, f"no answer within {self.timeout:g} s a sample")
+            self._failed(job, seat.task, f"no answer within {self.timeout:g} s per sample")
 
     def _scored(self, job: _Job, task: _Task, values: Sequence[tuple[float | None, str | None]]) -> None:
         for k, (value, reason) in zip(task.indices, values, strict=True):

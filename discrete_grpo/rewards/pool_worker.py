@@ -69,20 +69,20 @@ def load_reward(payload: bytes) -> Callable[..., Any]:
 
 
 def answer(reward: Callable[..., Any], samples: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Answers | str:
-    """A value or a reason a sample; one reason (text) if the whole call failed."""
+    """Return a value or a reason per sample; one reason (text) if the whole call failed."""
     try:
         found = reward(list(samples), **columns)
         if inspect.isawaitable(found):
             found = asyncio.run(_wait(found))
         if isinstance(found, str | bytes | bytearray | memoryview | Mapping | Set) or not hasattr(found, "__len__"):
-            return f"returned a {type(found).__name__}, expected one number a sample"
+            return f"returned a {type(found).__name__}, expected one number per sample"
         values = list(found)
     except _Ended:
         raise
     except BaseException as error:  # SystemExit too: only the pool ends a worker
         return f"raised {type(error).__name__}: {' '.join(str(error).split())}"
     if len(values) != len(samples):
-        return f"returned {len(values)} values for {len(samples)} samples, expected one a sample"
+        return f"returned {len(values)} values for {len(samples)} samples, expected one per sample"
     take = getattr(reward, "take_failures", None)
     failed = [(failure.sample, failure.reason) for failure in take()] if take is not None else []
     return [_checked(value, sample, failed) for value, sample in zip(values, samples, strict=True)]

@@ -5,10 +5,10 @@ A checkpoint is a folder::
     model.safetensors   the policy's weights (the moving average where one is kept)
     config.json         how to build the policy, the types of its tensors, and metadata (data, licence, statistics)
     training.pt         optimiser, generators, counters, raw weights; read with ``weights_only``, absent in an export
-    SHA256SUMS          of these three, for ``sha256sum --check``; beside training.pt only
+    SHA256SUMS          checksums of these three, for ``sha256sum --check``; beside training.pt only
 
-Folders appear whole or not at all: they are written under another name, synced and renamed. Loading executes no
-code from a checkpoint: classes are found by import path, and only inside packages the caller trusts.
+Folders are written under another name, synced and renamed, so that a reader never sees part of one. Loading executes no code
+from a checkpoint: classes are found by import path, and only inside packages the caller trusts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 FORMAT = 2
-"""Version of the format that is written: 1 named classes by the modules of that time, see ``runs.serialization``."""
+"""Version of the format that is written. Format 1 names old modules, see :mod:`~discrete_grpo.runs.serialization`."""
 READABLE = (1, FORMAT)
 BUNDLED = Path(__file__).parents[1] / "bundled"
 FILES = ("config.json", "model.safetensors", "training.pt")
@@ -63,17 +63,17 @@ STEP = re.compile(r"step-(\d{8,})")
 def save(
     folder: str | os.PathLike[str], policy: nn.Module, *, metadata: Mapping[str, Any], training: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write a checkpoint folder, whole or not at all; an older one of that name is replaced.
+    """Write a checkpoint folder atomically, replacing an older one of that name.
 
     Args:
         folder: the folder to make.
-        policy: a module with ``init_args()``; its weights are what users of the checkpoint get.
+        policy: a module with ``init_args()``; users of the checkpoint get its weights.
         metadata: JSON values kept beside the weights.
-        training: what an exact resume needs; tensors, numbers, strings and containers of them.
+        training: the state for an exact resume: tensors, numbers, strings and containers of them.
 
     Raises:
         TypeError: if the policy or the metadata cannot be described.
-        OSError: if it cannot be written (a full disk); what was there before is left as it was.
+        OSError: if it cannot be written (a full disk); an older checkpoint is left unchanged.
     """
     final = Path(folder)
     config = _config(policy, metadata)
@@ -86,7 +86,7 @@ def save(
 
 
 def _config(policy: nn.Module, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``config.json`` holds."""
+    """Make the content of ``config.json``."""
     return {"format": FORMAT, "policy": describe(policy), "metadata": describe(metadata)} | describe_types(policy)
 
 
@@ -120,19 +120,19 @@ def _read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def load_metadata(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The metadata a checkpoint was saved with."""
+    """Read the metadata that a checkpoint was saved with."""
     return dict(_read_config(folder)["metadata"])
 
 
 def load_policy(folder: str | os.PathLike[str], *, trusted: Sequence[str] = TRUSTED) -> Any:
-    """The policy a checkpoint holds, on the CPU, in eval mode, with its weights, each tensor in the type it was saved in.
+    """Load the policy of a checkpoint on the CPU in eval mode, each tensor in the type it was saved in.
 
     Args:
         folder: the checkpoint.
-        trusted: top-level packages whose classes may be built; name yours for a policy or network of your own.
+        trusted: top-level packages whose classes may be built; add yours for a policy or network of your own.
 
     Raises:
-        CheckpointError: if it cannot be built or its weights do not fit.
+        CheckpointError: if the policy cannot be built or its weights do not fit.
     """
     config = _read_config(folder)
     policy = build(config["policy"], trusted)
@@ -144,7 +144,7 @@ def load_policy(folder: str | os.PathLike[str], *, trusted: Sequence[str] = TRUS
 
 
 def load_training(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The training state of a checkpoint, read without executing anything.
+    """Read the training state of a checkpoint without executing code from it.
 
     Raises:
         CheckpointError: if there is none or it cannot be read.
@@ -179,7 +179,7 @@ def _read_header(path: Path) -> None:
 
 
 def _first_whole(paths: Iterable[Path], none: str) -> Path:
-    """The first that is as it was written; those passed over are told in warnings, or in the error where all are."""
+    """Return the first undamaged checkpoint; warn of those before it, or name all of them in the error."""
     reasons: list[str] = []
     for path in paths:
         try:
@@ -197,16 +197,16 @@ def _first_whole(paths: Iterable[Path], none: str) -> Path:
 
 
 class Checkpoints:
-    """The numbered checkpoints of a run folder, ``RUN/checkpoints/step-00000010``: the newest few, and the best one.
+    """The numbered checkpoints of a run folder, ``RUN/checkpoints/step-00000010``: the newest few and the best one.
 
-    With a metric, each checkpoint is worth the mean of that metric over the updates since the one before, and the best is
-    kept however old it is; of equal ones the older. ``RUN/checkpoints/best.json`` says which one it is.
+    With a metric, the value of a checkpoint is the mean of that metric over the updates since the previous checkpoint. The best one
+    is kept however old it is; among equal ones it is the older. ``RUN/checkpoints/best.json`` names it.
 
     Args:
         run: the run folder.
-        save_total_limit: how many of the newest are kept, at least 1; the best stays beside them.
+        save_total_limit: how many of the newest are kept, at least 1; the best one is kept in addition.
         metric_for_best_model: name of a logged metric; None: no checkpoint is the best.
-        greater_is_better: None: unless the metric's name ends in "loss", as in transformers.
+        greater_is_better: None: True unless the metric's name ends in "loss", as in transformers.
 
     Raises:
         ValueError: if ``save_total_limit`` is below 1.
@@ -227,7 +227,7 @@ class Checkpoints:
         self.greater_is_better = not falls if greater_is_better is None else greater_is_better
 
     def all(self) -> list[Path]:
-        """Complete checkpoints, oldest first; one that a killed write had moved aside stands for itself."""
+        """List the complete checkpoints, oldest first, including one that a killed write had moved aside."""
         found: dict[int, Path] = {}
         for path in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():  # "." comes first: a name of its own wins
             if (match := STEP.fullmatch(real_name(path))) is not None and path.is_dir():
@@ -235,7 +235,7 @@ class Checkpoints:
         return [found[step] for step in sorted(found)]
 
     def latest(self) -> Path:
-        """The newest checkpoint that is as it was written; a damaged newer one is passed over with a warning.
+        """Return the newest undamaged checkpoint; damaged newer ones are skipped with a warning.
 
         Raises:
             CheckpointError: if there is none.
@@ -243,16 +243,16 @@ class Checkpoints:
         return _first_whole(reversed(self.all()), f"checkpoint: {self.folder} holds no checkpoint to resume from")
 
     def best(self) -> Path | None:
-        """The checkpoint with the best metric, likewise; None if no checkpoint has that metric.
+        """Return the undamaged checkpoint with the best metric; None if no checkpoint has that metric.
 
         Raises:
-            CheckpointError: if all that have it are damaged.
+            CheckpointError: if all checkpoints with the metric are damaged.
         """
         ranked = self._ranked()
         return _first_whole(ranked, f"checkpoint: {self.folder} holds no whole one with a metric") if ranked else None
 
     def check_metric(self, names: Iterable[str]) -> None:
-        """Raise ValueError unless ``metric_for_best_model`` is among the ``names`` that are logged (or there is none)."""
+        """Raise ValueError if ``metric_for_best_model`` is set and not among the logged ``names``."""
         name, known = self.metric_for_best_model, sorted(names)
         if name is not None and name not in known:
             hint = f"{did_you_mean(name, known)} ".lstrip()
@@ -269,17 +269,17 @@ class Checkpoints:
     ) -> Path:
         """Write the checkpoint of ``step``, then remove those that are neither among the newest nor the best.
 
-        Later ones go too: they are of a run that was resumed from an earlier checkpoint, since they were damaged.
+        Later checkpoints are removed too: they belong to a run that was resumed from an earlier one because they were damaged.
 
         Args:
-            step: updates made.
+            step: number of updates made.
             policy: see :func:`save`.
             metadata: see :func:`save`.
             training: see :func:`save`.
-            lines: the metrics logged since the checkpoint before; none where a checkpoint is written again.
+            lines: the metrics logged since the previous checkpoint; empty where a checkpoint is written again.
 
         Raises:
-            OSError: if it cannot be written (a full disk), saying which checkpoints there are; these are left as they were.
+            OSError: if it cannot be written (a full disk), naming the checkpoints that exist; they are left unchanged.
         """
         final = self.folder / f"step-{step:08d}"
         metrics = self._mean(lines) if lines else _metrics(final)
@@ -299,7 +299,7 @@ class Checkpoints:
         return final
 
     def _mean(self, lines: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
-        """The metric's mean over the lines that know it; nothing where none does."""
+        """Compute the metric's mean over the lines that have it; empty where none does."""
         name = self.metric_for_best_model or ""
         values = [float(x) for line in lines if (x := line.get(name)) is not None and math.isfinite(x)]
         return {name: math.fsum(values) / len(values)} if values else {}
@@ -309,13 +309,13 @@ class Checkpoints:
         return f"a resumed run goes on from {there[-1].name}" if there else f"{self.folder} holds no checkpoint yet"
 
     def _ranked(self) -> list[Path]:
-        """Checkpoints that have the metric, best first; equal ones in their order."""
+        """List the checkpoints that have the metric, best first; equal ones in their order."""
         metrics = [(_metrics(path), path) for path in self.all()]
         worth = [(found[name], path) for found, path in metrics if (name := self.metric_for_best_model or "") in found]
         return [path for _, path in sorted(worth, key=lambda pair: -pair[0] if self.greater_is_better else pair[0])]
 
     def _note(self, best: Sequence[Path]) -> None:
-        """Say in best.json which checkpoint is the best. Nothing reads it here: the checkpoints themselves know."""
+        """Write best.json for readers of the folder; this program does not read it."""
         name = self.metric_for_best_model
         if name is None or not best:
             return
@@ -325,7 +325,7 @@ class Checkpoints:
 
 
 def _metrics(folder: Path) -> dict[str, float]:
-    """The metric of a checkpoint by its name; none where it has none or cannot be read."""
+    """Read the metric of a checkpoint by its name; empty where it has none or cannot be read."""
     try:
         found = _read_config(folder).get("metrics")
     except CheckpointError:
@@ -335,7 +335,7 @@ def _metrics(folder: Path) -> dict[str, float]:
 
 
 def tensors_to_cpu(tree: Any) -> Any:
-    """A copy of a nested state with every tensor detached on the CPU."""
+    """Copy a nested state with every tensor detached on the CPU."""
     if isinstance(tree, Tensor):
         return tree.detach().cpu().clone()
     if isinstance(tree, Mapping):
@@ -349,17 +349,17 @@ def tensors_to_cpu(tree: Any) -> Any:
 
 
 def bundled_policies(role: str = "policy") -> list[str]:
-    """Names of the policies that come with the package; with ``role``, of the judges or classifiers."""
+    """List the policies bundled with the package; with ``role``, the judges or classifiers."""
     kinds = {p.parent.name: load_metadata(p.parent).get("kind") for p in BUNDLED.glob("*/config.json")}
     return sorted(name for name, kind in kinds.items() if role == (kind if kind in ("judge", "classifier") else "policy"))
 
 
 def find_checkpoint(name: str | Path, role: str = "policy") -> Path:
-    """The checkpoint folder meant by a bundled policy's name, a checkpoint folder or a run folder.
+    """Find the checkpoint folder meant by a bundled name, a checkpoint folder or a run folder.
 
     Args:
-        name: which.
-        role: what it holds: ``policy``, ``judge`` or ``classifier``; for the error.
+        name: of the bundled checkpoint, or a path.
+        role: ``policy``, ``judge`` or ``classifier``, for the error message.
 
     Raises:
         CheckpointError: if there is none.

@@ -18,7 +18,7 @@ __all__ = ["Progress", "print_notes", "print_table", "printable", "progress"]
 
 
 def printable(text: str) -> str:
-    r"""The text with control and format characters as escapes, so that a terminal shows them and does not obey them.
+    r"""Replace control and format characters by escapes, so that a terminal shows them and does not act on them.
 
     >>> printable("\x1b[2Jé"), printable("one\u202etwo")
     ('\\x1b[2Jé', 'one\\u202etwo')
@@ -27,14 +27,14 @@ def printable(text: str) -> str:
 
 
 class Progress(Protocol):
-    """What :func:`progress` gives."""
+    """The interface of the object that :func:`progress` yields."""
 
     def advance(self, n: int = 1, **fields: float | str) -> None:
-        """``n`` more are done; ``fields`` are shown beside the bar until the next call names them anew."""
+        """Count ``n`` more items as done; ``fields`` are shown beside the bar until the next call."""
         ...
 
     def reach(self, done: int, **fields: float | str) -> None:
-        """``done`` are done in all."""
+        """Set the number of items done."""
         ...
 
 
@@ -48,15 +48,15 @@ def progress(
     interval: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Progress]:
-    """Show how far a loop has come: a bar on a terminal, else a line at most every ``interval`` seconds and one at the end.
+    """Show the progress of a loop: a bar on a terminal, else a line at most every ``interval`` seconds and one at the end.
 
     Args:
-        description: what is done, in a word or two.
-        total: how many there are; None if unknown.
-        done: how many of them were done before; rate and time left are those of the rest.
+        description: the activity in a word or two.
+        total: number of items; None if unknown.
+        done: items done before; rate and time left refer to the rest.
         console: where to write; standard error by default.
         interval: seconds between two plain lines.
-        clock: seconds, for the plain lines.
+        clock: returns seconds, for the plain lines.
     """
     out = console if console is not None else Console(stderr=True)
     if out.is_terminal:
@@ -71,7 +71,7 @@ def progress(
 
 
 def print_table(title: str, rows: Mapping[str, Mapping[str, float | str | None]], *, console: Console | None = None) -> None:
-    """Print named rows of named columns; columns are all the rows' names in order of appearance, a missing entry is a dash."""
+    """Print named rows as a table; its columns are all names in order of appearance, and a missing entry is a dash."""
     out = console if console is not None else Console()
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     table = Table(title=_safe(title), title_justify="left", header_style="bold")

@@ -1,4 +1,4 @@
-"""failures.jsonl of a run folder: the samples that a reward could not score, and why."""
+"""Log of the samples that a reward could not score, failures.jsonl of a run folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILE = "failures.jsonl"
 
 
 class FailureLog:
-    """Appends a line a failure: ``step``, ``reward``, ``sample`` and ``reason``.
+    """Appends one line per failure: ``step``, ``reward``, ``sample`` and ``reason``.
 
     Args:
         folder: the run folder.
@@ -26,7 +26,7 @@ class FailureLog:
         self.path = Path(folder) / FILE
 
     def add(self, step: int, failures: Mapping[str, Sequence[Failure]]) -> None:
-        """Note what failed while the samples of update ``step`` were scored; no file appears for nothing."""
+        """Append the failures of update ``step``; without failures no file is made."""
         rows = [
             {"step": step, "reward": name, "sample": None if f.sample is None else str(f.sample), "reason": f.reason}
             for name, found in failures.items()
@@ -37,7 +37,7 @@ class FailureLog:
                 file.write("".join(f"{json.dumps(row)}\n" for row in rows))
 
     def forget_after(self, step: int) -> None:
-        """Drop what belongs to updates after ``step``, which are made again, and a torn line."""
+        """Remove the lines of updates after ``step``, which are made again, and a torn line."""
         if not self.path.is_file():
             return
         kept = []

@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all, with sums of their files, whatever stops the machine while they are written."""
+"""Atomic, durable directory writes with SHA-256 checksums."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.(tmp|old)")
 
 @contextmanager
 def whole_folder(final: Path, leftovers: str | None = None) -> Iterator[Path]:
-    """A folder to write into, which takes the place of ``final`` when the block ends, at once and durably.
+    """Yield a folder to write into, which replaces ``final`` atomically and durably at the end of the block.
 
-    It is made beside ``final`` under another name. If the block raises, it is removed and ``final`` stays as it was.
+    It is made beside ``final`` under another name. If the block raises, it is removed and ``final`` is left unchanged.
 
     Args:
-        final: the folder to make or replace; the folders above it are made.
-        leftovers: names (a pattern) whose leftovers of killed writes are cleared first; None: those of ``final``.
+        final: the folder to make or replace; missing parents are made.
+        leftovers: pattern of names whose leftovers of killed writes are cleared first; None: those of ``final``.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     _clear(final.parent, re.escape(final.name) if leftovers is None else leftovers)
@@ -52,7 +52,7 @@ def _beside(final: Path, kind: str) -> Path:
 
 
 def _replace(temporary: Path, final: Path) -> None:
-    """Give a folder its name; one of that name moves aside and goes when the new one is safe on the disk."""
+    """Rename a folder to ``final``; an older one moves aside and is removed when the new one is safe on the disk."""
     old = _beside(final, "old") if os.path.lexists(final) else None
     if old is not None:
         final.rename(old)
@@ -68,13 +68,13 @@ def _replace(temporary: Path, final: Path) -> None:
 
 
 def real_name(path: Path) -> str:
-    """The name of a folder, also where a killed write had moved it aside and put nothing in its place."""
+    """Return the name of a folder, also of one that a killed write had moved aside without a replacement."""
     match = LEFTOVER.fullmatch(path.name)
     return match[1] if match is not None and match[2] == "old" else path.name
 
 
 def _clear(folder: Path, name: str) -> None:
-    """Remove what killed writes of ``name`` (a pattern) left; a folder that was moved aside for nothing gets its name back."""
+    """Remove leftovers of killed writes of ``name`` (a pattern), or rename a folder back that has no replacement."""
     for path in sorted(folder.iterdir()):
         match = LEFTOVER.fullmatch(path.name)
         if match is None or re.fullmatch(name, match[1]) is None:
@@ -86,7 +86,7 @@ def _clear(folder: Path, name: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder, or a link and not what it points to. It loses its name first, so that no part of it ever has that."""
+    """Remove a folder or a link (not its target). It is renamed first, so that no part of it ever has its name."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -95,7 +95,7 @@ def remove(path: Path) -> None:
 
 
 def clear_files(folder: Path) -> None:
-    """Remove the files that killed writes of :func:`discrete_grpo.core.atomic.atomic_write` left in a folder."""
+    """Remove the temporary files that killed writes of :func:`discrete_grpo.core.atomic.atomic_write` left in a folder."""
     for path in folder.glob(".*.tmp"):
         if re.fullmatch(r"\..+\.[0-9a-f]{12}\.tmp", path.name) and path.is_file():
             path.unlink()
@@ -105,12 +105,12 @@ def clear_files(folder: Path) -> None:
 
 
 def write_sums(folder: Path, names: Sequence[str]) -> None:
-    """Write SHA256SUMS of these files of a folder, as ``sha256sum --check`` reads it."""
+    """Write SHA256SUMS of these files of a folder, in the format of ``sha256sum --check``."""
     (folder / SUMS).write_text("".join(f"{_digest(folder / name)}  {name}\n" for name in names), encoding="utf-8")
 
 
 def changed_file(folder: Path, names: Sequence[str]) -> tuple[Path, str] | None:
-    """The first of these files that is not what :func:`write_sums` saw, and how; None if all are. No other file is read."""
+    """Find the first of these files that differs from what :func:`write_sums` saw, and how; None if none does."""
     lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
     sums = {name: found for found, _, name in (line.partition("  ") for line in lines)}
     for name in names:
@@ -138,10 +138,10 @@ def _digest(path: Path) -> str:
 
 @contextmanager
 def explained(path: Path, what_is_left: Callable[[], str]) -> Iterator[None]:
-    """Errors of the disk while ``path`` is written, whichever library met them, as one line that says what is still there.
+    """Turn errors of the disk while ``path`` is written into one line that says what is left there, whichever library raised them.
 
     Raises:
-        OSError: in place of such an error, with its number; other errors stay as they are.
+        OSError: in place of such an error, with its number; other errors are passed on.
     """
     try:
         yield
@@ -153,7 +153,7 @@ def explained(path: Path, what_is_left: Callable[[], str]) -> Iterator[None]:
 
 
 def _of_the_system(error: BaseException) -> tuple[int, str] | None:
-    """Number and text of the operating system's error behind another one: torch chains it, safetensors quotes it."""
+    """Find number and text of the operating system's error behind another one: torch chains it, safetensors quotes it."""
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, OSError):

@@ -1,6 +1,6 @@
-"""Objects as JSON and back: classes by import path, of packages the caller trusts, and only of the kind written here.
+"""Conversion of objects to JSON and back: dataclasses and classes with ``init_args`` by import path, from trusted packages only.
 
-The types of a module's tensors are kept beside it, since a class builds its tensors in the default type.
+The data types of a module's tensors are described too, since a class creates its tensors in the default type.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ REMOVED = {
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used: missing, truncated, or of another shape than it says."""
+    """A checkpoint that cannot be used: missing, truncated, or not as it was written."""
 
 
 def describe(obj: Any) -> Any:
-    """``obj`` as JSON: plain values as they are, dataclasses and objects with ``init_args()`` by class path.
+    """Describe ``obj`` as JSON: plain values as they are, dataclasses and objects with ``init_args()`` by class path.
 
     Raises:
-        TypeError: for anything else.
+        TypeError: for any other object.
     """
     if obj is None or isinstance(obj, bool | int | float | str):
         return obj
@@ -78,7 +78,7 @@ def _with_keys(value: Any) -> Any:
 
 
 def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
-    """The object ``describe`` described; lists become tuples.
+    """Build the object that :func:`describe` described; lists become tuples.
 
     Raises:
         CheckpointError: if a class is outside the ``trusted`` packages, does not exist or rejects its arguments.
@@ -120,7 +120,7 @@ def _from_items(items: Any, trusted: Sequence[str]) -> dict[Any, Any]:
 
 
 def current_path(path: str) -> str:
-    """The class path of today for one that format 1 wrote; any other path unchanged.
+    """Return the class path of today for one of format 1; any other path unchanged.
 
     >>> current_path("discrete_grpo.policies.smiles.TokenPolicy")
     'discrete_grpo.policies.tokens.TokenPolicy'
@@ -133,7 +133,7 @@ def current_path(path: str) -> str:
 
 
 def _check_types(cls: type, args: Mapping[str, Any], path: str) -> None:
-    """Raise CheckpointError, naming it, for an argument of another type than the class says."""
+    """Raise CheckpointError for an argument whose type differs from the annotation of the class."""
     try:
         hints = get_type_hints(cls if dataclasses.is_dataclass(cls) else cls.__init__)  # type: ignore[misc]  # the class is what is built
     except Exception:  # names that only a type checker knows
@@ -144,7 +144,7 @@ def _check_types(cls: type, args: Mapping[str, Any], path: str) -> None:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what a type says, as far as plain values go; unknown types fit."""
+    """Whether a plain value has the annotated type; other annotations accept any value."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, one) for one in inner)
@@ -170,9 +170,9 @@ def _told(hint: Any) -> str:
 
 
 def _class(path: str) -> type:
-    """The class at an import path, if it is of the kind :func:`describe` writes: a dataclass, or one with ``init_args``.
+    """Import the class at a path if :func:`describe` can have written it: a dataclass, or a class with ``init_args``.
 
-    A function, or a class that stands elsewhere, could do anything when called with arguments from a file.
+    Functions are refused, and classes defined elsewhere, since they could do anything when called with arguments from a file.
     """
     if path in REMOVED:
         raise CheckpointError(f"class_path: {path!r} cannot be built: {REMOVED[path]}")
@@ -188,12 +188,15 @@ def _class(path: str) -> type:
 
 
 def _floating(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers of floating-point type by name, buffers that are not saved among them."""
+    """Collect parameters and buffers of floating-point type by name, non-persistent buffers included."""
     return {name: x for name, x in chain(module.named_parameters(), module.named_buffers()) if x.is_floating_point()}
 
 
 def describe_types(module: nn.Module) -> dict[str, Any]:
-    """``dtype``, the type that most tensors of a module have, and ``dtypes`` of those that have another one, by name.
+    """Describe the floating-point types of a module's tensors.
+
+    Returns:
+        ``dtype``, the type that most tensors have, and ``dtypes`` of the tensors with another one, by name.
 
     >>> describe_types(nn.Linear(2, 2, dtype=torch.float64))
     {'dtype': 'float64'}
@@ -207,10 +210,10 @@ def describe_types(module: nn.Module) -> dict[str, Any]:
 
 
 def restore_types(module: nn.Module, described: Mapping[str, Any]) -> None:
-    """Give each tensor of a module the type that :func:`describe_types` wrote; where nothing was written, all stay as they are.
+    """Convert each tensor of a module to the type that :func:`describe_types` wrote; without an entry the types stay as they are.
 
     Raises:
-        CheckpointError: for a type that is not among ``TYPES``.
+        CheckpointError: for a type that is not in ``TYPES``.
     """
     if "dtype" not in described:
         return

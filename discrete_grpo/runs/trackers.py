@@ -71,7 +71,7 @@ def molecule_grid(
 
     Args:
         smiles: what to draw.
-        captions: one a molecule.
+        captions: one per molecule.
         columns: molecules a row.
         width: of one molecule's cell, in pixels.
         height: likewise.

@@ -494,7 +494,7 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         main(["train", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert "--grpo.num_generations" in text
-    assert "G, samples a group; at least 2" in text
+    assert "Number of samples per group (G), at least 2." in text
     assert "weight of the KL to the reference" in text
     assert "Presets: demo" in text
 

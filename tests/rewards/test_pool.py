@@ -101,7 +101,7 @@ def test_each_misbehaviour_costs_one_sample(moody: RewardPool) -> None:
         "die": "its worker exited with status 3",
         "segfault": "its worker was killed by SIGSEGV",
         "raise": "raised RuntimeError: two lines",
-        "short": "returned 0 values for 1 samples, expected one a sample",
+        "short": "returned 0 values for 1 samples, expected one per sample",
         "inf": "returned inf, expected a finite number or None",
         "text": "returned 'x', expected a number or None",
     }  # NaN and None are the reward's own words for unknown
@@ -118,10 +118,10 @@ def test_what_is_no_number_and_what_would_end_a_program_cost_one_sample_and_no_w
     assert {failure.sample: failure.reason for failure in moody.take_failures()} == {
         "exit": "raised SystemExit: 0",
         "interrupt": "raised KeyboardInterrupt: ",
-        "generator": "returned a generator, expected one number a sample",
-        "dict": "returned a dict, expected one number a sample",
-        "set": "returned a set, expected one number a sample",
-        "digits": "returned a str, expected one number a sample",
+        "generator": "returned a generator, expected one number per sample",
+        "dict": "returned a dict, expected one number per sample",
+        "set": "returned a set, expected one number per sample",
+        "digits": "returned a str, expected one number per sample",
         "digit": "returned '0.5', expected a number or None",
         "complex": "returned 1j, expected a number or None",
         "huge": f"returned 1{'0' * 196}..., expected a finite number or None",
@@ -135,7 +135,7 @@ def test_a_hang_costs_one_sample_and_its_worker(hang: str) -> None:
         lost = [seat.worker._process.pid for seat in pool._seats]  # type: ignore[attr-defined]
         assert pool(["a", hang, "b"]) == [1.0, None, 1.0]
         assert not any(map(alive, lost))
-        assert [(f.sample, f.reason) for f in pool.take_failures()] == [(hang, "no answer within 0.5 s a sample")]
+        assert [(f.sample, f.reason) for f in pool.take_failures()] == [(hang, "no answer within 0.5 s per sample")]
 
 
 @pytest.mark.parametrize("bad", BAD)

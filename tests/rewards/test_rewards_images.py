@@ -92,8 +92,8 @@ def test_the_mean_image_of_a_class_scores_one() -> None:
 @pytest.mark.parametrize(
     ("label", "said"),
     [
-        (None, "label: no such column, expected one class a sample"),
-        (["3"], r"label: 1 values, expected one a sample \(2\)"),
+        (None, "label: no such column, expected one class per sample"),
+        (["3"], r"label: 1 values, expected one per sample \(2\)"),
         (["3", "10"], "label: '10', expected a class from 0 to 9"),
         (["3", None], "label: None, expected a class from 0 to 9"),
     ],
@@ -179,5 +179,5 @@ def test_the_table_of_a_generator() -> None:
     assert found["ink"] == pytest.approx(sum(ink([a, a, b, c, c])) / 5)
     assert sample_metrics([]) == {"valid": 0.0, "unique": 0.0}
     assert math.isnan(evaluate([None])["ink"])
-    with pytest.raises(ValueError, match=r"labels: 1, expected one a sample \(2\)"):
+    with pytest.raises(ValueError, match=r"labels: 1, expected one per sample \(2\)"):
         evaluate([a, b], labels=[0])

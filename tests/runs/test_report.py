@@ -439,7 +439,7 @@ def test_an_evaluation_of_another_form_is_named(tmp_path: Path, content: str | b
 def test_no_recorded_metric_is_lost(tmp_path: Path) -> None:
     Recorder(tmp_path).record(1, {"rewards/qed/mean": 0.5, "clip_ratio/low_mean": 0.1, "step_time": 2.0, "my_metric": 3.0})
     text = write_report(tmp_path).read_text("utf-8")
-    for label in ("rewards / qed / mean", "Clipped ratios", "seconds an update", "my metric"):
+    for label in ("rewards / qed / mean", "Clipped ratios", "seconds per update", "my metric"):
         assert label in text
 
 

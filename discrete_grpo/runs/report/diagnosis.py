@@ -1,4 +1,4 @@
-"""Reasons why a run learned nothing, found in its metrics, and what to try."""
+"""Diagnosis of a run that learned nothing, from its metrics, with advice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["diagnosis"]
 
 
 def diagnosis(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Sentences about a run that had nothing to learn from in any of its updates; empty for a run that had.
+    """Explain why a run had nothing to learn from in any of its updates; empty for a run that had.
 
     Args:
         metrics: of each update, as logged.

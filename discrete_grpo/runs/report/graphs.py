@@ -1,4 +1,4 @@
-"""Drawings of plain graphs for the report."""
+"""Pictures of plain graphs for the report."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BY_DISTANCE = 100  # nodes; placing more of them by their distances takes second
 
 
 def render_graph(text: str, *, width: int = 220, height: int = 170) -> str | None:
-    """A graph6 line as an SVG element to place into a page: one path of edges, one circle a node, in the page's text colour.
+    """Render a graph6 line as an SVG element: one path of all edges and one circle per node, in the page's text colour.
 
     Args:
         text: the graph.
-        width: of the drawing's own coordinates.
-        height: likewise; the drawing fills both.
+        width: of the picture's own coordinates.
+        height: of the picture's own coordinates; the picture fills both.
 
     Returns:
         The ``<svg>`` element; None if ``text`` is no graph6 line, or the graph has no nodes or more than 400.

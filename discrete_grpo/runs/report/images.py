@@ -1,4 +1,4 @@
-"""Drawings of image samples for the report."""
+"""Pictures of image samples for the report."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["render_image"]
 
 
 def render_image(text: str, *, width: int = 220, height: int = 170) -> str | None:
-    """An image sample as an SVG element to place into a page: one path a grey level, ink white on black.
+    """Render an image sample as an SVG element: one path per grey level, ink white on black.
 
     Args:
         text: the sample as tables hold it, ``str`` of an :class:`~discrete_grpo.domains.images.Image`.
-        width: of the drawing's own coordinates.
-        height: likewise; the image is centred and keeps its shape.
+        width: of the picture's own coordinates.
+        height: of the picture's own coordinates; the image is centred and keeps its shape.
 
     Returns:
         The ``<svg>`` element; None if ``text`` is no image.
@@ -35,7 +35,7 @@ def render_image(text: str, *, width: int = 220, height: int = 170) -> str | Non
 
 
 def _runs(image: Image) -> dict[int, str]:
-    """Path data of each grey level: its runs of equal pixels within a row, as rectangles of height 1."""
+    """Collect the path data of each grey level: runs of equal pixels within a row, as rectangles of height 1."""
     found: defaultdict[int, str] = defaultdict(str)
     for y in range(image.height):
         row = image.levels[y * image.width : (y + 1) * image.width]

@@ -1,4 +1,4 @@
-"""Drawings of samples for the report; RDKit is imported only when one is asked for."""
+"""Pictures of molecules for the report; RDKit is imported only when one is rendered."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _PALETTE = {
 
 
 def render_smiles(smiles: str, *, width: int = 220, height: int = 170) -> str | None:
-    """A molecule as an SVG element to place into a page: it scales, has no ids, and takes the page's text colour.
+    """Render a molecule as an SVG element that scales, has no ids, and takes the page's text colour.
 
     Args:
         smiles: the molecule.
-        width: of the drawing's own coordinates.
-        height: likewise.
+        width: of the picture's own coordinates.
+        height: of the picture's own coordinates.
 
     Returns:
         The ``<svg>`` element; None if RDKit cannot read ``smiles`` or it is empty.
@@ -56,7 +56,7 @@ def render_smiles(smiles: str, *, width: int = 220, height: int = 170) -> str | 
 
 
 def _inline(drawing: str, label: str) -> str:
-    """An RDKit drawing without XML header, comments, ids, classes and fixed size, named for screen readers."""
+    """Strip XML header, comments, ids, classes and fixed size from an RDKit drawing, and add a title for screen readers."""
     body = drawing[drawing.index("<svg") : drawing.rindex("</svg>")]
     head, inner = body.split(">", 1)
     box = re.search(r"viewBox='([^']*)'", head)

@@ -1,4 +1,4 @@
-"""The frame of an HTML report: one page that asks nothing of any other file or host."""
+"""The HTML frame of a report: one self-contained page without any request."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def embedded(body: str) -> str:
 
 
 def page(title: str, body: str) -> str:
-    """A whole HTML page around ``body``, which must be safe HTML; ``title`` is plain text.
+    """Make a whole HTML page around ``body``, which must be safe HTML; ``title`` is plain text.
 
     A content security policy in the page forbids every request and every script but the page's own.
     """

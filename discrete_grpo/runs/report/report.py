@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file made of whatever the run folder holds."""
+"""The report of a run: one HTML file made from the files of the run folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["RunReport", "write_report"]
 
 @dataclass(frozen=True)
 class _Chart:
-    """Which metrics make a chart: those whose name ``pattern`` matches whole; its first group names the curve."""
+    """A chart of the metrics whose whole name matches ``pattern``; the pattern's first group names the curve."""
 
     ident: str
     title: str
@@ -60,22 +60,22 @@ _CURVE_NAMES = {
     "region_mean": "either side",
 }
 CALLS = "oracle_calls"
-_UNITS = {"step_time": "seconds an update"}
+_UNITS = {"step_time": "seconds per update"}
 
 
 def write_report(folder: str | os.PathLike[str], *, render: Callable[[str], str | None] | None = None) -> Path:
-    """Write ``report.html`` into a run folder, from whatever of its files exist; the run may still be going.
+    """Write ``report.html`` into a run folder from the files that exist; the run may still be going.
 
     Args:
         folder: a run folder; see :mod:`discrete_grpo.runs.recorder`.
-        render: gives the picture of a sample as an ``<svg>`` element, or None if it cannot be drawn (it is shown as text then).
+        render: maps a sample to its picture as an ``<svg>`` element, or to None if it is to be shown as text.
 
     Returns:
         The path of the report.
 
     Raises:
         FileNotFoundError: if there is no such folder.
-        ValueError: if a file of the folder holds something else than this program writes.
+        ValueError: if a file of the folder holds anything else than this program writes.
     """
     run = Path(folder)
     if not run.is_dir():
@@ -135,13 +135,13 @@ def _known(metrics: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 
 
 def _diagnosis(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Why nothing was learned and what to try, where that is so."""
+    """Say why nothing was learned and what to try, where that is so."""
     notes = "<br>".join(map(escape, diagnosis(metrics)))
     return f'<p class="card" id="diagnosis" role="note">{notes}</p>' if notes else ""
 
 
 def _calls(metrics: Sequence[Mapping[str, Any]], measured: Mapping[str, Mapping[str, Any]]) -> tuple[str, str, str] | None:
-    """The tile of the oracle calls of the whole run: those of the last evaluation, too, once there is one."""
+    """Make the tile of the oracle calls of the whole run, the last evaluation included."""
     trained, left = _known(metrics, "oracle/calls"), _known(metrics, "oracle/left")
     if not trained:
         return None
@@ -152,7 +152,7 @@ def _calls(metrics: Sequence[Mapping[str, Any]], measured: Mapping[str, Mapping[
 
 
 def _tiles(metrics: Sequence[Mapping[str, Any]], measured: Mapping[str, Mapping[str, Any]]) -> str:
-    """The run in a few numbers: means over the first and the last tenth of the updates."""
+    """Summarise the run in a few numbers: means over the first and the last tenth of the updates."""
     if not metrics:
         return '<p class="note">No update has been recorded.</p>'
     tiles = [("updates", f"{len(metrics)}", _spent(sum(_known(metrics, "step_time"))))]
@@ -174,7 +174,7 @@ def _tiles(metrics: Sequence[Mapping[str, Any]], measured: Mapping[str, Mapping[
         f'<div class="card"><dt>{escape(a)}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>' for a, b, c in tiles
     )
     return (
-        '<p class="note">Means over the last tenth of the updates, and over the first tenth below them.</p>'
+        '<p class="note">Means over the last tenth of the updates; below them, means over the first tenth.</p>'
         f'<dl class="tiles" id="summary">{cards}</dl>'
     )
 
@@ -189,12 +189,12 @@ def _spent(seconds: float) -> str:
 
 
 def _counted(stage: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with the oracle calls as a whole number, as the tile has it."""
+    """Convert the number of oracle calls to a whole number, as in the tile."""
     return {k: int(v) if k == CALLS and isinstance(v, float) and v.is_integer() else v for k, v in stage.items()}
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested metrics by ``outer/inner`` name; lists are left out."""
+    """Flatten nested metrics to ``outer/inner`` names; lists are left out."""
     flat: dict[str, Any] = {}
     for name, value in content.items():
         if isinstance(value, Mapping):
@@ -205,7 +205,7 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _evaluation(measured: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table of key numbers: a row a metric, a column each of before and after."""
+    """Make the table of key numbers, one row per metric and one column each for before and after training."""
     stages = {name: _counted(_flat(stage)) for name, stage in measured.items()}
     names = list(dict.fromkeys(name for stage in stages.values() for name in stage))
     if not names:
@@ -268,7 +268,7 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _other_curves(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Everything recorded that no chart above shows, folded away."""
+    """Show every recorded quantity without a chart above, folded away."""
     names = list(dict.fromkeys(name for record in metrics for name in record))
     shown = {"step", "reward_std"}
     for chart in _CHARTS:
