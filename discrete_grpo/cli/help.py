@@ -233,7 +233,8 @@ def topics(command: str) -> dict[str, list[Option]]:
 
 
 def _shown(option: Option) -> str:
-    notes = [option.default and f"default {option.default}", option.range]
+    said = any(words in option.about for words in ("at least", "at most", "more than", "less than"))
+    notes = [option.default and f"default {option.default}", "" if said else option.range]
     note = "; ".join(note for note in notes if note)
     about = f"{option.about} ({note})" if note else option.about
     head = f"  --{option.name} {option.value}"
