@@ -215,7 +215,7 @@ def test_the_term_of_an_estimator_is_its_corrected_estimate(estimator: Any, dire
 
 def test_the_term_names_what_is_missing() -> None:
     scores = score_sites(random_sites(0))
-    with pytest.raises(ValueError, match="^kl_direction: 'forward', expected a policy whose scores have this KL"):
+    with pytest.raises(ValueError, match=r"^kl_direction: 'forward', expected a policy whose scores have this KL"):
         kl_term("exact", "forward", scores)
-    with pytest.raises(ValueError, match="^ref_logp: None, expected log-probs of the reference with kl_estimator 'k1'"):
+    with pytest.raises(ValueError, match=r"^ref_logp: None, expected log-probs of the reference with kl_estimator 'k1'"):
         kl_term("k1", "reverse", scores)
