@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from discrete_grpo.core.checks import check_range
         ({}, [0, -3.5], [], "a finite number"),
     ],
 )
-def test_the_range_is_kept_and_named(bounds: dict[str, float], inside: list[float], outside: list[float], said: str) -> None:
+def test_the_range_is_kept_and_named(bounds: dict[str, Any], inside: list[float], outside: list[float], said: str) -> None:
     for value in inside:
         check_range("x", value, **bounds)
     for value in [*outside, math.nan, math.inf, -math.inf]:

@@ -314,8 +314,8 @@ def refining(config: GRPOConfig, **options: Any) -> GRPOTrainer:
     """A trainer in float64 whose memory holds four graphs."""
     trainer = GRPOTrainer(tiny_policy(**options).double(), share_of_class_two, config)
     rollout = trainer.policy.sample([Context(k) for k in range(4)], generator=seeded(3))
-    assert trainer.sampler.shards[0].memory is not None
-    trainer.sampler.shards[0].memory.add(rollout, torch.tensor(share_of_class_two(rollout.samples)), [None] * 4)
+    assert trainer.sampler.shards[0].elites is not None
+    trainer.sampler.shards[0].elites.add(rollout, torch.tensor(share_of_class_two(rollout.samples)), [None] * 4)
     return trainer
 
 
@@ -454,8 +454,8 @@ def test_resume_with_a_memory_ends_with_the_same_bits(tmp_path: Path, columns: A
         if part.step == 4:
             part.save()
     resumed = GRPOTrainer(tiny_policy(seed=9), share_of_class_two, config, run=tmp_path / "part", columns=columns, resume=True)
-    assert resumed.sampler.shards[0].memory is not None
-    assert len(resumed.sampler.shards[0].memory.kept) == 5
+    assert resumed.sampler.shards[0].elites is not None
+    assert len(resumed.sampler.shards[0].elites.kept) == 5
     resumed.train()
     assert all(torch.equal(a, b) for a, b in zip(whole.module.parameters(), resumed.module.parameters(), strict=True))
     lines: list[Any] = [*read_metrics(tmp_path / "whole")]
@@ -471,12 +471,12 @@ def test_a_run_without_it_has_no_trace_of_it(tmp_path: Path) -> None:
     config = GRPOConfig(**REFINED | {"refine_fraction": 0.0}, max_steps=2)
     trainer = GRPOTrainer(tiny_policy(), share_of_class_two, config, run=tmp_path)
     trainer.train()
-    assert trainer.sampler.shards[0].memory is None
+    assert trainer.sampler.shards[0].elites is None
     assert not any("refined" in name for name in read_metrics(tmp_path)[0])
     assert "refined" not in read_samples(tmp_path / "samples.csv.gz")
     with_it = GRPOTrainer(tiny_policy(), share_of_class_two, replace(config, refine_fraction=0.5), run=tmp_path, resume=True)
-    assert with_it.sampler.shards[0].memory is not None
-    assert with_it.sampler.shards[0].memory.kept == []
+    assert with_it.sampler.shards[0].elites is not None
+    assert with_it.sampler.shards[0].elites.kept == []
 
 
 def test_rewards_see_the_condition_and_not_the_restart() -> None:

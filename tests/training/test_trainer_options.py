@@ -266,7 +266,7 @@ def test_the_penalty_in_the_loss(direction: Any, estimator: Any, corrected: bool
     }[direction, estimator]
     assert wanted is not None
     wanted = wanted * r if corrected and estimator != "exact" else wanted
-    torch.testing.assert_close(found.penalty, torch.where(s.mask, wanted, 0.0), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.kl, torch.where(s.mask, wanted, 0.0), rtol=0, atol=1e-12)
     assert (found.entropy is not None) == bonus
 
 
