@@ -1,7 +1,7 @@
-"""Group-relative advantages: how good a sample is among the samples it is compared with.
+"""Group-relative advantages: the reward of each sample compared with the rewards of its group.
 
-Everything is computed in float64, a group whose rewards are all equal up to rounding gets exactly 0, and a reward that is
-unknown (NaN) leaves its sample out of every mean and deviation and gives it advantage 0.
+Everything is computed in float64. A group whose rewards are all equal up to rounding has advantages of exactly 0. A sample whose
+reward is unknown (NaN) is left out of every mean and deviation and has advantage 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EPS = 1e-4
 ROUNDING = 1e-12
 """Rewards of a group are equal if they differ by at most this times the largest magnitude that was summed for any of them.
 
-One float64 operation rounds to 1.1e-16 of its result, so sums of the same terms in another order stay far inside."""
+One float64 operation rounds to 1.1e-16 of its result, so sums of the same terms in another order differ by far less."""
 
 
 def _group_numbers(group: Tensor) -> tuple[Tensor, int]:
@@ -60,7 +60,7 @@ def constant_groups(
     Args:
         reward: one reward per sample; NaN means unknown.
         group: any integers.
-        magnitude: of the terms that each reward is the sum of, see :func:`sum_magnitudes`; None: that of the reward itself.
+        magnitude: total magnitude of the terms of each reward, see :func:`sum_magnitudes`; None takes that of the reward.
 
     >>> constant_groups(torch.tensor([0.1, 0.1, 0.0, 1.0]), torch.tensor([5, 5, 2, 2])).tolist()
     [True, True, False, False]
@@ -93,14 +93,14 @@ def group_advantages(
     baseline: Literal["mean", "leave_one_out"] = "mean",
     magnitude: Float[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, " batch"]:
-    """A_i = (r_i - b_i) / (σ + 1e-4), b_i the group's mean, with or without r_i itself; 0 in a group of equal rewards.
+    """A_i = (r_i - b_i) / (σ + 1e-4), where b_i is the mean of the group with or without r_i; 0 in a group of equal rewards.
 
     Args:
-        reward: one reward a sample; NaN means unknown.
-        group: any integers; equal numbers are compared with each other.
-        scale_rewards: σ is the ``group``'s Bessel standard deviation, the ``batch``'s, or nothing divides (``none``).
+        reward: one reward per sample; NaN means unknown.
+        group: any integers; samples with equal numbers form a group.
+        scale_rewards: σ is the Bessel-corrected standard deviation of the ``group`` or of the ``batch``; ``none`` does not divide.
         baseline: ``mean`` of the group, or of the others in it (``leave_one_out``).
-        magnitude: decides which rewards are equal, see :func:`constant_groups`.
+        magnitude: scale of the comparison of rewards, see :func:`constant_groups`.
 
     Returns:
         Advantages [B], float64.
@@ -132,14 +132,14 @@ def kl_advantages(
     *,
     baseline: Literal["mean", "leave_one_out"] = "mean",
 ) -> Float[Tensor, " batch"]:
-    """KL_i - b_i, b_i the mean of the group's KLs, with or without KL_i itself; no deviation divides it, whatever divides rewards.
+    """KL_i - b_i, where b_i is the mean KL of the group with or without KL_i; it is not divided by a standard deviation.
 
     A KL in the reward is subtracted with the weight β from advantages that are already scaled. β therefore has the meaning that
     it has in the loss, and a group of equal rewards has advantages of the size β·(KL_i - b_i) and not of the size 1.
 
     Args:
-        kl: of each trajectory to the reference, summed over its sites.
-        known: samples that have a reward; the others get 0 and are in no mean.
+        kl: KL of each trajectory to the reference, summed over its sites.
+        known: True for samples with a reward; the others get 0 and are left out of every mean.
         group: any integers.
         baseline: see :func:`group_advantages`.
     """
@@ -154,7 +154,7 @@ def sum_rewards(rewards: Float[Tensor, "batch reward"], weights: Float[Tensor, "
 
 
 def sum_magnitudes(rewards: Float[Tensor, "batch reward"], weights: Float[Tensor, " reward"]) -> Float[Tensor, " batch"]:
-    """Σ_k |w_k r_k|: how large the terms of :func:`sum_rewards` are, which sets how far rounding can move their sum."""
+    """Σ_k |w_k r_k|, the magnitude of the terms of :func:`sum_rewards`, to which the rounding error of their sum is relative."""
     return (rewards.double().nan_to_num(0.0) * weights.double()).abs().sum(-1)
 
 
@@ -163,7 +163,7 @@ def normalize_then_sum(
 ) -> Float[Tensor, " batch"]:
     """A = (s - mean(s)) / (std(s) + 1e-4) over the batch, s_i = Σ_k w_k z_k, z_k reward k's z-score in its group.
 
-    No reward's scale can hide another's. Source: Liu et al. (2026), GDPO, as in TRL's ``normalize_then_sum``.
+    The scale of one reward cannot hide another. Source: Liu et al. (2026), GDPO, as in TRL's ``normalize_then_sum``.
     """
     z = torch.stack([group_advantages(r, group) for r in rewards.unbind(-1)], -1)
     known = ~rewards.isnan().all(-1)
@@ -183,17 +183,17 @@ def advantages(
     kl: Float[Tensor, " batch"] | None = None,
     beta: float = 0.0,
 ) -> Float[Tensor, " batch"]:
-    """Advantages of several rewards: weighed and summed first, or normalised each in its group first; minus β times that of the KL.
+    """Advantages of several rewards, which are summed first or normalised first, minus β times the advantage of the KL.
 
     Args:
         rewards: one column per reward; NaN means unknown.
         group: any integers.
         weights: one per reward; None means 1 each.
-        multi_objective_aggregation: see above.
+        multi_objective_aggregation: weighted sum first, or :func:`normalize_then_sum`.
         scale_rewards: see :func:`group_advantages`.
-        baseline: likewise.
+        baseline: see :func:`group_advantages`.
         clip: advantages are clamped to ± this.
-        kl: of each trajectory, a penalty in the reward, see :func:`kl_advantages`; None: there is none.
+        kl: KL of each trajectory as a penalty in the reward, see :func:`kl_advantages`; None means no penalty.
         beta: β.
 
     Raises:
@@ -219,10 +219,10 @@ def groups_without_signal(
     weights: Sequence[float] | None = None,
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize",
 ) -> Bool[Tensor, " batch"]:
-    """True for samples whose group teaches nothing: the weighted sum is the same for all, or each reward normalised by itself is.
+    """True for samples whose group has no signal: the weighted sum of the rewards, or each reward, is the same for all.
 
-    Whole groups are judged by equality up to :data:`ROUNDING`, never by a deviation that rounding keeps from 0. DAPO leaves such
-    groups out and draws others. Source: Yu et al. (2025), section 3.2, arXiv 2503.14476.
+    Rewards are compared up to :data:`ROUNDING`, as rounding can keep a standard deviation from being 0. DAPO leaves such groups
+    out and draws others. Source: Yu et al. (2025), section 3.2, arXiv 2503.14476.
 
     >>> groups_without_signal(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])).tolist()
     [True, True]

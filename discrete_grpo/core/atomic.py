@@ -1,4 +1,4 @@
-"""Files that are either the old ones or the new ones, whenever the machine stops."""
+"""Atomic and durable writes of single files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["atomic_write", "sync_folder"]
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Make renames and new names in ``folder`` durable; nothing happens where the system has no such call."""
+    """Make renames and new names in ``folder`` durable; on systems without such a call nothing happens."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -30,16 +30,16 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["wb"] = "wb") -> Ab
 @overload
 def atomic_write(path: str | os.PathLike[str], mode: Literal["w"]) -> AbstractContextManager[IO[str]]: ...
 def atomic_write(path: str | os.PathLike[str], mode: Literal["wb", "w"] = "wb") -> AbstractContextManager[IO[Any]]:
-    r"""A file to write into, which takes the place of ``path`` when the block ends, at once and durably.
+    r"""Open a file that atomically replaces ``path`` when the block ends.
 
-    It is written beside ``path`` under another name. If the block raises, that file is removed and ``path`` stays as it was.
+    The file is written beside ``path`` under another name. If the block raises, it is removed and ``path`` does not change.
 
     Args:
         path: the file to make or replace; its folder must exist.
         mode: ``"wb"`` for bytes, ``"w"`` for UTF-8 text with ``\n`` line ends on every system.
 
     Raises:
-        ValueError: if ``mode`` is another one.
+        ValueError: for any other ``mode``.
     """
     if mode not in ("wb", "w"):
         raise ValueError(f"mode: {mode!r}, expected 'wb' or 'w'")
@@ -49,7 +49,7 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["wb", "w"] = "wb") 
 @contextmanager
 def _replacing(path: Path, mode: str) -> Iterator[IO[Any]]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    # Opened by hand: tempfile's files are private (0600), these get the permissions any new file gets.
+    # tempfile would make a private file (0600); this one gets the permissions of any new file.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     text = {"encoding": "utf-8", "newline": "\n"} if mode == "w" else {}
     try:

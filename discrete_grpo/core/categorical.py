@@ -1,8 +1,8 @@
-"""Products of independent categoricals: the only probability model the core knows.
+"""Products of independent categoricals, the probability model of every policy.
 
-Every policy acts in steps, and each step draws a product of categoricals over *sites*. A policy hands over
-normalised log-probability tables, the classes it chose and a mask; log-prob, entropy and the **exact** KL
-are derived here, by sums over the class axis, and nowhere else.
+A policy acts in steps, and each step draws from a product of categoricals over *sites*. The policy returns normalised
+log-probability tables, the classes that it chose and a mask. Log-prob, entropy and the **exact** KL are computed here by sums over
+the class axis, and nowhere else.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ __all__ = ["Scores", "Sites", "entropy", "gather", "kl_divergence", "safe_log", 
 
 
 MIRRORED = 1e-6
-"""Largest difference of two probabilities that are taken as mirror images."""
+"""Largest difference of two probabilities that count as mirror images."""
 DISTINCT = 1e-3
 """Least difference of two probabilities that makes tables distinct."""
 ENOUGH_PAIRS = 8
-"""Mirrored pairs that are no coincidence, even where all tables are alike."""
+"""Number of mirrored pairs that cannot be a coincidence, even if all tables are the same."""
 
 
 def _is_edge_matrix(log_probs: Tensor, action: Tensor, mask: Tensor) -> bool:
-    """Whether tables [B, N, N, C] are those of all ordered pairs of N nodes, and not of N steps with N sites each.
+    """Whether tables [B, N, N, C] belong to all ordered pairs of N nodes, and not to N steps with N sites each.
 
-    Mask and tables must equal their mirror images. So do tables that are alike at all sites, as those of an untrained policy
-    are: there must be distinct ones within a row. Where no site is on the diagonal and the classes drawn are mirrored too,
-    distinct ones in the batch are enough, or many pairs.
+    Mask and tables must equal their mirror images. As this also holds for tables that are the same at all sites (an untrained
+    policy), tables within a row must differ. If no site is on the diagonal and the drawn classes are mirrored too, it is enough
+    that tables differ within the batch, or that there are many pairs.
     """
     off = mask & ~torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
     if not bool((mask == mask.transpose(1, 2)).all() & off.any()):
@@ -88,12 +88,12 @@ class Sites:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the objective needs of the sites of a trajectory, each [B, S, U]; 0 where the mask is False.
+    """Log-prob, entropy and KL of the sites of a trajectory, each [B, S, U]; 0 where the mask is False.
 
     Attributes:
         logp: log π_θ of the classes drawn, differentiable.
         entropy: H(π_θ), without gradient.
-        mask: which sites count.
+        mask: True for sites that count.
         kl: exact KL(π_θ ‖ π_ref), differentiable; None without a reference.
         kl_forward: exact KL(π_ref ‖ π_θ), which sees classes the policy has dropped; without gradient unless :func:`score_sites`
             was asked for it. None without a reference.
@@ -149,7 +149,7 @@ def kl_divergence(log_p: Float[Tensor, "*any class"], log_q: Float[Tensor, "*any
 
 
 def sample(probs: Float[Tensor, "*any class"], generator: torch.Generator | None = None) -> Int[Tensor, "*any"]:
-    """One class from every table, by inversion of the cumulative sum: one uniform number a site.
+    """One class from every table, by inversion of the cumulative sum: with one uniform number per site.
 
     A class of zero probability is never drawn. ``probs`` need not be normalised.
 
@@ -181,15 +181,15 @@ def _score_one(sites: Sites, reference: Sites | None, forward_gradient: bool) ->
 
 
 def score_sites(sites: Sequence[Sites], reference: Sequence[Sites] | None = None, *, forward_gradient: bool = False) -> Scores:
-    """Log-prob, entropy and exact KL of every site; kinds of sites (nodes, edges) are laid end to end along U.
+    """Log-prob, entropy and exact KL of every site; kinds of sites (nodes, edges) are concatenated along U.
 
     Args:
-        sites: the policy's, one entry a kind of site; kinds may differ in U and C.
-        reference: the frozen reference's for the same steps, or None.
-        forward_gradient: whether KL(π_ref ‖ π_θ) is differentiable too.
+        sites: sites of the policy, one entry per kind of site; kinds may differ in U and C.
+        reference: those of the frozen reference for the same steps, or None.
+        forward_gradient: whether KL(π_ref ‖ π_θ) is differentiable as well.
 
     Raises:
-        ValueError: if the reference gives another number of kinds or other shapes than the policy.
+        ValueError: if the reference has another number of kinds or other shapes than the policy.
     """
     if reference is not None:
         shapes, other = [s.log_probs.shape for s in sites], [s.log_probs.shape for s in reference]

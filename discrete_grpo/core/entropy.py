@@ -1,4 +1,4 @@
-"""Entropy as a part of the objective: a bonus, its controller, and learning only where the policy is undecided."""
+"""Entropy terms of the objective: the bonus, its adaptive coefficient, and the selection of sites with high entropy."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from discrete_grpo.core.precision import widen
 __all__ = ["EntropyController", "entropy_bonus", "high_entropy", "site_entropy", "top_entropy_threshold"]
 
 ROUNDING = 1e-5
-"""Entropies, in nats, that differ by less count as equal: else the last bit of a float would choose between like sites."""
+"""Entropies that differ by less than this many nats count as equal, so that rounding does not choose between equal sites."""
 
 
 def site_entropy(sites: Sequence[Sites]) -> Float[Tensor, "batch step site"]:
     """H(π_θ) = -Σ_c p_c log p_c of each site in nats, exact, differentiable; 0 where the mask is False.
 
-    Kinds of sites are laid end to end along U, as in :func:`discrete_grpo.core.categorical.score_sites`.
+    Kinds of sites are concatenated along U, as in :func:`discrete_grpo.core.categorical.score_sites`.
     """
     return torch.cat([entropy(torch.where(s.mask.unsqueeze(-1), s.log_probs, 0.0)) * s.mask for s in sites], -1)
 
@@ -33,7 +33,7 @@ def entropy_bonus(
 
     Args:
         site_entropies: from :func:`site_entropy`.
-        weight: of a site of each trajectory.
+        weight: weight of one site of each trajectory.
         coef: c.
 
     Source: Williams and Peng (1991); as in TRL's ``entropy_coef``, which takes the mean over tokens for every ``loss_type``.
@@ -42,11 +42,11 @@ def entropy_bonus(
 
 
 class EntropyController:
-    """A bonus that holds the entropy up: c ← clip(c ± δ, c_min, c_max), + where H ≤ target; not applied where H > target.
+    """Adaptive coefficient of the entropy bonus: c ← clip(c ± δ, c_min, c_max), with + where H ≤ target; no bonus where H > target.
 
     Args:
-        coef: the first c.
-        target: nats a site.
+        coef: initial c.
+        target: target entropy in nats per site.
         delta: δ.
         low, high: c_min and c_max.
 
@@ -62,31 +62,31 @@ class EntropyController:
         self.target, self.delta, self.low, self.high = target, delta, low, high
 
     def coef_at(self, mean_entropy: float) -> float:
-        """The c of an update, given the mean entropy of its sites before it."""
+        """Coefficient of an update, given the mean entropy of its sites."""
         return self.coef if mean_entropy <= self.target else 0.0
 
     def observe(self, mean_entropy: float) -> None:
-        """Move c for the next update."""
+        """Adapt c for the next update."""
         step = self.delta if mean_entropy <= self.target else -self.delta
         self.coef = min(self.high, max(self.low, self.coef + step))
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
+        """State for a checkpoint."""
         return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self.coef = float(state["coef"])
 
 
 def top_entropy_threshold(entropies: Float[Tensor, " site"], top: float) -> Float[Tensor, ""]:
-    """The (1-ρ)-quantile of the entropies of **all** sites of an update, float64; linear between neighbours.
+    """The (1-ρ)-quantile of the entropies of **all** sites of an update, in float64, linear between neighbours.
 
-    Taken over one forward pass at a time the selection would depend on how the batch was split.
+    A quantile per forward pass would depend on how the batch is split.
 
     Args:
-        entropies: of the sites that exist, of every pass of the update; -inf if there are none.
-        top: ρ, share of the sites with the highest entropy that learn, 0 < ρ ≤ 1.
+        entropies: entropies of all sites of the update; the quantile of none is -inf.
+        top: ρ, share of the sites that are selected, 0 < ρ ≤ 1.
 
     Source: Wang et al. (2025), Beyond the 80/20 Rule, section 5, arXiv 2506.01939, as in TRL's ``top_entropy_quantile``.
 
@@ -104,5 +104,5 @@ def top_entropy_threshold(entropies: Float[Tensor, " site"], top: float) -> Floa
 def high_entropy(
     entropies: Float[Tensor, "batch step site"], mask: Bool[Tensor, "batch step site"], threshold: Float[Tensor, ""]
 ) -> Bool[Tensor, "batch step site"]:
-    """True for sites whose entropy reaches the threshold, up to rounding: those whose policy term is kept."""
+    """True for sites whose entropy reaches the threshold, up to rounding."""
     return mask & (widen(entropies) >= threshold - ROUNDING)

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for a safe moment."""
+"""Handling of Ctrl-C and SIGTERM: a run stops where no work is lost."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["Interrupt", "Interrupted", "interruptible", "watched"]
 
 
 class Interrupted(Exception):
-    """The run was asked to stop; everything up to its last update is saved."""
+    """Raised when a run was stopped, after a checkpoint of its last update was written."""
 
 
 class Interrupt:
-    """Whether a stop was asked for; loops look at it where stopping loses nothing."""
+    """Flag that is true once a stop was requested; training loops check it between updates."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -27,7 +27,7 @@ class Interrupt:
 
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """Within the block the first Ctrl-C (or SIGTERM) only sets the flag; a second Ctrl-C raises as usual.
+    """Within the block, the first Ctrl-C or SIGTERM only sets the flag; a second Ctrl-C raises as usual.
 
     Outside the main thread, where Python allows no handlers, the flag simply stays unset.
     """
@@ -51,10 +51,10 @@ def interruptible() -> Iterator[Interrupt]:
 
 @contextmanager
 def watched() -> Iterator[Interrupt]:
-    """Tell a Ctrl-C of the user from a ``KeyboardInterrupt`` that code within the block raises by itself.
+    """Distinguish a Ctrl-C of the user from a ``KeyboardInterrupt`` that code within the block raises.
 
-    A signal that arrives sets the flag and then does what it would have done. Outside the main thread, which alone is
-    interrupted by signals, the flag stays unset. Where the handler is not one of Python's, the flag is set from the start.
+    A signal sets the flag and then calls the previous handler. Outside the main thread, which alone receives signals, the flag
+    stays unset. If the previous handler was not installed from Python, the flag is set from the start.
     """
     flag = Interrupt()
     before = signal.getsignal(signal.SIGINT)
@@ -71,5 +71,5 @@ def watched() -> Iterator[Interrupt]:
     try:
         yield flag
     finally:
-        if signal.getsignal(signal.SIGINT) is on_signal:  # else the code set one of its own
+        if signal.getsignal(signal.SIGINT) is on_signal:  # otherwise the block installed a handler of its own
             signal.signal(signal.SIGINT, before)

@@ -56,7 +56,7 @@ def unit_counts(sites: Int[Tensor, "*batch step"], level: Level) -> Int[Tensor, 
 
 
 def unit_mask(mask: Bool[Tensor, "batch step site"], level: Level) -> Bool[Tensor, "batch step unit_site"]:
-    """Which units have a site where ``mask`` is True: [B,S,1] for level step, else [B,S,U].
+    """True for units that have a site where ``mask`` is True: [B,S,1] for level step, else [B,S,U].
 
     At level ``step`` the unit is the step: its ratio has the score Σ_sites ∇ log π once. At ``step_mean`` and ``sequence`` the
     ratio is a geometric mean over n sites, with 1/n of that score; it stands at each of the n sites, so that their sum has
@@ -70,7 +70,7 @@ def unit_values(
 ) -> Float[Tensor, "batch unit_step unit_site"]:
     """Log-probs, or their differences, of each unit: [B,S,U] for token, [B,S,1] for step and step_mean, [B,1,1] for sequence.
 
-    step sums a step's sites, step_mean and sequence average theirs. What masked sites hold does not matter.
+    Level step sums over the sites of a step; step_mean and sequence average over their sites. Masked sites are ignored.
     """
     values = torch.where(mask, values, 0.0)  # before exp: inf at a masked site must not become NaN
     if level == "step":
@@ -111,7 +111,7 @@ def clipped_surrogate(
 ) -> Float[Tensor, "*unit"]:
     """min(min(r, δ) A, clip(r, 1-ε, 1+ε_high) A), to be maximised.
 
-    Without δ a negative advantage is not bounded from above in r; with δ > 1+ε_high it stops counting there.
+    Without δ the term of a negative advantage has no bound in r; with δ > 1+ε_high it is constant above δ.
 
     Source: Schulman et al. (2017), Eq. 7, arXiv 1707.06347; asymmetric: Yu et al. (2025), Eq. 10, arXiv 2503.14476;
     δ: Prime Intellect (2025), INTELLECT-2, arXiv 2505.07291.
@@ -128,7 +128,7 @@ def clipped_surrogate(
 def cispo_surrogate(
     log_prob: Float[Tensor, "*#unit"], ratio: Float[Tensor, "*#unit"], advantage: Float[Tensor, "*#unit"], epsilon_high: float
 ) -> Float[Tensor, "*unit"]:
-    """sg(min(r, ε_high)) A log π_θ, to be maximised: REINFORCE with a capped importance weight, which no unit loses entirely.
+    """sg(min(r, ε_high)) A log π_θ, to be maximised: REINFORCE with a capped importance weight, so no unit loses its gradient.
 
     ε_high is the cap itself, not its distance from 1: 5.0 is usual, and 0.2 would scale every gradient by 0.2.
 
@@ -143,7 +143,7 @@ def cispo_surrogate(
 def sapo_surrogate(
     ratio: Float[Tensor, "*#unit"], advantage: Float[Tensor, "*#unit"], temperature_pos: float, temperature_neg: float
 ) -> Float[Tensor, "*unit"]:
-    """(4/τ) σ(τ (r - 1)) A, to be maximised; τ is τ_pos where A > 0, else τ_neg. A clip whose edges are soft: slope A at r = 1.
+    """(4/τ) σ(τ (r - 1)) A, to be maximised; τ is τ_pos where A > 0, else τ_neg. It is a soft clip with slope A at r = 1.
 
     Source: Gao et al. (2025), SAPO, arXiv 2511.20347, as in TRL.
 
@@ -197,7 +197,7 @@ def row_weights(
 
     Args:
         sites: number of sites at each step used [B, S].
-        loss_type: see above.
+        loss_type: one of the types above.
         max_units: n_max, a constant of the policy: the most units that a trajectory can have among the steps used.
         counted: trajectories that take part; the others get weight 0 and are not counted in B or Σ.
         level: decides what a unit is, see :func:`unit_counts`.
@@ -220,12 +220,12 @@ def row_weights(
 def off_policy_rows(drift: Float[Tensor, " batch"], advantage: Float[Tensor, " batch"], threshold: float) -> Bool[Tensor, " batch"]:
     """True for trajectories whose policy term is kept: A ≥ 0, or mean_sites (log π_old - log π_θ) ≤ threshold.
 
-    A bad sample that the policy has left behind pushes it without bound where it no longer goes. Normalisers stay as they are.
+    Otherwise bad samples that the policy no longer draws would have an unbounded gradient. Normalisers do not change.
 
     Args:
-        drift: that mean over all sites of each trajectory's steps used.
+        drift: this mean over all sites of the steps used, one per trajectory.
         advantage: A.
-        threshold: nats a site.
+        threshold: threshold in nats per site.
 
     Source: DeepSeek-AI (2025), DeepSeek-V3.2, section 3.1, arXiv 2512.02556, as in TRL's ``off_policy_mask_threshold``.
 
@@ -255,7 +255,7 @@ def _kept_units(
 
 
 def kl_units(kl: Float[Tensor, "batch step site"], level: Level) -> Float[Tensor, "batch step unit_site"]:
-    """The KL of each unit: the sum over a step's sites at level ``step``, else each site's own.
+    """KL of each unit: the sum over the sites of a step at level ``step``, else the KL of the site.
 
     β weighs the same at every level: at r = 1 the policy term of a unit has the gradient -w A ∇ log π, and this one β w ∇ KL.
     """
@@ -267,7 +267,7 @@ def kl_units(kl: Float[Tensor, "batch step site"], level: Level) -> Float[Tensor
 
 @dataclass(frozen=True)
 class Loss:
-    """A (partial) loss and what is worth logging of it.
+    """The loss of an update or of one of its micro-batches, with sums for the metrics.
 
     Attributes:
         loss: to minimise; partial losses of one update add up to the whole.
@@ -346,7 +346,7 @@ def _kl_sum(scores: Scores, penalty: Tensor | None, weight: Tensor, level: Level
 def _clipped(
     loss_type: LossType, ratio: Tensor, advantage: Tensor, epsilon: float, epsilon_high: float | None
 ) -> dict[str, Tensor]:
-    """Where a surrogate has stopped following the ratio, by the name of the metric; sapo never stops."""
+    """Units whose ratio is clipped, by name of the metric; sapo clips none."""
     high = epsilon if epsilon_high is None else epsilon_high
     if loss_type == "sapo":
         return {}

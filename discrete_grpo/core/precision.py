@@ -8,7 +8,7 @@ from torch import Tensor
 __all__ = ["exact_device", "full_precision", "place", "widen", "widest"]
 
 WITHOUT_FLOAT64 = frozenset({"mps"})
-"""Kinds of devices on which a float64 tensor cannot be made."""
+"""Types of devices that do not support float64."""
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -21,25 +21,26 @@ def widest(device: torch.device) -> torch.dtype:
 
 
 def widen(values: Tensor) -> Tensor:
-    """The same numbers in the widest type of their device."""
+    """Convert values to the widest type of their device."""
     return values.to(widest(values.device))
 
 
 def place(values: Tensor, device: torch.device) -> Tensor:
-    """The same numbers on ``device``; float64 becomes float32 before it gets to a device without float64."""
+    """Move values to ``device``; float64 becomes float32 for a device without float64."""
     if values.dtype == torch.float64 and widest(device) != torch.float64:
         values = values.to(torch.float32)
     return values.to(device)
 
 
 def exact_device(device: torch.device) -> torch.device:
-    """Where to compute in float64 what float32 is too coarse for: ``device`` itself, or the CPU where it has no float64."""
+    """Device for computations in float64: ``device`` itself, or the CPU if it does not support float64."""
     return device if widest(device) == torch.float64 else torch.device("cpu")
 
 
 def full_precision(device: torch.device) -> torch.autocast:
-    """Switch autocast off for what follows a network: probabilities are computed in the type of its widened logits.
+    """Disable autocast for the computations after a network, which use the type of its widened logits.
 
-    Autocast runs matrix products in 16 bits whatever the type of their arguments, so a table made by one would not sum to 1.
+    Autocast runs matrix products in 16 bits whatever the type of their arguments, so that probabilities computed by a matrix
+    product would not sum to 1.
     """
     return torch.autocast(device.type, enabled=False)

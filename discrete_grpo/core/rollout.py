@@ -1,4 +1,4 @@
-"""The data that passes between a policy, a reward and the trainer, and the two protocols they obey."""
+"""Protocols of policies and rewards, and the data that they exchange with the trainer."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Context:
-    """What one trajectory starts from.
+    """Start of one trajectory.
 
     Attributes:
         group: trajectories of one group are compared with each other; a policy draws what a group shares
             (the number of nodes, say) once per distinct group.
         columns: conditions by name; the policy may read them, and rewards receive each as a keyword argument
-            holding one value a sample.
+            holding one value per sample.
     """
 
     group: int
@@ -48,7 +48,7 @@ def group_contexts(num_groups: int, num_generations: int, columns: Sequence[Mapp
     """
     given: Sequence[Mapping[str, Any]] = columns if columns is not None else [{}] * num_groups
     if len(given) != num_groups:
-        raise ValueError(f"columns: {len(given)} entries, expected one a group ({num_groups})")
+        raise ValueError(f"columns: {len(given)} entries, expected one per group ({num_groups})")
     return [Context(g, given[g]) for g in range(num_groups) for _ in range(num_generations)]
 
 
@@ -57,16 +57,16 @@ class Rollout:
     """B finished trajectories of at most S steps.
 
     Attributes:
-        states: tensors [B, ...] only the policy that made them reads; classes are small integers.
+        states: tensors [B, ...] that only the policy reads; classes are small integers.
         group: group id of each trajectory [B]; ids need not be contiguous or sorted.
-        logp: log-probability of each step as drawn [B, S], summed over its sites, at least float32.
-        units: number of sites of each step that the policy chooses [B, S]; what normalisers count.
+        logp: log-probability of each step as drawn [B, S], summed over its sites, in float32 or wider.
+        units: number of sites that the policy chooses at each step [B, S], which normalisers count.
         size: a policy's measure of length or graph size [B]; rows of like size waste no padding together.
         max_units: the most sites a trajectory of this policy can have (Dr. GRPO's constant).
-        samples: what rewards see, one object a trajectory.
-        columns: conditions, one value a trajectory each.
-        max_steps: the most steps a trajectory of this policy can have, however many S this rollout has; None: not known, and
-            ``max_units`` is taken, as no step without a site counts.
+        samples: objects that rewards score, one per trajectory.
+        columns: conditions, with one value per trajectory each.
+        max_steps: the most steps a trajectory of this policy can have, whatever S is; None if unknown, and ``max_units`` is used
+            instead, as steps without sites do not count.
     """
 
     states: Mapping[str, Tensor]
@@ -89,7 +89,7 @@ class Rollout:
 
     @property
     def num_steps(self) -> int:
-        """S."""
+        """Number of steps S."""
         return self.logp.shape[1]
 
     def index(self, rows: Int[Tensor, " row"]) -> Rollout:
@@ -114,7 +114,7 @@ class Rollout:
         return replace(self, states=states, **moved)
 
     def bare(self) -> Rollout:
-        """What rewards and metrics need of the trajectories, and no states or log-probs: cheap to send."""
+        """A copy without states and log-probs, as rewards and metrics need it, that is cheap to send."""
         none = torch.empty(len(self), 0, dtype=torch.long)
         return replace(self, states={}, logp=none.float(), units=none, size=self.size.cpu(), group=self.group.cpu())
 
@@ -125,23 +125,23 @@ class Rollout:
 
 @runtime_checkable
 class Policy(Protocol):
-    """A network and the rule by which it draws samples, step by step. Implementations are ``nn.Module``s."""
+    """A network and the process by which it draws samples step by step. Implementations are ``nn.Module``s."""
 
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
-        """One trajectory a context, without gradient."""
+        """Draw one trajectory per context, without gradient."""
         ...
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
-        """The categoricals of stored steps, differentiable; ``steps[b]`` are step numbers of row b, None means all."""
+        """Compute the categoricals of stored steps, differentiable; ``steps[b]`` are step numbers of row b, None means all."""
         ...
 
 
 @runtime_checkable
 class Scorer(Protocol):
-    """A policy that gives the scores of a rollout itself: its objective is not the log-prob of stored choices (a surrogate).
+    """A policy that computes the scores of a rollout itself, such as a surrogate likelihood.
 
-    It has ``sample`` as every :class:`Policy`; the trainer never asks it for ``sites``. What a score depends on besides the
-    weights is drawn in ``sample`` and kept in the rollout, so that new, old and reference policy are compared at equal numbers.
+    It has ``sample`` like every :class:`Policy`; the trainer never calls its ``sites``. Random numbers that a score depends on are
+    drawn in ``sample`` and stored in the rollout, so that new, old and reference policy are compared at equal numbers.
     ``docs/extending.md`` has an example.
 
     An attribute ``forward_kl_gradient`` that is True says that ``kl_forward`` of its scores is differentiable, so that
@@ -149,7 +149,7 @@ class Scorer(Protocol):
     """
 
     def score(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Any | None = None) -> Scores:
-        """What the loss needs of stored steps, differentiable; ``reference`` is a frozen copy of this policy, or None."""
+        """Compute the scores of stored steps, differentiable; ``reference`` is a frozen copy of this policy, or None."""
         ...
 
 
@@ -158,20 +158,20 @@ class Refinable(Protocol):
     """A policy that can start again from a finished sample."""
 
     def restarts(self, rollout: Rollout, rows: Int[Tensor, " row"], time: float) -> Sequence[Mapping[str, Any]]:
-        """For each of these samples the columns that make :meth:`Policy.sample` re-noise it to ``time`` and go on from there.
+        """Columns, one mapping per row, that make :meth:`Policy.sample` re-noise the sample to ``time`` and continue from there.
 
-        They are added to the columns of the sample's own context. Values are plain, or dataclasses of plain values: they are
-        kept in checkpoints. t = 0 is data and t = 1 noise.
+        They are added to the columns of the context of the sample. Values are plain, or dataclasses of plain values, as
+        checkpoints store them. t = 0 is data and t = 1 is noise.
         """
         ...
 
 
 @runtime_checkable
 class Observer(Protocol):
-    """A policy that learns something from each generation beside the gradient (a running histogram)."""
+    """A policy that learns from each generation without a gradient, such as a running histogram."""
 
     def observe(self, rollout: Rollout, advantage: Float[Tensor, " batch"]) -> None:
-        """Called once a generation, after scoring and before its updates."""
+        """Process one generation, after scoring and before its updates."""
         ...
 
 
@@ -179,12 +179,12 @@ class Observer(Protocol):
 class Reward(Protocol):
     """A callable ``reward(samples, **columns)`` that scores finished samples.
 
-    It is given the samples as a list and every condition column as a keyword argument with one value a sample; it may name
-    the columns it reads. None or NaN means unknown: left out of baseline and loss.
+    It receives the samples as a list and every condition column as a keyword argument with one value per sample; it may name
+    the columns it reads. None or NaN means unknown, and such samples are left out of the baseline and of the loss.
     """
 
     def __call__(self, *samples: Any, **columns: Any) -> Sequence[float | None]:
-        """One number a sample, in order."""
+        """Return one number per sample, in order."""
         ...
 
 
@@ -192,7 +192,7 @@ def as_module(policy: Policy) -> nn.Module:
     """The policy as the ``nn.Module`` it must be.
 
     Raises:
-        TypeError: if it is none.
+        TypeError: if it is not one.
     """
     if not isinstance(policy, nn.Module):
         raise TypeError(f"policy: {type(policy).__name__} is no torch.nn.Module, so it has no parameters to train")

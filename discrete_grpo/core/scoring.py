@@ -1,4 +1,4 @@
-"""Calling rewards: names, length and value checks, errors that say which reward failed and on what, and what was unknown."""
+"""Calls of rewards: names, checks of lengths and values, errors that name the reward and the sample, unknown values."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.interrupt import watched
 from discrete_grpo.core.rollout import Reward
 
@@ -35,14 +36,14 @@ __all__ = [
 
 
 class RewardError(RuntimeError):
-    """A reward that raised, or returned something that is not one number a sample."""
+    """Raised when a reward raises, or does not return one number per sample."""
 
 
 class BudgetExhausted(RuntimeError):
-    """New samples were to be scored after the last call of the budget.
+    """Raised when new samples should be scored after the budget was used up.
 
     Attributes:
-        scores: what is known of the batch [B, R], float64: repeats and what costs nothing; NaN elsewhere.
+        scores: known scores of the batch [B, R], float64, from the cache or free of charge; NaN elsewhere.
     """
 
     def __init__(self, message: str, scores: Float[Tensor, "batch reward"]) -> None:
@@ -52,73 +53,73 @@ class BudgetExhausted(RuntimeError):
 
 @runtime_checkable
 class Accounts(Protocol):
-    """Who counts what is scored in a run, such as :class:`discrete_grpo.rewards.ledger.Ledger`."""
+    """A counter of reward calls, such as :class:`discrete_grpo.rewards.ledger.Ledger`."""
 
     turn: int
-    """How often something was scored; what is counted up to here belongs to the run as it stands."""
+    """Number of times that samples were scored; a checkpoint includes the calls up to its turn."""
     rank: int
-    """Who scores next: calls of one turn are in order of this number."""
+    """Rank of the next caller; the calls of one turn are ordered by it."""
 
     @property
     def exhausted(self) -> bool:
-        """Whether the budget is used up: nothing new can be scored any more."""
+        """Whether the budget is used up, so that no new sample can be scored."""
         ...
 
     def score(
         self, rewards: Sequence[Reward], samples: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None
     ) -> Float[Tensor, "batch reward"]:
-        """Every reward of every sample; see :func:`score_samples`."""
+        """Score every sample by every reward; see :func:`score_samples`."""
         ...
 
     def metrics(self) -> dict[str, float]:
-        """What is logged with each batch."""
+        """Metrics that are logged with each batch."""
         ...
 
     def state_dict(self, turn: int | None = None) -> dict[str, Any]:
-        """What a checkpoint keeps, up to ``turn``: tensors, numbers, strings and containers of them."""
+        """State up to ``turn`` for a checkpoint: tensors, numbers, strings and containers of them."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         ...
 
 
-# -- what could not be scored
+# -- failures
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A sample that a reward could not score, and why, in one line."""
+    """A sample that a reward could not score, and the reason in one line."""
 
     sample: Any
     reason: str
 
 
 class Failures:
-    """The samples that a reward could not score; too many in a row mean that the reward itself is broken.
+    """Record of the samples that a reward could not score; too many in a row end the run.
 
     Args:
-        name: the reward's, for the error.
-        limit: how many failures without a single success between them end the run; None: any number is borne.
+        name: name of the reward, for the error.
+        limit: number of successive failures that ends the run, at least 1; None never ends it.
     """
 
     def __init__(self, name: str, limit: int | None = 32) -> None:
-        if limit is not None and limit < 1:
-            raise ValueError(f"max_failures: {limit}, expected at least 1 or None")
+        if limit is not None:
+            check_range("max_failures", limit, least=1, note=" or None")
         self.name, self.limit = name, limit
         self.total = 0
         self._row = 0
         self._new: list[Failure] = []
 
     def success(self) -> None:
-        """A sample was scored."""
+        """Record that a sample was scored."""
         self._row = 0
 
     def add(self, sample: Any, reason: str) -> None:
-        """A sample was not.
+        """Record that a sample could not be scored.
 
         Raises:
-            RewardError: if it is the ``limit``-th in a row.
+            RewardError: at the ``limit``-th successive failure.
         """
         self.total += 1
         self._row += 1
@@ -128,21 +129,21 @@ class Failures:
             raise RewardError(f"reward {self.name}: the last {self.limit} samples all failed; for {shown_value(sample)}: {reason}")
 
     def take(self) -> list[Failure]:
-        """Those since the last call."""
+        """Return the failures since the last call."""
         new, self._new = self._new, []
         return new
 
 
 def take_failures(rewards: Sequence[Reward]) -> dict[str, list[Failure]]:
-    """By name of reward, the samples it could not score since the last call; only rewards that keep such a list (a pool)."""
+    """Failures since the last call by name of the reward, for rewards that record them, such as a pool."""
     found = {name: getattr(reward, "take_failures", None) for name, reward in zip(reward_names(rewards), rewards, strict=True)}
     return {name: take() for name, take in found.items() if take is not None}
 
 
 def remembers(reward: Reward) -> bool:
-    """Whether what a reward says depends on what it has seen, which a checkpoint must keep (a diversity filter).
+    """Whether the values of a reward depend on earlier samples, as those of a diversity filter do.
 
-    A network has a ``state_dict`` too, of weights that stay as they are.
+    Such a reward has a ``state_dict`` that checkpoints store. A network has one too, but its weights do not change.
     """
     return callable(getattr(reward, "state_dict", None)) and not isinstance(reward, nn.Module)
 
@@ -151,7 +152,7 @@ def remembers(reward: Reward) -> bool:
 
 
 def reward_name(reward: object) -> str:
-    """What a reward is called in metrics and tables: its ``name`` or ``__name__``, else its class's name.
+    """Name of a reward in metrics and tables: its ``name`` or ``__name__``, else the name of its class.
 
     >>> reward_name(len)
     'len'
@@ -180,10 +181,10 @@ def reward_names(rewards: Sequence[Reward]) -> list[str]:
 
 
 def finite_number(value: Any) -> float:
-    """A reward's value: a finite number, or NaN where it is unknown (None or NaN).
+    """Convert the value of a reward to a finite number, or to NaN if it is unknown (None or NaN).
 
     Raises:
-        ValueError: for anything else, also texts of digits and complex numbers, saying what was expected.
+        ValueError: for anything else, including strings of digits and complex numbers.
 
     >>> finite_number(None), finite_number(True)
     (nan, 1.0)
@@ -197,7 +198,7 @@ def finite_number(value: Any) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    except Exception:  # whatever its conversion raises
+    except Exception:  # a conversion can raise anything
         raise ValueError("expected a number or None") from None
     if math.isinf(number):
         raise ValueError("expected a finite number or None")
@@ -205,10 +206,10 @@ def finite_number(value: Any) -> float:
 
 
 def shown_value(value: Any) -> str:
-    """``repr`` of a sample or of a reward's value, cut to 200 characters; the type's name where it has none."""
+    """``repr`` of a value, cut to 200 characters; the name of its type if ``repr`` fails."""
     try:
         text = repr(value)
-    except Exception:  # of somebody else's class, or an integer of too many digits
+    except Exception:  # user classes can raise anything, and so can very long integers
         return f"a {type(value).__name__}"
     return text if len(text) <= 200 else f"{text[:197]}..."
 
@@ -221,24 +222,24 @@ def _number(value: Any, name: str, sample: Any) -> float:
 
 
 def _values(values: Any, name: str, count: int) -> list[Any]:
-    """What a reward returned as a list of ``count``.
+    """Convert the result of a reward to a list of ``count`` values.
 
     Raises:
-        RewardError: if it is none.
+        RewardError: if it is not a sequence of ``count`` values.
     """
     try:
         if isinstance(values, str | bytes | bytearray | memoryview | Mapping | Set):
             raise TypeError
         given = len(values)
     except TypeError:
-        raise RewardError(f"reward {name}: returned a {type(values).__name__}, expected one number a sample") from None
+        raise RewardError(f"reward {name}: returned a {type(values).__name__}, expected one number per sample") from None
     if given != count:
-        raise RewardError(f"reward {name}: returned {given} values for {count} samples, expected one a sample")
+        raise RewardError(f"reward {name}: returned {given} values for {count} samples, expected one per sample")
     return list(values)
 
 
 def _awaited(values: Awaitable[Any]) -> Any:
-    """The result of an asynchronous reward, also where an event loop runs already (a notebook)."""
+    """The result of an asynchronous reward, also if an event loop is running, as in a notebook."""
 
     async def wait() -> Any:
         return await values
@@ -254,12 +255,12 @@ def _awaited(values: Awaitable[Any]) -> Any:
 def score_one(
     reward: Reward, samples: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None, *, name: str | None = None
 ) -> Float[Tensor, " batch"]:
-    """One reward of every sample, float64; unknown (None or NaN) is NaN. A coroutine function is awaited.
+    """Score every sample by one reward, in float64; unknown values (None or NaN) are NaN. A coroutine function is awaited.
 
     Raises:
-        RewardError: in one line, if the reward raises anything (also ``SystemExit``), returns no sequence of as many values as
-            there are samples (a generator, a mapping or a set is none), or a value that is no finite number.
-        KeyboardInterrupt: after Ctrl-C, if the signal's handler raises it; one that the reward raises is its failure.
+        RewardError: in one line, if the reward raises (including ``SystemExit``), does not return a sequence of one value per
+            sample (generators, mappings and sets are refused), or returns a value that is not a finite number.
+        KeyboardInterrupt: after Ctrl-C, if the handler of the signal raises it; if the reward raises it, that is its failure.
     """
     name = name or reward_name(reward)
     with watched() as interrupt:
@@ -271,7 +272,7 @@ def score_one(
         except RewardError as error:
             text = str(error)
             raise RewardError(text if text.startswith(f"reward {name}:") else f"reward {name}: {text}") from error
-        except BaseException as error:  # SystemExit too, and a KeyboardInterrupt of the reward's own
+        except BaseException as error:  # includes SystemExit, and a KeyboardInterrupt that the reward raises
             if isinstance(error, KeyboardInterrupt) and interrupt:
                 raise
             said = " ".join(str(error).split())
@@ -285,18 +286,18 @@ def score_samples(
     columns: Mapping[str, Sequence[Any]] | None = None,
     ledger: Accounts | None = None,
 ) -> Float[Tensor, "batch reward"]:
-    """Every reward of every sample, float64; unknown (None or NaN) is NaN.
+    """Score every sample by every reward, in float64; unknown values (None or NaN) are NaN.
 
     Args:
-        rewards: one or several.
-        samples: what they score.
-        columns: conditions by name, one value a sample.
-        ledger: counts the samples and gives repeats from its cache; None: every sample is scored, nothing is counted.
+        rewards: one reward or several.
+        samples: samples to score.
+        columns: conditions by name, with one value per sample.
+        ledger: counter of calls, which returns repeated samples from its cache; None scores every sample.
 
     Raises:
-        RewardError: in one line, if a reward raises, returns another number of values than there are samples, or a
-            value that is no finite number.
-        BudgetExhausted: if there is something new to score and the ledger's budget was used up before.
+        RewardError: in one line, if a reward raises, does not return one value per sample, or returns a value that is not a finite
+            number.
+        BudgetExhausted: if there are new samples to score and the budget of the ledger was used up before.
     """
     if ledger is not None:
         return ledger.score(rewards, samples, columns)

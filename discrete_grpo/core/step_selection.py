@@ -16,7 +16,7 @@ Selection = Literal["random", "first", "last", "window"]
 
 
 def num_selected(num_steps: int, fraction: float) -> int:
-    """How many of ``num_steps`` steps a fraction in (0, 1] means: max(1, round(fraction · num_steps)), none of none.
+    """Number of steps that a fraction in (0, 1] selects: max(1, round(fraction · num_steps)); 0 of 0 steps.
 
     >>> [num_selected(n, 0.4) for n in (0, 1, 10)]
     [0, 1, 4]
@@ -27,9 +27,9 @@ def num_selected(num_steps: int, fraction: float) -> int:
 def select_steps(
     units: Int[Tensor, "batch step"], fraction: float, generator: torch.Generator | None = None
 ) -> Int[Tensor, "batch chosen"]:
-    """For each trajectory :func:`num_selected` of the steps that have units, uniformly drawn, in ascending order.
+    """Select :func:`num_selected` of the steps with units of each trajectory, uniformly at random, in ascending order.
 
-    Rows with fewer such steps are filled up with steps without units, which count for nothing. A fraction of 1 takes all S.
+    Rows with fewer such steps are padded with steps without units, which do not count. A fraction of 1 selects all S steps.
     """
     total = units.shape[1]
     device = units.device if generator is None else generator.device
@@ -41,7 +41,7 @@ def select_steps(
     scores = torch.rand(units.shape, generator=generator, device=device).to(units.device)
     order = torch.where(units > 0, scores, 1 + scores).argsort(-1)
     rank = torch.arange(total, device=units.device)
-    spare = (rank >= wanted) & (rank < full)  # steps with units that were not chosen stand last
+    spare = (rank >= wanted) & (rank < full)  # steps with units that were not selected come last
     return order.gather(-1, torch.where(spare, rank + total, rank).argsort(-1))[:, :count].sort(-1).values
 
 
@@ -51,11 +51,10 @@ def step_runs(
     selection: Literal["first", "last", "window"],
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "batch chosen"]:
-    """For each trajectory a run of :func:`num_selected` of the steps that have units: the first, the last, or from anywhere.
+    """Select a run of :func:`num_selected` of the steps with units of each trajectory: the first, the last, or a random window.
 
-    ``first`` are the first drawn, which for diffusion are the noisiest. The place of a ``window`` is uniform over those where
-    it fits, drawn for each trajectory. Rows with fewer steps than others are filled up with steps without units, which count
-    for nothing.
+    ``first`` selects the steps drawn first, which are the noisiest of a diffusion. The place of a ``window`` is drawn uniformly for
+    each trajectory. Rows with fewer steps than others are padded with steps without units, which do not count.
 
     Source: first: Liu et al. (2025), Flow-GRPO, arXiv 2505.05470 (``timestep_fraction``); last: Graph-GRPO; window: Li et al.
     (2025), MixGRPO, arXiv 2507.21802.
@@ -72,7 +71,7 @@ def step_runs(
         device = units.device if generator is None else generator.device
         draw = place(torch.rand(len(units), generator=generator, device=device, dtype=widest(device)), units.device)
         start = (draw * (full - wanted + 1)).long()
-    # Steps with units stand first, in order; rank r of the run is kept, the spare ones go behind the empty steps.
+    # Steps with units come first, in order; the run keeps its ranks, and the steps outside it follow the empty ones.
     order = (units == 0).long().argsort(dim=-1, stable=True)
     rank = torch.arange(total, device=units.device)
     inside = (rank >= start[:, None]) & (rank < (start + wanted)[:, None])
@@ -84,7 +83,7 @@ def step_runs(
 def chosen_steps(
     units: Int[Tensor, "batch step"], fraction: float, selection: Selection, generator: torch.Generator | None = None
 ) -> Int[Tensor, "batch chosen"]:
-    """Step numbers in ascending order: drawn one by one (``random``, see :func:`select_steps`), or a run of neighbours."""
+    """Select steps in ascending order: independently (``random``, see :func:`select_steps`), or as a run of neighbours."""
     if selection == "random":
         return select_steps(units, fraction, generator)
     return step_runs(units, fraction, selection, generator)

@@ -1,4 +1,4 @@
-"""bfloat16 autocast: which devices have units for it, and what the setting ``bf16`` comes to on one of them."""
+"""bfloat16 autocast: detection of hardware support, and the decision of the setting ``bf16: auto``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 __all__ = ["bf16_units", "decide_bf16"]
 
 CPU_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "sve_bf16": "SVE BF16", "bf16": "ARM BF16"}
-"""What torch calls the units of a processor that multiply bfloat16 matrices, fastest first, and their names here."""
+"""Names of the bfloat16 matrix units of processors, by torch's name, fastest first."""
 
 
 def bf16_units(device: torch.device) -> str | None:
-    """Name of the units of a device that multiply bfloat16 matrices; None if it has none, or none that torch tells of.
+    """Name of the bfloat16 matrix units of a device; None if torch reports none.
 
-    Without them bfloat16 is emulated, which is slower than float32.
+    Without such units bfloat16 is emulated, which is slower than float32.
     """
     if device.type == "cuda":
         return "CUDA" if torch.cuda.is_bf16_supported(including_emulation=False) else None
@@ -31,7 +31,7 @@ def _cpu_units() -> str | None:
 
 
 def _cpu_units_of_old_torch() -> str | None:
-    """The same from what torch 2.6 has; AMX comes with both kinds of tiles, 8-bit integers and bfloat16."""
+    """Detection with the functions of torch 2.6; every AMX unit multiplies both 8-bit integers and bfloat16."""
     if platform.machine().lower() in ("aarch64", "arm64"):
         return CPU_UNITS["bf16"] if _arm_units() else None
     if torch.cpu._is_amx_tile_supported():
@@ -48,11 +48,11 @@ def decide_bf16(setting: bool | Literal["auto"], device: torch.device, *, kept: 
 
     Args:
         setting: True, False, or ``auto``: on where the device has units for it.
-        device: of the networks.
-        kept: what ``auto`` came to when the run began, which a resumed run keeps; None for a new run.
+        device: device of the networks.
+        kept: decision of ``auto`` when the run began, which a resumed run keeps; None for a new run.
 
     Returns:
-        The decision, and one line that says what ``auto`` came to or that True is slow here; None where neither applies.
+        The decision, and one line that reports the decision of ``auto`` or that True is slow here; None where neither applies.
     """
     if setting is False:
         return False, None

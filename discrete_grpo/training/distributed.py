@@ -1,6 +1,6 @@
-"""Several processes, one on each GPU or core: what they tell each other, and that they stop together.
+"""Communication between the processes of a distributed run, which fail and stop together.
 
-Launched by ``torchrun`` or ``accelerate launch``; alone, every function here is the identity.
+A run is distributed by ``torchrun`` or ``accelerate launch``. In a single process every function here is the identity.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ __all__ = ["ProcessGroup", "accelerator", "leave"]
 
 T = TypeVar("T")
 PATIENCE = datetime.timedelta(hours=12)
-"""How long a process waits for the others: scores may take their time on one of them. One that dies ends all at once."""
+"""Time that a process waits for the others, as scoring can be slow on one of them; if one dies, all end at once."""
 
 
 def accelerator() -> Accelerator:
-    """accelerate's view of devices and processes; without a GPU the processes that a launcher started talk through gloo.
+    """The Accelerator of this process; processes without a GPU communicate through gloo.
 
     Raises:
-        RuntimeError: if a launcher started several processes that do not find each other: each would take itself for the run.
+        RuntimeError: if a launcher started several processes that do not find each other.
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
     alone = started == 1 or torch.accelerator.is_available()
     if started > 1:
-        importlib.import_module("torch.distributed.nn.functional")  # its default arguments would keep a group alive for ever
+        importlib.import_module(
+            "torch.distributed.nn.functional"
+        )  # a late import would keep a process group alive in default arguments
 
         atexit.register(leave)
     found = Accelerator(cpu=None if alone else True, kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
@@ -46,16 +48,16 @@ def accelerator() -> Accelerator:
 
 
 def leave() -> None:
-    """Destroy a gloo group and end its threads: one that still runs when the interpreter goes aborts the process."""
+    """Destroy a gloo group and end its threads, as a thread that runs at interpreter exit would abort the process."""
     if dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
 
 
 class ProcessGroup:
-    """The processes of a run, of equal standing but for the first, which writes the files.
+    """The processes of a run; the first one writes the files.
 
     Args:
-        accelerator: whose processes they are; None: this one alone.
+        accelerator: Accelerator of this process; None for a single process.
     """
 
     def __init__(self, accelerator: Accelerator | None = None) -> None:
@@ -68,7 +70,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """The value of every process, in order of rank; anything that can be pickled, with its tensors on the CPU."""
+        """Return the value of every process in order of rank; it must be picklable, with tensors on the CPU."""
         if self.count == 1:
             return [value]
         found: list[Any] = [None] * self.count
@@ -76,10 +78,10 @@ class ProcessGroup:
         return cast(list[T], found)
 
     def run_all(self, work: Callable[[], T]) -> list[T]:
-        """Do ``work`` in every process; what each returned, in order of rank.
+        """Call ``work`` in every process; returns all results in order of rank.
 
         Raises:
-            Exception: in all processes, if it raised in any of them: the error of the lowest rank, an exhausted budget last.
+            Exception: in all processes if any of them raised: the error of the lowest rank, but an exhausted budget last.
         """
         if self.count == 1:
             return [work()]
@@ -98,7 +100,7 @@ class ProcessGroup:
         raise _rebuilt(rank, *cast(tuple[str, str], told[rank][1])) from error
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over the processes; one message a type of number."""
+        """Replace each tensor by its sum over the processes, with one message per dtype."""
         if self.count == 1:
             return
         for dtype in dict.fromkeys(t.dtype for t in tensors):
@@ -110,7 +112,7 @@ class ProcessGroup:
 
 
 def _told(error: Exception) -> tuple[str, str]:
-    """An error as what another process can be told of it."""
+    """Kind and text of an error, as they are sent to other processes."""
     if isinstance(error, BudgetExhausted):
         return "budget", str(error)
     if isinstance(error, RewardError):

@@ -56,7 +56,7 @@ def test_groups_of_contexts() -> None:
     contexts = group_contexts(2, 3, [{"n": 1}, {"n": 2}])
     assert contexts == [Context(0, {"n": 1})] * 3 + [Context(1, {"n": 2})] * 3
     assert [c.columns for c in group_contexts(2, 1)] == [{}, {}]
-    with pytest.raises(ValueError, match=r"^columns: 1 entries, expected one a group \(2\)"):
+    with pytest.raises(ValueError, match=r"^columns: 1 entries, expected one per group \(2\)"):
         group_contexts(2, 3, [{}])
 
 
