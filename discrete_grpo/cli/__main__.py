@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,7 @@ def _other_parsers() -> dict[str, ArgumentParser]:
 
 def _list() -> None:
     from discrete_grpo.datasets.synthetic_graphs import NAMED_SETS
-    from discrete_grpo.recipes.train import bundled_policies
+    from discrete_grpo.runs.checkpoint import bundled_policies
 
     for command in RUNS:
         print(f"presets for {command}:".ljust(29) + ", ".join(presets(command)))
@@ -259,27 +260,16 @@ def _print_taken(folder: Path) -> None:
 
 
 def _evaluate(given: Namespace) -> None:
-    from discrete_grpo.recipes import digits as images
-    from discrete_grpo.recipes import graphs as plain_graphs
-    from discrete_grpo.recipes import train as recipes
+    from discrete_grpo.recipes.evaluate import evaluate_file
+    from discrete_grpo.recipes.families import FileOptions
 
-    names = {name: given[name] for name in ("smiles_column", "reference_smiles_column")}
-    if given.smiles_column is None and plain_graphs.holds_graphs(given.file):
-        limits = {name: given[name] for name in ("max_nodes", "max_bytes")}
-        plain_graphs.evaluate_file(given.file, data=given.reference, shape=given.shape, out=given.out, **limits)
-    elif given.shape is not None:
-        raise UsageError(f"shape: {given.shape!r}, expected none with a file of molecules or images")
-    elif given.smiles_column is not None or not images.holds_images(given.file):
-        recipes.evaluate_file(given.file, reference=given.reference, out=given.out, max_bytes=given.max_bytes, **names)
-    elif given.reference is not None:
-        raise UsageError(f"reference: {given.reference!r}, expected none with a file of images")
-    else:
-        images.evaluate_file(given.file, out=given.out, max_bytes=given.max_bytes)
+    options = FileOptions(**{f.name: given[f.name] for f in fields(FileOptions)})
+    evaluate_file(given.file, options, out=given.out)
 
 
 def _sample(given: Namespace) -> None:
     from discrete_grpo.recipes.families import SamplerOptions
-    from discrete_grpo.recipes.train import sample_file
+    from discrete_grpo.recipes.sample import sample_file
 
     options = SamplerOptions(**{name: given[name] for name, *_ in _SAMPLER_OPTIONS})
     columns = given.columns

@@ -1,0 +1,203 @@
+"""Loading a trained policy for use: by name, from a checkpoint or run folder, or as a class of the user's own module."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from discrete_grpo.core.rollout import as_module
+from discrete_grpo.recipes.families import Family, SamplerOptions, family_of, innermost
+from discrete_grpo.runs import checkpoint
+from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint
+from discrete_grpo.runs.serialization import TRUSTED
+
+__all__ = ["LoadedPolicy", "load", "load_policy", "names_class", "policy_object"]
+
+CLASS_NAME = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?:@(?P<folder>.+))?")
+GRAPH_OPTIONS = ("num_steps", "temperature", "guidance", "shared_steps", "kernel", "eta", "omega", "sample_distortion")
+"""Sampler options that graph policies have."""
+TRUNCATION = ("temperature", "top_k", "top_p")
+"""Sampler options that policies with a truncation have."""
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A policy and what commands need to use it.
+
+    Attributes:
+        policy: draws what rewards see; in eval mode.
+        family: the kind of its samples.
+        metadata: of its checkpoint.
+    """
+
+    policy: Any
+    family: Family
+    metadata: Mapping[str, Any]
+
+
+def load_policy(name: str | Path, options: SamplerOptions | None = None) -> Any:
+    """Load any trained policy, ready to draw what rewards see: molecules as canonical SMILES, graphs, text, images.
+
+    Args:
+        name: a bundled policy's name, a checkpoint folder, a run folder, or a policy class of your own: ``module:Class`` for a
+            new policy, ``module:Class@FOLDER`` for one that is read from a checkpoint or run folder.
+        options: changes to how it draws.
+
+    Raises:
+        CheckpointError: if the checkpoint is missing or damaged.
+        ValueError: if the policy has no such option, or the option is out of its range.
+        ImportError: if the class cannot be imported.
+
+    >>> load_policy("qm9-small", SamplerOptions(num_steps=5)).num_steps
+    5
+    """
+    return load(name, options).policy
+
+
+def load(name: str | Path, options: SamplerOptions | None = None, *, seed: int = 42, trusted: Sequence[str] = ()) -> LoadedPolicy:
+    """:func:`load_policy` with the family of the samples and the metadata.
+
+    Args:
+        name: as for :func:`load_policy`.
+        options: changes to how it draws.
+        seed: of the initial weights of a new policy; the global random state is left as it was.
+        trusted: packages beside this one whose classes a checkpoint may name.
+    """
+    named = CLASS_NAME.fullmatch(str(name)) if names_class(name) else None
+    if named is None:
+        return _from_checkpoint(find_checkpoint(name), options, trusted)
+    made = _imported(named["module"], named["name"])
+    if named["folder"] is None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            policy = made() if callable(made) and not isinstance(made, nn.Module) else copy.deepcopy(made)
+        return policy_object(policy, options)
+    owner = made if isinstance(made, type) else type(made) if isinstance(made, nn.Module) else type(made())
+    packages = {named["module"].split(".")[0], owner.__module__.split(".")[0]}
+    return _from_checkpoint(find_checkpoint(named["folder"]), options, (*trusted, *sorted(packages)))
+
+
+def names_class(name: str | Path) -> bool:
+    """Whether a policy's name is that of a class (``module:Class``, with ``@FOLDER`` or without) and of no file.
+
+    >>> names_class("my_policy:MyPolicy"), names_class("qm9-small")
+    (True, False)
+    """
+    return CLASS_NAME.fullmatch(str(name)) is not None and not Path(name).exists()
+
+
+def _imported(module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except AttributeError as error:
+        raise ImportError(f"policy: module {module!r} has no attribute {name!r}") from error
+    except ImportError as error:
+        raise ImportError(f"policy: '{module}:{name}' cannot be imported: {error}") from error
+
+
+def policy_object(policy: Any, options: SamplerOptions | None = None) -> LoadedPolicy:
+    """A policy that the caller made, with the family that its attribute ``family`` names; else its samples are any text.
+
+    Raises:
+        TypeError: if it is no ``nn.Module`` with the methods of a policy and ``init_args``.
+    """
+    module = as_module(policy)
+    if missing := [name for name in ("sample", "init_args") if not hasattr(policy, name)]:
+        raise TypeError(f"policy: {type(policy).__name__} has no {' and no '.join(missing)}, expected a policy")
+    if not (hasattr(policy, "sites") or hasattr(policy, "score")):
+        raise TypeError(f"policy: {type(policy).__name__} has neither sites nor score, expected a policy")
+    kept = getattr(innermost(policy), "decode", None) is not None
+    family = family_of({"kind": "samples"} if kept else {}, policy)
+    changed = with_sampler(module, options or SamplerOptions())
+    if not kept:
+        family.decode(changed, {})
+    return LoadedPolicy(changed.eval(), family, {"kind": family.name})
+
+
+def _from_checkpoint(folder: Path, options: SamplerOptions | None, trusted: Sequence[str]) -> LoadedPolicy:
+    policy = checkpoint.load_policy(folder, trusted=(*TRUSTED, *trusted))
+    metadata = checkpoint.load_metadata(folder)
+    family = family_of(metadata, policy)
+    changed = with_sampler(policy, options or SamplerOptions())
+    try:
+        family.decode(changed, metadata)
+    except CheckpointError as error:
+        raise CheckpointError(str(error).replace("checkpoint: it", f"checkpoint: {folder}", 1)) from error
+    if family.name != "molecules" and "kind" not in metadata:
+        metadata["kind"] = family.name
+    return LoadedPolicy(changed.eval(), family, metadata)
+
+
+# -- how a policy draws
+
+
+def with_sampler(policy: Any, options: SamplerOptions) -> Any:
+    """The same network drawn from in another way; wrappers around the policy are kept.
+
+    A graph policy and a policy with a :class:`~discrete_grpo.policies.truncation.Truncation` have the options of their kind;
+    any other policy has those that ``init_args()`` names.
+
+    Raises:
+        ValueError: for an option that the policy does not have, or out of its range.
+    """
+    given = options.given()
+    if not given:
+        return policy
+    inner = innermost(policy)
+    args = inner.init_args()
+    if graphs := hasattr(inner, "node_kernel"):
+        known: Sequence[str] = GRAPH_OPTIONS
+    else:
+        known = (*args, *(TRUNCATION if "truncation" in args else ()))
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"{name}: {value}, expected none: {type(policy).__name__} has no such setting")
+    return _rebuilt(policy, (lambda old: _graph_args(old, given)) if graphs else (lambda old: _plain_args(old, given)))
+
+
+def _rebuilt(policy: Any, change: Callable[[Any], Mapping[str, Any]]) -> Any:
+    """A policy with other arguments, in the same wrappers."""
+    if hasattr(policy, "policy"):
+        return type(policy)(**policy.init_args() | {"policy": _rebuilt(policy.policy, change)}).eval()
+    made = type(policy)(**policy.init_args() | change(policy))
+    made.load_state_dict(policy.state_dict())
+    if hasattr(policy, "decode"):
+        made.decode = policy.decode
+    return made.eval()
+
+
+def _plain_args(policy: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    args = policy.init_args()
+    of_truncation = {name: value for name, value in given.items() if name not in args}
+    rest = {name: value for name, value in given.items() if name in args}
+    return rest | ({"truncation": replace(args["truncation"], **of_truncation)} if of_truncation else {})
+
+
+def _graph_args(policy: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    from discrete_grpo.diffusion import choices
+
+    rates = {name: given.get(name) for name in ("kernel", "eta", "omega")}
+    changes = {name: value for name, value in given.items() if name not in rates}
+    if "sample_distortion" in changes:
+        changes["sample_distortion"] = choices.distortion(changes["sample_distortion"])
+    return changes | {name: _other_kernel(getattr(policy, name), **rates) for name in ("node_kernel", "edge_kernel")}
+
+
+def _other_kernel(old: Any, kernel: Any, eta: float | None, omega: float | None) -> Any:
+    """A kernel for the noise of ``old``; a rate that is not given is kept where the new kind has rates."""
+    from discrete_grpo.diffusion import choices
+
+    if kernel is None and eta is None and omega is None:
+        return old
+    kind = kernel or choices.kernel_name(old)
+    kept = {"eta": getattr(old, "eta", 0.0), "omega": getattr(old, "omega", 0.0)} if kind == "flow_euler" else {}
+    given = {k: v for k, v in (("eta", eta), ("omega", omega)) if v is not None}
+    return choices.kernel(kind, old, **kept | given)
