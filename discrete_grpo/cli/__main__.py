@@ -41,10 +41,19 @@ def _parsed(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
     return parse(command, arguments)
 
 
+def _find_policy_class(settings: Any, name: str = "policy") -> None:
+    """Look for modules in the working folder too where a policy class is named."""
+    from discrete_grpo.recipes.loading import names_class
+
+    if names_class(getattr(settings, name, None) or ""):
+        append_working_folder()
+
+
 def _start(command: str, arguments: Sequence[str]) -> None:
     from discrete_grpo.runs.recorder import check_unused, write_json, write_text
 
     recipe, settings = _parsed(command, arguments)
+    _find_policy_class(recipe)
     if not recipe.output_dir.strip():
         raise UsageError(f"output_dir: {recipe.output_dir!r}, expected the name of a folder to make")
     folder = Path(recipe.output_dir)
@@ -109,6 +118,7 @@ def _resume(folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"run: {folder} is no run folder of 'discrete-grpo train' or 'pretrain' ({error})") from error
     recipe, _ = _parsed(command, [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"])
+    _find_policy_class(recipe)
     _, run = recipe_of(command)
     _guarded(folder, lambda: run(recipe, resume=True))  # from its start where it was killed before its first checkpoint
 
@@ -271,6 +281,7 @@ def _sample(given: Namespace) -> None:
     from discrete_grpo.recipes.families import SamplerOptions
     from discrete_grpo.recipes.sample import sample_file
 
+    _find_policy_class(given, "checkpoint")
     options = SamplerOptions(**{name: given[name] for name, *_ in _SAMPLER_OPTIONS})
     columns = given.columns
     if columns is not None and columns.lstrip().startswith("{"):

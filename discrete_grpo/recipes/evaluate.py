@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from discrete_grpo.datasets.text_files import text_lines
 from discrete_grpo.recipes.families import KINDS, Family, FileOptions
 from discrete_grpo.recipes.sample import output_path
 from discrete_grpo.runs.console import print_table
@@ -36,7 +38,7 @@ def evaluate(
         raise ValueError(f"kind: {kind!r}, expected one of {', '.join(KINDS)}")
     options = FileOptions(reference=reference, shape=shape)
     if isinstance(samples, str | Path):
-        family = KINDS[kind]({}) if kind else recognised(samples)
+        family = KINDS[kind]({}) if kind else _recognised(samples, options)
         return dict(_measured(family, *_read(family, samples, options), options))
     return dict(_measured(KINDS[kind or "molecules"]({}), samples, {}, options))
 
@@ -55,7 +57,7 @@ def evaluate_file(file: str, options: FileOptions | None = None, *, out: str | N
     """
     options = options or FileOptions()
     path = None if out is None else output_path(out)
-    family = KINDS["molecules"]({}) if options.smiles_column is not None else recognised(file)
+    family = KINDS["molecules"]({}) if options.smiles_column is not None else _recognised(file, options)
     _check_options(family, options)
     samples, columns = _read(family, file, options)
     result = _measured(family, samples, columns, options)
@@ -66,9 +68,12 @@ def evaluate_file(file: str, options: FileOptions | None = None, *, out: str | N
     return result
 
 
-def recognised(file: str | Path) -> Family:
-    """The family of the samples in a file; molecules where nothing else is recognised."""
-    return next((found for make in KINDS.values() if (found := make({})).holds(Path(file))), KINDS["molecules"]({}))
+def _recognised(file: str | Path, options: FileOptions) -> Family:
+    """The family of the samples in a file, by its name and first line; molecules where nothing else is recognised."""
+    path, first = Path(file), ""
+    with contextlib.suppress(OSError, ValueError):  # no file, or no text; whoever reads it says so
+        first = next(text_lines(path, options.max_bytes), "").strip()
+    return next((found for make in KINDS.values() if (found := make({})).holds(path, first)), KINDS["molecules"]({}))
 
 
 def _read(family: Family, file: str | Path, options: FileOptions) -> tuple[Sequence[Any], Any]:

@@ -120,7 +120,7 @@ class Family:
         condition: a condition as the policy reads it.
         scaffolds: whether a policy can be conditioned on a scaffold.
         check_rewards: raises ``ValueError`` for rewards that cannot read a policy's samples.
-        holds: whether a file is of such samples.
+        holds: whether a file is of such samples, by its name and its first line.
         read: the samples of a file and its columns of labels.
         compare: the numbers of an evaluation of a file, against the reference of its options.
         options: the fields of :class:`FileOptions` that make a difference, beside ``max_bytes``.
@@ -139,7 +139,7 @@ class Family:
     condition: Callable[[Any, Columns, Columns], Columns] = _no_scaffold
     scaffolds: Callable[[Any], bool] = lambda policy: False
     check_rewards: Callable[[Any, Samples], None] = _any_reward
-    holds: Callable[[Path], bool] = lambda path: False
+    holds: Callable[[Path, str], bool] = lambda path, first: False
     read: Callable[[str, FileOptions], tuple[Samples, Table]] | None = None
     compare: Callable[[Samples, Table, FileOptions], Mapping[str, float]] | None = None
     options: tuple[str, ...] = ()

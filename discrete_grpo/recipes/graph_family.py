@@ -1,4 +1,4 @@
-"""Graphs as a kind of samples: graph6 lines, with classes where the policy has them, and files of graphs."""
+"""Graphs as a kind of samples: graph6 lines, followed by classes where the policy has several, and files of graphs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from discrete_grpo.datasets.synthetic_graphs import load_splits
-from discrete_grpo.datasets.text_files import text_lines
-from discrete_grpo.domains import graph6
+from discrete_grpo.domains import graph6, labelled_graphs
 from discrete_grpo.domains.graph_validity import Shape
 from discrete_grpo.metrics import graphs as metrics
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
 from discrete_grpo.runs.report.graphs import draw_graph
 
-__all__ = ["graph_family", "reference_of", "shape_of"]
+__all__ = ["class_shares", "graph_family", "reference_of", "shape_of"]
 
 
 def shape_of(name: str) -> Shape:
@@ -51,24 +50,34 @@ def _sizes(samples: Sequence[str | None]) -> dict[str, list[int | None]]:
 
 
 def _decode(policy: Any, metadata: Columns) -> None:
-    """Let rewards see graph6 lines."""
-    innermost(policy).decode = graph6.decode
+    """Let rewards see graph6 lines, followed by the classes where a policy has more of them than one of nodes and two of edges."""
+    inner = innermost(policy)
+    labelled = inner.node_kernel.num_clean > 1 or inner.edge_kernel.num_clean > 2
+    inner.decode = labelled_graphs.decode if labelled else graph6.decode
+
+
+def class_shares(samples: Sequence[str | None]) -> dict[str, float]:
+    """The share of each class among the nodes and among the edges of labelled samples; nothing for plain graphs.
+
+    >>> class_shares(["Bg nodes=0,2,0 edges=1,3", None])["edge_class_3"]
+    0.5
+    """
+    found: dict[str, list[int]] = {"node": [], "edge": []}
+    for sample in samples:
+        if sample is not None and " " in sample:
+            graph = labelled_graphs.parse(sample)
+            found["node"] += [label for _, label in graph.nodes(data="label")]
+            found["edge"] += [label for _, _, label in graph.edges(data="label")]
+    return {f"{part}_class_{c}": all_.count(c) / len(all_) for part, all_ in found.items() for c in sorted(set(all_))}
 
 
 # -- files
 
 
-def _holds(path: Path) -> bool:
+def _holds(path: Path, first: str) -> bool:
     """Whether a file is of graphs: graph6 or npz by its ending, or a table with a column ``graph``."""
     name = str(path).removesuffix(".gz")
-    if not name.endswith(".csv"):
-        return name.endswith((".g6", ".npz"))
-    if not path.is_file():
-        return False
-    try:
-        return "graph" in next(text_lines(path), "").strip().split(",")
-    except (OSError, ValueError):
-        return False
+    return "graph" in first.split(",") if name.endswith(".csv") else name.endswith((".g6", ".npz"))
 
 
 def _read(file: str, options: FileOptions) -> tuple[Sequence[Any], Mapping[str, Sequence[Any]]]:
@@ -86,7 +95,8 @@ def _compare(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], optio
     if options.reference is not None:
         splits = load_splits(options.reference, max_nodes=options.max_nodes, max_bytes=options.max_bytes)
     shape = cast(Shape, options.shape) or shape_of(splits.name if splits else "")
-    return metrics.evaluate(samples, None if splits is None else metrics.GraphReference(splits, shape), shape)
+    reference = None if splits is None else metrics.GraphReference(splits, shape)
+    return metrics.evaluate(samples, reference, shape) | class_shares(samples)
 
 
 def graph_family(metadata: Columns) -> Family:
@@ -94,7 +104,7 @@ def graph_family(metadata: Columns) -> Family:
     shape = metadata.get("shape", "connected")
 
     def evaluate(samples: Sequence[Any]) -> Mapping[str, float]:
-        return metrics.evaluate(samples, reference_of(metadata), shape)
+        return metrics.evaluate(samples, reference_of(metadata), shape) | class_shares(samples)
 
     return Family(
         name="graphs",

@@ -43,14 +43,11 @@ def write_sheet(path: str | Path, samples: Sequence[Image | None], columns: int 
     return Path(path)
 
 
-def _holds(path: Path) -> bool:
+def _holds(path: Path, first: str) -> bool:
     """Whether a file has a column ``image``, or an image as its first line."""
-    if not path.is_file():
-        return False
     try:
-        first = next(text_lines(path), "").strip()
         return "image" in first.split(",") or Image.parse(first) is not None
-    except (ValueError, OSError):  # other text, or none
+    except ValueError:  # other text, or none
         return False
 
 

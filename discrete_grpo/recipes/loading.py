@@ -62,27 +62,23 @@ def load_policy(name: str | Path, options: SamplerOptions | None = None) -> Any:
     return load(name, options).policy
 
 
-def load(name: str | Path, options: SamplerOptions | None = None, *, seed: int = 42, trusted: Sequence[str] = ()) -> LoadedPolicy:
+def load(name: str | Path, options: SamplerOptions | None = None, *, seed: int = 42) -> LoadedPolicy:
     """:func:`load_policy` with the family of the samples and the metadata.
 
     Args:
         name: as for :func:`load_policy`.
         options: changes to how it draws.
         seed: of the initial weights of a new policy; the global random state is left as it was.
-        trusted: packages beside this one whose classes a checkpoint may name.
     """
     named = CLASS_NAME.fullmatch(str(name)) if names_class(name) else None
     if named is None:
-        return _from_checkpoint(find_checkpoint(name), options, trusted)
-    made = _imported(named["module"], named["name"])
+        return _from_checkpoint(find_checkpoint(name), options)
+    found = _imported(named["module"], named["name"])
     if named["folder"] is None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            policy = made() if callable(made) and not isinstance(made, nn.Module) else copy.deepcopy(made)
-        return policy_object(policy, options)
-    owner = made if isinstance(made, type) else type(made) if isinstance(made, nn.Module) else type(made())
+        return policy_object(_made(found, str(name), seed), options)
+    owner = found if isinstance(found, type) else type(_made(found, str(name), seed))
     packages = {named["module"].split(".")[0], owner.__module__.split(".")[0]}
-    return _from_checkpoint(find_checkpoint(named["folder"]), options, (*trusted, *sorted(packages)))
+    return _from_checkpoint(find_checkpoint(named["folder"]), options, sorted(packages))
 
 
 def names_class(name: str | Path) -> bool:
@@ -122,7 +118,7 @@ def policy_object(policy: Any, options: SamplerOptions | None = None) -> LoadedP
     return LoadedPolicy(changed.eval(), family, {"kind": family.name})
 
 
-def _from_checkpoint(folder: Path, options: SamplerOptions | None, trusted: Sequence[str]) -> LoadedPolicy:
+def _from_checkpoint(folder: Path, options: SamplerOptions | None, trusted: Sequence[str] = ()) -> LoadedPolicy:
     policy = checkpoint.load_policy(folder, trusted=(*TRUSTED, *trusted))
     metadata = checkpoint.load_metadata(folder)
     family = family_of(metadata, policy)
@@ -134,6 +130,20 @@ def _from_checkpoint(folder: Path, options: SamplerOptions | None, trusted: Sequ
     if family.name != "molecules" and "kind" not in metadata:
         metadata["kind"] = family.name
     return LoadedPolicy(changed.eval(), family, metadata)
+
+
+def _made(found: Any, name: str, seed: int) -> Any:
+    """A new policy of a class or of a function that makes one, or a copy of a policy; the global random state is kept."""
+    if isinstance(found, nn.Module):
+        return copy.deepcopy(found)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return found()
+        except TypeError as error:
+            raise ValueError(
+                f"policy: {name!r} cannot be called without arguments ({error}), expected a class or function that can, or a policy"
+            ) from error
 
 
 # -- how a policy draws

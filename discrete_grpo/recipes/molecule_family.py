@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from discrete_grpo.domains import molecules as chemistry
@@ -59,13 +58,11 @@ def _vocabulary(metadata: Columns) -> chemistry.Vocabulary:
     Raises:
         CheckpointError: if it has none, or they cannot be read.
     """
-    from discrete_grpo.datasets.molecules import MoleculeStatistics
-
     if "statistics" not in metadata:
         raise CheckpointError("checkpoint: it has no molecule statistics, expected a policy over molecules")
     try:
-        return MoleculeStatistics.from_json(metadata["statistics"]).vocabulary
-    except (TypeError, ValueError) as error:
+        return chemistry.Vocabulary(tuple(metadata["statistics"]["vocabulary"]))
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"checkpoint: it has molecule statistics that cannot be read ({error})") from error
 
 
@@ -173,7 +170,7 @@ MOLECULES = Family(
     condition=_condition,
     scaffolds=_reads_scaffolds,
     check_rewards=_check_rewards,
-    holds=Path.is_file,
+    holds=lambda path, first: path.is_file(),
     read=_read,
     compare=_compare,
     options=("reference", "smiles_column", "reference_smiles_column"),

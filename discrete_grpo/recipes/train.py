@@ -327,15 +327,14 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: Policy | Non
 
 def _load(recipe: TrainRecipe, policy: Policy | None, resume: bool) -> LoadedPolicy:
     """The policy of a run: its own newest one when resuming, which needs nothing but the run folder, else the recipe's."""
-    trusted = () if policy is None else (type(policy).__module__.split(".")[0],)
-    base = f"{recipe.policy.partition('@')[0]}@" if policy is None and names_class(recipe.policy) else ""
+    if policy is not None:  # the trainer restores its weights when resuming
+        return policy_object(copy.deepcopy(policy), recipe)
+    base = f"{recipe.policy.partition('@')[0]}@" if names_class(recipe.policy) else ""
     for path in reversed(Checkpoints(recipe.output_dir).all() if resume else []):
         try:
-            return load(f"{base}{path}", recipe, trusted=trusted)
+            return load(f"{base}{path}", recipe)
         except CheckpointError:
             continue
-    if policy is not None:
-        return policy_object(copy.deepcopy(policy), recipe)
     return load(recipe.policy, recipe, seed=recipe.grpo.seed)
 
 
