@@ -43,9 +43,9 @@ def _parsed(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
 
 def _find_policy_class(settings: Any, name: str = "policy") -> None:
     """Look for modules in the working folder too where a policy class is named."""
-    from discrete_grpo.recipes.loading import names_class
+    from discrete_grpo.recipes.loading import class_name
 
-    if names_class(getattr(settings, name, None) or ""):
+    if class_name(getattr(settings, name, None) or ""):
         append_working_folder()
 
 

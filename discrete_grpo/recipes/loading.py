@@ -19,7 +19,7 @@ from discrete_grpo.runs import checkpoint
 from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint
 from discrete_grpo.runs.serialization import TRUSTED
 
-__all__ = ["LoadedPolicy", "load", "load_policy", "names_class", "policy_object"]
+__all__ = ["LoadedPolicy", "class_name", "load", "load_policy", "policy_object", "with_sampler"]
 
 CLASS_NAME = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?:@(?P<folder>.+))?")
 GRAPH_OPTIONS = ("num_steps", "temperature", "guidance", "shared_steps", "kernel", "eta", "omega", "sample_distortion")
@@ -70,7 +70,7 @@ def load(name: str | Path, options: SamplerOptions | None = None, *, seed: int =
         options: changes to how it draws.
         seed: of the initial weights of a new policy; the global random state is left as it was.
     """
-    named = CLASS_NAME.fullmatch(str(name)) if names_class(name) else None
+    named = CLASS_NAME.fullmatch(str(name)) if class_name(name) else None
     if named is None:
         return _from_checkpoint(find_checkpoint(name), options)
     found = _imported(named["module"], named["name"])
@@ -81,13 +81,14 @@ def load(name: str | Path, options: SamplerOptions | None = None, *, seed: int =
     return _from_checkpoint(find_checkpoint(named["folder"]), options, sorted(packages))
 
 
-def names_class(name: str | Path) -> bool:
-    """Whether a policy's name is that of a class (``module:Class``, with ``@FOLDER`` or without) and of no file.
+def class_name(name: str | Path) -> str | None:
+    """The part ``module:Class`` of the name of a policy class, with ``@FOLDER`` or without; None for any other policy.
 
-    >>> names_class("my_policy:MyPolicy"), names_class("qm9-small")
-    (True, False)
+    >>> class_name("my_policy:MyPolicy@runs/a"), class_name("qm9-small")
+    ('my_policy:MyPolicy', None)
     """
-    return CLASS_NAME.fullmatch(str(name)) is not None and not Path(name).exists()
+    found = CLASS_NAME.fullmatch(str(name))
+    return None if found is None or Path(name).exists() else f"{found['module']}:{found['name']}"
 
 
 def _imported(module: str, name: str) -> Any:

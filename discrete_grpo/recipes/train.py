@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from discrete_grpo.core.advantages import sum_rewards
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.rollout import Policy, Reward
+from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, reward_names, score_samples
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.molecules import MoleculeDataset, conditioned, load_molecules, statistics
@@ -28,14 +28,13 @@ from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
 from discrete_grpo.recipes.conditions import prepare_columns, read_columns
 from discrete_grpo.recipes.families import Columns, Family, SamplerOptions
-from discrete_grpo.recipes.loading import LoadedPolicy, load, names_class, policy_object
+from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy, report_broken
 from discrete_grpo.recipes.sample import as_text, plain_columns, sample, sample_policy
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.recorder import EVALUATION, check_unused, read_evaluation, write_json, write_table, write_text
-from discrete_grpo.runs.report.report import write_report
 from discrete_grpo.runs.trackers import ReportTo, open_trackers
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.distributed import Processes, accelerator
@@ -238,7 +237,7 @@ def check_budget(max_oracle_calls: int | None, evaluation_samples: int) -> None:
 
 
 def train(
-    policy: str | Path | Policy,
+    policy: str | Path | nn.Module,
     reward: Reward | Sequence[Reward],
     *,
     output_dir: str | Path,
@@ -281,7 +280,7 @@ def train(
     return run_train(recipe, resume=resume, policy=None if isinstance(policy, str | Path) else policy)
 
 
-def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: Policy | None = None) -> Results:
+def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | None = None) -> Results:
     """Measure, train, measure again, export the policy and write the report; returns both measurements.
 
     Under ``torchrun`` every process calls this; the first one measures and writes.
@@ -325,14 +324,14 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: Policy | Non
         return _in_first(processes, ledger, lambda: _finish(recipe, family, trainer, metadata, measure))
 
 
-def _load(recipe: TrainRecipe, policy: Policy | None, resume: bool) -> LoadedPolicy:
+def _load(recipe: TrainRecipe, policy: nn.Module | None, resume: bool) -> LoadedPolicy:
     """The policy of a run: its own newest one when resuming, which needs nothing but the run folder, else the recipe's."""
     if policy is not None:  # the trainer restores its weights when resuming
         return policy_object(copy.deepcopy(policy), recipe)
-    base = f"{recipe.policy.partition('@')[0]}@" if names_class(recipe.policy) else ""
+    own = class_name(recipe.policy)
     for path in reversed(Checkpoints(recipe.output_dir).all() if resume else []):
         try:
-            return load(f"{base}{path}", recipe)
+            return load(f"{own}@{path}" if own else path, recipe)
         except CheckpointError:
             continue
     return load(recipe.policy, recipe, seed=recipe.grpo.seed)
@@ -366,6 +365,8 @@ def _finish(
     recipe: TrainRecipe, family: Family, trainer: GRPOTrainer, metadata: Columns, measure: Callable[[Any, str], Results]
 ) -> Results:
     """Export the policy, measure it and write the report."""
+    from discrete_grpo.runs.report.report import write_report
+
     folder, best = Path(recipe.output_dir), without_likelihood(trainer.best_policy)
     save(folder / "policy", best, metadata={**metadata, "grpo_steps": trainer.step})
     result = measure(best, "after")
