@@ -210,7 +210,7 @@ def family_of(metadata: Columns, policy: Any = None) -> Family:
     if own is not None and not isinstance(own, str):
         found: Family = own
         return found
-    kind = own or metadata.get("kind") or _default_kind(metadata, policy)
+    kind = own or (metadata["kind"] if "kind" in metadata else _default_kind(metadata, policy))
     if not isinstance(kind, str) or kind not in KINDS:
         raise CheckpointError(f"kind: {kind!r} of the checkpoint, expected one of {', '.join(KINDS)}")
     return KINDS[kind](metadata)

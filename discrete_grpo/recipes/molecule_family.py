@@ -58,11 +58,13 @@ def _vocabulary(metadata: Columns) -> chemistry.Vocabulary:
     Raises:
         CheckpointError: if it has none, or they cannot be read.
     """
+    from discrete_grpo.datasets.molecules import MoleculeStatistics
+
     if "statistics" not in metadata:
         raise CheckpointError("checkpoint: it has no molecule statistics, expected a policy over molecules")
     try:
-        return chemistry.Vocabulary(tuple(metadata["statistics"]["vocabulary"]))
-    except (KeyError, TypeError, ValueError) as error:
+        return MoleculeStatistics.from_json(metadata["statistics"]).vocabulary
+    except (TypeError, ValueError) as error:
         raise CheckpointError(f"checkpoint: it has molecule statistics that cannot be read ({error})") from error
 
 

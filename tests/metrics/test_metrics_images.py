@@ -143,7 +143,7 @@ def test_sampling_is_checked() -> None:
 
     with pytest.raises(ValueError, match="n: 0, expected at least 1"):
         sample(None, 0)
-    with pytest.raises(ValueError, match="columns: an empty list"):
+    with pytest.raises(ValueError, match="columns: no conditions"):
         sample(None, 1, columns=[])
 
 
@@ -202,7 +202,7 @@ def test_a_few_updates_raise_the_sum_of_three_rewards() -> None:
 
 def test_files_of_images_are_evaluated(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    from discrete_grpo.recipes.evaluate import evaluate_file
+    from discrete_grpo.recipes.evaluate import evaluate, evaluate_file
     from discrete_grpo.recipes.image_family import write_sheet
 
     a, b = picture(seed=0), picture(seed=1)
@@ -217,9 +217,9 @@ def test_files_of_images_are_evaluated(tmp_path: Path) -> None:
         evaluate_file(str(tmp_path / "bad.txt"))
     (tmp_path / "other.csv").write_text("smiles\nCCO\n")
     with pytest.raises(ValueError, match="or no column 'image' or 'sample'"):
-        evaluate_file(str(tmp_path / "other.csv"))
+        evaluate(tmp_path / "other.csv", kind="images")
     with pytest.raises(FileNotFoundError, match=r"file: .*none.txt does not exist"):
-        evaluate_file(str(tmp_path / "none.txt"))
+        evaluate(tmp_path / "none.txt", kind="images")
     assert write_sheet(tmp_path / "sheet.png", [a, None, b]).read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="samples: no image among 1"):
         write_sheet(tmp_path / "sheet.png", [None])
