@@ -29,8 +29,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from discrete_grpo.core.atomic import atomic_write
-from discrete_grpo.runs.files import SUMS, changed_file, clear_files, explained, real_name, remove, whole_folder, write_sums
 from discrete_grpo.runs.serialization import TRUSTED, CheckpointError, build, describe, describe_types, restore_types
+from discrete_grpo.runs.files import SUMS, changed_file, clear_files, explained, real_name, remove, whole_folder, write_sums
 
 __all__ = [
     "TRUSTED",

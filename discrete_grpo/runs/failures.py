@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from discrete_grpo.core.scoring import Failure
 from discrete_grpo.runs.recorder import write_text
+from discrete_grpo.core.scoring import Failure
 
 __all__ = ["FailureLog"]
 

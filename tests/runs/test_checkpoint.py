@@ -15,21 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
-from discrete_grpo.core.rollout import group_contexts
+from discrete_grpo.runs import checkpoint
+from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, build, describe, load_metadata, load_policy, load_training, save
 from discrete_grpo.diffusion.kernels import D3PM, absorbing
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
-from discrete_grpo.runs import checkpoint
-from discrete_grpo.runs.checkpoint import (
-    CheckpointError,
-    Checkpoints,
-    build,
-    describe,
-    load_metadata,
-    load_policy,
-    load_training,
-    save,
-)
+from discrete_grpo.core.rollout import group_contexts
 from tests.toys import node_classes, share_of_class_two, tiny_policy
 
 
@@ -267,10 +258,7 @@ def test_what_cannot_be_described_is_named() -> None:
         {"class_path": ["discrete_grpo"], "init_args": {}},
         {"class_path": "discrete_grpo.domains.graphs.GraphBatch", "init_args": []},
         {"class_path": "discrete_grpo.diffusion.schedules.CosineSchedule", "init_args": {"s": "much"}},
-        {
-            "class_path": "discrete_grpo.domains.tokenizer.Property",
-            "init_args": {"name": "a", "mean": 0.0, "std": -1.0},
-        },  # a ValueError
+        {"class_path": "discrete_grpo.domains.tokenizer.Property", "init_args": {"name": "a", "mean": 0.0, "std": -1.0}},  # a ValueError
     ],
 )
 def test_only_classes_that_describe_writes_are_built(spec: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

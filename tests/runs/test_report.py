@@ -19,6 +19,9 @@ import pytest
 from rich.console import Console
 
 from discrete_grpo.runs.console import print_table, progress
+from discrete_grpo.runs.report.diagnosis import diagnosis
+from discrete_grpo.runs.report.molecules import draw_smiles
+from discrete_grpo.runs.report.report import write_report
 from discrete_grpo.runs.recorder import (
     METRICS,
     SAMPLES,
@@ -30,9 +33,6 @@ from discrete_grpo.runs.recorder import (
     write_text,
 )
 from discrete_grpo.runs.report.charts import Line, Values, histogram, line_chart, nice_ticks
-from discrete_grpo.runs.report.diagnosis import diagnosis
-from discrete_grpo.runs.report.molecules import draw_smiles
-from discrete_grpo.runs.report.report import write_report
 
 SVG = "{http://www.w3.org/2000/svg}"
 AWKWARD = ["C,C", 'a "quoted" one', "two\nlines", "a\rreturn", "", " spaces ", "naïve ‖ 分子"]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from discrete_grpo.runs.recorder import Recorder, write_json, write_table, write_text
 from discrete_grpo.runs.report.molecules import draw_smiles
 from discrete_grpo.runs.report.report import write_report
+from discrete_grpo.runs.recorder import Recorder, write_json, write_table, write_text
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome installed")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from discrete_grpo.datasets.synthetic_graphs import planar, stochastic_block_model, tree
-from discrete_grpo.domains.graph6 import graph6, parse
 from discrete_grpo.runs.report.graphs import draw_graph, layout
+from discrete_grpo.domains.graph6 import graph6, parse
 
 GRAPHS = {
     "one": nx.empty_graph(1),

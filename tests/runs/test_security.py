@@ -19,26 +19,17 @@ import pytest
 import torch
 import yaml
 
+from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, build, describe, load_metadata, load_policy, load_training, save
 from discrete_grpo.cli import main
 from discrete_grpo.datasets.molecules import load_molecules
 from discrete_grpo.datasets.smiles import load_smiles
 from discrete_grpo.datasets.synthetic_graphs import read_npz
+from discrete_grpo.runs.files import write_sums
 from discrete_grpo.importers.lightning import read_lightning
 from discrete_grpo.importers.tensors import read_json, read_pickle
+from discrete_grpo.training.elites import Memory
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.ledger import Ledger
-from discrete_grpo.runs.checkpoint import (
-    CheckpointError,
-    Checkpoints,
-    build,
-    describe,
-    load_metadata,
-    load_policy,
-    load_training,
-    save,
-)
-from discrete_grpo.runs.files import write_sums
-from discrete_grpo.training.elites import Memory
 from tests.toys import tiny_policy
 
 FILES = ("config.json", "model.safetensors", "training.pt")

@@ -12,6 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from discrete_grpo.runs.report.diagnosis import diagnosis
+from discrete_grpo.runs.report.page import page
 from discrete_grpo.runs.recorder import (
     METRICS,
     SAMPLES,
@@ -22,8 +24,6 @@ from discrete_grpo.runs.recorder import (
     write_text,
 )
 from discrete_grpo.runs.report.charts import Line, Values, histogram, line_chart
-from discrete_grpo.runs.report.diagnosis import diagnosis
-from discrete_grpo.runs.report.page import page
 
 __all__ = ["write_report"]
 
