@@ -196,8 +196,8 @@ def family_of(metadata: Columns, policy: Any = None) -> Family:
     """The family of a policy's samples.
 
     It is the policy's own attribute ``family``, where the policy has one: a :class:`Family` or the name of a kind. Else it is
-    what the checkpoint's ``kind`` says. Without either, a graph policy without molecule statistics makes graphs, a policy of
-    another package any samples, and all others make molecules.
+    what the checkpoint's ``kind`` says. Without either, a policy of another package makes any samples, and all others make
+    molecules.
 
     Args:
         metadata: of the checkpoint.
@@ -217,11 +217,8 @@ def family_of(metadata: Columns, policy: Any = None) -> Family:
 
 
 def _default_kind(metadata: Columns, policy: Any) -> str:
-    if policy is None or "statistics" in metadata:
-        return "molecules"
-    if type(policy).__module__.split(".")[0] not in TRUSTED:
-        return "samples"
-    return "graphs" if hasattr(innermost(policy), "node_kernel") else "molecules"
+    own = policy is not None and "statistics" not in metadata and type(policy).__module__.split(".")[0] not in TRUSTED
+    return "samples" if own else "molecules"
 
 
 def run_family(run: Path) -> Family:

@@ -111,8 +111,9 @@ def policy_object(policy: Any, options: SamplerOptions | None = None) -> LoadedP
         raise TypeError(f"policy: {type(policy).__name__} has no {' and no '.join(missing)}, expected a policy")
     if not (hasattr(policy, "sites") or hasattr(policy, "score")):
         raise TypeError(f"policy: {type(policy).__name__} has neither sites nor score, expected a policy")
-    kept = getattr(innermost(policy), "decode", None) is not None
-    family = family_of({"kind": "samples"} if kept else {}, policy)
+    inner = innermost(policy)
+    kept = getattr(inner, "decode", None) is not None
+    family = family_of({"kind": "graphs" if hasattr(inner, "node_kernel") and not kept else "samples"}, policy)
     changed = with_sampler(module, options or SamplerOptions())
     if not kept:
         family.decode(changed, {})

@@ -61,7 +61,9 @@ def _vocabulary(metadata: Columns) -> chemistry.Vocabulary:
     from discrete_grpo.datasets.molecules import MoleculeStatistics
 
     if "statistics" not in metadata:
-        raise CheckpointError("checkpoint: it has no molecule statistics, expected a policy over molecules")
+        raise CheckpointError(
+            "checkpoint: it has no molecule statistics, expected a policy over molecules, or kind: graphs in its metadata"
+        )
     try:
         return MoleculeStatistics.from_json(metadata["statistics"]).vocabulary
     except (TypeError, ValueError) as error:

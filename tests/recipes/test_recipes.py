@@ -111,7 +111,7 @@ def test_damaged_metadata_is_a_checkpoint_error(tiny: Path, tmp_path: Path) -> N
     policy, metadata = checkpoint.load_policy(tiny), load_metadata(tiny)
     for k, (wrong, said) in enumerate(
         [
-            ({"kind": "molecules"}, "no molecule statistics"),
+            ({}, "no molecule statistics"),
             ({"statistics": 3}, "cannot be read"),
             (
                 {"statistics": metadata["statistics"] | {"vocabulary": ["C", "N"]}},
