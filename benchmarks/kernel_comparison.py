@@ -27,7 +27,9 @@ from discrete_grpo.diffusion.choices import KernelName
 from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.surrogate import with_likelihood
-from discrete_grpo.recipes.families import SamplerOptions, load_trained, sample_policy
+from discrete_grpo.recipes.families import SamplerOptions
+from discrete_grpo.recipes.loading import load_policy
+from discrete_grpo.recipes.sample import sample_policy
 from discrete_grpo.rewards.graphs import planar_valid
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.report.charts import Line, line_chart
@@ -65,7 +67,7 @@ class Budget:
 
 def load(checkpoint: str | Path, kernel: str, num_steps: int) -> GraphPolicy:
     """The network of a checkpoint with the kernel of that name."""
-    policy = load_trained(checkpoint, SamplerOptions(kernel=KERNEL_NAMES.get(kernel, "d3pm"), num_steps=num_steps))
+    policy = load_policy(checkpoint, SamplerOptions(kernel=KERNEL_NAMES.get(kernel, "d3pm"), num_steps=num_steps))
     if kernel != EXPECTED_RATE:
         return policy
     kernels = {

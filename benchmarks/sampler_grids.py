@@ -32,8 +32,10 @@ from discrete_grpo.diffusion.choices import Distortion, KernelName
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.metrics.graphs import GraphReference, evaluate_folds
 from discrete_grpo.metrics.molecules import evaluate
-from discrete_grpo.recipes.families import SamplerOptions, load_trained, sample_policy
-from discrete_grpo.recipes.graphs import shape_of
+from discrete_grpo.recipes.families import SamplerOptions
+from discrete_grpo.recipes.graph_family import shape_of
+from discrete_grpo.recipes.loading import load_policy
+from discrete_grpo.recipes.sample import sample_policy
 from discrete_grpo.runs.console import print_table
 
 POLICIES = ("qm9-small", "planar-16", "tree-16")
@@ -117,7 +119,7 @@ class Graphs:
 def measured(place: Mapping[str, Any], measure: Molecules | Graphs) -> Row:
     """One row: samples of one policy on one grid with one seed."""
     options = SamplerOptions(num_steps=place["num_steps"], kernel=place["kernel"], sample_distortion=place["sample_distortion"])
-    policy = load_trained(place["policy"], options)
+    policy = load_policy(place["policy"], options)
     count = MOLECULES if isinstance(measure, Molecules) else FOLDS * FOLD
     wall, processor = time.perf_counter(), time.process_time()
     samples, _ = sample_policy(policy, count, seed=place["seed"])

@@ -28,8 +28,10 @@ from discrete_grpo.datasets.synthetic_graphs import NAMED_SETS, load_splits
 from discrete_grpo.diffusion.choices import KernelName
 from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.metrics.graphs import GraphReference, evaluate_folds
-from discrete_grpo.recipes.families import SamplerOptions, load_trained, sample_policy
-from discrete_grpo.recipes.graphs import shape_of
+from discrete_grpo.recipes.families import SamplerOptions
+from discrete_grpo.recipes.graph_family import shape_of
+from discrete_grpo.recipes.loading import load_policy
+from discrete_grpo.recipes.sample import sample_policy
 from discrete_grpo.runs.console import print_table
 
 PRESETS: dict[str, tuple[str, KernelName]] = {"planar-16-grpo": ("planar-16", "d3pm"), "tree-16-grpo": ("tree-16", "flow")}
@@ -41,7 +43,7 @@ def measure(policy: str | Path, data: str, seed: int, options: SamplerOptions | 
     """5 x 40 samples of a checkpoint against a set, and the seconds it took to draw them."""
     splits = load_splits(data)
     start = time.perf_counter()
-    samples, _ = sample_policy(load_trained(policy, options), FOLDS * SAMPLES, seed=seed, batch_size=SAMPLES)
+    samples, _ = sample_policy(load_policy(policy, options), FOLDS * SAMPLES, seed=seed, batch_size=SAMPLES)
     seconds = time.perf_counter() - start
     found = evaluate_folds(samples, GraphReference(splits, shape_of(splits.name)), FOLDS)
     return {"seconds_sampling": seconds, **{name: {"mean": m, "std": s} for name, (m, s) in found.items()}}

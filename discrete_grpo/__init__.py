@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from discrete_grpo.core.scoring import RewardError
     from discrete_grpo.diffusion.graph_kl import posterior_kl
     from discrete_grpo.domains.graphs import GraphBatch
+    from discrete_grpo.recipes.evaluate import evaluate
+    from discrete_grpo.recipes.families import SamplerOptions
+    from discrete_grpo.recipes.loading import load_policy
+    from discrete_grpo.recipes.sample import sample
+    from discrete_grpo.recipes.train import train
     from discrete_grpo.training.config import GRPOConfig, PretrainConfig
     from discrete_grpo.training.trainer import GRPOTrainer
 
@@ -26,12 +31,17 @@ __all__ = [
     "Reward",
     "RewardError",
     "Rollout",
+    "SamplerOptions",
     "Scorer",
     "Scores",
     "Sites",
+    "evaluate",
     "group_contexts",
+    "load_policy",
     "posterior_kl",
+    "sample",
     "score_sites",
+    "train",
 ]
 
 _MODULES = {
@@ -42,6 +52,11 @@ _MODULES = {
     "core.rollout": ("Context", "Policy", "Reward", "Rollout", "Scorer", "group_contexts"),
     "core.scoring": ("RewardError",),
     "training.trainer": ("GRPOTrainer",),
+    "recipes.evaluate": ("evaluate",),
+    "recipes.families": ("SamplerOptions",),
+    "recipes.loading": ("load_policy",),
+    "recipes.sample": ("sample",),
+    "recipes.train": ("train",),
 }
 
 

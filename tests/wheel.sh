@@ -16,13 +16,12 @@ import sys
 import discrete_grpo
 import discrete_grpo.datasets.enumeration as enumeration
 import discrete_grpo.models.graph_transformer
-from discrete_grpo.recipes.train import load_molecule_policy, sample_molecules
 
 site = pathlib.Path(sys.argv[1]).resolve()
 for module in (discrete_grpo, enumeration, discrete_grpo.models.graph_transformer):
     assert site in pathlib.Path(module.__file__).resolve().parents, module.__file__
 assert len(enumeration.load_enumerated(5)) > 500
-assert any(sample_molecules(load_molecule_policy("qm9-small"), 8))
+assert any(discrete_grpo.sample(discrete_grpo.load_policy("qm9-small"), 8))
 assert not (site / "models").exists() and not (site / "datasets").exists(), "top-level names leaked into the wheel"
 PY
 "$python" -m discrete_grpo.cli list

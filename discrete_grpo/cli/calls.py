@@ -35,7 +35,7 @@ def call(command: str, given: dict[str, Any]) -> None:
 
 def _sample(given: dict[str, Any]) -> None:
     from discrete_grpo.recipes.families import SamplerOptions
-    from discrete_grpo.recipes.train import sample_file
+    from discrete_grpo.recipes.sample import sample_file
 
     if names_class(given["checkpoint"]):
         append_working_folder()
@@ -51,23 +51,12 @@ def _sample(given: dict[str, Any]) -> None:
 
 
 def _evaluate(given: dict[str, Any]) -> None:
-    from discrete_grpo.recipes import digits as images
-    from discrete_grpo.recipes import graphs as plain_graphs
-    from discrete_grpo.recipes import train as recipes
+    from dataclasses import fields
 
-    file, reference, out = given["file"], given["reference"], given["out"]
-    names = {name: given[name] for name in ("smiles_column", "reference_smiles_column")}
-    if given["smiles_column"] is None and plain_graphs.holds_graphs(file):
-        limits = {name: given[name] for name in ("max_nodes", "max_bytes")}
-        plain_graphs.evaluate_file(file, data=reference, shape=given["shape"], out=out, **limits)
-    elif given["shape"] is not None:
-        raise UsageError(f"shape: {given['shape']!r}, expected none with a file of molecules or images")
-    elif given["smiles_column"] is not None or not images.holds_images(file):
-        recipes.evaluate_file(file, reference=reference, out=out, max_bytes=given["max_bytes"], **names)
-    elif reference is not None:
-        raise UsageError(f"reference: {reference!r}, expected none with a file of images")
-    else:
-        images.evaluate_file(file, out=out, max_bytes=given["max_bytes"])
+    from discrete_grpo.recipes.evaluate import evaluate_file
+    from discrete_grpo.recipes.families import FileOptions
+
+    evaluate_file(given["file"], FileOptions(**{f.name: given[f.name] for f in fields(FileOptions)}), out=given["out"])
 
 
 def _report(folder: Path) -> None:

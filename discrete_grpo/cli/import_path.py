@@ -33,8 +33,10 @@ def append_working_folder() -> None:
 def names_class(policy: str) -> bool:
     """Whether a policy is named as a class of a module.
 
-    >>> names_class("my_module:MyPolicy"), names_class("runs/demo"), names_class("C:/runs/demo")
-    (True, False, False)
+    >>> names_class("my_module:MyPolicy"), names_class("my_module:MyPolicy@runs/mine")
+    (True, True)
+    >>> names_class("runs/demo"), names_class("C:/runs/demo")
+    (False, False)
     """
-    module, colon, name = policy.partition(":")
+    module, colon, name = policy.split("@")[0].partition(":")
     return bool(colon) and all(part.isidentifier() for part in module.split(".")) and name.isidentifier()

@@ -1,12 +1,15 @@
 """Plain graphs as text: graph6 lines and the ``networkx.Graph`` they stand for. The keeper of that format.
 
-A plain graph has no node or edge classes. As text it can be written to a table, compared, sent to a worker process and used
-as a key; so rewards and metrics of plain graphs see graph6 lines as those of molecules see SMILES.
+A plain graph has no node or edge classes; those of a line of :mod:`~discrete_grpo.domains.labelled_graphs` are
+not read here. As text it can be written to a table, compared, sent to a worker process and used as a key; so rewards and metrics
+of plain graphs see graph6 lines as those of molecules see SMILES.
 
 Source: McKay, Description of graph6, https://users.cecs.anu.edu.au/~bdm/data/formats.txt
 """
 
 from __future__ import annotations
+
+import re
 
 import networkx as nx
 import numpy as np
@@ -18,6 +21,7 @@ __all__ = ["MAX_NODES", "adjacency", "decode", "encode", "graph6", "node_count",
 
 MAX_NODES = 10_000
 """Nodes of the largest graph that is read from a file, unless a caller says otherwise."""
+CLASSES = re.compile(r" nodes=[\d,]* edges=[\d,]*$")
 
 
 def graph6(graph: nx.Graph) -> str:
@@ -80,7 +84,7 @@ def node_count(text: str) -> int:
 
 def _header(text: str) -> tuple[Int[np.ndarray, " character"], int, int]:
     """The codes of a graph6 line, how many of them say the number of nodes, and that number."""
-    codes = np.frombuffer(text.strip().removeprefix(">>graph6<<").encode(), dtype=np.uint8) - np.uint8(63)
+    codes = np.frombuffer(CLASSES.sub("", text.strip()).removeprefix(">>graph6<<").encode(), dtype=np.uint8) - np.uint8(63)
     if not len(codes) or codes.max() > 63:
         raise ValueError(f"graph: {text[:60]!r} is no graph6 line (it is empty, or a character is not in '?' to '~')")
     marks = 0 if codes[0] < 63 else 1 if len(codes) > 1 and codes[1] < 63 else 2

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,38 +11,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from discrete_grpo.core.atomic import atomic_write
-from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.datasets.digits import LICENCE, NUM_CLASSES, DigitImages, load_digits
 from discrete_grpo.datasets.smiles import TokenDataset, token_dataset
-from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
-from discrete_grpo.domains.images import Image, contact_sheet, png
 from discrete_grpo.domains.tokenizer import Tokenizer
-from discrete_grpo.metrics.images import evaluate, sample_metrics
+from discrete_grpo.metrics.images import sample_metrics
 from discrete_grpo.models.convnet import ConvNet, ConvNetConfig
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.models.vq import VQAutoencoder, VQConfig
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.decoders import CODES, VQDecoder, code_text
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.rewards.images import ink
+from discrete_grpo.recipes.sample import sample
 from discrete_grpo.runs.checkpoint import load_metadata, save
-from discrete_grpo.runs.console import print_table, progress
-from discrete_grpo.runs.recorder import write_json
+from discrete_grpo.runs.console import print_table
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Pretrainer
 
-__all__ = [
-    "PretrainDigitsRecipe",
-    "evaluate_file",
-    "holds_images",
-    "image_columns",
-    "image_policy",
-    "image_properties",
-    "run_pretrain_digits",
-    "sample_images",
-    "write_sheet",
-]
+__all__ = ["PretrainDigitsRecipe", "image_columns", "image_policy", "run_pretrain_digits"]
 
 
 @dataclass(frozen=True)
@@ -164,7 +147,7 @@ def run_pretrain_digits(recipe: PretrainDigitsRecipe, *, resume: bool = False) -
     def measure(averaged: DecodedPolicy) -> Mapping[str, float]:
         loss = averaged.likelihood_loss(everything.to(averaged.device), generator=torch.Generator(averaged.device))["loss"]
         count = recipe.evaluation_samples
-        samples = sample_images(averaged, count, columns=image_columns()) if count else []
+        samples = sample(averaged, count, columns=image_columns()) if count else []
         return {"test_loss": float(loss)} | (sample_metrics(samples) if count else {})
 
     trainer = Pretrainer(policy, data, recipe.pretrain, run, metadata=metadata, resume=resume, evaluate=measure)
@@ -222,7 +205,7 @@ def _token_data(data: DigitImages, autoencoder: VQAutoencoder, tokenizer: Tokeni
     return token_dataset(texts, tokenizer, prompts=[str(c) for c in data.labels.tolist()])
 
 
-# -- sampling and evaluation
+# -- conditions
 
 
 def image_columns(labels: Sequence[Any] = range(NUM_CLASSES)) -> list[Mapping[str, Any]]:
@@ -232,96 +215,3 @@ def image_columns(labels: Sequence[Any] = range(NUM_CLASSES)) -> list[Mapping[st
     [{'label': 3}]
     """
     return [{"label": int(label)} for label in labels]
-
-
-def sample_images(
-    policy: Any, count: int, *, seed: int = 0, batch_size: int = 256, columns: Sequence[Mapping[str, Any]] | None = None
-) -> list[Image | None]:
-    """``count`` images, None where the codes are none; image k is drawn under ``columns[k % len(columns)]``.
-
-    Raises:
-        ValueError: if ``count`` is less than 1, or there are columns and none of them.
-    """
-    if count < 1:
-        raise ValueError(f"n: {count}, expected at least 1")
-    if columns is not None and not columns:
-        raise ValueError("columns: an empty list, expected at least one condition or None")
-    generator = torch.Generator(policy.device).manual_seed(seed)
-    samples: list[Image | None] = []
-    with progress("sampling", count) as bar:
-        while len(samples) < count:
-            size = min(batch_size, count - len(samples))
-            given = None if columns is None else [columns[(len(samples) + k) % len(columns)] for k in range(size)]
-            samples.extend(policy.sample(group_contexts(size, 1, given), generator=generator).samples)
-            bar.advance(size)
-    return samples
-
-
-def image_properties(samples: Sequence[Image | None]) -> dict[str, list[float | None]]:
-    """Ink of every sample, None where it is no image: the property columns of tables."""
-    return {"ink": [None if image is None else x for image, x in zip(samples, ink(samples), strict=True)]}
-
-
-def write_sheet(path: str | Path, samples: Sequence[Image | None], columns: int = 10) -> Path:
-    """The images of ``samples`` side by side as a PNG file; what is no image is left out.
-
-    Raises:
-        ValueError: if there is no image.
-    """
-    drawn = [image for image in samples if image is not None]
-    if not drawn:
-        raise ValueError(f"samples: no image among {len(samples)}, expected at least one to draw")
-    with atomic_write(path) as file:
-        file.write(png(contact_sheet(drawn, columns)))
-    return Path(path)
-
-
-def holds_images(file: str) -> bool:
-    """Whether a file is one that :func:`evaluate_file` reads: a column ``image``, or an image as its first line."""
-    path = Path(file)
-    if not path.is_file():
-        return False
-    try:
-        first = next(text_lines(path), "").strip()
-        return "image" in first.split(",") or Image.parse(first) is not None
-    except (ValueError, OSError):  # other text, or none
-        return False
-
-
-def evaluate_file(file: str, *, out: str | None = None, max_bytes: int = MAX_BYTES) -> dict[str, float]:
-    """The table of a file of image samples: one a line as text, or CSV with a column ``image`` or ``sample``.
-
-    An empty line or cell is an invalid sample; a column ``label`` gives the class each was asked for. A gzipped file may unpack to
-    at most ``max_bytes``.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: naming the line that is no image, or if there is no line or no such column.
-    """
-    path = Path(file)
-    if not path.is_file():
-        raise FileNotFoundError(f"file: {file} does not exist")
-    text = "".join(text_lines(path, max_bytes, argument="file"))
-    labels: list[str] | None = None
-    first, lines = 1, text.splitlines()
-    if path.name.removesuffix(".gz").endswith(".csv"):
-        rows = list(csv.DictReader(io.StringIO(text)))
-        name = next((n for n in ("image", "sample") if rows and n in rows[0]), None)
-        if name is None:
-            raise ValueError(f"file: {file} has no row, or no column 'image' or 'sample', expected a table of image samples")
-        first, lines = 2, [row[name] for row in rows]
-        labels = [row["label"] for row in rows] if "label" in rows[0] else None
-    if not lines:
-        raise ValueError(f"file: {file} is empty, expected one image a line")
-    result = evaluate([_image(line, f"{file}, line {k}") for k, line in enumerate(lines, first)], labels)
-    print_table(f"{file}: {len(lines)} samples", {k: {"value": v} for k, v in result.items()})
-    if out is not None:
-        write_json(Path(out), {"file": file, "samples": len(lines)} | result)
-    return result
-
-
-def _image(line: str, place: str) -> Image | None:
-    try:
-        return Image.parse(line.strip()) if line.strip() else None
-    except ValueError as error:
-        raise ValueError(f"{place}: {str(error).removeprefix('text: ')}") from error

@@ -6,35 +6,26 @@ import datetime
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from discrete_grpo.datasets.synthetic_graphs import GraphStatistics, dataset_from_networkx, graph_statistics, load_splits
-from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
+from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion import choices
 from discrete_grpo.diffusion.choices import Distortion, KernelName, NoiseName, ScheduleName
 from discrete_grpo.domains import graph6 as topology
 from discrete_grpo.domains.graph6 import MAX_NODES
 from discrete_grpo.domains.graph_validity import Shape
-from discrete_grpo.metrics.graphs import GraphReference, evaluate, read_graphs
+from discrete_grpo.metrics.graphs import GraphReference, evaluate
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.recipes.molecules import NetworkSizes, output_path, report_broken, sample_molecules
-from discrete_grpo.runs.console import print_table
-from discrete_grpo.runs.recorder import write_json
+from discrete_grpo.recipes.graph_family import shape_of
+from discrete_grpo.recipes.molecules import NetworkSizes
+from discrete_grpo.recipes.sample import sample
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Pretrainer
 
-__all__ = [
-    "PretrainGraphsRecipe",
-    "evaluate_file",
-    "graph_policy",
-    "holds_graphs",
-    "reference_of",
-    "run_pretrain_graphs",
-    "shape_of",
-]
+__all__ = ["PretrainGraphsRecipe", "graph_policy", "run_pretrain_graphs"]
 
 
 @dataclass(frozen=True)
@@ -86,78 +77,6 @@ class PretrainGraphsRecipe:
             raise ValueError(f"evaluation_samples: {self.evaluation_samples}, expected at least 0")
 
 
-def shape_of(name: str) -> Shape:
-    """What makes a graph of a named set valid, by the first part of its name.
-
-    >>> shape_of("planar-16"), shape_of("sbm"), shape_of("community-20")
-    ('planar', 'sbm', 'connected')
-    """
-    known: dict[str, Shape] = {"planar": "planar", "tree": "tree", "sbm": "sbm"}
-    return known.get(name.split("-")[0], "connected")
-
-
-def reference_of(metadata: Mapping[str, Any]) -> GraphReference | None:
-    """What the samples of a checkpoint are measured against: the set it was trained on, where that can still be had."""
-    data = metadata.get("data")
-    if not isinstance(data, Mapping):
-        return None
-    for source in (data.get("name"), data.get("source")):
-        try:
-            return GraphReference(load_splits(str(source)), metadata.get("shape", "connected"))
-        except (FileNotFoundError, ValueError):
-            continue
-    return None
-
-
-def holds_graphs(file: str | Path) -> bool:
-    """Whether a file of samples is of graphs: graph6 or npz by its ending, or a table with a column ``graph``."""
-    name = str(file).removesuffix(".gz")
-    if not name.endswith(".csv"):
-        return name.endswith((".g6", ".npz"))
-    path = Path(file)
-    if not path.is_file():
-        return False
-    try:
-        return "graph" in next(text_lines(path), "").strip().split(",")
-    except (OSError, ValueError):
-        return False
-
-
-def evaluate_file(
-    file: str,
-    *,
-    data: str | None = None,
-    shape: Shape | None = None,
-    out: str | None = None,
-    max_nodes: int = MAX_NODES,
-    max_bytes: int = MAX_BYTES,
-) -> dict[str, float]:
-    """V.U.N., MMDs and ratio of a file of graphs against a set; without a set what can be said without one.
-
-    Args:
-        file: graph6 lines, a csv with a column ``graph``, or an npz file, whose test graphs are taken.
-        data: a named set or an npz file of splits.
-        shape: what makes a graph valid; None means that of the set's name.
-        out: JSON file for the numbers.
-        max_nodes: largest number of nodes of a graph.
-        max_bytes: largest size that a gzipped file, or an npz file, may unpack to.
-
-    Raises:
-        ValueError, FileNotFoundError: if a file cannot be read or the set is unknown.
-    """
-    path = None if out is None else output_path(out)
-    found = read_graphs(file, max_nodes=max_nodes, max_bytes=max_bytes)
-    splits = None if data is None else load_splits(data, max_nodes=max_nodes, max_bytes=max_bytes)
-    shape = shape or shape_of(splits.name if splits else "")
-    report_broken(file, found.broken, len(found.graphs), "graph6")
-    reference = None if splits is None else GraphReference(splits, shape)
-    result = evaluate(found.samples, reference, shape)
-    print_table(f"{file}: {len(found.samples)} graphs", {k: {"value": v} for k, v in result.items()})
-    if path is not None:
-        write_json(path, {"file": file, "data": data, "shape": shape} | result)
-    return result
-
-
 def graph_policy(stats: GraphStatistics, recipe: PretrainGraphsRecipe) -> GraphPolicy:
     """An untrained policy of plain graphs of the kind ``stats`` describes; the global random state is left as it was."""
     path = choices.make_schedule(recipe.schedule)
@@ -199,7 +118,7 @@ def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, resume: bool = False) -
     reference = GraphReference(splits, shape)
 
     def measure(averaged: GraphPolicy) -> Mapping[str, float]:
-        return evaluate(sample_molecules(averaged, recipe.evaluation_samples, batch_size=40), reference)
+        return evaluate(sample(averaged, recipe.evaluation_samples, batch_size=40), reference)
 
     trainer = Pretrainer(
         policy,

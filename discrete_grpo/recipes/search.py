@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
-from discrete_grpo.recipes.accounts import open_ledger
-from discrete_grpo.recipes.families import SamplerOptions, family_of, load_trained, prepare_columns, shown
-from discrete_grpo.runs.checkpoint import find_checkpoint, load_metadata
+from discrete_grpo.recipes.conditions import prepare_columns
+from discrete_grpo.recipes.families import SamplerOptions
+from discrete_grpo.recipes.loading import load
+from discrete_grpo.recipes.sample import as_text, device_of
+from discrete_grpo.rewards.ledger import open_ledger
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.recorder import check_unused, write_json, write_table
 from discrete_grpo.training.local_search import SearchResult, local_search
@@ -20,23 +22,23 @@ __all__ = ["SearchRecipe", "run_search"]
 
 
 @dataclass(frozen=True)
-class SearchRecipe:
+class SearchRecipe(SamplerOptions):
     """Local search around the best samples of a policy that can start from finished ones; the policy is not changed.
 
     Attributes:
-        policy: a bundled policy's name, a checkpoint folder or a run folder.
+        policy: a bundled policy's name, a checkpoint folder, a run folder, or a class of your own as module:Class or
+            module:Class@FOLDER.
         reward: one reward or several, by import path (a bare name is looked up in ``discrete_grpo.rewards``).
         output_dir: run folder to make; ``best.csv.gz`` and ``search.json`` are written there.
         rounds: rounds after the first draw.
-        population: how many of the best are started from in a round.
-        children: samples made from each.
-        time: how far back a sample is re-noised, 0 (data) < t < 1 (noise).
-        keep: how many of the best unique samples are written; None means as many as ``population``.
+        population: number of the best samples that each round starts from.
+        children: number of samples made from each.
+        time: time to which a sample is re-noised, 0 (data) < t < 1 (noise).
+        keep: number of best unique samples that are written; None means as many as ``population``.
         columns: conditions of every sample.
-        num_steps: steps of the sampler; None keeps the policy's.
-        seed: of all draws.
-        max_oracle_calls: how many different valid samples may be scored; None: no end.
-        reward_cache: SQLite file of scores that several runs may share; None: one in ``output_dir``.
+        seed: random seed of all draws.
+        max_oracle_calls: number of different valid samples that may be scored; None sets no limit.
+        reward_cache: SQLite file of scores that several runs may share; None takes one in ``output_dir``.
     """
 
     policy: str = "qm9-small"
@@ -48,24 +50,23 @@ class SearchRecipe:
     time: float = 0.3
     keep: int | None = None
     columns: dict[str, Any] | None = None
-    num_steps: int | None = None
     seed: int = 42
     max_oracle_calls: int | None = None
     reward_cache: str | None = None
 
 
 def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
-    """Search, print a line a round and write the best samples; a resumed search starts anew and draws the same.
+    """Search, print one line per round and write the best samples; a resumed search starts anew and draws the same.
 
     Raises:
         ValueError: if ``output_dir`` holds results of another run and ``resume`` is false.
     """
-    folder, source = Path(recipe.output_dir), find_checkpoint(recipe.policy)
+    folder = Path(recipe.output_dir)
     if not resume:
         check_unused(folder)
-    policy = load_trained(source, SamplerOptions(num_steps=recipe.num_steps))
-    family = family_of(load_metadata(source))
-    conditions = prepare_columns(policy, source, None if recipe.columns is None else [recipe.columns], None)
+    loaded = load(recipe.policy, recipe, seed=recipe.seed)
+    policy, family = loaded.policy, loaded.family
+    conditions = prepare_columns(loaded, None if recipe.columns is None else [recipe.columns])
     with open_ledger(folder, family.key, max_oracle_calls=recipe.max_oracle_calls, reward_cache=recipe.reward_cache) as ledger:
         found = local_search(
             policy,
@@ -76,12 +77,12 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
             time=recipe.time,
             keep=recipe.keep,
             columns=conditions[0] if conditions else None,
-            generator=torch.Generator(policy.device).manual_seed(recipe.seed),
+            generator=torch.Generator(device_of(policy)).manual_seed(recipe.seed),
             ledger=ledger,
         )
         calls = ledger.calls
     table: dict[str, Sequence[Any]] = {
-        family.column: shown(found.samples),
+        family.column: as_text(found.samples),
         "reward": list(found.rewards),
         **family.table(found.samples),
     }

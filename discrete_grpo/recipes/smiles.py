@@ -21,7 +21,8 @@ from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
-from discrete_grpo.recipes.molecules import report_broken, sample_molecules
+from discrete_grpo.recipes.molecules import report_broken
+from discrete_grpo.recipes.sample import sample
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Pretrainer
 
@@ -164,7 +165,7 @@ def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -
     }
 
     def measure(averaged: TokenPolicy) -> Mapping[str, float]:
-        return sample_metrics(sample_molecules(averaged, recipe.evaluation_samples))
+        return sample_metrics(sample(averaged, recipe.evaluation_samples))
 
     trainer = Pretrainer(
         policy,

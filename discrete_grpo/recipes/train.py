@@ -1,23 +1,22 @@
-"""Recipes: the one place that joins networks, data, policies and rewards into runs.
-
-Each command of the command line is one frozen dataclass of settings and one function here; both are the Python API too.
-"""
+"""GRPO fine-tuning of a policy of any family: the settings of a run, the run itself, and both as one function."""
 
 from __future__ import annotations
 
+import copy
 import datetime
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from discrete_grpo.core.advantages import sum_rewards
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, reward_names, score_samples
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
@@ -26,63 +25,26 @@ from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, KernelName, NoiseName, ScheduleName, make_schedule
 from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
-from discrete_grpo.recipes.accounts import ReportTo, check_budget, open_ledger, open_trackers, reserved
-from discrete_grpo.recipes.families import (
-    MOLECULES,
-    Family,
-    SamplerOptions,
-    family_of,
-    load_trained,
-    plain_columns,
-    prepare_columns,
-    read_columns,
-    sample_file,
-    sample_policy,
-    shown,
-)
-from discrete_grpo.recipes.molecules import (
-    NetworkSizes,
-    bundled_policies,
-    evaluate_file,
-    find_checkpoint,
-    load_molecule_policy,
-    molecule_policy,
-    report_broken,
-    sample_molecules,
-    scaffold_sites,
-)
-from discrete_grpo.recipes.text import check_rewards
-from discrete_grpo.rewards.ledger import Ledger
-from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, load_metadata, load_policy, save
+from discrete_grpo.recipes.conditions import prepare_columns, read_columns
+from discrete_grpo.recipes.families import Columns, Family, SamplerOptions
+from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
+from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy, report_broken
+from discrete_grpo.recipes.sample import as_text, plain_columns, sample, sample_policy
+from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
+from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.recorder import EVALUATION, check_unused, read_evaluation, write_json, write_table, write_text
-from discrete_grpo.runs.report.report import write_report
+from discrete_grpo.runs.trackers import ReportTo, open_trackers
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
 from discrete_grpo.training.lora import LoraOptions, add_lora
 from discrete_grpo.training.pretrain import Pretrainer
 from discrete_grpo.training.trainer import GRPOTrainer
 
-__all__ = [
-    "NetworkSizes",
-    "PretrainRecipe",
-    "SamplerOptions",
-    "TrainRecipe",
-    "bundled_policies",
-    "evaluate_file",
-    "find_checkpoint",
-    "load_molecule_policy",
-    "load_trained",
-    "molecule_policy",
-    "run_pretrain",
-    "run_train",
-    "sample_file",
-    "sample_molecules",
-    "sample_policy",
-    "scaffold_sites",
-]
+__all__ = ["PretrainRecipe", "TrainRecipe", "check_budget", "run_pretrain", "run_train", "train"]
+
+Results = dict[str, dict[str, float]]
 
 # -- pretraining
 
@@ -193,7 +155,7 @@ def run_pretrain(recipe: PretrainRecipe, *, resume: bool = False) -> Path:
     }
 
     def measure(averaged: GraphPolicy) -> Mapping[str, float]:
-        return sample_metrics(sample_molecules(averaged, recipe.evaluation_samples))
+        return sample_metrics(sample(averaged, recipe.evaluation_samples))
 
     trainer = Pretrainer(
         policy,
@@ -211,37 +173,30 @@ def run_pretrain(recipe: PretrainRecipe, *, resume: bool = False) -> Path:
 
 
 @dataclass(frozen=True)
-class TrainRecipe:
+class TrainRecipe(SamplerOptions):
     """GRPO fine-tuning of a policy of any family.
 
     Attributes:
-        policy: a bundled policy's name, a checkpoint folder or a run folder.
+        policy: a bundled policy's name, a checkpoint folder, a run folder, or a class of your own as module:Class (new) or
+            module:Class@FOLDER (from a checkpoint).
         reward: one reward or several, by import path (a bare name is looked up in ``discrete_grpo.rewards``).
         output_dir: run folder to make.
         grpo: settings of the training loop.
-        columns: conditions, a mapping a group, gone through in turn; or a file of JSON lines. Rewards see each as a
-            keyword argument. None means no conditions.
-        evaluation_columns: conditions of the samples drawn before and after; None means those of training.
+        columns: conditions, one mapping per group, visited in turn; or a file of JSON lines. Rewards see each as a keyword
+            argument. None means no conditions.
+        evaluation_columns: conditions of the samples drawn before and after training; None means those of training.
         scaffold: SMILES every sample should contain: fixed atoms and bonds of a graph policy, the prompt of a SMILES
             policy; None leaves all free.
-        num_steps: steps of a graph policy's sampler; None keeps the policy's.
-        temperature: of the network's logits; None keeps the policy's.
-        top_k, top_p: truncation of a token or text policy; None keeps the policy's.
-        guidance: classifier-free guidance of a conditional graph policy; None keeps the policy's.
-        kernel: the reverse step of a graph policy: d3pm, flow or flow_euler; None keeps the policy's.
-        eta, omega: stochasticity and target guidance of kernel flow_euler; None keeps the policy's.
-        sample_distortion: of a graph policy's grid; None keeps the policy's.
-        shared_steps: first steps of a graph policy's sampler that a group takes together, and is not trained on.
         likelihood: of a graph policy: transition (exact, of the steps as drawn), or the surrogates eager and elbo.
-        elbo_draws: states that likelihood elbo is estimated at.
-        node_count: of a graph policy: prior (the histogram, drawn once a group), or learned or running, where the choice is a
+        elbo_draws: number of states that likelihood elbo is estimated at.
+        node_count: of a graph policy: prior (the histogram, drawn once per group), or learned or running, where the choice is a
             step of the policy.
         lora: low-rank adapters: the network is frozen and they are trained; the exported policy has them merged.
-        evaluation_samples: samples drawn before and after to compare; 0 draws none.
-        max_oracle_calls: how many different valid samples may be scored in all, evaluations included; the run ends when no
-            more is left than the last evaluation needs. None: no end.
-        reward_cache: SQLite file of scores that several runs may share; None: one in the run folder. What it knows is not
-            computed again, and counts as a call all the same.
+        evaluation_samples: number of samples drawn before and after training to compare; 0 draws none.
+        max_oracle_calls: number of different valid samples that may be scored in all, evaluations included; the run ends when
+            no more is left than the last evaluation needs. None sets no limit.
+        reward_cache: SQLite file of scores that several runs may share; None takes one in the run folder. A score from the
+            cache is not computed again, and counts as a call all the same.
         report_to: copies of the metrics: ``tensorboard``, ``wandb``; each is an extra to install.
     """
 
@@ -252,16 +207,6 @@ class TrainRecipe:
     columns: str | list[dict[str, Any]] | None = None
     evaluation_columns: str | list[dict[str, Any]] | None = None
     scaffold: str | None = None
-    num_steps: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    guidance: float | None = None
-    kernel: KernelName | None = None
-    eta: float | None = None
-    omega: float | None = None
-    sample_distortion: Distortion | None = None
-    shared_steps: int | None = None
     likelihood: Likelihood = "transition"
     elbo_draws: int = 10
     node_count: NodeCount = "prior"
@@ -272,8 +217,7 @@ class TrainRecipe:
     report_to: tuple[ReportTo, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.evaluation_samples < 0:
-            raise ValueError(f"evaluation_samples: {self.evaluation_samples}, expected at least 0")
+        check_range("evaluation_samples", self.evaluation_samples, least=0)
         check_budget(self.max_oracle_calls, self.evaluation_samples)
         if self.shared_steps and self.grpo.replay_samples > 0:
             raise ValueError(f"shared_steps: {self.shared_steps}, expected 0 with replay_samples: replayed rows share no steps")
@@ -283,13 +227,60 @@ class TrainRecipe:
         """The rewards as a list."""
         return list(self.reward) if isinstance(self.reward, list | tuple) else [self.reward]
 
-    @property
-    def sampler(self) -> SamplerOptions:
-        """How the policy draws, where it differs from its checkpoint."""
-        return SamplerOptions(**{f.name: getattr(self, f.name) for f in fields(SamplerOptions)})
+
+def check_budget(max_oracle_calls: int | None, evaluation_samples: int) -> None:
+    """Raise ``ValueError`` for a budget that both evaluations alone could use up."""
+    if max_oracle_calls is not None:
+        check_range("max_oracle_calls", max_oracle_calls, least=1, note=" or none")
+        note = f": evaluation_samples ({evaluation_samples}) are scored before and after"
+        check_range("max_oracle_calls", max_oracle_calls, above=2 * evaluation_samples, note=note)
 
 
-def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[str, float]]:
+def train(
+    policy: str | Path | nn.Module,
+    reward: Reward | Sequence[Reward],
+    *,
+    output_dir: str | Path,
+    grpo: GRPOConfig | None = None,
+    columns: str | Sequence[Columns] | None = None,
+    evaluation_samples: int = 500,
+    resume: bool = False,
+    **settings: Any,
+) -> Results:
+    """Fine-tune a policy against a reward; the trained policy, metrics, samples and a report are written to a run folder.
+
+    Args:
+        policy: the name of a policy, as for :func:`~discrete_grpo.recipes.loading.load_policy`, or a policy that you made: an
+            ``nn.Module`` with the methods of :class:`~discrete_grpo.core.rollout.Policy` and ``init_args()``. It is left as it
+            was; the trained one is loaded from the run folder.
+        reward: a function ``reward(samples, **columns)`` that gives one number per sample, or several of them.
+        output_dir: run folder to make.
+        grpo: settings of the training loop; None takes the defaults.
+        columns: conditions, one mapping per group, visited in turn; or a file of JSON lines.
+        evaluation_samples: number of samples drawn before and after training to compare; 0 draws none.
+        resume: continue the run in ``output_dir``.
+        **settings: further fields of :class:`TrainRecipe`, such as ``num_steps`` or ``max_oracle_calls``.
+
+    Returns:
+        The numbers of the evaluations ``before`` and ``after`` training.
+
+    Raises:
+        ValueError: for a setting out of its range, or if ``output_dir`` holds another run and ``resume`` is false.
+    """
+    given = None if columns is None or isinstance(columns, str) else [dict(condition) for condition in columns]
+    recipe = TrainRecipe(
+        policy=str(policy) if isinstance(policy, str | Path) else type(policy).__name__,
+        reward=reward if callable(reward) else list(reward),
+        output_dir=str(output_dir),
+        grpo=grpo or GRPOConfig(),
+        columns=columns if isinstance(columns, str) else given,
+        evaluation_samples=evaluation_samples,
+        **settings,
+    )
+    return run_train(recipe, resume=resume, policy=None if isinstance(policy, str | Path) else policy)
+
+
+def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | None = None) -> Results:
     """Measure, train, measure again, export the policy and write the report; returns both measurements.
 
     Under ``torchrun`` every process calls this; the first one measures and writes.
@@ -297,32 +288,24 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[st
     Args:
         recipe: the settings.
         resume: continue the run in ``output_dir``, from its start where it was stopped before its first checkpoint.
+        policy: a policy to train in place of the one that the recipe names.
 
     Raises:
         ValueError: if ``output_dir`` holds results of another run and ``resume`` is false.
     """
-    processes = ProcessGroup(accelerator())
-    folder, source = Path(recipe.output_dir), _source(recipe, resume)
+    processes, folder = ProcessGroup(accelerator()), Path(recipe.output_dir)
     processes.run_all(lambda: check_unused(folder) if processes.first and not resume else None)
-    loaded, metadata = load_trained(source, recipe.sampler), load_metadata(source)
-    policy = with_options(loaded, recipe.likelihood, recipe.node_count, recipe.elbo_draws)
-    if recipe.lora.r:
-        add_lora(policy, recipe.lora.r, recipe.lora.lora_alpha, recipe.lora.target_modules, seed=recipe.grpo.seed)
-    family = family_of(metadata)
-    if isinstance(policy, MaskedTextPolicy):
-        check_rewards(policy, recipe.rewards)
-    read = processes.run_all(
-        lambda: [_kept_columns(recipe, name, resume) for name in ("columns", "evaluation_columns")] if processes.first else []
-    )[0]
-    columns = prepare_columns(policy, source, read[0], recipe.scaffold)
-    held_out = columns if read[1] is None else prepare_columns(policy, source, read[1], recipe.scaffold)
-    metadata |= {"policy": str(recipe.policy), "rewards": reward_names(recipe.rewards)}
-    tracker = open_trackers(folder, recipe.report_to, {"grpo": asdict(recipe.grpo)}, molecules=family is MOLECULES)
-    with open_ledger(
-        folder, family.key, max_oracle_calls=recipe.max_oracle_calls, reward_cache=recipe.reward_cache, rank=processes.rank
-    ) as ledger:
+    loaded = _load(recipe, policy, resume)
+    family, metadata = loaded.family, {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
+    family.check_rewards(loaded.policy, recipe.rewards)
+    start = copy.deepcopy(loaded.policy) if processes.first and recipe.evaluation_samples else None
+    loaded = replace(loaded, policy=_trained(loaded.policy, recipe))
+    columns, held_out = _conditions(recipe, loaded, processes, resume)
+    budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
+    tracker = open_trackers(folder, recipe.report_to, {"grpo": asdict(recipe.grpo)}, picture=family.picture)
+    with open_ledger(folder, family.key, rank=processes.rank, **budget) as ledger:
         trainer = GRPOTrainer(
-            policy,
+            loaded.policy,
             recipe.rewards,
             recipe.grpo,
             columns=columns,
@@ -335,28 +318,55 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False) -> dict[str, dict[st
         )
         measure = partial(_measure, recipe, family, folder, held_out, ledger)
         # "before" is kept by a run that is resumed: it comes before any checkpoint
-        _in_first(processes, ledger, lambda: measure(load_trained(source, recipe.sampler), "before"))
+        _in_first(processes, ledger, lambda: measure(start, "before"))
         with reserved(ledger, recipe.evaluation_samples):
             trainer.train()
         return _in_first(processes, ledger, lambda: _finish(recipe, family, trainer, metadata, measure))
 
 
-def _in_first(
-    processes: ProcessGroup, ledger: Ledger, work: Callable[[], dict[str, dict[str, float]]]
-) -> dict[str, dict[str, float]]:
-    """Let the first process do something; all know the result and take its turns for theirs, and all fail if it does."""
+def _load(recipe: TrainRecipe, policy: nn.Module | None, resume: bool) -> LoadedPolicy:
+    """The policy of a run: its own newest one when resuming, which needs nothing but the run folder, else the recipe's."""
+    if policy is not None:  # the trainer restores its weights when resuming
+        return policy_object(copy.deepcopy(policy), recipe)
+    own = class_name(recipe.policy)
+    for path in reversed(Checkpoints(recipe.output_dir).all() if resume else []):
+        try:
+            return load(f"{own}@{path}" if own else path, recipe)
+        except CheckpointError:
+            continue
+    return load(recipe.policy, recipe, seed=recipe.grpo.seed)
+
+
+def _trained(policy: Any, recipe: TrainRecipe) -> Any:
+    """The policy with the likelihood, the node count and the adapters that the recipe asks for."""
+    changed = with_options(policy, recipe.likelihood, recipe.node_count, recipe.elbo_draws)
+    if recipe.lora.r:
+        add_lora(changed, recipe.lora.r, recipe.lora.lora_alpha, recipe.lora.target_modules, seed=recipe.grpo.seed)
+    return changed
+
+
+def _conditions(
+    recipe: TrainRecipe, loaded: LoadedPolicy, processes: ProcessGroup, resume: bool
+) -> tuple[list[Columns] | None, list[Columns] | None]:
+    """The conditions of training and of the evaluations, as the policy reads them."""
+    names = ("columns", "evaluation_columns")
+    read = processes.run_all(lambda: [_kept_columns(recipe, name, resume) for name in names] if processes.first else [])[0]
+    columns = prepare_columns(loaded, read[0], recipe.scaffold)
+    return columns, columns if read[1] is None else prepare_columns(loaded, read[1], recipe.scaffold)
+
+
+def _in_first(processes: ProcessGroup, ledger: Ledger, work: Callable[[], Results]) -> Results:
+    """Run ``work`` in the first process; all processes get its result and its turns of the ledger, and all fail if it does."""
     result, ledger.turn = processes.run_all(lambda: (work() if processes.first else {}, ledger.turn))[0]
     return result
 
 
 def _finish(
-    recipe: TrainRecipe,
-    family: Family,
-    trainer: GRPOTrainer,
-    metadata: Mapping[str, Any],
-    measure: Callable[[Any, str], dict[str, dict[str, float]]],
-) -> dict[str, dict[str, float]]:
+    recipe: TrainRecipe, family: Family, trainer: GRPOTrainer, metadata: Columns, measure: Callable[[Any, str], Results]
+) -> Results:
     """Export the policy, measure it and write the report."""
+    from discrete_grpo.runs.report.report import write_report
+
     folder, best = Path(recipe.output_dir), without_likelihood(trainer.best_policy)
     save(folder / "policy", best, metadata={**metadata, "grpo_steps": trainer.step})
     result = measure(best, "after")
@@ -366,7 +376,7 @@ def _finish(
     return result
 
 
-def _kept_columns(recipe: TrainRecipe, name: str, resume: bool) -> list[Mapping[str, Any]] | None:
+def _kept_columns(recipe: TrainRecipe, name: str, resume: bool) -> list[Columns] | None:
     """The conditions of a run; those of a file are copied into the run folder, and a resumed run reads them there."""
     given = getattr(recipe, name)
     kept = Path(recipe.output_dir) / f"{name}.jsonl"
@@ -380,50 +390,45 @@ def _kept_columns(recipe: TrainRecipe, name: str, resume: bool) -> list[Mapping[
     return found
 
 
-def _source(recipe: TrainRecipe, resume: bool) -> Path:
-    """Where to build the policy from: its checkpoint, or the run's own when resuming, which needs nothing but the run folder."""
-    for path in reversed(Checkpoints(recipe.output_dir).all() if resume else []):
-        try:
-            load_policy(path)
-        except CheckpointError:
-            continue
-        return path
-    return find_checkpoint(recipe.policy)
-
-
 def _measure(
     recipe: TrainRecipe,
     family: Family,
     folder: Path,
-    columns: Sequence[Mapping[str, Any]] | None,
+    columns: Sequence[Columns] | None,
     ledger: Ledger,
     policy: Any,
     when: str,
-) -> dict[str, dict[str, float]]:
+) -> Results:
     """Evaluate ``policy`` on fresh samples into ``evaluation.json``; what an earlier part of the run measured is kept."""
-    path, stored = folder / EVALUATION, read_evaluation(folder)
+    stored = read_evaluation(folder)
     result = {part: {k: math.nan if v is None else v for k, v in row.items()} for part, row in stored.items()}
     if when == "before" and "before" in result and ledger.turn == 0:
         ledger.skip()  # it was measured, and the run stopped before its first checkpoint
     if recipe.evaluation_samples == 0 or (when == "before" and "before" in result):
         return result
     samples, found = sample_policy(policy, recipe.evaluation_samples, seed=recipe.grpo.seed + 1, columns=columns)
-    names = reward_names(recipe.rewards)
+    rewards, row = _scored(recipe, samples, found, ledger)
+    table = {"sample": as_text(samples), **rewards, **family.table(samples)}
+    write_table(folder / f"evaluation_{when}.csv.gz", {**plain_columns(found), **table})
+    result[when] = row | dict(family.evaluate(samples)) | {"oracle_calls": float(ledger.calls)}
+    write_json(folder / EVALUATION, result)
+    return result
+
+
+def _scored(
+    recipe: TrainRecipe, samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], ledger: Ledger
+) -> tuple[dict[str, Sequence[Any]], dict[str, float]]:
+    """The rewards of samples, as columns of a table and as means; where the budget ends, the others are unknown."""
     try:
-        scores = score_samples(recipe.rewards, samples, found, ledger)
+        scores = score_samples(recipe.rewards, samples, columns, ledger)
     except BudgetExhausted as spent:
         scores = spent.scores
-    weights = recipe.grpo.reward_weights or (1.0,) * len(names)
-    total = sum_rewards(scores, torch.tensor(weights, dtype=torch.float64))
-    table: dict[str, Sequence[Any]] = {"sample": shown(samples), "reward": total.tolist()}
-    row = {"reward": _mean_known(total)}
+    names = reward_names(recipe.rewards)
+    total = sum_rewards(scores, torch.tensor(recipe.grpo.reward_weights or (1.0,) * len(names), dtype=torch.float64))
+    found = {"reward": total}
     if len(names) > 1:
-        table |= {f"reward_{n}": scores[:, k].tolist() for k, n in enumerate(names)}
-        row |= {f"reward_{n}": _mean_known(scores[:, k]) for k, n in enumerate(names)}
-    write_table(folder / f"evaluation_{when}.csv.gz", {**plain_columns(found), **table, **family.table(samples)})
-    result[when] = row | dict(family.evaluate(samples)) | {"oracle_calls": float(ledger.calls)}
-    write_json(path, result)
-    return result
+        found |= {f"reward_{name}": scores[:, k] for k, name in enumerate(names)}
+    return {name: values.tolist() for name, values in found.items()}, {name: _mean_known(x) for name, x in found.items()}
 
 
 def _mean_known(values: Tensor) -> float:

@@ -15,9 +15,11 @@ import os
 import sqlite3
 import struct
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -32,7 +34,7 @@ from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.identity import Unidentified, identify
 from discrete_grpo.runs.database import Database, chunked
 
-__all__ = ["History", "Ledger", "auc_top_k", "molecule_key", "text_key"]
+__all__ = ["History", "Ledger", "auc_top_k", "molecule_key", "open_ledger", "reserved", "text_key"]
 
 T = TypeVar("T")
 TABLES = {
@@ -395,3 +397,37 @@ def auc_top_k(history: Iterable[float], k: int = 10, budget: int = 10_000, freq_
     final = sum(best) / len(best) if best else 0.0
     area += (count - last) * (final + before) / 2
     return (area + (budget - count) * final) / budget
+
+
+# -- the ledger of a run
+
+
+@contextmanager
+def open_ledger(
+    folder: Path,
+    key: Callable[[Any], str | None],
+    *,
+    max_oracle_calls: int | None = None,
+    reward_cache: str | None = None,
+    rank: int = 0,
+) -> Iterator[Ledger]:
+    """Open ``ledger.sqlite`` of a run folder, with scores in ``scores.sqlite`` beside it or in a file that several runs share."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cache = ScoreCache(reward_cache or folder / "scores.sqlite")
+    ledger = Ledger(folder / "ledger.sqlite", key=key, max_oracle_calls=max_oracle_calls, cache=cache, rank=rank)
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+@contextmanager
+def reserved(ledger: Ledger, calls: int) -> Iterator[None]:
+    """Keep ``calls`` of the budget back for what comes after the block."""
+    whole = ledger.max_oracle_calls
+    if whole is not None:
+        ledger.max_oracle_calls = whole - calls
+    try:
+        yield
+    finally:
+        ledger.max_oracle_calls = whole

@@ -14,14 +14,25 @@ import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 from discrete_grpo.core.atomic import atomic_write
 
-__all__ = ["Picture", "TensorBoard", "Tracker", "Trackers", "WeightsAndBiases", "best_distinct", "molecule_grid"]
+__all__ = [
+    "Picture",
+    "ReportTo",
+    "TensorBoard",
+    "Tracker",
+    "Trackers",
+    "WeightsAndBiases",
+    "best_distinct",
+    "molecule_grid",
+    "open_trackers",
+]
 
 Picture: TypeAlias = Callable[[Sequence[str], Sequence[str]], bytes | None]
 """Samples and their captions as one PNG image, or None where there is nothing to draw."""
+ReportTo = Literal["tensorboard", "wandb"]
 
 
 @runtime_checkable
@@ -283,3 +294,33 @@ class Trackers:
                 del self._on[name]
                 said = " ".join(f"{type(error).__name__}: {error}".split())
                 warnings.warn(f"tracker {name}: switched off, the run goes on; {said}", RuntimeWarning, stacklevel=3)
+
+
+# -- the trackers of a run
+
+
+def open_trackers(
+    folder: Path, report_to: Sequence[ReportTo], settings: Mapping[str, Any], *, picture: Picture | None = None
+) -> Tracker | None:
+    """Open the trackers of a run by name; None for none. The mode of W&B is that of its own variable WANDB_MODE.
+
+    Args:
+        folder: the run folder.
+        report_to: names of trackers.
+        settings: kept with the run by W&B.
+        picture: draws samples; None: they are written as text.
+
+    Raises:
+        ValueError: for an unknown name.
+        ImportError: if a package is missing.
+    """
+    found: dict[str, Tracker] = {}
+    for name in report_to:
+        if name == "tensorboard":
+            found[name] = TensorBoard(folder / "tensorboard", picture=picture)
+        elif name == "wandb":
+            mode: Literal["online", "offline"] = "offline" if os.environ.get("WANDB_MODE") == "offline" else "online"
+            found[name] = WeightsAndBiases(folder, config=settings, picture=picture, mode=mode)
+        else:
+            raise ValueError(f"report_to: {name!r}, expected one of {', '.join(get_args(ReportTo))}")
+    return Trackers(found) if found else None

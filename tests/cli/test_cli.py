@@ -25,8 +25,9 @@ from discrete_grpo.cli import main
 from discrete_grpo.cli.commands import COMMANDS
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
+from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
 from discrete_grpo.recipes.search import SearchRecipe, run_search
-from discrete_grpo.recipes.train import NetworkSizes, TrainRecipe, molecule_policy, run_train
+from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.runs.checkpoint import save
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 
@@ -280,7 +281,7 @@ def test_a_failure_of_any_kind_is_one_line(refuse: Refuse, monkeypatch: pytest.M
     def fails(*arguments: Any, **options: Any) -> None:
         raise LookupError("two\nlines")
 
-    monkeypatch.setattr("discrete_grpo.recipes.train.evaluate_file", fails)
+    monkeypatch.setattr("discrete_grpo.recipes.evaluate.evaluate_file", fails)
     assert refuse("evaluate", "good.smi") == "LookupError: two lines"
 
 

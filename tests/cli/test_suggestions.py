@@ -15,9 +15,11 @@ import pytest
 from discrete_grpo.cli import main
 from discrete_grpo.cli.reward_spec import complete_reward, make_reward
 from discrete_grpo.cli.suggestions import OTHER_NAMES, STAND_INS, right_field
-from discrete_grpo.recipes.families import family_of, load_trained
+from discrete_grpo.recipes.families import family_of
+from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.rewards.molecules import Target, qed
-from discrete_grpo.runs.checkpoint import BUNDLED, CheckpointError, load_metadata, load_policy
+from discrete_grpo.runs import checkpoint
+from discrete_grpo.runs.checkpoint import BUNDLED, CheckpointError, load_metadata
 from discrete_grpo.training.config import GRPOConfig
 
 
@@ -205,7 +207,7 @@ def changed(folder: Path, *keys: str, value: Any) -> Path:
 def test_a_wrong_type_in_a_checkpoint_is_refused_in_words(name: str, value: Any, said: str, tmp_path: Path) -> None:
     folder = changed(tmp_path / "c", "policy", "init_args", name, value=value)
     with pytest.raises(CheckpointError, match=rf"class_path: 'discrete_grpo\.policies\.graph\.GraphPolicy' {said}$"):
-        load_policy(folder)
+        checkpoint.load_policy(folder)
 
 
 @pytest.mark.parametrize(
@@ -214,9 +216,9 @@ def test_a_wrong_type_in_a_checkpoint_is_refused_in_words(name: str, value: Any,
 def test_a_wrong_type_in_the_metadata_is_refused_in_words(keys: tuple[str, ...], value: Any, tmp_path: Path) -> None:
     folder = changed(tmp_path / "c", "metadata", *keys, value=value)
     with pytest.raises(CheckpointError):
-        family_of(load_metadata(load_trained(folder) and folder))
+        family_of(load_metadata(load_policy(folder) and folder))
 
 
 @pytest.mark.parametrize("name", sorted(p.parent.name for p in BUNDLED.glob("*/config.json")))
 def test_every_bundled_policy_has_the_types_it_says(name: str) -> None:
-    load_policy(BUNDLED / name)
+    checkpoint.load_policy(BUNDLED / name)

@@ -20,8 +20,9 @@ from discrete_grpo.importers import import_checkpoint, import_defog, import_digr
 from discrete_grpo.importers.graph_data import DataName, known_data, read_statistics
 from discrete_grpo.importers.lightning import plain, read_lightning
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.recipes.molecules import load_molecule_policy
-from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, load_policy
+from discrete_grpo.recipes.loading import load_policy
+from discrete_grpo.runs import checkpoint
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata
 from discrete_grpo.testing import check_policy
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.trainer import GRPOTrainer
@@ -230,7 +231,7 @@ def test_an_import_draws_scores_trains_and_is_kept(tmp_path: Path, source: Any) 
     path = lightning(tmp_path / "x.ckpt", made[0])
     folder = import_checkpoint(path, source, tmp_path / "out", dataset="qm9", num_steps=5)
     assert load_metadata(folder)["kind"] == "molecules"
-    policy = load_molecule_policy(folder)
+    policy = load_policy(folder)
     assert not policy.network.checkpoint_layers, "recomputation is opt-in"
     contexts = group_contexts(3, 4)
     rollout = policy.sample(contexts, generator=torch.Generator().manual_seed(0))
@@ -244,7 +245,7 @@ def test_an_import_draws_scores_trains_and_is_kept(tmp_path: Path, source: Any) 
     (line,) = GRPOTrainer(policy, lambda samples, **_: [float(len(s or "")) for s in samples], config).train()
     assert "reward" in line
     assert any(not torch.equal(t, before[k]) for k, t in policy.state_dict().items())
-    again = load_policy(folder)
+    again = checkpoint.load_policy(folder)
     assert all(torch.equal(t, before[k]) for k, t in again.state_dict().items())
 
 
@@ -252,7 +253,7 @@ def test_plain_graphs_are_plain_graphs(tmp_path: Path) -> None:
     made = defog("tree", PLANAR, PLANAR)
     folder = import_checkpoint(lightning(tmp_path / "x.ckpt", made[0]), "defog", tmp_path / "out", dataset="tree", num_steps=2)
     assert load_metadata(folder)["kind"] == "graphs"
-    policy = small_counts(load_policy(folder), (0.0, 0.0, 0.0, 0.5, 0.5))
+    policy = small_counts(checkpoint.load_policy(folder), (0.0, 0.0, 0.0, 0.5, 0.5))
     assert len(policy.sample(group_contexts(1, 2)).samples) == 2
 
 

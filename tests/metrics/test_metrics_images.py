@@ -119,7 +119,8 @@ def tiny(folder: Path, steps: int = 4):  # type: ignore[no-untyped-def]
 
 def test_the_recipe_makes_a_policy_and_a_classifier_and_resumes(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    from discrete_grpo.recipes.digits import image_columns, run_pretrain_digits, sample_images
+    from discrete_grpo.recipes.digits import image_columns, run_pretrain_digits
+    from discrete_grpo.recipes.sample import sample
     from discrete_grpo.rewards.images import ClassifierProbability
 
     folder = run_pretrain_digits(tiny(tmp_path / "run"))
@@ -128,8 +129,8 @@ def test_the_recipe_makes_a_policy_and_a_classifier_and_resumes(tmp_path: Path) 
     assert metadata["data"]["images"] == 1438
     assert "CC BY 4.0" in metadata["data"]["licence"]
     policy = load_policy(folder)
-    samples = sample_images(policy, 20, columns=image_columns())
-    assert samples == sample_images(policy, 20, columns=image_columns(), batch_size=256)
+    samples = sample(policy, 20, columns=image_columns())
+    assert samples == sample(policy, 20, columns=image_columns(), batch_size=256)
     assert all(s is None or (s.height, s.width) == (8, 8) for s in samples)
     assert len(ClassifierProbability(str(tmp_path / "run" / "classifier"))(samples, label=["0"] * 20)) == 20
     run_pretrain_digits(tiny(tmp_path / "half", steps=2))
@@ -138,12 +139,12 @@ def test_the_recipe_makes_a_policy_and_a_classifier_and_resumes(tmp_path: Path) 
 
 
 def test_sampling_is_checked() -> None:
-    from discrete_grpo.recipes.digits import sample_images
+    from discrete_grpo.recipes.sample import sample
 
     with pytest.raises(ValueError, match="n: 0, expected at least 1"):
-        sample_images(None, 0)
-    with pytest.raises(ValueError, match="columns: an empty list"):
-        sample_images(None, 1, columns=[])
+        sample(None, 0)
+    with pytest.raises(ValueError, match="columns: no conditions"):
+        sample(None, 1, columns=[])
 
 
 # -- what comes with the package
@@ -152,11 +153,12 @@ def test_sampling_is_checked() -> None:
 def test_the_bundled_policy_draws_digits_of_their_class() -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("skimage")
-    from discrete_grpo.recipes.digits import image_columns, sample_images
+    from discrete_grpo.recipes.digits import image_columns
+    from discrete_grpo.recipes.sample import sample
     from discrete_grpo.rewards.images import ClassifierProbability, SSIMToClassMean
 
     policy, columns = load_policy(BUNDLED / "digits"), image_columns()
-    samples = sample_images(policy, 100, seed=1, columns=columns)
+    samples = sample(policy, 100, seed=1, columns=columns)
     labels = [columns[k % 10]["label"] for k in range(100)]
     scores = score_samples([SSIMToClassMean(), ClassifierProbability()], samples, {"label": labels}).mean(0)
     assert sum(s is not None for s in samples) >= 98
@@ -200,7 +202,8 @@ def test_a_few_updates_raise_the_sum_of_three_rewards() -> None:
 
 def test_files_of_images_are_evaluated(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    from discrete_grpo.recipes.digits import evaluate_file, write_sheet
+    from discrete_grpo.recipes.evaluate import evaluate, evaluate_file
+    from discrete_grpo.recipes.image_family import write_sheet
 
     a, b = picture(seed=0), picture(seed=1)
     (tmp_path / "plain.txt").write_text(f"{a}\n\n{b}\n{a}\n")
@@ -214,9 +217,9 @@ def test_files_of_images_are_evaluated(tmp_path: Path) -> None:
         evaluate_file(str(tmp_path / "bad.txt"))
     (tmp_path / "other.csv").write_text("smiles\nCCO\n")
     with pytest.raises(ValueError, match="or no column 'image' or 'sample'"):
-        evaluate_file(str(tmp_path / "other.csv"))
+        evaluate(tmp_path / "other.csv", kind="images")
     with pytest.raises(FileNotFoundError, match=r"file: .*none.txt does not exist"):
-        evaluate_file(str(tmp_path / "none.txt"))
+        evaluate(tmp_path / "none.txt", kind="images")
     assert write_sheet(tmp_path / "sheet.png", [a, None, b]).read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="samples: no image among 1"):
         write_sheet(tmp_path / "sheet.png", [None])

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from discrete_grpo.core.scoring import Failure, RewardError
-from discrete_grpo.recipes.accounts import check_budget, open_ledger, open_trackers, reserved
 from discrete_grpo.recipes.search import SearchRecipe, run_search
-from discrete_grpo.recipes.train import TrainRecipe, run_train
-from discrete_grpo.rewards.ledger import Ledger, molecule_key, text_key
+from discrete_grpo.recipes.train import TrainRecipe, check_budget, run_train
+from discrete_grpo.rewards.ledger import Ledger, molecule_key, open_ledger, reserved, text_key
 from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.recorder import read_metrics, read_samples
+from discrete_grpo.runs.trackers import open_trackers
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.trainer import GRPOTrainer
 from tests.toys import share_of_class_two, tiny_policy
@@ -168,8 +168,8 @@ def test_a_tracker_hears_every_update_and_of_samples_with_each_checkpoint(tmp_pa
 
 def test_an_unknown_tracker_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="report_to: 'mlflow', expected one of tensorboard, wandb"):
-        open_trackers(tmp_path, ["mlflow"], {}, molecules=False)  # type: ignore[list-item]
-    assert open_trackers(tmp_path, [], {}, molecules=False) is None
+        open_trackers(tmp_path, ["mlflow"], {})  # type: ignore[list-item]
+    assert open_trackers(tmp_path, [], {}) is None
 
 
 class Fragile:

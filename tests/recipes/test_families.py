@@ -19,25 +19,20 @@ from discrete_grpo.datasets.molecules import statistics
 from discrete_grpo.domains.molecules import parse, to_smiles
 from discrete_grpo.domains.tokenizer import BOS, EOS
 from discrete_grpo.policies.decoded import DecodedPolicy
-from discrete_grpo.recipes.families import (
-    IMAGES,
-    MOLECULES,
-    TEXT,
-    SamplerOptions,
-    family_of,
-    load_trained,
-    prepare_columns,
-    read_columns,
-    run_family,
-    sample_file,
-    sample_policy,
-)
+from discrete_grpo.recipes.conditions import prepare_columns, read_columns
+from discrete_grpo.recipes.families import SamplerOptions, family_of, run_family
+from discrete_grpo.recipes.image_family import IMAGES
+from discrete_grpo.recipes.loading import load, load_policy
+from discrete_grpo.recipes.molecule_family import MOLECULES
 from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.sample import sample_file, sample_policy
 from discrete_grpo.recipes.smiles import PretrainSmilesRecipe, run_pretrain_smiles
+from discrete_grpo.recipes.text_family import TEXT
 from discrete_grpo.recipes.train import PretrainRecipe, TrainRecipe, run_pretrain, run_train
 from discrete_grpo.rewards.conditions import HitsProperty, keeps_scaffold
 from discrete_grpo.rewards.molecules import validity
-from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, load_policy, save
+from discrete_grpo.runs import checkpoint
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, save
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 
 TINY = PretrainConfig(max_steps=30, batch_size=64, learning_rate=3e-3, warmup_steps=5, save_steps=15, log_steps=10, ema_decay=0.9)
@@ -72,7 +67,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_pretraining_writes_a_policy_that_knows_its_data(smiles: Path) -> None:
-    metadata, policy = load_metadata(smiles), load_policy(smiles)
+    metadata, policy = load_metadata(smiles), checkpoint.load_policy(smiles)
     assert metadata["kind"] == "molecules"
     assert metadata["data"] == {"name": "enumerated", "molecules": 3_173, "licence": "unknown"} | metadata["data"]
     assert metadata["pretraining_steps"] == 30
@@ -94,12 +89,12 @@ def test_pretraining_resumes_to_the_same_bits(smiles: Path, tmp_path: Path) -> N
                 file.unlink()
             step.rmdir()
     again = run_pretrain_smiles(short, resume=True)
-    a, b = load_policy(smiles).state_dict(), load_policy(again).state_dict()
+    a, b = checkpoint.load_policy(smiles).state_dict(), checkpoint.load_policy(again).state_dict()
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_a_loaded_policy_draws_canonical_smiles(smiles: Path) -> None:
-    samples, columns = sample_policy(load_trained(smiles.parent), 40, batch_size=16)
+    samples, columns = sample_policy(load_policy(smiles.parent), 40, batch_size=16)
     assert len(samples) == 40
     assert columns == {}
     valid = [s for s in samples if s is not None]
@@ -107,12 +102,12 @@ def test_a_loaded_policy_draws_canonical_smiles(smiles: Path) -> None:
 
 
 def test_options_change_how_a_policy_draws_and_nothing_else(smiles: Path, graphs: Path) -> None:
-    plain = load_trained(smiles)
-    changed = load_trained(smiles, SamplerOptions(temperature=0.5, top_k=7, top_p=0.9))
+    plain = load_policy(smiles)
+    changed = load_policy(smiles, SamplerOptions(temperature=0.5, top_k=7, top_p=0.9))
     assert (changed.truncation.temperature, changed.truncation.top_k, changed.truncation.top_p) == (0.5, 7, 0.9)
     assert not changed.training
     assert all(torch.equal(v, changed.state_dict()[k]) for k, v in plain.state_dict().items())
-    assert load_trained(graphs, SamplerOptions(num_steps=7)).num_steps == 7
+    assert load_policy(graphs, SamplerOptions(num_steps=7)).num_steps == 7
     for folder, options, said in [
         (smiles, SamplerOptions(num_steps=5), "num_steps: 5, expected none: TokenPolicy has no such setting"),
         (graphs, SamplerOptions(top_p=0.5), "top_p: 0.5, expected none: GraphPolicy"),
@@ -120,15 +115,15 @@ def test_options_change_how_a_policy_draws_and_nothing_else(smiles: Path, graphs
         (smiles, SamplerOptions(top_k=0), "top_k: 0, expected a whole number of at least 1"),
     ]:
         with pytest.raises(ValueError, match=said):
-            load_trained(folder, options)
+            load_policy(folder, options)
 
 
 def test_options_reach_the_policy_inside_a_decoded_one() -> None:
-    policy = load_trained("digits", SamplerOptions(temperature=0.5))
+    policy = load_policy("digits", SamplerOptions(temperature=0.5))
     assert isinstance(policy, DecodedPolicy)
     assert policy.init_args()["policy"].truncation.temperature == 0.5
     with pytest.raises(ValueError, match="num_steps: 3"):
-        load_trained("digits", SamplerOptions(num_steps=3))
+        load_policy("digits", SamplerOptions(num_steps=3))
 
 
 def test_the_kind_decides_the_family(tmp_path: Path, smiles: Path) -> None:
@@ -138,7 +133,7 @@ def test_the_kind_decides_the_family(tmp_path: Path, smiles: Path) -> None:
         TEXT,
         IMAGES,
     ]
-    with pytest.raises(CheckpointError, match="kind: 'sounds' of the checkpoint, expected one of graphs, molecules, text, images"):
+    with pytest.raises(CheckpointError, match="kind: 'sounds' of the checkpoint, expected one of graphs, images, text, molecules,"):
         family_of({"kind": "sounds"})
     assert run_family(tmp_path) is MOLECULES
     assert run_family(smiles.parent) is MOLECULES
@@ -163,11 +158,11 @@ def test_conditions_come_from_lists_and_files(tmp_path: Path) -> None:
 
 
 def test_scaffolds_are_put_in_the_form_each_policy_reads(smiles: Path, graphs: Path) -> None:
-    token, graph = load_trained(smiles), load_trained(graphs)
-    assert prepare_columns(token, smiles, None, None) is None
-    assert prepare_columns(token, smiles, [{"MolLogP": 1.0}], "C1CC1") == [{"scaffold": "C1CC1", "MolLogP": 1.0}]
-    assert prepare_columns(token, smiles, [{"scaffold": "N1C=CC=C1"}], None) == [{"scaffold": "c1cc[nH]c1"}]
-    prepared = prepare_columns(graph, graphs, None, "C1CC1")
+    token, graph = load(smiles), load(graphs)
+    assert prepare_columns(token, None, None) is None
+    assert prepare_columns(token, [{"MolLogP": 1.0}], "C1CC1") == [{"scaffold": "C1CC1", "MolLogP": 1.0}]
+    assert prepare_columns(token, [{"scaffold": "N1C=CC=C1"}], None) == [{"scaffold": "c1cc[nH]c1"}]
+    prepared = prepare_columns(graph, None, "C1CC1")
     assert prepared is not None
     assert prepared[0]["scaffold"] == "C1CC1"
     assert prepared[0]["fixed"].nodes.keys() == {0, 1, 2}
@@ -177,14 +172,14 @@ def test_scaffolds_are_put_in_the_form_each_policy_reads(smiles: Path, graphs: P
         ("C" * 80, "has 80 tokens, expected at most"),
     ]:
         with pytest.raises(ValueError, match=said):
-            prepare_columns(token, smiles, None, scaffold)
-    bare = type(token)(**token.init_args() | {"prompt": None})
+            prepare_columns(token, None, scaffold)
+    bare = replace(token, policy=type(token.policy)(**token.policy.init_args() | {"prompt": None}))
     with pytest.raises(ValueError, match="expected none: the policy was not trained on scaffolds"):
-        prepare_columns(bare, smiles, None, "C1CC1")
+        prepare_columns(bare, None, "C1CC1")
 
 
 def test_conditions_of_a_graph_policy_are_tried_before_the_work(graphs: Path) -> None:
-    policy = load_trained(graphs)
+    policy = load(graphs)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"num_nodes": "five"}, "num_nodes: 'five', expected a whole number"),
         ({"num_nodes": 2.7}, "num_nodes: 2.7, expected a whole number"),
@@ -194,25 +189,25 @@ def test_conditions_of_a_graph_policy_are_tried_before_the_work(graphs: Path) ->
     ]
     for condition, said in wrong:
         with pytest.raises(ValueError, match=said):
-            prepare_columns(policy, graphs, [condition], None)
-    assert prepare_columns(policy, graphs, [{"num_nodes": 3}], None) == [{"num_nodes": 3}]
+            prepare_columns(policy, [condition], None)
+    assert prepare_columns(policy, [{"num_nodes": 3}], None) == [{"num_nodes": 3}]
 
 
 def test_a_misspelt_condition_is_named(smiles: Path, graphs: Path) -> None:
     for folder, name, meant in [(smiles, "scafold", "scaffold"), (smiles, "MolLogp", "MolLogP"), (graphs, "num_node", "num_nodes")]:
         with pytest.raises(ValueError, match=f"columns: a condition named '{name}'; did you mean '{meant}'"):
-            prepare_columns(load_trained(folder), folder, [{name: 1}], None)
+            prepare_columns(load(folder), [{name: 1}])
     with pytest.raises(ValueError, match="did you mean 'label'"):
-        prepare_columns(load_trained("digits"), Path(), [{"lable": 1}], None)
-    assert prepare_columns(load_trained(smiles), smiles, [{"target": 1}], None) == [{"target": 1}]  # a reward's own
+        prepare_columns(load("digits"), [{"lable": 1}])
+    assert prepare_columns(load(smiles), [{"target": 1}]) == [{"target": 1}]  # a reward's own
 
 
 def test_a_label_is_one_token_and_a_scaffold_is_for_molecules() -> None:
-    policy = load_trained("digits")
+    policy = load("digits")
     with pytest.raises(ValueError, match="label: '12' has 2 tokens, expected at most 1"):
-        prepare_columns(policy, Path(), [{"label": 12}], None)
+        prepare_columns(policy, [{"label": 12}], None)
     with pytest.raises(ValueError, match="scaffold: 'C1CC1', expected none: the policy was not trained on scaffolds"):
-        prepare_columns(policy, Path(), None, "C1CC1")
+        prepare_columns(policy, None, "C1CC1")
 
 
 def test_a_resumed_run_reads_its_conditions_in_its_folder(smiles: Path, tmp_path: Path) -> None:
@@ -233,14 +228,14 @@ def test_a_molecule_longer_than_max_length_is_found_before_training(tmp_path: Pa
 
 def test_conditions_are_gone_through_in_turn(smiles: Path) -> None:
     conditions: list[dict[str, Any]] = [{"scaffold": "C1CC1"}, {"MolLogP": 2.0}, {}]
-    samples, found = sample_policy(load_trained(smiles), 7, batch_size=4, columns=conditions)
+    samples, found = sample_policy(load_policy(smiles), 7, batch_size=4, columns=conditions)
     assert len(samples) == 7
     assert found == {
         "scaffold": ["C1CC1", None, None, "C1CC1", None, None, "C1CC1"],
         "MolLogP": [None, 2.0, None, None, 2.0, None, None],
     }
     with pytest.raises(ValueError, match="n: 0"):
-        sample_policy(load_trained(smiles), 0)
+        sample_policy(load_policy(smiles), 0)
 
 
 def test_files_of_samples(smiles: Path, tmp_path: Path) -> None:
@@ -284,7 +279,7 @@ def test_graph_pretraining_takes_properties(tmp_path: Path) -> None:
         evaluation_samples=4,
     )
     folder = run_pretrain(recipe)
-    policy = load_trained(folder, SamplerOptions(guidance=2.0))
+    policy = load_policy(folder, SamplerOptions(guidance=2.0))
     assert policy.guidance == 2.0
     assert [p.name for p in policy.properties] == ["MolWt", "TPSA"]
     samples, found = sample_policy(policy, 6, columns=[{"MolWt": 40.0}])
@@ -293,7 +288,7 @@ def test_graph_pretraining_takes_properties(tmp_path: Path) -> None:
 
 
 def test_special_tokens_are_never_drawn(smiles: Path) -> None:
-    rollout = load_trained(smiles).sample([*map(_context, range(64))], generator=torch.Generator().manual_seed(0))
+    rollout = load_policy(smiles).sample([*map(_context, range(64))], generator=torch.Generator().manual_seed(0))
     drawn = rollout.states["tokens"]
     assert not bool((drawn == BOS).any())
     ends = (drawn == EOS).sum(1)

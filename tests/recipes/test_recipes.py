@@ -20,24 +20,16 @@ from discrete_grpo.datasets.molecules import statistics
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.schedules import LinearSchedule
 from discrete_grpo.domains.molecules import Vocabulary
-from discrete_grpo.recipes.molecules import with_sampler
-from discrete_grpo.recipes.train import (
-    NetworkSizes,
-    PretrainRecipe,
-    TrainRecipe,
-    bundled_policies,
-    evaluate_file,
-    find_checkpoint,
-    load_molecule_policy,
-    molecule_policy,
-    run_pretrain,
-    run_train,
-    sample_file,
-    sample_molecules,
-    scaffold_sites,
-)
+from discrete_grpo.recipes.evaluate import evaluate_file
+from discrete_grpo.recipes.families import FileOptions, SamplerOptions
+from discrete_grpo.recipes.loading import load_policy, with_sampler
+from discrete_grpo.recipes.molecule_family import scaffold_sites
+from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.sample import sample, sample_file
+from discrete_grpo.recipes.train import PretrainRecipe, TrainRecipe, run_pretrain, run_train
 from discrete_grpo.rewards.molecules import qed, validity
-from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, load_policy, save
+from discrete_grpo.runs import checkpoint
+from discrete_grpo.runs.checkpoint import CheckpointError, bundled_policies, find_checkpoint, load_metadata, save
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 
 TINY = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2)
@@ -79,32 +71,32 @@ def test_an_unknown_noise_is_named() -> None:
 
 
 def test_one_network_is_driven_by_every_kernel_of_its_noise(tiny: Path) -> None:
-    posterior = load_molecule_policy(tiny)
-    euler = load_molecule_policy(tiny, kernel="flow_euler", eta=2.0, sample_distortion="polydec")
+    posterior = load_policy(tiny)
+    euler = load_policy(tiny, SamplerOptions(kernel="flow_euler", eta=2.0, sample_distortion="polydec"))
     assert euler.edge_kernel == FlowEuler(posterior.edge_kernel.noise, 2.0)
     assert posterior.edge_kernel.noise.num_clean == 4
     assert float(euler.grid[1]) == pytest.approx((1 - 1 / euler.num_steps) ** 2)
-    assert with_sampler(euler, omega=0.5).edge_kernel.eta == 2.0, "what is not given is kept"
-    assert with_sampler(euler, kernel="d3pm").node_kernel == posterior.node_kernel
+    assert with_sampler(euler, SamplerOptions(omega=0.5)).edge_kernel.eta == 2.0, "what is not given is kept"
+    assert with_sampler(euler, SamplerOptions(kernel="d3pm")).node_kernel == posterior.node_kernel
     assert torch.equal(next(euler.parameters()), next(posterior.parameters()))
     with pytest.raises(ValueError, match=r"eta: 2\.0, expected 0 with kernel d3pm"):
-        load_molecule_policy(tiny, eta=2.0)
+        load_policy(tiny, SamplerOptions(eta=2.0))
 
 
 def test_overrides_of_a_loaded_policy(tiny: Path) -> None:
-    plain, changed = load_molecule_policy(tiny), load_molecule_policy(tiny, num_steps=9, temperature=0.5)
+    plain, changed = load_policy(tiny), load_policy(tiny, SamplerOptions(num_steps=9, temperature=0.5))
     assert (plain.num_steps, plain.temperature) == (5, 1.0)
     assert (changed.num_steps, changed.temperature) == (9, 0.5)
     assert len(changed.grid) == 10
     assert not changed.training
     assert all(torch.equal(v, changed.state_dict()[k]) for k, v in plain.state_dict().items())
-    assert any(isinstance(s, str) for s in sample_molecules(changed, 100))  # decodes
+    assert any(isinstance(s, str) for s in sample(changed, 100))  # decodes
 
 
 def test_find_checkpoint_takes_every_form(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_checkpoint(tiny) == tiny
     assert find_checkpoint(tiny.parent) == tiny  # a finished run
-    save(tmp_path / "bundled/qm9-small", load_policy(tiny), metadata=load_metadata(tiny))
+    save(tmp_path / "bundled/qm9-small", checkpoint.load_policy(tiny), metadata=load_metadata(tiny))
     monkeypatch.setattr("discrete_grpo.runs.checkpoint.BUNDLED", tmp_path / "bundled")
     assert bundled_policies() == ["qm9-small"]
     assert find_checkpoint("qm9-small") == tmp_path / "bundled/qm9-small"
@@ -117,7 +109,7 @@ def test_find_checkpoint_takes_every_form(tiny: Path, tmp_path: Path, monkeypatc
 
 
 def test_damaged_metadata_is_a_checkpoint_error(tiny: Path, tmp_path: Path) -> None:
-    policy, metadata = load_policy(tiny), load_metadata(tiny)
+    policy, metadata = checkpoint.load_policy(tiny), load_metadata(tiny)
     for k, (wrong, said) in enumerate(
         [
             ({}, "no molecule statistics"),
@@ -130,12 +122,12 @@ def test_damaged_metadata_is_a_checkpoint_error(tiny: Path, tmp_path: Path) -> N
         ]
     ):
         with pytest.raises(CheckpointError, match=said):
-            load_molecule_policy(save(tmp_path / str(k), policy, metadata=wrong))
+            load_policy(save(tmp_path / str(k), policy, metadata=wrong))
     config = json.loads((tiny / "config.json").read_text())
     del config["metadata"]
     (tmp_path / "0/config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="has no metadata"):
-        load_molecule_policy(tmp_path / "0")
+        load_policy(tmp_path / "0")
 
 
 # -- scaffolds
@@ -143,7 +135,7 @@ def test_damaged_metadata_is_a_checkpoint_error(tiny: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("smiles", ["CO", "C=C", "C1CN1", "O=CN", "C#N"])
 def test_scaffolds_are_in_every_sample(tiny: Path, smiles: str) -> None:
-    policy = load_molecule_policy(tiny)
+    policy = load_policy(tiny)
     fixed = scaffold_sites(smiles, Vocabulary(("C", "N", "O", "F")), policy.max_nodes)
     rollout = policy.sample(group_contexts(60, 1, [{"fixed": fixed}] * 60), generator=torch.Generator().manual_seed(1))
     nodes, pairs = rollout.states["nodes"][:, -1], rollout.states["pairs"][:, -1]
@@ -251,7 +243,7 @@ def test_unknown_rewards_are_left_out_of_the_evaluation(tiny: Path, tmp_path: Pa
 
 def test_resuming_needs_nothing_but_the_run_folder(tiny: Path, tmp_path: Path) -> None:
     """The policy a run started from may be gone: its checkpoints hold what is needed."""
-    source = save(tmp_path / "source", load_policy(tiny), metadata=load_metadata(tiny))
+    source = save(tmp_path / "source", checkpoint.load_policy(tiny), metadata=load_metadata(tiny))
     long = dataclasses.replace(FAST, max_steps=5)
     whole = TrainRecipe(str(source), qed, str(tmp_path / "whole"), long, num_steps=3, evaluation_samples=10)
     run_train(whole)
@@ -296,7 +288,7 @@ def test_sample_files_are_what_their_names_say(tiny: Path, tmp_path: Path) -> No
 def test_evaluate_compares_canonical_molecules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "s.smi").write_text("OCC\nCCC\nnonsense((\nC[C@H](N)O\n")
     (tmp_path / "r.smi").write_text("CCO\nC[C@@H](N)O\n")  # another spelling, the other enantiomer
-    result = evaluate_file(str(tmp_path / "s.smi"), reference=str(tmp_path / "r.smi"), out=str(tmp_path / "o.json"))
+    result = evaluate_file(str(tmp_path / "s.smi"), FileOptions(reference=str(tmp_path / "r.smi")), out=str(tmp_path / "o.json"))
     assert result["valid"] == 0.75
     assert result["novel"] == pytest.approx(1 / 3)
     assert json.loads((tmp_path / "o.json").read_text())["samples"] == 4
@@ -317,5 +309,5 @@ def test_pretraining_leaves_a_policy_that_loads(tmp_path: Path) -> None:
     assert folder == tmp_path / "policy"
     assert load_metadata(folder)["data"] == {"name": "enumerated3", "molecules": 49, "licence": "unknown"}
     assert load_metadata(folder)["statistics"]["vocabulary"] == ["C", "N", "O", "F"]
-    assert len(sample_molecules(load_molecule_policy(folder), 7)) == 7
+    assert len(sample(load_policy(folder), 7)) == 7
     assert [line["step"] for line in read_metrics(tmp_path) if "eval/valid" in line] == [2, 4]

@@ -19,12 +19,14 @@ from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.node_count import LearnedSizes, RunningSizes, SizedPolicy
 from discrete_grpo.policies.options import change_graph_policy, graph_part, with_options, without_likelihood
 from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood
-from discrete_grpo.recipes.families import SamplerOptions, load_trained
+from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.recipes.graphs import PretrainGraphsRecipe, run_pretrain_graphs
+from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.recipes.molecules import NetworkSizes
 from discrete_grpo.recipes.search import SearchRecipe, run_search
 from discrete_grpo.recipes.train import TrainRecipe, run_train
-from discrete_grpo.runs.checkpoint import load_metadata, load_policy
+from discrete_grpo.runs import checkpoint
+from discrete_grpo.runs.checkpoint import load_metadata
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 from tests.toys import tiny_policy
 
@@ -54,14 +56,14 @@ def planar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_policy_of_plain_graphs_is_pretrained_and_loaded(planar: Path) -> None:
-    policy = load_trained(planar)
+    policy = load_policy(planar)
     assert isinstance(policy.edge_kernel, FlowEuler)
     assert (policy.edge_kernel.eta, policy.edge_kernel.noise.num_clean, policy.node_kernel.noise.num_clean) == (2.0, 2, 1)
     assert policy.train_distortion == policy.sample_distortion == PolydecDistortion()
     assert load_metadata(planar)["kind"] == "graphs"
     assert load_metadata(planar)["data"]["graphs"] == 128
     assert "eval/connected" in {name for line in read_metrics(planar.parent) for name in line}
-    other = load_trained(planar, SamplerOptions(kernel="d3pm", sample_distortion="identity", num_steps=7))
+    other = load_policy(planar, SamplerOptions(kernel="d3pm", sample_distortion="identity", num_steps=7))
     torch.testing.assert_close(other.grid, torch.linspace(1, 0, 8, dtype=torch.float64))
     assert other.edge_kernel.noise.prior == policy.edge_kernel.noise.prior
 
@@ -82,8 +84,8 @@ def test_every_choice_trains_resumes_and_exports(planar: Path, tmp_path: Path, o
     )
     result = run_train(recipe)
     assert set(result) == {"before", "after"}
-    assert isinstance(load_policy(next(iter(sorted((tmp_path / "run/checkpoints").iterdir())))), wrapper)
-    exported = load_trained(tmp_path / "run/policy")
+    assert isinstance(checkpoint.load_policy(next(iter(sorted((tmp_path / "run/checkpoints").iterdir())))), wrapper)
+    exported = load_policy(tmp_path / "run/policy")
     assert isinstance(exported, SizedPolicy if wrapper is SizedPolicy else GraphPolicy)
     assert topology.parse(read_samples(tmp_path / "run/evaluation_after.csv.gz")["sample"][0]).number_of_nodes() >= 12
     more = dataclasses.replace(recipe, grpo=dataclasses.replace(FAST, max_steps=3))
@@ -92,7 +94,7 @@ def test_every_choice_trains_resumes_and_exports(planar: Path, tmp_path: Path, o
 
 
 def test_options_of_a_wrapped_policy_reach_the_graph_policy(planar: Path) -> None:
-    plain = load_trained(planar)
+    plain = load_policy(planar)
     sized = with_options(plain, node_count="learned")
     assert isinstance(sized.head, LearnedSizes)
     assert isinstance(with_options(plain, node_count="running").head, RunningSizes)
@@ -108,7 +110,7 @@ def test_options_of_a_wrapped_policy_reach_the_graph_policy(planar: Path) -> Non
 
 
 def test_choices_that_do_not_fit_are_named(planar: Path) -> None:
-    plain = load_trained(planar)
+    plain = load_policy(planar)
     for policy, choices, said in (
         (plain, ("exact",), "likelihood: 'exact', expected transition, eager or elbo"),
         (plain, ("transition", "fixed"), "node_count: 'fixed', expected prior, learned or running"),

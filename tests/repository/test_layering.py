@@ -57,6 +57,7 @@ KEEPERS = {
         "runs.report.graphs",
         "domains.graph_validity",
         "domains.graph6",
+        "domains.labelled_graphs",
     },
     "scipy": {"datasets.synthetic_graphs"},
     "pooch": {"datasets.downloads"},

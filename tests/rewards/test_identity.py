@@ -24,7 +24,7 @@ from discrete_grpo.cli import main
 from discrete_grpo.cli.listing import known_rewards
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
-from discrete_grpo.recipes.train import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.external import ExternalReward
 from discrete_grpo.rewards.identity import Unidentified, identify, reward_identity

@@ -10,8 +10,8 @@ import pytest
 from discrete_grpo.core.scoring import score_samples
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.metrics.molecules import evaluate, sample_metrics
-from discrete_grpo.recipes import molecules as molecular
-from discrete_grpo.recipes.molecules import property_columns
+from discrete_grpo.recipes import molecule_family as molecular
+from discrete_grpo.recipes.molecule_family import property_columns
 from discrete_grpo.rewards import diversity
 from discrete_grpo.rewards.diversity import DiversityFilter, diversity_metrics
 from discrete_grpo.rewards.ledger import Ledger, molecule_key

@@ -12,7 +12,8 @@ import pytest
 from discrete_grpo import GRPOConfig, GRPOTrainer, PretrainConfig
 from discrete_grpo.datasets.enumeration import enumerate_molecules
 from discrete_grpo.datasets.molecules import dataset_from_smiles, statistics
-from discrete_grpo.recipes.train import NetworkSizes, molecule_policy, sample_molecules
+from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.sample import sample
 from discrete_grpo.rewards.molecules import logp
 from discrete_grpo.training.pretrain import Pretrainer
 
@@ -29,7 +30,7 @@ def test_grpo_reaches_the_known_best_molecule(tmp_path: Path) -> None:
     pretrain = PretrainConfig(max_steps=300, batch_size=128, learning_rate=4e-3, save_steps=1000)
     Pretrainer(policy, data, pretrain, tmp_path).train()
     policy.node_counts = (0.0, 0.0, 0.0, 0.0, 0.0, 1.0)  # the best molecule has five atoms; all else is the policy's to find
-    before = sample_molecules(policy, 200)
+    before = sample(policy, 200)
 
     def checked(samples: Sequence[str | None], **columns: Any) -> list[float]:
         assert all(s is None or "." in s or s in scores for s in samples), "a molecule outside the exhaustive enumeration"
@@ -39,7 +40,7 @@ def test_grpo_reaches_the_known_best_molecule(tmp_path: Path) -> None:
         max_steps=50, num_generations=16, generation_batch_size=128, per_device_batch_size=128, learning_rate=1.5e-3
     )
     GRPOTrainer(policy, checked, config).train()
-    after = sample_molecules(policy, 200)
+    after = sample(policy, 200)
     assert before.count(optimum) < 10
     assert Counter(after).most_common(1)[0][0] == optimum
     assert after.count(optimum) > 60

@@ -1,0 +1,91 @@
+"""Condition columns of commands: read from lists and files, and put into the form that a policy reads."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from discrete_grpo.recipes.families import Columns, innermost
+from discrete_grpo.recipes.loading import LoadedPolicy
+from discrete_grpo.runs.checkpoint import BUNDLED
+
+__all__ = ["prepare_columns", "read_columns"]
+
+RESERVED = ("step", "group", "sample", "reward", "advantage", "smiles", "text", "image")
+"""Names that the columns of sample tables have already."""
+READ_WITH: Mapping[str, tuple[str, ...]] = {"node_kernel": ("num_nodes", "fixed", "scaffold"), "blank": ("masked",)}
+"""Conditions that are read by a policy with an attribute of that name."""
+
+
+def read_columns(given: str | Sequence[Columns]) -> list[Columns]:
+    """Conditions as a list of mappings: as given, or from a JSON-lines file (a path, or one inside the bundled policies).
+
+    Raises:
+        ValueError: if there are none, or a line is no JSON object.
+        FileNotFoundError: if there is no such file.
+    """
+    if not isinstance(given, str):
+        found = list(given)
+        source = "columns"
+    else:
+        path = next((p for p in (Path(given), BUNDLED / given) if p.is_file()), None)
+        if path is None:
+            raise FileNotFoundError(f"columns: {given!r} is no file of JSON lines, expected one, or a list such as [{{label: 3}}]")
+        found, source = [], f"columns: {path}"
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                found.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"columns: {path} line {number} is no JSON ({error})") from error
+    for condition in found:
+        if not isinstance(condition, Mapping):
+            raise ValueError(f"{source}: {condition!r}, expected a mapping of column names to values")
+        if taken := [name for name in condition if name in RESERVED]:
+            raise ValueError(f"{source}: a condition named {taken[0]!r}, expected none of {', '.join(RESERVED)}")
+    if not found:
+        raise ValueError(f"{source}: no conditions, expected at least one")
+    return found
+
+
+def prepare_columns(loaded: LoadedPolicy, given: Sequence[Columns] | None, scaffold: str | None = None) -> list[Columns] | None:
+    """The conditions as the policy reads them, each tried once so that a bad one is named before any work.
+
+    Args:
+        loaded: the policy.
+        given: conditions; None together with no scaffold means none.
+        scaffold: added to each condition. A graph policy reads it as fixed atoms and bonds, a SMILES policy as a prompt in the
+            form it was trained on; rewards see it as the column ``scaffold``.
+
+    Raises:
+        ValueError: if a condition is one the policy cannot follow.
+    """
+    if given is None and scaffold is None:
+        return None
+    policy, family = loaded.policy, loaded.family
+    if scaffold is not None and not family.scaffolds(policy):
+        raise ValueError(f"scaffold: {scaffold!r}, expected none: the policy was not trained on scaffolds")
+    base = {} if scaffold is None else {"scaffold": scaffold}
+    whole = [{**base, **condition} for condition in (given if given is not None else [{}])]
+    conditions = [family.condition(policy, loaded.metadata, condition) for condition in whole]
+    for condition in conditions:
+        _check_names(policy, condition)
+        check = getattr(policy, "check_condition", None)
+        if check is not None:
+            check(condition)
+    return conditions
+
+
+def _check_names(policy: Any, condition: Columns) -> None:
+    """Refuse a name that is nearly one the policy reads; others are the rewards' own."""
+    inner = innermost(policy)
+    reads = [p.name for p in getattr(inner, "properties", ())]
+    reads += [name for attribute, names in READ_WITH.items() if hasattr(inner, attribute) for name in names]
+    if isinstance(prompt := getattr(inner, "prompt", None), str):
+        reads += [prompt]
+    for name in condition:
+        near = difflib.get_close_matches(name, reads, 1, 0.8)
+        if name not in reads and near:
+            raise ValueError(f"columns: a condition named {name!r}; did you mean {near[0]!r}?")

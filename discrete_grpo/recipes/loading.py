@@ -1,0 +1,215 @@
+"""Loading a trained policy for use: by name, from a checkpoint or run folder, or as a class of the user's own module."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from discrete_grpo.core.rollout import as_module
+from discrete_grpo.recipes.families import Family, SamplerOptions, family_of, innermost
+from discrete_grpo.runs import checkpoint
+from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint
+from discrete_grpo.runs.serialization import TRUSTED
+
+__all__ = ["LoadedPolicy", "class_name", "load", "load_policy", "policy_object", "with_sampler"]
+
+CLASS_NAME = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?:@(?P<folder>.+))?")
+GRAPH_OPTIONS = ("num_steps", "temperature", "guidance", "shared_steps", "kernel", "eta", "omega", "sample_distortion")
+"""Sampler options that graph policies have."""
+TRUNCATION = ("temperature", "top_k", "top_p")
+"""Sampler options that policies with a truncation have."""
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A policy and what commands need to use it.
+
+    Attributes:
+        policy: draws what rewards see; in eval mode.
+        family: the kind of its samples.
+        metadata: of its checkpoint.
+    """
+
+    policy: Any
+    family: Family
+    metadata: Mapping[str, Any]
+
+
+def load_policy(name: str | Path, options: SamplerOptions | None = None) -> Any:
+    """Load any trained policy, ready to draw what rewards see: molecules as canonical SMILES, graphs, text, images.
+
+    Args:
+        name: a bundled policy's name, a checkpoint folder, a run folder, or a policy class of your own: ``module:Class`` for a
+            new policy, ``module:Class@FOLDER`` for one that is read from a checkpoint or run folder.
+        options: changes to how it draws.
+
+    Raises:
+        CheckpointError: if the checkpoint is missing or damaged.
+        ValueError: if the policy has no such option, or the option is out of its range.
+        ImportError: if the class cannot be imported.
+
+    >>> load_policy("qm9-small", SamplerOptions(num_steps=5)).num_steps
+    5
+    """
+    return load(name, options).policy
+
+
+def load(name: str | Path, options: SamplerOptions | None = None, *, seed: int = 42) -> LoadedPolicy:
+    """:func:`load_policy` with the family of the samples and the metadata.
+
+    Args:
+        name: as for :func:`load_policy`.
+        options: changes to how it draws.
+        seed: of the initial weights of a new policy; the global random state is left as it was.
+    """
+    named = CLASS_NAME.fullmatch(str(name)) if class_name(name) else None
+    if named is None:
+        return _from_checkpoint(find_checkpoint(name), options)
+    found = _imported(named["module"], named["name"])
+    if named["folder"] is None:
+        return policy_object(_made(found, str(name), seed), options)
+    owner = found if isinstance(found, type) else type(_made(found, str(name), seed))
+    packages = {named["module"].split(".")[0], owner.__module__.split(".")[0]}
+    return _from_checkpoint(find_checkpoint(named["folder"]), options, sorted(packages))
+
+
+def class_name(name: str | Path) -> str | None:
+    """The part ``module:Class`` of the name of a policy class, with ``@FOLDER`` or without; None for any other policy.
+
+    >>> class_name("my_policy:MyPolicy@runs/a"), class_name("qm9-small")
+    ('my_policy:MyPolicy', None)
+    """
+    found = CLASS_NAME.fullmatch(str(name))
+    return None if found is None or Path(name).exists() else f"{found['module']}:{found['name']}"
+
+
+def _imported(module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except AttributeError as error:
+        raise ImportError(f"policy: module {module!r} has no attribute {name!r}") from error
+    except ImportError as error:
+        raise ImportError(f"policy: '{module}:{name}' cannot be imported: {error}") from error
+
+
+def policy_object(policy: Any, options: SamplerOptions | None = None) -> LoadedPolicy:
+    """A policy that the caller made, with the family that its attribute ``family`` names; else its samples are any text.
+
+    Raises:
+        TypeError: if it is no ``nn.Module`` with the methods of a policy and ``init_args``.
+    """
+    module = as_module(policy)
+    if missing := [name for name in ("sample", "init_args") if not hasattr(policy, name)]:
+        raise TypeError(f"policy: {type(policy).__name__} has no {' and no '.join(missing)}, expected a policy")
+    if not (hasattr(policy, "sites") or hasattr(policy, "score")):
+        raise TypeError(f"policy: {type(policy).__name__} has neither sites nor score, expected a policy")
+    inner = innermost(policy)
+    kept = getattr(inner, "decode", None) is not None
+    family = family_of({"kind": "graphs" if hasattr(inner, "node_kernel") and not kept else "samples"}, policy)
+    changed = with_sampler(module, options or SamplerOptions())
+    if not kept:
+        family.decode(changed, {})
+    return LoadedPolicy(changed.eval(), family, {"kind": family.name})
+
+
+def _from_checkpoint(folder: Path, options: SamplerOptions | None, trusted: Sequence[str] = ()) -> LoadedPolicy:
+    policy = checkpoint.load_policy(folder, trusted=(*TRUSTED, *trusted))
+    metadata = checkpoint.load_metadata(folder)
+    family = family_of(metadata, policy)
+    changed = with_sampler(policy, options or SamplerOptions())
+    try:
+        family.decode(changed, metadata)
+    except CheckpointError as error:
+        raise CheckpointError(str(error).replace("checkpoint: it", f"checkpoint: {folder}", 1)) from error
+    if family.name != "molecules" and "kind" not in metadata:
+        metadata["kind"] = family.name
+    return LoadedPolicy(changed.eval(), family, metadata)
+
+
+def _made(found: Any, name: str, seed: int) -> Any:
+    """A new policy of a class or of a function that makes one, or a copy of a policy; the global random state is kept."""
+    if isinstance(found, nn.Module):
+        return copy.deepcopy(found)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return found()
+        except TypeError as error:
+            raise ValueError(
+                f"policy: {name!r} cannot be called without arguments ({error}), expected a class or function that can, or a policy"
+            ) from error
+
+
+# -- how a policy draws
+
+
+def with_sampler(policy: Any, options: SamplerOptions) -> Any:
+    """The same network drawn from in another way; wrappers around the policy are kept.
+
+    A graph policy and a policy with a :class:`~discrete_grpo.policies.truncation.Truncation` have the options of their kind;
+    any other policy has those that ``init_args()`` names.
+
+    Raises:
+        ValueError: for an option that the policy does not have, or out of its range.
+    """
+    given = options.given()
+    if not given:
+        return policy
+    inner = innermost(policy)
+    args = inner.init_args()
+    if graphs := hasattr(inner, "node_kernel"):
+        known: Sequence[str] = GRAPH_OPTIONS
+    else:
+        known = (*args, *(TRUNCATION if "truncation" in args else ()))
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"{name}: {value}, expected none: {type(policy).__name__} has no such setting")
+    return _rebuilt(policy, (lambda old: _graph_args(old, given)) if graphs else (lambda old: _plain_args(old, given)))
+
+
+def _rebuilt(policy: Any, change: Callable[[Any], Mapping[str, Any]]) -> Any:
+    """A policy with other arguments, in the same wrappers."""
+    if hasattr(policy, "policy"):
+        return type(policy)(**policy.init_args() | {"policy": _rebuilt(policy.policy, change)}).eval()
+    made = type(policy)(**policy.init_args() | change(policy))
+    made.load_state_dict(policy.state_dict())
+    if hasattr(policy, "decode"):
+        made.decode = policy.decode
+    return made.eval()
+
+
+def _plain_args(policy: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    args = policy.init_args()
+    of_truncation = {name: value for name, value in given.items() if name not in args}
+    rest = {name: value for name, value in given.items() if name in args}
+    return rest | ({"truncation": replace(args["truncation"], **of_truncation)} if of_truncation else {})
+
+
+def _graph_args(policy: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    from discrete_grpo.diffusion import choices
+
+    rates = {name: given.get(name) for name in ("kernel", "eta", "omega")}
+    changes = {name: value for name, value in given.items() if name not in rates}
+    if "sample_distortion" in changes:
+        changes["sample_distortion"] = choices.make_distortion(changes["sample_distortion"])
+    return changes | {name: _other_kernel(getattr(policy, name), **rates) for name in ("node_kernel", "edge_kernel")}
+
+
+def _other_kernel(old: Any, kernel: Any, eta: float | None, omega: float | None) -> Any:
+    """A kernel for the noise of ``old``; a rate that is not given is kept where the new kind has rates."""
+    from discrete_grpo.diffusion import choices
+
+    if kernel is None and eta is None and omega is None:
+        return old
+    kind = kernel or choices.kernel_name(old)
+    kept = {"eta": getattr(old, "eta", 0.0), "omega": getattr(old, "omega", 0.0)} if kind == "flow_euler" else {}
+    given = {k: v for k, v in (("eta", eta), ("omega", omega)) if v is not None}
+    return choices.make_kernel(kind, old.noise, **kept | given)

@@ -1,0 +1,181 @@
+"""Molecules as a kind of samples: SMILES strings, scaffolds as conditions, files of SMILES."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.metrics import molecules as metrics
+from discrete_grpo.policies.conditions import FixedSites
+from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
+from discrete_grpo.rewards.diversity import diversity_metrics
+from discrete_grpo.rewards.ledger import molecule_key
+from discrete_grpo.runs.checkpoint import CheckpointError
+
+__all__ = ["MOLECULES", "property_columns", "scaffold_sites"]
+
+PROPERTIES: Mapping[str, Callable[[Any], float]] = {
+    "QED": chemistry.qed,
+    "logP": chemistry.logp,
+    "SA": chemistry.synthetic_accessibility,
+    "weight": chemistry.molecular_weight,
+}
+
+
+# -- numbers and drawings
+
+
+def _sample_metrics(samples: Sequence[str | None]) -> Mapping[str, float]:
+    return dict(metrics.sample_metrics(samples)) | diversity_metrics(samples)
+
+
+def property_columns(samples: Sequence[str | None]) -> dict[str, list[float | None]]:
+    """QED, logP, SA and weight of every sample, None where it is invalid: the property columns of tables."""
+    molecules = chemistry.parse_all(samples)
+    return {name: [None if m is None else f(m) for m in molecules] for name, f in PROPERTIES.items()}
+
+
+def _draw(text: str) -> str | None:
+    from discrete_grpo.runs.report.molecules import render_smiles
+
+    return render_smiles(text)
+
+
+def _picture(samples: Sequence[str], captions: Sequence[str]) -> bytes | None:
+    from discrete_grpo.runs.trackers import molecule_grid
+
+    return molecule_grid(samples, captions)
+
+
+# -- policies
+
+
+def _vocabulary(metadata: Columns) -> chemistry.Vocabulary:
+    """The vocabulary of the molecule statistics that a checkpoint was saved with.
+
+    Raises:
+        CheckpointError: if it has none, or they cannot be read.
+    """
+    from discrete_grpo.datasets.molecules import MoleculeStatistics
+
+    if "statistics" not in metadata:
+        raise CheckpointError(
+            "checkpoint: it has no molecule statistics, expected a policy over molecules, or kind: graphs in its metadata"
+        )
+    try:
+        return MoleculeStatistics.from_json(metadata["statistics"]).vocabulary
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint: it has molecule statistics that cannot be read ({error})") from error
+
+
+def _decode(policy: Any, metadata: Columns) -> None:
+    """Let rewards see canonical SMILES, of graphs and of texts alike."""
+    inner = innermost(policy)
+    if hasattr(inner, "node_kernel"):
+        vocabulary = _vocabulary(metadata)
+        types, classes = len(vocabulary), inner.node_kernel.num_clean
+        if types != classes:
+            raise CheckpointError(f"checkpoint: it has a vocabulary of {types} atom types, expected the policy's {classes}")
+        inner.decode = partial(chemistry.decode, vocabulary=vocabulary)
+        return
+    from discrete_grpo.policies.tokens import TokenPolicy
+
+    if isinstance(policy, TokenPolicy):
+        policy.decode = chemistry.canonical_samples
+
+
+def _reads_scaffolds(policy: Any) -> bool:
+    return hasattr(policy, "node_kernel") or getattr(policy, "prompt", None) == "scaffold"
+
+
+def _condition(policy: Any, metadata: Columns, condition: Columns) -> Columns:
+    """A scaffold as fixed atoms and bonds for a graph policy, and in the spelling that a SMILES policy was trained on."""
+    text = condition.get("scaffold")
+    if text is None:
+        return condition
+    if not isinstance(text, str):
+        raise ValueError(f"scaffold: {text!r}, expected a SMILES string")
+    inner = innermost(policy)
+    if hasattr(inner, "node_kernel"):
+        return {**condition, "fixed": scaffold_sites(text, _vocabulary(metadata), inner.max_nodes)}
+    mol = chemistry.parse(text)
+    if mol is None:
+        raise ValueError(f"scaffold: {text!r}, expected a valid, connected SMILES")
+    return {**condition, "scaffold": chemistry.to_smiles(mol, stereo=False)}
+
+
+def scaffold_sites(smiles: str, vocabulary: chemistry.Vocabulary, max_nodes: int | None = None) -> FixedSites:
+    """A scaffold as fixed sites: its atoms first, and every bond and non-bond between them.
+
+    Raises:
+        ValueError: if ``smiles`` is no molecule, has atoms outside the vocabulary, or more than ``max_nodes`` of them.
+    """
+    mol = chemistry.parse(smiles)
+    if mol is None:
+        raise ValueError(f"scaffold: {smiles!r}, expected a valid, connected SMILES")
+    try:
+        nodes, bonds = chemistry.molecule_to_classes(mol, vocabulary)
+    except ValueError as error:
+        raise ValueError(f"scaffold: {smiles!r}, {str(error).removeprefix('mol: ')}") from error
+    if max_nodes is not None and len(nodes) > max_nodes:
+        raise ValueError(f"scaffold: {smiles!r} has {len(nodes)} atoms, expected at most the policy's {max_nodes}")
+    edges = {(i, j): 0 for j in range(len(nodes)) for i in range(j)}
+    edges |= {(min(i, j), max(i, j)): c for i, j, c in bonds}
+    return FixedSites(dict(enumerate(nodes)), edges)
+
+
+def _check_rewards(policy: Any, rewards: Sequence[Any]) -> None:
+    if hasattr(policy, "blank"):
+        from discrete_grpo.recipes.text import check_rewards
+
+        check_rewards(policy, rewards)
+
+
+# -- files
+
+
+def _read(file: str, options: FileOptions) -> tuple[list[str | None], Mapping[str, Sequence[Any]]]:
+    """The molecules of a file and one None per line that is none; these lines are listed on standard error."""
+    from discrete_grpo.datasets.reading import read_smiles
+    from discrete_grpo.recipes.molecules import report_broken
+
+    found = read_smiles(file, max_broken=1.0, smiles_column=options.smiles_column, max_bytes=options.max_bytes)
+    report_broken(file, found.broken, len(found.smiles))
+    return [*found.smiles, *(None for _ in found.broken)], {}
+
+
+def _compare(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], options: FileOptions) -> Mapping[str, float]:
+    """Validity, uniqueness, novelty against the reference, diversity and property means."""
+    if options.reference is None:
+        return metrics.evaluate(samples)
+    from discrete_grpo.datasets.reading import read_smiles
+    from discrete_grpo.recipes.molecules import report_broken
+
+    try:
+        stored = read_smiles(options.reference, smiles_column=options.reference_smiles_column, max_bytes=options.max_bytes)
+    except ValueError as error:  # the option has another name here
+        raise ValueError(str(error).replace("smiles_column", "reference_smiles_column")) from error
+    report_broken(options.reference, stored.broken, len(stored.smiles))
+    return metrics.evaluate(samples, {s for s in map(metrics.canonical, stored.smiles) if s is not None})
+
+
+MOLECULES = Family(
+    name="molecules",
+    column="smiles",
+    sample_metrics=_sample_metrics,
+    evaluate=metrics.evaluate,
+    table=property_columns,
+    draw=_draw,
+    picture=_picture,
+    key=molecule_key,
+    decode=_decode,
+    condition=_condition,
+    scaffolds=_reads_scaffolds,
+    check_rewards=_check_rewards,
+    holds=lambda path, first: path.is_file(),
+    read=_read,
+    compare=_compare,
+    options=("reference", "smiles_column", "reference_smiles_column"),
+)

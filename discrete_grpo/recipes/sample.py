@@ -1,0 +1,157 @@
+"""Drawing samples of a trained policy of any family, and writing them to files."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.rollout import Context, as_module
+from discrete_grpo.recipes.conditions import prepare_columns, read_columns
+from discrete_grpo.recipes.families import Columns, SamplerOptions
+from discrete_grpo.recipes.loading import load, with_sampler
+from discrete_grpo.runs.console import print_table, progress
+
+__all__ = ["as_text", "device_of", "output_path", "plain_columns", "sample", "sample_file", "sample_policy"]
+
+
+def sample(
+    policy: Any,
+    n: int,
+    *,
+    seed: int = 0,
+    columns: str | Sequence[Columns] | None = None,
+    options: SamplerOptions | None = None,
+    batch_size: int = 256,
+) -> list[Any]:
+    """Draw ``n`` samples, in the form in which rewards see them; None stands for an invalid sample.
+
+    Args:
+        policy: a policy, or the name of one as for :func:`~discrete_grpo.recipes.loading.load_policy`.
+        n: number of samples, at least 1; each is a group of its own.
+        seed: of the draws.
+        columns: conditions as mappings, or a file of JSON lines; sample k is drawn under ``columns[k % len(columns)]``.
+        options: changes to how the policy draws.
+        batch_size: number of samples that are drawn at a time.
+
+    Raises:
+        ValueError: if ``n`` is less than 1, or for conditions or options that the policy cannot follow.
+
+    >>> len(sample("qm9-small", 3, options=SamplerOptions(num_steps=4)))
+    3
+    """
+    check_range("n", n, least=1)
+    found = None if columns is None else read_columns(columns)
+    if isinstance(policy, str | Path):
+        loaded = load(policy, options)
+        drawn, found = loaded.policy, prepare_columns(loaded, found)
+    else:
+        drawn = with_sampler(policy, options or SamplerOptions())
+    return sample_policy(drawn, n, seed=seed, batch_size=batch_size, columns=found)[0]
+
+
+def device_of(policy: Any) -> torch.device:
+    """The device of a policy's parameters."""
+    return next(as_module(policy).parameters()).device
+
+
+def sample_policy(
+    policy: Any, count: int, *, seed: int = 0, batch_size: int = 256, columns: Sequence[Columns] | None = None
+) -> tuple[list[Any], dict[str, list[Any]]]:
+    """``count`` samples, each a group of its own, and their condition columns; the conditions take turns.
+
+    Raises:
+        ValueError: if ``count`` is less than 1, or there are columns and none of them.
+    """
+    check_range("n", count, least=1)
+    if columns is not None and not columns:
+        raise ValueError("columns: an empty list, expected at least one condition or None")
+    generator = torch.Generator(device_of(policy)).manual_seed(seed)
+    samples: list[Any] = []
+    found: dict[str, list[Any]] = {}
+    with progress("sampling", count) as bar:
+        while len(samples) < count:
+            rows = range(len(samples), min(count, len(samples) + batch_size))
+            contexts = [Context(k, columns[k % len(columns)] if columns else {}) for k in rows]
+            rollout = policy.sample(contexts, generator=generator)
+            for name, values in rollout.columns.items():
+                found.setdefault(name, [None] * len(samples)).extend(values)
+            samples.extend(rollout.samples)
+            for values in found.values():
+                values.extend([None] * (len(samples) - len(values)))
+            bar.advance(len(rows))
+    return samples, found
+
+
+def sample_file(
+    checkpoint: str,
+    n: int,
+    out: str,
+    *,
+    seed: int = 0,
+    scaffold: str | None = None,
+    columns: str | Sequence[Columns] | None = None,
+    options: SamplerOptions | None = None,
+) -> Path:
+    """Draw ``n`` samples into a file and print their numbers.
+
+    Args:
+        checkpoint: name of the policy, as for :func:`~discrete_grpo.recipes.loading.load_policy`.
+        n: number of samples.
+        out: ``.csv`` or ``.csv.gz`` for a table with all columns, ``.png`` for images, any other ending for one valid sample
+            per line.
+        seed: of the draws.
+        scaffold: SMILES that every sample should contain.
+        columns: conditions, as for :func:`sample`.
+        options: changes to how the policy draws.
+    """
+    path, loaded = output_path(out), load(checkpoint, options)
+    family = loaded.family
+    if path.suffix == ".png" and family.sheet is None:
+        raise ValueError(f"out: {out}, expected no .png: {checkpoint} makes no images")
+    conditions = prepare_columns(loaded, None if columns is None else read_columns(columns), scaffold)
+    samples, found = sample_policy(loaded.policy, n, seed=seed, columns=conditions)
+    if path.suffix == ".png" and family.sheet is not None:
+        return family.sheet(path, samples)
+    if path.name.removesuffix(".gz").endswith(".csv"):
+        text = _table_text({family.column: as_text(samples), **plain_columns(found), **family.table(samples)})
+    else:
+        text = "".join(f"{s}\n" for s in samples if s is not None)
+    with atomic_write(path) as file:
+        file.write(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
+    print_table(f"{n} samples of {checkpoint}", {str(path): dict(family.evaluate(samples))})
+    return path
+
+
+def output_path(out: str) -> Path:
+    """``out`` as a path that can be written, checked before the work and not after it."""
+    path = Path(out)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"out: folder {path.parent} does not exist")
+    if path.is_dir():
+        raise IsADirectoryError(f"out: {path} is a folder, expected a file")
+    return path
+
+
+def as_text(samples: Sequence[Any]) -> list[str]:
+    """Samples as the text of a table; empty for invalid ones."""
+    return ["" if s is None else str(s) for s in samples]
+
+
+def plain_columns(columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """The condition columns that a table can hold: text and numbers."""
+    return {k: v for k, v in columns.items() if all(x is None or isinstance(x, str | int | float) for x in v)}
+
+
+def _table_text(columns: Mapping[str, Sequence[Any]]) -> str:
+    """Columns of equal length as csv."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows([columns, *zip(*columns.values(), strict=True)])
+    return buffer.getvalue()
