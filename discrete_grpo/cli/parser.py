@@ -74,13 +74,13 @@ def recipe_of(command: str) -> tuple[type, Callable[..., Any]]:
     from discrete_grpo.recipes import digits as images
     from discrete_grpo.recipes import graphs as plain_graphs
     from discrete_grpo.recipes import judge as textual
+    from discrete_grpo.recipes import pretrain, smiles
     from discrete_grpo.recipes import search as searching
-    from discrete_grpo.recipes import smiles
     from discrete_grpo.recipes import train as recipes
 
     known: dict[str, tuple[type, Callable[..., Any]]] = {
         "train": (recipes.TrainRecipe, recipes.run_train),
-        "pretrain": (recipes.PretrainRecipe, recipes.run_pretrain),
+        "pretrain": (pretrain.PretrainRecipe, pretrain.run_pretrain),
         "pretrain-graphs": (plain_graphs.PretrainGraphsRecipe, plain_graphs.run_pretrain_graphs),
         "pretrain-smiles": (smiles.PretrainSmilesRecipe, smiles.run_pretrain_smiles),
         "pretrain-text": (textual.PretrainTextRecipe, textual.run_pretrain_text),

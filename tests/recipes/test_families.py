@@ -33,8 +33,9 @@ from discrete_grpo.recipes.families import (
     sample_policy,
 )
 from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.pretrain import PretrainRecipe, run_pretrain
 from discrete_grpo.recipes.smiles import PretrainSmilesRecipe, run_pretrain_smiles
-from discrete_grpo.recipes.train import PretrainRecipe, TrainRecipe, run_pretrain, run_train
+from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.conditions import HitsProperty, keeps_scaffold
 from discrete_grpo.rewards.molecules import validity
 from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, load_policy, save

@@ -21,16 +21,15 @@ from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.schedules import LinearSchedule
 from discrete_grpo.domains.molecules import Vocabulary
 from discrete_grpo.recipes.molecules import with_sampler
+from discrete_grpo.recipes.pretrain import PretrainRecipe, run_pretrain
 from discrete_grpo.recipes.train import (
     NetworkSizes,
-    PretrainRecipe,
     TrainRecipe,
     bundled_policies,
     evaluate_file,
     find_checkpoint,
     load_molecule_policy,
     molecule_policy,
-    run_pretrain,
     run_train,
     sample_file,
     sample_molecules,
