@@ -12,33 +12,30 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.models.attention import attention
 from discrete_grpo.models.recompute import run_layer
 
-__all__ = ["Encoder", "EncoderConfig", "PooledEncoder"]
+__all__ = ["Encoder", "EncoderConfig", "EncoderSizes", "PooledEncoder"]
 
 
-@dataclass(frozen=True)
-class EncoderConfig:
-    """Sizes of an :class:`Encoder` or a :class:`PooledEncoder`.
+@dataclass(frozen=True, kw_only=True)
+class EncoderSizes:
+    """Sizes of an :class:`Encoder` or a :class:`PooledEncoder`, whatever its alphabet.
 
     Attributes:
-        num_tokens: V, size of the alphabet with special tokens; at least 2.
-        block_size: the longest text in tokens.
         layers: depth.
-        heads: attention heads; divides ``width``.
-        width: of the hidden states.
-        expansion: hidden over outer width in the feed-forward part.
-        context: neighbours on each side that a convolution mixes in before the first block; 0 has none. Spelling is then
-            seen from the start, which training a pooled number alone takes long to find.
-        dropout: after embeddings, attention and feed-forward parts, in [0, 1).
+        heads: attention heads.
+        width: width of the hidden states, a multiple of ``heads``.
+        expansion: hidden over outer width in the feed-forward parts.
+        context: neighbours on each side that a convolution mixes in before the first layer; 0 means no convolution. A network
+            then sees spelling from the start, which it learns only slowly from one pooled number per text.
+        dropout: dropout probability after embeddings, attention and feed-forward parts, in [0, 1).
 
     Raises:
         ValueError: for a value out of its range.
     """
 
-    num_tokens: int
-    block_size: int
     layers: int = 4
     heads: int = 4
     width: int = 96
@@ -47,14 +44,33 @@ class EncoderConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        least = {"num_tokens": 2, "block_size": 1, "layers": 1, "heads": 1, "width": 1, "expansion": 1, "context": 0}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name}: {getattr(self, name)}, expected at least {low}")
+        for name in ("layers", "heads", "width", "expansion"):
+            check_range(name, getattr(self, name), least=1)
+        check_range("context", self.context, least=0)
         if self.width % self.heads:
             raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: {self.dropout}, expected at least 0 and less than 1")
+        check_range("dropout", self.dropout, least=0, below=1)
+
+
+@dataclass(frozen=True)
+class EncoderConfig(EncoderSizes):
+    """Alphabet and sizes of an :class:`Encoder` or a :class:`PooledEncoder`.
+
+    Attributes:
+        num_tokens: V, size of the alphabet with special tokens; at least 2.
+        block_size: the longest text in tokens.
+
+    Raises:
+        ValueError: for a value out of its range.
+    """
+
+    num_tokens: int
+    block_size: int
+
+    def __post_init__(self) -> None:
+        check_range("num_tokens", self.num_tokens, least=2)
+        check_range("block_size", self.block_size, least=1)
+        super().__post_init__()
 
 
 class _Block(nn.Module):

@@ -18,35 +18,36 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.graphs import pair_index, pair_mask, symmetrise, upper
 from discrete_grpo.models.connectivity import GLOBAL_FEATURES, NODE_FEATURES, PAIR_FEATURES, connectivity_features
+from discrete_grpo.models.random_walks import random_walks
 from discrete_grpo.models.recompute import run_layer
 
-__all__ = ["BASE", "SMALL", "GraphTransformer", "GraphTransformerConfig", "cycle_counts", "random_walks"]
+__all__ = ["BASE", "SMALL", "GraphTransformer", "GraphTransformerConfig", "NetworkSizes", "cycle_counts"]
 
 
-@dataclass(frozen=True)
-class GraphTransformerConfig:
-    """Sizes of a :class:`GraphTransformer`.
+@dataclass(frozen=True, kw_only=True)
+class NetworkSizes:
+    """Sizes of a :class:`GraphTransformer`, whatever the classes of its graphs.
 
     Attributes:
-        node_states, edge_states: classes of the (noisy) input, a mask class included.
-        node_classes, edge_classes: classes of the output; edge class 0 means "no edge".
-        layers, heads: depth and attention heads.
-        width, edge_width, global_width: d, d_e, d_g; ``width`` must be a multiple of ``heads``.
+        layers: depth.
+        heads: attention heads.
+        width: d, width of node states, a multiple of ``heads``.
+        edge_width: d_e, width of pair states.
+        global_width: d_g, width of the state of the graph.
         expansion: hidden over outer width in the feed-forward parts.
-        walk_length: powers of the random-walk matrix given as features (RRWP).
-        dropout: in the feed-forward parts.
-        num_properties: length of the property vector the graph is conditioned on; 0 for none.
-        connectivity: give components, effective resistances and bridges as features too; see
-            :func:`~discrete_grpo.models.connectivity.connectivity_features`.
-        log_time: give log t as a feature too: what preconditioned logits depend on near the data.
+        walk_length: random-walk powers given as features (RRWP), at least 2.
+        dropout: dropout probability in the feed-forward parts.
+        connectivity: whether components, effective resistances and bridges are features too, see
+            :func:`~discrete_grpo.models.connectivity.connectivity_features`; for graphs with far-reaching structure.
+        log_time: whether log t is a feature too; preconditioned logits depend on it near the data.
+
+    Raises:
+        ValueError: for a value out of its range.
     """
 
-    node_states: int
-    edge_states: int
-    node_classes: int
-    edge_classes: int
     layers: int = 6
     heads: int = 8
     width: int = 128
@@ -55,42 +56,50 @@ class GraphTransformerConfig:
     expansion: int = 2
     walk_length: int = 8
     dropout: float = 0.0
-    num_properties: int = 0
     connectivity: bool = False
     log_time: bool = False
 
     def __post_init__(self) -> None:
-        classes = ("node_states", "edge_states", "node_classes", "edge_classes")
-        for name in (*classes, "layers", "heads", "width", "edge_width", "global_width", "expansion"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)}, expected at least 1")
+        for name in ("layers", "heads", "width", "edge_width", "global_width", "expansion"):
+            check_range(name, getattr(self, name), least=1)
         if self.width % self.heads:
             raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
-        if self.walk_length < 2:
-            raise ValueError(f"walk_length: {self.walk_length}, expected at least 2")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout: {self.dropout}, expected 0 <= dropout < 1")
-        if self.num_properties < 0:
-            raise ValueError(f"num_properties: {self.num_properties}, expected at least 0")
+        check_range("walk_length", self.walk_length, least=2)
+        check_range("dropout", self.dropout, least=0, below=1)
+
+
+@dataclass(frozen=True)
+class GraphTransformerConfig(NetworkSizes):
+    """Classes and sizes of a :class:`GraphTransformer`.
+
+    Attributes:
+        node_states: node classes of the (noisy) input, a mask class included.
+        edge_states: edge classes of the (noisy) input, a mask class included.
+        node_classes: node classes of the output.
+        edge_classes: edge classes of the output; class 0 means "no edge".
+        num_properties: length of the property vector the graph is conditioned on; 0 for none.
+
+    Raises:
+        ValueError: for a value out of its range.
+    """
+
+    node_states: int
+    edge_states: int
+    node_classes: int
+    edge_classes: int
+    num_properties: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("node_states", "edge_states", "node_classes", "edge_classes"):
+            check_range(name, getattr(self, name), least=1)
+        super().__post_init__()
+        check_range("num_properties", self.num_properties, least=0)
 
 
 SMALL = {"layers": 6, "heads": 8, "width": 128, "edge_width": 48, "global_width": 64}
 """About 1 M parameters: laptops, QM9-sized graphs."""
 BASE = {"layers": 10, "heads": 8, "width": 256, "edge_width": 64, "global_width": 128, "expansion": 4, "walk_length": 12}
 """About 10 M parameters: one GPU, drug-sized graphs."""
-
-
-def random_walks(adjacency: Float[Tensor, "batch node node"], length: int) -> Float[Tensor, "length batch node node"]:
-    """Powers 1..K of the symmetrically normalised adjacency, D^-1/2 A D^-1/2 (RRWP up to a diagonal similarity).
-
-    An isolated or padded node has an all-zero row. Source: Ma et al. (2023), section 3.1, arXiv 2305.17589.
-    """
-    scale = adjacency.sum(-1).clamp_min(1.0).rsqrt()
-    walk = scale[:, :, None] * adjacency * scale[:, None, :]
-    powers = [walk]
-    for _ in range(length - 1):
-        powers.append(powers[-1] @ walk)
-    return torch.stack(powers)
 
 
 def cycle_counts(adjacency: Float[Tensor, "batch node node"]) -> Float[Tensor, "batch node 3"]:

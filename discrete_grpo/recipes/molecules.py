@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from discrete_grpo.diffusion.schedules import CosineSchedule, Schedule
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.tokenizer import Property
 from discrete_grpo.metrics.molecules import canonical, evaluate
-from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
+from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig, NetworkSizes
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
 from discrete_grpo.policies.options import change_graph_policy, graph_part
 from discrete_grpo.runs.checkpoint import CheckpointError, bundled_policies, find_checkpoint, load_metadata, load_policy
@@ -53,35 +52,6 @@ PROPERTIES: Mapping[str, Callable[[Any], float]] = {
 
 
 # -- policies
-
-
-@dataclass(frozen=True)
-class NetworkSizes:
-    """Sizes of the graph transformer; see :class:`~discrete_grpo.models.graph_transformer.GraphTransformerConfig`.
-
-    Attributes:
-        layers: depth.
-        heads: attention heads.
-        width: node width, a multiple of ``heads``.
-        edge_width: pair width.
-        global_width: width of the graph's global state.
-        expansion: hidden over outer width in feed-forward parts.
-        walk_length: random-walk powers given as features.
-        dropout: in feed-forward parts.
-        connectivity: components, effective resistances and bridges as features too, for graphs of far-reaching structure.
-        log_time: log t as a feature too; for preconditioned policies.
-    """
-
-    layers: int = 6
-    heads: int = 8
-    width: int = 128
-    edge_width: int = 48
-    global_width: int = 64
-    expansion: int = 2
-    walk_length: int = 8
-    dropout: float = 0.0
-    connectivity: bool = False
-    log_time: bool = False
 
 
 def molecule_policy(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from discrete_grpo.core.rollout import Reward, group_contexts
 from discrete_grpo.datasets.text import TextDataset, is_sentence, mask_lines, sentences
 from discrete_grpo.domains.tokenizer import MASK
 from discrete_grpo.metrics.text import diversity, evaluate, recovered
-from discrete_grpo.models.encoder import Encoder, EncoderConfig, PooledEncoder
+from discrete_grpo.models.encoder import Encoder, EncoderConfig, EncoderSizes, PooledEncoder
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.rewards.judge import Judge, TextScorer
@@ -34,27 +33,6 @@ __all__ = [
 
 
 # -- policies and judges
-
-
-@dataclass(frozen=True)
-class EncoderSizes:
-    """Sizes of the bidirectional transformer; see :class:`~discrete_grpo.models.encoder.EncoderConfig`.
-
-    Attributes:
-        layers: depth.
-        heads: attention heads.
-        width: of the hidden states, a multiple of ``heads``.
-        expansion: hidden over outer width in feed-forward parts.
-        context: neighbours on each side that a convolution mixes in first; 0 has none.
-        dropout: in [0, 1).
-    """
-
-    layers: int = 4
-    heads: int = 4
-    width: int = 96
-    expansion: int = 2
-    context: int = 0
-    dropout: float = 0.0
 
 
 def _seeded(make: type[nn.Module], config: EncoderConfig, seed: int) -> nn.Module:

@@ -68,7 +68,9 @@ def smiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stats = statistics(load_enumerated(4))
-    policy = molecule_policy(stats, NetworkSizes(1, 2, 8, 4, 4, walk_length=2), num_steps=4)
+    policy = molecule_policy(
+        stats, NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2), num_steps=4
+    )
     return save(tmp_path_factory.mktemp("graphs") / "p", policy, metadata={"statistics": stats.to_json()})
 
 
@@ -280,7 +282,7 @@ def test_graph_pretraining_takes_properties(tmp_path: Path) -> None:
         max_atoms=4,
         num_steps=4,
         properties=("MolWt", "TPSA"),
-        network=NetworkSizes(1, 2, 8, 4, 4, walk_length=2),
+        network=NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2),
         pretrain=replace(TINY, max_steps=5),
         evaluation_samples=4,
     )
