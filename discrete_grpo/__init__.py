@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from discrete_grpo.core.scoring import RewardError
     from discrete_grpo.diffusion.graph_kl import posterior_kl
     from discrete_grpo.domains.graphs import GraphBatch
+    from discrete_grpo.recipes.molecules import molecule_policy
+    from discrete_grpo.recipes.pretrain import pretrain
     from discrete_grpo.training.config import GRPOConfig, PretrainConfig
     from discrete_grpo.training.trainer import GRPOTrainer
 
@@ -30,7 +32,9 @@ __all__ = [
     "Scores",
     "Sites",
     "group_contexts",
+    "molecule_policy",
     "posterior_kl",
+    "pretrain",
     "score_sites",
 ]
 
@@ -41,6 +45,8 @@ _MODULES = {
     "diffusion.graph_kl": ("posterior_kl",),
     "core.rollout": ("Context", "Policy", "Reward", "Rollout", "Scorer", "group_contexts"),
     "core.scoring": ("RewardError",),
+    "recipes.molecules": ("molecule_policy",),
+    "recipes.pretrain": ("pretrain",),
     "training.trainer": ("GRPOTrainer",),
 }
 

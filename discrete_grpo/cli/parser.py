@@ -73,8 +73,7 @@ def recipe_of(command: str) -> tuple[type, Callable[..., Any]]:
     """The settings and the function of a command that makes a run folder."""
     from discrete_grpo.recipes import digits as images
     from discrete_grpo.recipes import graphs as plain_graphs
-    from discrete_grpo.recipes import judge as textual
-    from discrete_grpo.recipes import pretrain, smiles
+    from discrete_grpo.recipes import judge, pretrain, smiles, text
     from discrete_grpo.recipes import search as searching
     from discrete_grpo.recipes import train as recipes
 
@@ -83,8 +82,8 @@ def recipe_of(command: str) -> tuple[type, Callable[..., Any]]:
         "pretrain": (pretrain.PretrainRecipe, pretrain.run_pretrain),
         "pretrain-graphs": (plain_graphs.PretrainGraphsRecipe, plain_graphs.run_pretrain_graphs),
         "pretrain-smiles": (smiles.PretrainSmilesRecipe, smiles.run_pretrain_smiles),
-        "pretrain-text": (textual.PretrainTextRecipe, textual.run_pretrain_text),
-        "judge": (textual.JudgeRecipe, textual.run_judge),
+        "pretrain-text": (text.PretrainTextRecipe, text.run_pretrain_text),
+        "judge": (judge.JudgeRecipe, judge.run_judge),
         "search": (searching.SearchRecipe, searching.run_search),
         "pretrain-digits": (images.PretrainDigitsRecipe, images.run_pretrain_digits),
     }

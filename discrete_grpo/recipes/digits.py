@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import datetime
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.rollout import group_contexts
+from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.digits import LICENCE, NUM_CLASSES, DigitImages, load_digits
 from discrete_grpo.datasets.smiles import TokenDataset, token_dataset
 from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
@@ -32,7 +32,7 @@ from discrete_grpo.runs.checkpoint import load_metadata, save
 from discrete_grpo.runs.console import print_table, progress
 from discrete_grpo.runs.recorder import write_json
 from discrete_grpo.training.config import PretrainConfig
-from discrete_grpo.training.pretrain import Pretrainer
+from discrete_grpo.training.pretrain import Pretrainer, fit
 
 __all__ = [
     "PretrainDigitsRecipe",
@@ -81,8 +81,7 @@ class PretrainDigitsRecipe:
     evaluation_samples: int = 200
 
     def __post_init__(self) -> None:
-        if self.evaluation_samples < 0:
-            raise ValueError(f"evaluation_samples: {self.evaluation_samples}, expected at least 0")
+        check_range("evaluation_samples", self.evaluation_samples, least=0)
 
 
 def _small(steps: int, rate: float) -> PretrainConfig:
@@ -117,8 +116,7 @@ def image_policy(
     codes = tuple(f"<{k}>" for k in range(sizes.codes))
     tokenizer = Tokenizer((*codes, *map(str, range(NUM_CLASSES))), CODES)
     config = GPTConfig(len(tokenizer), sizes.length, layers=layers, heads=heads, width=width, dropout=dropout)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         network = GPT(config)
     policy = TokenPolicy(
         network,
@@ -142,7 +140,6 @@ def run_pretrain_digits(recipe: PretrainDigitsRecipe, *, resume: bool = False) -
     metadata = {
         "kind": "images",
         "data": {"name": "scikit-learn digits, training part", "images": len(train), "licence": LICENCE},
-        "date": datetime.date.today().isoformat(),
         "seed": recipe.pretrain.seed,
     }
     autoencoder = _train_autoencoder(recipe, run / "autoencoder", train, test, metadata, resume)
@@ -167,22 +164,15 @@ def run_pretrain_digits(recipe: PretrainDigitsRecipe, *, resume: bool = False) -
         samples = sample_images(averaged, count, columns=image_columns()) if count else []
         return {"test_loss": float(loss)} | (sample_metrics(samples) if count else {})
 
-    trainer = Pretrainer(policy, data, recipe.pretrain, run, metadata=metadata, resume=resume, evaluate=measure)
-    return trainer.train()
-
-
-def _seeded(make: type[nn.Module], config: Any, seed: int) -> Any:
-    """A network with initial weights of ``seed``; the global random state is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make(config)
+    return fit(policy, data, recipe, metadata=metadata, evaluate=measure, resume=resume)
 
 
 def _train_autoencoder(
     recipe: PretrainDigitsRecipe, folder: Path, train: DigitImages, test: DigitImages, metadata: Mapping[str, Any], resume: bool
 ) -> VQAutoencoder:
     seed = recipe.autoencoder.seed
-    network = _seeded(VQAutoencoder, VQConfig(train.pixels.shape[-1], codes=recipe.codes, code_width=recipe.code_width), seed)
+    with seeded(seed):
+        network = VQAutoencoder(VQConfig(train.pixels.shape[-1], codes=recipe.codes, code_width=recipe.code_width))
     network.initialise(train.pixels, torch.Generator().manual_seed(seed))
 
     @torch.no_grad()
@@ -200,7 +190,8 @@ def _train_autoencoder(
 def _train_classifier(
     recipe: PretrainDigitsRecipe, folder: Path, train: DigitImages, test: DigitImages, metadata: Mapping[str, Any], resume: bool
 ) -> None:
-    network = _seeded(ConvNet, ConvNetConfig(train.pixels.shape[-1], NUM_CLASSES), recipe.classifier.seed)
+    with seeded(recipe.classifier.seed):
+        network = ConvNet(ConvNetConfig(train.pixels.shape[-1], NUM_CLASSES))
 
     @torch.no_grad()
     def measure(averaged: ConvNet) -> Mapping[str, float]:

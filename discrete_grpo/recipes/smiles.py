@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from discrete_grpo.datasets.downloads import DOWNLOADS, download
+from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.enumeration import enumerated_smiles
 from discrete_grpo.datasets.molecules import property_scales
 from discrete_grpo.datasets.smiles import SmilesLines, alphabet, load_smiles, smiles_from_lines, token_dataset
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.molecules import canonical_samples
 from discrete_grpo.domains.tokenizer import Property, Tokenizer
-from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
-from discrete_grpo.recipes.molecules import report_broken, sample_molecules
+from discrete_grpo.recipes.molecules import data_file, report_broken, validity_metrics
 from discrete_grpo.training.config import PretrainConfig
-from discrete_grpo.training.pretrain import Pretrainer
+from discrete_grpo.training.pretrain import fit
 
 __all__ = ["PretrainSmilesRecipe", "run_pretrain_smiles", "smiles_policy"]
 
@@ -74,8 +71,7 @@ class PretrainSmilesRecipe:
     data_licence: str = "unknown"
 
     def __post_init__(self) -> None:
-        if self.evaluation_samples < 0:
-            raise ValueError(f"evaluation_samples: {self.evaluation_samples}, expected at least 0")
+        check_range("evaluation_samples", self.evaluation_samples, least=0)
 
 
 def smiles_policy(
@@ -108,8 +104,7 @@ def smiles_policy(
         seed: of the initial weights; the global random state is left as it was.
     """
     config = GPTConfig(len(tokenizer), max_length, len(properties), layers, heads, width, dropout=dropout)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         network = GPT(config)
     prompt = "scaffold" if scaffold else None
     return TokenPolicy(
@@ -128,7 +123,7 @@ def _lines(recipe: PretrainSmilesRecipe) -> SmilesLines:
     options: dict[str, Any] = {"properties": recipe.properties, "scaffolds": recipe.scaffold, "max_broken": recipe.max_broken}
     if recipe.data == "enumerated":
         return smiles_from_lines(enumerate(enumerated_smiles(), 1), "enumerated", name="enumerated", **options)
-    path = download(recipe.data) if recipe.data in DOWNLOADS and not Path(recipe.data).exists() else recipe.data
+    path = data_file(recipe.data)
     options |= {"smiles_column": recipe.smiles_column, "max_bytes": recipe.max_bytes}
     data = load_smiles(path, cache_dir=recipe.cache_dir, **options)
     report_broken(path, data.broken, len(data))
@@ -160,19 +155,6 @@ def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -
     metadata = {
         "kind": "molecules",
         "data": {"name": recipe.data_name or lines.name, "molecules": len(lines), "licence": recipe.data_licence},
-        "date": datetime.date.today().isoformat(),
     }
-
-    def measure(averaged: TokenPolicy) -> Mapping[str, float]:
-        return sample_metrics(sample_molecules(averaged, recipe.evaluation_samples))
-
-    trainer = Pretrainer(
-        policy,
-        data,
-        recipe.pretrain,
-        recipe.output_dir,
-        metadata=metadata,
-        resume=resume,
-        evaluate=measure if recipe.evaluation_samples else None,
-    )
-    return trainer.train()
+    evaluate = validity_metrics(recipe.evaluation_samples)
+    return fit(policy, data, recipe, metadata=metadata, evaluate=evaluate, resume=resume)

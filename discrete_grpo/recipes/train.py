@@ -36,6 +36,7 @@ from discrete_grpo.recipes.families import (
     sample_policy,
     shown,
 )
+from discrete_grpo.recipes.judge import check_rewards
 from discrete_grpo.recipes.molecules import (
     NetworkSizes,
     bundled_policies,
@@ -46,7 +47,6 @@ from discrete_grpo.recipes.molecules import (
     sample_molecules,
     scaffold_sites,
 )
-from discrete_grpo.recipes.text import check_rewards
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, load_metadata, load_policy, save
 from discrete_grpo.runs.console import print_table

@@ -19,6 +19,7 @@ from discrete_grpo.datasets.molecules import statistics
 from discrete_grpo.domains.molecules import parse, to_smiles
 from discrete_grpo.domains.tokenizer import BOS, EOS
 from discrete_grpo.policies.decoded import DecodedPolicy
+from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.families import (
     IMAGES,
     MOLECULES,
@@ -68,9 +69,8 @@ def smiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stats = statistics(load_enumerated(4))
-    policy = molecule_policy(
-        stats, NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2), num_steps=4
-    )
+    sizes = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2)
+    policy = molecule_policy(stats, sizes, DiffusionOptions(num_steps=4))
     return save(tmp_path_factory.mktemp("graphs") / "p", policy, metadata={"statistics": stats.to_json()})
 
 
