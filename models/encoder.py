@@ -1,7 +1,7 @@
-"""A bidirectional transformer over tokens: logits at every position, or one number a text.
+"""A bidirectional transformer over tokens: logits at every position, or one number per text.
 
-Pre-norm blocks with learned positions; padding is never attended to. Source: Devlin et al. (2019), arXiv 1810.04805, with
-the norms before the parts (Xiong et al. 2020, arXiv 2002.04745).
+Blocks have their norms before attention and feed-forward parts, positions are learned, and padding is never attended to.
+Source: Devlin et al. (2019), arXiv 1810.04805; order of the norms: Xiong et al. (2020), arXiv 2002.04745.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ class _Block(nn.Module):
 
 
 class _Trunk(nn.Module):
-    """Hidden states [B, L, d] of tokens [B, L]; what stands at padding is meaningless and reaches no other position.
+    """Hidden states [B, L, d] of tokens [B, L]; those of padding are meaningless and reach no other position.
 
     Attributes:
-        checkpoint_layers: whether gradients compute layers again, for memory; no part of a checkpoint.
+        checkpoint_layers: whether the backward pass computes layers again, to save memory; not part of a saved checkpoint.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -115,9 +115,9 @@ class _Trunk(nn.Module):
         length = tokens.shape[1]
         if length > self.block_size:
             raise ValueError(f"tokens: {length} columns, expected at most block_size ({self.block_size})")
-        attend = (mask | ~mask.any(1, keepdim=True))[:, None, None, :]  # an empty text sees its padding: no softmax is empty
+        attend = (mask | ~mask.any(1, keepdim=True))[:, None, None, :]  # an empty text attends to padding
         x = self.token(tokens)
-        if self.neighbours is not None:  # zeros at padding, as beyond the ends
+        if self.neighbours is not None:  # padding counts as zeros, like positions beyond the ends
             x = x + self.neighbours(torch.where(mask.unsqueeze(-1), x, 0.0).transpose(1, 2)).transpose(1, 2)
         x = self.dropout(x + self.position.weight[:length])
         for block in self.blocks:
@@ -126,7 +126,7 @@ class _Trunk(nn.Module):
 
 
 def _initialise(network: nn.Module, layers: int) -> None:
-    """Normal weights of deviation 0.02; those that end a residual branch by 1/sqrt(2 L) of it. Source: GPT-2."""
+    """Draw weights from a normal distribution of deviation 0.02, or 0.02/sqrt(2 L) at the end of a residual branch (GPT-2)."""
     for name, parameter in network.named_parameters():
         if parameter.ndim > 1:
             end = name.endswith(("out.weight", "feed.2.weight"))
@@ -136,10 +136,10 @@ def _initialise(network: nn.Module, layers: int) -> None:
 
 
 class Encoder(nn.Module):
-    """Tokens [B, L] and which of them exist [B, L] -> logits [B, L, V].
+    """Tokens [B, L] and a mask of existing ones [B, L] -> logits [B, L, V].
 
     Args:
-        config: sizes.
+        config: alphabet and sizes.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -150,11 +150,11 @@ class Encoder(nn.Module):
         _initialise(self, config.layers)
 
     def init_args(self) -> dict[str, EncoderConfig]:
-        """What a checkpoint needs to build this network again."""
+        """Arguments that build this network again, kept in a checkpoint."""
         return {"config": self.config}
 
     def compiled_parts(self) -> list[nn.Module]:
-        """What ``torch.compile`` is given: the layers, which are functions of tensors alone."""
+        """The modules that ``torch.compile`` compiles: the layers, which are functions of tensors alone."""
         return list(self.trunk.blocks)
 
     def forward(self, tokens: Int[Tensor, "batch ..."], mask: Bool[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
@@ -167,12 +167,12 @@ class Encoder(nn.Module):
 
 
 class PooledEncoder(nn.Module):
-    """Tokens [B, L] and which of them exist [B, L] -> one number a text [B], from the mean and the largest hidden states.
+    """Tokens [B, L] and a mask of existing ones [B, L] -> one number per text [B], from the mean and the largest hidden states.
 
-    The mean alone lets one wrong character in forty drown; the largest values keep it.
+    One wrong character in forty hardly changes the mean, but it shows in the largest values.
 
     Args:
-        config: sizes.
+        config: alphabet and sizes.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -183,15 +183,15 @@ class PooledEncoder(nn.Module):
         _initialise(self, config.layers)
 
     def init_args(self) -> dict[str, EncoderConfig]:
-        """What a checkpoint needs to build this network again."""
+        """Arguments that build this network again, kept in a checkpoint."""
         return {"config": self.config}
 
     def compiled_parts(self) -> list[nn.Module]:
-        """What ``torch.compile`` is given: the layers, which are functions of tensors alone."""
+        """The modules that ``torch.compile`` compiles: the layers, which are functions of tensors alone."""
         return list(self.trunk.blocks)
 
     def forward(self, tokens: Int[Tensor, "batch ..."], mask: Bool[Tensor, "batch ..."]) -> Float[Tensor, " batch"]:
-        """The number of each text; a text without tokens gets that of all zeros.
+        """One number per text; the hidden states of a text without tokens count as zeros.
 
         Raises:
             ValueError: if there are more columns than ``block_size``.

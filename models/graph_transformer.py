@@ -1,9 +1,9 @@
-"""A graph transformer whose attention is biased by pairs: tensors in, logits out.
+"""A graph transformer whose attention is biased by pair states: noisy classes in, logits of clean classes out.
 
-What makes graph networks memory-bound is the number of passes over [B, N, N, d]. Two decisions keep that small:
-attention has one logit a head and pair, [B, H, N, N], biased by the pair's state (the peers use one a *channel*);
-and pair states live on the N(N-1)/2 **unordered** pairs, [B, P, d_e], since every input and output is symmetric.
-That makes edge logits exactly symmetric by construction, not by averaging.
+Passes over [B, N, N, d] make graph networks memory-bound. Two decisions keep their number small: attention has one logit per
+head and pair, [B, H, N, N], biased by the pair's state (DiGress and DeFoG have one per *channel*); and pair states live on the
+N(N-1)/2 **unordered** pairs, [B, P, d_e], since every input and output is symmetric. Edge logits are therefore exactly
+symmetric by construction.
 
 Shapes: B graphs, N nodes, P = N(N-1)/2 pairs, H heads, d node width, d_e edge width, d_g global width.
 """
@@ -103,7 +103,7 @@ BASE = {"layers": 10, "heads": 8, "width": 256, "edge_width": 64, "global_width"
 
 
 def cycle_counts(adjacency: Float[Tensor, "batch node node"]) -> Float[Tensor, "batch node 3"]:
-    """How many simple cycles of length 3, 4 and 5 pass through each node, from traces of powers of A.
+    """Numbers of simple cycles of length 3, 4 and 5 through each node, from diagonals of powers of A.
 
     Source: Vignac et al. (2022), appendix B.2, arXiv 2209.14734.
     """
@@ -135,7 +135,7 @@ class _Modulate(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
         self.film = nn.Linear(global_width, 2 * width)
-        nn.init.zeros_(self.film.weight)  # else scales, states and pools feed each other and a deep network overflows
+        nn.init.zeros_(self.film.weight)  # otherwise scales, states and pools amplify each other, and a deep network overflows
         nn.init.zeros_(self.film.bias)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ class _Block(nn.Module):
     def _edge_update(self, x_n: Tensor, e_n: Tensor, logits: Tensor, geometry: _Geometry) -> Tensor:
         both = rearrange(logits + logits.transpose(-1, -2), "b h i j -> b i j h")
         a = self.edge_nodes(x_n)
-        # One product over [B, P, ·] instead of two and a sum: passes over pairs are what costs.
+        # One product over [B, P, ·] instead of two and a sum, since passes over pairs take most of the time.
         weight = torch.cat([self.edge_in.weight, self.edge_logits.weight], 1)
         own = nn.functional.linear(torch.cat([e_n, geometry.triangle(both)], -1), weight, self.edge_in.bias)
         hidden = torch.addcmul(own, a.index_select(1, geometry.left), a.index_select(1, geometry.right))
@@ -190,7 +190,7 @@ class _Block(nn.Module):
 
 @dataclass(frozen=True)
 class _Geometry:
-    """What every layer needs to know of who exists and who is whose neighbour."""
+    """Masks and index tensors of a batch of graphs, which all layers share."""
 
     left: Int[Tensor, " pair"]
     right: Int[Tensor, " pair"]
@@ -209,28 +209,29 @@ class _Geometry:
         incidence = ((number == left) | (number == right)).to(dtype)
         exists = pair_mask(mask).unsqueeze(-1)
         neighbours = (mask.sum(1) - 1).clamp_min(1)[:, None, None].to(dtype)
-        nodes = mask.unsqueeze(-1).clone()  # a view would tie compiled code to what it is a view of
+        nodes = mask.unsqueeze(-1).clone()  # a view would tie compiled code to the tensor it is a view of
         weight, no_key = exists * neighbours.rsqrt(), ~mask[:, None, None, :]
         return _Geometry(left, right, left * n + right, nodes, exists, weight, no_key, incidence)
 
     def square(self, pairs: Float[Tensor, "batch pair d"]) -> Float[Tensor, "batch node node d"]:
-        """:func:`symmetrise` with the index at hand: code compiled for one number of nodes then fits all."""
+        """:func:`symmetrise` with a stored index, so that code compiled for one number of nodes serves all."""
         n = self.nodes.shape[1]
         full = pairs.new_zeros(pairs.shape[0], n * n, pairs.shape[2]).index_copy(1, self.flat, pairs).unflatten(1, (n, n))
         return full + full.transpose(1, 2)
 
     def triangle(self, square: Float[Tensor, "batch node node d"]) -> Float[Tensor, "batch pair d"]:
-        """:func:`upper`, likewise."""
+        """:func:`upper` with a stored index."""
         return square.flatten(1, 2).index_select(1, self.flat)
 
 
 class GraphTransformer(nn.Module):
     """Clean-class logits of noisy graphs: ``(nodes, edges, time, mask, properties) -> (node logits, edge logits)``.
 
-    Equivariant to node permutation; edge logits exactly symmetric; padding changes no logit of a real site.
+    The network is equivariant to permutations of nodes, edge logits are exactly symmetric, and padding changes no logit of an
+    existing site.
 
     Attributes:
-        checkpoint_layers: whether gradients compute layers again, for memory; no part of a checkpoint.
+        checkpoint_layers: whether the backward pass computes layers again, to save memory; not part of a saved checkpoint.
     """
 
     def __init__(self, config: GraphTransformerConfig) -> None:
@@ -247,11 +248,11 @@ class GraphTransformer(nn.Module):
         self.edge_out = nn.Sequential(nn.LayerNorm(de), nn.Linear(de, de), nn.GELU(), nn.Linear(de, config.edge_classes))
 
     def init_args(self) -> dict[str, GraphTransformerConfig]:
-        """What a checkpoint needs to build this network again."""
+        """Arguments that build this network again, kept in a checkpoint."""
         return {"config": self.config}
 
     def compiled_parts(self) -> list[nn.Module]:
-        """What ``torch.compile`` is given: the layers, which are functions of tensors alone."""
+        """The modules that ``torch.compile`` compiles: the layers, which are functions of tensors alone."""
         return list(self.blocks)
 
     def forward(
@@ -269,7 +270,7 @@ class GraphTransformer(nn.Module):
             edges: noisy edge classes; only the upper triangle is read.
             time: in [0, 1], 0 data and 1 noise.
             mask: which nodes exist.
-            properties: NaN where one is not given; None where none is. Read only if ``num_properties`` is not 0.
+            properties: NaN where a property is not given, None if none is; read only if ``num_properties`` is not 0.
         """
         x, e, y = self._embed(nodes, edges, time, mask)
         if self.property_in is not None and properties is not None:
@@ -288,7 +289,7 @@ class GraphTransformer(nn.Module):
         exists = pair_mask(mask)
         bonded = (pairs > 0) & (pairs < config.edge_classes) & exists
         adjacency = symmetrise(bonded.to(dtype), n)
-        with torch.autocast(nodes.device.type, enabled=False):  # counts are integers: bfloat16 products would round them
+        with torch.autocast(nodes.device.type, enabled=False):  # counts are integers, which bfloat16 products would round
             walks = random_walks(adjacency, config.walk_length)
             cycles = torch.log1p(cycle_counts(adjacency))
         back = torch.stack([w.diagonal(dim1=1, dim2=2) for w in walks], -1)

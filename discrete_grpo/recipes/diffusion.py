@@ -95,15 +95,9 @@ def diffusion_policy(
     """
     options = options or DiffusionOptions()
     nodes, edges = (options.make_kernel(share, schedule) for share in shares)
-    if isinstance(network, nn.Module):
-        net = network
-    else:
-        sizes = vars(network or NetworkSizes())
-        classes = (nodes.num_states, edges.num_states, nodes.num_clean, edges.num_clean)
-        with seeded(seed):
-            net = GraphTransformer(GraphTransformerConfig(*classes, len(properties), **sizes))
+    own = isinstance(network, nn.Module)
     policy = GraphPolicy(
-        net,
+        network if isinstance(network, nn.Module) else _graph_transformer(nodes, edges, network, len(properties), seed),
         nodes,
         edges,
         node_counts,
@@ -115,9 +109,18 @@ def diffusion_policy(
         sample_distortion=choices.distortion(options.sample_distortion),
         decode=decode,
     )
-    if isinstance(network, nn.Module):
+    if own:
         check_denoiser(policy)
     return policy
+
+
+def _graph_transformer(
+    nodes: choices.GraphKernel, edges: choices.GraphKernel, sizes: NetworkSizes | None, num_properties: int, seed: int
+) -> GraphTransformer:
+    """A graph transformer for the classes of two kernels, with initial weights of ``seed``."""
+    classes = (nodes.num_states, edges.num_states, nodes.num_clean, edges.num_clean)
+    with seeded(seed):
+        return GraphTransformer(GraphTransformerConfig(*classes, num_properties, **vars(sizes or NetworkSizes())))
 
 
 class Denoiser(Protocol):

@@ -1,4 +1,4 @@
-"""Image policies: digits as codes, made, pretrained, sampled and evaluated. The parts that commands and users share."""
+"""Policies of images of digits, which are sequences of codes: pretraining, sampling and evaluation."""
 
 from __future__ import annotations
 
@@ -56,15 +56,17 @@ class PretrainDigitsRecipe:
 
     Attributes:
         output_dir: run folder to make.
-        codes: entries of the codebook.
+        codes: number of entries of the codebook.
         code_width: length of an entry.
-        layers, heads, width: sizes of the transformer.
-        dropout: in the transformer while pretraining.
-        condition_dropout: share of training in which the label is hidden, so that the policy also works without.
-        autoencoder: settings of the autoencoder's training loop.
-        classifier: settings of the classifier's.
-        pretrain: settings of the policy's.
-        evaluation_samples: images drawn with every checkpoint to log validity; 0 draws none.
+        layers: depth of the transformer.
+        heads: attention heads of the transformer.
+        width: width of its hidden states.
+        dropout: dropout probability in the transformer while pretraining.
+        condition_dropout: share of training images whose label is hidden, so that the policy also works without.
+        autoencoder: settings of the training loop of the autoencoder.
+        classifier: settings of the training loop of the classifier.
+        pretrain: settings of the training loop of the policy.
+        evaluation_samples: images sampled at every checkpoint to log validity; 0 means none.
     """
 
     output_dir: str = "runs/pretrain-digits"
@@ -104,13 +106,13 @@ def image_policy(
     """An untrained policy of the codes of ``autoencoder``, which reads a context's ``label`` and decodes to images.
 
     Args:
-        autoencoder: its codebook and decoder become the policy's decoder, frozen.
+        autoencoder: its codebook and decoder, frozen, become the decoder of the policy.
         layers: depth of the transformer.
-        heads: its attention heads.
-        width: its hidden width.
-        dropout: in it, while pretraining.
-        condition_dropout: share of training in which the label is hidden.
-        seed: of the initial weights; the global random state is left as it was.
+        heads: attention heads of the transformer.
+        width: width of its hidden states.
+        dropout: dropout probability while pretraining.
+        condition_dropout: share of training images whose label is hidden.
+        seed: random seed of the initial weights; the global random state is not changed.
     """
     sizes = autoencoder.config
     codes = tuple(f"<{k}>" for k in range(sizes.codes))
@@ -135,7 +137,7 @@ def image_policy(
 
 
 def run_pretrain_digits(recipe: PretrainDigitsRecipe, *, resume: bool = False) -> Path:
-    """Train autoencoder, classifier and policy, log and export; returns the folder of the exported policy."""
+    """Train autoencoder, classifier and policy; returns the folder of the exported policy."""
     run, train, test = Path(recipe.output_dir), load_digits("train"), load_digits("test")
     metadata = {
         "kind": "images",
@@ -208,7 +210,7 @@ def _train_classifier(
 
 
 def _token_data(data: DigitImages, autoencoder: VQAutoencoder, tokenizer: Tokenizer) -> TokenDataset:
-    """The images as texts of codes, with their labels as prompts."""
+    """The images as sequences of codes, with their labels as prompts."""
     texts = [code_text(row) for row in autoencoder.encode(data.pixels).tolist()]
     return token_dataset(texts, tokenizer, prompts=[str(c) for c in data.labels.tolist()])
 
@@ -217,7 +219,7 @@ def _token_data(data: DigitImages, autoencoder: VQAutoencoder, tokenizer: Tokeni
 
 
 def image_columns(labels: Sequence[Any] = range(NUM_CLASSES)) -> list[Mapping[str, Any]]:
-    """The conditions of a run: one context a class.
+    """The conditions of a run: one per label.
 
     >>> image_columns([3])
     [{'label': 3}]

@@ -1,4 +1,4 @@
-"""Policies of plain graphs - planar graphs, trees, block models: made, pretrained and loaded; samples are graph6 lines."""
+"""Policies of plain graphs, such as planar graphs, trees and block models, and their pretraining; samples are graph6 lines."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | No
     """
     splits = load_splits(recipe.data, max_nodes=recipe.max_nodes, max_bytes=recipe.max_bytes)
     data = dataset_from_networkx(splits.train, splits.name)
-    policy = graph_policy(graph_statistics(data), network or recipe.network, recipe, seed=recipe.pretrain.seed)
+    policy = graph_policy(graph_statistics(data), recipe.network if network is None else network, recipe, seed=recipe.pretrain.seed)
     shape = recipe.shape or shape_of(splits.name)
     metadata = {
         "kind": "graphs",

@@ -101,7 +101,7 @@ def run_pretrain(recipe: PretrainRecipe, *, network: nn.Module | None = None, re
     given = conditioned(data, recipe.properties) if recipe.properties else None
     policy = molecule_policy(
         stats,
-        network or recipe.network,
+        recipe.network if network is None else network,
         recipe,
         properties=given.properties if given else (),
         condition_dropout=recipe.condition_dropout,

@@ -1,4 +1,4 @@
-"""SMILES policies: made, pretrained and loaded. The autoregressive counterpart of :mod:`discrete_grpo.recipes.molecules`."""
+"""Autoregressive policies of SMILES strings and their pretraining."""
 
 from __future__ import annotations
 
@@ -34,20 +34,22 @@ class PretrainSmilesRecipe:
             name of a download (``qm9``, ``zinc250k``).
         output_dir: run folder to make.
         properties: RDKit descriptors the policy can be conditioned on.
-        scaffold: whether it can be conditioned on Murcko scaffolds.
-        condition_dropout: share of training in which a condition is hidden, so that the policy also works without.
-        layers, heads, width: sizes of the transformer.
-        dropout: in the transformer while pretraining.
-        max_length: the most tokens of a molecule; None means the longest of the data.
-        temperature: of the logits when the policy draws, kept with it; training is at 1.
+        scaffold: whether the policy can be conditioned on Murcko scaffolds.
+        condition_dropout: share of training molecules whose conditions are hidden, so that the policy also works without.
+        layers: depth of the transformer.
+        heads: attention heads of the transformer.
+        width: width of its hidden states.
+        dropout: dropout probability in the transformer while pretraining.
+        max_length: largest number of tokens of a molecule; None means that of the data.
+        temperature: temperature of sampling, kept with the policy; it is 1 in training.
         pretrain: settings of the training loop.
-        max_broken: largest share of lines of ``data`` that may be no molecule.
+        max_broken: largest share of lines of ``data`` that may not be a molecule.
         smiles_column: name of the column of SMILES in ``data``; None finds it by its name.
         max_bytes: largest size that a gzipped file may unpack to.
-        cache_dir: folder where the parsed data is kept for the next time.
-        evaluation_samples: molecules drawn with every checkpoint to log validity; 0 draws none.
-        data_name: written into the checkpoint.
-        data_licence: written into the checkpoint.
+        cache_dir: folder where the parsed data is kept for the next run.
+        evaluation_samples: molecules sampled at every checkpoint to log validity; 0 means none.
+        data_name: name kept with the checkpoint; None means that of ``data``.
+        data_licence: licence kept with the checkpoint.
     """
 
     data: str = "enumerated"
@@ -88,20 +90,20 @@ def smiles_policy(
     temperature: float = 1.0,
     seed: int = 42,
 ) -> TokenPolicy:
-    """An untrained SMILES policy; rewards see canonical SMILES, None for what is no molecule.
+    """An untrained SMILES policy; its samples are canonical SMILES, or None for a string that is not a molecule.
 
     Args:
         tokenizer: the alphabet.
-        max_length: the most tokens of a molecule.
-        properties: descriptors it is conditioned on.
-        scaffold: whether it reads a context's ``scaffold``.
-        condition_dropout: share of training in which a condition is hidden.
+        max_length: largest number of tokens of a molecule.
+        properties: descriptors the policy is conditioned on.
+        scaffold: whether the policy reads a context's ``scaffold``.
+        condition_dropout: share of training molecules whose conditions are hidden.
         layers: depth of the transformer.
-        heads: of its attention.
-        width: of its hidden states.
-        dropout: in training.
-        temperature: of the logits when it draws.
-        seed: of the initial weights; the global random state is left as it was.
+        heads: attention heads of the transformer.
+        width: width of its hidden states.
+        dropout: dropout probability in training.
+        temperature: temperature of sampling.
+        seed: random seed of the initial weights; the global random state is not changed.
     """
     config = GPTConfig(len(tokenizer), max_length, len(properties), layers, heads, width, dropout=dropout)
     with seeded(seed):
@@ -120,6 +122,7 @@ def smiles_policy(
 
 
 def _lines(recipe: PretrainSmilesRecipe) -> SmilesLines:
+    """The molecules of ``recipe.data``; lines that are not a molecule are listed on standard error."""
     options: dict[str, Any] = {"properties": recipe.properties, "scaffolds": recipe.scaffold, "max_broken": recipe.max_broken}
     if recipe.data == "enumerated":
         return smiles_from_lines(enumerate(enumerated_smiles(), 1), "enumerated", name="enumerated", **options)
@@ -131,7 +134,7 @@ def _lines(recipe: PretrainSmilesRecipe) -> SmilesLines:
 
 
 def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -> Path:
-    """Train, log and export; returns the folder of the exported policy."""
+    """Pretrain a SMILES policy; returns the folder of the exported policy."""
     lines = _lines(recipe)
     tokenizer, scales = alphabet(lines), property_scales(lines.properties, lines.values)
     prompts = lines.scaffolds if recipe.scaffold else None

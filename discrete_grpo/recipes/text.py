@@ -215,14 +215,14 @@ def load_text_policy(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> MaskedTextPolicy:
-    """A policy that fills blanks, from a checkpoint.
+    """A policy that fills blanks, from a checkpoint; an option that is None keeps the value of the checkpoint.
 
     Args:
-        name: a bundled policy's name, a checkpoint folder or a run folder.
-        rounds: of unmasking; None keeps the checkpoint's, as for the others.
+        name: name of a bundled policy, a checkpoint folder or a run folder.
+        rounds: rounds of unmasking.
         temperature: divides the logits.
-        top_k: keep the k most probable characters.
-        top_p: keep the fewest characters of this probability.
+        top_k: number of most probable characters that are kept.
+        top_p: the smallest set of characters with this probability is kept.
 
     Raises:
         CheckpointError: if the checkpoint is missing, damaged or not of such a policy.
@@ -241,14 +241,14 @@ def load_text_policy(
 def fill_in_prompts(
     count: int = 512, seed: int = 1, *, held_out: bool = False, rate: float = 0.4, span: int = 6
 ) -> list[dict[str, str]]:
-    """Columns ``masked`` and ``original`` of sentences with blanks; none of the ``held_out`` is ever trained on.
+    """Columns ``masked`` and ``original`` of sentences with blanks.
 
     Args:
-        count: how many.
-        seed: of sentences and blanks.
-        held_out: whether from the part kept for evaluation.
+        count: number of sentences.
+        seed: random seed of sentences and blanks.
+        held_out: whether the sentences come from the part kept for evaluation, which no bundled policy was trained on.
         rate: share of characters that are blank.
-        span: characters a run of blanks.
+        span: characters per run of blanks.
 
     >>> fill_in_prompts(1)[0]["masked"]
     'an _____t read___________em before noon'
@@ -261,13 +261,12 @@ def fill_in_prompts(
 def fill_texts(
     policy: MaskedTextPolicy, masked: Sequence[str], count: int = 1, *, seed: int = 0, batch_size: int = 256
 ) -> list[Any]:
-    """``count`` fills of each prompt, a prompt's together: ``result[k]`` fills ``masked[k // count]``.
+    """``count`` fills of each prompt, one prompt after the other: ``result[k]`` fills ``masked[k // count]``.
 
     Raises:
         ValueError: if ``count`` is less than 1, or a prompt cannot be filled (no blank, unknown character, too long).
     """
-    if count < 1:
-        raise ValueError(f"count: {count}, expected at least 1")
+    check_range("count", count, least=1)
     generator = torch.Generator(policy.device).manual_seed(seed)
     contexts = group_contexts(len(masked), count, [{"masked": m} for m in masked])
     samples: list[Any] = []
@@ -282,12 +281,13 @@ def fill_texts(
 def evaluate_fills(
     policy: MaskedTextPolicy, prompts: Sequence[Mapping[str, str]], count: int = 4, *, judge: Any = None, seed: int = 0
 ) -> dict[str, float]:
-    """How well ``count`` fills of each prompt do.
+    """Metrics of ``count`` fills of each prompt.
 
     Returns:
-        The table of :func:`~discrete_grpo.metrics.text.evaluate`; ``distinct_fills``: distinct / fills of a prompt; where the
-        prompts have an ``original``, ``recovered``: share of blanks filled as there, and ``sentences``: share of fills that
-        are sentences of the grammar, if the originals are; with a judge ``judge`` and ``judge_original``, its mean scores.
+        The table of :func:`~discrete_grpo.metrics.text.evaluate`, and ``distinct_fills``: share of different fills among the
+        fills of a prompt. If the prompts have an ``original``, ``recovered``: share of blanks filled as in the original; if all
+        originals are sentences of the grammar, ``sentences``: share of fills that are, too. With a judge, its mean scores of
+        fills, ``judge``, and of originals, ``judge_original``.
     """
     masked = [p["masked"] for p in prompts for _ in range(count)]
     samples = fill_texts(policy, [p["masked"] for p in prompts], count, seed=seed)
