@@ -179,7 +179,7 @@ def check_denoiser(policy: GraphPolicy) -> None:
 
 
 def _called(network: nn.Module, arguments: Sequence[Tensor]) -> Any:
-    """What the network returns; its error, if it raises one, in one line."""
+    """Call the network without gradients; an error of the network becomes one line."""
     try:
         with torch.no_grad(), seeded(0, arguments[0].device):
             return network(*arguments)

@@ -140,8 +140,8 @@ def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -
     prompts = lines.scaffolds if recipe.scaffold else None
     data = token_dataset(lines.smiles, tokenizer, prompts=prompts, values=lines.values, properties=scales)
     longest = max(int(data.sizes.max()) - 1, int(data.prompt_starts.diff().max()))
-    if recipe.max_length is not None and recipe.max_length < longest:
-        raise ValueError(f"max_length: {recipe.max_length}, expected at least {longest}, the most tokens of a molecule of the data")
+    if recipe.max_length is not None:
+        check_range("max_length", recipe.max_length, least=longest, note=", the most tokens of a molecule of the data")
     policy = smiles_policy(
         tokenizer,
         max_length=recipe.max_length or longest,

@@ -240,7 +240,7 @@ def test_bad_settings_are_named(option: str, value: Any, text: str) -> None:
     with pytest.raises(ValueError, match=f"^{text}"):
         network(**{option: value})
     with pytest.raises(ValueError, match=f"^{text}"):
-        NetworkSizes(**{"width": 16, option: value})  # type: ignore[arg-type]  # values of several types
+        NetworkSizes(**{"width": 16, option: value})
 
 
 def test_a_configuration_is_flat_in_a_checkpoint() -> None:
