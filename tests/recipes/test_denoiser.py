@@ -148,10 +148,10 @@ def test_an_own_denoiser_belongs_to_recipes_of_graphs(stats: MoleculeStatistics,
     with pytest.raises(TypeError, match=r"^recipe: GRPOConfig, expected a recipe of pretraining"):
         pretrain(FAST)  # type: ignore[arg-type]
     config = PretrainConfig(max_steps=2, batch_size=8, warmup_steps=1)
-    recipe = PretrainGraphsRecipe(
+    trees = PretrainGraphsRecipe(
         data="tree-16", output_dir=str(tmp_path / "trees"), num_steps=3, pretrain=config, evaluation_samples=0
     )
-    folder = pretrain(recipe, network=network)
+    folder = pretrain(trees, network=network)
     assert load_metadata(folder)["shape"] == "tree"
     assert isinstance(load_policy(folder, trusted=("discrete_grpo", "tests")).network, PlainDenoiser)
 
