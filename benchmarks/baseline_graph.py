@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.schedules import time_grid
-from discrete_grpo.models.graph_transformer import GraphTransformerConfig, cycle_counts, random_walks
+from discrete_grpo.models.graph_transformer import GraphTransformerConfig, cycle_counts
+from discrete_grpo.models.random_walks import random_walks
 
 __all__ = ["PeerNetwork", "PeerPolicy", "Trajectory", "average_posterior", "posterior_over_x0", "step_log_prob"]
 

@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from discrete_grpo.recipes.evaluate import evaluate
     from discrete_grpo.recipes.families import SamplerOptions
     from discrete_grpo.recipes.loading import load_policy
+    from discrete_grpo.recipes.molecules import molecule_policy
+    from discrete_grpo.recipes.pretrain import pretrain
     from discrete_grpo.recipes.sample import sample
-    from discrete_grpo.recipes.train import train
+    from discrete_grpo.recipes.train import TrainRecipe, train
+    from discrete_grpo.rewards.molecules import molecule_reward
+    from discrete_grpo.testing import check_policy
     from discrete_grpo.training.config import GRPOConfig, PretrainConfig
     from discrete_grpo.training.trainer import GRPOTrainer
 
@@ -35,10 +39,15 @@ __all__ = [
     "Scorer",
     "Scores",
     "Sites",
+    "TrainRecipe",
+    "check_policy",
     "evaluate",
     "group_contexts",
     "load_policy",
+    "molecule_policy",
+    "molecule_reward",
     "posterior_kl",
+    "pretrain",
     "sample",
     "score_sites",
     "train",
@@ -51,12 +60,16 @@ _MODULES = {
     "diffusion.graph_kl": ("posterior_kl",),
     "core.rollout": ("Context", "Policy", "Reward", "Rollout", "Scorer", "group_contexts"),
     "core.scoring": ("RewardError",),
+    "recipes.molecules": ("molecule_policy",),
+    "recipes.pretrain": ("pretrain",),
     "training.trainer": ("GRPOTrainer",),
     "recipes.evaluate": ("evaluate",),
     "recipes.families": ("SamplerOptions",),
     "recipes.loading": ("load_policy",),
     "recipes.sample": ("sample",),
-    "recipes.train": ("train",),
+    "recipes.train": ("TrainRecipe", "train"),
+    "rewards.molecules": ("molecule_reward",),
+    "testing": ("check_policy",),
 }
 
 

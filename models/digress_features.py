@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from discrete_grpo.core.precision import exact_device, place, widen
+from discrete_grpo.models.random_walks import random_walks
 
 __all__ = ["Extra", "Features", "FiveCycles", "MoleculeFeatures", "cycles", "extra", "feature_widths", "random_walk_powers"]
 
@@ -144,12 +145,8 @@ def random_walk_powers(adjacency: Float[Tensor, "batch node node"], length: int)
 
     Source: Ma et al. (2023), section 3.1, arXiv 2305.17589.
     """
-    degree = adjacency.sum(-1, keepdim=True)
-    walk = torch.where(degree > 0, adjacency / degree.clamp_min(1.0), 0.0)
-    powers = [torch.eye(adjacency.shape[1], dtype=adjacency.dtype, device=adjacency.device).expand_as(adjacency)]
-    for _ in range(length - 1):
-        powers.append(powers[-1] @ walk)
-    return torch.stack(powers, -1)
+    identity = torch.eye(adjacency.shape[1], dtype=adjacency.dtype, device=adjacency.device).expand_as(adjacency)
+    return torch.stack([identity, *random_walks(adjacency, length - 1, by="row")[: length - 1]], -1)
 
 
 def cycles(

@@ -1,7 +1,7 @@
-"""A bidirectional transformer over tokens: logits at every position, or one number a text.
+"""A bidirectional transformer over tokens: logits at every position, or one number per text.
 
-Pre-norm blocks with learned positions; padding is never attended to. Source: Devlin et al. (2019), arXiv 1810.04805, with
-the norms before the parts (Xiong et al. 2020, arXiv 2002.04745).
+Blocks have their norms before attention and feed-forward parts, positions are learned, and padding is never attended to.
+Source: Devlin et al. (2019), arXiv 1810.04805; order of the norms: Xiong et al. (2020), arXiv 2002.04745.
 """
 
 from __future__ import annotations
@@ -12,33 +12,30 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.models.attention import attention
 from discrete_grpo.models.recompute import run_layer
 
-__all__ = ["Encoder", "EncoderConfig", "PooledEncoder"]
+__all__ = ["Encoder", "EncoderConfig", "EncoderSizes", "PooledEncoder"]
 
 
-@dataclass(frozen=True)
-class EncoderConfig:
-    """Sizes of an :class:`Encoder` or a :class:`PooledEncoder`.
+@dataclass(frozen=True, kw_only=True)
+class EncoderSizes:
+    """Sizes of an :class:`Encoder` or a :class:`PooledEncoder`, whatever its alphabet.
 
     Attributes:
-        num_tokens: V, size of the alphabet with special tokens; at least 2.
-        block_size: the longest text in tokens.
         layers: depth.
-        heads: attention heads; divides ``width``.
-        width: of the hidden states.
-        expansion: hidden over outer width in the feed-forward part.
-        context: neighbours on each side that a convolution mixes in before the first block; 0 has none. Spelling is then
-            seen from the start, which training a pooled number alone takes long to find.
-        dropout: after embeddings, attention and feed-forward parts, in [0, 1).
+        heads: attention heads.
+        width: width of the hidden states, a multiple of ``heads``.
+        expansion: hidden over outer width in the feed-forward parts.
+        context: neighbours on each side that a convolution mixes in before the first layer; 0 means no convolution. A network
+            then sees spelling from the start, which it learns only slowly from one pooled number per text.
+        dropout: dropout probability after embeddings, attention and feed-forward parts, in [0, 1).
 
     Raises:
         ValueError: for a value out of its range.
     """
 
-    num_tokens: int
-    block_size: int
     layers: int = 4
     heads: int = 4
     width: int = 96
@@ -47,14 +44,33 @@ class EncoderConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        least = {"num_tokens": 2, "block_size": 1, "layers": 1, "heads": 1, "width": 1, "expansion": 1, "context": 0}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name}: {getattr(self, name)}, expected at least {low}")
+        for name in ("layers", "heads", "width", "expansion"):
+            check_range(name, getattr(self, name), least=1)
+        check_range("context", self.context, least=0)
         if self.width % self.heads:
             raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: {self.dropout}, expected at least 0 and less than 1")
+        check_range("dropout", self.dropout, least=0, below=1)
+
+
+@dataclass(frozen=True)
+class EncoderConfig(EncoderSizes):
+    """Alphabet and sizes of an :class:`Encoder` or a :class:`PooledEncoder`.
+
+    Attributes:
+        num_tokens: V, size of the alphabet with special tokens; at least 2.
+        block_size: the longest text in tokens.
+
+    Raises:
+        ValueError: for a value out of its range.
+    """
+
+    num_tokens: int
+    block_size: int
+
+    def __post_init__(self) -> None:
+        check_range("num_tokens", self.num_tokens, least=2)
+        check_range("block_size", self.block_size, least=1)
+        super().__post_init__()
 
 
 class _Block(nn.Module):
@@ -78,10 +94,10 @@ class _Block(nn.Module):
 
 
 class _Trunk(nn.Module):
-    """Hidden states [B, L, d] of tokens [B, L]; what stands at padding is meaningless and reaches no other position.
+    """Hidden states [B, L, d] of tokens [B, L]; those of padding are meaningless and reach no other position.
 
     Attributes:
-        checkpoint_layers: whether gradients compute layers again, for memory; no part of a checkpoint.
+        checkpoint_layers: whether the backward pass computes layers again, to save memory; not part of a saved checkpoint.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -99,9 +115,9 @@ class _Trunk(nn.Module):
         length = tokens.shape[1]
         if length > self.block_size:
             raise ValueError(f"tokens: {length} columns, expected at most block_size ({self.block_size})")
-        attend = (mask | ~mask.any(1, keepdim=True))[:, None, None, :]  # an empty text sees its padding: no softmax is empty
+        attend = (mask | ~mask.any(1, keepdim=True))[:, None, None, :]  # an empty text attends to padding
         x = self.token(tokens)
-        if self.neighbours is not None:  # zeros at padding, as beyond the ends
+        if self.neighbours is not None:  # padding counts as zeros, like positions beyond the ends
             x = x + self.neighbours(torch.where(mask.unsqueeze(-1), x, 0.0).transpose(1, 2)).transpose(1, 2)
         x = self.dropout(x + self.position.weight[:length])
         for block in self.blocks:
@@ -110,7 +126,7 @@ class _Trunk(nn.Module):
 
 
 def _initialise(network: nn.Module, layers: int) -> None:
-    """Normal weights of deviation 0.02; those that end a residual branch by 1/sqrt(2 L) of it. Source: GPT-2."""
+    """Draw weights from a normal distribution of deviation 0.02, or 0.02/sqrt(2 L) at the end of a residual branch (GPT-2)."""
     for name, parameter in network.named_parameters():
         if parameter.ndim > 1:
             end = name.endswith(("out.weight", "feed.2.weight"))
@@ -120,10 +136,10 @@ def _initialise(network: nn.Module, layers: int) -> None:
 
 
 class Encoder(nn.Module):
-    """Tokens [B, L] and which of them exist [B, L] -> logits [B, L, V].
+    """Tokens [B, L] and a mask of existing ones [B, L] -> logits [B, L, V].
 
     Args:
-        config: sizes.
+        config: alphabet and sizes.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -134,11 +150,11 @@ class Encoder(nn.Module):
         _initialise(self, config.layers)
 
     def init_args(self) -> dict[str, EncoderConfig]:
-        """What a checkpoint needs to build this network again."""
+        """Arguments that build this network again, kept in a checkpoint."""
         return {"config": self.config}
 
     def compiled_parts(self) -> list[nn.Module]:
-        """What ``torch.compile`` is given: the layers, which are functions of tensors alone."""
+        """The modules that ``torch.compile`` compiles: the layers, which are functions of tensors alone."""
         return list(self.trunk.blocks)
 
     def forward(self, tokens: Int[Tensor, "batch ..."], mask: Bool[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
@@ -151,12 +167,12 @@ class Encoder(nn.Module):
 
 
 class PooledEncoder(nn.Module):
-    """Tokens [B, L] and which of them exist [B, L] -> one number a text [B], from the mean and the largest hidden states.
+    """Tokens [B, L] and a mask of existing ones [B, L] -> one number per text [B], from the mean and the largest hidden states.
 
-    The mean alone lets one wrong character in forty drown; the largest values keep it.
+    One wrong character in forty hardly changes the mean, but it shows in the largest values.
 
     Args:
-        config: sizes.
+        config: alphabet and sizes.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -167,15 +183,15 @@ class PooledEncoder(nn.Module):
         _initialise(self, config.layers)
 
     def init_args(self) -> dict[str, EncoderConfig]:
-        """What a checkpoint needs to build this network again."""
+        """Arguments that build this network again, kept in a checkpoint."""
         return {"config": self.config}
 
     def compiled_parts(self) -> list[nn.Module]:
-        """What ``torch.compile`` is given: the layers, which are functions of tensors alone."""
+        """The modules that ``torch.compile`` compiles: the layers, which are functions of tensors alone."""
         return list(self.trunk.blocks)
 
     def forward(self, tokens: Int[Tensor, "batch ..."], mask: Bool[Tensor, "batch ..."]) -> Float[Tensor, " batch"]:
-        """The number of each text; a text without tokens gets that of all zeros.
+        """One number per text; the hidden states of a text without tokens count as zeros.
 
         Raises:
             ValueError: if there are more columns than ``block_size``.

@@ -1,9 +1,9 @@
-"""A graph transformer whose attention is biased by pairs: tensors in, logits out.
+"""A graph transformer whose attention is biased by pair states: noisy classes in, logits of clean classes out.
 
-What makes graph networks memory-bound is the number of passes over [B, N, N, d]. Two decisions keep that small:
-attention has one logit a head and pair, [B, H, N, N], biased by the pair's state (the peers use one a *channel*);
-and pair states live on the N(N-1)/2 **unordered** pairs, [B, P, d_e], since every input and output is symmetric.
-That makes edge logits exactly symmetric by construction, not by averaging.
+Passes over [B, N, N, d] make graph networks memory-bound. Two decisions keep their number small: attention has one logit per
+head and pair, [B, H, N, N], biased by the pair's state (DiGress and DeFoG have one per *channel*); and pair states live on the
+N(N-1)/2 **unordered** pairs, [B, P, d_e], since every input and output is symmetric. Edge logits are therefore exactly
+symmetric by construction.
 
 Shapes: B graphs, N nodes, P = N(N-1)/2 pairs, H heads, d node width, d_e edge width, d_g global width.
 """
@@ -18,35 +18,36 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.graphs import pair_index, pair_mask, symmetrise, upper
 from discrete_grpo.models.connectivity import GLOBAL_FEATURES, NODE_FEATURES, PAIR_FEATURES, connectivity_features
+from discrete_grpo.models.random_walks import random_walks
 from discrete_grpo.models.recompute import run_layer
 
-__all__ = ["BASE", "SMALL", "GraphTransformer", "GraphTransformerConfig", "cycle_counts", "random_walks"]
+__all__ = ["BASE", "SMALL", "GraphTransformer", "GraphTransformerConfig", "NetworkSizes", "cycle_counts"]
 
 
-@dataclass(frozen=True)
-class GraphTransformerConfig:
-    """Sizes of a :class:`GraphTransformer`.
+@dataclass(frozen=True, kw_only=True)
+class NetworkSizes:
+    """Sizes of a :class:`GraphTransformer`, whatever the classes of its graphs.
 
     Attributes:
-        node_states, edge_states: classes of the (noisy) input, a mask class included.
-        node_classes, edge_classes: classes of the output; edge class 0 means "no edge".
-        layers, heads: depth and attention heads.
-        width, edge_width, global_width: d, d_e, d_g; ``width`` must be a multiple of ``heads``.
+        layers: depth.
+        heads: attention heads.
+        width: d, width of node states, a multiple of ``heads``.
+        edge_width: d_e, width of pair states.
+        global_width: d_g, width of the state of the graph.
         expansion: hidden over outer width in the feed-forward parts.
-        walk_length: powers of the random-walk matrix given as features (RRWP).
-        dropout: in the feed-forward parts.
-        num_properties: length of the property vector the graph is conditioned on; 0 for none.
-        connectivity: give components, effective resistances and bridges as features too; see
-            :func:`~discrete_grpo.models.connectivity.connectivity_features`.
-        log_time: give log t as a feature too: what preconditioned logits depend on near the data.
+        walk_length: random-walk powers given as features (RRWP), at least 2.
+        dropout: dropout probability in the feed-forward parts.
+        connectivity: whether components, effective resistances and bridges are features too, see
+            :func:`~discrete_grpo.models.connectivity.connectivity_features`; for graphs with far-reaching structure.
+        log_time: whether log t is a feature too; preconditioned logits depend on it near the data.
+
+    Raises:
+        ValueError: for a value out of its range.
     """
 
-    node_states: int
-    edge_states: int
-    node_classes: int
-    edge_classes: int
     layers: int = 6
     heads: int = 8
     width: int = 128
@@ -55,23 +56,44 @@ class GraphTransformerConfig:
     expansion: int = 2
     walk_length: int = 8
     dropout: float = 0.0
-    num_properties: int = 0
     connectivity: bool = False
     log_time: bool = False
 
     def __post_init__(self) -> None:
-        classes = ("node_states", "edge_states", "node_classes", "edge_classes")
-        for name in (*classes, "layers", "heads", "width", "edge_width", "global_width", "expansion"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)}, expected at least 1")
+        for name in ("layers", "heads", "width", "edge_width", "global_width", "expansion"):
+            check_range(name, getattr(self, name), least=1)
         if self.width % self.heads:
             raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
-        if self.walk_length < 2:
-            raise ValueError(f"walk_length: {self.walk_length}, expected at least 2")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout: {self.dropout}, expected 0 <= dropout < 1")
-        if self.num_properties < 0:
-            raise ValueError(f"num_properties: {self.num_properties}, expected at least 0")
+        check_range("walk_length", self.walk_length, least=2)
+        check_range("dropout", self.dropout, least=0, below=1)
+
+
+@dataclass(frozen=True)
+class GraphTransformerConfig(NetworkSizes):
+    """Classes and sizes of a :class:`GraphTransformer`.
+
+    Attributes:
+        node_states: node classes of the (noisy) input, a mask class included.
+        edge_states: edge classes of the (noisy) input, a mask class included.
+        node_classes: node classes of the output.
+        edge_classes: edge classes of the output; class 0 means "no edge".
+        num_properties: length of the property vector the graph is conditioned on; 0 for none.
+
+    Raises:
+        ValueError: for a value out of its range.
+    """
+
+    node_states: int
+    edge_states: int
+    node_classes: int
+    edge_classes: int
+    num_properties: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("node_states", "edge_states", "node_classes", "edge_classes"):
+            check_range(name, getattr(self, name), least=1)
+        super().__post_init__()
+        check_range("num_properties", self.num_properties, least=0)
 
 
 SMALL = {"layers": 6, "heads": 8, "width": 128, "edge_width": 48, "global_width": 64}
@@ -80,21 +102,8 @@ BASE = {"layers": 10, "heads": 8, "width": 256, "edge_width": 64, "global_width"
 """About 10 M parameters: one GPU, drug-sized graphs."""
 
 
-def random_walks(adjacency: Float[Tensor, "batch node node"], length: int) -> Float[Tensor, "length batch node node"]:
-    """Powers 1..K of the symmetrically normalised adjacency, D^-1/2 A D^-1/2 (RRWP up to a diagonal similarity).
-
-    An isolated or padded node has an all-zero row. Source: Ma et al. (2023), section 3.1, arXiv 2305.17589.
-    """
-    scale = adjacency.sum(-1).clamp_min(1.0).rsqrt()
-    walk = scale[:, :, None] * adjacency * scale[:, None, :]
-    powers = [walk]
-    for _ in range(length - 1):
-        powers.append(powers[-1] @ walk)
-    return torch.stack(powers)
-
-
 def cycle_counts(adjacency: Float[Tensor, "batch node node"]) -> Float[Tensor, "batch node 3"]:
-    """How many simple cycles of length 3, 4 and 5 pass through each node, from traces of powers of A.
+    """Numbers of simple cycles of length 3, 4 and 5 through each node, from diagonals of powers of A.
 
     Source: Vignac et al. (2022), appendix B.2, arXiv 2209.14734.
     """
@@ -126,7 +135,7 @@ class _Modulate(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
         self.film = nn.Linear(global_width, 2 * width)
-        nn.init.zeros_(self.film.weight)  # else scales, states and pools feed each other and a deep network overflows
+        nn.init.zeros_(self.film.weight)  # otherwise scales, states and pools amplify each other, and a deep network overflows
         nn.init.zeros_(self.film.bias)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -172,7 +181,7 @@ class _Block(nn.Module):
     def _edge_update(self, x_n: Tensor, e_n: Tensor, logits: Tensor, geometry: _Geometry) -> Tensor:
         both = rearrange(logits + logits.transpose(-1, -2), "b h i j -> b i j h")
         a = self.edge_nodes(x_n)
-        # One product over [B, P, ·] instead of two and a sum: passes over pairs are what costs.
+        # One product over [B, P, ·] instead of two and a sum, since passes over pairs take most of the time.
         weight = torch.cat([self.edge_in.weight, self.edge_logits.weight], 1)
         own = nn.functional.linear(torch.cat([e_n, geometry.triangle(both)], -1), weight, self.edge_in.bias)
         hidden = torch.addcmul(own, a.index_select(1, geometry.left), a.index_select(1, geometry.right))
@@ -181,7 +190,7 @@ class _Block(nn.Module):
 
 @dataclass(frozen=True)
 class _Geometry:
-    """What every layer needs to know of who exists and who is whose neighbour."""
+    """Masks and index tensors of a batch of graphs, which all layers share."""
 
     left: Int[Tensor, " pair"]
     right: Int[Tensor, " pair"]
@@ -200,28 +209,29 @@ class _Geometry:
         incidence = ((number == left) | (number == right)).to(dtype)
         exists = pair_mask(mask).unsqueeze(-1)
         neighbours = (mask.sum(1) - 1).clamp_min(1)[:, None, None].to(dtype)
-        nodes = mask.unsqueeze(-1).clone()  # a view would tie compiled code to what it is a view of
+        nodes = mask.unsqueeze(-1).clone()  # a view would tie compiled code to the tensor it is a view of
         weight, no_key = exists * neighbours.rsqrt(), ~mask[:, None, None, :]
         return _Geometry(left, right, left * n + right, nodes, exists, weight, no_key, incidence)
 
     def square(self, pairs: Float[Tensor, "batch pair d"]) -> Float[Tensor, "batch node node d"]:
-        """:func:`symmetrise` with the index at hand: code compiled for one number of nodes then fits all."""
+        """:func:`symmetrise` with a stored index, so that code compiled for one number of nodes serves all."""
         n = self.nodes.shape[1]
         full = pairs.new_zeros(pairs.shape[0], n * n, pairs.shape[2]).index_copy(1, self.flat, pairs).unflatten(1, (n, n))
         return full + full.transpose(1, 2)
 
     def triangle(self, square: Float[Tensor, "batch node node d"]) -> Float[Tensor, "batch pair d"]:
-        """:func:`upper`, likewise."""
+        """:func:`upper` with a stored index."""
         return square.flatten(1, 2).index_select(1, self.flat)
 
 
 class GraphTransformer(nn.Module):
     """Clean-class logits of noisy graphs: ``(nodes, edges, time, mask, properties) -> (node logits, edge logits)``.
 
-    Equivariant to node permutation; edge logits exactly symmetric; padding changes no logit of a real site.
+    The network is equivariant to permutations of nodes, edge logits are exactly symmetric, and padding changes no logit of an
+    existing site.
 
     Attributes:
-        checkpoint_layers: whether gradients compute layers again, for memory; no part of a checkpoint.
+        checkpoint_layers: whether the backward pass computes layers again, to save memory; not part of a saved checkpoint.
     """
 
     def __init__(self, config: GraphTransformerConfig) -> None:
@@ -238,11 +248,11 @@ class GraphTransformer(nn.Module):
         self.edge_out = nn.Sequential(nn.LayerNorm(de), nn.Linear(de, de), nn.GELU(), nn.Linear(de, config.edge_classes))
 
     def init_args(self) -> dict[str, GraphTransformerConfig]:
-        """What a checkpoint needs to build this network again."""
+        """Arguments that build this network again, kept in a checkpoint."""
         return {"config": self.config}
 
     def compiled_parts(self) -> list[nn.Module]:
-        """What ``torch.compile`` is given: the layers, which are functions of tensors alone."""
+        """The modules that ``torch.compile`` compiles: the layers, which are functions of tensors alone."""
         return list(self.blocks)
 
     def forward(
@@ -260,7 +270,7 @@ class GraphTransformer(nn.Module):
             edges: noisy edge classes; only the upper triangle is read.
             time: in [0, 1], 0 data and 1 noise.
             mask: which nodes exist.
-            properties: NaN where one is not given; None where none is. Read only if ``num_properties`` is not 0.
+            properties: NaN where a property is not given, None if none is; read only if ``num_properties`` is not 0.
         """
         x, e, y = self._embed(nodes, edges, time, mask)
         if self.property_in is not None and properties is not None:
@@ -279,7 +289,7 @@ class GraphTransformer(nn.Module):
         exists = pair_mask(mask)
         bonded = (pairs > 0) & (pairs < config.edge_classes) & exists
         adjacency = symmetrise(bonded.to(dtype), n)
-        with torch.autocast(nodes.device.type, enabled=False):  # counts are integers: bfloat16 products would round them
+        with torch.autocast(nodes.device.type, enabled=False):  # counts are integers, which bfloat16 products would round
             walks = random_walks(adjacency, config.walk_length)
             cycles = torch.log1p(cycle_counts(adjacency))
         back = torch.stack([w.diagonal(dim1=1, dim2=2) for w in walks], -1)

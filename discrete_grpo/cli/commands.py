@@ -27,10 +27,10 @@ class Recipe(NamedTuple):
 
 RUNS: dict[str, Recipe] = {
     "train": Recipe("discrete_grpo.recipes.train", "TrainRecipe", "run_train"),
-    "pretrain": Recipe("discrete_grpo.recipes.train", "PretrainRecipe", "run_pretrain"),
+    "pretrain": Recipe("discrete_grpo.recipes.pretrain", "PretrainRecipe", "run_pretrain"),
     "pretrain-graphs": Recipe("discrete_grpo.recipes.graphs", "PretrainGraphsRecipe", "run_pretrain_graphs"),
     "pretrain-smiles": Recipe("discrete_grpo.recipes.smiles", "PretrainSmilesRecipe", "run_pretrain_smiles"),
-    "pretrain-text": Recipe("discrete_grpo.recipes.judge", "PretrainTextRecipe", "run_pretrain_text"),
+    "pretrain-text": Recipe("discrete_grpo.recipes.text", "PretrainTextRecipe", "run_pretrain_text"),
     "judge": Recipe("discrete_grpo.recipes.judge", "JudgeRecipe", "run_judge"),
     "pretrain-digits": Recipe("discrete_grpo.recipes.digits", "PretrainDigitsRecipe", "run_pretrain_digits"),
     "search": Recipe("discrete_grpo.recipes.search", "SearchRecipe", "run_search"),

@@ -1,16 +1,16 @@
-"""Image policies: digits as codes, made, pretrained, sampled and evaluated. The parts that commands and users share."""
+"""Policies of images of digits, which are sequences of codes: pretraining, sampling and evaluation."""
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
+from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.digits import LICENCE, NUM_CLASSES, DigitImages, load_digits
 from discrete_grpo.datasets.smiles import TokenDataset, token_dataset
 from discrete_grpo.domains.tokenizer import Tokenizer
@@ -25,9 +25,14 @@ from discrete_grpo.recipes.sample import sample
 from discrete_grpo.runs.checkpoint import load_metadata, save
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.training.config import PretrainConfig
-from discrete_grpo.training.pretrain import Pretrainer
+from discrete_grpo.training.pretrain import Pretrainer, fit
 
-__all__ = ["PretrainDigitsRecipe", "image_columns", "image_policy", "run_pretrain_digits"]
+__all__ = [
+    "PretrainDigitsRecipe",
+    "image_columns",
+    "image_policy",
+    "run_pretrain_digits",
+]
 
 
 @dataclass(frozen=True)
@@ -39,15 +44,17 @@ class PretrainDigitsRecipe:
 
     Attributes:
         output_dir: run folder to make.
-        codes: entries of the codebook.
+        codes: number of entries of the codebook.
         code_width: length of an entry.
-        layers, heads, width: sizes of the transformer.
-        dropout: in the transformer while pretraining.
-        condition_dropout: share of training in which the label is hidden, so that the policy also works without.
-        autoencoder: settings of the autoencoder's training loop.
-        classifier: settings of the classifier's.
-        pretrain: settings of the policy's.
-        evaluation_samples: images drawn with every checkpoint to log validity; 0 draws none.
+        layers: depth of the transformer.
+        heads: attention heads of the transformer.
+        width: width of its hidden states.
+        dropout: dropout probability in the transformer while pretraining.
+        condition_dropout: share of training images whose label is hidden, so that the policy also works without.
+        autoencoder: settings of the training loop of the autoencoder.
+        classifier: settings of the training loop of the classifier.
+        pretrain: settings of the training loop of the policy.
+        evaluation_samples: images sampled at every checkpoint to log validity; 0 means none.
     """
 
     output_dir: str = "runs/pretrain-digits"
@@ -64,8 +71,7 @@ class PretrainDigitsRecipe:
     evaluation_samples: int = 200
 
     def __post_init__(self) -> None:
-        if self.evaluation_samples < 0:
-            raise ValueError(f"evaluation_samples: {self.evaluation_samples}, expected at least 0")
+        check_range("evaluation_samples", self.evaluation_samples, least=0)
 
 
 def _small(steps: int, rate: float) -> PretrainConfig:
@@ -88,20 +94,19 @@ def image_policy(
     """An untrained policy of the codes of ``autoencoder``, which reads a context's ``label`` and decodes to images.
 
     Args:
-        autoencoder: its codebook and decoder become the policy's decoder, frozen.
+        autoencoder: its codebook and decoder, frozen, become the decoder of the policy.
         layers: depth of the transformer.
-        heads: its attention heads.
-        width: its hidden width.
-        dropout: in it, while pretraining.
-        condition_dropout: share of training in which the label is hidden.
-        seed: of the initial weights; the global random state is left as it was.
+        heads: attention heads of the transformer.
+        width: width of its hidden states.
+        dropout: dropout probability while pretraining.
+        condition_dropout: share of training images whose label is hidden.
+        seed: random seed of the initial weights; the global random state is not changed.
     """
     sizes = autoencoder.config
     codes = tuple(f"<{k}>" for k in range(sizes.codes))
     tokenizer = Tokenizer((*codes, *map(str, range(NUM_CLASSES))), CODES)
     config = GPTConfig(len(tokenizer), sizes.length, layers=layers, heads=heads, width=width, dropout=dropout)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         network = GPT(config)
     policy = TokenPolicy(
         network,
@@ -120,12 +125,11 @@ def image_policy(
 
 
 def run_pretrain_digits(recipe: PretrainDigitsRecipe, *, resume: bool = False) -> Path:
-    """Train autoencoder, classifier and policy, log and export; returns the folder of the exported policy."""
+    """Train autoencoder, classifier and policy; returns the folder of the exported policy."""
     run, train, test = Path(recipe.output_dir), load_digits("train"), load_digits("test")
     metadata = {
         "kind": "images",
         "data": {"name": "scikit-learn digits, training part", "images": len(train), "licence": LICENCE},
-        "date": datetime.date.today().isoformat(),
         "seed": recipe.pretrain.seed,
     }
     autoencoder = _train_autoencoder(recipe, run / "autoencoder", train, test, metadata, resume)
@@ -150,22 +154,15 @@ def run_pretrain_digits(recipe: PretrainDigitsRecipe, *, resume: bool = False) -
         samples = sample(averaged, count, columns=image_columns()) if count else []
         return {"test_loss": float(loss)} | (sample_metrics(samples) if count else {})
 
-    trainer = Pretrainer(policy, data, recipe.pretrain, run, metadata=metadata, resume=resume, evaluate=measure)
-    return trainer.train()
-
-
-def _seeded(make: type[nn.Module], config: Any, seed: int) -> Any:
-    """A network with initial weights of ``seed``; the global random state is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make(config)
+    return fit(policy, data, recipe, metadata=metadata, evaluate=measure, resume=resume)
 
 
 def _train_autoencoder(
     recipe: PretrainDigitsRecipe, folder: Path, train: DigitImages, test: DigitImages, metadata: Mapping[str, Any], resume: bool
 ) -> VQAutoencoder:
     seed = recipe.autoencoder.seed
-    network = _seeded(VQAutoencoder, VQConfig(train.pixels.shape[-1], codes=recipe.codes, code_width=recipe.code_width), seed)
+    with seeded(seed):
+        network = VQAutoencoder(VQConfig(train.pixels.shape[-1], codes=recipe.codes, code_width=recipe.code_width))
     network.initialise(train.pixels, torch.Generator().manual_seed(seed))
 
     @torch.no_grad()
@@ -183,7 +180,8 @@ def _train_autoencoder(
 def _train_classifier(
     recipe: PretrainDigitsRecipe, folder: Path, train: DigitImages, test: DigitImages, metadata: Mapping[str, Any], resume: bool
 ) -> None:
-    network = _seeded(ConvNet, ConvNetConfig(train.pixels.shape[-1], NUM_CLASSES), recipe.classifier.seed)
+    with seeded(recipe.classifier.seed):
+        network = ConvNet(ConvNetConfig(train.pixels.shape[-1], NUM_CLASSES))
 
     @torch.no_grad()
     def measure(averaged: ConvNet) -> Mapping[str, float]:
@@ -200,16 +198,16 @@ def _train_classifier(
 
 
 def _token_data(data: DigitImages, autoencoder: VQAutoencoder, tokenizer: Tokenizer) -> TokenDataset:
-    """The images as texts of codes, with their labels as prompts."""
+    """The images as sequences of codes, with their labels as prompts."""
     texts = [code_text(row) for row in autoencoder.encode(data.pixels).tolist()]
     return token_dataset(texts, tokenizer, prompts=[str(c) for c in data.labels.tolist()])
 
 
-# -- conditions
+# -- sampling and evaluation
 
 
 def image_columns(labels: Sequence[Any] = range(NUM_CLASSES)) -> list[Mapping[str, Any]]:
-    """The conditions of a run: one context a class.
+    """The conditions of a run: one per label.
 
     >>> image_columns([3])
     [{'label': 3}]

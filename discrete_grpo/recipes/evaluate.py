@@ -64,8 +64,9 @@ def evaluate_file(file: str, options: FileOptions | None = None, *, out: str | N
     rows: dict[str, dict[str, float]] = {name: {"value": value} for name, value in result.items()}
     print_table(f"{file}: {len(samples)} samples", rows)
     if path is not None:
-        settings = {name: getattr(options, name) for name in ("reference", "shape") if name in family.options}
-        write_json(path, {"file": file, **settings, "samples": len(samples)} | result)
+        settings: dict[str, Any] = {name: getattr(options, name) for name in ("reference", "shape") if name in family.options}
+        written: dict[str, Any] = {"file": file, **settings, "samples": len(samples), **result}
+        write_json(path, written)
     return result
 
 

@@ -128,7 +128,7 @@ def scaffold_sites(smiles: str, vocabulary: chemistry.Vocabulary, max_nodes: int
 
 def _check_rewards(policy: Any, rewards: Sequence[Any]) -> None:
     if hasattr(policy, "blank"):
-        from discrete_grpo.recipes.text import check_rewards
+        from discrete_grpo.recipes.judge import check_rewards
 
         check_rewards(policy, rewards)
 

@@ -1,123 +1,89 @@
-"""Untrained graph policies of molecules."""
+"""Molecule policies: made, found, loaded, sampled and evaluated. The parts that recipes and users share."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import torch
+from torch import nn
 
+from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.molecules import MoleculeStatistics
-from discrete_grpo.diffusion import choices
-from discrete_grpo.diffusion.choices import Distortion, KernelName, NoiseName
-from discrete_grpo.diffusion.schedules import CosineSchedule, Schedule
+from discrete_grpo.diffusion.schedules import Schedule
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.tokenizer import Property
-from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
+from discrete_grpo.metrics.molecules import sample_metrics
+from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.graph import GraphPolicy
+from discrete_grpo.recipes.diffusion import DiffusionOptions, diffusion_policy
+from discrete_grpo.recipes.sample import sample
 
-__all__ = ["NetworkSizes", "molecule_policy", "report_broken"]
+__all__ = [
+    "DiffusionOptions",
+    "NetworkSizes",
+    "data_file",
+    "molecule_policy",
+    "report_broken",
+    "validity_metrics",
+]
+
 
 # -- policies
 
 
-@dataclass(frozen=True)
-class NetworkSizes:
-    """Sizes of the graph transformer; see :class:`~discrete_grpo.models.graph_transformer.GraphTransformerConfig`.
-
-    Attributes:
-        layers: depth.
-        heads: attention heads.
-        width: node width, a multiple of ``heads``.
-        edge_width: pair width.
-        global_width: width of the graph's global state.
-        expansion: hidden over outer width in feed-forward parts.
-        walk_length: random-walk powers given as features.
-        dropout: in feed-forward parts.
-        connectivity: components, effective resistances and bridges as features too, for graphs of far-reaching structure.
-        log_time: log t as a feature too; for preconditioned policies.
-    """
-
-    layers: int = 6
-    heads: int = 8
-    width: int = 128
-    edge_width: int = 48
-    global_width: int = 64
-    expansion: int = 2
-    walk_length: int = 8
-    dropout: float = 0.0
-    connectivity: bool = False
-    log_time: bool = False
-
-
 def molecule_policy(
     stats: MoleculeStatistics,
-    network: NetworkSizes | None = None,
+    network: NetworkSizes | nn.Module | None = None,
+    options: DiffusionOptions | None = None,
     *,
-    noise: NoiseName = "marginal",
-    kernel: KernelName = "d3pm",
     schedule: Schedule | None = None,
-    num_steps: int = 50,
-    train_distortion: Distortion = "identity",
-    sample_distortion: Distortion = "identity",
-    eta: float = 0.0,
-    omega: float = 0.0,
-    precondition: bool = False,
     properties: Sequence[Property] = (),
     condition_dropout: float = 0.1,
     seed: int = 42,
 ) -> GraphPolicy:
-    """An untrained graph diffusion or flow policy for molecules of the kind ``stats`` describes.
+    """An untrained graph diffusion or flow policy for molecules like those that ``stats`` describes.
 
     Args:
-        stats: vocabulary, sizes and marginals of the training data.
-        network: sizes; None means the small setting.
-        noise: what is noised towards; ``absorbing`` is masked diffusion.
-        kernel: the reverse step; see :func:`discrete_grpo.diffusion.choices.make_kernel`.
-        schedule: ᾱ(t); None means cosine.
-        num_steps: steps of the sampler.
-        train_distortion: of the times trained at.
-        sample_distortion: of the sampler's grid.
-        eta: stochasticity of kernel ``flow_euler``.
-        omega: target guidance of kernel ``flow_euler``.
-        precondition: add log q(x_t|x_0) of a site to the network's logits.
-        properties: descriptors it is conditioned on.
-        condition_dropout: share of training in which they are hidden.
-        seed: of the initial weights; the global random state is left as it was.
+        stats: vocabulary, sizes and class frequencies of the training data, see
+            :func:`~discrete_grpo.datasets.molecules.statistics`.
+        network: sizes of a graph transformer, or a network of your own, which is called as
+            :class:`~discrete_grpo.recipes.diffusion.Denoiser` says and checked at once; None means default sizes.
+        options: noise and sampler; None means the defaults.
+        schedule: a noise schedule of your own, in place of ``options.schedule``.
+        properties: descriptors the policy is conditioned on.
+        condition_dropout: share of training molecules whose properties are hidden.
+        seed: random seed of the initial weights of a graph transformer; the global random state is not changed.
+
+    Raises:
+        ValueError: if a network of your own cannot be called so or returns something of another shape.
     """
-    schedule = schedule or CosineSchedule()
-    node_kernel, edge_kernel = (
-        choices.make_kernel(kernel, choices.make_noise(noise, share, schedule), eta=eta, omega=omega)
-        for share in (stats.node_marginal, stats.edge_marginal)
-    )
-    config = GraphTransformerConfig(
-        node_states=node_kernel.noise.num_states,
-        edge_states=edge_kernel.noise.num_states,
-        node_classes=node_kernel.noise.num_clean,
-        edge_classes=edge_kernel.noise.num_clean,
-        num_properties=len(properties),
-        **vars(network or NetworkSizes()),
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        net = GraphTransformer(config)
-    decode = partial(chemistry.decode, vocabulary=stats.vocabulary)
-    return GraphPolicy(
-        net,
-        node_kernel,
-        edge_kernel,
+    return diffusion_policy(
+        (stats.node_marginal, stats.edge_marginal),
         stats.node_counts,
-        num_steps=num_steps,
-        precondition=precondition,
+        network,
+        options,
+        schedule=schedule,
         properties=properties,
         condition_dropout=condition_dropout,
-        train_distortion=choices.make_distortion(train_distortion),
-        sample_distortion=choices.make_distortion(sample_distortion),
-        decode=decode,
+        decode=partial(chemistry.decode, vocabulary=stats.vocabulary),
+        seed=seed,
     )
+
+
+def data_file(name: str) -> Path:
+    """The path of a file of molecules; the name of a download is downloaded, unless a file of that name exists."""
+    return download(name) if name in DOWNLOADS and not Path(name).exists() else Path(name)
+
+
+def validity_metrics(count: int) -> Callable[[Any], Mapping[str, float]] | None:
+    """A function that samples ``count`` molecules from a policy and returns their validity and uniqueness; None for 0."""
+    return (lambda policy: sample_metrics(sample(policy, count))) if count else None
+
+
+# -- sampling and evaluation
 
 
 def report_broken(file: str | Path, broken: Sequence[tuple[int, str]], good: int, kind: str = "molecule", shown: int = 5) -> None:

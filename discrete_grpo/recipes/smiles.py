@@ -1,30 +1,26 @@
-"""SMILES policies: made, pretrained and loaded. The autoregressive counterpart of :mod:`discrete_grpo.recipes.molecules`."""
+"""Autoregressive policies of SMILES strings and their pretraining."""
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from discrete_grpo.datasets.downloads import DOWNLOADS, download
+from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.enumeration import enumerated_smiles
 from discrete_grpo.datasets.molecules import property_scales
 from discrete_grpo.datasets.smiles import SmilesLines, alphabet, load_smiles, smiles_from_lines, token_dataset
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.molecules import canonical_samples
 from discrete_grpo.domains.tokenizer import Property, Tokenizer
-from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
-from discrete_grpo.recipes.molecules import report_broken
-from discrete_grpo.recipes.sample import sample
+from discrete_grpo.recipes.molecules import data_file, report_broken, validity_metrics
 from discrete_grpo.training.config import PretrainConfig
-from discrete_grpo.training.pretrain import Pretrainer
+from discrete_grpo.training.pretrain import fit
 
 __all__ = ["PretrainSmilesRecipe", "run_pretrain_smiles", "smiles_policy"]
 
@@ -38,20 +34,22 @@ class PretrainSmilesRecipe:
             name of a download (``qm9``, ``zinc250k``).
         output_dir: run folder to make.
         properties: RDKit descriptors the policy can be conditioned on.
-        scaffold: whether it can be conditioned on Murcko scaffolds.
-        condition_dropout: share of training in which a condition is hidden, so that the policy also works without.
-        layers, heads, width: sizes of the transformer.
-        dropout: in the transformer while pretraining.
-        max_length: the most tokens of a molecule; None means the longest of the data.
-        temperature: of the logits when the policy draws, kept with it; training is at 1.
+        scaffold: whether the policy can be conditioned on Murcko scaffolds.
+        condition_dropout: share of training molecules whose conditions are hidden, so that the policy also works without.
+        layers: depth of the transformer.
+        heads: attention heads of the transformer.
+        width: width of its hidden states.
+        dropout: dropout probability in the transformer while pretraining.
+        max_length: largest number of tokens of a molecule; None means that of the data.
+        temperature: temperature of sampling, kept with the policy; it is 1 in training.
         pretrain: settings of the training loop.
-        max_broken: largest share of lines of ``data`` that may be no molecule.
+        max_broken: largest share of lines of ``data`` that may not be a molecule.
         smiles_column: name of the column of SMILES in ``data``; None finds it by its name.
         max_bytes: largest size that a gzipped file may unpack to.
-        cache_dir: folder where the parsed data is kept for the next time.
-        evaluation_samples: molecules drawn with every checkpoint to log validity; 0 draws none.
-        data_name: written into the checkpoint.
-        data_licence: written into the checkpoint.
+        cache_dir: folder where the parsed data is kept for the next run.
+        evaluation_samples: molecules sampled at every checkpoint to log validity; 0 means none.
+        data_name: name kept with the checkpoint; None means that of ``data``.
+        data_licence: licence kept with the checkpoint.
     """
 
     data: str = "enumerated"
@@ -75,8 +73,7 @@ class PretrainSmilesRecipe:
     data_licence: str = "unknown"
 
     def __post_init__(self) -> None:
-        if self.evaluation_samples < 0:
-            raise ValueError(f"evaluation_samples: {self.evaluation_samples}, expected at least 0")
+        check_range("evaluation_samples", self.evaluation_samples, least=0)
 
 
 def smiles_policy(
@@ -93,24 +90,23 @@ def smiles_policy(
     temperature: float = 1.0,
     seed: int = 42,
 ) -> TokenPolicy:
-    """An untrained SMILES policy; rewards see canonical SMILES, None for what is no molecule.
+    """An untrained SMILES policy; its samples are canonical SMILES, or None for a string that is not a molecule.
 
     Args:
         tokenizer: the alphabet.
-        max_length: the most tokens of a molecule.
-        properties: descriptors it is conditioned on.
-        scaffold: whether it reads a context's ``scaffold``.
-        condition_dropout: share of training in which a condition is hidden.
+        max_length: largest number of tokens of a molecule.
+        properties: descriptors the policy is conditioned on.
+        scaffold: whether the policy reads a context's ``scaffold``.
+        condition_dropout: share of training molecules whose conditions are hidden.
         layers: depth of the transformer.
-        heads: of its attention.
-        width: of its hidden states.
-        dropout: in training.
-        temperature: of the logits when it draws.
-        seed: of the initial weights; the global random state is left as it was.
+        heads: attention heads of the transformer.
+        width: width of its hidden states.
+        dropout: dropout probability in training.
+        temperature: temperature of sampling.
+        seed: random seed of the initial weights; the global random state is not changed.
     """
     config = GPTConfig(len(tokenizer), max_length, len(properties), layers, heads, width, dropout=dropout)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         network = GPT(config)
     prompt = "scaffold" if scaffold else None
     return TokenPolicy(
@@ -126,10 +122,11 @@ def smiles_policy(
 
 
 def _lines(recipe: PretrainSmilesRecipe) -> SmilesLines:
+    """The molecules of ``recipe.data``; lines that are not a molecule are listed on standard error."""
     options: dict[str, Any] = {"properties": recipe.properties, "scaffolds": recipe.scaffold, "max_broken": recipe.max_broken}
     if recipe.data == "enumerated":
         return smiles_from_lines(enumerate(enumerated_smiles(), 1), "enumerated", name="enumerated", **options)
-    path = download(recipe.data) if recipe.data in DOWNLOADS and not Path(recipe.data).exists() else recipe.data
+    path = data_file(recipe.data)
     options |= {"smiles_column": recipe.smiles_column, "max_bytes": recipe.max_bytes}
     data = load_smiles(path, cache_dir=recipe.cache_dir, **options)
     report_broken(path, data.broken, len(data))
@@ -137,14 +134,14 @@ def _lines(recipe: PretrainSmilesRecipe) -> SmilesLines:
 
 
 def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -> Path:
-    """Train, log and export; returns the folder of the exported policy."""
+    """Pretrain a SMILES policy; returns the folder of the exported policy."""
     lines = _lines(recipe)
     tokenizer, scales = alphabet(lines), property_scales(lines.properties, lines.values)
     prompts = lines.scaffolds if recipe.scaffold else None
     data = token_dataset(lines.smiles, tokenizer, prompts=prompts, values=lines.values, properties=scales)
     longest = max(int(data.sizes.max()) - 1, int(data.prompt_starts.diff().max()))
-    if recipe.max_length is not None and recipe.max_length < longest:
-        raise ValueError(f"max_length: {recipe.max_length}, expected at least {longest}, the most tokens of a molecule of the data")
+    if recipe.max_length is not None:
+        check_range("max_length", recipe.max_length, least=longest, note=", the most tokens of a molecule of the data")
     policy = smiles_policy(
         tokenizer,
         max_length=recipe.max_length or longest,
@@ -161,19 +158,6 @@ def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -
     metadata = {
         "kind": "molecules",
         "data": {"name": recipe.data_name or lines.name, "molecules": len(lines), "licence": recipe.data_licence},
-        "date": datetime.date.today().isoformat(),
     }
-
-    def measure(averaged: TokenPolicy) -> Mapping[str, float]:
-        return sample_metrics(sample(averaged, recipe.evaluation_samples))
-
-    trainer = Pretrainer(
-        policy,
-        data,
-        recipe.pretrain,
-        recipe.output_dir,
-        metadata=metadata,
-        resume=resume,
-        evaluate=measure if recipe.evaluation_samples else None,
-    )
-    return trainer.train()
+    evaluate = validity_metrics(recipe.evaluation_samples)
+    return fit(policy, data, recipe, metadata=metadata, evaluate=evaluate, resume=resume)

@@ -1,67 +1,145 @@
-"""Policies that fill blanks and judges of text: made, loaded, used and evaluated."""
+"""Policies that fill blanks in text: pretraining, loading, filling and evaluation."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import nn
 
-from discrete_grpo.core.rollout import Reward, group_contexts
-from discrete_grpo.datasets.text import TextDataset, is_sentence, mask_lines, sentences
-from discrete_grpo.domains.tokenizer import MASK
+from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.rollout import group_contexts
+from discrete_grpo.core.seeding import seeded
+from discrete_grpo.datasets.text import TextDataset, is_sentence, mask_lines, read_lines, sentences, text_dataset
+from discrete_grpo.datasets.text_files import MAX_BYTES
+from discrete_grpo.domains.tokenizer import CHARACTERS, MASK, SMILES, Tokenizer
 from discrete_grpo.metrics.text import diversity, evaluate, recovered
-from discrete_grpo.models.encoder import Encoder, EncoderConfig, PooledEncoder
+from discrete_grpo.models.encoder import Encoder, EncoderConfig, EncoderSizes
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.truncation import Truncation
-from discrete_grpo.rewards.judge import Judge, TextScorer
 from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint, load_policy
 from discrete_grpo.runs.console import progress
+from discrete_grpo.runs.recorder import write_text
+from discrete_grpo.training.config import PretrainConfig
+from discrete_grpo.training.pretrain import Pretrainer
 
 __all__ = [
+    "PATTERNS",
     "EncoderSizes",
-    "check_rewards",
+    "PretrainTextRecipe",
+    "TextOptions",
     "evaluate_fills",
     "fill_in_prompts",
     "fill_texts",
     "load_text_policy",
-    "text_judge",
+    "run_pretrain_text",
+    "split_lines",
+    "text_metadata",
     "text_policy",
 ]
 
+SENTENCES = "sentences"
+PATTERNS = {"characters": CHARACTERS, "smiles": SMILES}
+"""Regular expressions of the tokens that ``TextOptions.tokens`` names."""
 
-# -- policies and judges
+
+# -- data
 
 
-@dataclass(frozen=True)
-class EncoderSizes:
-    """Sizes of the bidirectional transformer; see :class:`~discrete_grpo.models.encoder.EncoderConfig`.
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """Data, network and training loop of a policy or a judge of text.
 
     Attributes:
-        layers: depth.
-        heads: attention heads.
-        width: of the hidden states, a multiple of ``heads``.
-        expansion: hidden over outer width in feed-forward parts.
-        context: neighbours on each side that a convolution mixes in first; 0 has none.
-        dropout: in [0, 1).
+        data: a text file with one sample per line (.txt, .smi or any other ending, each optionally .gz), or ``sentences`` for
+            English sentences of a small grammar, generated on the spot.
+        tokens: what a token is: one of the ``characters``, or a token of ``smiles``.
+        num_lines: number of sentences to generate; files are read whole.
+        block_size: the longest text in tokens; None means the longest line.
+        long_lines: whether a longer line is an ``error`` or is ``split``.
+        network: sizes of the transformer.
+        pretrain: settings of the training loop.
+        data_name: name kept with the checkpoint; None means that of ``data``.
+        data_licence: licence kept with the checkpoint; None means "unknown" for a file.
+        max_bytes: largest size that a gzipped file may unpack to.
     """
 
-    layers: int = 4
-    heads: int = 4
-    width: int = 96
-    expansion: int = 2
-    context: int = 0
-    dropout: float = 0.0
+    data: str = SENTENCES
+    tokens: Literal["characters", "smiles"] = "characters"
+    num_lines: int = 20_000
+    block_size: int | None = None
+    long_lines: Literal["error", "split"] = "error"
+    network: EncoderSizes = field(default_factory=EncoderSizes)
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    data_name: str | None = None
+    data_licence: str | None = None
+    max_bytes: int = MAX_BYTES
 
 
-def _seeded(make: type[nn.Module], config: EncoderConfig, seed: int) -> nn.Module:
-    """A network with initial weights of ``seed``; the global random state is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make(config)
+def split_lines(options: TextOptions, held_out: int, tokenizer: Tokenizer | None = None) -> tuple[TextDataset, list[str]]:
+    """Training data, and at most ``held_out`` lines that are kept out of it: of a file, a tenth of its distinct lines at most."""
+    how: dict[str, Any] = {"block_size": options.block_size, "long_lines": options.long_lines}
+    how |= {"pattern": PATTERNS[options.tokens], "tokenizer": tokenizer}
+    seed = options.pretrain.seed
+    if options.data == SENTENCES:
+        made = sentences(options.num_lines, seed)
+        return text_dataset(made, name=SENTENCES, **how), sentences(held_out, seed, held_out=True) if held_out else []
+    found = read_lines(options.data, max_bytes=options.max_bytes)
+    whole = text_dataset([line for _, line in found], name=options.data, numbers=[k for k, _ in found], **how)
+    first = {line: k for k, line in reversed([*enumerate(whole.lines)])}  # copies of a line stay together
+    distinct = torch.tensor(sorted(first.values()))
+    order = distinct[torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed))].tolist()
+    held = sorted(order[: min(held_out, len(order) // 10)])
+    rest = torch.tensor(sorted(order[len(held) :]))
+    lines = tuple(whole.lines[k] for k in rest.tolist())
+    data = TextDataset(whole.tokens[rest], whole.sizes[rest], whole.tokenizer, lines, whole.name)
+    return data, [whole.lines[k] for k in held]
+
+
+def text_metadata(options: TextOptions, kind: str, data: TextDataset, held: Sequence[str]) -> dict[str, Any]:
+    """Metadata of a checkpoint trained on ``data``, with the lines ``held`` kept out of it."""
+    generated = options.data == SENTENCES
+    licence = options.data_licence or ("made by this package's grammar, no outside text" if generated else "unknown")
+    name = options.data_name or Path(options.data).name
+    described = {"name": name, "lines": len(data), "held_out_lines": len(held), "licence": licence}
+    return {"kind": kind, "data": described, "seed": options.pretrain.seed}
+
+
+# -- pretraining
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainTextRecipe(TextOptions):
+    """Likelihood training of a policy that fills blanks in text.
+
+    Attributes:
+        output_dir: run folder to make.
+        rounds: rounds of unmasking, kept with the policy.
+        truncation: temperature, top-k and top-p, kept with the policy.
+        blank: character that marks a blank; it is not in the alphabet.
+        evaluation_samples: held-out lines that are blanked and filled at every checkpoint; 0 means none. At most a tenth of the
+            lines of a file are held out.
+        num_prompts: number of prompts made of training lines. They are written into the run folder as ``prompts.jsonl``, and
+            those of the held-out lines as ``prompts-held-out.jsonl``, for ``columns`` and ``evaluation_columns`` of ``train``.
+        mask_rate: share of the tokens of a prompt that is blank.
+        mask_span: tokens per run of blanks.
+    """
+
+    output_dir: str = "runs/pretrain-text"
+    rounds: int = 4
+    truncation: Truncation = field(default_factory=Truncation)
+    blank: str = "_"
+    evaluation_samples: int = 200
+    num_prompts: int = 512
+    mask_rate: float = 0.4
+    mask_span: int = 6
+
+    def __post_init__(self) -> None:
+        for name in ("evaluation_samples", "num_prompts"):
+            check_range(name, getattr(self, name), least=0)
 
 
 def text_policy(
@@ -74,30 +152,59 @@ def text_policy(
     blank: str = "_",
     seed: int = 42,
 ) -> MaskedTextPolicy:
-    """An untrained policy that fills blanks in texts of the kind of ``data``.
+    """An untrained policy that fills blanks in texts like those of ``data``.
 
     Args:
         data: gives the alphabet, and the longest text where ``block_size`` is None.
-        network: sizes; None means the small setting.
+        network: sizes of the transformer; None means default sizes.
         block_size: the longest text in tokens.
-        rounds: of unmasking.
-        truncation: of drawing and scoring.
+        rounds: rounds of unmasking.
+        truncation: temperature, top-k and top-p, in sampling and in scoring.
         blank: the character that marks a blank.
-        seed: of the initial weights; the global random state is left as it was.
+        seed: random seed of the initial weights; the global random state is not changed.
     """
     block = block_size or data.block_size
     config = EncoderConfig(len(data.tokenizer), block, **vars(network or EncoderSizes()))
-    encoder = _seeded(Encoder, config, seed)
+    with seeded(seed):
+        encoder = Encoder(config)
     return MaskedTextPolicy(encoder, data.tokenizer, block, rounds=rounds, truncation=truncation, blank=blank)
 
 
-def text_judge(
-    data: TextDataset, network: EncoderSizes | None = None, *, block_size: int | None = None, seed: int = 42
-) -> TextScorer:
-    """An untrained judge of texts of the kind of ``data``; arguments as for :func:`text_policy`."""
-    block = block_size or data.block_size
-    config = EncoderConfig(len(data.tokenizer), block, **vars(network or EncoderSizes()))
-    return TextScorer(_seeded(PooledEncoder, config, seed), data.tokenizer, block)
+def run_pretrain_text(recipe: PretrainTextRecipe, *, resume: bool = False) -> Path:
+    """Pretrain a policy that fills blanks and write prompts into the run folder; returns the folder of the exported policy."""
+    data, held = split_lines(recipe, recipe.evaluation_samples)
+    seed, block = recipe.pretrain.seed, recipe.block_size
+    how: dict[str, Any] = {"rounds": recipe.rounds, "truncation": recipe.truncation, "blank": recipe.blank}
+    policy = text_policy(data, recipe.network, block_size=block, seed=seed, **how)
+    prompts = _prompts(recipe, held, seed)
+
+    def measure(averaged: MaskedTextPolicy) -> Mapping[str, float]:
+        wanted = ("valid", "unique", "distinct_fills", "recovered", "sentences")
+        return {k: v for k, v in evaluate_fills(averaged, prompts, 1).items() if k in wanted}
+
+    metadata = text_metadata(recipe, "molecules" if recipe.tokens == "smiles" else "text", data, held)
+    trainer = Pretrainer(
+        policy,
+        data,
+        recipe.pretrain,
+        recipe.output_dir,
+        metadata=metadata,
+        resume=resume,
+        evaluate=measure if prompts else None,
+    )
+    for name, some in (("prompts", _prompts(recipe, data.lines[: recipe.num_prompts], seed + 1)), ("prompts-held-out", prompts)):
+        write_text(Path(recipe.output_dir) / f"{name}.jsonl", "".join(f"{json.dumps(p)}\n" for p in some))
+    return trainer.train()
+
+
+def _prompts(recipe: PretrainTextRecipe, lines: Sequence[str], seed: int) -> list[dict[str, str]]:
+    """Each line with blanks, beside the line itself."""
+    options: dict[str, Any] = {"span": recipe.mask_span, "blank": recipe.blank, "pattern": PATTERNS[recipe.tokens]}
+    masked = mask_lines(lines, recipe.mask_rate, torch.Generator().manual_seed(seed), **options)
+    return [{"masked": m, "original": line} for m, line in zip(masked, lines, strict=True)]
+
+
+# -- loading, filling and evaluation
 
 
 def load_text_policy(
@@ -108,14 +215,14 @@ def load_text_policy(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> MaskedTextPolicy:
-    """A policy that fills blanks, from a checkpoint.
+    """A policy that fills blanks, from a checkpoint; an option that is None keeps the value of the checkpoint.
 
     Args:
-        name: a bundled policy's name, a checkpoint folder or a run folder.
-        rounds: of unmasking; None keeps the checkpoint's, as for the others.
+        name: name of a bundled policy, a checkpoint folder or a run folder.
+        rounds: rounds of unmasking.
         temperature: divides the logits.
-        top_k: keep the k most probable characters.
-        top_p: keep the fewest characters of this probability.
+        top_k: number of most probable characters that are kept.
+        top_p: the smallest set of characters with this probability is kept.
 
     Raises:
         CheckpointError: if the checkpoint is missing, damaged or not of such a policy.
@@ -131,31 +238,17 @@ def load_text_policy(
     return MaskedTextPolicy(**args).eval()
 
 
-def check_rewards(policy: MaskedTextPolicy, rewards: Sequence[Reward]) -> None:
-    """Refuse a judge of another alphabet than the policy's before the run.
-
-    Raises:
-        ValueError: naming the first character the judge does not know.
-    """
-    for reward in rewards:
-        if isinstance(reward, Judge):
-            reward.check(policy.tokenizer.tokens)
-
-
-# -- prompts, filling and evaluation
-
-
 def fill_in_prompts(
     count: int = 512, seed: int = 1, *, held_out: bool = False, rate: float = 0.4, span: int = 6
 ) -> list[dict[str, str]]:
-    """Columns ``masked`` and ``original`` of sentences with blanks; none of the ``held_out`` is ever trained on.
+    """Columns ``masked`` and ``original`` of sentences with blanks.
 
     Args:
-        count: how many.
-        seed: of sentences and blanks.
-        held_out: whether from the part kept for evaluation.
+        count: number of sentences.
+        seed: random seed of sentences and blanks.
+        held_out: whether the sentences come from the part kept for evaluation, which no bundled policy was trained on.
         rate: share of characters that are blank.
-        span: characters a run of blanks.
+        span: characters per run of blanks.
 
     >>> fill_in_prompts(1)[0]["masked"]
     'an _____t read___________em before noon'
@@ -168,13 +261,12 @@ def fill_in_prompts(
 def fill_texts(
     policy: MaskedTextPolicy, masked: Sequence[str], count: int = 1, *, seed: int = 0, batch_size: int = 256
 ) -> list[Any]:
-    """``count`` fills of each prompt, a prompt's together: ``result[k]`` fills ``masked[k // count]``.
+    """``count`` fills of each prompt, one prompt after the other: ``result[k]`` fills ``masked[k // count]``.
 
     Raises:
         ValueError: if ``count`` is less than 1, or a prompt cannot be filled (no blank, unknown character, too long).
     """
-    if count < 1:
-        raise ValueError(f"count: {count}, expected at least 1")
+    check_range("count", count, least=1)
     generator = torch.Generator(policy.device).manual_seed(seed)
     contexts = group_contexts(len(masked), count, [{"masked": m} for m in masked])
     samples: list[Any] = []
@@ -189,12 +281,13 @@ def fill_texts(
 def evaluate_fills(
     policy: MaskedTextPolicy, prompts: Sequence[Mapping[str, str]], count: int = 4, *, judge: Any = None, seed: int = 0
 ) -> dict[str, float]:
-    """How well ``count`` fills of each prompt do.
+    """Metrics of ``count`` fills of each prompt.
 
     Returns:
-        The table of :func:`~discrete_grpo.metrics.text.evaluate`; ``distinct_fills``: distinct / fills of a prompt; where the
-        prompts have an ``original``, ``recovered``: share of blanks filled as there, and ``sentences``: share of fills that
-        are sentences of the grammar, if the originals are; with a judge ``judge`` and ``judge_original``, its mean scores.
+        The table of :func:`~discrete_grpo.metrics.text.evaluate`, and ``distinct_fills``: share of different fills among the
+        fills of a prompt. If the prompts have an ``original``, ``recovered``: share of blanks filled as in the original; if all
+        originals are sentences of the grammar, ``sentences``: share of fills that are, too. With a judge, its mean scores of
+        fills, ``judge``, and of originals, ``judge_original``.
     """
     masked = [p["masked"] for p in prompts for _ in range(count)]
     samples = fill_texts(policy, [p["masked"] for p in prompts], count, seed=seed)

@@ -17,7 +17,7 @@ __all__ = ["OTHER", "TEXT"]
 
 def _check_rewards(policy: Any, rewards: Sequence[Any]) -> None:
     if hasattr(policy, "blank"):
-        from discrete_grpo.recipes.text import check_rewards
+        from discrete_grpo.recipes.judge import check_rewards
 
         check_rewards(policy, rewards)
 

@@ -1,10 +1,11 @@
 """Likelihood training of a policy's network: AdamW, cosine decay, a moving average of the weights, exact resume.
 
-Knows neither graphs nor text: the policy gives ``likelihood_loss(batch, generator=...)``, the data ``batch(rows)``.
+Works for any policy with ``likelihood_loss(batch, generator=...)`` and any data set with ``batch(rows)``.
 """
 
 from __future__ import annotations
 
+import datetime
 import math
 import sys
 import time
@@ -16,20 +17,21 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
+from discrete_grpo.core.seeding import seeded
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, load_weights, save
 from discrete_grpo.runs.console import progress
 from discrete_grpo.runs.recorder import Recorder
 from discrete_grpo.training.bf16 import decide_bf16
-from discrete_grpo.training.config import PretrainConfig
+from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.distributed import accelerator
-from discrete_grpo.training.optim import averaged
+from discrete_grpo.training.optim import averaged, learning_rate
 from discrete_grpo.training.state import check_device_kind
 
-__all__ = ["Dataset", "Pretrainer", "cosine_decay"]
+__all__ = ["Dataset", "LikelihoodPolicy", "PretrainSettings", "Pretrainer", "decayed_rate", "fit"]
 
 
 class Dataset(Protocol):
-    """Samples by row number; rows of like ``sizes`` are batched together."""
+    """Samples by row number; rows of similar ``sizes`` are batched together."""
 
     @property
     def sizes(self) -> Tensor:
@@ -41,24 +43,53 @@ class Dataset(Protocol):
         ...
 
     def batch(self, rows: Tensor) -> Any:
-        """The samples at ``rows`` as what ``likelihood_loss`` takes; has ``to(device)``."""
+        """The samples at ``rows``, in the form that ``likelihood_loss`` takes, with a method ``to(device)``."""
         ...
 
 
-def cosine_decay(step: int, total: int, warmup: int, floor: float = 0.01) -> float:
-    """Factor on the learning rate: linear warm-up, then a half cosine from 1 down to ``floor``.
+class LikelihoodPolicy(Protocol):
+    """A policy that can be trained by likelihood."""
 
-    >>> [round(cosine_decay(s, 100, 10), 3) for s in (0, 9, 10, 55, 100)]
+    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """The ``loss`` to minimise, and other scalars to log."""
+        ...
+
+
+class PretrainSettings(Protocol):
+    """The settings that every pretraining recipe has."""
+
+    @property
+    def output_dir(self) -> str:
+        """Run folder to make."""
+        ...
+
+    @property
+    def pretrain(self) -> PretrainConfig:
+        """Settings of the training loop."""
+        ...
+
+
+FINAL_RATE = 0.01
+"""The learning rate of the last update, as a share of the largest."""
+
+
+def decayed_rate(step: int, config: PretrainConfig) -> float:
+    """Learning rate of update ``step``, counted from 0: a linear warm-up, then half a cosine down to 1 % of the largest rate.
+
+    The curve is that of the GRPO trainer with ``lr_scheduler_type="cosine"``, which ends at 0, raised at its end.
+
+    >>> config = PretrainConfig(max_steps=100, warmup_steps=10, learning_rate=1.0)
+    >>> [round(decayed_rate(s, config), 3) for s in (0, 9, 10, 55, 100)]
     [0.1, 1.0, 1.0, 0.505, 0.01]
     """
-    if step < warmup:
-        return (step + 1) / warmup
-    done = min(1.0, (step - warmup) / max(1, total - warmup))
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done))
+    warmup, total = config.warmup_steps, config.max_steps
+    curve = GRPOConfig(max_steps=total, warmup_steps=warmup, learning_rate=1.0, lr_scheduler_type="cosine")
+    share = learning_rate(step, curve)
+    return config.learning_rate * (share if step < warmup else FINAL_RATE + (1 - FINAL_RATE) * share)
 
 
 def batches(sizes: Tensor, batch_size: int, seed: int, epoch: int, window: int = 32) -> Iterator[Tensor]:
-    """Row numbers of every batch of an epoch: shuffled, then sorted by size inside windows so that padding is rare."""
+    """Row numbers of every batch of an epoch: shuffled, then sorted by size within windows, which keeps padding small."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(len(sizes), generator=generator)
     for rows in order.split(batch_size * window):
@@ -68,16 +99,19 @@ def batches(sizes: Tensor, batch_size: int, seed: int, epoch: int, window: int =
 
 
 class Pretrainer:
-    """Trains ``policy`` on ``data`` into the run folder ``run``; :meth:`train` continues where a stopped run ended.
+    """Trains ``policy`` on ``data`` and logs into the run folder ``run``; :meth:`train` can continue a stopped run.
 
     Args:
         policy: a module with ``likelihood_loss`` and ``init_args``.
         data: the training set.
         config: settings.
         run: folder for ``metrics.jsonl``, checkpoints and the exported ``policy/``.
-        metadata: kept with every checkpoint.
-        resume: continue from the newest checkpoint of ``run``; from the start where it was killed before it had one.
-        evaluate: measured on the averaged weights with every checkpoint, and logged (validity of samples, say).
+        metadata: JSON values kept with every checkpoint, to which today's ``date`` is added.
+        resume: whether to continue from the newest checkpoint of ``run``, or from the start if it was killed before the first.
+        evaluate: computes metrics of the policy with averaged weights, which are logged at every checkpoint.
+
+    Raises:
+        ValueError: if ``data`` is empty, or with several processes.
     """
 
     def __init__(
@@ -93,7 +127,8 @@ class Pretrainer:
     ) -> None:
         if len(data) == 0:
             raise ValueError("data: 0 samples, expected at least one")
-        self.config, self.data, self.metadata, self.evaluate = config, data, dict(metadata or {}), evaluate
+        self.config, self.data, self.evaluate = config, data, evaluate
+        self.metadata = {**(metadata or {}), "date": datetime.date.today().isoformat()}
         self.run = Path(run)
         self.run.mkdir(parents=True, exist_ok=True)
         self.accelerator = accelerator()
@@ -113,10 +148,10 @@ class Pretrainer:
             metric_for_best_model=config.metric_for_best_model,
             greater_is_better=config.greater_is_better,
         )
-        self._lines: list[Mapping[str, float]] = []  # logged since the newest checkpoint
+        self._lines: list[Mapping[str, float]] = []  # the metrics logged since the newest checkpoint
         self.step = 0
         self._saved: int | None = None  # the step of the newest checkpoint
-        self._sums: dict[str, float] = {}  # of the values since the last line of metrics
+        self._sums: dict[str, float] = {}  # sums of the values since the last line of metrics
         stored = load_training(self.checkpoints.latest()) if resume and self.checkpoints.all() else None
         self.bf16, told = decide_bf16(config.bf16, self.accelerator.device, kept=None if stored is None else stored.get("bf16"))
         if told is not None:
@@ -128,14 +163,14 @@ class Pretrainer:
 
     @property
     def averaged(self) -> Any:
-        """The policy with averaged weights, in eval mode: what a user gets."""
+        """The policy with averaged weights, in eval mode, which is the one that is exported."""
         return self.average.module.eval()
 
     def train(self) -> Path:
-        """Run to ``max_steps`` and export the averaged policy to ``RUN/policy``; returns that folder.
+        """Train to ``max_steps`` and export the averaged policy to ``RUN/policy``; returns that folder.
 
         Raises:
-            Interrupted: after Ctrl-C; a checkpoint is saved first.
+            Interrupted: after Ctrl-C, once a checkpoint is saved.
         """
         with interruptible() as stop:
             self._loop(stop)
@@ -168,7 +203,7 @@ class Pretrainer:
                     self._save()
 
     def _rows(self) -> Iterator[Tensor]:
-        """Batches from the current step on; the position in the epoch follows from the step alone."""
+        """Row numbers of the remaining batches; the position within the epoch follows from the step alone."""
         per_epoch = math.ceil(len(self.data) / self.config.batch_size)
         while self.step < self.config.max_steps:
             epoch, skip = divmod(self.step, per_epoch)
@@ -178,7 +213,7 @@ class Pretrainer:
 
     def _update(self, rows: Tensor) -> dict[str, float]:
         self.policy.train()
-        rate = self.config.learning_rate * cosine_decay(self.step, self.config.max_steps, self.config.warmup_steps)
+        rate = decayed_rate(self.step, self.config)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         losses = self._losses(rows)
@@ -194,16 +229,15 @@ class Pretrainer:
     def _losses(self, rows: Tensor) -> dict[str, Tensor]:
         device = self.accelerator.device
         batch = self.data.batch(rows).to(device)
-        # Dropout takes no generator: its global one is seeded by the step, for this pass alone, so that a resume repeats it.
+        # Dropout takes no generator, so the global one is seeded by the step: a resumed run then repeats the same dropout.
         with (
-            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            seeded(self.config.seed * 1_000_003 + self.step, device),
             torch.autocast(device.type, torch.bfloat16, enabled=self.bf16),
         ):
-            torch.manual_seed(self.config.seed * 1_000_003 + self.step)
             return dict(self.policy.likelihood_loss(batch, generator=self.generator))
 
     def _save(self) -> None:
-        due = self.step % self.config.save_steps == 0 or self.step == self.config.max_steps  # and not where Ctrl-C fell
+        due = self.step % self.config.save_steps == 0 or self.step == self.config.max_steps  # not at the checkpoint of an interrupt
         if self.evaluate is not None and due:
             found = {f"eval/{k}": v for k, v in self.evaluate(self.averaged).items()}
             self.recorder.record(self.step, found)
@@ -234,3 +268,26 @@ class Pretrainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
         self.recorder.restore(state["position"])
+
+
+def fit(
+    policy: Any,
+    data: Dataset,
+    recipe: PretrainSettings,
+    *,
+    metadata: Mapping[str, Any],
+    evaluate: Callable[[Any], Mapping[str, float]] | None = None,
+    resume: bool = False,
+) -> Path:
+    """Train ``policy`` on ``data`` as ``recipe`` says and export it; returns the folder of the exported policy.
+
+    Args:
+        policy: see :class:`Pretrainer`, as for ``data``, ``metadata``, ``evaluate`` and ``resume``.
+        data: the training set.
+        recipe: gives the run folder and the settings of the training loop.
+        metadata: kept with every checkpoint.
+        evaluate: metrics at every checkpoint; None means none.
+        resume: whether to continue a stopped run.
+    """
+    trainer = Pretrainer(policy, data, recipe.pretrain, recipe.output_dir, metadata=metadata, resume=resume, evaluate=evaluate)
+    return trainer.train()

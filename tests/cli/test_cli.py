@@ -25,6 +25,7 @@ from discrete_grpo.cli import main
 from discrete_grpo.cli.commands import COMMANDS
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
+from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
 from discrete_grpo.recipes.search import SearchRecipe, run_search
 from discrete_grpo.recipes.train import TrainRecipe, run_train
@@ -63,7 +64,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stats = statistics(load_enumerated(4))
     sizes = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2)
     folder = tmp_path_factory.mktemp("bundled") / "qm9-small"
-    return save(folder, molecule_policy(stats, sizes, num_steps=5), metadata={"statistics": stats.to_json()})
+    return save(folder, molecule_policy(stats, sizes, DiffusionOptions(num_steps=5)), metadata={"statistics": stats.to_json()})
 
 
 @pytest.fixture(autouse=True)

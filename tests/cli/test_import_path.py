@@ -11,6 +11,7 @@ import pytest
 
 from discrete_grpo.cli import main
 from discrete_grpo.datasets.molecules import dataset_from_smiles, statistics
+from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
 from discrete_grpo.runs.checkpoint import save
 
@@ -43,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "marks").mkdir()
     stats = statistics(dataset_from_smiles(["CCO", "CN", "C"]))
     sizes = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2)
-    save(folder / "policy", molecule_policy(stats, sizes, num_steps=3), metadata={"statistics": stats.to_json()})
+    save(folder / "policy", molecule_policy(stats, sizes, DiffusionOptions(num_steps=3)), metadata={"statistics": stats.to_json()})
     (folder / "run.json").write_text('{"command": "pretrain"}')
     (folder / "config.yaml").write_text("nosuch: 1\n")
     (folder / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')

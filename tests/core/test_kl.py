@@ -12,13 +12,7 @@ from torch import Tensor
 
 from discrete_grpo.core.advantages import kl_advantages
 from discrete_grpo.core.categorical import Sites, score_sites
-from discrete_grpo.core.kl import (
-    forward_estimate,
-    importance_corrected,
-    kl_term,
-    reverse_estimate,
-    trajectory_sum,
-)
+from discrete_grpo.core.kl import forward_estimate, importance_corrected, kl_term, reverse_estimate, trajectory_sum
 from discrete_grpo.core.loss import grpo_loss
 from tests import oracles
 

@@ -100,3 +100,10 @@ def test_sizes_out_of_range_are_refused(changed: dict[str, Any], said: str) -> N
 def test_a_text_longer_than_the_block_is_refused() -> None:
     with pytest.raises(ValueError, match=r"tokens: 7 columns, expected at most block_size \(6\)"):
         make(Encoder)(tokens(1, 7), torch.ones(1, 7, dtype=torch.bool))
+
+
+def test_a_configuration_is_flat_in_a_checkpoint() -> None:
+    config = EncoderConfig(7, 6, layers=2, context=1)
+    stored = describe(config)
+    assert {"num_tokens": 7, "block_size": 6, "layers": 2, "context": 1}.items() <= stored["init_args"].items()
+    assert build(stored) == config

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pair_mask, permute, symmetrise, upper
-from discrete_grpo.models.graph_transformer import BASE, SMALL, GraphTransformer, GraphTransformerConfig, cycle_counts, random_walks
+from discrete_grpo.models.graph_transformer import (
+    BASE,
+    SMALL,
+    GraphTransformer,
+    GraphTransformerConfig,
+    NetworkSizes,
+    cycle_counts,
+)
+from discrete_grpo.models.random_walks import random_walks
+from discrete_grpo.runs.serialization import build, describe
 
 DTYPES = {torch.float32: 2e-5, torch.float64: 1e-12}
 both_precisions = pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
@@ -222,7 +231,7 @@ def test_dropout_only_acts_in_training() -> None:
         ("edge_width", -1, "edge_width: -1, expected at least 1"),
         ("heads", 3, r"width: 16, expected a multiple of heads \(3\)"),
         ("walk_length", 1, "walk_length: 1, expected at least 2"),
-        ("dropout", 1.0, "dropout: 1.0, expected 0 <= dropout < 1"),
+        ("dropout", 1.0, "dropout: 1.0, expected at least 0 and less than 1"),
         ("global_width", 0, "global_width: 0, expected at least 1"),
         ("expansion", 0, "expansion: 0, expected at least 1"),
     ],
@@ -230,6 +239,15 @@ def test_dropout_only_acts_in_training() -> None:
 def test_bad_settings_are_named(option: str, value: Any, text: str) -> None:
     with pytest.raises(ValueError, match=f"^{text}"):
         network(**{option: value})
+    with pytest.raises(ValueError, match=f"^{text}"):
+        NetworkSizes(**{"width": 16, option: value})
+
+
+def test_a_configuration_is_flat_in_a_checkpoint() -> None:
+    config = GraphTransformerConfig(4, 3, 3, 2, width=32, log_time=True)
+    stored = describe(config)
+    assert {"node_states": 4, "edge_classes": 2, "width": 32, "log_time": True}.items() <= stored["init_args"].items()
+    assert build(stored) == config
 
 
 def test_settings_build_the_same_network_again() -> None:

@@ -20,15 +20,17 @@ from discrete_grpo.domains.molecules import parse, to_smiles
 from discrete_grpo.domains.tokenizer import BOS, EOS
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.recipes.conditions import prepare_columns, read_columns
+from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.families import SamplerOptions, family_of, run_family
 from discrete_grpo.recipes.image_family import IMAGES
 from discrete_grpo.recipes.loading import load, load_policy
 from discrete_grpo.recipes.molecule_family import MOLECULES
 from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.pretrain import PretrainRecipe, run_pretrain
 from discrete_grpo.recipes.sample import sample_file, sample_policy
 from discrete_grpo.recipes.smiles import PretrainSmilesRecipe, run_pretrain_smiles
 from discrete_grpo.recipes.text_family import TEXT
-from discrete_grpo.recipes.train import PretrainRecipe, TrainRecipe, run_pretrain, run_train
+from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.conditions import HitsProperty, keeps_scaffold
 from discrete_grpo.rewards.molecules import validity
 from discrete_grpo.runs import checkpoint
@@ -62,7 +64,8 @@ def smiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stats = statistics(load_enumerated(4))
-    policy = molecule_policy(stats, NetworkSizes(1, 2, 8, 4, 4, walk_length=2), num_steps=4)
+    sizes = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2)
+    policy = molecule_policy(stats, sizes, DiffusionOptions(num_steps=4))
     return save(tmp_path_factory.mktemp("graphs") / "p", policy, metadata={"statistics": stats.to_json()})
 
 
@@ -274,7 +277,7 @@ def test_graph_pretraining_takes_properties(tmp_path: Path) -> None:
         max_atoms=4,
         num_steps=4,
         properties=("MolWt", "TPSA"),
-        network=NetworkSizes(1, 2, 8, 4, 4, walk_length=2),
+        network=NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2),
         pretrain=replace(TINY, max_steps=5),
         evaluation_samples=4,
     )

@@ -18,15 +18,16 @@ from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
 from discrete_grpo.diffusion.flow import FlowEuler
-from discrete_grpo.diffusion.schedules import LinearSchedule
 from discrete_grpo.domains.molecules import Vocabulary
+from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.families import FileOptions, SamplerOptions
 from discrete_grpo.recipes.loading import load_policy, with_sampler
 from discrete_grpo.recipes.molecule_family import scaffold_sites
 from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.pretrain import PretrainRecipe, run_pretrain
 from discrete_grpo.recipes.sample import sample, sample_file
-from discrete_grpo.recipes.train import PretrainRecipe, TrainRecipe, run_pretrain, run_train
+from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.molecules import qed, validity
 from discrete_grpo.runs import checkpoint
 from discrete_grpo.runs.checkpoint import CheckpointError, bundled_policies, find_checkpoint, load_metadata, save
@@ -43,14 +44,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of an untrained policy over the enumerated molecules of at most 4 atoms, 5 steps."""
     stats = statistics(load_enumerated(4))
     folder = tmp_path_factory.mktemp("tiny") / "policy"
-    return save(folder, molecule_policy(stats, TINY, num_steps=5), metadata={"statistics": stats.to_json()})
+    return save(folder, molecule_policy(stats, TINY, DiffusionOptions(num_steps=5)), metadata={"statistics": stats.to_json()})
 
 
 @pytest.mark.parametrize("noise", ["uniform", "marginal", "absorbing"])
 def test_every_noise_samples_and_scores(noise: Any) -> None:
     stats = statistics(load_enumerated(4))
     before = torch.random.get_rng_state()
-    policy = molecule_policy(stats, TINY, noise=noise, num_steps=5, schedule=LinearSchedule())
+    policy = molecule_policy(stats, TINY, DiffusionOptions(noise=noise, num_steps=5, schedule="linear"))
     assert torch.equal(before, torch.random.get_rng_state())
     rollout = policy.sample(group_contexts(12, 2), generator=torch.Generator().manual_seed(0))
     assert len(rollout.samples) == 24
@@ -59,15 +60,15 @@ def test_every_noise_samples_and_scores(noise: Any) -> None:
         (site.log_probs.gather(-1, site.action.long()[..., None])[..., 0] * site.mask).sum(-1) for site in policy.sites(rollout)
     )
     torch.testing.assert_close(replayed, rollout.logp, rtol=0, atol=1e-4)
-    other = molecule_policy(stats, TINY, noise=noise, num_steps=5, seed=1)
-    again = molecule_policy(stats, TINY, noise=noise, num_steps=5)
+    other = molecule_policy(stats, TINY, DiffusionOptions(noise=noise, num_steps=5), seed=1)
+    again = molecule_policy(stats, TINY, DiffusionOptions(noise=noise, num_steps=5))
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in policy.state_dict().items())
     assert not all(torch.equal(v, other.state_dict()[k]) for k, v in policy.state_dict().items())
 
 
 def test_an_unknown_noise_is_named() -> None:
     with pytest.raises(ValueError, match="noise: 'pink', expected one of uniform, marginal, absorbing"):
-        molecule_policy(statistics(load_enumerated(3)), TINY, noise="pink")  # type: ignore[arg-type]
+        molecule_policy(statistics(load_enumerated(3)), TINY, DiffusionOptions(noise="pink"))  # type: ignore[arg-type]
 
 
 def test_one_network_is_driven_by_every_kernel_of_its_noise(tiny: Path) -> None:

@@ -13,15 +13,16 @@ import torch
 
 from discrete_grpo.datasets.text import is_sentence, sentences, text_dataset
 from discrete_grpo.metrics.text import diversity, evaluate, ranking_quality, recovered, sample_metrics
-from discrete_grpo.recipes.judge import JudgeRecipe, PretrainTextRecipe, _lines, run_judge, run_pretrain_text
+from discrete_grpo.recipes.judge import JudgeRecipe, check_rewards, run_judge, text_judge
 from discrete_grpo.recipes.text import (
     EncoderSizes,
-    check_rewards,
+    PretrainTextRecipe,
     evaluate_fills,
     fill_in_prompts,
     fill_texts,
     load_text_policy,
-    text_judge,
+    run_pretrain_text,
+    split_lines,
     text_policy,
 )
 from discrete_grpo.rewards.judge import Judge
@@ -139,18 +140,18 @@ def test_text_that_cannot_be_corrupted_trains_no_judge(tmp_path: Path) -> None:
 def test_a_line_of_a_file_counts_once_and_is_seen_or_held_out(recipe: PretrainTextRecipe | JudgeRecipe, tmp_path: Path) -> None:
     text, lines = tmp_path / "a.txt", [f"line {k:02}" for k in range(50)]
     text.write_text("".join(f"{line}\n" for line in [*lines[::-1], *lines, *lines]))
-    data, held = _lines(replace(recipe, data=str(text)))
+    data, held = split_lines(replace(recipe, data=str(text)), recipe.evaluation_samples)
     assert (len(data), len(held)) == (45, 5)
     assert [line for line in lines[::-1] if line not in held] == list(data.lines)  # the order of the first ones
     assert sorted([*data.lines, *held]) == lines
     assert [data.tokenizer.decode(row[row > 0].tolist()) for row in data.tokens] == list(data.lines)
-    pieces, out = _lines(replace(recipe, data=str(text), block_size=5, long_lines="split"))
+    pieces, out = split_lines(replace(recipe, data=str(text), block_size=5, long_lines="split"), recipe.evaluation_samples)
     assert sorted([*pieces.lines, *out]) == sorted(["line ", *(f"{k:02}" for k in range(50))])
 
 
 @pytest.mark.parametrize("recipe", [PretrainTextRecipe(), JudgeRecipe()])
 def test_the_sentences_of_the_bundled_pair_stay_as_they_are_made(recipe: PretrainTextRecipe | JudgeRecipe) -> None:
-    data, held = _lines(replace(recipe, num_lines=2000))
+    data, held = split_lines(replace(recipe, num_lines=2000), recipe.evaluation_samples)
     made = sentences(2000, recipe.pretrain.seed)
     assert (list(data.lines), held) == (made, sentences(recipe.evaluation_samples, recipe.pretrain.seed, held_out=True))
 

@@ -41,7 +41,7 @@ import torch
 from torch import nn
 
 from discrete_grpo import Rollout, Sites, score_sites
-from discrete_grpo.core.categorical import gather, sample
+from discrete_grpo.core.categorical import (gather, sample)
 
 
 class Letters(nn.Module):

@@ -211,9 +211,9 @@ def test_identity_does_not_depend_on_the_order_of_a_set() -> None:
 def test_identity_is_the_same_in_another_process(request: pytest.FixtureRequest) -> None:
     skip_where_functions_are_wrapped(request)
     code = """
-from discrete_grpo.rewards.identity import reward_identity
-from discrete_grpo.rewards.combine import WeightedSum
-from discrete_grpo.rewards.molecules import Similarity, qed
+from discrete_grpo.rewards.identity import (reward_identity)
+from discrete_grpo.rewards.combine import (WeightedSum)
+from discrete_grpo.rewards.molecules import (Similarity, qed)
 print([reward_identity(reward) for reward in (qed, Similarity("CC"), WeightedSum.of({qed: 1.0}))])
 """
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "7"}

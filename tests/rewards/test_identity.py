@@ -24,6 +24,7 @@ from discrete_grpo.cli import main
 from discrete_grpo.cli.listing import known_rewards
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
+from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.external import ExternalReward
@@ -90,7 +91,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with a small policy and a module of rewards."""
     stats = statistics(load_enumerated(4))
     sizes = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2)
-    save(tmp_path / "tiny", molecule_policy(stats, sizes, num_steps=5), metadata={"statistics": stats.to_json()})
+    save(tmp_path / "tiny", molecule_policy(stats, sizes, DiffusionOptions(num_steps=5)), metadata={"statistics": stats.to_json()})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

@@ -12,6 +12,7 @@ import pytest
 from discrete_grpo import GRPOConfig, GRPOTrainer, PretrainConfig
 from discrete_grpo.datasets.enumeration import enumerate_molecules
 from discrete_grpo.datasets.molecules import dataset_from_smiles, statistics
+from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.rewards.molecules import logp
@@ -26,7 +27,7 @@ def test_grpo_reaches_the_known_best_molecule(tmp_path: Path) -> None:
     optimum = max(scores, key=scores.__getitem__)
     data = dataset_from_smiles(known)
     sizes = NetworkSizes(layers=3, heads=4, width=48, edge_width=24, global_width=24, walk_length=4)
-    policy = molecule_policy(statistics(data), sizes, num_steps=12, seed=0)
+    policy = molecule_policy(statistics(data), sizes, DiffusionOptions(num_steps=12), seed=0)
     pretrain = PretrainConfig(max_steps=300, batch_size=128, learning_rate=4e-3, save_steps=1000)
     Pretrainer(policy, data, pretrain, tmp_path).train()
     policy.node_counts = (0.0, 0.0, 0.0, 0.0, 0.0, 1.0)  # the best molecule has five atoms; all else is the policy's to find

@@ -265,7 +265,7 @@ def test_adapters_need_no_other_library() -> None:
     code = """
 import sys
 sys.modules["peft"] = sys.modules["transformers"] = None
-from discrete_grpo.training.lora import add_lora, merge_lora
+from discrete_grpo.training.lora import (add_lora, merge_lora)
 from tests.toys import tiny_policy
 policy = tiny_policy()
 add_lora(policy)

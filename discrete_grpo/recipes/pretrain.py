@@ -1,0 +1,165 @@
+"""Pretraining by likelihood: of any recipe, and the recipe of graph policies over molecules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from torch import nn
+
+from discrete_grpo.core.checks import check_range
+from discrete_grpo.datasets.molecules import MoleculeDataset, conditioned, load_molecules, statistics
+from discrete_grpo.datasets.text_files import MAX_BYTES
+from discrete_grpo.models.graph_transformer import NetworkSizes
+from discrete_grpo.recipes.diffusion import DiffusionOptions
+from discrete_grpo.recipes.molecules import data_file, molecule_policy, report_broken, validity_metrics
+from discrete_grpo.training.config import PretrainConfig
+from discrete_grpo.training.pretrain import fit
+
+if TYPE_CHECKING:
+    from discrete_grpo.recipes.digits import PretrainDigitsRecipe
+    from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
+    from discrete_grpo.recipes.judge import JudgeRecipe
+    from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
+    from discrete_grpo.recipes.text import PretrainTextRecipe
+
+__all__ = ["PretrainRecipe", "pretrain", "run_pretrain"]
+
+
+@dataclass(frozen=True)
+class PretrainRecipe(DiffusionOptions):
+    """Likelihood training of a graph diffusion policy on a file of molecules.
+
+    Attributes:
+        data: path of a SMILES file (.smi, .txt, .csv, .tsv, each optionally .gz), ``enumerated`` for the bundled set, or the
+            name of a download (``qm9``, ``zinc250k``).
+        output_dir: run folder to make.
+        properties: RDKit descriptors the policy can be conditioned on.
+        condition_dropout: share of training molecules whose properties are hidden, so that the policy also works without.
+        network: sizes of the graph transformer.
+        pretrain: settings of the training loop.
+        max_broken: largest share of lines of ``data`` that may not be a molecule.
+        smiles_column: name of the column of SMILES in ``data``; None finds it by its name.
+        max_bytes: largest size that a gzipped file may unpack to.
+        max_atoms: larger molecules are left out; None keeps all.
+        cache_dir: folder where the parsed data is kept for the next run.
+        evaluation_samples: molecules sampled at every checkpoint to log validity; 0 means none.
+        data_name: name kept with the checkpoint; None means that of ``data``.
+        data_licence: licence kept with the checkpoint.
+    """
+
+    data: str = "enumerated"
+    output_dir: str = "runs/pretrain"
+    properties: tuple[str, ...] = ()
+    condition_dropout: float = 0.1
+    network: NetworkSizes = field(default_factory=NetworkSizes)
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    max_broken: float = 0.05
+    smiles_column: str | None = None
+    max_bytes: int = MAX_BYTES
+    max_atoms: int | None = None
+    cache_dir: str | None = None
+    evaluation_samples: int = 256
+    data_name: str | None = None
+    data_licence: str = "unknown"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("evaluation_samples", self.evaluation_samples, least=0)
+
+
+def _dataset(recipe: PretrainRecipe) -> MoleculeDataset:
+    """The molecules of ``recipe.data``; lines that are not a molecule are listed on standard error."""
+    if recipe.data == "enumerated":
+        from discrete_grpo.datasets.enumeration import load_enumerated
+
+        return load_enumerated(7 if recipe.max_atoms is None else recipe.max_atoms)
+    path = data_file(recipe.data)
+    data = load_molecules(
+        path,
+        recipe.max_broken,
+        max_atoms=recipe.max_atoms,
+        smiles_column=recipe.smiles_column,
+        max_bytes=recipe.max_bytes,
+        cache_dir=recipe.cache_dir,
+    )
+    report_broken(path, data.broken, len(data))
+    return data
+
+
+def run_pretrain(recipe: PretrainRecipe, *, network: nn.Module | None = None, resume: bool = False) -> Path:
+    """Pretrain a graph policy of molecules; returns the folder of the exported policy.
+
+    Args:
+        recipe: the settings.
+        network: a network of your own in place of ``recipe.network``, see :class:`~discrete_grpo.recipes.diffusion.Denoiser`.
+        resume: whether to continue a stopped run.
+    """
+    data = _dataset(recipe)
+    stats = statistics(data)
+    given = conditioned(data, recipe.properties) if recipe.properties else None
+    policy = molecule_policy(
+        stats,
+        recipe.network if network is None else network,
+        recipe,
+        properties=given.properties if given else (),
+        condition_dropout=recipe.condition_dropout,
+        seed=recipe.pretrain.seed,
+    )
+    metadata = {
+        "statistics": stats.to_json(),
+        "data": {"name": recipe.data_name or data.name, "molecules": len(data), "licence": recipe.data_licence},
+    }
+    evaluate = validity_metrics(recipe.evaluation_samples)
+    return fit(policy, given or data, recipe, metadata=metadata, evaluate=evaluate, resume=resume)
+
+
+AnyRecipe: TypeAlias = (
+    "PretrainRecipe | PretrainGraphsRecipe | PretrainSmilesRecipe | PretrainTextRecipe | JudgeRecipe | PretrainDigitsRecipe"
+)
+
+
+def pretrain(recipe: AnyRecipe, *, network: nn.Module | None = None, resume: bool = False) -> Path:
+    """Train a policy by likelihood, log into ``recipe.output_dir`` and export it; returns the folder of the exported policy.
+
+    The type of the recipe says which policy is trained:
+
+    ============================================================  =====================================================
+    recipe                                                        policy
+    ============================================================  =====================================================
+    :class:`PretrainRecipe`                                       graph diffusion or flow over molecules
+    :class:`~discrete_grpo.recipes.graphs.PretrainGraphsRecipe`   graph diffusion or flow over plain graphs
+    :class:`~discrete_grpo.recipes.smiles.PretrainSmilesRecipe`   autoregressive SMILES
+    :class:`~discrete_grpo.recipes.text.PretrainTextRecipe`       text with blanks to fill
+    :class:`~discrete_grpo.recipes.judge.JudgeRecipe`             a judge of text, which is a reward and no policy
+    :class:`~discrete_grpo.recipes.digits.PretrainDigitsRecipe`   images of digits
+    ============================================================  =====================================================
+
+    Args:
+        recipe: the settings.
+        network: a denoiser of your own for molecules or plain graphs, in place of ``recipe.network``; see
+            :class:`~discrete_grpo.recipes.diffusion.Denoiser`.
+        resume: whether to continue a stopped run in ``recipe.output_dir``.
+
+    Raises:
+        ValueError: for a ``network`` that does not fit, or one with another recipe.
+        TypeError: for anything but a recipe of pretraining.
+    """
+    from discrete_grpo.recipes import digits, graphs, judge, smiles, text
+
+    if isinstance(recipe, PretrainRecipe):
+        return run_pretrain(recipe, network=network, resume=resume)
+    if isinstance(recipe, graphs.PretrainGraphsRecipe):
+        return graphs.run_pretrain_graphs(recipe, network=network, resume=resume)
+    if network is not None:
+        raise ValueError(f"network: {type(network).__name__} with {type(recipe).__name__}, expected none")
+    if isinstance(recipe, smiles.PretrainSmilesRecipe):
+        return smiles.run_pretrain_smiles(recipe, resume=resume)
+    if isinstance(recipe, text.PretrainTextRecipe):
+        return text.run_pretrain_text(recipe, resume=resume)
+    if isinstance(recipe, judge.JudgeRecipe):
+        return judge.run_judge(recipe, resume=resume)
+    if isinstance(recipe, digits.PretrainDigitsRecipe):
+        return digits.run_pretrain_digits(recipe, resume=resume)
+    raise TypeError(f"recipe: {type(recipe).__name__}, expected a recipe of pretraining such as PretrainRecipe")

@@ -1,0 +1,35 @@
+"""Draws from torch's global generator that leave its state as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from discrete_grpo.core.seeding import seeded
+
+
+def test_a_seed_holds_for_the_block_alone() -> None:
+    before = torch.random.get_rng_state()
+    with seeded(3):
+        first = torch.rand(4)
+    with seeded(3, torch.device("cpu")):
+        again = torch.rand(4)
+    with seeded(4):
+        other = torch.rand(4)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(first, torch.rand(4, generator=torch.Generator().manual_seed(3)))
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def fail() -> None:
+    with seeded(3):
+        torch.rand(4)
+        raise ZeroDivisionError
+
+
+def test_the_state_is_restored_after_an_error() -> None:
+    before = torch.random.get_rng_state()
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert torch.equal(before, torch.random.get_rng_state())
