@@ -52,7 +52,7 @@ def _sizes(samples: Sequence[str | None]) -> dict[str, list[int | None]]:
 def _decode(policy: Any, metadata: Columns) -> None:
     """Let rewards see graph6 lines, followed by the classes where a policy has more of them than one of nodes and two of edges."""
     inner = innermost(policy)
-    labelled = inner.node_kernel.num_clean > 1 or inner.edge_kernel.num_clean > 2
+    labelled = inner.node_kernel.noise.num_clean > 1 or inner.edge_kernel.noise.num_clean > 2
     inner.decode = labelled_graphs.decode if labelled else graph6.decode
 
 

@@ -75,7 +75,7 @@ def _decode(policy: Any, metadata: Columns) -> None:
     inner = innermost(policy)
     if hasattr(inner, "node_kernel"):
         vocabulary = _vocabulary(metadata)
-        types, classes = len(vocabulary), inner.node_kernel.num_clean
+        types, classes = len(vocabulary), inner.node_kernel.noise.num_clean
         if types != classes:
             raise CheckpointError(f"checkpoint: it has a vocabulary of {types} atom types, expected the policy's {classes}")
         inner.decode = partial(chemistry.decode, vocabulary=vocabulary)
