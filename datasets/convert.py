@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.graphs import GraphBatch, node_mask
 
 if TYPE_CHECKING:
@@ -110,8 +111,8 @@ def _classes(values: Tensor, count: int, name: str, lowest: int) -> Int[Tensor, 
     if flat.is_floating_point() or flat.is_complex() or flat.dtype == torch.bool or flat.shape != (count,):
         raise ValueError(f"{name}: {values.dtype} of shape {list(values.shape)}, expected integer classes of shape [{count}]")
     flat = flat.long().cpu()
-    if count and int(flat.min()) < lowest:
-        raise ValueError(f"{name}: class {int(flat.min())}, expected at least {lowest}")
+    if count:
+        check_range(f"{name}: lowest class", int(flat.min()), least=lowest)
     return flat
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rdkit import Chem
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.molecules import MoleculeDataset, dataset_from_smiles
 from discrete_grpo.domains.molecules import Vocabulary, classes_to_mol
 
@@ -116,8 +117,7 @@ def enumerate_molecules(max_atoms: int) -> list[str]:
     >>> enumerate_molecules(2)[:7]
     ['C', 'F', 'N', 'O', 'C#C', 'C#N', 'C=C']
     """
-    if not 1 <= max_atoms <= 8:
-        raise ValueError(f"max_atoms: {max_atoms}, expected 1..8 (each atom more is ten times the work)")
+    check_range("max_atoms", max_atoms, least=1, most=8, note=" (each further atom takes ten times the work)")
     return [smiles for level in _levels(max_atoms) for smiles in level]
 
 
@@ -174,8 +174,8 @@ def load_enumerated(max_atoms: int = 7, *, min_atoms: int = 1) -> MoleculeDatase
     Raises:
         ValueError: unless 1 <= min_atoms <= max_atoms <= 7.
     """
-    if not 1 <= min_atoms <= max_atoms <= BUNDLED_ATOMS:
-        raise ValueError(f"min_atoms, max_atoms: {min_atoms}, {max_atoms}, expected 1 <= min_atoms <= max_atoms <= {BUNDLED_ATOMS}")
+    check_range("max_atoms", max_atoms, least=1, most=BUNDLED_ATOMS)
+    check_range("min_atoms", min_atoms, least=1, most=max_atoms, note=" (max_atoms)")
     kept = [smiles for smiles in enumerated_smiles() if min_atoms <= sum(c in "CNOFcnof" for c in smiles) <= max_atoms]
     return dataset_from_smiles(kept, name=f"enumerated{max_atoms}")
 

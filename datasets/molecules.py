@@ -15,6 +15,7 @@ from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.reading import (
     array_lines,
@@ -232,8 +233,7 @@ class _Packer:
         if atoms < (self.min_atoms or 0) or (self.max_atoms is not None and atoms > self.max_atoms):
             self.dropped += 1
             return False
-        if atoms > MAX_ATOMS:
-            raise ValueError(f"line {line}: a molecule of {atoms:,} atoms, expected at most {MAX_ATOMS:,}; max_atoms leaves it out")
+        check_range(f"line {line}: atoms of the molecule", atoms, most=MAX_ATOMS, note="; max_atoms leaves it out")
         return True
 
     def dataset(self, name: str) -> MoleculeDataset:

@@ -17,6 +17,7 @@ import numpy as np
 from rdkit.rdBase import rdkitVersion
 
 from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.tables import HEAD, Layout, find_layout
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.domains.molecules import parse_smiles
@@ -95,8 +96,7 @@ def check_file(path: Path) -> None:
 
 def check_broken(path: Path, good: int, broken: Sequence[tuple[int, str]], max_broken: float) -> None:
     """Raise ValueError if there is nothing, or a larger share than ``max_broken`` is no molecule; broken lines are named."""
-    if not 0 <= max_broken <= 1:
-        raise ValueError(f"max_broken: {max_broken}, expected a share in 0..1")
+    check_range("max_broken", max_broken, least=0, most=1, note=" (a share of the lines)")
     if good + len(broken) == 0:
         raise ValueError(f"path: {str(path)!r} holds no molecules")
     share = len(broken) / (good + len(broken))

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int, UInt8
 from rdkit import Chem
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.reading import (
     array_lines,
@@ -117,8 +118,7 @@ def token_dataset(
     """
     if not texts:
         raise ValueError("texts: none given, expected at least one")
-    if len(tokenizer) > 256:
-        raise ValueError(f"tokenizer: {len(tokenizer)} ids, expected at most 256 (sequences are stored as bytes)")
+    check_range("ids of the tokenizer", len(tokenizer), most=256, note=" (sequences are stored as bytes)")
     flat, starts = _flat([[*tokenizer.encode(t), EOS] for t in texts])
     prompt_flat, prompt_starts = _flat([tokenizer.encode(t) for t in prompts or [""] * len(texts)])
     given = torch.empty(len(texts), 0) if values is None else values.float()

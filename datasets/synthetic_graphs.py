@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.convert import graph_classes
 from discrete_grpo.datasets.reading import write_arrays
@@ -64,7 +65,7 @@ def planar(num_nodes: int, generator: np.random.Generator) -> nx.Graph:
     """
     from scipy.spatial import Delaunay
 
-    _at_least("num_nodes", num_nodes, 4)
+    check_range("num_nodes", num_nodes, least=4)
     triangles = Delaunay(generator.random((num_nodes, 2))).simplices
     graph = nx.empty_graph(num_nodes)
     for a, b in ((0, 1), (1, 2), (0, 2)):
@@ -78,7 +79,7 @@ def tree(num_nodes: int, generator: np.random.Generator) -> nx.Graph:
     Raises:
         ValueError: for fewer than 2 nodes.
     """
-    _at_least("num_nodes", num_nodes, 2)
+    check_range("num_nodes", num_nodes, least=2)
     return nx.from_prufer_sequence(generator.integers(num_nodes, size=num_nodes - 2).tolist())
 
 
@@ -98,10 +99,10 @@ def stochastic_block_model(
         ValueError: for an argument out of its range.
     """
     for name, (low, high) in (("communities", communities), ("sizes", sizes)):
-        if not 1 <= low <= high:
-            raise ValueError(f"{name}: ({low}, {high}), expected 1 <= first <= second")
-    _probability("p_in", p_in, open_low=True)
-    _probability("p_out", p_out)
+        check_range(f"{name}[0]", low, least=1)
+        check_range(f"{name}[1]", high, least=low, note=f" ({name}[0])")
+    check_range("p_in", p_in, above=0, most=1)
+    check_range("p_out", p_out, least=0, most=1)
     while True:
         blocks = generator.integers(sizes[0], sizes[1] + 1, size=generator.integers(communities[0], communities[1] + 1))
         of = np.repeat(np.arange(len(blocks)), blocks)
@@ -116,11 +117,11 @@ def two_communities(num_nodes: int, generator: np.random.Generator, *, p_in: flo
     Raises:
         ValueError: for an odd number of nodes or fewer than 4.
     """
-    _at_least("num_nodes", num_nodes, 4)
+    check_range("num_nodes", num_nodes, least=4)
     if num_nodes % 2:
         raise ValueError(f"num_nodes: {num_nodes}, expected an even number")
-    _probability("p_in", p_in)
-    _probability("p_out", p_out)
+    check_range("p_in", p_in, least=0, most=1)
+    check_range("p_out", p_out, least=0, most=1)
     half = num_nodes // 2
     of = np.repeat([0, 1], half)
     graph = _random_pairs(np.where(of[:, None] == of[None, :], p_in, min(1.0, 2 * p_out / half)), generator)
@@ -135,8 +136,8 @@ def erdos_renyi(num_nodes: int, p: float, generator: np.random.Generator) -> nx.
     Raises:
         ValueError: for an argument out of its range.
     """
-    _at_least("num_nodes", num_nodes, 1)
-    _probability("p", p)
+    check_range("num_nodes", num_nodes, least=1)
+    check_range("p", p, least=0, most=1)
     return _random_pairs(np.full((num_nodes, num_nodes), p), generator)
 
 
@@ -147,16 +148,6 @@ def _random_pairs(probability: np.ndarray, generator: np.random.Generator) -> nx
     graph = nx.empty_graph(n)
     graph.add_edges_from(zip(i[drawn].tolist(), j[drawn].tolist(), strict=True))
     return graph
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name}: {value}, expected at least {least}")
-
-
-def _probability(name: str, value: float, *, open_low: bool = False) -> None:
-    if not (0 < value <= 1 if open_low else 0 <= value <= 1):
-        raise ValueError(f"{name}: {value}, expected {'more than 0 and at most' if open_low else '0 to'} 1")
 
 
 # -- sets
@@ -348,13 +339,11 @@ def _check_arrays(name: str, sizes: np.ndarray, edges: np.ndarray, offsets: np.n
 
 def _check_sizes(name: str, sizes: np.ndarray, edges: np.ndarray, max_nodes: int) -> None:
     """Raise ValueError for a graph that is too large, or for too many nodes or edges in all, before a graph is made of them."""
-    if len(sizes) and int(sizes.min()) < 0:
-        raise ValueError(f"{name}: num_nodes {int(sizes.min())}, expected at least 0")
-    if len(sizes) and int(sizes.max()) > max_nodes:
-        raise ValueError(f"{name}: a graph of {int(sizes.max()):,} nodes, expected at most {max_nodes:,} (max_nodes)")
+    if len(sizes):
+        check_range(f"{name}: least num_nodes", int(sizes.min()), least=0)
+        check_range(f"{name}: largest num_nodes", int(sizes.max()), most=max_nodes, note=" (max_nodes)")
     for count, kind in ((int(sizes.sum(dtype=np.int64)), "nodes"), (len(edges), "edges")):
-        if count > MAX_TOTAL:
-            raise ValueError(f"{name}: {count:,} {kind} in all, expected at most {MAX_TOTAL:,}")
+        check_range(f"{name}: {kind} in all", count, most=MAX_TOTAL)
 
 
 def _check_edges(name: str, edges: np.ndarray, num_nodes: int) -> None:

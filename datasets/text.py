@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.reading import rows
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.domains.tokenizer import CHARACTERS, PAD, Tokenizer
@@ -235,10 +236,8 @@ def mask_lines(
     Raises:
         ValueError: if ``rate`` or ``span`` is out of its range, or a line has the blank in it already.
     """
-    if not 0 < rate <= 1:
-        raise ValueError(f"rate: {rate}, expected more than 0 and at most 1")
-    if span < 1:
-        raise ValueError(f"span: {span}, expected at least 1")
+    check_range("rate", rate, above=0, most=1)
+    check_range("span", span, least=1)
     masked = []
     for line in lines:
         if blank in line:
@@ -266,8 +265,7 @@ def corrupt_lines(
     Raises:
         ValueError: if ``max_rate`` is out of (0, 1].
     """
-    if not 0 < max_rate <= 1:
-        raise ValueError(f"max_rate: {max_rate}, expected more than 0 and at most 1")
+    check_range("max_rate", max_rate, above=0, most=1)
     tokens = [re.findall(pattern, line) for line in lines]
     result = []
     for row in tokens:
@@ -360,8 +358,7 @@ def sentences(count: int, seed: int = 0, *, held_out: bool = False, max_length: 
     >>> sentences(1, seed=1)
     ['an artist reads a long poem before noon']
     """
-    if count < 1:
-        raise ValueError(f"count: {count}, expected at least 1")
+    check_range("count", count, least=1)
     generator, found = torch.Generator().manual_seed(seed), dict[str, None]()
     for _ in range(100 + 200 * count):
         line = _written("line", generator)

@@ -8,6 +8,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from discrete_grpo.core.checks import check_range
+
 __all__ = ["MAX_BYTES", "MAX_LINE", "suffix_of", "text_lines"]
 
 MAX_BYTES = 4 << 30
@@ -37,8 +39,7 @@ def text_lines(path: Path, max_bytes: int = MAX_BYTES, *, argument: str = "path"
     Raises:
         ValueError: if the file is no text, has a line of more than ``MAX_LINE`` bytes or unpacks to more than ``max_bytes``.
     """
-    if max_bytes < 1:
-        raise ValueError(f"max_bytes: {max_bytes}, expected at least 1")
+    check_range("max_bytes", max_bytes, least=1)
     packed, name = path.suffix == ".gz", f"{argument}: {str(path)!r}"
     total, encoding = 0, "utf-8-sig"
     try:

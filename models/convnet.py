@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import check_range
+
 __all__ = ["ConvNet", "ConvNetConfig"]
 
 
@@ -33,12 +35,10 @@ class ConvNetConfig:
 
     def __post_init__(self) -> None:
         for name, low in {"size": 4, "classes": 2, "width": 1}.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name}: {getattr(self, name)}, expected at least {low}")
+            check_range(name, getattr(self, name), least=low)
         if self.size % 4:
             raise ValueError(f"size: {self.size}, expected a multiple of 4")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: {self.dropout}, expected at least 0 and less than 1")
+        check_range("dropout", self.dropout, least=0, below=1)
 
 
 class ConvNet(nn.Module):

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import exact_device, place, widen
 
 __all__ = ["Extra", "Features", "FiveCycles", "MoleculeFeatures", "cycles", "extra", "feature_widths", "random_walk_powers"]
@@ -59,8 +60,7 @@ class MoleculeFeatures:
     def __post_init__(self) -> None:
         if not self.weights:
             raise ValueError("weights: none, expected one an atom class")
-        if not self.max_weight > 0:
-            raise ValueError(f"max_weight: {self.max_weight}, expected more than 0")
+        check_range("max_weight", self.max_weight, above=0)
 
     def of(
         self,

@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.models.digress_attention import EdgeParts, edge_update
 from discrete_grpo.models.digress_features import Features, FiveCycles, MoleculeFeatures, extra, feature_widths
 
@@ -100,15 +101,14 @@ class DigressConfig:
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads", "width", "edge_width", "global_width", "node_classes", "edge_classes", "max_nodes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)}, expected at least 1")
+            check_range(name, getattr(self, name), least=1)
         for kind in ("node", "edge"):
             states, outputs, classes = (getattr(self, f"{kind}_{part}") for part in ("states", "outputs", "classes"))
-            if not classes <= outputs <= states:
-                raise ValueError(f"{kind}_outputs: {outputs}, expected {classes} to {states} (classes to states)")
+            check_range(f"{kind}_outputs", outputs, least=classes, most=states, note=" (classes to states)")
         if self.width % self.heads:
             raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
-        if self.time_width % 2 or self.time_width < 0:
+        check_range("time_width", self.time_width, least=0)
+        if self.time_width % 2:
             raise ValueError(f"time_width: {self.time_width}, expected an even number")
         choices: dict[str, tuple[str, ...]] = {
             "clock": ("noise", "data"),
@@ -119,8 +119,8 @@ class DigressConfig:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}: {getattr(self, name)!r}, expected one of {', '.join(known)}")
-        if self.features.startswith("rrwp") and self.walk_length < 1:
-            raise ValueError(f"walk_length: {self.walk_length}, expected at least 1")
+        if self.features.startswith("rrwp"):
+            check_range("walk_length", self.walk_length, least=1)
         feature_widths(self.features, self.walk_length)
 
     @property
@@ -351,11 +351,10 @@ class DigressTransformer(nn.Module):
 
     def _check(self, nodes: Tensor, edges: Tensor, mask: Tensor) -> None:
         most, limit = int(mask.sum(1).max()), self.config.node_limit or self.config.max_nodes
-        if most > limit:
-            raise ValueError(f"nodes: a graph of {most}, expected at most {limit}")
+        check_range("nodes of the largest graph", most, most=limit)
         for name, classes, states in (("nodes", nodes, self.config.node_states), ("edges", edges, self.config.edge_states)):
-            if not 0 <= int(classes.min()) <= int(classes.max()) < states:
-                raise ValueError(f"{name}: class {int(classes.max())}, expected 0 to {states - 1}")
+            for extreme in (int(classes.min()), int(classes.max())):
+                check_range(f"{name}: class", extreme, least=0, most=states - 1)
 
     def _embed(self, nodes: Tensor, edges: Tensor, time: Tensor, mask: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The first states, zero at padding; those of edges are symmetric."""

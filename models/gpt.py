@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import exact_device
 from discrete_grpo.domains.tokenizer import EOS, PAD
 from discrete_grpo.models.attention import attention
@@ -56,12 +57,10 @@ class GPTConfig:
     def __post_init__(self) -> None:
         least = {"num_tokens": 2, "block_size": 2, "num_properties": 0, "layers": 1, "heads": 1, "width": 1, "expansion": 1}
         for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name}: {getattr(self, name)}, expected at least {low}")
+            check_range(name, getattr(self, name), least=low)
         if self.width % self.heads:
             raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: {self.dropout}, expected at least 0 and less than 1")
+        check_range("dropout", self.dropout, least=0, below=1)
 
 
 class Cache:

@@ -11,6 +11,8 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import check_range
+
 __all__ = ["Recurrent", "RecurrentConfig", "State"]
 
 CELLS = ("gru", "lstm")
@@ -41,8 +43,7 @@ class RecurrentConfig:
 
     def __post_init__(self) -> None:
         for name, low in {"num_tokens": 2, "layers": 1, "width": 1, "embedding": 1}.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name}: {getattr(self, name)}, expected at least {low}")
+            check_range(name, getattr(self, name), least=low)
         if self.cell not in CELLS:
             raise ValueError(f"cell: {self.cell!r}, expected one of {', '.join(CELLS)}")
 

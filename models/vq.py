@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import widen
 
 __all__ = ["CodeDecoder", "VQAutoencoder", "VQConfig", "nearest"]
@@ -43,8 +44,7 @@ class VQConfig:
 
     def __post_init__(self) -> None:
         for name, low in {"size": 1, "halvings": 0, "codes": 2, "code_width": 1, "width": 1, "commitment": 0}.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name}: {getattr(self, name)}, expected at least {low}")
+            check_range(name, getattr(self, name), least=low)
         if self.size % 2**self.halvings:
             raise ValueError(f"size: {self.size}, expected a multiple of 2^halvings ({2**self.halvings})")
 

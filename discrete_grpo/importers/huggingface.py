@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.molecules import canonical_samples
 from discrete_grpo.domains.tokenizer import NUM_SPECIAL, Tokenizer
 from discrete_grpo.importers.tensors import read_json
@@ -257,8 +258,8 @@ def _length(config: Any, wanted: int | None) -> int:
     most = next((n for n in positions if isinstance(n, int) and n > 0), None)
     if wanted is None and most is None:
         raise ValueError("max_length: None, and the model names no longest sequence; expected at least 1")
-    if wanted is not None and not 1 <= wanted <= (most or wanted):
-        raise ValueError(f"max_length: {wanted}, expected 1 to {most} (positions of the model)")
+    if wanted is not None:
+        check_range("max_length", wanted, least=1, most=most, note=" (positions of the model)" if most else "")
     return wanted or cast(int, most)
 
 

@@ -178,7 +178,7 @@ EDGES = np.array([[0, 1], [1, 2], [0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]
         ({"train_offsets": np.array([1, 2, 2, 8])}, r"train: .*expected \[G\], "),
         ({"train_offsets": np.array([0, 5, 2, 8])}, r"train: .*expected \[G\], "),
         ({"train_edges": EDGES.astype(float)}, r"train: .*expected whole numbers"),
-        ({"test_num_nodes": np.array([-4])}, "test: num_nodes -4"),
+        ({"test_num_nodes": np.array([-4])}, "test: least num_nodes: -4"),
     ],
 )
 def test_broken_npz(stored: Path, arrays: dict[str, np.ndarray | None], said: str) -> None:

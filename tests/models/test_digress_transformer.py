@@ -302,12 +302,12 @@ def test_what_does_not_fit_is_named() -> None:
             replace(SMALL, **change)
     net, _ = network(SMALL)
     batch = graphs((8, 2), 8)
-    with pytest.raises(ValueError, match="nodes: a graph of 8, expected at most 7"):
+    with pytest.raises(ValueError, match="nodes of the largest graph: 8, expected at most 7"):
         net(batch.nodes, batch.edges, times(batch), batch.mask)
     batch = graphs((3, 2), 3, (5, 3), 4)
-    with pytest.raises(ValueError, match="nodes: class 4, expected 0 to 3"):
+    with pytest.raises(ValueError, match="nodes: class: 4, expected 0 to 3"):
         net(batch.nodes, batch.edges, times(batch), batch.mask)
-    with pytest.raises(ValueError, match="edges: class 6, expected 0 to 2"):
+    with pytest.raises(ValueError, match="edges: class: 6, expected 0 to 2"):
         net(batch.nodes.clamp_max(3), batch.edges * 3, times(batch), batch.mask)
 
 
