@@ -30,9 +30,7 @@ VOCABULARY = Vocabulary(("C", "N", "O", "F"))
 _VALENCE = (4, 3, 2, 1)
 _MAX_ORDER = 3
 BUNDLED_ATOMS = 7
-BUNDLED = Path(__file__).parent / "data" / "enumerated7.smi.gz"
-BUNDLED_ATOMS = 7
-BUNDLED = Path(__file__).parent / "data" / "enumerated7.smi.gz"
+ENUMERATED_FILE = Path(__file__).parent / "data" / "enumerated7.smi.gz"
 
 Packed = tuple[tuple[int, ...], bytes]  # node classes, and bond classes of the pairs in the order of discrete_grpo.domains.graphs
 
@@ -165,7 +163,7 @@ def gdb_like(mol: Chem.Mol) -> bool:
 
 def enumerated_smiles() -> list[str]:
     """The bundled molecules as SMILES, smallest first."""
-    return gzip.decompress(BUNDLED.read_bytes()).decode().split()
+    return gzip.decompress(ENUMERATED_FILE.read_bytes()).decode().split()
 
 
 def load_enumerated(max_atoms: int = 7, *, min_atoms: int = 1) -> MoleculeDataset:
@@ -191,9 +189,9 @@ def write_enumerated(path: str | Path, max_atoms: int) -> int:
     return len(kept)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def command_line(arguments: Sequence[str] | None = None) -> None:
     """``python -m discrete_grpo.datasets.enumeration --max-atoms N --out FILE.smi.gz``."""
-    parser = argparse.ArgumentParser(description=main.__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=command_line.__doc__, allow_abbrev=False)
     parser.add_argument("--max-atoms", type=int, default=BUNDLED_ATOMS)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
@@ -201,4 +199,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command_line()

@@ -23,7 +23,7 @@ from discrete_grpo.datasets.reading import (
     check_file,
     content_key,
     from_cache,
-    rows,
+    smiles_rows,
     text_array,
     write_arrays,
 )
@@ -303,7 +303,7 @@ def load_molecules(
         check_broken(path, len(dataset) + dropped, dataset.broken, max_broken)
         return dataset
     packer = _Packer(min_atoms, max_atoms)
-    _pack(rows(path, smiles_column, max_bytes), packer, path)
+    _pack(smiles_rows(path, smiles_column, max_bytes), packer, path)
     check_broken(path, len(packer.smiles) + packer.dropped, packer.broken, max_broken)
     if not packer.smiles:
         raise ValueError(f"min_atoms, max_atoms: {min_atoms}, {max_atoms} leave no molecule; sizes are 1..{packer.largest}")

@@ -30,14 +30,14 @@ __all__ = [
     "content_key",
     "from_cache",
     "read_smiles",
-    "rows",
+    "smiles_rows",
     "text_array",
     "write_arrays",
 ]
 
 
-T = TypeVar("T")
-KINDS = (".smi", ".smiles", ".txt", ".csv", ".tsv")
+_T = TypeVar("_T")
+SUFFIXES = (".smi", ".smiles", ".txt", ".csv", ".tsv")
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class SmilesFile:
     broken: tuple[tuple[int, str], ...]
 
 
-def rows(path: Path, smiles_column: str | None = None, max_bytes: int = MAX_BYTES) -> Iterator[tuple[int, str]]:
+def smiles_rows(path: Path, smiles_column: str | None = None, max_bytes: int = MAX_BYTES) -> Iterator[tuple[int, str]]:
     """(line number, SMILES text) of every line that is not blank; see :func:`read_smiles` for the arguments."""
     kind = suffix_of(path)
-    if kind not in KINDS:
-        raise ValueError(f"path: {str(path)!r}, expected a file ending in {', '.join(KINDS)}, or one of these with .gz")
+    if kind not in SUFFIXES:
+        raise ValueError(f"path: {str(path)!r}, expected a file ending in {', '.join(SUFFIXES)}, or one of these with .gz")
     lines = text_lines(path, max_bytes)
     try:
         head = list(islice(lines, HEAD))
@@ -129,7 +129,7 @@ def read_smiles(
     path = Path(path)
     check_file(path)
     good, broken = [], []
-    for line, text in rows(path, smiles_column, max_bytes):
+    for line, text in smiles_rows(path, smiles_column, max_bytes):
         if parse_smiles(text) is None:
             broken.append((line, text))
         else:
@@ -158,7 +158,7 @@ def array_lines(array: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[str, ...]:
     return tuple(text.split("\n")) if text else ()
 
 
-def from_cache(path: Path, read: Callable[[BinaryIO], T]) -> T | None:
+def from_cache(path: Path, read: Callable[[BinaryIO], _T]) -> _T | None:
     """What ``read`` makes of a cache file; None where there is none, or, with a warning, where it is damaged."""
     if not path.is_file():
         return None

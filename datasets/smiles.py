@@ -21,7 +21,7 @@ from discrete_grpo.datasets.reading import (
     check_file,
     content_key,
     from_cache,
-    rows,
+    smiles_rows,
     text_array,
     write_arrays,
 )
@@ -196,7 +196,7 @@ def load_smiles(
         if known is not None:
             check_broken(path, len(known), known.broken, max_broken)
             return known
-    lines = rows(path, smiles_column, max_bytes)
+    lines = smiles_rows(path, smiles_column, max_bytes)
     found = smiles_from_lines(lines, path, properties=properties, scaffolds=scaffolds, max_broken=max_broken, name=name)
     if cached is not None:
         _write_cache(cached, found)

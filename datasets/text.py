@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.datasets.reading import rows
+from discrete_grpo.datasets.reading import smiles_rows
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.domains.tokenizer import CHARACTERS, PAD, Tokenizer
 
@@ -180,7 +180,7 @@ def read_lines(path: str | Path, *, max_bytes: int = MAX_BYTES) -> list[tuple[in
     if not path.is_file():
         raise FileNotFoundError(f"path: {str(path)!r} is no file, expected a text file, plain or ending in .gz")
     if suffix_of(path) in (".smi", ".smiles"):
-        found = list(rows(path, max_bytes=max_bytes))
+        found = list(smiles_rows(path, max_bytes=max_bytes))
     else:
         found = [(k, line.rstrip("\r\n")) for k, line in enumerate(text_lines(path, max_bytes), 1) if line.strip()]
     if not found:

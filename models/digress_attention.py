@@ -112,10 +112,10 @@ class _Chunk:
         multiply, logits = linear(rows, film_weight[:d], film_bias[:d]), linear(rows, film_weight[d:], film_bias[d:])
         logits.addcmul_(q[b, i].unsqueeze(2) * k[b].unsqueeze(1), multiply)
         total = _out(logits, out_weight[b], out_bias[b], there, i).add_(rows)
-        h, *first = norm(total, (width,), n1, m1, EPSILON)
+        h, *first = norm(total, (width,), n1, m1, LAYER_NORM_EPSILON)
         hidden = linear(h, w1, b1).relu_()
         more = linear(hidden, w2, b2).add_(h)
-        new, *second = norm(more, (width,), n2, m2, EPSILON)
+        new, *second = norm(more, (width,), n2, m2, LAYER_NORM_EPSILON)
         if there is not None:
             logits.masked_fill_(~there[:, None, :, None], torch.finfo(logits.dtype).min)
         return _Chunk(logits, multiply, (total, first[0], first[1]), hidden, (more, second[0], second[1])), new
@@ -131,9 +131,9 @@ class _Chunk:
         return _Chunk(logits, multiply, (x, mean, deviation), hidden, (second[0], second[1], second[2]))
 
 
-EPSILON = 1e-5
+LAYER_NORM_EPSILON = 1e-5
 """Of the norms, as ``nn.LayerNorm`` has it."""
-KEPT = 9
+CHUNK_TENSORS = 9
 """Tensors of a :class:`_Chunk`."""
 
 
@@ -174,7 +174,7 @@ class _EdgeUpdate(torch.autograd.Function):
         found = [torch.zeros_like(t, dtype=wide) for t in tensors[1:]]
         g_e = torch.empty_like(tensors[0])
         for n, (b, i) in enumerate(chunks(o)):
-            of_chunk = kept[KEPT * n : KEPT * (n + 1)]
+            of_chunk = kept[CHUNK_TENSORS * n : CHUNK_TENSORS * (n + 1)]
             chunk = _Chunk.from_tensors(of_chunk) if kept else _Chunk.of(b, i, mask, tensors)[0]
             g_e[b, i] = _chunk_gradients(b, i, mask, o, chunk, gradients, tensors, found)
         return (None, None, g_e, *(g.to(t.dtype) for g, t in zip(found, tensors[1:], strict=True)))

@@ -14,29 +14,19 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.models.digress_attention import EdgeParts, edge_update
 from discrete_grpo.models.digress_features import Features, FiveCycles, MoleculeFeatures, extra, feature_widths
+from discrete_grpo.models.digress_pooling import Pool, Pooling, run_checkpointed, run_once
 
-__all__ = ["DigressConfig", "DigressTransformer", "Pooling", "time_embedding"]
-
-Pooling = Literal["padded", "variance", "biased_std", "masked"]
-"""What a graph's nodes and pairs are summed up as, beside mean, least and largest.
-
-* ``padded``: standard deviation over all places, padding included (DiGress, DeFoG); the answer depends on the padding;
-* ``variance``: the variance over what exists (DiGress's branch fixed_bug, MiDi);
-* ``biased_std``: the root of that plus 1e-6 (Graph-GRPO);
-* ``masked``: standard deviation over what exists: ``padded`` wherever there is no padding.
-"""
+__all__ = ["DigressConfig", "DigressTransformer", "time_embedding"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +48,7 @@ class DigressConfig:
         molecule: the molecular features; None for other graphs.
         clock: the time given to the network: ``noise`` is t (DiGress), ``data`` is 1 - t (DeFoG, Graph-GRPO).
         time_width: sines and cosines of that time beside it, even; 64 in DeFoG.
-        pooling: see :data:`Pooling`.
+        pooling: see :data:`~discrete_grpo.models.digress_pooling.Pooling`.
         diagonal: what stands on the diagonal of the edge classes: class 0, as in training, or nothing.
         five_cycles: which count of 5-cycles.
         pad_to: fewest places a graph is padded to before anything else; 0 for those it comes with.
@@ -131,14 +121,6 @@ class DigressConfig:
         return self.node_states + x + atoms, self.edge_states + e, y + bool(self.molecule) + 1 + self.time_width
 
 
-POOL_ELEMENTS = 1 << 17
-"""Numbers pooled at once, at least those of one graph."""
-
-
-def _now(job: Callable[..., Any], *arguments: Any) -> Any:
-    return job(*arguments)
-
-
 def time_embedding(time: Float[Tensor, " batch"], width: int) -> Float[Tensor, "batch width"]:
     """cos(t f) and then sin(t f), f = 10000^(-k/(w/2)): frequencies made for whole steps, given t in [0, 1] (DeFoG)."""
     half = width // 2
@@ -153,62 +135,6 @@ def _mlp(first: int, hidden: int, last: int) -> list[nn.Module]:
         return [nn.Linear(first, hidden), nn.ReLU(), nn.Linear(hidden, last)]
 
 
-class _Pool(nn.Module):
-    """Mean, least, largest and spread of a set, mapped to the global width; named as published."""
-
-    def __init__(self, width: int, global_width: int, pooling: Pooling) -> None:
-        super().__init__()
-        self.pooling = pooling
-        self.lin = nn.Linear(4 * width, global_width)
-
-    def forward(
-        self, x: Float[Tensor, "batch item d"], mask: Bool[Tensor, "batch item"] | None, keep: bool
-    ) -> Float[Tensor, "batch dy"]:
-        """``mask`` says what exists; None if all does, or if padding is to count.
-
-        A few graphs at a time; unless ``keep`` is set, gradients compute them again, so that only x is kept.
-        """
-        graphs = max(1, POOL_ELEMENTS // x[0].numel())
-        masks = [None] * len(x) if mask is None else mask.split(graphs)
-        parts = [
-            (_now if keep else _again)(self._summary, part, there) for part, there in zip(x.split(graphs), masks, strict=False)
-        ]
-        return self.lin(torch.cat(parts))
-
-    def _summary(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        return torch.cat(summaries(x, mask, self.pooling), -1)
-
-
-def _again(job: Callable[..., Any], *arguments: Any) -> Any:
-    """``job(*arguments)``; where gradients are wanted, it keeps its arguments only and runs again for them."""
-    if not torch.is_grad_enabled():
-        return job(*arguments)
-    return checkpoint(job, *arguments, use_reentrant=False, preserve_rng_state=False)
-
-
-def summaries(
-    x: Float[Tensor, "batch item d"], mask: Bool[Tensor, "batch item"] | None, pooling: Pooling
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean, least, largest and spread over the items; the standard deviation of a single item is 0 (published: no number)."""
-    if mask is None:
-        count: Tensor | int = x.shape[1]
-        mean, low, high = x.mean(1), x.amin(1), x.amax(1)
-        squares = (x - mean.unsqueeze(1)).square().sum(1)
-    else:
-        there = mask.unsqueeze(-1)
-        count = mask.sum(1, keepdim=True)
-        mean = (x * there).sum(1) / count
-        low, high = x.masked_fill(~there, torch.inf).amin(1), x.masked_fill(~there, -torch.inf).amax(1)
-        squares = ((x - mean.unsqueeze(1)) * there).square().sum(1)
-    if pooling == "variance":
-        return mean, low, high, squares / count
-    if pooling == "biased_std":
-        return mean, low, high, (squares / count + 1e-6).sqrt()
-    less = max(count - 1, 1) if isinstance(count, int) else (count - 1).clamp_min(1)
-    spread = torch.where(squares > 0, squares, 1.0).div(less).sqrt()  # a root at 0 would have an infinite gradient
-    return mean, low, high, torch.where(squares > 0, spread, 0.0)
-
-
 class _Attention(nn.Module):
     """The maps of one layer's attention, named as published; what they do is in :meth:`_Layer.forward`."""
 
@@ -220,7 +146,7 @@ class _Attention(nn.Module):
         self.y_e_mul, self.y_e_add = nn.Linear(dy, d), nn.Linear(dy, d)
         self.y_x_mul, self.y_x_add = nn.Linear(dy, d), nn.Linear(dy, d)
         self.y_y = nn.Linear(dy, dy)
-        self.x_y, self.e_y = _Pool(d, dy, config.pooling), _Pool(de, dy, config.pooling)
+        self.x_y, self.e_y = Pool(d, dy, config.pooling), Pool(de, dy, config.pooling)
         self.x_out, self.e_out = nn.Linear(d, d), nn.Linear(d, de)
         self.y_out = nn.Sequential(*_mlp(dy, dy, dy))
 
@@ -338,7 +264,7 @@ class DigressTransformer(nn.Module):
         count = len(self.tf_layers)
         length = math.isqrt(count - 1) + 1 if self.checkpoint_layers else count  # √L segments of √L layers keep the least
         for start in range(0, count, length):
-            run = _again if self.checkpoint_layers else _now
+            run = run_checkpointed if self.checkpoint_layers else run_once
             x, e, y = run(self._segment, x, e, y, some, pooled, start, min(start + length, count))
         return self._logits(x[:, :n], e[:, :n, :n], nodes[:, :n], edges[:, :n, :n])
 
@@ -368,7 +294,7 @@ class DigressTransformer(nn.Module):
         e_in = one_hot(edges, config.edge_states).to(dtype)
         if config.diagonal == "nothing":
             e_in = e_in.masked_fill(diagonal[..., None], 0.0)
-        e = (_again if self.checkpoint_layers else _now)(self.mlp_in_E, torch.cat([e_in, found.edges.to(dtype)], -1))
+        e = (run_checkpointed if self.checkpoint_layers else run_once)(self.mlp_in_E, torch.cat([e_in, found.edges.to(dtype)], -1))
         e = (e + e.transpose(1, 2)) / 2 * there.unsqueeze(-1)
         x = self.mlp_in_X(torch.cat([one_hot(nodes, config.node_states).to(dtype), found.nodes.to(dtype)], -1))
         return x * mask.unsqueeze(-1), e, self.mlp_in_y(graph)
@@ -395,7 +321,7 @@ class DigressTransformer(nn.Module):
         """Last maps plus the classes they started from, edges averaged over the two directions."""
         config, one_hot = self.config, nn.functional.one_hot
         node_logits = self.mlp_out_X(x)[..., : config.node_classes]
-        edge_logits = (_again if self.checkpoint_layers else _now)(self.mlp_out_E, e)[..., : config.edge_classes]
+        edge_logits = (run_checkpointed if self.checkpoint_layers else run_once)(self.mlp_out_E, e)[..., : config.edge_classes]
         node_logits = node_logits + one_hot(nodes, config.node_states)[..., : config.node_classes]
         edge_logits = edge_logits + one_hot(edges, config.edge_states)[..., : config.edge_classes]
         return node_logits, (edge_logits + edge_logits.transpose(1, 2)) / 2

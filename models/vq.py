@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import widen
 
-__all__ = ["CodeDecoder", "VQAutoencoder", "VQConfig", "nearest"]
+__all__ = ["CodeDecoder", "VQAutoencoder", "VQConfig", "nearest_code"]
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class VQConfig:
         return self.grid**2
 
 
-def nearest(vectors: Float[Tensor, "batch width"], codebook: Float[Tensor, "code width"]) -> Int[Tensor, " batch"]:
+def nearest_code(vectors: Float[Tensor, "batch width"], codebook: Float[Tensor, "code width"]) -> Int[Tensor, " batch"]:
     """argmin_k ‖z - e_k‖², the first of equal ones.
 
-    >>> nearest(torch.tensor([[0.9], [-3.0]]), torch.tensor([[0.0], [1.0]]))
+    >>> nearest_code(torch.tensor([[0.9], [-3.0]]), torch.tensor([[0.0], [1.0]]))
     tensor([1, 0])
     """
     return torch.cdist(vectors, codebook, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
@@ -136,7 +136,7 @@ class VQAutoencoder(nn.Module):
     def encode(self, pixels: Float[Tensor, "batch height width"]) -> Int[Tensor, "batch ..."]:
         """The codes [B, L] of images, the grid row by row."""
         z = self.vectors(pixels)
-        return nearest(z.flatten(0, -2), self.decoder.codebook.weight).reshape(len(pixels), -1)
+        return nearest_code(z.flatten(0, -2), self.decoder.codebook.weight).reshape(len(pixels), -1)
 
     @torch.no_grad()
     def initialise(self, pixels: Float[Tensor, "image height width"], generator: torch.Generator | None = None) -> None:
@@ -161,7 +161,7 @@ class VQAutoencoder(nn.Module):
             entropy of the codes in the batch.
         """
         z = self.vectors(batch.pixels)
-        codes = nearest(z.detach().flatten(0, -2), self.decoder.codebook.weight)
+        codes = nearest_code(z.detach().flatten(0, -2), self.decoder.codebook.weight)
         entries = self.decoder.codebook(codes).reshape(z.shape)
         drawn = self.decoder.draw(z + (entries - z).detach())
         reconstruction = (drawn - batch.pixels).square().mean()

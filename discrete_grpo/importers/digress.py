@@ -22,14 +22,14 @@ from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.diffusion.schedules import DigressSchedule, LinearSchedule
-from discrete_grpo.domains import graph6 as topology
-from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains import graph6, molecules
 from discrete_grpo.domains.molecules import Vocabulary
 from discrete_grpo.importers.graph_data import DataName, PriorName, one_of, prior
 from discrete_grpo.importers.graph_source import Fact, GraphSource, shape
 from discrete_grpo.importers.tensors import check_tensors
 from discrete_grpo.models.digress_features import MoleculeFeatures
-from discrete_grpo.models.digress_transformer import DigressConfig, DigressTransformer, Pooling
+from discrete_grpo.models.digress_pooling import Pooling
+from discrete_grpo.models.digress_transformer import DigressConfig, DigressTransformer
 from discrete_grpo.policies.graph import GraphPolicy
 
 __all__ = ["ImportedGraphs", "Padding", "import_defog", "import_digress", "import_graph_grpo"]
@@ -151,26 +151,26 @@ def import_defog(
         ValueError: for an option that does not fit, or if classes, marginals or sizes are known from nowhere.
     """
     source = GraphSource.read(path, dataset, statistics, noise)
-    if source.buffers:
-        found = ", ".join(sorted(source.buffers))
-        raise ValueError(f"source: 'defog', expected graph-grpo: {path} holds {found}, and Graph-GRPO pools otherwise than DeFoG")
+    _refuse_graph_grpo(source)
     published = one_of("padding", padding, get_args(Padding)) == "published"
     etas = source.number(eta, "sample", "eta", 0.0)
     omegas = source.number(omega, "sample", "omega", 0.0)
     if etas.value > 0:
         source.expect("sample", "rdb", ("general",), "other designs of the stochastic rates are not known (eta=0 leaves them out)")
     steps = source.whole(num_steps, "sample", "sample_steps", source.data.steps)
-    config, facts = _config(
-        source,
-        heads,
-        rrwp_steps,
-        clock="data",
-        time_width=TIME_WIDTH,
-        pooling="padded" if published else "masked",
-        published=published,
-    )
+    pooling: Pooling = "padded" if published else "masked"
+    config, facts = _config(source, heads, rrwp_steps, clock="data", time_width=TIME_WIDTH, pooling=pooling, published=published)
     facts |= {"eta": etas, "omega": omegas, "padding": Fact(padding, "option")}
     return _flow(source, config, steps, (etas.value, omegas.value), sample_distortion, checkpoint_layers, facts)
+
+
+def _refuse_graph_grpo(source: GraphSource) -> None:
+    """Raise ValueError for a checkpoint of Graph-GRPO given as one of DeFoG."""
+    if source.buffers:
+        found = ", ".join(sorted(source.buffers))
+        raise ValueError(
+            f"source: 'defog', expected graph-grpo: {source.path} holds {found}, and the pooling of Graph-GRPO differs from DeFoG's"
+        )
 
 
 def import_graph_grpo(
@@ -325,7 +325,7 @@ def _assemble(
     if data.atoms:
         shares = prior("marginal", data.node_marginal), prior("marginal", data.edge_marginal)
         stats = MoleculeStatistics(counts, *shares, Vocabulary(data.atoms), 0, data.name)
-    decode = partial(chemistry.decode, vocabulary=stats.vocabulary) if stats else topology.decode
+    decode = partial(molecules.decode, vocabulary=stats.vocabulary) if stats else graph6.decode
     nodes, edges = kernels
     policy = GraphPolicy(network, nodes, edges, counts, num_steps=num_steps.value, decode=decode, **sampler)
     return ImportedGraphs(policy.eval(), stats, _taken(source, policy, {"steps": num_steps, **facts}))

@@ -41,14 +41,14 @@ IGNORED = ("noise_schedule.", "train_loss.", "p0_", "node_count_", "_device_buff
 NETWORK = ("mlp_in_", "mlp_out_", "tf_layers.")
 FIRST = "mlp_in_X.0.weight"
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Fact(Generic[T]):
+class Fact(Generic[_T]):
     """A value and where it came from: ``option``, ``file``, ``published`` or the name of a data set."""
 
-    value: T
+    value: _T
     origin: str
 
 
@@ -96,7 +96,7 @@ class GraphSource:
         hyper = hyper if isinstance(hyper, Mapping) else {}
         settings = hyper.get("cfg", hyper)
         settings = settings if isinstance(settings, Mapping) else {}
-        outputs = rows(network, "mlp_out_X.2.weight", path), rows(network, "mlp_out_E.2.weight", path)
+        outputs = num_rows(network, "mlp_out_X.2.weight", path), num_rows(network, "mlp_out_E.2.weight", path)
         stored = hyper.get("dataset_infos")
         data, origin = _data(dataset, statistics, stored, path, outputs)
         largest = stored.get("max_n_nodes") if isinstance(stored, Mapping) and origin == "file" else None
@@ -273,7 +273,7 @@ def brief(value: Any) -> str:
     return " ".join(repr(value).split())[:40]
 
 
-def rows(network: Mapping[str, Tensor], name: str, path: object) -> int:
+def num_rows(network: Mapping[str, Tensor], name: str, path: object) -> int:
     """Rows of a matrix of the network."""
     return shape(network, name, path)[0]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from discrete_grpo.domains.molecules import canonical_samples
 from discrete_grpo.domains.tokenizer import SMILES, Property, Tokenizer
-from discrete_grpo.importers.tensors import check_tensors, read_json, read_pickle, read_safetensors, rows
+from discrete_grpo.importers.tensors import check_tensors, read_json, read_pickle, read_safetensors, select_rows
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.runs.checkpoint import CheckpointError
@@ -194,8 +194,8 @@ def _expected(num_tokens: int, config: GPTConfig) -> dict[str, tuple[int, ...]]:
 def _renamed(found: Mapping[str, Tensor], ids: list[int], config: GPTConfig) -> dict[str, Tensor]:
     """The tensors by our names: q, k and v in one matrix, rows of the alphabet in our order."""
     moved = {
-        "token.weight": rows(found["tok_emb.weight"], ids),
-        "head.weight": rows(found["head.weight"], ids),
+        "token.weight": select_rows(found["tok_emb.weight"], ids),
+        "head.weight": select_rows(found["head.weight"], ids),
         "position.weight": found["pos_emb"][0].float(),
         "kind.weight": found["type_emb.weight"].float(),
     }

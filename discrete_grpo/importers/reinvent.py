@@ -18,7 +18,7 @@ from torch import Tensor
 
 from discrete_grpo.domains.molecules import canonical_samples
 from discrete_grpo.domains.tokenizer import Tokenizer
-from discrete_grpo.importers.tensors import Inert, check_tensors, read_json, read_pickle, read_safetensors, rows
+from discrete_grpo.importers.tensors import Inert, check_tensors, read_json, read_pickle, read_safetensors, select_rows
 from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.runs.checkpoint import CheckpointError
@@ -128,7 +128,7 @@ def _renamed(found: Mapping[str, Tensor], ids: list[int]) -> dict[str, Tensor]:
     """The tensors by our names, rows of the alphabet in our order."""
     moved = {"rnn." + name.removeprefix("_rnn."): t.float() for name, t in found.items() if name.startswith("_rnn.")}
     return moved | {
-        "token.weight": rows(found["_embedding.weight"], ids),
-        "head.weight": rows(found["_linear.weight"], ids),
-        "head.bias": rows(found["_linear.bias"], ids),
+        "token.weight": select_rows(found["_embedding.weight"], ids),
+        "head.weight": select_rows(found["_linear.weight"], ids),
+        "head.bias": select_rows(found["_linear.bias"], ids),
     }

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from discrete_grpo.runs.checkpoint import CheckpointError, not_finite
 
-__all__ = ["Inert", "check_tensors", "read_json", "read_pickle", "read_safetensors", "rows"]
+__all__ = ["Inert", "check_tensors", "read_json", "read_pickle", "read_safetensors", "select_rows"]
 
 
 class Inert:
@@ -117,10 +117,10 @@ def check_tensors(found: Mapping[str, Any], expected: Mapping[str, tuple[int, ..
         raise CheckpointError(f"path: {where} holds weights that are no finite numbers: {broken}")
 
 
-def rows(weight: Tensor, ids: Sequence[int]) -> Tensor:
+def select_rows(weight: Tensor, ids: Sequence[int]) -> Tensor:
     """The rows of a foreign alphabet in our order: row k is theirs for our id k; at float32.
 
-    >>> rows(torch.tensor([[1.0], [2.0], [3.0]]), [2, 0])
+    >>> select_rows(torch.tensor([[1.0], [2.0], [3.0]]), [2, 0])
     tensor([[3.],
             [1.]])
     """
