@@ -62,10 +62,8 @@ class Pool(nn.Module):
         """
         graphs = max(1, POOL_ELEMENTS // x[0].numel())
         masks = [None] * len(x) if mask is None else mask.split(graphs)
-        parts = [
-            (run_once if keep else run_checkpointed)(self._summary, part, there)
-            for part, there in zip(x.split(graphs), masks, strict=False)
-        ]
+        run = run_once if keep else run_checkpointed
+        parts = [run(self._summary, part, there) for part, there in zip(x.split(graphs), masks, strict=False)]
         return self.lin(torch.cat(parts))
 
     def _summary(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -75,7 +73,7 @@ class Pool(nn.Module):
 def pool_statistics(
     x: Float[Tensor, "batch item d"], mask: Bool[Tensor, "batch item"] | None, pooling: Pooling
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean, minimum, maximum and spread over the items; the standard deviation of a single item is 0 (NaN in the published code)."""
+    """Mean, minimum, maximum and spread over the items; the deviation of a single item is 0 (NaN in the published code)."""
     if mask is None:
         count: Tensor | int = x.shape[1]
         mean, low, high = x.mean(1), x.amin(1), x.amax(1)

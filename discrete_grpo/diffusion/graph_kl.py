@@ -66,16 +66,17 @@ def posterior_kl(
     posteriors p(x_s | x_t), to the exact KL of the product distribution. Each unordered pair counts once: entries i < j are
     used, and the lower triangle must mirror them. The arguments are checked on the host, which synchronises with an accelerator.
 
-    0 log 0 = 0; the result is inf where p_θ has mass and p_ref has none. Gradients reach ``nodes`` and ``edges`` (at i < j)
-    and never the reference. Padded nodes, pairs with a padded node, and the diagonal may hold anything, NaN included: they
-    reach neither value nor gradient. 16-bit probabilities are computed with as float32.
+    0 log 0 = 0; the result is inf where p_θ has mass and p_ref has none. Gradients reach ``nodes`` and ``edges`` (at i < j) only.
+    Padded nodes, pairs with a padded node, and the diagonal may hold any value, NaN included. 16-bit inputs become float32.
 
     Source: the KL of a product of categoricals is the sum of theirs (Cover and Thomas, 2006, Theorem 2.5.3); the
     factorisation over nodes and edges is that of Vignac et al. (2022), DiGress, Section 3.1, arXiv 2209.14734.
 
     Args:
-        nodes, ref_nodes: probabilities of node classes of the policy and the reference [B, N, C_x].
-        edges, ref_edges: probabilities of edge classes of both [B, N, N, C_e], symmetric in the two nodes.
+        nodes: the policy's probabilities of node classes [B, N, C_x].
+        edges: the policy's probabilities of edge classes [B, N, N, C_e], symmetric in the two nodes.
+        ref_nodes: the reference's probabilities of node classes [B, N, C_x].
+        ref_edges: the reference's probabilities of edge classes [B, N, N, C_e], symmetric in the two nodes.
         mask: True where a node exists [B, N].
         direction: ``reverse`` is KL(p_θ ‖ p_ref), ``forward`` is KL(p_ref ‖ p_θ).
 
@@ -90,8 +91,7 @@ def posterior_kl(
     (tensor([[0.0000, 0.1308]]), tensor([[[0.0000, 0.3681],
              [0.0000, 0.0000]]]), tensor([0.4989]))
     """
-    if direction not in ("reverse", "forward"):
-        raise ValueError(f"direction: {direction!r}, expected reverse or forward")
+    _check_direction(direction)
     _check_shapes(nodes, edges, ref_nodes, ref_edges, mask)
     both = pair_mask(mask)
     _check_probabilities(nodes.detach(), edges.detach(), ref_nodes.detach(), ref_edges.detach(), mask, both)
@@ -112,6 +112,11 @@ def _upper_matrix(pairs: Tensor, num_nodes: int) -> Tensor:
     i, j = pair_index(num_nodes, pairs.device)
     full = pairs.new_zeros(pairs.shape[0], num_nodes * num_nodes)
     return full.index_copy(1, i * num_nodes + j, pairs).unflatten(1, (num_nodes, num_nodes))
+
+
+def _check_direction(direction: str) -> None:
+    if direction not in ("reverse", "forward"):
+        raise ValueError(f"direction: {direction!r}, expected reverse or forward")
 
 
 def _check_shapes(nodes: Tensor, edges: Tensor, ref_nodes: Tensor, ref_edges: Tensor, mask: Tensor) -> None:
