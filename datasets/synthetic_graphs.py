@@ -1,7 +1,7 @@
 """Synthetic plain graphs: seeded generators, named sets made by this project, and the published splits.
 
-Node class 0 and edge classes 0 (none) and 1. The generators follow the sets of the field in law, and every one takes its
-randomness from a ``numpy.random.Generator``. Ratios of metrics depend on the split, so only named splits have reference values.
+All nodes have class 0, and edges have class 0 (none) or 1. The graphs have the distributions of the sets of the field, and
+every generator draws from a ``numpy.random.Generator``. Ratios of metrics depend on the split, so only named splits have reference values.
 
 Sources: Martinkus et al. (2022), SPECTRE, arXiv 2204.01613 (planar, SBM, community); Bergmeister et al. (2024),
 arXiv 2312.11529 (tree, and the published files).
@@ -51,14 +51,14 @@ __all__ = [
 
 SPLITS = ("train", "val", "test")
 MAX_TOTAL = 50_000_000
-"""Nodes, and edges, of all graphs of a split that is read."""
+"""Largest number of nodes, and of edges, of all graphs of a split."""
 
 
 # -- generators
 
 
 def planar(num_nodes: int, generator: np.random.Generator) -> nx.Graph:
-    """The Delaunay triangulation of ``num_nodes`` points, uniform in the unit square: planar and connected.
+    """Draw a planar connected graph: the Delaunay triangulation of ``num_nodes`` uniform points in the unit square.
 
     Raises:
         ValueError: for fewer than 4 nodes.
@@ -74,7 +74,7 @@ def planar(num_nodes: int, generator: np.random.Generator) -> nx.Graph:
 
 
 def tree(num_nodes: int, generator: np.random.Generator) -> nx.Graph:
-    """A uniformly drawn labelled tree, from a random Prüfer sequence.
+    """Draw a labelled tree uniformly, by a random Prüfer sequence.
 
     Raises:
         ValueError: for fewer than 2 nodes.
@@ -91,9 +91,10 @@ def stochastic_block_model(
     p_in: float = 0.3,
     p_out: float = 0.005,
 ) -> nx.Graph:
-    """K ~ U{2..5} communities of U{20..40} nodes; a pair is joined with ``p_in`` inside and ``p_out`` between; connected.
+    """Draw a connected graph of K ~ U{2..5} communities with U{20..40} nodes each.
 
-    Drawn again until connected.
+    A pair is an edge with probability ``p_in`` within a community and ``p_out`` between two.
+    Graphs are drawn until one is connected.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -112,7 +113,7 @@ def stochastic_block_model(
 
 
 def two_communities(num_nodes: int, generator: np.random.Generator, *, p_in: float = 0.7, p_out: float = 0.05) -> nx.Graph:
-    """Two equal communities G(n/2, ``p_in``), pairs between them with ``p_out``·2/(n/2), and at least one bridge.
+    """Draw two equal communities G(n/2, ``p_in``) with edges of probability 2 ``p_out``/(n/2) between them, at least one.
 
     Raises:
         ValueError: for an odd number of nodes or fewer than 4.
@@ -131,7 +132,7 @@ def two_communities(num_nodes: int, generator: np.random.Generator, *, p_in: flo
 
 
 def erdos_renyi(num_nodes: int, p: float, generator: np.random.Generator) -> nx.Graph:
-    """G(n, p): every pair is joined with probability ``p``.
+    """Draw a graph G(n, p): every pair is an edge with probability ``p``.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -158,8 +159,8 @@ class GraphDataset:
     """M plain graphs, each with its own number of nodes.
 
     Attributes:
-        graphs: node classes, all 0, and 1 where a pair is joined.
-        name: for reports.
+        graphs: packed graphs with node class 0, and pair class 1 for an edge.
+        name: name of the set in reports.
     """
 
     graphs: PackedGraphs
@@ -174,13 +175,13 @@ class GraphDataset:
         return self.graphs.sizes
 
     def batch(self, rows: Int[Tensor, " row"] | Sequence[int] | slice) -> GraphBatch:
-        """The graphs at ``rows``, padded to the largest among them."""
+        """Return the graphs at ``rows``, padded to the largest of them."""
         return self.graphs.batch(rows)
 
 
 @dataclass(frozen=True)
 class GraphStatistics:
-    """What a policy of plain graphs needs of its training set.
+    """Statistics of the training set that a policy of plain graphs needs.
 
     Attributes:
         node_counts: share of graphs with 0, 1, 2, ... nodes.
@@ -192,7 +193,7 @@ class GraphStatistics:
 
 
 def graph_statistics(data: GraphDataset) -> GraphStatistics:
-    """Node counts and the share of pairs that are joined."""
+    """Compute the shares of node counts and the share of pairs that are edges."""
     counts = torch.bincount(data.sizes).double() / len(data)
     joined = float(data.graphs.pairs.sum(dtype=torch.float64) / (data.sizes * (data.sizes - 1) // 2).sum())
     return GraphStatistics(tuple(counts.tolist()), (1 - joined, joined))
@@ -204,7 +205,7 @@ class GraphSplits:
 
     Attributes:
         train, val, test: graphs on nodes 0..n-1.
-        name: of the set.
+        name: name of the set.
     """
 
     train: tuple[nx.Graph, ...]
@@ -214,7 +215,7 @@ class GraphSplits:
 
 
 def dataset_from_networkx(graphs: Sequence[nx.Graph], name: str = "") -> GraphDataset:
-    """Graphs packed for training.
+    """Pack graphs for training.
 
     Raises:
         ValueError: if there are none, or one is directed or has a self-loop.
@@ -222,7 +223,7 @@ def dataset_from_networkx(graphs: Sequence[nx.Graph], name: str = "") -> GraphDa
     if not graphs:
         raise ValueError("graphs: none given, expected at least one")
     bare = [nx.Graph(g.edges) if g.number_of_nodes() == 0 else _bare(g) for g in graphs]
-    classes = (graph_classes(graph, f"graphs[{k}]") for k, graph in enumerate(bare))  # one at a time: their matrices are large
+    classes = (graph_classes(graph, f"graphs[{k}]") for k, graph in enumerate(bare))  # a generator, since the matrices are large
     parts = [pack(GraphBatch(nodes[None], edges[None], torch.ones(1, len(nodes), dtype=torch.bool))) for nodes, edges in classes]
     sizes = torch.tensor([graph.number_of_nodes() for graph in bare])
     nodes, pairs = (torch.cat([part[k][0] for part in parts]) for k in (0, 1))
@@ -230,7 +231,7 @@ def dataset_from_networkx(graphs: Sequence[nx.Graph], name: str = "") -> GraphDa
 
 
 def _bare(graph: nx.Graph) -> nx.Graph:
-    """The same graph without attributes; directed ones are left as they are, to be refused with their number."""
+    """Return the graph without attributes; a directed graph is returned as it is, since the caller refuses it by its number."""
     if graph.is_directed() or graph.is_multigraph():
         return graph
     bare = nx.empty_graph(list(graph.nodes))
@@ -240,7 +241,7 @@ def _bare(graph: nx.Graph) -> nx.Graph:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How a named set is made."""
+    """Generator, sizes and seed of a named set."""
 
     draw: Callable[[np.random.Generator], nx.Graph]
     counts: tuple[int, int, int] = (128, 32, 40)
@@ -259,12 +260,12 @@ NAMED_SETS: dict[str, _Recipe] = {
     "sbm": _Recipe(stochastic_block_model, (1024, 32, 40)),
     "community-20": _Recipe(_community),
 }
-"""Sets this project makes: how a graph is drawn, and how many train, validation and test graphs. Trees of 16 nodes are few
-(19,320 up to isomorphism), so their training set is small: with 1,024 graphs one true tree in eight would not be novel."""
+"""Named sets of this project: generator and numbers of training, validation and test graphs. There are only 19,320 trees of 16
+nodes up to isomorphism, so their training set is small: with 1,024 graphs one true tree in eight would not be novel."""
 
 
 def make_splits(name: str) -> GraphSplits:
-    """A named set, made anew: the same graphs on every machine.
+    """Generate a named set, which has the same graphs on every machine.
 
     Raises:
         ValueError: for a name that is not in ``NAMED_SETS``.
@@ -278,16 +279,16 @@ def make_splits(name: str) -> GraphSplits:
 
 
 def load_splits(source: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES) -> GraphSplits:
-    """A named set of this project, or the splits of an npz file (:func:`read_npz`)."""
+    """Load a named set of this project, or the splits of an npz file (:func:`read_npz`)."""
     if str(source) in NAMED_SETS:
         return make_splits(str(source))
     if not str(source).endswith(".npz"):
-        return make_splits(str(source))  # which says what is known
+        return make_splits(str(source))  # which raises with the known names
     return read_npz(source, max_nodes=max_nodes, max_bytes=max_bytes)
 
 
 def read_npz(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES) -> GraphSplits:
-    """Splits from an npz file: for each, ``<split>_num_nodes`` [G], ``<split>_edges`` [E, 2] and ``<split>_offsets`` [G+1].
+    """Read splits from an npz file: ``<split>_num_nodes`` [G], ``<split>_edges`` [E, 2] and ``<split>_offsets`` [G+1].
 
     Args:
         path: the file.
@@ -357,7 +358,7 @@ def _check_edges(name: str, edges: np.ndarray, num_nodes: int) -> None:
 
 
 def write_npz(path: str | Path, splits: GraphSplits) -> None:
-    """Write what :func:`read_npz` reads."""
+    """Write splits in the format of :func:`read_npz`."""
     arrays: dict[str, Any] = {}
     for split in SPLITS:
         graphs = getattr(splits, split)

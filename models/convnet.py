@@ -1,4 +1,4 @@
-"""A small convolutional classifier of grey images."""
+"""Convolutional classifier of grey images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ConvNetConfig:
         size: side of the square images in pixels, a multiple of 4.
         classes: number of classes, at least 2.
         width: channels of the first layer; the last has four times as many.
-        dropout: before the last layer, in [0, 1).
+        dropout: dropout rate before the last layer, in [0, 1).
 
     Raises:
         ValueError: for a value out of its range.
@@ -60,7 +60,7 @@ class ConvNet(nn.Module):
         )
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this network again."""
+        """Return the constructor arguments that a checkpoint stores."""
         return {"config": self.config}
 
     def forward(self, pixels: Float[Tensor, "batch height width"]) -> Float[Tensor, "batch class"]:
@@ -68,11 +68,11 @@ class ConvNet(nn.Module):
         return self.net(pixels.unsqueeze(1))
 
     def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """-log p(label | image), mean over the batch, and the share of right answers.
+        """Mean of -log p(label | image) over the batch, and the accuracy.
 
         Args:
             batch: has ``pixels`` [B, size, size] and ``labels`` [B].
-            generator: not needed; dropout is seeded by the trainer.
+            generator: not used; the trainer seeds the dropout.
         """
         logits = self(batch.pixels)
         right = (logits.argmax(-1) == batch.labels).float().mean()

@@ -165,7 +165,7 @@ def test_the_limit_of_nodes_can_be_moved(
     assert main(["evaluate", "a.g6", "--reference=a.npz"]) == 2
     assert "a.npz, train: largest num_nodes: 11000, expected at most 10000 (max_nodes)" in capsys.readouterr().err
     assert main(["pretrain-graphs", "--data=a.npz", "--max_nodes=10999"]) == 2
-    assert "expected at most 10,999 (max_nodes)" in capsys.readouterr().err
+    assert "expected at most 10999 (max_nodes)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ["~~~~~~~~", "~~??~~~~", "~B??"])
