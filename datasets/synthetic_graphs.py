@@ -1,7 +1,8 @@
 """Synthetic plain graphs: seeded generators, named sets made by this project, and the published splits.
 
 All nodes have class 0, and edges have class 0 (none) or 1. The graphs have the distributions of the sets of the field, and
-every generator draws from a ``numpy.random.Generator``. Ratios of metrics depend on the split, so only named splits have reference values.
+every generator draws from a ``numpy.random.Generator``. Ratios of metrics depend on the split, so only named
+splits have reference values.
 
 Sources: Martinkus et al. (2022), SPECTRE, arXiv 2204.01613 (planar, SBM, community); Bergmeister et al. (2024),
 arXiv 2312.11529 (tree, and the published files).
