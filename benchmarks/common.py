@@ -22,6 +22,7 @@ from typing import Any, Literal
 import torch
 
 from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.core.checks import check_range
 
 __all__ = ["ROOT", "Clock", "Timing", "interleaved", "paired_ratio", "peak_allocated", "stamp", "write_result"]
 
@@ -136,8 +137,7 @@ def interleaved(jobs: Sequence[Callable[[], object]], repeats: int, *, device: s
     Raises:
         ValueError: if ``repeats`` is less than 1.
     """
-    if repeats < 1:
-        raise ValueError(f"repeats: {repeats}, expected at least 1")
+    check_range("repeats", repeats, least=1)
     for _ in range(warmup):
         for job in jobs:
             job()

@@ -25,7 +25,7 @@ from benchmarks.common import ROOT
 from benchmarks.fault_rewards import FAULT, SAMPLE
 from discrete_grpo import cli
 from discrete_grpo.cli import commands
-from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains import molecules
 from discrete_grpo.training.trainer import GRPOTrainer
 
 __all__ = [
@@ -188,9 +188,9 @@ def warm_up() -> None:
     """Load what a run needs, so that runs forked from here start at once; no tensor is computed with."""
     commands.recipe_of("train")
     __import__("torch._dynamo")
-    methane = chemistry.parse("C")
+    methane = molecules.parse("C")
     assert methane is not None
-    chemistry.synthetic_accessibility(methane)
+    molecules.synthetic_accessibility(methane)
 
 
 def run(

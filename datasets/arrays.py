@@ -1,4 +1,4 @@
-"""Arrays of npz files, whose declared sizes are checked before memory is taken."""
+"""Arrays of npz files, with a check of their sizes before memory is allocated."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["read_arrays"]
 
 
 def read_arrays(file: Path | BinaryIO, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-    """All arrays of an npz file by name; none is unpickled.
+    """Read all arrays of an npz file by name, without unpickling.
 
     Args:
-        file: a path, or a file that is open for reading.
+        file: path, or a binary file that is open for reading.
         max_bytes: largest size of all arrays together.
 
     Raises:
-        ValueError: naming the array whose header promises more than the file holds, or with which the arrays are larger than
-            ``max_bytes``.
+        ValueError: naming the array, if its header declares another size than the file holds, or if all arrays together are larger
+            than ``max_bytes``.
         OSError, EOFError, zipfile.BadZipFile, zlib.error: if the file is damaged.
     """
     with ZipFile(file) as archive:
@@ -41,7 +41,7 @@ def read_arrays(file: Path | BinaryIO, max_bytes: int = MAX_BYTES) -> dict[str, 
 
 
 def _size(archive: ZipFile, member: ZipInfo) -> int:
-    """Bytes of an array, by its header, which must agree with the size of its member."""
+    """Return the bytes of an array as its header declares them, after a check against the size of the member."""
     name = member.filename
     try:
         with archive.open(member) as file:

@@ -1,7 +1,7 @@
-"""Graph batches from and to PyTorch Geometric and networkx.
+"""Conversion of graph batches from and to PyTorch Geometric and networkx.
 
 Node classes are ``x`` and edge classes ``edge_attr``, both integers; an edge that is listed has a class of at least 1,
-and class 0 is "no edge". Left out, ``x`` means class 0 and ``edge_attr`` class 1. In PyG, ``edge_index`` lists each
+and class 0 is "no edge". If they are missing, node classes are 0 and edge classes 1. In PyG, ``edge_index`` lists each
 edge in both directions; :func:`to_pyg` gives the shapes of PyG's own ZINC set, ``x`` [n, 1] and ``edge_attr`` [E].
 """
 
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.graphs import GraphBatch, node_mask
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ __all__ = ["from_networkx", "from_pyg", "graph_classes", "to_networkx", "to_pyg"
 
 
 def to_pyg(batch: GraphBatch) -> list[Data]:
-    """One ``torch_geometric.data.Data`` a graph, without padding, edges sorted by (i, j)."""
+    """Convert to one ``torch_geometric.data.Data`` per graph, without padding, with edges sorted by (i, j)."""
     from torch_geometric.data import Data
 
     graphs = []
@@ -53,7 +54,7 @@ def from_pyg(graphs: Sequence[Data]) -> GraphBatch:
 
 
 def to_networkx(batch: GraphBatch) -> list[nx.Graph]:
-    """One ``networkx.Graph`` on nodes 0..n-1 a graph, with node attribute ``x`` and edge attribute ``edge_attr``."""
+    """Convert to one ``networkx.Graph`` on nodes 0 to n-1 per graph, with node attribute ``x`` and edge attribute ``edge_attr``."""
     import networkx as nx
 
     graphs = []
@@ -69,7 +70,7 @@ def to_networkx(batch: GraphBatch) -> list[nx.Graph]:
 
 
 def from_networkx(graphs: Sequence[nx.Graph]) -> GraphBatch:
-    """Inverse of :func:`to_networkx`; nodes are taken in the graph's own order, whatever their names.
+    """Inverse of :func:`to_networkx`; nodes keep the order of the graph, whatever their names.
 
     Raises:
         ValueError: naming the graph, if it is directed, a multigraph, has a self-loop, or classes are no integers.
@@ -78,7 +79,7 @@ def from_networkx(graphs: Sequence[nx.Graph]) -> GraphBatch:
 
 
 def graph_classes(graph: nx.Graph, name: str) -> tuple[Int[Tensor, " node"], Int[Tensor, "node node"]]:
-    """Node classes and the matrix of edge classes of one graph, without padding; ``name`` is named in errors.
+    """Return the node classes and the matrix of edge classes of one graph, without padding; errors begin with ``name``.
 
     Raises:
         ValueError: as :func:`from_networkx`.
@@ -105,24 +106,24 @@ def _integers(values: Sequence[Any], name: str) -> Tensor:
 
 
 def _classes(values: Tensor, count: int, name: str, lowest: int) -> Int[Tensor, " item"]:
-    """``values`` as [count] int64, checked."""
+    """Return ``values`` as [count] int64, after checks."""
     flat = values.squeeze(-1) if values.dim() == 2 and values.shape[1] == 1 else values
     if flat.is_floating_point() or flat.is_complex() or flat.dtype == torch.bool or flat.shape != (count,):
         raise ValueError(f"{name}: {values.dtype} of shape {list(values.shape)}, expected integer classes of shape [{count}]")
     flat = flat.long().cpu()
-    if count and int(flat.min()) < lowest:
-        raise ValueError(f"{name}: class {int(flat.min())}, expected at least {lowest}")
+    if count:
+        check_range(f"{name}: lowest class", int(flat.min()), least=lowest)
     return flat
 
 
 def _dense(n: int, index: Int[Tensor, "2 edge"], orders: Int[Tensor, " edge"], name: str) -> Int[Tensor, "node node"]:
-    """The symmetric class matrix of directed edges that come in pairs.
+    """Return the symmetric class matrix of edges that are listed in both directions.
 
     Raises:
-        ValueError: if an end is out of range, an edge repeats, is a loop, or lacks its other direction.
+        ValueError: if a node is out of range, or an edge repeats, is a self-loop, or is listed in one direction only.
     """
     if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < n:
-        raise ValueError(f"{name}: edge ends {int(index.min())}..{int(index.max())}, expected 0..{n - 1}")
+        raise ValueError(f"{name}: edge ends {int(index.min())} to {int(index.max())}, expected 0 to {n - 1}")
     i, j = index
     if bool((i == j).any()):
         raise ValueError(f"{name}: self-loop at node {int(i[i == j][0])}, expected none")
@@ -137,7 +138,7 @@ def _dense(n: int, index: Int[Tensor, "2 edge"], orders: Int[Tensor, " edge"], n
 
 
 def _collate(parts: Sequence[tuple[Tensor, Tensor]]) -> GraphBatch:
-    """Pad graphs, each node classes [n] and edge classes [n, n] with an n of its own."""
+    """Pad graphs, each with node classes [n] and edge classes [n, n], to one batch."""
     sizes = torch.tensor([nodes.shape[0] for nodes, _ in parts], dtype=torch.long)
     n = int(sizes.max()) if parts else 0
     node_classes = torch.zeros(len(parts), n, dtype=torch.long)

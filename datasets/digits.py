@@ -1,4 +1,4 @@
-"""Handwritten digits, 1797 grey images of 8 times 8 pixels, that come with scikit-learn.
+"""Handwritten digits: the 1797 grey images of 8 by 8 pixels that scikit-learn includes.
 
 Source: Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits (test part), UCI Machine Learning Repository,
 CC BY 4.0; the copy in scikit-learn (BSD 3-Clause), which the optional extra ``images`` installs.
@@ -23,11 +23,11 @@ _TEST_SHARE = 0.2
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """Images as likelihood training takes them.
+    """Batch of labelled images for likelihood training.
 
     Attributes:
         pixels: ink in [0, 1].
-        labels: the class of each.
+        labels: class of each image.
     """
 
     pixels: Float[Tensor, "batch height width"]
@@ -37,18 +37,18 @@ class ImageBatch:
         return len(self.labels)
 
     def to(self, device: torch.device | str) -> ImageBatch:
-        """The same on ``device``."""
+        """Return a copy on ``device``."""
         return ImageBatch(self.pixels.to(device), self.labels.to(device))
 
 
 @dataclass(frozen=True)
 class DigitImages:
-    """M labelled images; what a ``Pretrainer`` reads.
+    """Data set of M labelled images for likelihood training.
 
     Attributes:
         pixels: ink in [0, 1].
-        labels: the class of each.
-        name: for reports.
+        labels: class of each image.
+        name: name of the set in reports.
     """
 
     pixels: Float[Tensor, "image height width"]
@@ -60,20 +60,20 @@ class DigitImages:
 
     @property
     def sizes(self) -> Int[Tensor, " image"]:
-        """1 of each image: all are of one size."""
+        """Return 1 per image, since all have one size."""
         return torch.ones_like(self.labels)
 
     def batch(self, rows: Int[Tensor, " row"]) -> ImageBatch:
-        """The images at ``rows``."""
+        """Return the images at ``rows``."""
         return ImageBatch(self.pixels[rows], self.labels[rows])
 
 
 def load_digits(split: Literal["train", "test", "all"] = "train") -> DigitImages:
-    """The digits of one part of a fixed split: a fifth of each class, drawn with a fixed seed, is ``test``.
+    """Load one part of a fixed split: a fifth of each class, drawn with a fixed seed, is ``test``.
 
     Raises:
         ImportError: if scikit-learn is not installed.
-        ValueError: if there is no such part.
+        ValueError: for an unknown part.
     """
     if split not in ("train", "test", "all"):
         raise ValueError(f"split: {split!r}, expected train, test or all")
@@ -101,5 +101,5 @@ def _part(labels: Tensor, split: str) -> Int[Tensor, " row"]:
 
 
 def class_means(data: DigitImages) -> Float[Tensor, "class height width"]:
-    """The mean image of every class."""
+    """Compute the mean image of every class."""
     return torch.stack([data.pixels[data.labels == c].mean(0) for c in range(NUM_CLASSES)])

@@ -1,9 +1,8 @@
-"""Named molecule sets from their public addresses, cached by pooch.
+"""Download of named molecule sets from their public addresses, with a cache.
 
-Nothing is downloaded unless asked for, and no set is redistributed here. Where an entry's ``sha256`` is None, no
-checksum was known to this toolkit when the entry was written: the hash of the **first** download is printed, recorded
-beside the file (``<file>.sha256``) and demanded of it on every later call. That detects a file that changes or rots,
-not one that was wrong from the start.
+A set is downloaded only on request, and the package redistributes none. If the ``sha256`` of an entry is None, its checksum was
+not known when the entry was written: the hash of the **first** download is printed, recorded beside the file
+(``<file>.sha256``) and required on every later call. This detects a file that changes, but not one that was wrong at first.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ __all__ = ["DOWNLOADS", "Download", "default_cache", "download"]
 
 @dataclass(frozen=True)
 class Download:
-    """A file on the web.
+    """Address of a file on the web.
 
     Attributes:
-        url: its address.
-        filename: its name in the cache; the ending says how it is read.
-        sha256: its checksum, or None if not known beforehand.
+        url: address of the file.
+        filename: name in the cache; its ending determines the format.
+        sha256: checksum; None if it is not known.
     """
 
     url: str
@@ -45,22 +44,22 @@ DOWNLOADS: dict[str, Download] = {
 
 
 def default_cache() -> Path:
-    """``$DISCRETE_GRPO_CACHE``, or pooch's folder for this user and system."""
+    """Return ``$DISCRETE_GRPO_CACHE``, or else the cache folder of pooch for this user and system."""
     import pooch
 
     return Path(os.environ.get("DISCRETE_GRPO_CACHE") or pooch.os_cache("discrete-grpo"))
 
 
 def download(name: str, cache_dir: str | Path | None = None) -> Path:
-    """The path of a named data set, downloaded on the first call.
+    """Return the path of a named data set, which the first call downloads.
 
     Args:
         name: a key of :data:`DOWNLOADS`: ``"qm9"`` or ``"zinc250k"``.
-        cache_dir: folder to keep it in; None is :func:`default_cache`.
+        cache_dir: folder of the file; None is :func:`default_cache`.
 
     Raises:
         ValueError: if the name is unknown, or the file does not match its checksum.
-        ConnectionError: if the file cannot be fetched.
+        ConnectionError: if the download fails.
     """
     if name not in DOWNLOADS:
         raise ValueError(f"name: {name!r}, expected one of {sorted(DOWNLOADS)} or a path to a file of your own")
@@ -86,7 +85,7 @@ def _fetch(name: str, entry: Download, folder: Path) -> None:
 
     try:
         pooch.retrieve(entry.url, known_hash=None, fname=entry.filename, path=folder, progressbar=False)
-    except Exception as error:  # requests, urllib, sockets and disks each have their own
+    except Exception as error:  # requests, urllib, sockets and file systems raise different exceptions
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConnectionError(
             f"name: {name!r} could not be fetched from {entry.url} ({reason[:200]}); pass the path of a file you have instead"

@@ -1,11 +1,11 @@
-"""Every small molecule of C, N, O and F, exhaustively: a data set this toolkit makes itself.
+"""Exhaustive enumeration of the small molecules of C, N, O and F.
 
-Level n adds one atom by a single bond to every molecule of level n - 1, then closes under "raise the order of any
-pair by one" (none to single closes a ring), within the valences C 4, N 3, O 2, F 1; canonical SMILES are the keys.
-Every connected graph within these valences arises: a spanning tree grows atom by atom, its other bonds are raises.
+Level n adds one atom by a single bond to every molecule of level n - 1, and then all molecules that follow by raising the order of
+a pair by one (from none to single closes a ring), within the valences C 4, N 3, O 2, F 1. Canonical SMILES identify molecules.
+Every connected graph within these valences is found: its spanning tree grows atom by atom, and its other bonds are raised.
 
-``python -m discrete_grpo.datasets.enumeration --max-atoms 7 --out FILE.smi.gz`` writes the list that passes
-:func:`gdb_like` (some minutes); the one up to 7 atoms comes with the package.
+``python -m discrete_grpo.datasets.enumeration --max-atoms 7 --out FILE.smi.gz`` writes the molecules that pass
+:func:`gdb_like` in some minutes; the package includes those of up to 7 atoms.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rdkit import Chem
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.molecules import MoleculeDataset, dataset_from_smiles
 from discrete_grpo.domains.molecules import Vocabulary, classes_to_mol
 
@@ -29,9 +30,7 @@ VOCABULARY = Vocabulary(("C", "N", "O", "F"))
 _VALENCE = (4, 3, 2, 1)
 _MAX_ORDER = 3
 BUNDLED_ATOMS = 7
-BUNDLED = Path(__file__).parent / "data" / "enumerated7.smi.gz"
-BUNDLED_ATOMS = 7
-BUNDLED = Path(__file__).parent / "data" / "enumerated7.smi.gz"
+ENUMERATED_FILE = Path(__file__).parent / "data" / "enumerated7.smi.gz"
 
 Packed = tuple[tuple[int, ...], bytes]  # node classes, and bond classes of the pairs in the order of discrete_grpo.domains.graphs
 
@@ -42,7 +41,7 @@ def _pairs(n: int) -> tuple[tuple[int, int], ...]:
 
 
 def _free(graph: Packed) -> list[int]:
-    """Valence left at each atom."""
+    """Return the free valence of each atom."""
     nodes, orders = graph
     free = [_VALENCE[k] for k in nodes]
     for (i, j), order in zip(_pairs(len(nodes)), orders, strict=True):
@@ -61,7 +60,7 @@ def _smiles(graph: Packed) -> str:
 
 
 def _extensions(graph: Packed) -> Iterator[Packed]:
-    """One more atom of each element, on a single bond to each atom that has room."""
+    """Yield the graphs with one more atom, of each element, on a single bond to each atom with free valence."""
     nodes, orders = graph
     n = len(nodes)
     for i, left in enumerate(_free(graph)):
@@ -72,7 +71,7 @@ def _extensions(graph: Packed) -> Iterator[Packed]:
 
 
 def _raises(graph: Packed) -> Iterator[Packed]:
-    """One pair raised by one order, where both ends have room."""
+    """Yield the graphs with the order of one pair raised by one, where both ends have free valence."""
     nodes, orders = graph
     free = _free(graph)
     for p, (i, j) in enumerate(_pairs(len(nodes))):
@@ -81,7 +80,7 @@ def _raises(graph: Packed) -> Iterator[Packed]:
 
 
 def _close(starts: Iterable[Packed]) -> dict[str, Packed]:
-    """Everything raises lead to, by canonical SMILES."""
+    """Return all graphs that follow from ``starts`` by raising orders, by canonical SMILES."""
     found: dict[str, Packed] = {}
     open_graphs = iter(starts)
     while True:
@@ -97,7 +96,7 @@ def _close(starts: Iterable[Packed]) -> dict[str, Packed]:
 
 
 def _levels(max_atoms: int) -> Iterator[list[str]]:
-    """Sorted SMILES of 1, 2, ... ``max_atoms`` atoms."""
+    """Yield the sorted SMILES of 1, 2, ... ``max_atoms`` atoms."""
     level = _close(((kind,), b"") for kind in range(len(_VALENCE)))
     yield sorted(level)
     for _ in range(max_atoms - 1):
@@ -106,9 +105,9 @@ def _levels(max_atoms: int) -> Iterator[list[str]]:
 
 
 def enumerate_molecules(max_atoms: int) -> list[str]:
-    """Canonical SMILES of all connected molecules of at most ``max_atoms`` C, N, O, F atoms, by size and then string.
+    """Return the canonical SMILES of all connected molecules of at most ``max_atoms`` C, N, O, F atoms, by size and then string.
 
-    There are 4, 19, 94, 621, 4,715, 42,068 and 417,611 of 1 to 7 atoms; the last takes minutes.
+    There are 4, 19, 94, 621, 4,715, 42,068 and 417,611 of 1 to 7 atoms; the last level takes minutes.
 
     Raises:
         ValueError: if ``max_atoms`` is below 1 or above 8.
@@ -116,8 +115,7 @@ def enumerate_molecules(max_atoms: int) -> list[str]:
     >>> enumerate_molecules(2)[:7]
     ['C', 'F', 'N', 'O', 'C#C', 'C#N', 'C=C']
     """
-    if not 1 <= max_atoms <= 8:
-        raise ValueError(f"max_atoms: {max_atoms}, expected 1..8 (each atom more is ten times the work)")
+    check_range("max_atoms", max_atoms, least=1, most=8, note=" (each further atom takes ten times the work)")
     return [smiles for level in _levels(max_atoms) for smiles in level]
 
 
@@ -148,9 +146,9 @@ def _patterns() -> tuple[Chem.Mol, ...]:
 
 
 def gdb_like(mol: Chem.Mol) -> bool:
-    """Whether a molecule looks stable, in the manner of the GDB databases: no listed pattern, no atom in two 3- or 4-rings.
+    """Return whether a molecule passes filters like those of the GDB databases: no listed pattern, no atom in two 3- or 4-rings.
 
-    Keeps 4, 13, 32, 147, 735, 4,628 and 32,516 of the molecules of 1 to 7 atoms. Patterns with element letters see
+    Keeps 4, 13, 32, 147, 735, 4,628 and 32,516 of the molecules of 1 to 7 atoms. Patterns with element letters match
     aliphatic atoms only, so a few odd aromatic 4-rings pass.
 
     >>> gdb_like(Chem.MolFromSmiles("CCO")), gdb_like(Chem.MolFromSmiles("COO"))
@@ -164,24 +162,24 @@ def gdb_like(mol: Chem.Mol) -> bool:
 
 
 def enumerated_smiles() -> list[str]:
-    """The bundled molecules as SMILES, smallest first."""
-    return gzip.decompress(BUNDLED.read_bytes()).decode().split()
+    """Return the bundled molecules as SMILES, smallest first."""
+    return gzip.decompress(ENUMERATED_FILE.read_bytes()).decode().split()
 
 
 def load_enumerated(max_atoms: int = 7, *, min_atoms: int = 1) -> MoleculeDataset:
-    """The bundled molecules of ``min_atoms`` to ``max_atoms`` atoms that pass :func:`gdb_like`, with all four atom types.
+    """Load the bundled molecules of ``min_atoms`` to ``max_atoms`` atoms that pass :func:`gdb_like`, with all four atom types.
 
     Raises:
         ValueError: unless 1 <= min_atoms <= max_atoms <= 7.
     """
-    if not 1 <= min_atoms <= max_atoms <= BUNDLED_ATOMS:
-        raise ValueError(f"min_atoms, max_atoms: {min_atoms}, {max_atoms}, expected 1 <= min_atoms <= max_atoms <= {BUNDLED_ATOMS}")
+    check_range("max_atoms", max_atoms, least=1, most=BUNDLED_ATOMS)
+    check_range("min_atoms", min_atoms, least=1, most=max_atoms, note=" (max_atoms)")
     kept = [smiles for smiles in enumerated_smiles() if min_atoms <= sum(c in "CNOFcnof" for c in smiles) <= max_atoms]
     return dataset_from_smiles(kept, name=f"enumerated{max_atoms}")
 
 
 def write_enumerated(path: str | Path, max_atoms: int) -> int:
-    """Write the filtered list, gzipped and the same to the byte each time; returns the number of molecules."""
+    """Write the filtered molecules as a gzipped file with reproducible bytes; returns their number."""
     kept = [smiles for smiles in enumerate_molecules(max_atoms) if gdb_like(Chem.MolFromSmiles(smiles))]
     text = "".join(f"{smiles}\n" for smiles in kept)
     buffer = io.BytesIO()
@@ -191,9 +189,9 @@ def write_enumerated(path: str | Path, max_atoms: int) -> int:
     return len(kept)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """``python -m discrete_grpo.datasets.enumeration --max-atoms N --out FILE.smi.gz``."""
-    parser = argparse.ArgumentParser(description=main.__doc__, allow_abbrev=False)
+def command_line(arguments: Sequence[str] | None = None) -> None:
+    """Run ``python -m discrete_grpo.datasets.enumeration --max-atoms N --out FILE.smi.gz``."""
+    parser = argparse.ArgumentParser(description=command_line.__doc__, allow_abbrev=False)
     parser.add_argument("--max-atoms", type=int, default=BUNDLED_ATOMS)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
@@ -201,4 +199,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command_line()

@@ -1,4 +1,4 @@
-"""Molecule files to packed graphs and their statistics."""
+"""Molecule data sets as packed graphs, with their statistics."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.reading import (
     array_lines,
@@ -22,7 +23,7 @@ from discrete_grpo.datasets.reading import (
     check_file,
     content_key,
     from_cache,
-    rows,
+    smiles_rows,
     text_array,
     write_arrays,
 )
@@ -45,7 +46,7 @@ __all__ = [
 _CACHE_VERSION = "molecules 3"
 NUM_BOND_CLASSES = 4
 MAX_ATOMS = 10_000
-"""Atoms of the largest molecule that is packed without being left out by ``max_atoms``."""
+"""Largest number of atoms of a molecule."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,11 @@ class MoleculeDataset:
     """M molecules as packed graphs, each with its own number of atoms.
 
     Attributes:
-        graphs: atom classes as node classes, bond classes as pair classes.
-        vocabulary: what the node classes mean.
-        smiles: canonical, without stereo, one per molecule.
-        broken: (line number, text) of what could not be read.
-        name: for reports.
+        graphs: packed graphs with atom classes as node classes and bond classes as pair classes.
+        vocabulary: atom types of the node classes.
+        smiles: canonical SMILES without stereo, one per molecule.
+        broken: (line number, text) of lines that do not parse.
+        name: name of the set in reports.
     """
 
     graphs: PackedGraphs
@@ -76,15 +77,15 @@ class MoleculeDataset:
 
     @property
     def num_nodes(self) -> int:
-        """Atoms of the largest molecule."""
+        """Number of atoms of the largest molecule."""
         return self.graphs.num_nodes
 
     def batch(self, rows: Int[Tensor, " row"] | Sequence[int] | slice) -> GraphBatch:
-        """The graphs at ``rows``, padded to the largest among them."""
+        """Return the graphs at ``rows``, padded to the largest of them."""
         return self.graphs.batch(rows)
 
     def index(self, rows: Int[Tensor, " row"] | Sequence[int]) -> MoleculeDataset:
-        """The molecules at ``rows`` as a data set with the same vocabulary."""
+        """Return the molecules at ``rows`` as a data set with the same vocabulary."""
         at = torch.as_tensor(rows, dtype=torch.long)
         smiles = tuple(self.smiles[k] for k in at.tolist())
         return MoleculeDataset(self.graphs.index(at), self.vocabulary, smiles, self.broken, self.name)
@@ -92,12 +93,12 @@ class MoleculeDataset:
 
 @dataclass(frozen=True)
 class ConditionedMolecules:
-    """Molecules with properties to be conditioned on; made by :func:`conditioned`.
+    """Molecules with standardised properties as conditions, as :func:`conditioned` makes them.
 
     Attributes:
-        data: the molecules.
+        data: molecules.
         values: standardised properties [M, K].
-        properties: their names, means and deviations.
+        properties: names, means and deviations of the properties.
     """
 
     data: MoleculeDataset
@@ -113,12 +114,12 @@ class ConditionedMolecules:
         return self.data.sizes
 
     def batch(self, rows: Int[Tensor, " row"]) -> ConditionedGraphs:
-        """The molecules at ``rows`` with their properties."""
+        """Return the molecules at ``rows`` with their properties."""
         return ConditionedGraphs(self.data.batch(rows), self.values[rows])
 
 
 def conditioned(data: MoleculeDataset, names: Sequence[str]) -> ConditionedMolecules:
-    """``data`` with RDKit descriptors, standardised by their mean and deviation over it.
+    """Compute RDKit descriptors of a data set, standardised by their mean and deviation over it.
 
     Raises:
         ValueError: if RDKit has no descriptor of a name.
@@ -131,7 +132,7 @@ def conditioned(data: MoleculeDataset, names: Sequence[str]) -> ConditionedMolec
 
 
 def property_scales(names: Sequence[str], values: Float[Tensor, "molecule property"]) -> tuple[Property, ...]:
-    """Mean and standard deviation of every property over the data; none where there are no names."""
+    """Compute mean and standard deviation of every property over the data."""
     if not names:
         return ()
     mean, std = values.double().mean(0).tolist(), values.double().std(0, correction=0).clamp_min(1e-6).tolist()
@@ -140,15 +141,15 @@ def property_scales(names: Sequence[str], values: Float[Tensor, "molecule proper
 
 @dataclass(frozen=True)
 class MoleculeStatistics:
-    """What a policy's prior needs to know of a data set; plain numbers, JSON-able.
+    """Statistics of a data set that the prior of a policy needs, serialisable as JSON.
 
     Attributes:
         node_counts: probability of each number of nodes 0..N.
         node_marginal: probability of each node class.
         edge_marginal: probability of each bond class (none, single, double, triple) over unordered pairs.
-        vocabulary: what the node classes mean.
-        num_molecules: how many were counted.
-        name: of the data set.
+        vocabulary: atom types of the node classes.
+        num_molecules: number of molecules.
+        name: name of the data set.
     """
 
     node_counts: tuple[float, ...]
@@ -159,7 +160,7 @@ class MoleculeStatistics:
     name: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary of lists, numbers and strings."""
+        """Convert to a dictionary of lists, numbers and strings."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         return plain | {"vocabulary": list(self.vocabulary.atoms)}
 
@@ -179,7 +180,7 @@ class MoleculeStatistics:
 
 
 def statistics(dataset: MoleculeDataset) -> MoleculeStatistics:
-    """Frequencies of sizes, node classes and bond classes.
+    """Compute the frequencies of sizes, node classes and bond classes.
 
     The edge marginal equals the one over all ordered pairs, as DiGress takes it, because edges are symmetric.
     """
@@ -195,7 +196,7 @@ def _shares(counts: Int[Tensor, " class"]) -> tuple[float, ...]:
 
 
 class _Packer:
-    """Collects molecules as bytes before the vocabulary is known; those outside the sizes asked for are only counted."""
+    """Collects molecules as bytes before the vocabulary is known; molecules of other sizes than requested are counted only."""
 
     def __init__(self, min_atoms: int | None = None, max_atoms: int | None = None) -> None:
         self.min_atoms, self.max_atoms = min_atoms, max_atoms
@@ -210,7 +211,7 @@ class _Packer:
         mol = parse_smiles(text)
         try:
             parts = None if mol is None else molecule_parts(mol)
-        except ValueError:  # a bond this toolkit has no class for
+        except ValueError:  # a bond without a class
             parts = None
         if mol is None or parts is None:
             self.broken.append((line, text))
@@ -227,13 +228,12 @@ class _Packer:
         self.smiles.append(Chem.MolToSmiles(mol, isomericSmiles=False))
 
     def _wanted(self, atoms: int, line: int) -> bool:
-        """Whether a molecule is of a size asked for; its pairs take memory that grows with the square of its atoms."""
+        """Return whether the size is within the requested bounds; memory grows with the square of the number of atoms."""
         self.largest = max(self.largest, atoms)
         if atoms < (self.min_atoms or 0) or (self.max_atoms is not None and atoms > self.max_atoms):
             self.dropped += 1
             return False
-        if atoms > MAX_ATOMS:
-            raise ValueError(f"line {line}: a molecule of {atoms:,} atoms, expected at most {MAX_ATOMS:,}; max_atoms leaves it out")
+        check_range(f"line {line}: atoms of the molecule", atoms, most=MAX_ATOMS, note="; max_atoms leaves it out")
         return True
 
     def dataset(self, name: str) -> MoleculeDataset:
@@ -246,7 +246,7 @@ class _Packer:
 
 
 def _pack(rows: Iterable[tuple[int, str]], packer: _Packer, path: Path | str) -> None:
-    """Give ``packer`` all molecules of a file, whose path is named in errors."""
+    """Add all molecules of a file to ``packer``; errors name the path."""
     with BlockLogs():
         for line, text in rows:
             try:
@@ -256,7 +256,7 @@ def _pack(rows: Iterable[tuple[int, str]], packer: _Packer, path: Path | str) ->
 
 
 def dataset_from_smiles(smiles: Iterable[str], name: str = "", max_broken: float = 0.0) -> MoleculeDataset:
-    """A data set of SMILES already in memory.
+    """Make a data set of SMILES in memory.
 
     Raises:
         ValueError: if there are none, or a larger share than ``max_broken`` does not parse.
@@ -277,14 +277,14 @@ def load_molecules(
     max_bytes: int = MAX_BYTES,
     cache_dir: str | Path | None = None,
 ) -> MoleculeDataset:
-    """The molecules of a file as packed graphs; hydrogens implicit, rings kekulised, stereo dropped.
+    """Load the molecules of a file as packed graphs, with implicit hydrogens, kekulised rings and no stereo.
 
     Args:
-        path: as for :func:`read_smiles`.
-        max_broken: largest share of lines that may be no molecule.
+        path: molecule file, as in :func:`read_smiles`.
+        max_broken: largest share of lines that may fail to parse.
         min_atoms: drop molecules with fewer heavy atoms.
         max_atoms: drop molecules with more heavy atoms.
-        smiles_column: name of the column of SMILES; None finds it, as for :func:`read_smiles`.
+        smiles_column: name of the column of SMILES; None finds it, as in :func:`read_smiles`.
         max_bytes: largest size that a gzipped file may unpack to.
         cache_dir: folder for the parsed form, keyed by the file's content, the column and the sizes; None parses every time.
 
@@ -303,10 +303,10 @@ def load_molecules(
         check_broken(path, len(dataset) + dropped, dataset.broken, max_broken)
         return dataset
     packer = _Packer(min_atoms, max_atoms)
-    _pack(rows(path, smiles_column, max_bytes), packer, path)
+    _pack(smiles_rows(path, smiles_column, max_bytes), packer, path)
     check_broken(path, len(packer.smiles) + packer.dropped, packer.broken, max_broken)
     if not packer.smiles:
-        raise ValueError(f"min_atoms, max_atoms: {min_atoms}, {max_atoms} leave no molecule; sizes are 1..{packer.largest}")
+        raise ValueError(f"min_atoms, max_atoms: {min_atoms}, {max_atoms} leave no molecule; sizes are 1 to {packer.largest}")
     dataset = packer.dataset(name)
     if cached is not None:
         _write_cache(cached, dataset, packer.dropped)
@@ -330,7 +330,7 @@ def _write_cache(path: Path, dataset: MoleculeDataset, dropped: int) -> None:
 
 
 def _read_cache(file: BinaryIO, name: str) -> tuple[MoleculeDataset, int]:
-    """The molecules of the sizes asked for, and how many of other sizes the file has."""
+    """Read the data set and the number of molecules of other sizes in the file."""
     stored = read_arrays(file)
     graphs = PackedGraphs(*(torch.from_numpy(stored[k]) for k in ("nodes", "pairs", "sizes")))
     broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(stored["broken"])))

@@ -1,4 +1,4 @@
-"""Molecule files: reading SMILES lines, and the keys and byte forms of caches."""
+"""Reading of SMILES files, and the cache of parsed files."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import numpy as np
 from rdkit.rdBase import rdkitVersion
 
 from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.tables import HEAD, Layout, find_layout
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.domains.molecules import parse_smiles
@@ -29,14 +30,14 @@ __all__ = [
     "content_key",
     "from_cache",
     "read_smiles",
-    "rows",
+    "smiles_rows",
     "text_array",
     "write_arrays",
 ]
 
 
-T = TypeVar("T")
-KINDS = (".smi", ".smiles", ".txt", ".csv", ".tsv")
+_T = TypeVar("_T")
+SUFFIXES = (".smi", ".smiles", ".txt", ".csv", ".tsv")
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,18 @@ class SmilesFile:
 
     Attributes:
         smiles: strings that parse, as written.
-        broken: (line number from 1, text) of those that do not.
+        broken: (line number from 1, text) of strings that do not parse.
     """
 
     smiles: tuple[str, ...]
     broken: tuple[tuple[int, str], ...]
 
 
-def rows(path: Path, smiles_column: str | None = None, max_bytes: int = MAX_BYTES) -> Iterator[tuple[int, str]]:
-    """(line number, SMILES text) of every line that is not blank; see :func:`read_smiles` for the arguments."""
+def smiles_rows(path: Path, smiles_column: str | None = None, max_bytes: int = MAX_BYTES) -> Iterator[tuple[int, str]]:
+    """Yield (line number, SMILES text) of every line that is not blank; see :func:`read_smiles` for the arguments."""
     kind = suffix_of(path)
-    if kind not in KINDS:
-        raise ValueError(f"path: {str(path)!r}, expected a file ending in {', '.join(KINDS)}, or one of these with .gz")
+    if kind not in SUFFIXES:
+        raise ValueError(f"path: {str(path)!r}, expected a file ending in {', '.join(SUFFIXES)}, or one of these with .gz")
     lines = text_lines(path, max_bytes)
     try:
         head = list(islice(lines, HEAD))
@@ -67,7 +68,7 @@ def rows(path: Path, smiles_column: str | None = None, max_bytes: int = MAX_BYTE
 
 
 def _column(lines: Iterable[str], layout: Layout) -> Iterator[tuple[int, str]]:
-    """(line number, text) of the cells of one column below the header."""
+    """Yield (line number, text) of the cells of one column below the header."""
     header = layout.header
     for number, row in _numbered(lines, layout.delimiter):
         if not any(cell.strip() for cell in row) and (header or len(row) < 2):
@@ -78,7 +79,7 @@ def _column(lines: Iterable[str], layout: Layout) -> Iterator[tuple[int, str]]:
 
 
 def _numbered(lines: Iterable[str], delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
-    """Rows with the number of the line each ends at."""
+    """Yield (line number, cells) of every row, with the number of its last line."""
     if delimiter is None:
         yield from ((k, line.split()) for k, line in enumerate(lines, 1))
         return
@@ -94,9 +95,8 @@ def check_file(path: Path) -> None:
 
 
 def check_broken(path: Path, good: int, broken: Sequence[tuple[int, str]], max_broken: float) -> None:
-    """Raise ValueError if there is nothing, or a larger share than ``max_broken`` is no molecule; broken lines are named."""
-    if not 0 <= max_broken <= 1:
-        raise ValueError(f"max_broken: {max_broken}, expected a share in 0..1")
+    """Raise ValueError if there are no lines, or a larger share than ``max_broken`` of them fails to parse; it names such lines."""
+    check_range("max_broken", max_broken, least=0, most=1, note=" (a share of the lines)")
     if good + len(broken) == 0:
         raise ValueError(f"path: {str(path)!r} holds no molecules")
     share = len(broken) / (good + len(broken))
@@ -109,16 +109,16 @@ def check_broken(path: Path, good: int, broken: Sequence[tuple[int, str]], max_b
 def read_smiles(
     path: str | Path, max_broken: float = 0.05, *, smiles_column: str | None = None, max_bytes: int = MAX_BYTES
 ) -> SmilesFile:
-    """The molecules of a ``.smi``, ``.txt``, ``.csv`` or ``.tsv`` file, each optionally ``.gz``.
+    """Read the molecules of a ``.smi``, ``.txt``, ``.csv`` or ``.tsv`` file, each optionally ``.gz``.
 
-    Cells of a csv or tsv are delimited by commas, semicolons or tabs. The column of SMILES is found by a usual name in any
-    case (``smiles``, ``canonical_smiles``, ``structure``, ...), or, in a file without a header, because it alone reads as
-    molecules. In the other files the first word of a line is read, unless their first line names a column of SMILES.
+    Cells of a csv or tsv file are delimited by commas, semicolons or tabs. The column of SMILES is the one with a usual name in any
+    case (``smiles``, ``canonical_smiles``, ``structure``, ...) or, in a file without a header, the only column that parses as
+    molecules. In other files it is the first word of each line, unless the first line names a column of SMILES.
 
     Args:
         path: the file.
         max_broken: largest share of lines that may fail to parse; they are listed in ``broken``.
-        smiles_column: name of the column to read, or its number from 1 in a file without a header; None finds it.
+        smiles_column: name of the column, or its number from 1 in a file without a header; None finds it.
         max_bytes: largest size that a gzipped file may unpack to.
 
     Raises:
@@ -129,7 +129,7 @@ def read_smiles(
     path = Path(path)
     check_file(path)
     good, broken = [], []
-    for line, text in rows(path, smiles_column, max_bytes):
+    for line, text in smiles_rows(path, smiles_column, max_bytes):
         if parse_smiles(text) is None:
             broken.append((line, text))
         else:
@@ -139,7 +139,7 @@ def read_smiles(
 
 
 def content_key(path: Path, version: int | str) -> str:
-    """Hash of the content, the cache's ``version`` and RDKit's version (canonical SMILES change between versions)."""
+    """Hash of the content, the ``version`` of the cache and the version of RDKit, on which canonical SMILES depend."""
     digest = hashlib.sha256(f"{version} {rdkitVersion} {''.join(path.suffixes)}\n".encode())
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -148,18 +148,18 @@ def content_key(path: Path, version: int | str) -> str:
 
 
 def text_array(lines: Sequence[str]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Lines as bytes that ``np.savez`` stores without pickling."""
+    """Encode lines as bytes, which ``np.savez`` stores without pickling."""
     return np.frombuffer("\n".join(lines).encode(), dtype=np.uint8)
 
 
 def array_lines(array: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[str, ...]:
-    """The lines of :func:`text_array`."""
+    """Inverse of :func:`text_array`."""
     text = array.tobytes().decode()
     return tuple(text.split("\n")) if text else ()
 
 
-def from_cache(path: Path, read: Callable[[BinaryIO], T]) -> T | None:
-    """What ``read`` makes of a cache file; None where there is none, or, with a warning, where it is damaged."""
+def from_cache(path: Path, read: Callable[[BinaryIO], _T]) -> _T | None:
+    """Return ``read`` of a cache file; None if there is none or, with a warning, if it is damaged."""
     if not path.is_file():
         return None
     try:
@@ -172,7 +172,7 @@ def from_cache(path: Path, read: Callable[[BinaryIO], T]) -> T | None:
 
 
 def write_arrays(path: Path, **arrays: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """An ``.npz`` file, written whole or not at all."""
+    """Write an ``.npz`` file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # its stub reads a name as the flag allow_pickle

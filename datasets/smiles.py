@@ -1,4 +1,4 @@
-"""Molecule files as token sequences with conditions: Murcko scaffolds and RDKit descriptors."""
+"""Data sets of SMILES as token sequences, with Murcko scaffolds and RDKit descriptors as conditions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from jaxtyping import Float, Int, UInt8
 from rdkit import Chem
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.reading import (
     array_lines,
@@ -20,7 +21,7 @@ from discrete_grpo.datasets.reading import (
     check_file,
     content_key,
     from_cache,
-    rows,
+    smiles_rows,
     text_array,
     write_arrays,
 )
@@ -31,20 +32,20 @@ from discrete_grpo.domains.tokenizer import EOS, PAD, SMILES, Property, TokenBat
 __all__ = ["SmilesLines", "TokenDataset", "alphabet", "load_smiles", "smiles_from_lines", "token_dataset"]
 
 _CACHE_VERSION = "smiles 3"
-_ONE_LINE = str.maketrans("\n\r\t", "   ")  # a quoted cell may hold line ends, which part the lines of a cache
+_ONE_LINE = str.maketrans("\n\r\t", "   ")  # a quoted cell may hold line ends, which delimit lines in a cache
 
 
 @dataclass(frozen=True)
 class SmilesLines:
-    """M molecules as text, with what they may be conditioned on.
+    """M molecules as SMILES with their scaffolds and descriptors.
 
     Attributes:
-        smiles: canonical, with stereo and charges.
+        smiles: canonical SMILES, with stereo and charges.
         scaffolds: canonical Murcko scaffolds without stereo, empty for molecules without rings.
         values: descriptors [M, K] in the order of ``properties``.
         properties: names of the descriptors.
-        broken: (line number, text) of what could not be read, with blanks for line ends and tabs.
-        name: for reports.
+        broken: (line number, text) of lines that do not parse, with blanks for line ends and tabs.
+        name: name of the set in reports.
     """
 
     smiles: tuple[str, ...]
@@ -60,12 +61,12 @@ class SmilesLines:
 
 @dataclass(frozen=True)
 class TokenDataset:
-    """M sequences as bytes, cut to their lengths, with a prompt and properties each; what a ``Pretrainer`` reads.
+    """Data set of M token sequences, each with a prompt and properties, stored as bytes without padding.
 
     Attributes:
         tokens: ids of all sequences end to end, each with its EOS.
-        starts: where each begins in ``tokens`` [M + 1].
-        prompts, prompt_starts: the same of the prompts; no ids where there are none.
+        starts: position of the first token of each sequence in ``tokens`` [M + 1].
+        prompts, prompt_starts: ids and starts of the prompts; empty if there are no prompts.
         values: standardised properties [M, K]; NaN where unknown.
     """
 
@@ -80,18 +81,18 @@ class TokenDataset:
 
     @property
     def sizes(self) -> Int[Tensor, " sequence"]:
-        """Tokens of each sequence [M], EOS included."""
+        """Number of tokens of each sequence [M], EOS included."""
         return self.starts.diff()
 
     def batch(self, rows: Int[Tensor, " row"]) -> TokenBatch:
-        """The sequences at ``rows``."""
+        """Return the sequences at ``rows``, padded to the longest of them."""
         tokens = _rows_of(self.tokens, self.starts, rows, left=False)
         prompt = _rows_of(self.prompts, self.prompt_starts, rows, left=True) if len(self.prompts) else None
         return TokenBatch(tokens, prompt, self.values[rows] if self.values.shape[1] else None)
 
 
 def _rows_of(flat: Tensor, starts: Tensor, rows: Tensor, *, left: bool) -> Int[Tensor, "batch width"]:
-    """Rows of a ragged array, filled up with PAD on the left or right."""
+    """Return rows of a ragged array, padded with PAD on the left or right."""
     lengths = starts.diff()[rows]
     width = int(lengths.max())
     column = torch.arange(width).expand(len(rows), -1)
@@ -110,15 +111,14 @@ def token_dataset(
     values: Float[Tensor, "sequence property"] | None = None,
     properties: Sequence[Property] = (),
 ) -> TokenDataset:
-    """Texts as a data set; ``values`` are raw and are standardised here by ``properties``.
+    """Make a data set of texts; it standardises the raw ``values`` by the means and deviations of ``properties``.
 
     Raises:
         ValueError: if there are no texts, a token is outside the alphabet, or the alphabet has more than 256 ids.
     """
     if not texts:
         raise ValueError("texts: none given, expected at least one")
-    if len(tokenizer) > 256:
-        raise ValueError(f"tokenizer: {len(tokenizer)} ids, expected at most 256 (sequences are stored as bytes)")
+    check_range("ids of the tokenizer", len(tokenizer), most=256, note=" (sequences are stored as bytes)")
     flat, starts = _flat([[*tokenizer.encode(t), EOS] for t in texts])
     prompt_flat, prompt_starts = _flat([tokenizer.encode(t) for t in prompts or [""] * len(texts)])
     given = torch.empty(len(texts), 0) if values is None else values.float()
@@ -140,7 +140,7 @@ def smiles_from_lines(
     max_broken: float = 0.05,
     name: str = "",
 ) -> SmilesLines:
-    """Parse numbered lines; ``path`` is named in errors.
+    """Parse numbered lines of SMILES; errors name ``path``.
 
     Raises:
         ValueError: if no molecule is left, more lines are broken than allowed, or RDKit lacks a descriptor.
@@ -196,7 +196,7 @@ def load_smiles(
         if known is not None:
             check_broken(path, len(known), known.broken, max_broken)
             return known
-    lines = rows(path, smiles_column, max_bytes)
+    lines = smiles_rows(path, smiles_column, max_bytes)
     found = smiles_from_lines(lines, path, properties=properties, scaffolds=scaffolds, max_broken=max_broken, name=name)
     if cached is not None:
         _write_cache(cached, found)
@@ -204,7 +204,7 @@ def load_smiles(
 
 
 def alphabet(data: SmilesLines) -> Tokenizer:
-    """The tokens of the molecules and their scaffolds."""
+    """Return the tokenizer of the molecules and their scaffolds."""
     return Tokenizer.of([*data.smiles, *data.scaffolds], SMILES)
 
 

@@ -1,7 +1,8 @@
 """Synthetic plain graphs: seeded generators, named sets made by this project, and the published splits.
 
-Node class 0 and edge classes 0 (none) and 1. The generators follow the sets of the field in law, and every one takes its
-randomness from a ``numpy.random.Generator``. Ratios of metrics depend on the split, so only named splits have reference values.
+All nodes have class 0, and edges have class 0 (none) or 1. The graphs have the distributions of the sets of the field, and
+every generator draws from a ``numpy.random.Generator``. Ratios of metrics depend on the split, so only named
+splits have reference values.
 
 Sources: Martinkus et al. (2022), SPECTRE, arXiv 2204.01613 (planar, SBM, community); Bergmeister et al. (2024),
 arXiv 2312.11529 (tree, and the published files).
@@ -23,6 +24,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.convert import graph_classes
 from discrete_grpo.datasets.reading import write_arrays
@@ -50,21 +52,21 @@ __all__ = [
 
 SPLITS = ("train", "val", "test")
 MAX_TOTAL = 50_000_000
-"""Nodes, and edges, of all graphs of a split that is read."""
+"""Largest number of nodes, and of edges, of all graphs of a split."""
 
 
 # -- generators
 
 
 def planar(num_nodes: int, generator: np.random.Generator) -> nx.Graph:
-    """The Delaunay triangulation of ``num_nodes`` points, uniform in the unit square: planar and connected.
+    """Draw a planar connected graph: the Delaunay triangulation of ``num_nodes`` uniform points in the unit square.
 
     Raises:
         ValueError: for fewer than 4 nodes.
     """
     from scipy.spatial import Delaunay
 
-    _at_least("num_nodes", num_nodes, 4)
+    check_range("num_nodes", num_nodes, least=4)
     triangles = Delaunay(generator.random((num_nodes, 2))).simplices
     graph = nx.empty_graph(num_nodes)
     for a, b in ((0, 1), (1, 2), (0, 2)):
@@ -73,12 +75,12 @@ def planar(num_nodes: int, generator: np.random.Generator) -> nx.Graph:
 
 
 def tree(num_nodes: int, generator: np.random.Generator) -> nx.Graph:
-    """A uniformly drawn labelled tree, from a random Prüfer sequence.
+    """Draw a labelled tree uniformly, by a random Prüfer sequence.
 
     Raises:
         ValueError: for fewer than 2 nodes.
     """
-    _at_least("num_nodes", num_nodes, 2)
+    check_range("num_nodes", num_nodes, least=2)
     return nx.from_prufer_sequence(generator.integers(num_nodes, size=num_nodes - 2).tolist())
 
 
@@ -90,18 +92,19 @@ def stochastic_block_model(
     p_in: float = 0.3,
     p_out: float = 0.005,
 ) -> nx.Graph:
-    """K ~ U{2..5} communities of U{20..40} nodes; a pair is joined with ``p_in`` inside and ``p_out`` between; connected.
+    """Draw a connected graph of K ~ U{2..5} communities with U{20..40} nodes each.
 
-    Drawn again until connected.
+    A pair is an edge with probability ``p_in`` within a community and ``p_out`` between two.
+    Graphs are drawn until one is connected.
 
     Raises:
         ValueError: for an argument out of its range.
     """
     for name, (low, high) in (("communities", communities), ("sizes", sizes)):
-        if not 1 <= low <= high:
-            raise ValueError(f"{name}: ({low}, {high}), expected 1 <= first <= second")
-    _probability("p_in", p_in, open_low=True)
-    _probability("p_out", p_out)
+        check_range(f"{name}[0]", low, least=1)
+        check_range(f"{name}[1]", high, least=low, note=f" ({name}[0])")
+    check_range("p_in", p_in, above=0, most=1)
+    check_range("p_out", p_out, least=0, most=1)
     while True:
         blocks = generator.integers(sizes[0], sizes[1] + 1, size=generator.integers(communities[0], communities[1] + 1))
         of = np.repeat(np.arange(len(blocks)), blocks)
@@ -111,16 +114,16 @@ def stochastic_block_model(
 
 
 def two_communities(num_nodes: int, generator: np.random.Generator, *, p_in: float = 0.7, p_out: float = 0.05) -> nx.Graph:
-    """Two equal communities G(n/2, ``p_in``), pairs between them with ``p_out``·2/(n/2), and at least one bridge.
+    """Draw two equal communities G(n/2, ``p_in``) with edges of probability 2 ``p_out``/(n/2) between them, at least one.
 
     Raises:
         ValueError: for an odd number of nodes or fewer than 4.
     """
-    _at_least("num_nodes", num_nodes, 4)
+    check_range("num_nodes", num_nodes, least=4)
     if num_nodes % 2:
         raise ValueError(f"num_nodes: {num_nodes}, expected an even number")
-    _probability("p_in", p_in)
-    _probability("p_out", p_out)
+    check_range("p_in", p_in, least=0, most=1)
+    check_range("p_out", p_out, least=0, most=1)
     half = num_nodes // 2
     of = np.repeat([0, 1], half)
     graph = _random_pairs(np.where(of[:, None] == of[None, :], p_in, min(1.0, 2 * p_out / half)), generator)
@@ -130,13 +133,13 @@ def two_communities(num_nodes: int, generator: np.random.Generator, *, p_in: flo
 
 
 def erdos_renyi(num_nodes: int, p: float, generator: np.random.Generator) -> nx.Graph:
-    """G(n, p): every pair is joined with probability ``p``.
+    """Draw a graph G(n, p): every pair is an edge with probability ``p``.
 
     Raises:
         ValueError: for an argument out of its range.
     """
-    _at_least("num_nodes", num_nodes, 1)
-    _probability("p", p)
+    check_range("num_nodes", num_nodes, least=1)
+    check_range("p", p, least=0, most=1)
     return _random_pairs(np.full((num_nodes, num_nodes), p), generator)
 
 
@@ -149,16 +152,6 @@ def _random_pairs(probability: np.ndarray, generator: np.random.Generator) -> nx
     return graph
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name}: {value}, expected at least {least}")
-
-
-def _probability(name: str, value: float, *, open_low: bool = False) -> None:
-    if not (0 < value <= 1 if open_low else 0 <= value <= 1):
-        raise ValueError(f"{name}: {value}, expected {'more than 0 and at most' if open_low else '0 to'} 1")
-
-
 # -- sets
 
 
@@ -167,8 +160,8 @@ class GraphDataset:
     """M plain graphs, each with its own number of nodes.
 
     Attributes:
-        graphs: node classes, all 0, and 1 where a pair is joined.
-        name: for reports.
+        graphs: packed graphs with node class 0, and pair class 1 for an edge.
+        name: name of the set in reports.
     """
 
     graphs: PackedGraphs
@@ -183,13 +176,13 @@ class GraphDataset:
         return self.graphs.sizes
 
     def batch(self, rows: Int[Tensor, " row"] | Sequence[int] | slice) -> GraphBatch:
-        """The graphs at ``rows``, padded to the largest among them."""
+        """Return the graphs at ``rows``, padded to the largest of them."""
         return self.graphs.batch(rows)
 
 
 @dataclass(frozen=True)
 class GraphStatistics:
-    """What a policy of plain graphs needs of its training set.
+    """Statistics of the training set that a policy of plain graphs needs.
 
     Attributes:
         node_counts: share of graphs with 0, 1, 2, ... nodes.
@@ -201,7 +194,7 @@ class GraphStatistics:
 
 
 def graph_statistics(data: GraphDataset) -> GraphStatistics:
-    """Node counts and the share of pairs that are joined."""
+    """Compute the shares of node counts and the share of pairs that are edges."""
     counts = torch.bincount(data.sizes).double() / len(data)
     joined = float(data.graphs.pairs.sum(dtype=torch.float64) / (data.sizes * (data.sizes - 1) // 2).sum())
     return GraphStatistics(tuple(counts.tolist()), (1 - joined, joined))
@@ -213,7 +206,7 @@ class GraphSplits:
 
     Attributes:
         train, val, test: graphs on nodes 0..n-1.
-        name: of the set.
+        name: name of the set.
     """
 
     train: tuple[nx.Graph, ...]
@@ -223,7 +216,7 @@ class GraphSplits:
 
 
 def dataset_from_networkx(graphs: Sequence[nx.Graph], name: str = "") -> GraphDataset:
-    """Graphs packed for training.
+    """Pack graphs for training.
 
     Raises:
         ValueError: if there are none, or one is directed or has a self-loop.
@@ -231,7 +224,7 @@ def dataset_from_networkx(graphs: Sequence[nx.Graph], name: str = "") -> GraphDa
     if not graphs:
         raise ValueError("graphs: none given, expected at least one")
     bare = [nx.Graph(g.edges) if g.number_of_nodes() == 0 else _bare(g) for g in graphs]
-    classes = (graph_classes(graph, f"graphs[{k}]") for k, graph in enumerate(bare))  # one at a time: their matrices are large
+    classes = (graph_classes(graph, f"graphs[{k}]") for k, graph in enumerate(bare))  # a generator, since the matrices are large
     parts = [pack(GraphBatch(nodes[None], edges[None], torch.ones(1, len(nodes), dtype=torch.bool))) for nodes, edges in classes]
     sizes = torch.tensor([graph.number_of_nodes() for graph in bare])
     nodes, pairs = (torch.cat([part[k][0] for part in parts]) for k in (0, 1))
@@ -239,7 +232,7 @@ def dataset_from_networkx(graphs: Sequence[nx.Graph], name: str = "") -> GraphDa
 
 
 def _bare(graph: nx.Graph) -> nx.Graph:
-    """The same graph without attributes; directed ones are left as they are, to be refused with their number."""
+    """Return the graph without attributes; a directed graph is returned as it is, since the caller refuses it by its number."""
     if graph.is_directed() or graph.is_multigraph():
         return graph
     bare = nx.empty_graph(list(graph.nodes))
@@ -249,7 +242,7 @@ def _bare(graph: nx.Graph) -> nx.Graph:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How a named set is made."""
+    """Generator, sizes and seed of a named set."""
 
     draw: Callable[[np.random.Generator], nx.Graph]
     counts: tuple[int, int, int] = (128, 32, 40)
@@ -268,12 +261,12 @@ NAMED_SETS: dict[str, _Recipe] = {
     "sbm": _Recipe(stochastic_block_model, (1024, 32, 40)),
     "community-20": _Recipe(_community),
 }
-"""Sets this project makes: how a graph is drawn, and how many train, validation and test graphs. Trees of 16 nodes are few
-(19,320 up to isomorphism), so their training set is small: with 1,024 graphs one true tree in eight would not be novel."""
+"""Named sets of this project: generator and numbers of training, validation and test graphs. There are only 19,320 trees of 16
+nodes up to isomorphism, so their training set is small: with 1,024 graphs one true tree in eight would not be novel."""
 
 
 def make_splits(name: str) -> GraphSplits:
-    """A named set, made anew: the same graphs on every machine.
+    """Generate a named set, which has the same graphs on every machine.
 
     Raises:
         ValueError: for a name that is not in ``NAMED_SETS``.
@@ -287,16 +280,16 @@ def make_splits(name: str) -> GraphSplits:
 
 
 def load_splits(source: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES) -> GraphSplits:
-    """A named set of this project, or the splits of an npz file (:func:`read_npz`)."""
+    """Load a named set of this project, or the splits of an npz file (:func:`read_npz`)."""
     if str(source) in NAMED_SETS:
         return make_splits(str(source))
     if not str(source).endswith(".npz"):
-        return make_splits(str(source))  # which says what is known
+        return make_splits(str(source))  # which raises with the known names
     return read_npz(source, max_nodes=max_nodes, max_bytes=max_bytes)
 
 
 def read_npz(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES) -> GraphSplits:
-    """Splits from an npz file: for each, ``<split>_num_nodes`` [G], ``<split>_edges`` [E, 2] and ``<split>_offsets`` [G+1].
+    """Read splits from an npz file: ``<split>_num_nodes`` [G], ``<split>_edges`` [E, 2] and ``<split>_offsets`` [G+1].
 
     Args:
         path: the file.
@@ -348,13 +341,11 @@ def _check_arrays(name: str, sizes: np.ndarray, edges: np.ndarray, offsets: np.n
 
 def _check_sizes(name: str, sizes: np.ndarray, edges: np.ndarray, max_nodes: int) -> None:
     """Raise ValueError for a graph that is too large, or for too many nodes or edges in all, before a graph is made of them."""
-    if len(sizes) and int(sizes.min()) < 0:
-        raise ValueError(f"{name}: num_nodes {int(sizes.min())}, expected at least 0")
-    if len(sizes) and int(sizes.max()) > max_nodes:
-        raise ValueError(f"{name}: a graph of {int(sizes.max()):,} nodes, expected at most {max_nodes:,} (max_nodes)")
+    if len(sizes):
+        check_range(f"{name}: least num_nodes", int(sizes.min()), least=0)
+        check_range(f"{name}: largest num_nodes", int(sizes.max()), most=max_nodes, note=" (max_nodes)")
     for count, kind in ((int(sizes.sum(dtype=np.int64)), "nodes"), (len(edges), "edges")):
-        if count > MAX_TOTAL:
-            raise ValueError(f"{name}: {count:,} {kind} in all, expected at most {MAX_TOTAL:,}")
+        check_range(f"{name}: {kind} in all", count, most=MAX_TOTAL)
 
 
 def _check_edges(name: str, edges: np.ndarray, num_nodes: int) -> None:
@@ -368,7 +359,7 @@ def _check_edges(name: str, edges: np.ndarray, num_nodes: int) -> None:
 
 
 def write_npz(path: str | Path, splits: GraphSplits) -> None:
-    """Write what :func:`read_npz` reads."""
+    """Write splits in the format of :func:`read_npz`."""
     arrays: dict[str, Any] = {}
     for split in SPLITS:
         graphs = getattr(splits, split)

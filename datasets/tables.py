@@ -1,7 +1,7 @@
-"""Which column of a molecule file holds the SMILES: delimiters, header lines and the usual names of the column.
+"""Detection of the SMILES column of a molecule file: delimiters, header lines and usual column names.
 
-A column is only taken when it is certain: it was named by the caller, it has a usual name, or the file has no header and
-exactly one of its columns reads as molecules. Everything else is refused with a list of the columns.
+A column is accepted only if it is certain: the caller names it, it has a usual name, or the file has no header and exactly one of
+its columns parses as molecules. Any other file is refused with a list of its columns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from discrete_grpo.domains.molecules import parse_smiles
 __all__ = ["HEAD", "Layout", "find_layout"]
 
 HEAD = 50
-"""Lines from the start of a file that its layout is found from."""
+"""Number of lines at the start of a file that determine its layout."""
 USUAL = frozenset(
     {
         "smiles",
@@ -37,17 +37,17 @@ USUAL = frozenset(
         "smilesstring",
     }
 )
-"""Names that only columns of SMILES have, in lower case, without blanks and punctuation."""
+"""Names of SMILES columns, in lower case, without blanks and punctuation."""
 LIKELY = frozenset({"structure", "molecule", "mol", "sample"})
-"""Names that other columns have too: such a column is taken only if most of its cells are molecules."""
+"""Names that other columns may have too: such a column is accepted only if most of its cells are molecules."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the lines of a file are read.
+    """Layout of the lines of a file.
 
     Attributes:
-        delimiter: between cells; None means blanks and tabs, any number of them.
+        delimiter: delimiter of cells; None means any number of blanks and tabs.
         header: whether the first line that is not blank names the columns.
         column: index of the column of SMILES.
     """
@@ -61,25 +61,25 @@ Table = list[list[str]]
 
 
 def _cells(head: Sequence[str], delimiter: str | None) -> Table:
-    """The rows of ``head`` that are not blank, as cells without surrounding blanks; quotes are respected."""
+    """Split the lines of ``head`` that are not blank into stripped cells, with respect to quotes."""
     if delimiter is None:
         return [line.split() for line in head if line.strip()]
     rows = [[cell.strip() for cell in row] for row in csv.reader(head, delimiter=delimiter) if any(map(str.strip, row))]
-    return rows[:-1] if len(head) >= HEAD and len(rows) > 2 else rows  # the last may go on below
+    return rows[:-1] if len(head) >= HEAD and len(rows) > 2 else rows  # the last row may continue below
 
 
 def find_layout(head: Sequence[str], *, table: bool, column: str | None, source: str) -> Layout:
-    """The layout of a file from its first lines.
+    """Determine the layout of a file from its first lines.
 
     Args:
         head: the first lines, up to ``HEAD`` of them.
-        table: whether the file's ending says that cells are delimited (``.csv``, ``.tsv``); else the first word of a line is
-            the molecule, unless the first line names a column of SMILES.
+        table: whether the suffix of the file means delimited cells (``.csv``, ``.tsv``); else the first word of each line is the
+            molecule, unless the first line names a column of SMILES.
         column: name of the column of SMILES (or its number from 1 where no column has that name); None finds it.
-        source: what errors begin with.
+        source: beginning of error messages.
 
     Raises:
-        ValueError: if the column is not certain; all columns are listed with a cell of each.
+        ValueError: if the column is not certain; the message lists all columns with one cell of each.
     """
     delimiters = (",", ";", "\t") if table else (None, "\t", ",", ";")
     tables = {delimiter: _cells(head, delimiter) for delimiter in delimiters}
@@ -99,7 +99,7 @@ def find_layout(head: Sequence[str], *, table: bool, column: str | None, source:
 
 
 def _asked(tables: dict[str | None, Table], column: str, source: str) -> Layout:
-    """The column that the caller names: by its exact name, by its name in another case, or by its number."""
+    """Find the column that the caller names: by its exact name, its name in another case, or its number."""
     if not column.strip():
         raise ValueError(f"smiles_column: {column!r}, expected the name of a column")
     rules: tuple[Callable[[str], str], ...] = (str, str.casefold)
@@ -120,7 +120,7 @@ def _asked(tables: dict[str | None, Table], column: str, source: str) -> Layout:
 
 
 def _only(found: dict[str | None, tuple[bool, int]], tables: dict[str | None, Table], source: str) -> Layout:
-    """The one delimiter under which a column was found; where several are left, the one that gives the most, even columns."""
+    """Choose among the delimiters under which a column was found: the one with the most columns and rows of equal length."""
     if found.get(None, (True, 1))[1] == 0:
         return Layout(None, True, 0)  # the first word of a line, whatever follows it
     best = max(found, key=lambda d: (_even(tables[d]), len(tables[d][0])))
@@ -130,7 +130,7 @@ def _only(found: dict[str | None, tuple[bool, int]], tables: dict[str | None, Ta
 
 
 def _by_name(rows: Table, source: str) -> tuple[bool, int]:
-    """The column with a usual name; of several the one called ``smiles``."""
+    """Return the column with a usual name; the one named ``smiles`` if there are several."""
     found = _named(rows, USUAL)
     for exact in (str, str.lower):
         plain = [k for k in found if exact(rows[0][k]) == "smiles"]
@@ -142,7 +142,7 @@ def _by_name(rows: Table, source: str) -> tuple[bool, int]:
 
 
 def _named(rows: Table, names: frozenset[str]) -> list[int]:
-    """Columns whose name in the first row is one of ``names``."""
+    """Return the columns whose name in the first row is one of ``names``."""
     return [k for k, name in enumerate(rows[0]) if re.sub(r"[\W_]+", "", name).lower() in names]
 
 
@@ -151,23 +151,23 @@ def _likely(rows: Table) -> list[int]:
 
 
 def _molecules(rows: Table, column: int) -> bool:
-    """Whether most of the filled cells of a column are molecules."""
+    """Return whether most of the filled cells of a column are molecules."""
     filled = [row[column] for row in rows if column < len(row) and row[column]]
     return 2 * sum(parse_smiles(cell) is not None for cell in filled) > len(filled)
 
 
 def _even(rows: Table) -> bool:
-    """Whether all rows have the same number of cells."""
+    """Return whether all rows have the same number of cells."""
     return len({len(row) for row in rows}) == 1
 
 
 def _delimiter(tables: dict[str | None, Table]) -> str | None:
-    """The delimiter that parts all rows alike into the most cells; if none does, the one that finds the most in the first."""
+    """Return the delimiter that splits all rows into the most cells of equal number, or else the first row into the most cells."""
     return max(tables, key=lambda d: (_even(tables[d]) and len(tables[d][0]) > 1, len(tables[d][0])))
 
 
 def _unnamed(tables: dict[str | None, Table], source: str) -> Layout:
-    """The layout of a table in which no column has a usual name: a list of SMILES, or one column that reads as molecules."""
+    """Determine the layout of a table without usual names: a list of SMILES, or one column that parses as molecules."""
     if all(len(row) == 1 for rows in tables.values() for row in rows):
         return Layout(",", False, 0)
     best = _delimiter(tables)
@@ -176,13 +176,13 @@ def _unnamed(tables: dict[str | None, Table], source: str) -> Layout:
         raise _uncertain(rows, source, "no column has a usual name of SMILES")
     found = [k for k in range(max(map(len, rows))) if _molecules(rows, k)]
     if len(found) != 1 or all(len(row[found[0]]) < 2 for row in rows if found[0] < len(row)):
-        many = "several columns read as molecules" if len(found) > 1 else "no column reads as molecules"
+        many = "several columns parse as molecules" if len(found) > 1 else "no column parses as molecules"
         raise _uncertain(rows, source, f"there is no header, and {many}")
     return Layout(best, False, found[0])
 
 
 def _has_header(rows: Table) -> bool:
-    """Whether the first row differs in kind from the others: words above numbers or molecules, or no molecule at all."""
+    """Return whether the first row is a header: words above numbers, or a row without any molecule."""
     first, rest = rows[0], rows[1:]
     if _named(rows, USUAL) or not any(parse_smiles(cell) is not None for cell in first):
         return True
@@ -203,7 +203,7 @@ def _uncertain(rows: Table, source: str, why: str) -> ValueError:
 
 
 def _listed(rows: Table, most: int = 30) -> str:
-    """The columns with the first filled cell of each, for an error."""
+    """List the columns with the first filled cell of each, for an error message."""
     header = _has_header(rows)
     width = max(map(len, rows))
     names = [repr(n) for n in rows[0]] if header else [str(k + 1) for k in range(width)]

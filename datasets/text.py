@@ -1,6 +1,7 @@
-"""Text, one sample a line: any file, or English sentences of a small grammar that needs no download.
+"""Text data sets, one sample per line: any text file, or English sentences of a small built-in grammar.
 
-Also prompts with blanks for filling in, and corrupted lines for training a judge. Whatever is random takes a generator.
+The module also makes prompts with blanks for infilling, and corrupted lines for training a judge. All random functions take a
+generator.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
-from discrete_grpo.datasets.reading import rows
+from discrete_grpo.core.checks import check_range
+from discrete_grpo.datasets.reading import smiles_rows
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.domains.tokenizer import CHARACTERS, PAD, Tokenizer
 
@@ -44,10 +46,10 @@ class TextDataset:
 
     Attributes:
         tokens: [M, L], PAD after each text's end; bytes, or 16-bit integers for alphabets of more than 256 ids.
-        sizes: tokens of each text [M], at least 1.
-        tokenizer: what the ids mean.
-        lines: the texts.
-        name: for reports.
+        sizes: number of tokens of each text [M], at least 1.
+        tokenizer: alphabet of the ids.
+        lines: texts.
+        name: name of the set in reports.
     """
 
     tokens: Integer[Tensor, "text ..."]
@@ -61,18 +63,18 @@ class TextDataset:
 
     @property
     def block_size(self) -> int:
-        """L, tokens of the longest text."""
+        """L, the number of tokens of the longest text."""
         return self.tokens.shape[1]
 
     def batch(self, rows: Int[Tensor, " row"]) -> Int[Tensor, "row ..."]:
-        """Token ids of the texts at ``rows``, padded to the longest among them."""
+        """Return the token ids of the texts at ``rows``, padded to the longest of them."""
         longest = int(self.sizes[rows].max()) if rows.numel() else 0
         return self.tokens[rows, :longest].long()
 
 
 @dataclass(frozen=True)
 class LabelledText:
-    """Texts of which some are real and some are not.
+    """Batch of real and corrupted texts.
 
     Attributes:
         tokens: ids [B, L], PAD after each text's end.
@@ -83,17 +85,17 @@ class LabelledText:
     real: Float[Tensor, " batch"]
 
     def to(self, device: torch.device | str) -> LabelledText:
-        """The same on ``device``."""
+        """Return a copy on ``device``."""
         return LabelledText(self.tokens.to(device), self.real.to(device))
 
 
 @dataclass(frozen=True)
 class LabelledTextDataset:
-    """Texts with the truth about them, for training a judge.
+    """Data set of real and corrupted texts for training a judge.
 
     Attributes:
-        texts: all of them.
-        real: which are real [M].
+        texts: real and corrupted texts.
+        real: True for a real text [M].
     """
 
     texts: TextDataset
@@ -101,14 +103,14 @@ class LabelledTextDataset:
 
     @property
     def sizes(self) -> Int[Tensor, " text"]:
-        """Tokens of each text [M]."""
+        """Number of tokens of each text [M]."""
         return self.texts.sizes
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def batch(self, rows: Int[Tensor, " row"]) -> LabelledText:
-        """The texts at ``rows``."""
+        """Return the texts at ``rows`` with their labels."""
         return LabelledText(self.texts.batch(rows), self.real[rows].float())
 
 
@@ -122,16 +124,16 @@ def text_dataset(
     name: str = "text",
     numbers: Sequence[int] | None = None,
 ) -> TextDataset:
-    """Lines in memory as token ids.
+    """Tokenize lines in memory.
 
     Args:
         lines: texts, none empty.
-        pattern: what a token is, where ``tokenizer`` is None.
-        tokenizer: a given alphabet; None makes one of the lines.
-        block_size: the longest text allowed, in tokens; None allows any.
+        pattern: regular expression of one token, used if ``tokenizer`` is None.
+        tokenizer: alphabet; None takes the tokens of the lines.
+        block_size: largest number of tokens of a text; None for no limit.
         long_lines: whether a longer line is an error or is split into pieces.
-        name: for reports and errors.
-        numbers: the lines' numbers for errors; None counts from 1.
+        name: name of the set in reports and errors.
+        numbers: line numbers for errors; None counts from 1.
 
     Raises:
         ValueError: naming the line, if it is empty, too long, or has a token outside the alphabet; or if there is no line.
@@ -162,10 +164,10 @@ def text_dataset(
 
 
 def read_lines(path: str | Path, *, max_bytes: int = MAX_BYTES) -> list[tuple[int, str]]:
-    """(line number from 1, text) of every line that is not blank, from any text file, gzipped if it ends in ``.gz``.
+    """Read (line number from 1, text) of every line of a text file that is not blank; a file ending in ``.gz`` is unpacked.
 
-    Of a ``.smi`` or ``.smiles`` file the SMILES of a line are taken, as :func:`~discrete_grpo.datasets.reading.read_smiles`
-    finds them; of other files the line without its end.
+    The text of a ``.smi`` or ``.smiles`` file is the SMILES of the line, as :func:`~discrete_grpo.datasets.reading.read_smiles`
+    finds it; the text of any other file is the line without its end.
 
     Args:
         path: the file.
@@ -179,7 +181,7 @@ def read_lines(path: str | Path, *, max_bytes: int = MAX_BYTES) -> list[tuple[in
     if not path.is_file():
         raise FileNotFoundError(f"path: {str(path)!r} is no file, expected a text file, plain or ending in .gz")
     if suffix_of(path) in (".smi", ".smiles"):
-        found = list(rows(path, max_bytes=max_bytes))
+        found = list(smiles_rows(path, max_bytes=max_bytes))
     else:
         found = [(k, line.rstrip("\r\n")) for k, line in enumerate(text_lines(path, max_bytes), 1) if line.strip()]
     if not found:
@@ -196,7 +198,7 @@ def load_text(
     long_lines: LongLines = "error",
     max_bytes: int = MAX_BYTES,
 ) -> TextDataset:
-    """The lines of a text file as token ids; see :func:`read_lines` and :func:`text_dataset`.
+    """Tokenize the lines of a text file; see :func:`read_lines` and :func:`text_dataset`.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -225,9 +227,9 @@ def mask_lines(
     blank: str = "_",
     pattern: str = CHARACTERS,
 ) -> list[str]:
-    """The lines with max(1, round(rate · L)) of their L tokens turned into blanks, in runs of ``span`` neighbours at random.
+    """Replace max(1, round(rate · L)) of the L tokens of each line by blanks, in random runs of ``span`` neighbours.
 
-    Runs may touch or overlap, and the last one is cut short where the count is reached.
+    Runs may touch or overlap, and the last one ends where the count is reached.
 
     >>> mask_lines(["a cat"], 0.4, torch.Generator().manual_seed(0), span=2)
     ['__cat']
@@ -235,10 +237,8 @@ def mask_lines(
     Raises:
         ValueError: if ``rate`` or ``span`` is out of its range, or a line has the blank in it already.
     """
-    if not 0 < rate <= 1:
-        raise ValueError(f"rate: {rate}, expected more than 0 and at most 1")
-    if span < 1:
-        raise ValueError(f"span: {span}, expected at least 1")
+    check_range("rate", rate, above=0, most=1)
+    check_range("span", span, least=1)
     masked = []
     for line in lines:
         if blank in line:
@@ -257,21 +257,20 @@ def mask_lines(
 def corrupt_lines(
     lines: Sequence[str], generator: torch.Generator | None = None, *, pattern: str = CHARACTERS, max_rate: float = 0.5
 ) -> list[str]:
-    """Each line as something that was not written: it keeps its number of tokens and differs from the original.
+    """Corrupt each line: it keeps its number of tokens and differs from the original.
 
-    One of four ways each, at a rate u² · ``max_rate`` with u uniform (mostly little, sometimes much): tokens anywhere are
-    replaced by tokens of other lines; neighbours are swapped; a span is replaced by tokens of other lines one by one; or by
-    a span of one other line. A line whose tokens are all alike in all lines cannot be corrupted and is left out.
+    Each line is changed in one of four ways, at a rate u² · ``max_rate`` with u uniform: tokens anywhere are replaced by tokens of
+    other lines, neighbours are swapped, a span is replaced by tokens of other lines one by one, or a span is replaced by a span of
+    one other line. A line that 20 draws do not change is left out.
 
     Raises:
         ValueError: if ``max_rate`` is out of (0, 1].
     """
-    if not 0 < max_rate <= 1:
-        raise ValueError(f"max_rate: {max_rate}, expected more than 0 and at most 1")
+    check_range("max_rate", max_rate, above=0, most=1)
     tokens = [re.findall(pattern, line) for line in lines]
     result = []
     for row in tokens:
-        for _ in range(20):  # a draw may change nothing
+        for _ in range(20):  # a draw may leave the line as it is
             made = _corrupt(row, tokens, max_rate, generator)
             if made != row:
                 result.append("".join(made))
@@ -324,7 +323,7 @@ GRAMMAR: dict[str, tuple[str, ...]] = {
     "place": ("by the sea", "in the garden", "near the river", "under a tree", "at home"),
     "when": ("at night", "in spring", "every day", "on sunday", "after lunch", "before noon"),
 }
-"""Each symbol and what it may become; number, article and kind of object agree. Every sentence is one of ``{line}``."""
+"""Productions of each symbol; number, article and kind of object agree. A sentence is an expansion of ``{line}``."""
 
 
 def _written(symbol: str, generator: torch.Generator | None) -> str:
@@ -338,7 +337,7 @@ def _expression(symbol: str) -> str:
 
 
 def is_sentence(text: str | None) -> bool:
-    """Whether a text is a sentence of the grammar: the truth that a judge only estimates.
+    """Return whether a text is a sentence of the grammar, which is the ground truth for a judge.
 
     >>> is_sentence("an old sailor reads the map"), is_sentence("a old sailor read the map"), is_sentence(None)
     (True, False, False)
@@ -350,9 +349,9 @@ _SENTENCE = re.compile(_expression("line"))
 
 
 def sentences(count: int, seed: int = 0, *, held_out: bool = False, max_length: int = 40) -> list[str]:
-    """Distinct sentences of the grammar, at most ``max_length`` characters each.
+    """Draw distinct sentences of the grammar, with at most ``max_length`` characters each.
 
-    A tenth of all sentences, told by a checksum, is never among those given without ``held_out``, whatever the seed.
+    A tenth of all sentences, chosen by a checksum, is drawn only with ``held_out``, whatever the seed.
 
     Raises:
         ValueError: if ``count`` is less than 1 or more than the grammar readily gives.
@@ -360,8 +359,7 @@ def sentences(count: int, seed: int = 0, *, held_out: bool = False, max_length: 
     >>> sentences(1, seed=1)
     ['an artist reads a long poem before noon']
     """
-    if count < 1:
-        raise ValueError(f"count: {count}, expected at least 1")
+    check_range("count", count, least=1)
     generator, found = torch.Generator().manual_seed(seed), dict[str, None]()
     for _ in range(100 + 200 * count):
         line = _written("line", generator)

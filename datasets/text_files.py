@@ -1,4 +1,4 @@
-"""Lines of plain or gzipped text files, read one at a time and within bounds."""
+"""Lines of plain or gzipped text files, with bounds on their sizes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from discrete_grpo.core.checks import check_range
+
 __all__ = ["MAX_BYTES", "MAX_LINE", "suffix_of", "text_lines"]
 
 MAX_BYTES = 4 << 30
-"""What a gzipped file may unpack to, unless a caller says otherwise: 4 GiB."""
+"""Default of the largest unpacked size of a gzipped file, 4 GiB."""
 MAX_LINE = 16 << 20
-"""Bytes of the longest line that is read."""
-_LONE_RETURN = re.compile(r"(?<=\r)(?!\n)")  # where lines end with a carriage return alone
+"""Largest number of bytes of a line."""
+_LONE_RETURN = re.compile(r"(?<=\r)(?!\n)")  # a carriage return that ends a line alone
 
 
 def suffix_of(path: Path) -> str:
-    """The ending of a file's name in lower case, without ``.gz``.
+    """Return the suffix of a file name in lower case, without ``.gz``.
 
     >>> suffix_of(Path("a.csv.gz")), suffix_of(Path("a.SMI"))
     ('.csv', '.smi')
@@ -27,18 +29,17 @@ def suffix_of(path: Path) -> str:
 
 
 def text_lines(path: Path, max_bytes: int = MAX_BYTES, *, argument: str = "path") -> Iterator[str]:
-    """Every line of a UTF-8 file with its line end, unpacked if the name ends in ``.gz``; a byte order mark is dropped.
+    """Yield every line of a UTF-8 file with its line end, unpacked if the name ends in ``.gz``, without a byte order mark.
 
     Args:
         path: the file.
         max_bytes: largest unpacked size of a gzipped file. No more than that, and one line at a time, is held in memory.
-        argument: what the caller calls the path, for errors.
+        argument: name of the path in errors.
 
     Raises:
         ValueError: if the file is no text, has a line of more than ``MAX_LINE`` bytes or unpacks to more than ``max_bytes``.
     """
-    if max_bytes < 1:
-        raise ValueError(f"max_bytes: {max_bytes}, expected at least 1")
+    check_range("max_bytes", max_bytes, least=1)
     packed, name = path.suffix == ".gz", f"{argument}: {str(path)!r}"
     total, encoding = 0, "utf-8-sig"
     try:

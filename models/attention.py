@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, by the kernel that is fastest where it runs."""
+"""Scaled dot-product attention with the fastest kernel for the dtype and device."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def attention(
 ) -> Float[Tensor, "batch head time width"]:
     """softmax(Q Kᵀ / sqrt(d)) V over the columns where ``mask`` [B, 1, T or 1, S] is True.
 
-    torch's own kernel, except in half precision on a CPU, where its backward pass is several times slower than three
-    plain operations (measured in torch 2.13: 0.28 s against 0.03 s at B = 256, 5 heads, T = 98). The choice depends on
-    type and device alone, so a replay takes the same road.
+    It calls the kernel of torch, except in half precision on a CPU, where the backward pass of that kernel is several times
+    slower than three plain operations (measured in torch 2.13: 0.28 s against 0.03 s at B = 256, 5 heads, T = 98). The choice
+    depends on dtype and device alone, so sampling and replay use the same kernel.
 
     Args:
-        query: per head.
-        key: likewise.
-        value: likewise.
-        mask: which columns each query may look at, at least one; None means all.
-        causal: look at columns up to one's own; instead of ``mask``, where T = S.
+        query: Q [B, H, T, D].
+        key: K [B, H, S, D].
+        value: V [B, H, S, D].
+        mask: columns that each query may attend to, at least one per query; None means all.
+        causal: whether each query attends to the columns up to its own; requires T = S and no ``mask``.
     """
     if query.device.type != "cpu" or query.dtype not in (torch.bfloat16, torch.float16):
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
@@ -42,7 +42,7 @@ def attention(
 
 
 def _bias(query: Tensor, columns: int, mask: Tensor | None, causal: bool) -> Tensor:
-    """0 where a column may be looked at and -inf elsewhere, [B H, T, S] by expansion where it can be."""
+    """Additive mask [B H, T, S]: 0 where a column may be attended to and -inf elsewhere; expanded where possible."""
     b, h, t, _ = query.shape
     if mask is not None:
         bias = torch.zeros((), dtype=query.dtype).masked_fill(~mask, -torch.inf)

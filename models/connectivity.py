@@ -1,7 +1,7 @@
-"""What is connected to what, and how firmly: components, effective resistances, bridges.
+"""Connectivity features of graphs: components, effective resistances and bridges.
 
-Random walks of K steps see K hops. A tree or a planar graph is told from its likes by what happens further away: whether an edge
-closes a cycle or joins two parts. Effective resistance says both at any distance.
+Random walks of K steps depend on K hops only. Whether a graph is a tree or planar depends on larger distances: on whether an
+edge closes a cycle or joins two parts. Effective resistance measures both at any distance.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def effective_resistance(
 ) -> Float[Tensor, "batch node node"]:
     """R_ij = L⁺_ii + L⁺_jj - 2 L⁺_ij inside a component, 0 between components; computed in float64.
 
-    With J_ij = 1 inside a component, (L + J)⁻¹ differs from L⁺ by a constant a component, which cancels in R. In a tree R is the
-    distance; an edge with R = 1 is a bridge. Source: Klein and Randic (1993), Resistance distance, J. Math. Chem. 12; as a
+    With J_ij = 1 inside a component, (L + J)⁻¹ differs from L⁺ by one constant per component, which cancels in R. In a tree R is
+    the distance; an edge with R = 1 is a bridge. Source: Klein and Randic (1993), Resistance distance, J. Math. Chem. 12; as a
     feature Zhang et al. (2023), section 4, arXiv 2301.09505.
 
     Args:
         adjacency: symmetric, zeros and ones, zero diagonal.
-        same: of :func:`components`.
+        same: whether two nodes are in the same component, from :func:`components`.
     """
     where = exact_device(adjacency.device)
     a, joined = adjacency.to(where).double(), same.to(where)
@@ -55,13 +55,13 @@ def connectivity_features(
 ) -> tuple[Float[Tensor, "batch node 1"], Float[Tensor, "batch node node 4"], Float[Tensor, "batch 2"]]:
     """Features of nodes (log size of the component), pairs (same component, log(1 + R), bridge, log(1 - R)) and graph.
 
-    The last one of pairs is for edges alone, at least log 0.001, in units of 4: 1 - R is the share of spanning trees that do
-    without the edge (Kirchhoff). Those of the graph are the logs of the number of components and of one plus the cycle rank,
-    m - n + c.
+    log(1 - R) is given for edges only, is at least log 0.001, and is divided by 4: 1 - R is the share of spanning trees that do not
+    contain the edge (Kirchhoff). The two features of the graph are the log of the number c of components and the log of one plus
+    the cycle rank m - n + c.
     """
     same = components(adjacency)
     resistance = effective_resistance(adjacency, same)
-    bridge = (adjacency > 0) & (resistance > 1 - 1e-4)  # a cycle of k has (k - 1)/k: told apart up to 10^4 nodes
+    bridge = (adjacency > 0) & (resistance > 1 - 1e-4)  # cycle of k nodes: R = (k - 1)/k
     spare = torch.where(adjacency > 0, (1 - resistance).clamp_min(1e-3).log() / 4, 0.0)
     pairs = torch.stack([same.to(adjacency.dtype), torch.log1p(resistance), bridge.to(adjacency.dtype), spare], -1)
     sizes = same.sum(-1).to(adjacency.dtype)

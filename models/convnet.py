@@ -1,4 +1,4 @@
-"""A small convolutional classifier of grey images."""
+"""Convolutional classifier of grey images."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from discrete_grpo.core.checks import check_range
 
 __all__ = ["ConvNet", "ConvNetConfig"]
 
@@ -20,7 +22,7 @@ class ConvNetConfig:
         size: side of the square images in pixels, a multiple of 4.
         classes: number of classes, at least 2.
         width: channels of the first layer; the last has four times as many.
-        dropout: before the last layer, in [0, 1).
+        dropout: dropout rate before the last layer, in [0, 1).
 
     Raises:
         ValueError: for a value out of its range.
@@ -33,12 +35,10 @@ class ConvNetConfig:
 
     def __post_init__(self) -> None:
         for name, low in {"size": 4, "classes": 2, "width": 1}.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name}: {getattr(self, name)}, expected at least {low}")
+            check_range(name, getattr(self, name), least=low)
         if self.size % 4:
             raise ValueError(f"size: {self.size}, expected a multiple of 4")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: {self.dropout}, expected at least 0 and less than 1")
+        check_range("dropout", self.dropout, least=0, below=1)
 
 
 class ConvNet(nn.Module):
@@ -60,7 +60,7 @@ class ConvNet(nn.Module):
         )
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this network again."""
+        """Return the constructor arguments that a checkpoint stores."""
         return {"config": self.config}
 
     def forward(self, pixels: Float[Tensor, "batch height width"]) -> Float[Tensor, "batch class"]:
@@ -68,11 +68,11 @@ class ConvNet(nn.Module):
         return self.net(pixels.unsqueeze(1))
 
     def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """-log p(label | image), mean over the batch, and the share of right answers.
+        """Mean of -log p(label | image) over the batch, and the accuracy.
 
         Args:
             batch: has ``pixels`` [B, size, size] and ``labels`` [B].
-            generator: not needed; dropout is seeded by the trainer.
+            generator: not used; the trainer seeds the dropout.
         """
         logits = self(batch.pixels)
         right = (logits.argmax(-1) == batch.labels).float().mean()

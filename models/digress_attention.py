@@ -1,9 +1,9 @@
-"""Attention with a weight a channel over all pairs, a few rows of pairs at a time.
+"""Attention with one weight per channel and pair, computed for a few rows of pairs at a time.
 
-For row i and column j of a graph, with P_ij = q_i k_j (a product a channel), M_ij and A_ij the two halves of W e_ij + b:
-Y_ij = P_ij M_ij + A_ij;  o_i = Σ_j softmax_j(Y_ij) v_j;  e'_ij = W_g Y_ij + b_g, W_g one matrix a graph.
-Rows are independent given k and v, so nothing of [B, N, N, d] has to exist whole. Gradients either find Y and M kept by the
-forward part, or compute them again.
+For row i and column j of a graph, with P_ij = q_i k_j (elementwise), M_ij and A_ij the two halves of W e_ij + b:
+Y_ij = P_ij M_ij + A_ij;  o_i = Σ_j softmax_j(Y_ij) v_j;  e'_ij = W_g Y_ij + b_g, with one matrix W_g per graph.
+Rows are independent given k and v, so no tensor [B, N, N, d] has to exist as a whole. The backward pass uses Y and M as stored by
+the forward pass, or computes them again.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch import Tensor, nn
 __all__ = ["EdgeParts", "edge_update"]
 
 CPU_ELEMENTS = 1 << 18
-"""Numbers of one chunk of Y on a CPU, so that a few such tensors stay in its cache."""
+"""Number of elements of one chunk of Y on a CPU, such that a few such tensors fit into its cache."""
 GPU_ELEMENTS = 1 << 26
-"""The same on a GPU, where more at once is faster and only memory bounds it."""
+"""Number of elements of one chunk of Y on a GPU, where larger chunks are faster and only memory is the limit."""
 
 
 def chunks(of: Float[Tensor, "batch node d"]) -> Iterator[tuple[slice, slice]]:
-    """Slices of graphs and of their rows whose Y has about as many numbers as the device likes, at least one row."""
+    """Yield slices of graphs and rows whose Y has about as many elements as is best on the device, and at least one row."""
     (batch, nodes, width), device = of.shape, of.device
     limit = CPU_ELEMENTS if device.type == "cpu" else GPU_ELEMENTS
     rows = max(1, min(nodes, limit // (nodes * width)))
-    rows = -(-nodes // -(-nodes // rows))  # as many slices as that makes, but of equal size
+    rows = -(-nodes // -(-nodes // rows))  # the same number of slices, of equal size
     graphs = max(1, limit // (nodes * nodes * width)) if rows == nodes else 1
     for b in range(0, batch, graphs):
         for i in range(0, nodes, rows):
@@ -38,12 +38,12 @@ def chunks(of: Float[Tensor, "batch node d"]) -> Iterator[tuple[slice, slice]]:
 
 @dataclass(frozen=True)
 class EdgeParts:
-    """What the rows of a layer's edges are computed from.
+    """Inputs of the edge update of one layer.
 
     Attributes:
-        q, k, v: of the nodes, q divided by the root of a head's width.
-        film_weight, film_bias: W and b of M and A, one above the other; M has its 1 in b.
-        out_weight, out_bias: W_g and b_g, one a graph.
+        q, k, v: queries, keys and values of the nodes; q is divided by the square root of the width of a head.
+        film_weight, film_bias: W and b of M and A, stacked; b of M includes the 1 of the FiLM layer.
+        out_weight, out_bias: W_g and b_g, one per graph.
         norm1, lin1, lin2, norm2: weights and biases of the norms and the feed-forward part.
     """
 
@@ -60,7 +60,7 @@ class EdgeParts:
     norm2: tuple[Tensor, Tensor]
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of them, in order."""
+        """Return all tensors, in order."""
         first = (self.q, self.k, self.v, self.film_weight, self.film_bias, self.out_weight, self.out_bias)
         return (*first, *self.norm1, *self.lin1, *self.lin2, *self.norm2)
 
@@ -68,16 +68,16 @@ class EdgeParts:
 def edge_update(
     e: Float[Tensor, "batch node node de"], parts: EdgeParts, mask: Bool[Tensor, "batch node"] | None, *, keep: bool
 ) -> tuple[Float[Tensor, "batch node d"], Float[Tensor, "batch node node de"]]:
-    """o as at the top of this file, and the next edges norm2(h + lin2(relu(lin1(h)))), h = norm1(e + e').
+    """Attention output o, and the next edges norm2(h + lin2(relu(lin1(h)))) with h = norm1(e + e').
 
-    e' is 0 wherever i or j does not exist. Under autocast everything is in its type. With gradients or without, the same
-    operations run on the same chunks, so that the results are the same to the bit.
+    The docstring of the module has the equations of o and e'. e' is 0 wherever i or j does not exist. Under autocast all tensors
+    have its dtype. With and without gradients, the same operations run on the same chunks, so results are the same to the bit.
 
     Args:
         e: edges.
-        parts: what they are updated with.
+        parts: the other inputs of the update.
         mask: which nodes exist; None if all do.
-        keep: whether gradients find what the forward part computed, 2 d + 5 d_e numbers per pair; else they compute it again.
+        keep: whether the forward pass stores 2 d + 5 d_e numbers per pair for the backward pass, which else computes them again.
     """
     kind, tensors = e.device.type, (e, *parts.tensors())
     if torch.is_autocast_enabled(kind):
@@ -88,10 +88,10 @@ def edge_update(
 
 @dataclass(frozen=True)
 class _Chunk:
-    """What the forward part computes of a few rows of pairs and the backward part needs.
+    """Intermediate results of a few rows of pairs, which the backward pass needs.
 
     Attributes:
-        logits: Y, the least number where a column does not exist.
+        logits: Y, and the smallest finite number where a column does not exist.
         multiply: M.
         first, second: input, mean and reciprocal deviation of the two norms.
         hidden: relu(lin1(h)).
@@ -105,23 +105,23 @@ class _Chunk:
 
     @staticmethod
     def of(b: slice, i: slice, mask: Tensor | None, tensors: Sequence[Tensor]) -> tuple[_Chunk, Tensor]:
-        """Compute it, and the next edges."""
+        """Compute the chunk of graphs ``b`` and rows ``i``, and its next edges."""
         e, q, k, _, film_weight, film_bias, out_weight, out_bias, n1, m1, w1, b1, w2, b2, n2, m2 = tensors
         norm, linear, rows, (d, width) = torch.native_layer_norm, nn.functional.linear, e[b, i], film_weight.shape
         there, d = None if mask is None else mask[b], d // 2
         multiply, logits = linear(rows, film_weight[:d], film_bias[:d]), linear(rows, film_weight[d:], film_bias[d:])
         logits.addcmul_(q[b, i].unsqueeze(2) * k[b].unsqueeze(1), multiply)
         total = _out(logits, out_weight[b], out_bias[b], there, i).add_(rows)
-        h, *first = norm(total, (width,), n1, m1, EPSILON)
+        h, *first = norm(total, (width,), n1, m1, LAYER_NORM_EPSILON)
         hidden = linear(h, w1, b1).relu_()
         more = linear(hidden, w2, b2).add_(h)
-        new, *second = norm(more, (width,), n2, m2, EPSILON)
+        new, *second = norm(more, (width,), n2, m2, LAYER_NORM_EPSILON)
         if there is not None:
             logits.masked_fill_(~there[:, None, :, None], torch.finfo(logits.dtype).min)
         return _Chunk(logits, multiply, (total, first[0], first[1]), hidden, (more, second[0], second[1])), new
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Everything, in order."""
+        """Return all tensors, in order."""
         return (self.logits, self.multiply, *self.first, self.hidden, *self.second)
 
     @staticmethod
@@ -131,10 +131,10 @@ class _Chunk:
         return _Chunk(logits, multiply, (x, mean, deviation), hidden, (second[0], second[1], second[2]))
 
 
-EPSILON = 1e-5
-"""Of the norms, as ``nn.LayerNorm`` has it."""
-KEPT = 9
-"""Tensors of a :class:`_Chunk`."""
+LAYER_NORM_EPSILON = 1e-5
+"""Epsilon of the layer norms, the default of ``nn.LayerNorm``."""
+CHUNK_TENSORS = 9
+"""Number of tensors of a :class:`_Chunk`."""
 
 
 def _out(logits: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None, rows: slice) -> Tensor:
@@ -153,7 +153,7 @@ def _pairs(mask: Tensor, rows: slice) -> Tensor:
 
 
 class _EdgeUpdate(torch.autograd.Function):
-    """The forward part keeps its inputs and o, and each chunk if told to; else the backward part computes the chunks again."""
+    """Edge update as an autograd function: it stores its inputs, o and, with ``keep``, each chunk, which else is recomputed."""
 
     @staticmethod
     def forward(ctx: Any, keep: bool, mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,18 +174,18 @@ class _EdgeUpdate(torch.autograd.Function):
         found = [torch.zeros_like(t, dtype=wide) for t in tensors[1:]]
         g_e = torch.empty_like(tensors[0])
         for n, (b, i) in enumerate(chunks(o)):
-            of_chunk = kept[KEPT * n : KEPT * (n + 1)]
+            of_chunk = kept[CHUNK_TENSORS * n : CHUNK_TENSORS * (n + 1)]
             chunk = _Chunk.from_tensors(of_chunk) if kept else _Chunk.of(b, i, mask, tensors)[0]
             g_e[b, i] = _chunk_gradients(b, i, mask, o, chunk, gradients, tensors, found)
         return (None, None, g_e, *(g.to(t.dtype) for g, t in zip(found, tensors[1:], strict=True)))
 
 
 NUM_TENSORS = 16
-"""Edges and the tensors of :class:`EdgeParts`."""
+"""Number of tensors: the edges and those of :class:`EdgeParts`."""
 
 
 def _rest_gradients(chunk: _Chunk, g_new: Tensor, tensors: Sequence[Tensor], found: Sequence[Tensor]) -> Tensor:
-    """The gradient of e + e' from that of the next edges; those of the weights behind it are added to ``found``."""
+    """Gradient of e + e' from that of the next edges; the gradients of the later weights are added to ``found``."""
     n1, m1, w1, _, w2, _, n2, m2 = tensors
     back, width, all_three = torch.ops.aten.native_layer_norm_backward, g_new.shape[-1], [True, True, True]
     g_more, *g_norm2 = back(g_new.contiguous(), chunk.second[0], [width], *chunk.second[1:], n2, m2, all_three)
@@ -211,7 +211,7 @@ def _chunk_gradients(
     tensors: Sequence[Tensor],
     found: Sequence[Tensor],
 ) -> Tensor:
-    """The gradient of the edges of a chunk; those of all else are added to ``found``."""
+    """Gradient of the edges of a chunk; the gradients of all other inputs are added to ``found``."""
     e, q, k, v, film_weight, _, out_weight, _, *rest = tensors
     g_q, g_k, g_v, g_film_weight, g_film_bias, g_out_weight, g_out_bias, *g_rest = found
     g_o, g_new = gradients

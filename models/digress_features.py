@@ -1,7 +1,7 @@
-"""What DiGress and DeFoG compute of a noisy graph and give their networks beside its classes, quirks included.
+"""Structural and molecular features of noisy graphs, as the published code of DiGress and DeFoG computes them.
 
 A graph has N places, of which the first n exist; A is its adjacency, an edge wherever the class is not 0 (so a mask class
-counts as an edge). Counts and eigenvectors are taken in float64, where they are exact or nearly so.
+counts as an edge). Counts and eigenvectors are computed in float64, where counts are exact.
 
 Sources: Vignac et al. (2022), appendix B, arXiv 2209.14734; Qin et al. (2024), arXiv 2410.04263.
 """
@@ -15,24 +15,27 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import exact_device, place, widen
 from discrete_grpo.models.random_walks import random_walks
 
 __all__ = ["Extra", "Features", "FiveCycles", "MoleculeFeatures", "cycles", "extra", "feature_widths", "random_walk_powers"]
 
 Features = Literal["none", "cycles", "eigenvalues", "all", "rrwp", "rrwp_only"]
-"""Which features: cycle counts; and eigenvalues; and eigenvectors; or random-walk powers with cycle counts, or alone."""
+"""``cycles``: cycle counts; ``eigenvalues``: these and eigenvalues; ``all``: these and eigenvectors; ``rrwp``: powers of the random
+walk and cycle counts; ``rrwp_only``: powers of the random walk."""
 FiveCycles = Literal["published", "corrected"]
-"""The 5-cycle count of DiGress and DeFoG, which also counts what is no cycle; or the right one (DiGress's fixed_bug, MiDi)."""
+"""Number of 5-cycles as DiGress and DeFoG compute it, which also counts walks that are no cycle, or the exact number (DiGress's
+branch fixed_bug, MiDi)."""
 
 NUM_EIGENVALUES, NUM_EIGENVECTORS = 5, 2
 ZERO = 1e-5
-"""An eigenvalue over n below this counts as 0."""
+"""Bound of λ/n below which an eigenvalue λ counts as 0."""
 
 
 @dataclass(frozen=True)
 class Extra:
-    """Features [B, N, F_x], [B, N, N, F_e] and [B, F_y]; what stands at padding is not to be read."""
+    """Features [B, N, F_x], [B, N, N, F_e] and [B, F_y]; values at padding are undefined."""
 
     nodes: Float[Tensor, "batch node fx"]
     edges: Float[Tensor, "batch node node fe"]
@@ -41,14 +44,14 @@ class Extra:
 
 @dataclass(frozen=True)
 class MoleculeFeatures:
-    """Two numbers an atom and one a molecule, as published.
+    """Molecular features as published: charge and valency per atom, and one weight per molecule.
 
-    The "valency" is a sum of bond *classes* (aromatic 4), the "charge" is the atom's class number less that, and a masked atom
-    weighs what class 0 does.
+    The "valency" is the sum of the bond *classes* (aromatic is 4), the "charge" is the number of the atom class minus the valency,
+    and a masked atom has the weight of class 0.
 
     Attributes:
-        weights: of each atom class.
-        max_weight: what the sum is divided by.
+        weights: one weight per atom class.
+        max_weight: number that the sum of the weights is divided by, more than 0.
 
     Raises:
         ValueError: if there are no weights or ``max_weight`` is not positive.
@@ -59,9 +62,8 @@ class MoleculeFeatures:
 
     def __post_init__(self) -> None:
         if not self.weights:
-            raise ValueError("weights: none, expected one an atom class")
-        if not self.max_weight > 0:
-            raise ValueError(f"max_weight: {self.max_weight}, expected more than 0")
+            raise ValueError("weights: none, expected one per atom class")
+        check_range("max_weight", self.max_weight, above=0)
 
     def of(
         self,
@@ -70,7 +72,7 @@ class MoleculeFeatures:
         counted: Bool[Tensor, "batch node"],
         edge_classes: int,
     ) -> tuple[Float[Tensor, "batch node 2"], Float[Tensor, "batch 1"]]:
-        """Charge and valency of each node, and the weight of those ``counted``."""
+        """Charge and valency per node, and the weight of the nodes in ``counted`` per graph."""
         kinds = torch.where(nodes < len(self.weights), nodes, 0)
         valency = torch.where(edges < edge_classes, edges, 0).sum(-1)
         weights = place(torch.tensor(self.weights, dtype=torch.float64), nodes.device)[kinds]
@@ -79,7 +81,7 @@ class MoleculeFeatures:
 
 
 def feature_widths(features: Features, walk_length: int) -> tuple[int, int, int]:
-    """(F_x, F_e, F_y) of :func:`extra`.
+    """Return the widths (F_x, F_e, F_y) of the features of :func:`extra`.
 
     >>> feature_widths("all", 0), feature_widths("rrwp", 12)
     ((6, 0, 11), (12, 12, 5))
@@ -102,16 +104,16 @@ def extra(
     five_cycles: FiveCycles = "published",
     padded: bool = False,
 ) -> Extra:
-    """The features of noisy graphs, float64.
+    """Compute the features of noisy graphs, float64.
 
     Args:
-        features: which.
+        features: kind of features.
         adjacency: A, 0 or 1, symmetric with a zero diagonal and zero at padding.
-        mask: which nodes exist; they come first.
-        max_nodes: what n is divided by.
+        mask: which nodes exist; padding comes last.
+        max_nodes: number that n is divided by.
         walk_length: K of the random walks.
-        five_cycles: which count.
-        padded: whether eigenvalues run on into the padding, as published; else each graph is taken alone.
+        five_cycles: formula of the number of 5-cycles.
+        padded: whether padding adds eigenvalues, as in the published code; else each graph is decomposed alone.
     """
     where = exact_device(mask.device)
     rest = (max_nodes, walk_length, five_cycles, padded)
@@ -141,7 +143,7 @@ def _extra(
 
 
 def random_walk_powers(adjacency: Float[Tensor, "batch node node"], length: int) -> Float[Tensor, "batch node node length"]:
-    """I, M, ..., M^(K-1) with M = D⁻¹A, a row of zeros where a node has no edge (RRWP).
+    """Powers I, M, ..., M^(K-1) of the random walk M = D⁻¹A, with zero rows for isolated nodes (RRWP).
 
     Source: Ma et al. (2023), section 3.1, arXiv 2305.17589.
     """
@@ -152,9 +154,9 @@ def random_walk_powers(adjacency: Float[Tensor, "batch node node"], length: int)
 def cycles(
     adjacency: Float[Tensor, "batch node node"], five: FiveCycles = "published"
 ) -> tuple[Float[Tensor, "batch node 3"], Float[Tensor, "batch 4"]]:
-    """Cycles of length 3, 4, 5 through each node, and of length 3 to 6 in each graph, each over 10 and at most 1.
+    """Numbers of cycles of length 3, 4, 5 through each node, and of length 3 to 6 per graph, divided by 10 and at most 1.
 
-    With ``five="published"``, c5 = diag A⁵ - 2 d·diag A³ - A diag A³ + diag A³, which lacks terms of the right formula.
+    With ``five="published"``, c5 = diag A⁵ - 2 d·diag A³ - A diag A³ + diag A³, which lacks terms of the exact formula.
     """
     a = adjacency.double()
     a2 = a @ a
@@ -174,10 +176,10 @@ def cycles(
 
 
 def _spectra(a: Tensor, mask: Tensor, padded: bool) -> tuple[Tensor, Tensor]:
-    """Number of components and the next 5 eigenvalues [B, 6]; outside-largest-component and 2 eigenvectors [B, N, 3].
+    """Number of components and the next 5 eigenvalues [B, 6]; indicator of small components and 2 eigenvectors [B, N, 3].
 
-    Each graph is decomposed alone, on the CPU: in a batch the signs of eigenvectors depend on where a matrix lies in memory, and
-    a step would not be scored with the probability it was drawn with.
+    Each graph is decomposed alone, on the CPU: in a batch the signs of eigenvectors depend on the memory layout, and a replay would
+    give a step another probability than the one it was drawn with.
     """
     b, n = mask.shape
     sizes = mask.sum(1)
@@ -201,7 +203,7 @@ def _spectra(a: Tensor, mask: Tensor, padded: bool) -> tuple[Tensor, Tensor]:
 
 
 def _outside_largest(first: Float[Tensor, "batch node"]) -> Float[Tensor, "batch node"]:
-    """1 where the first eigenvector, rounded to 3 decimals, is not its most frequent value (the smallest of equals)."""
+    """Return 1 where the first eigenvector, rounded to 3 decimals, is not its most frequent value (the smallest of several)."""
     rounded = torch.round(first, decimals=3)
     count = (rounded.unsqueeze(1) == rounded.unsqueeze(2)).sum(-1)
     frequent = count == count.amax(1, keepdim=True)

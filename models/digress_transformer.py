@@ -1,9 +1,9 @@
-"""The graph transformer of DiGress, DeFoG and Graph-GRPO, with their names and shapes, computed another way.
+"""Graph transformer of DiGress, DeFoG and Graph-GRPO, with the published parameter names and shapes.
 
-Its attention has a weight a *channel*, [B, N, N, d]: the published code writes some twenty tensors of that size a layer, so it
-waits for memory. Here that part of a layer is one function of a few rows of pairs at a time (``discrete_grpo.models.
-digress_attention``); its gradient keeps two such tensors, or none with ``checkpoint_layers``. The numbers are those of the
-equations to rounding.
+Its attention has one weight per *channel*, [B, N, N, d]: the published code writes about twenty tensors of that size per layer, so
+its speed is bound by memory. Here that part of a layer is one function of a few rows of pairs at a time
+(:mod:`discrete_grpo.models.digress_attention`), whose backward pass stores two such tensors, or none with ``checkpoint_layers``.
+The results agree with the published equations up to rounding.
 
 Shapes: B graphs, N places for nodes, d node width, d_e edge width, d_y global width.
 Sources: Vignac et al. (2022), section 4 and appendix B, arXiv 2209.14734; Qin et al. (2024), arXiv 2410.04263; Graph-GRPO
@@ -14,28 +14,19 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.models.digress_attention import EdgeParts, edge_update
 from discrete_grpo.models.digress_features import Features, FiveCycles, MoleculeFeatures, extra, feature_widths
+from discrete_grpo.models.digress_pooling import Pool, Pooling, run_checkpointed, run_once
 
-__all__ = ["DigressConfig", "DigressTransformer", "Pooling", "time_embedding"]
-
-Pooling = Literal["padded", "variance", "biased_std", "masked"]
-"""What a graph's nodes and pairs are summed up as, beside mean, least and largest.
-
-* ``padded``: standard deviation over all places, padding included (DiGress, DeFoG); the answer depends on the padding;
-* ``variance``: the variance over what exists (DiGress's branch fixed_bug, MiDi);
-* ``biased_std``: the root of that plus 1e-6 (Graph-GRPO);
-* ``masked``: standard deviation over what exists: ``padded`` wherever there is no padding.
-"""
+__all__ = ["DigressConfig", "DigressTransformer", "time_embedding"]
 
 
 @dataclass(frozen=True)
@@ -44,25 +35,25 @@ class DigressConfig:
 
     Attributes:
         node_states, edge_states: classes of the (noisy) input, a mask class included.
-        node_outputs, edge_outputs: width of the last layers, at most the states.
-        node_classes, edge_classes: leading outputs that are classes of the data; the rest is cut off.
-        layers, heads: depth and heads.
+        node_outputs, edge_outputs: widths of the last layers, at most the states.
+        node_classes, edge_classes: number of leading outputs that are classes of the data; the others are dropped.
+        layers, heads: number of layers and of attention heads.
         width, edge_width, global_width: d, d_e, d_y; ``width`` is a multiple of ``heads``.
-        node_hidden, edge_hidden, global_hidden: of the feed-forward parts; the last is 2048 in every published model.
-        node_mlp, edge_mlp, global_mlp: hidden width of the first and last maps.
-        max_nodes: what the number of nodes is divided by.
-        node_limit: most nodes of a graph; 0 for ``max_nodes``.
+        node_hidden, edge_hidden, global_hidden: hidden widths of the feed-forward parts; the last is 2048 in all published models.
+        node_mlp, edge_mlp, global_mlp: hidden widths of the input and output MLPs.
+        max_nodes: number that the number of nodes is divided by.
+        node_limit: largest number of nodes of a graph; 0 for ``max_nodes``.
         features: structural features of the input.
         walk_length: K of the random-walk features.
-        molecule: the molecular features; None for other graphs.
-        clock: the time given to the network: ``noise`` is t (DiGress), ``data`` is 1 - t (DeFoG, Graph-GRPO).
-        time_width: sines and cosines of that time beside it, even; 64 in DeFoG.
-        pooling: see :data:`Pooling`.
-        diagonal: what stands on the diagonal of the edge classes: class 0, as in training, or nothing.
-        five_cycles: which count of 5-cycles.
-        pad_to: fewest places a graph is padded to before anything else; 0 for those it comes with.
-        padding_counts: whether the molecule's weight counts a place of padding as class 0, and eigenvalues run on into padding,
-            as published; with pooling ``padded`` they always do.
+        molecule: molecular features; None for other graphs.
+        clock: time that is given to the network: ``noise`` is t (DiGress), ``data`` is 1 - t (DeFoG, Graph-GRPO).
+        time_width: number of sines and cosines of that time, an even number; 64 in DeFoG.
+        pooling: statistics of the nodes and pairs of a graph, see :data:`~discrete_grpo.models.digress_pooling.Pooling`.
+        diagonal: one-hot input on the diagonal of the edge classes: class 0, as in training, or zeros (``nothing``).
+        five_cycles: formula of the number of 5-cycles.
+        pad_to: number of places that graphs are padded to at least; 0 for no further padding.
+        padding_counts: whether padding counts as in the published code: as atoms of class 0 in the molecular weight, and as
+            further eigenvalues; with pooling ``padded`` it always does.
 
     Raises:
         ValueError: for a value out of its range.
@@ -100,15 +91,14 @@ class DigressConfig:
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads", "width", "edge_width", "global_width", "node_classes", "edge_classes", "max_nodes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)}, expected at least 1")
+            check_range(name, getattr(self, name), least=1)
         for kind in ("node", "edge"):
             states, outputs, classes = (getattr(self, f"{kind}_{part}") for part in ("states", "outputs", "classes"))
-            if not classes <= outputs <= states:
-                raise ValueError(f"{kind}_outputs: {outputs}, expected {classes} to {states} (classes to states)")
+            check_range(f"{kind}_outputs", outputs, least=classes, most=states, note=" (classes to states)")
         if self.width % self.heads:
             raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
-        if self.time_width % 2 or self.time_width < 0:
+        check_range("time_width", self.time_width, least=0)
+        if self.time_width % 2:
             raise ValueError(f"time_width: {self.time_width}, expected an even number")
         choices: dict[str, tuple[str, ...]] = {
             "clock": ("noise", "data"),
@@ -119,28 +109,20 @@ class DigressConfig:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}: {getattr(self, name)!r}, expected one of {', '.join(known)}")
-        if self.features.startswith("rrwp") and self.walk_length < 1:
-            raise ValueError(f"walk_length: {self.walk_length}, expected at least 1")
+        if self.features.startswith("rrwp"):
+            check_range("walk_length", self.walk_length, least=1)
         feature_widths(self.features, self.walk_length)
 
     @property
     def input_widths(self) -> tuple[int, int, int]:
-        """Columns of the node, edge and global input."""
+        """Widths of the node, edge and global input."""
         x, e, y = feature_widths(self.features, self.walk_length)
         atoms = 2 if self.molecule else 0
         return self.node_states + x + atoms, self.edge_states + e, y + bool(self.molecule) + 1 + self.time_width
 
 
-POOL_ELEMENTS = 1 << 17
-"""Numbers pooled at once, at least those of one graph."""
-
-
-def _now(job: Callable[..., Any], *arguments: Any) -> Any:
-    return job(*arguments)
-
-
 def time_embedding(time: Float[Tensor, " batch"], width: int) -> Float[Tensor, "batch width"]:
-    """cos(t f) and then sin(t f), f = 10000^(-k/(w/2)): frequencies made for whole steps, given t in [0, 1] (DeFoG)."""
+    """Embedding [cos(t f), sin(t f)] of t in [0, 1] with f = 10000^(-k/(w/2)), the frequencies of whole steps (DeFoG)."""
     half = width // 2
     frequency = torch.exp(-math.log(10000.0) * torch.arange(half, dtype=time.dtype, device=time.device) / max(half, 1))
     angle = time[:, None] * frequency
@@ -153,64 +135,8 @@ def _mlp(first: int, hidden: int, last: int) -> list[nn.Module]:
         return [nn.Linear(first, hidden), nn.ReLU(), nn.Linear(hidden, last)]
 
 
-class _Pool(nn.Module):
-    """Mean, least, largest and spread of a set, mapped to the global width; named as published."""
-
-    def __init__(self, width: int, global_width: int, pooling: Pooling) -> None:
-        super().__init__()
-        self.pooling = pooling
-        self.lin = nn.Linear(4 * width, global_width)
-
-    def forward(
-        self, x: Float[Tensor, "batch item d"], mask: Bool[Tensor, "batch item"] | None, keep: bool
-    ) -> Float[Tensor, "batch dy"]:
-        """``mask`` says what exists; None if all does, or if padding is to count.
-
-        A few graphs at a time; unless ``keep`` is set, gradients compute them again, so that only x is kept.
-        """
-        graphs = max(1, POOL_ELEMENTS // x[0].numel())
-        masks = [None] * len(x) if mask is None else mask.split(graphs)
-        parts = [
-            (_now if keep else _again)(self._summary, part, there) for part, there in zip(x.split(graphs), masks, strict=False)
-        ]
-        return self.lin(torch.cat(parts))
-
-    def _summary(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        return torch.cat(summaries(x, mask, self.pooling), -1)
-
-
-def _again(job: Callable[..., Any], *arguments: Any) -> Any:
-    """``job(*arguments)``; where gradients are wanted, it keeps its arguments only and runs again for them."""
-    if not torch.is_grad_enabled():
-        return job(*arguments)
-    return checkpoint(job, *arguments, use_reentrant=False, preserve_rng_state=False)
-
-
-def summaries(
-    x: Float[Tensor, "batch item d"], mask: Bool[Tensor, "batch item"] | None, pooling: Pooling
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean, least, largest and spread over the items; the standard deviation of a single item is 0 (published: no number)."""
-    if mask is None:
-        count: Tensor | int = x.shape[1]
-        mean, low, high = x.mean(1), x.amin(1), x.amax(1)
-        squares = (x - mean.unsqueeze(1)).square().sum(1)
-    else:
-        there = mask.unsqueeze(-1)
-        count = mask.sum(1, keepdim=True)
-        mean = (x * there).sum(1) / count
-        low, high = x.masked_fill(~there, torch.inf).amin(1), x.masked_fill(~there, -torch.inf).amax(1)
-        squares = ((x - mean.unsqueeze(1)) * there).square().sum(1)
-    if pooling == "variance":
-        return mean, low, high, squares / count
-    if pooling == "biased_std":
-        return mean, low, high, (squares / count + 1e-6).sqrt()
-    less = max(count - 1, 1) if isinstance(count, int) else (count - 1).clamp_min(1)
-    spread = torch.where(squares > 0, squares, 1.0).div(less).sqrt()  # a root at 0 would have an infinite gradient
-    return mean, low, high, torch.where(squares > 0, spread, 0.0)
-
-
 class _Attention(nn.Module):
-    """The maps of one layer's attention, named as published; what they do is in :meth:`_Layer.forward`."""
+    """Linear maps of the attention of one layer under their published names; :meth:`_Layer.forward` applies them."""
 
     def __init__(self, config: DigressConfig) -> None:
         super().__init__()
@@ -220,13 +146,13 @@ class _Attention(nn.Module):
         self.y_e_mul, self.y_e_add = nn.Linear(dy, d), nn.Linear(dy, d)
         self.y_x_mul, self.y_x_add = nn.Linear(dy, d), nn.Linear(dy, d)
         self.y_y = nn.Linear(dy, dy)
-        self.x_y, self.e_y = _Pool(d, dy, config.pooling), _Pool(de, dy, config.pooling)
+        self.x_y, self.e_y = Pool(d, dy, config.pooling), Pool(de, dy, config.pooling)
         self.x_out, self.e_out = nn.Linear(d, d), nn.Linear(d, de)
         self.y_out = nn.Sequential(*_mlp(dy, dy, dy))
 
 
 class _Layer(nn.Module):
-    """Attention and feed-forward parts of nodes, edges and the global state, each with a norm behind it."""
+    """Attention and feed-forward parts of nodes, edges and the global state, each followed by a norm."""
 
     def __init__(self, config: DigressConfig) -> None:
         super().__init__()
@@ -243,13 +169,14 @@ class _Layer(nn.Module):
     def forward(
         self, x: Tensor, e: Tensor, y: Tensor, mask: Tensor | None, pooled: Tensor | None, last: bool, keep: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Next states; ``mask`` is None where all nodes exist, ``pooled`` where pooling counts every place.
+        """Compute the next states.
 
-        With ``keep`` gradients find what was computed, else they compute it again.
+        ``mask`` is None if all nodes exist, and ``pooled`` is None if pooling counts every place. With ``keep``, the backward pass
+        uses stored intermediate results, else it computes them again.
 
         Y = (q_i k_j / √(d/h)) (1 + W_m e_ij) + W_a e_ij;  e' = W_o((1 + a(y)) Y + b(y));
         x' = W_x((1 + c(y)) Σ_j softmax_j(Y) v_j + d(y)).
-        The global state of the last layer is read by nobody, so it is not computed.
+        The global state of the last layer is not used, so it is not computed.
         """
         att, linear = self.self_attn, nn.functional.linear
         new_y = None if last else att.y_y(y) + att.x_y(x, pooled, keep) + att.e_y(e.flatten(1, 2), _pairs(pooled), keep)
@@ -274,20 +201,20 @@ class _Layer(nn.Module):
 
 
 def _pairs(mask: Tensor | None) -> Tensor | None:
-    """Which ordered pairs exist, the diagonal among them [B, N²]."""
+    """Mask of the ordered pairs that exist [B, N²], including the diagonal."""
     return None if mask is None else (mask[:, :, None] & mask[:, None, :]).flatten(1)
 
 
 class DigressTransformer(nn.Module):
     """Clean-class logits of noisy graphs: ``(nodes, edges, time, mask) -> (node logits, edge logits)``.
 
-    Its state dict is that of the published ``GraphTransformer``. Equivariant to node permutation where its features are
-    (eigenvectors are not), edge logits symmetric; padding changes nothing except with ``pooling="padded"``.
+    Its state dict is that of the published ``GraphTransformer``. It is equivariant to node permutation if its features are
+    (eigenvectors are not), its edge logits are symmetric, and padding changes no logit unless ``pooling="padded"``.
 
     Args:
         config: sizes and variants.
-        checkpoint_layers: whether gradients compute stretches of layers again, and inside a layer its rows of pairs: a fraction of
-            the memory, half as much time again.
+        checkpoint_layers: whether the backward pass recomputes segments of layers and, in each layer, rows of pairs. It takes a
+            fraction of the memory and about 1.5 times the time.
     """
 
     def __init__(self, config: DigressConfig, checkpoint_layers: bool = False) -> None:
@@ -301,10 +228,10 @@ class DigressTransformer(nn.Module):
         self.tf_layers = nn.ModuleList(_Layer(config) for _ in range(config.layers))
         self.mlp_out_X = nn.Sequential(*_mlp(d, config.node_mlp, config.node_outputs))
         self.mlp_out_E = nn.Sequential(*_mlp(de, config.edge_mlp, config.edge_outputs))
-        self.mlp_out_y = nn.Sequential(*_mlp(dy, config.global_mlp, 0)).requires_grad_(False)  # kept, and read by nobody
+        self.mlp_out_y = nn.Sequential(*_mlp(dy, config.global_mlp, 0)).requires_grad_(False)  # not used, but stored as published
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this network again."""
+        """Return the constructor arguments that a checkpoint stores."""
         return {"config": self.config, "checkpoint_layers": self.checkpoint_layers}
 
     def forward(
@@ -319,11 +246,11 @@ class DigressTransformer(nn.Module):
         Args:
             nodes: noisy node classes.
             edges: noisy edge classes, symmetric.
-            time: in [0, 1], 0 data and 1 noise.
-            mask: which nodes exist; they come first.
+            time: times in [0, 1], 0 data and 1 noise.
+            mask: which nodes exist; padding comes last.
 
         Raises:
-            ValueError: for a graph of more nodes than ``node_limit``, or a class that is none of the states.
+            ValueError: for a graph of more nodes than ``node_limit``, or a class outside the states.
         """
         self._check(nodes, edges, mask)
         n, more = nodes.shape[1], max(self.config.pad_to - nodes.shape[1], 0)
@@ -336,9 +263,9 @@ class DigressTransformer(nn.Module):
         some = None if bool(mask.all()) else mask
         pooled = None if self.config.pooling == "padded" else some
         count = len(self.tf_layers)
-        length = math.isqrt(count - 1) + 1 if self.checkpoint_layers else count  # √L segments of √L layers keep the least
+        length = math.isqrt(count - 1) + 1 if self.checkpoint_layers else count  # √L segments of √L layers store the least
         for start in range(0, count, length):
-            run = _again if self.checkpoint_layers else _now
+            run = run_checkpointed if self.checkpoint_layers else run_once
             x, e, y = run(self._segment, x, e, y, some, pooled, start, min(start + length, count))
         return self._logits(x[:, :n], e[:, :n, :n], nodes[:, :n], edges[:, :n, :n])
 
@@ -351,25 +278,24 @@ class DigressTransformer(nn.Module):
 
     def _check(self, nodes: Tensor, edges: Tensor, mask: Tensor) -> None:
         most, limit = int(mask.sum(1).max()), self.config.node_limit or self.config.max_nodes
-        if most > limit:
-            raise ValueError(f"nodes: a graph of {most}, expected at most {limit}")
+        check_range("nodes of the largest graph", most, most=limit)
         for name, classes, states in (("nodes", nodes, self.config.node_states), ("edges", edges, self.config.edge_states)):
-            if not 0 <= int(classes.min()) <= int(classes.max()) < states:
-                raise ValueError(f"{name}: class {int(classes.max())}, expected 0 to {states - 1}")
+            for extreme in (int(classes.min()), int(classes.max())):
+                check_range(f"{name}: class", extreme, least=0, most=states - 1)
 
     def _embed(self, nodes: Tensor, edges: Tensor, time: Tensor, mask: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The first states, zero at padding; those of edges are symmetric."""
+        """Embed the input: the first states, zero at padding and symmetric for edges."""
         config, one_hot = self.config, nn.functional.one_hot
         dtype = next(self.parameters()).dtype
         diagonal = torch.eye(nodes.shape[1], dtype=torch.bool, device=nodes.device)
-        with torch.autocast(nodes.device.type, enabled=False):  # counts are whole numbers: bfloat16 would round them
+        with torch.autocast(nodes.device.type, enabled=False):  # bfloat16 would round the counts, which are integers
             found = self._features(nodes, edges, mask, ((edges > 0) & ~diagonal).float())
             clock = (1.0 - time if config.clock == "data" else time).to(dtype)
             graph = torch.cat([found.graph.to(dtype), clock[:, None], time_embedding(clock, config.time_width)], -1)
         e_in = one_hot(edges, config.edge_states).to(dtype)
         if config.diagonal == "nothing":
             e_in = e_in.masked_fill(diagonal[..., None], 0.0)
-        e = (_again if self.checkpoint_layers else _now)(self.mlp_in_E, torch.cat([e_in, found.edges.to(dtype)], -1))
+        e = (run_checkpointed if self.checkpoint_layers else run_once)(self.mlp_in_E, torch.cat([e_in, found.edges.to(dtype)], -1))
         e = (e + e.transpose(1, 2)) / 2 * there.unsqueeze(-1)
         x = self.mlp_in_X(torch.cat([one_hot(nodes, config.node_states).to(dtype), found.nodes.to(dtype)], -1))
         return x * mask.unsqueeze(-1), e, self.mlp_in_y(graph)
@@ -388,15 +314,15 @@ class DigressTransformer(nn.Module):
         )
         if config.molecule is None:
             return found
-        counted = torch.ones_like(mask) if padded else mask  # published: a place of padding weighs what class 0 does
+        counted = torch.ones_like(mask) if padded else mask  # as published, padding has the weight of class 0
         atoms, weight = config.molecule.of(nodes, edges, counted, config.edge_classes)
         return type(found)(torch.cat([found.nodes, atoms], -1), found.edges, torch.cat([found.graph, weight], -1))
 
     def _logits(self, x: Tensor, e: Tensor, nodes: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
-        """Last maps plus the classes they started from, edges averaged over the two directions."""
+        """Output MLPs plus the one-hot input classes; edges are averaged over the two directions."""
         config, one_hot = self.config, nn.functional.one_hot
         node_logits = self.mlp_out_X(x)[..., : config.node_classes]
-        edge_logits = (_again if self.checkpoint_layers else _now)(self.mlp_out_E, e)[..., : config.edge_classes]
+        edge_logits = (run_checkpointed if self.checkpoint_layers else run_once)(self.mlp_out_E, e)[..., : config.edge_classes]
         node_logits = node_logits + one_hot(nodes, config.node_states)[..., : config.node_classes]
         edge_logits = edge_logits + one_hot(edges, config.edge_states)[..., : config.edge_classes]
         return node_logits, (edge_logits + edge_logits.transpose(1, 2)) / 2

@@ -1,9 +1,9 @@
-"""A causal transformer over tokens with a condition prefix and a key-value cache.
+"""Causal transformer of tokens with a condition prefix and a key-value cache.
 
-The sequence is ``[prompt tokens][property token][BOS x_1 x_2 ...]``; only the last part is predicted. Positions count from
-0 in the prompt and again from BOS on, so a sequence is scored alike whatever prefix the rest of its batch has. A type
-embedding tells the parts apart. Linear layers see real tokens only, packed end to end; attention alone sees the padded
-square. Source: GPT-2 (pre-norm blocks); prefix conditions as in MolGPT (Bagal et al. 2022),
+The sequence is ``[prompt tokens][property token][BOS x_1 x_2 ...]``; only the last part is predicted. Positions are
+counted from 0 in the prompt and again from BOS on, so the score of a sequence does not depend on the prefixes of the rest of its
+batch. A type embedding separates the two parts. Linear layers run on real tokens only, packed end to end; only attention runs on
+the padded square. Source: GPT-2 (pre-norm blocks); prefix conditions as in MolGPT (Bagal et al. 2022),
 doi 10.1021/acs.jcim.1c00600.
 """
 
@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import exact_device
 from discrete_grpo.domains.tokenizer import EOS, PAD
 from discrete_grpo.models.attention import attention
@@ -32,13 +33,13 @@ class GPTConfig:
 
     Attributes:
         num_tokens: V, size of the alphabet with special tokens; at least 2.
-        block_size: the longest sequence after the prefix, BOS included.
-        num_properties: length of the property vector; 0 makes no property token.
-        layers: depth.
-        heads: attention heads; divides ``width``.
-        width: of the hidden states.
-        expansion: hidden over outer width in the feed-forward part.
-        dropout: after embeddings, attention and feed-forward parts, in [0, 1).
+        block_size: length of the longest sequence after the prefix, BOS included.
+        num_properties: length of the property vector; 0 means that there is no property token.
+        layers: number of layers.
+        heads: number of attention heads, a divisor of ``width``.
+        width: width of the hidden states.
+        expansion: ratio of the hidden to the outer width of the feed-forward part.
+        dropout: dropout rate after embeddings, attention and feed-forward parts, in [0, 1).
 
     Raises:
         ValueError: for a value out of its range.
@@ -56,21 +57,19 @@ class GPTConfig:
     def __post_init__(self) -> None:
         least = {"num_tokens": 2, "block_size": 2, "num_properties": 0, "layers": 1, "heads": 1, "width": 1, "expansion": 1}
         for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name}: {getattr(self, name)}, expected at least {low}")
+            check_range(name, getattr(self, name), least=low)
         if self.width % self.heads:
             raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: {self.dropout}, expected at least 0 and less than 1")
+        check_range("dropout", self.dropout, least=0, below=1)
 
 
 class Cache:
-    """Keys and values of the tokens read so far, one pair of tensors [B, H, capacity, D] a layer, and which of them count.
+    """Keys and values of the tokens read so far, one pair of tensors [B, H, capacity, D] per layer, with a mask.
 
     Attributes:
-        length: columns filled.
-        prefix: columns of the prefix.
-        mask: which columns may be attended to [B, 1, 1, capacity]; None where all may.
+        length: number of columns that are filled.
+        prefix: number of columns of the prefix.
+        mask: columns that may be attended to [B, 1, 1, capacity]; None if all of them may.
     """
 
     def __init__(self, config: GPTConfig, rows: int, prefix: int, like: Tensor) -> None:
@@ -80,7 +79,7 @@ class Cache:
         self.mask: Tensor | None = None
 
     def select(self, rows: Int[Tensor, " row"]) -> None:
-        """Keep these rows only: finished sequences leave."""
+        """Keep these rows only; the rows of finished sequences are dropped."""
         self.past = [(self._rows(k, rows), self._rows(v, rows)) for k, v in self.past]
         self.mask = None if self.mask is None else self.mask[rows]
 
@@ -90,7 +89,7 @@ class Cache:
         return kept
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new columns of a layer behind the filled ones; returns all of its columns so far."""
+        """Append new columns to a layer and return all of its columns so far."""
         stop = self.length + keys.shape[2]
         k, v = self.past[layer]
         k[:, :, self.length : stop], v[:, :, self.length : stop] = keys, values
@@ -98,26 +97,26 @@ class Cache:
 
 
 class _Layout:
-    """Where the tokens that count stand in the padded square [B, T]; everything but attention runs on them end to end."""
+    """Positions of the real tokens in the padded square [B, T]; all layers except attention run on these tokens only."""
 
     def __init__(self, counts: Bool[Tensor, "batch time"]) -> None:
         self.shape = counts.shape
         self.at = None if bool(counts.all()) else counts.flatten().nonzero().squeeze(1)
 
     def pack(self, x: Float[Tensor, "batch time width"]) -> Float[Tensor, "token width"]:
-        """The tokens that count, end to end."""
+        """Return the real tokens, end to end."""
         flat = x.flatten(0, 1)
         return flat if self.at is None else flat.index_select(0, self.at)
 
     def spread(self, x: Float[Tensor, "token width"]) -> Float[Tensor, "batch time width"]:
-        """The inverse of :meth:`pack`, zero elsewhere."""
+        """Inverse of :meth:`pack`, with zeros elsewhere."""
         if self.at is not None:
             x = x.new_zeros(self.shape.numel(), x.shape[1]).index_copy(0, self.at, x)
         return x.unflatten(0, self.shape)
 
 
 Past: TypeAlias = "Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]"
-"""Takes a layer's new keys and values and gives all that its queries may look at."""
+"""Function from the new keys and values of a layer to all keys and values that its queries may attend to."""
 
 
 class _Block(nn.Module):
@@ -145,7 +144,7 @@ class GPT(nn.Module):
         config: sizes.
 
     Attributes:
-        checkpoint_layers: whether gradients compute layers again, for memory; no part of a checkpoint.
+        checkpoint_layers: whether the backward pass recomputes the layers to save memory; it is not stored in a checkpoint.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -163,7 +162,7 @@ class GPT(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Normal weights of deviation 0.02; those that end a residual branch by 1/sqrt(2 L) of it. Source: GPT-2."""
+        """Draw normal weights of deviation 0.02, times 1/sqrt(2 L) at the end of a residual branch. Source: GPT-2."""
         for name, parameter in self.named_parameters():
             if parameter.ndim > 1:
                 end = name.endswith(("out.weight", "feed.2.weight"))
@@ -172,11 +171,11 @@ class GPT(nn.Module):
                 nn.init.zeros_(parameter)
 
     def init_args(self) -> dict[str, GPTConfig]:
-        """What a checkpoint needs to build this network again."""
+        """Return the constructor arguments that a checkpoint stores."""
         return {"config": self.config}
 
     def cache(self, rows: int, prompt_length: int = 0) -> Cache:
-        """An empty cache for ``rows`` sequences with prompts of ``prompt_length`` columns."""
+        """Return an empty cache for ``rows`` sequences with prompts of ``prompt_length`` columns."""
         return Cache(self.config, rows, prompt_length + (self.property is not None), self.head.weight)
 
     def forward(
@@ -186,14 +185,14 @@ class GPT(nn.Module):
         properties: Float[Tensor, "batch property"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch time class"]:
-        """Logits of the token after each of ``tokens``.
+        """Logits of the token that follows each of ``tokens``.
 
         Args:
-            tokens: BOS and what follows; with a filled cache only the new ones. EOS and PAD end a sequence: they are not
-                read, and the logits there are 0.
-            prompt: condition tokens, filled up with PAD on the left; None for none. Not with a filled cache.
-            properties: NaN where a property is not given; None where none is. Not with a filled cache.
-            cache: filled by this call.
+            tokens: BOS and the tokens after it; with a filled cache only the new tokens. EOS and PAD end a sequence: they are
+                not read, and the logits there are 0.
+            prompt: condition tokens, padded with PAD on the left; None for none. It is ignored with a filled cache.
+            properties: property values, NaN where one is not given; None if none is. They are ignored with a filled cache.
+            cache: a key-value cache, which this call extends; None for none.
         """
         first = cache is None or cache.length == 0
         t = tokens.shape[1]
@@ -210,7 +209,7 @@ class GPT(nn.Module):
             join = [partial(cache.extend, layer) for layer in range(len(self.blocks))]
             mask = None if cache.mask is None else cache.mask[..., : cache.length + t]
             seen, start = cache.length, cache.length - cache.prefix
-        if t > 1 and seen:  # the sequence looks at the whole prefix and at itself up to each column
+        if t > 1 and seen:  # each column attends to the whole prefix and to the sequence up to itself
             lower = torch.ones(t, seen + t, dtype=torch.bool, device=tokens.device).tril(seen)
             mask = lower if mask is None else lower & mask
         at = torch.arange(start, start + t, device=tokens.device)
@@ -227,7 +226,7 @@ class GPT(nn.Module):
         return run_layer(job, *arguments, again=again and self.checkpoint_layers, random=self.training)
 
     def _fill(self, cache: Cache, tokens: Tensor, prompt: Tensor | None, properties: Tensor | None) -> None:
-        """Put the prefix into an empty cache."""
+        """Write the prefix into an empty cache."""
         past, exists = self._read_prefix(tokens, prompt, properties)
         if not past:
             return
@@ -240,9 +239,9 @@ class GPT(nn.Module):
     def _read_prefix(
         self, tokens: Tensor, prompt: Tensor | None, properties: Tensor | None
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
-        """Keys and values of the prefix by layer, and which columns exist [B, 1, 1, P]; equal prefixes are read once.
+        """Keys and values of the prefix per layer, and the columns that exist [B, 1, 1, P]; equal prefixes are computed once.
 
-        No layers are given where there is no prefix, and None where all columns exist.
+        The list is empty if there is no prefix, and the mask is None if all columns exist.
         """
         columns = 0 if prompt is None else prompt.shape[1]
         if columns == 0 and self.property is None:
@@ -259,7 +258,7 @@ class GPT(nn.Module):
         return past, None if mask is None else exists[row][:, None, None, :]
 
     def _prefix(self, b: int, prompt: Tensor | None, properties: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Embeddings of the condition columns [B, P, d], and which of them exist [B, P]."""
+        """Embeddings of the condition columns [B, P, d], and the columns that exist [B, P]."""
         device = self.head.weight.device
         parts, exists = [self.token.weight.new_zeros(b, 0, self.config.width)], [torch.ones(b, 0, dtype=torch.bool, device=device)]
         if prompt is not None and prompt.shape[1]:
@@ -278,7 +277,7 @@ class GPT(nn.Module):
 
 
 def _behind(past: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """A sequence's keys and values behind those of its prefix."""
+    """Concatenate the keys and values of a prefix with those of the sequence."""
     return torch.cat([past[0], keys], 2), torch.cat([past[1], values], 2)
 
 
@@ -287,7 +286,7 @@ def _alone(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _with_past(block: _Block, x: Tensor, layout: _Layout, mask: Tensor | None, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """A layer of the prefix and the keys and values it has made."""
+    """Run a layer on the prefix and return its output, keys and values."""
     made: list[tuple[Tensor, Tensor]] = []
 
     def keep(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -300,7 +299,7 @@ def _with_past(block: _Block, x: Tensor, layout: _Layout, mask: Tensor | None, c
 def _distinct(
     rows: int, prompt: Tensor | None, properties: Tensor | None, device: torch.device
 ) -> tuple[Int[Tensor, " distinct"], Int[Tensor, " batch"]]:
-    """The first row of every distinct prefix, and for each row which of those it has."""
+    """First row of every distinct prefix, and the number of the prefix of each row."""
     parts = [] if prompt is None else [prompt.long()]
     if properties is not None:
         parts.append(properties.nan_to_num(torch.inf).to(exact_device(device)).double().view(torch.long).to(device))
@@ -313,7 +312,7 @@ def _distinct(
 
 
 def _causal_mask(exists: Bool[Tensor, "batch time"]) -> Bool[Tensor, "batch 1 time time"]:
-    """Which column each column attends to: earlier ones that exist, and itself (so that no row is empty)."""
+    """Causal attention mask: each column attends to earlier columns that exist, and to itself, so that no row is empty."""
     n = exists.shape[1]
     lower = torch.ones(n, n, dtype=torch.bool, device=exists.device).tril()
     own = torch.eye(n, dtype=torch.bool, device=exists.device)

@@ -1,4 +1,4 @@
-"""A causal language model of HuggingFace transformers as a token network of ours: their weights, our ids.
+"""Causal language models of HuggingFace transformers as token networks with the token ids of this package.
 
 Our id k is their id ``ids[k]``: logits(x)[k] = model(ids[x])[ids[k]].
 """
@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 __all__ = ["HuggingFaceLM", "KeyValues", "local_settings", "transformers_library", "with_own_attention"]
 
-OUTSIDE = frozenset(  # what a configuration could name code by: kernels of a hub, classes of a folder, other libraries
+OUTSIDE = frozenset(  # keys that can name code: kernels of a hub, classes in a folder, other libraries
     [f"{before}{part}_implementation{after}" for part in ("attn", "experts") for before in ("", "_") for after in ("", "_internal")]
     + ["allow_all_kernels", "auto_map", "kernel_config", "quantization_config", "use_kernels"]
 )
 
 
 def transformers_library() -> Any:
-    """The library ``transformers``, an optional one.
+    """Import and return the optional library ``transformers``.
 
     Raises:
-        ImportError: with the command that installs it.
+        ImportError: if it is not installed; the message has the command that installs it.
     """
     try:
         import transformers
@@ -34,7 +34,7 @@ def transformers_library() -> Any:
 
 
 def local_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as plain values, at every depth without the keys that could name code outside the library.
+    """Return a configuration as plain values, without the keys, at any depth, that can name code outside the library.
 
     >>> local_settings({"n_embd": 16, "text": {"attn_implementation": "somebody/kernel", "n_layer": 2}})
     {'n_embd': 16, 'text': {'n_layer': 2}}
@@ -43,33 +43,33 @@ def local_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_own_attention(build: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What ``build`` makes with torch's own attention or, for an architecture without it, with written-out attention."""
+    """Call ``build`` with torch's fused attention or, for an architecture that lacks it, with eager attention."""
     try:
         return build(*args, attn_implementation="sdpa", **options)
-    except (ImportError, ValueError):  # of the library where an architecture lacks it; any other one comes again
+    except (ImportError, ValueError):  # raised for an architecture that lacks it; any other cause is raised again by the next line
         return build(*args, attn_implementation="eager", **options)
 
 
 class KeyValues:
-    """Keys and values of the tokens read so far, in the library's own cache."""
+    """Key-value cache of the tokens read so far, held in the cache class of the library."""
 
     def __init__(self, library_cache: Any) -> None:
         self.library_cache = library_cache
 
     def select(self, rows: Int[Tensor, " row"]) -> None:
-        """Keep these rows only: finished sequences leave."""
+        """Keep these rows only; the rows of finished sequences are dropped."""
         self.library_cache.batch_select_indices(rows)
 
 
 class HuggingFaceLM(nn.Module):
     """A causal language model: tokens [B, T] that start with BOS -> logits [B, T, V] of the token that follows each.
 
-    It is built from its configuration alone, without a network connection; the weights come from a checkpoint.
+    The network is built from its configuration alone, without a network connection; a checkpoint provides the weights.
 
     Args:
-        config: the library's configuration as plain values, ``model_type`` among them; keys that could name code outside
-            the library, such as an attention kernel, are left out.
-        ids: their id of each of ours.
+        config: the configuration of the library as plain values, including ``model_type``; keys that can name code outside
+            the library, such as an attention kernel, are dropped.
+        ids: the id of the library for each id of ours.
 
     Raises:
         ImportError: if ``transformers`` is not installed.
@@ -89,11 +89,11 @@ class HuggingFaceLM(nn.Module):
         self.register_state_dict_post_hook(_separate)
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this network again."""
+        """Return the constructor arguments that a checkpoint stores."""
         return {"config": self.config, "ids": self.ids.tolist()}
 
     def cache(self, rows: int, prompt_length: int = 0) -> KeyValues:
-        """An empty cache; its rows are those of the first call that fills it."""
+        """Return an empty cache; the first call that fills it sets its number of rows."""
         return KeyValues(transformers_library().DynamicCache(config=self.model.config))
 
     def forward(
@@ -103,34 +103,34 @@ class HuggingFaceLM(nn.Module):
         properties: Tensor | None = None,
         cache: KeyValues | None = None,
     ) -> Float[Tensor, "batch time class"]:
-        """Logits of the token after each of ``tokens``.
+        """Logits of the token that follows each of ``tokens``.
 
         Args:
-            tokens: BOS and what follows; with a filled cache only the new ones. What follows a sequence's end is ignored
-                by everything before it.
-            prompt: None, since this network reads no conditions.
-            properties: None, likewise.
-            cache: filled by this call.
+            tokens: BOS and the tokens after it; with a filled cache only the new tokens. Tokens after the end of a sequence
+                do not change the logits before it.
+            prompt: must be None, since this network has no conditions.
+            properties: must be None, likewise.
+            cache: a key-value cache, which this call extends; None for none.
 
         Raises:
             ValueError: if a condition is given.
         """
         if prompt is not None or properties is not None:
-            raise ValueError("prompt, properties: given, expected None: an imported language model reads no conditions")
+            raise ValueError("prompt, properties: given, expected None: an imported language model has no conditions")
         past = None if cache is None else cache.library_cache
         out = self.model(input_ids=self.ids[tokens], past_key_values=past, use_cache=past is not None)
         return out.logits[..., self.ids]
 
 
 def _plain(value: Any) -> Any:
-    """Mappings as dicts and sequences as lists, as the library's configuration wants them."""
+    """Convert mappings to dicts and sequences to lists, as the configuration of the library requires."""
     if isinstance(value, Mapping):
         return local_settings(value)
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _separate(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """Give every name its own memory: safetensors refuses weights that two names share, such as a tied head."""
+    """Copy tensors that share memory, such as a tied head, since safetensors refuses them."""
     seen: set[int] = set()
     for name, value in state.items():
         if name.startswith(prefix) and isinstance(value, Tensor):

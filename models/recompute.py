@@ -1,4 +1,4 @@
-"""Activation checkpointing: gradients compute a layer again instead of keeping what it computed."""
+"""Activation checkpointing: the backward pass recomputes a layer instead of storing its activations."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["run_layer"]
 
 
 def run_layer(layer: Callable[..., Any], *arguments: Any, again: bool, random: bool) -> Any:
-    """``layer(*arguments)``; where gradients are wanted and ``again`` is set, it keeps its arguments only and runs again for them.
+    """Return ``layer(*arguments)``; with ``again``, autograd keeps the arguments only and the backward pass runs the layer again.
 
-    The second run does the same operations, so results and gradients are the same to the bit.
+    The second run executes the same operations, so results and gradients are the same to the bit.
 
     Args:
         layer: a function of its arguments that changes nothing else.
-        arguments: of it.
-        again: whether to run it again.
-        random: whether it draws (dropout in training): the second run then draws the same.
+        arguments: arguments of the layer.
+        again: whether to run it a second time in the backward pass; without gradients it runs once.
+        random: whether it draws random numbers (dropout in training); the second run then draws the same numbers.
 
     Source: Chen et al. (2016), arXiv 1604.06174.
     """

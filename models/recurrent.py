@@ -1,4 +1,4 @@
-"""A recurrent language model over tokens: embedding, a stack of GRU or LSTM layers, a linear head.
+"""Recurrent language model of tokens: an embedding, a stack of GRU or LSTM layers, and a linear head.
 
 h_t = RNN(E x_t, h_{t-1}), logits_t = W h_t + b. Source: Olivecrona et al. (2017), doi 10.1186/s13321-017-0235-x.
 """
@@ -10,6 +10,8 @@ from typing import Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from discrete_grpo.core.checks import check_range
 
 __all__ = ["Recurrent", "RecurrentConfig", "State"]
 
@@ -23,10 +25,10 @@ class RecurrentConfig:
     Attributes:
         num_tokens: V, size of the alphabet with special tokens; at least 2.
         cell: ``gru`` or ``lstm``.
-        layers: depth.
-        width: of the hidden states.
-        embedding: of the tokens.
-        normalise: whether each step's output is scaled to mean 0 and deviation 1 before the head.
+        layers: number of layers.
+        width: width of the hidden states.
+        embedding: width of the token embedding.
+        normalise: whether the output of each step is scaled to mean 0 and deviation 1 before the head.
 
     Raises:
         ValueError: for a value out of its range.
@@ -41,20 +43,19 @@ class RecurrentConfig:
 
     def __post_init__(self) -> None:
         for name, low in {"num_tokens": 2, "layers": 1, "width": 1, "embedding": 1}.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name}: {getattr(self, name)}, expected at least {low}")
+            check_range(name, getattr(self, name), least=low)
         if self.cell not in CELLS:
             raise ValueError(f"cell: {self.cell!r}, expected one of {', '.join(CELLS)}")
 
 
 class State:
-    """What a recurrent network remembers of the tokens read so far: h, and c of an LSTM, each [layers, B, width]."""
+    """Recurrent state after the tokens read so far: h, and c for an LSTM, each [layers, B, width]."""
 
     def __init__(self) -> None:
         self.tensors: tuple[Tensor, ...] = ()
 
     def select(self, rows: Int[Tensor, " row"]) -> None:
-        """Keep these rows only: finished sequences leave."""
+        """Keep these rows only; the rows of finished sequences are dropped."""
         self.tensors = tuple(t[:, rows] for t in self.tensors)
 
 
@@ -74,17 +75,17 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(config.width, config.num_tokens)
 
     def init_args(self) -> dict[str, RecurrentConfig]:
-        """What a checkpoint needs to build this network again."""
+        """Return the constructor arguments that a checkpoint stores."""
         return {"config": self.config}
 
     def train(self, mode: bool = True) -> Recurrent:
-        """As of any module, but for the recurrent layers: without dropout modes agree, and cuDNN has gradients in one only."""
+        """Set the mode of all modules but the recurrent layers, which stay in train mode, where cuDNN has gradients."""
         super().train(mode)
         self.rnn.train()
         return self
 
     def cache(self, rows: int, prompt_length: int = 0) -> State:
-        """An empty state; its rows are those of the first call that fills it."""
+        """Return an empty state; the first call that fills it sets its number of rows."""
         return State()
 
     def forward(
@@ -94,19 +95,19 @@ class Recurrent(nn.Module):
         properties: Tensor | None = None,
         cache: State | None = None,
     ) -> Float[Tensor, "batch time class"]:
-        """Logits of the token after each of ``tokens``.
+        """Logits of the token that follows each of ``tokens``.
 
         Args:
-            tokens: BOS and what follows; with a filled cache only the new ones.
-            prompt: None, since this network reads no conditions.
-            properties: None, likewise.
-            cache: filled by this call.
+            tokens: BOS and the tokens after it; with a filled cache only the new tokens.
+            prompt: must be None, since this network has no conditions.
+            properties: must be None, likewise.
+            cache: a recurrent state, which this call updates; None for none.
 
         Raises:
             ValueError: if a condition is given.
         """
         if prompt is not None or properties is not None:
-            raise ValueError("prompt, properties: given, expected None: a recurrent network reads no conditions")
+            raise ValueError("prompt, properties: given, expected None: a recurrent network has no conditions")
         x, state = self.rnn(self.token(tokens), None if cache is None else self._start(cache))
         if cache is not None:
             cache.tensors = (state,) if isinstance(state, Tensor) else tuple(state)
@@ -115,6 +116,6 @@ class Recurrent(nn.Module):
         return self.head(x)
 
     def _start(self, cache: State) -> Tensor | tuple[Tensor, ...] | None:
-        """The state in the form torch's layers take; None at the beginning, where they take zeros."""
+        """Return the state in the form that the layers of torch take; None at the first token, where they use zeros."""
         tensors = tuple(t.contiguous() for t in cache.tensors)
         return tensors if len(tensors) == 2 else tensors[0] if tensors else None

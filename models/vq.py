@@ -1,7 +1,7 @@
-"""A small vector-quantised autoencoder: grey images as a grid of codes, and codes as images.
+"""Vector-quantised autoencoder: grey images to a grid of codes, and codes to images.
 
-An encoder gives a vector z at every place of a grid, each is replaced by the nearest entry e of a codebook, and a decoder
-draws the image from them. Source: van den Oord et al. (2017), Neural Discrete Representation Learning, arXiv 1711.00937.
+An encoder maps the image to a vector z at every place of a grid, each z is replaced by the nearest entry e of a codebook, and a
+decoder maps the entries to an image. Source: van den Oord et al. (2017), Neural Discrete Representation Learning, arXiv 1711.00937.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import widen
 
-__all__ = ["CodeDecoder", "VQAutoencoder", "VQConfig", "nearest"]
+__all__ = ["CodeDecoder", "VQAutoencoder", "VQConfig", "nearest_code"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class VQConfig:
 
     Attributes:
         size: side of the square images in pixels, a multiple of 2^``halvings``.
-        halvings: how often the encoder halves the side; the grid of codes has side ``size / 2^halvings``.
-        codes: K, entries of the codebook; at least 2.
+        halvings: number of times that the encoder halves the side; the grid of codes has side ``size / 2^halvings``.
+        codes: K, number of codebook entries, at least 2.
         code_width: length of a codebook entry.
         width: channels of the hidden layers.
         commitment: β of the loss, at least 0.
@@ -43,8 +44,7 @@ class VQConfig:
 
     def __post_init__(self) -> None:
         for name, low in {"size": 1, "halvings": 0, "codes": 2, "code_width": 1, "width": 1, "commitment": 0}.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name}: {getattr(self, name)}, expected at least {low}")
+            check_range(name, getattr(self, name), least=low)
         if self.size % 2**self.halvings:
             raise ValueError(f"size: {self.size}, expected a multiple of 2^halvings ({2**self.halvings})")
 
@@ -55,14 +55,14 @@ class VQConfig:
 
     @property
     def length(self) -> int:
-        """Codes of an image."""
+        """Number of codes per image."""
         return self.grid**2
 
 
-def nearest(vectors: Float[Tensor, "batch width"], codebook: Float[Tensor, "code width"]) -> Int[Tensor, " batch"]:
-    """argmin_k ‖z - e_k‖², the first of equal ones.
+def nearest_code(vectors: Float[Tensor, "batch width"], codebook: Float[Tensor, "code width"]) -> Int[Tensor, " batch"]:
+    """Index argmin_k ‖z - e_k‖² of the nearest codebook entry; the smallest index of several.
 
-    >>> nearest(torch.tensor([[0.9], [-3.0]]), torch.tensor([[0.0], [1.0]]))
+    >>> nearest_code(torch.tensor([[0.9], [-3.0]]), torch.tensor([[0.0], [1.0]]))
     tensor([1, 0])
     """
     return torch.cdist(vectors, codebook, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
@@ -78,7 +78,7 @@ class _Residual(nn.Module):
 
 
 class CodeDecoder(nn.Module):
-    """A codebook and the network that draws an image from its entries: codes [B, L] -> ink [B, size, size] in (0, 1).
+    """Codebook, and the network that maps its entries to an image: codes [B, L] -> ink [B, size, size] in (0, 1).
 
     Args:
         config: sizes.
@@ -95,20 +95,20 @@ class CodeDecoder(nn.Module):
         self.net = nn.Sequential(*layers, nn.GELU(), nn.Conv2d(w, 1, 3, padding=1))
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this network again."""
+        """Return the constructor arguments that a checkpoint stores."""
         return {"config": self.config}
 
     def draw(self, entries: Float[Tensor, "batch grid grid2 entry"]) -> Float[Tensor, "batch height width"]:
-        """The image of given vectors at the places of the grid."""
+        """Decode vectors at the places of the grid to an image."""
         return self.net(entries.movedim(-1, 1)).squeeze(1).sigmoid()
 
     def forward(self, codes: Int[Tensor, "batch ..."]) -> Float[Tensor, "batch height width"]:
-        """The images of codes [B, L], the grid row by row."""
+        """Decode codes [B, L], the grid row by row, to images."""
         return self.draw(self.codebook(codes).unflatten(1, (self.config.grid, self.config.grid)))
 
 
 class VQAutoencoder(nn.Module):
-    """Encoder, codebook and decoder; trained by :meth:`likelihood_loss`.
+    """Encoder, codebook and decoder, trained with :meth:`likelihood_loss`.
 
     Args:
         config: sizes.
@@ -125,43 +125,43 @@ class VQAutoencoder(nn.Module):
         self.decoder = CodeDecoder(config)
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this network again."""
+        """Return the constructor arguments that a checkpoint stores."""
         return {"config": self.config}
 
     def vectors(self, pixels: Float[Tensor, "batch height width"]) -> Float[Tensor, "batch grid grid2 entry"]:
-        """z, the encoder's vector at every place of the grid."""
+        """Encode images: z at every place of the grid."""
         return self.encoder(pixels.unsqueeze(1)).movedim(1, -1)
 
     @torch.no_grad()
     def encode(self, pixels: Float[Tensor, "batch height width"]) -> Int[Tensor, "batch ..."]:
-        """The codes [B, L] of images, the grid row by row."""
+        """Encode images as codes [B, L], the grid row by row."""
         z = self.vectors(pixels)
-        return nearest(z.flatten(0, -2), self.decoder.codebook.weight).reshape(len(pixels), -1)
+        return nearest_code(z.flatten(0, -2), self.decoder.codebook.weight).reshape(len(pixels), -1)
 
     @torch.no_grad()
     def initialise(self, pixels: Float[Tensor, "image height width"], generator: torch.Generator | None = None) -> None:
-        """Entries of the codebook become the encoder's vectors at randomly drawn places: none starts out of reach."""
+        """Set the codebook entries to vectors of the encoder at randomly drawn places, so that all entries are in reach."""
         z = self.vectors(pixels).flatten(0, -2)
         rows = torch.randperm(len(z), generator=generator)[: self.config.codes]
         self.decoder.codebook.weight[: len(rows)] = z[rows]
 
     def forward(self, pixels: Float[Tensor, "batch height width"]) -> Float[Tensor, "batch height width"]:
-        """The images as they come back from their codes."""
+        """Reconstruct images from their codes."""
         return self.decoder(self.encode(pixels))
 
     def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """L = mean (x - D(e))² · 10 + mean (sg[z] - e)² + β mean (z - sg[e])², and the gradient of D at e is handed on to z.
+        """Loss L = 10 mean (x - D(e))² + mean (sg[z] - e)² + β mean (z - sg[e])²; the gradient at e is copied to z.
 
         Args:
             batch: has ``pixels`` [B, size, size].
-            generator: not needed; nothing is random here.
+            generator: not used; the loss is deterministic.
 
         Returns:
             ``loss``, its parts ``reconstruction`` and ``quantisation`` (mean (z - e)²), and ``perplexity``, exp of the
             entropy of the codes in the batch.
         """
         z = self.vectors(batch.pixels)
-        codes = nearest(z.detach().flatten(0, -2), self.decoder.codebook.weight)
+        codes = nearest_code(z.detach().flatten(0, -2), self.decoder.codebook.weight)
         entries = self.decoder.codebook(codes).reshape(z.shape)
         drawn = self.decoder.draw(z + (entries - z).detach())
         reconstruction = (drawn - batch.pixels).square().mean()
@@ -173,4 +173,4 @@ class VQAutoencoder(nn.Module):
 
 
 RECONSTRUCTION_WEIGHT = 10.0
-"""Of the squared error of a pixel: a Gaussian of variance 1/20."""
+"""Weight of the squared error of a pixel, that of a Gaussian of variance 1/20."""

@@ -10,13 +10,13 @@ Source: Qin et al. (2024), DeFoG, arXiv 2410.04263; Campbell et al. (2024), arXi
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import widen
 from discrete_grpo.diffusion.kernels import check_times
 from discrete_grpo.diffusion.noise import Noise, nest_noise
@@ -159,5 +159,4 @@ class FlowEuler:
 def check_rates(eta: float, omega: float) -> None:
     """Raise ValueError unless both are finite and at least 0."""
     for name, value in (("eta", eta), ("omega", omega)):
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{name}: {value}, expected at least 0")
+        check_range(name, value, least=0)

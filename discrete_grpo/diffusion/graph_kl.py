@@ -14,14 +14,14 @@ from discrete_grpo.domains.graphs import pair_index, pair_mask, upper
 
 __all__ = ["PosteriorKL", "Posteriors", "posterior_kl"]
 
-CLOSE = {torch.float64: 1e-6, torch.float32: 1e-4}
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 """How far a row may sum from 1, and an edge may be from its mirror image, by dtype."""
-CLOSE_HALF = 2e-2
+_TOLERANCE_HALF = 2e-2
 """The same for 16-bit floats."""
 
 
 class Posteriors(NamedTuple):
-    """p_θ(x_s | x_t) of R graphs of at most N nodes.
+    """p_θ(x_s | x_t) of R graphs of at most N nodes, as the method ``posteriors`` of a graph policy returns it.
 
     Attributes:
         nodes: probabilities of every node [R, N, C_x].
@@ -64,12 +64,10 @@ def posterior_kl(
 
     This is the adapter from nodes [B, N, C] and edges [B, N, N, C], the shapes in which graph diffusion networks give their
     posteriors p(x_s | x_t), to the exact KL of the product distribution. Each unordered pair counts once: entries i < j are
-    used, and the lower triangle must mirror them. The posteriors of a :class:`~discrete_grpo.policies.graph.GraphPolicy`
-    come from its method ``posteriors``. The arguments are checked on the host, which synchronises with an accelerator.
+    used, and the lower triangle must mirror them. The arguments are checked on the host, which synchronises with an accelerator.
 
-    0 log 0 = 0; the result is inf where p_θ has mass and p_ref has none. Gradients reach ``nodes`` and ``edges`` (at i < j)
-    and never the reference. Padded nodes, pairs with a padded node, and the diagonal may hold anything, NaN included: they
-    reach neither value nor gradient. 16-bit probabilities are computed with as float32.
+    0 log 0 = 0; the result is inf where p_θ has mass and p_ref has none. Gradients reach ``nodes`` and ``edges`` (at i < j) only.
+    Padded nodes, pairs with a padded node, and the diagonal may hold any value, NaN included. 16-bit inputs become float32.
 
     Source: the KL of a product of categoricals is the sum of theirs (Cover and Thomas, 2006, Theorem 2.5.3); the
     factorisation over nodes and edges is that of Vignac et al. (2022), DiGress, Section 3.1, arXiv 2209.14734.
@@ -93,15 +91,10 @@ def posterior_kl(
     (tensor([[0.0000, 0.1308]]), tensor([[[0.0000, 0.3681],
              [0.0000, 0.0000]]]), tensor([0.4989]))
     """
-    if direction not in ("reverse", "forward"):
-        raise ValueError(f"direction: {direction!r}, expected reverse or forward")
+    _check_direction(direction)
     _check_shapes(nodes, edges, ref_nodes, ref_edges, mask)
-    for name, table in (("nodes", nodes), ("ref_nodes", ref_nodes)):
-        _check_rows(name, table.detach()[mask])
     both = pair_mask(mask)
-    for name, table in (("edges", edges), ("ref_edges", ref_edges)):
-        _check_symmetric(name, table.detach(), both)
-        _check_rows(name, upper(table.detach())[both])
+    _check_probabilities(nodes.detach(), edges.detach(), ref_nodes.detach(), ref_edges.detach(), mask, both)
     of_nodes = _kl(nodes, ref_nodes.detach(), mask, direction)
     of_pairs = _kl(upper(edges), upper(ref_edges.detach()), both, direction)
     return PosteriorKL(of_nodes, _upper_matrix(of_pairs, mask.shape[1]), of_nodes.sum(-1) + of_pairs.sum(-1))
@@ -119,6 +112,11 @@ def _upper_matrix(pairs: Tensor, num_nodes: int) -> Tensor:
     i, j = pair_index(num_nodes, pairs.device)
     full = pairs.new_zeros(pairs.shape[0], num_nodes * num_nodes)
     return full.index_copy(1, i * num_nodes + j, pairs).unflatten(1, (num_nodes, num_nodes))
+
+
+def _check_direction(direction: str) -> None:
+    if direction not in ("reverse", "forward"):
+        raise ValueError(f"direction: {direction!r}, expected reverse or forward")
 
 
 def _check_shapes(nodes: Tensor, edges: Tensor, ref_nodes: Tensor, ref_edges: Tensor, mask: Tensor) -> None:
@@ -140,22 +138,31 @@ def _check_shapes(nodes: Tensor, edges: Tensor, ref_nodes: Tensor, ref_edges: Te
         raise ValueError(f"mask: dtype {mask.dtype}, expected torch.bool, True where a node exists")
 
 
+def _check_probabilities(nodes: Tensor, edges: Tensor, ref_nodes: Tensor, ref_edges: Tensor, mask: Tensor, both: Tensor) -> None:
+    """Raise ValueError unless the tables are distributions, and symmetric in the two nodes, where nodes exist."""
+    for name, table in (("nodes", nodes), ("ref_nodes", ref_nodes)):
+        _check_rows(name, table[mask])
+    for name, table in (("edges", edges), ("ref_edges", ref_edges)):
+        _check_symmetric(name, table, both)
+        _check_rows(name, upper(table)[both])
+
+
 def _check_rows(name: str, rows: Tensor) -> None:
-    """Raise unless every row [R, C] is a distribution."""
+    """Raise ValueError unless every row [R, C] is a distribution."""
     if not rows.numel():
         return
     if not bool((rows >= 0).all()):
-        raise ValueError(f"{name}: least entry {float(rows.min()):.3g}, expected probabilities of at least 0")
-    tolerance = CLOSE.get(rows.dtype, CLOSE_HALF)
+        raise ValueError(f"{name}: smallest entry {float(rows.min()):.3g}, expected probabilities of at least 0")
+    tolerance = _TOLERANCE.get(rows.dtype, _TOLERANCE_HALF)
     off = float((widen(rows).sum(-1) - 1).abs().max())
     if not off <= tolerance:
         raise ValueError(f"{name}: a row sums to 1 ± {off:.3g}, expected probabilities with sum 1 to {tolerance:g}")
 
 
 def _check_symmetric(name: str, edges: Tensor, both: Tensor) -> None:
-    """Raise unless entries (i, j) and (j, i) agree for every pair of existing nodes."""
+    """Raise ValueError unless entries (i, j) and (j, i) agree for every pair of existing nodes."""
     off = (upper(edges) - upper(edges.transpose(1, 2)))[both].abs()
-    tolerance = CLOSE.get(edges.dtype, CLOSE_HALF)
+    tolerance = _TOLERANCE.get(edges.dtype, _TOLERANCE_HALF)
     if off.numel() and not bool((off <= tolerance).all()):
         raise ValueError(
             f"{name}: entries [b, i, j] and [b, j, i] differ by up to {float(off.max()):.3g}, expected symmetric edges"

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.diffusion.noise import Noise, NoiseProcess, nest_noise
 
 __all__ = ["D3PM", "Kernel", "chain_law", "check_times"]
@@ -113,8 +114,8 @@ class D3PM:
 
 def check_times(t: float, s: float) -> None:
     """Raise ValueError unless 0 <= s <= t <= 1."""
-    if not 0.0 <= s <= t <= 1.0:
-        raise ValueError(f"t, s: {t}, {s}, expected 0 <= s <= t <= 1")
+    check_range("t", t, least=0, most=1)
+    check_range("s", s, least=0, most=t, note=" (t)")
 
 
 def chain_law(kernel: Kernel, grid: Float[Tensor, " point"]) -> Float[Tensor, "point clean state"]:

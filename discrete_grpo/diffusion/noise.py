@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from discrete_grpo.core.categorical import sample
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import place
 from discrete_grpo.diffusion.schedules import Schedule
 
@@ -75,8 +76,7 @@ class Noise:
         prior, num_clean = self.prior, self.num_clean
         if not prior or min(prior) < 0 or not abs(sum(prior) - 1.0) <= 1e-6:  # "not <=": NaN fails too
             raise ValueError(f"prior: {prior}, expected probabilities >= 0 that sum to 1")
-        if not 1 <= num_clean <= len(prior):
-            raise ValueError(f"num_clean: {num_clean}, expected 1 to {len(prior)}, the number of states")
+        check_range("num_clean", num_clean, least=1, most=len(prior), note=" (the number of states)")
 
     @property
     def num_states(self) -> int:
@@ -152,8 +152,7 @@ def uniform(num_classes: int, schedule: Schedule) -> Noise:
         num_classes: K, at least 1.
         schedule: ᾱ(t).
     """
-    if num_classes < 1:
-        raise ValueError(f"num_classes: {num_classes}, expected at least 1")
+    check_range("num_classes", num_classes, least=1)
     return Noise((1.0 / num_classes,) * num_classes, schedule, num_classes)
 
 
@@ -165,8 +164,7 @@ def marginal(probabilities: Sequence[float], schedule: Schedule) -> Noise:
         schedule: ᾱ(t).
     """
     total = float(sum(probabilities))
-    if total <= 0:
-        raise ValueError(f"probabilities: sum {total}, expected more than 0")
+    check_range("sum of probabilities", total, above=0)
     return Noise(tuple(float(p) / total for p in probabilities), schedule, len(probabilities))
 
 
@@ -177,8 +175,7 @@ def absorbing(num_classes: int, schedule: Schedule) -> Noise:
         num_classes: number of classes of the data, at least 1.
         schedule: ᾱ(t).
     """
-    if num_classes < 1:
-        raise ValueError(f"num_classes: {num_classes}, expected at least 1")
+    check_range("num_classes", num_classes, least=1)
     return Noise((0.0,) * num_classes + (1.0,), schedule, num_classes)
 
 

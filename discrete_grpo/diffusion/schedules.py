@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import widen
 
 __all__ = [
@@ -54,8 +55,7 @@ class CosineSchedule:
     offset: float = 0.008
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.offset < 1.0:
-            raise ValueError(f"offset: {self.offset}, expected 0 <= offset < 1")
+        check_range("offset", self.offset, least=0, below=1)
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """ᾱ(t), elementwise: the share of the clean signal left at time t, in [0, 1], float64."""
@@ -138,8 +138,7 @@ def time_grid(num_steps: int) -> Float[Tensor, " point"]:
     >>> time_grid(4).tolist()
     [1.0, 0.75, 0.5, 0.25, 0.0]
     """
-    if num_steps < 1:
-        raise ValueError(f"num_steps: {num_steps}, expected at least 1")
+    check_range("num_steps", num_steps, least=1)
     return torch.arange(num_steps, -1, -1, dtype=torch.float64) / num_steps
 
 
@@ -165,8 +164,7 @@ class DigressSchedule:
     offset: float = 0.008
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps: {self.steps}, expected at least 1")
+        check_range("steps", self.steps, least=1)
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """ᾱ(t), elementwise: the share of the clean signal left at time t, in [0, 1], float64."""

@@ -1,4 +1,4 @@
-"""Models that others have trained, brought in as policies: each is read without executing anything and saved as our checkpoint."""
+"""Import of models trained with other packages as policies; their files are read without executing any code."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ Source = Literal["huggingface", "molgpt", "reinvent", "digress", "defog", "graph
 
 
 def importer(source: Source) -> Callable[..., nn.Module | ImportedGraphs]:
-    """The function that reads a kind of model; its keyword arguments are the options of :func:`import_checkpoint`.
+    """Return the function that reads a kind of model; its keyword arguments are the options of :func:`import_checkpoint`.
 
-    Those of SMILES models give a policy, those of graph models a policy with what its checkpoint keeps beside it.
+    The importers of SMILES models return a policy, those of graph models an :class:`ImportedGraphs`.
 
     Raises:
         ValueError: for an unknown kind.
@@ -51,14 +51,14 @@ def importer(source: Source) -> Callable[..., nn.Module | ImportedGraphs]:
 
 
 def import_checkpoint(path: str | os.PathLike[str], source: Source, out: str | os.PathLike[str], **options: Any) -> Path:
-    """Read a model that others have trained and save it as a checkpoint of ours; returns its folder.
+    """Read a model trained with another package, save it as a checkpoint of this one, and return its folder.
 
     Args:
-        path: the model: a folder of HuggingFace, the weights of MolGPT, a prior of REINVENT,
-            a checkpoint of DiGress, GDPO, DeFoG or Graph-GRPO.
-        source: which of them.
-        out: the checkpoint folder to make: a new or an empty one, or an earlier import, which is replaced.
-        options: of the importer.
+        path: a folder of HuggingFace, the weights of MolGPT, a prior of REINVENT, or a checkpoint of DiGress, GDPO, DeFoG or
+            Graph-GRPO.
+        source: kind of the model.
+        out: checkpoint folder: a new or an empty one, or an earlier import, which is replaced.
+        options: options of the importer.
 
     Raises:
         CheckpointError: if the model cannot be read.
@@ -83,7 +83,7 @@ def import_checkpoint(path: str | os.PathLike[str], source: Source, out: str | o
 
 
 def _check_out(out: Path, path: Path) -> None:
-    """Raise ValueError unless nothing is lost when ``out`` is replaced."""
+    """Raise ValueError if replacing ``out`` would delete anything but an earlier import."""
     if not os.path.lexists(out):
         return
     source = path.resolve()
@@ -100,7 +100,7 @@ def _check_out(out: Path, path: Path) -> None:
 
 
 def _is_ours(config: Path) -> bool:
-    """Whether a file is the description of a checkpoint of ours."""
+    """Return whether a file is the configuration of a checkpoint of this package."""
     try:
         described = read_json(config)
     except CheckpointError:

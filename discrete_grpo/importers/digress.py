@@ -1,8 +1,8 @@
-"""Checkpoints of DiGress, GDPO, DeFoG and Graph-GRPO as graph policies: their network, priors and reverse step.
+"""Import of checkpoints of DiGress, GDPO, DeFoG and Graph-GRPO as graph policies: network, priors and reverse step.
 
-Sizes are read off the tensors. What a file does not say - classes, marginals, numbers of nodes, steps - comes from the objects
-a Lightning checkpoint stores (looked at, never executed), from the published data sets, or from a JSON file.
-Dropout is left out: drawing and scoring have to be one function.
+The tensors determine the sizes. Classes, marginals, numbers of nodes and steps come from the objects that a Lightning checkpoint
+stores (read, never executed), from the published data sets, or from a JSON file. The policy has no dropout, so that sampling and
+scoring have equal probabilities.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.diffusion.schedules import DigressSchedule, LinearSchedule
-from discrete_grpo.domains import graph6 as topology
-from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains import graph6, molecules
 from discrete_grpo.domains.molecules import Vocabulary
 from discrete_grpo.importers.graph_data import DataName, PriorName, one_of, prior
 from discrete_grpo.importers.graph_source import Fact, GraphSource, shape
 from discrete_grpo.importers.tensors import check_tensors
 from discrete_grpo.models.digress_features import MoleculeFeatures
-from discrete_grpo.models.digress_transformer import DigressConfig, DigressTransformer, Pooling
+from discrete_grpo.models.digress_pooling import Pooling
+from discrete_grpo.models.digress_transformer import DigressConfig, DigressTransformer
 from discrete_grpo.policies.graph import GraphPolicy
 
 __all__ = ["ImportedGraphs", "Padding", "import_defog", "import_digress", "import_graph_grpo"]
 
 Padding = Literal["safe", "published"]
-"""``safe``: padding changes nothing. ``published``: graphs are padded to the largest, and padding counts wherever it does in the
-peer's code: in the pooling of DiGress's main branch and of DeFoG, in the molecule's weight, and in DiGress's eigenvalues."""
+"""``safe``: padding changes no logit. ``published``: graphs are padded to the largest size, and padding counts as in the published
+code: in the pooling of the main branch of DiGress and of DeFoG, in the molecular weight, and in the eigenvalues of DiGress."""
 TIME_WIDTH = 64
 HEADS = 8
 
 
 @dataclass(frozen=True)
 class ImportedGraphs:
-    """A policy and what a checkpoint keeps beside it.
+    """Imported graph policy and the metadata of its checkpoint.
 
     Attributes:
-        policy: in eval mode.
-        statistics: of molecules; None for plain graphs.
-        taken: what the import rests on, in words, and where each came from (an option, the file, a data set, ...).
+        policy: graph policy, in eval mode.
+        statistics: statistics of molecules; None for plain graphs.
+        taken: facts of the import by name, each in words with its origin (an option, the file, a data set, ...).
     """
 
     policy: GraphPolicy
@@ -57,7 +57,7 @@ class ImportedGraphs:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """``kind``, what was ``taken``, and the statistics that molecules need."""
+        """Metadata of the checkpoint: ``kind``, ``taken`` and, for molecules, the statistics."""
         taken = {name: list(fact) for name, fact in self.taken.items()}
         if self.statistics is None:
             return {"kind": "graphs", "taken": taken}
@@ -77,7 +77,7 @@ def import_digress(
     padding: Padding = "safe",
     checkpoint_layers: bool = False,
 ) -> ImportedGraphs:
-    """A checkpoint of DiGress or GDPO: D3PM with the discrete cosine schedule.
+    """Import a checkpoint of DiGress or GDPO: D3PM with the discrete cosine schedule.
 
     Args:
         path: Lightning's ``.ckpt``, GDPO's ``.pt``, or a state dict.
@@ -93,7 +93,7 @@ def import_digress(
 
     Raises:
         CheckpointError: if the file cannot be read, its tensors do not fit, or it is of a kind that is not known.
-        ValueError: for an option that does not fit, or if classes, marginals or sizes are known from nowhere.
+        ValueError: for an option that does not fit, or if classes, marginals or sizes are not known from any source.
     """
     source = GraphSource.read(path, dataset, statistics, noise)
     if source.noise.value not in ("marginal", "uniform"):
@@ -129,13 +129,13 @@ def import_defog(
     padding: Padding = "safe",
     checkpoint_layers: bool = False,
 ) -> ImportedGraphs:
-    """A checkpoint of DeFoG: flow matching by Euler steps, averaged over the predicted clean class.
+    """Import a checkpoint of DeFoG: flow matching by Euler steps, averaged over the predicted clean class.
 
     Args:
         path: Lightning's ``.ckpt`` or a state dict.
         dataset: the published data set it was trained on, whatever the file stores; None takes what the file stores.
         statistics: JSON file with the data's numbers instead, as in :func:`import_digress`.
-        noise: what it noises towards; None takes what the file stores, else marginal.
+        noise: name of the prior of the noise; None takes what the file stores, else marginal.
         num_steps: steps of the sampler; None takes what the file stores, else the published T of the data set.
         eta: stochasticity of the sampler; None takes what the file stores, else 0.
         omega: target guidance of the sampler; None takes what the file stores, else 0.
@@ -148,29 +148,29 @@ def import_defog(
 
     Raises:
         CheckpointError: if the file cannot be read, its tensors do not fit, or it is of a kind that is not known.
-        ValueError: for an option that does not fit, or if classes, marginals or sizes are known from nowhere.
+        ValueError: for an option that does not fit, or if classes, marginals or sizes are not known from any source.
     """
     source = GraphSource.read(path, dataset, statistics, noise)
-    if source.buffers:
-        found = ", ".join(sorted(source.buffers))
-        raise ValueError(f"source: 'defog', expected graph-grpo: {path} holds {found}, and Graph-GRPO pools otherwise than DeFoG")
+    _refuse_graph_grpo(source)
     published = one_of("padding", padding, get_args(Padding)) == "published"
     etas = source.number(eta, "sample", "eta", 0.0)
     omegas = source.number(omega, "sample", "omega", 0.0)
     if etas.value > 0:
         source.expect("sample", "rdb", ("general",), "other designs of the stochastic rates are not known (eta=0 leaves them out)")
     steps = source.whole(num_steps, "sample", "sample_steps", source.data.steps)
-    config, facts = _config(
-        source,
-        heads,
-        rrwp_steps,
-        clock="data",
-        time_width=TIME_WIDTH,
-        pooling="padded" if published else "masked",
-        published=published,
-    )
+    pooling: Pooling = "padded" if published else "masked"
+    config, facts = _config(source, heads, rrwp_steps, clock="data", time_width=TIME_WIDTH, pooling=pooling, published=published)
     facts |= {"eta": etas, "omega": omegas, "padding": Fact(padding, "option")}
     return _flow(source, config, steps, (etas.value, omegas.value), sample_distortion, checkpoint_layers, facts)
+
+
+def _refuse_graph_grpo(source: GraphSource) -> None:
+    """Raise ValueError for a checkpoint of Graph-GRPO given as one of DeFoG."""
+    if source.buffers:
+        found = ", ".join(sorted(source.buffers))
+        raise ValueError(
+            f"source: 'defog', expected graph-grpo: {source.path} holds {found}, and the pooling of Graph-GRPO differs from DeFoG's"
+        )
 
 
 def import_graph_grpo(
@@ -188,7 +188,7 @@ def import_graph_grpo(
     padding: Padding = "safe",
     checkpoint_layers: bool = False,
 ) -> ImportedGraphs:
-    """A checkpoint of Graph-GRPO, pretrained or fine-tuned; its stored prior and node counts come before those of the data.
+    """Import a checkpoint of Graph-GRPO, pretrained or fine-tuned; its stored prior and node counts replace those of the data.
 
     Args:
         path: Lightning's ``.ckpt`` or a state dict; also one of DeFoG, as Graph-GRPO would run it.
@@ -208,7 +208,7 @@ def import_graph_grpo(
 
     Raises:
         CheckpointError: if the file cannot be read, its tensors do not fit, or it is of a kind that is not known.
-        ValueError: for an option that does not fit, or if classes, marginals or sizes are known from nowhere.
+        ValueError: for an option that does not fit, or if classes, marginals or sizes are not known from any source.
     """
     source = GraphSource.read(path, dataset, statistics, noise)
     published = one_of("padding", padding, get_args(Padding)) == "published"
@@ -232,7 +232,7 @@ def _flow(
     checkpoint_layers: bool,
     facts: dict[str, Fact[Any]],
 ) -> ImportedGraphs:
-    """A policy of flow matching; the first of ``rates`` is eta, the second omega."""
+    """Make a policy of flow matching; ``rates`` is (eta, omega)."""
     priors = zip(source.priors(), (config.node_classes, config.edge_classes), strict=True)
     kernels = [FlowEuler(Noise(prior, LinearSchedule(), classes), *rates) for prior, classes in priors]
     named = source.text(sample_distortion, "sample", "time_distortion", "identity")
@@ -256,7 +256,7 @@ def _config(
     pooling: Pooling,
     published: bool,
 ) -> tuple[DigressConfig, dict[str, Fact[Any]]]:
-    """Sizes from the tensors' shapes, and what was taken from elsewhere."""
+    """Infer the sizes from the shapes of the tensors, and return them with the facts from other sources."""
     shape_of = partial(shape, source.network, path=source.path)
     (d, node_mlp), (de, edge_mlp), (dy, global_mlp) = (shape_of(f"mlp_in_{m}.2.weight") for m in "XEy")
     node_prior, edge_prior = source.priors()
@@ -299,7 +299,7 @@ def _config(
 
 
 def _heads(source: GraphSource, given: int | None) -> Fact[int]:
-    """Attention heads, which no shape tells."""
+    """Return the number of attention heads, which no shape determines."""
     stored = source.setting("model", "hidden_dims")
     if given is None and isinstance(stored, Mapping) and isinstance(stored.get("n_head"), int):
         return Fact(int(stored["n_head"]), "file")
@@ -325,14 +325,14 @@ def _assemble(
     if data.atoms:
         shares = prior("marginal", data.node_marginal), prior("marginal", data.edge_marginal)
         stats = MoleculeStatistics(counts, *shares, Vocabulary(data.atoms), 0, data.name)
-    decode = partial(chemistry.decode, vocabulary=stats.vocabulary) if stats else topology.decode
+    decode = partial(molecules.decode, vocabulary=stats.vocabulary) if stats else graph6.decode
     nodes, edges = kernels
     policy = GraphPolicy(network, nodes, edges, counts, num_steps=num_steps.value, decode=decode, **sampler)
     return ImportedGraphs(policy.eval(), stats, _taken(source, policy, {"steps": num_steps, **facts}))
 
 
 def _taken(source: GraphSource, policy: GraphPolicy, facts: Mapping[str, Fact[Any]]) -> dict[str, tuple[str, str]]:
-    """What an import rests on, in words, and where each came from."""
+    """List the facts of an import in words, each with its origin."""
     data, origin = source.data, source.data_origin
     learned = [name in source.buffers for name in ("p0_node_dist", "p0_edge_dist")]
     priors = [", ".join(f"{p:.4g}" for p in noised) for noised in source.priors()]

@@ -1,7 +1,7 @@
-"""What the published graph models were trained on, as far as their checkpoints leave it out: classes, sizes, marginals.
+"""Classes, sizes and marginals of the training data of published graph models, which their checkpoints do not store.
 
-The numbers are those that DiGress's, DeFoG's and GDPO's data set classes state; for planar graphs, trees and block models they
-are counts of the published splits (edges of the 128 training graphs, sizes of these and the 32 for validation).
+The numbers are those of the data set classes of DiGress, DeFoG and GDPO; for planar graphs, trees and block models they are
+counts of the published splits (edges of the 128 training graphs, sizes of these and the 32 for validation).
 Sources: Vignac et al. (2022), arXiv 2209.14734; Qin et al. (2024), arXiv 2410.04263; Liu et al. (2024), arXiv 2402.16302;
 Martinkus et al. (2022), arXiv 2204.01613.
 """
@@ -26,14 +26,14 @@ PriorName = Literal["marginal", "uniform", "absorbing", "absorbfirst", "argmax"]
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The data of a model, as its classes count it; shares need not sum to 1, as some published ones do not.
+    """Statistics of the training data of a model; shares need not sum to 1, since some published ones do not.
 
     Attributes:
-        name: of the set.
+        name: name of the set.
         node_counts: share of graphs of 0, 1, 2, ... nodes.
         node_marginal, edge_marginal: share of each class; edge class 0 is none.
         atoms: labels of the node classes; none for plain graphs.
-        weights: of the atoms, as their feature has them; ``max_weight`` is what their sum is divided by.
+        weights: weights of the atoms in the molecular feature, whose sum is divided by ``max_weight``.
         steps: diffusion steps of the published configuration.
     """
 
@@ -50,12 +50,12 @@ class TrainingData:
         for field in ("node_counts", "node_marginal", "edge_marginal"):
             values = getattr(self, field)
             if not values or min(values) < 0 or not sum(values) > 0:
-                raise ValueError(f"{field}: {values}, expected shares of at least 0, and one above it")
+                raise ValueError(f"{field}: {values}, expected shares >= 0 with a positive sum")
         if self.node_counts[0] or len(self.node_counts) < 2:
             raise ValueError(f"node_counts: {self.node_counts}, expected shares of 0, 1, 2, ... nodes, the first 0")
         for field in ("atoms", "weights"):
             if getattr(self, field) and len(getattr(self, field)) != len(self.node_marginal):
-                raise ValueError(f"{field}: {len(getattr(self, field))}, expected {len(self.node_marginal)}, one a node class")
+                raise ValueError(f"{field}: {len(getattr(self, field))}, expected {len(self.node_marginal)}, one per node class")
         if self.atoms:
             Vocabulary(self.atoms)
 
@@ -66,7 +66,7 @@ class TrainingData:
 
 
 def _after(start: int, *shares: float) -> tuple[float, ...]:
-    """Shares of the numbers from ``start`` on."""
+    """Return shares of 0, 1, 2, ... of which the first ``start`` are 0."""
     return (0.0,) * start + shares
 
 
@@ -165,7 +165,7 @@ SBM_SIZES = (
     1, 2, 1, 0, 0, 0, 1, 1, 0, 1, 1, 3, 0, 5, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 1, 0, 0, 0, 2, 2, 1, 1, 1, 0, 1, 3, 1, 1, 2, 0, 2, 3,
     0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1,
 )
-"""Graphs of 44, 45, ... 187 nodes among 160."""
+"""Numbers of graphs with 44, 45, ... 187 nodes of 160 graphs."""
 # fmt: on
 PLANAR = TrainingData("planar", _after(64, 1.0), (1.0,), (1 - 22762 / 258048, 22762 / 258048), steps=1000)
 TREE = TrainingData("tree", _after(64, 1.0), (1.0,), (1 - 2 / 64, 2 / 64), steps=1000)
@@ -178,7 +178,7 @@ PUBLISHED = (QM9, QM9_H, ZINC, ZINC_GDPO, MOSES, GUACAMOL, PLANAR, TREE, SBM, *A
 
 
 def known_data(name: DataName, edge_classes: int | None = None) -> TrainingData:
-    """Return a published data set; of QM9, which has two published sets of bond classes, that of ``edge_classes`` if there is one.
+    """Return a published data set; for QM9, which has two sets of bond classes, the one with ``edge_classes`` if there is one.
 
     Raises:
         ValueError: for an unknown name.
@@ -199,7 +199,7 @@ def fitting(node_classes: int, edge_classes: int) -> tuple[str, ...]:
 
 
 def read_statistics(path: str | Path) -> TrainingData:
-    """A data set from a JSON file with the fields of :class:`TrainingData`; the first four are needed.
+    """Read a JSON file with the fields of :class:`TrainingData`, of which the second to fourth are required.
 
     Raises:
         CheckpointError: if the file cannot be read.
@@ -209,7 +209,7 @@ def read_statistics(path: str | Path) -> TrainingData:
 
 
 def data_from(fields: Any, where: object) -> TrainingData:
-    """A data set from plain fields, lists for tuples."""
+    """Make a :class:`TrainingData` from plain fields, with lists for tuples."""
     if not isinstance(fields, Mapping):
         raise ValueError(f"statistics: {where} holds {type(fields).__name__}, expected a dictionary")
     names = list(TrainingData.__dataclass_fields__)
@@ -231,7 +231,7 @@ def _tuple(name: str, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def prior(noise: PriorName, share: tuple[float, ...]) -> tuple[float, ...]:
-    """What a noise of that name tends to, for classes of the given shares; a mask class only where there are several classes.
+    """Return the prior of a noise for classes of the given shares; there is a mask class only with several classes.
 
     >>> prior("absorbing", (0.9, 0.1)), prior("absorbing", (1.0,))
     ((0.0, 0.0, 1.0), (1.0,))
@@ -248,7 +248,7 @@ def prior(noise: PriorName, share: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> str:
-    """``value``, if it is one of ``known``; else a ValueError."""
+    """Return ``value`` if it is one of ``known``, else raise ValueError."""
     if value not in known:
         raise ValueError(f"{name}: {value!r}, expected one of {', '.join(known)}")
     return value

@@ -1,7 +1,7 @@
-"""What a checkpoint file of DiGress, GDPO, DeFoG or Graph-GRPO says of its model, and what is known from elsewhere.
+"""Facts about the model of a checkpoint of DiGress, GDPO, DeFoG or Graph-GRPO, from the file and from other sources.
 
-Every fact is kept with where it came from: an option, the file, a data set, or the published default. A file whose facts
-contradict each other, or do not determine the model, is refused.
+Every fact has its origin: an option, the file, a data set, or the published default. A file is refused if its facts contradict
+each other or do not determine the model.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ PUBLISHED_WALKS = (12, 20)
 """K of the random-walk features in every published model."""
 MOST_NODES = 100_000
 BUFFERS = ("p0_node_dist", "p0_edge_dist", "node_count_prob")
-"""What Graph-GRPO keeps beside its network: the distributions it learns online."""
+"""Buffers of Graph-GRPO beside its network: distributions that it learns online."""
 IGNORED = ("noise_schedule.", "train_loss.", "p0_", "node_count_", "_device_buffer", "val_", "test_")
 NETWORK = ("mlp_in_", "mlp_out_", "tf_layers.")
 FIRST = "mlp_in_X.0.weight"
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Fact(Generic[T]):
-    """A value and where it came from: ``option``, ``file``, ``published`` or the name of a data set."""
+class Fact(Generic[_T]):
+    """Value and its origin: ``option``, ``file``, ``published`` or the name of a data set."""
 
-    value: T
+    value: _T
     origin: str
 
 
 @dataclass(frozen=True)
 class GraphSource:
-    """A checkpoint file and what is known of its data.
+    """Contents of a checkpoint file and statistics of its training data.
 
     Attributes:
-        path: of the file.
-        network: the network's tensors by their published names.
-        buffers: Graph-GRPO's distributions, where the file has them.
+        path: path of the file.
+        network: tensors of the network by their published names.
+        buffers: distributions of Graph-GRPO, if the file has them.
         data: classes, marginals, sizes and atoms of the training data.
-        data_origin: where these come from.
-        noise: what the model noises towards.
-        largest: size that the training data's number of nodes is divided by, whatever sizes are drawn.
-        settings: the stored configuration.
+        data_origin: origin of ``data``.
+        noise: name of the prior of the noise.
+        largest: number that the number of nodes is divided by, whatever sizes are drawn.
+        settings: stored configuration.
     """
 
     path: object
@@ -80,11 +80,11 @@ class GraphSource:
     def read(
         path: str | os.PathLike[str], dataset: DataName | None, statistics: str | os.PathLike[str] | None, noise: PriorName | None
     ) -> GraphSource:
-        """Read a file; nothing of it is executed.
+        """Read a file without executing any code.
 
         Raises:
             CheckpointError: if the file cannot be read or holds no such network.
-            ValueError: if its data is known from nowhere, or has other classes than the network.
+            ValueError: if its data is not known from any source, or has other classes than the network.
         """
         content = read_lightning(path)
         named = dict(tensors(content))
@@ -96,7 +96,7 @@ class GraphSource:
         hyper = hyper if isinstance(hyper, Mapping) else {}
         settings = hyper.get("cfg", hyper)
         settings = settings if isinstance(settings, Mapping) else {}
-        outputs = rows(network, "mlp_out_X.2.weight", path), rows(network, "mlp_out_E.2.weight", path)
+        outputs = num_rows(network, "mlp_out_X.2.weight", path), num_rows(network, "mlp_out_E.2.weight", path)
         stored = hyper.get("dataset_infos")
         data, origin = _data(dataset, statistics, stored, path, outputs)
         largest = stored.get("max_n_nodes") if isinstance(stored, Mapping) and origin == "file" else None
@@ -128,14 +128,14 @@ class GraphSource:
         return Fact(stored, "file")
 
     def whole(self, given: int | None, group: str, name: str, otherwise: int, origin: str = "published") -> Fact[int]:
-        """Return the same for whole numbers, of which a stored one is at least 1."""
+        """Return an option, stored value or default as :meth:`number` does, for integers; a stored one is at least 1."""
         found = self.number(given, group, name, otherwise, origin)
         if found.origin == "file" and (found.value != int(found.value) or found.value < 1):
             raise CheckpointError(f"path: {self.path} stores {group}.{name} {found.value}, expected a whole number of at least 1")
         return Fact(int(found.value), found.origin)
 
     def text(self, given: str | None, group: str, name: str, otherwise: str) -> Fact[str]:
-        """Return the same for names."""
+        """Return an option, stored value or default as :meth:`number` does, for names."""
         if given is not None:
             return Fact(given, "option")
         stored = self.setting(group, name)
@@ -151,7 +151,7 @@ class GraphSource:
     # -- what follows from it
 
     def priors(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """What nodes and edges are noised towards: the stored buffers, else by the name of the noise.
+        """Return the priors of nodes and edges: the stored buffers, else the priors of the named noise.
 
         Raises:
             ValueError: if a buffer has another number of classes than noise and data give.
@@ -166,15 +166,15 @@ class GraphSource:
                     f"(data {self.data.name}, noise {self.noise.value})"
                 )
             if not min(weights) >= 0 or not 0 < sum(weights) < math.inf:
-                raise CheckpointError(f"path: {self.path} stores {name} {weights}, expected shares of at least 0, and one above it")
+                raise CheckpointError(f"path: {self.path} stores {name} {weights}, expected shares >= 0 with a positive sum")
             found.append(tuple(w / sum(weights) for w in weights))
         return found[0], found[1]
 
     def sizes(self) -> Fact[tuple[float, ...]]:
-        """Shares of graphs of 0, 1, 2, ... nodes: those that a fine-tuned checkpoint has learned, else those of the data.
+        """Return the shares of graphs of 0, 1, 2, ... nodes, as a fine-tuned checkpoint has learned them or as in the data.
 
-        ``grpo.node_count_min`` and ``node_count_max`` move what lies outside to the bounds, ``target_node_count`` moves all, as
-        Graph-GRPO's sampler does.
+        As in the sampler of Graph-GRPO, ``grpo.node_count_min`` and ``node_count_max`` move the shares outside to the bounds, and
+        ``target_node_count`` moves all of them.
         """
         counts = self.buffers.get("node_count_prob")
         if counts is None or not float(counts[1:].sum()) > 0:
@@ -190,7 +190,7 @@ class GraphSource:
         return Fact(tuple(drawn.tolist()), "file")
 
     def _bound(self, name: str, otherwise: int) -> int:
-        """A number of nodes that the sampler of a fine-tuned checkpoint is bounded by; 0 and None bound nothing."""
+        """Return a bound on the number of nodes of a fine-tuned checkpoint; 0 and None mean no bound."""
         stored = self.setting("grpo", name)
         if stored is None:
             return otherwise
@@ -199,7 +199,7 @@ class GraphSource:
         return stored or otherwise
 
     def _check_classes(self, outputs: tuple[int, int]) -> None:
-        """Raise ValueError unless the network predicts the classes of the data, a mask class that it may also predict aside."""
+        """Raise ValueError unless the network predicts the classes of the data, and at most a mask class in addition."""
         shares = self.data.node_marginal, self.data.edge_marginal
         if all(len(share) <= out <= len(prior(self.noise.value, share)) for share, out in zip(shares, outputs, strict=True)):
             return
@@ -210,7 +210,7 @@ class GraphSource:
         )
 
     def features(self, inputs: tuple[int, ...], time_width: int, rrwp_steps: int | None) -> tuple[Features, int, bool]:
-        """Which features make up the input's widths: their kind, K of random walks, and whether there are molecular ones.
+        """Infer the features from the input widths: their kind, K of the random walk, and whether there are molecular ones.
 
         Raises:
             CheckpointError: if no known features have these widths.
@@ -245,7 +245,7 @@ class GraphSource:
             raise ValueError(f"rrwp_steps: {given}, expected 12 or 20 as published: {read}; give noise and rrwp_steps")
 
     def _other_noises(self, inputs: tuple[int, ...], time_width: int) -> str:
-        """Name the noises with other states under which the inputs are published features."""
+        """List the noises with other states under which the input widths are those of published features."""
         fit = []
         for noise in cast(tuple[PriorName, ...], get_args(PriorName)):
             x, e = (len(prior(noise, share)) for share in (self.data.node_marginal, self.data.edge_marginal))
@@ -256,7 +256,7 @@ class GraphSource:
         return f" ({'; '.join(fit)})" if fit else ""
 
     def _check_atoms(self, molecular: bool) -> None:
-        """Raise ValueError if the model is one of molecules and its atoms or their weights are not known."""
+        """Raise ValueError for a model of molecules whose atoms or weights are not known."""
         if not molecular and not self.data.weights:
             return
         for name, known in (("atoms", self.data.atoms), ("weights", self.data.weights)):
@@ -269,17 +269,17 @@ class GraphSource:
 
 
 def brief(value: Any) -> str:
-    """The representation of a stored value in one line of at most 40 characters."""
+    """Return the representation of a stored value in one line of at most 40 characters."""
     return " ".join(repr(value).split())[:40]
 
 
-def rows(network: Mapping[str, Tensor], name: str, path: object) -> int:
-    """Rows of a matrix of the network."""
+def num_rows(network: Mapping[str, Tensor], name: str, path: object) -> int:
+    """Return the number of rows of a matrix of the network."""
     return shape(network, name, path)[0]
 
 
 def shape(network: Mapping[str, Tensor], name: str, path: object) -> tuple[int, int]:
-    """Shape of a matrix of the network.
+    """Return the shape of a matrix of the network.
 
     Raises:
         CheckpointError: if it is missing or no matrix.
@@ -291,7 +291,7 @@ def shape(network: Mapping[str, Tensor], name: str, path: object) -> tuple[int, 
 
 
 def _fitting(classes: tuple[int, int]) -> str:
-    """The options that name a published data set with these numbers of classes."""
+    """List the options of the published data sets with these numbers of classes."""
     return ", ".join(f"--dataset={name}" for name in fitting(*classes)) or "none of the published data sets, give statistics"
 
 
@@ -300,7 +300,7 @@ def _ignored(name: str) -> bool:
 
 
 def _prefix(named: Mapping[str, Tensor], path: object) -> str:
-    """What stands before the network's names: nothing, ``model.``, ``model.model.`` or another, the shortest if several."""
+    """Return the prefix of the names of the network, such as ``model.``; the shortest if there are several."""
     found = sorted((k[: -len(FIRST)] for k in named if k.endswith(FIRST)), key=len)
     if not found:
         first = ", ".join(sorted(named)[:3]) or "no tensors"
@@ -309,7 +309,7 @@ def _prefix(named: Mapping[str, Tensor], path: object) -> str:
 
 
 def _noise(given: PriorName | None, settings: Mapping[str, Any]) -> Fact[PriorName]:
-    """What a model noises towards: an option, else as stored, else marginal as most published models."""
+    """Return the name of the prior: the option, else the stored one, else marginal as in most published models."""
     group = settings.get("model")
     stored = group.get("transition") if isinstance(group, Mapping) else None
     found = given or (str(stored) if stored else "marginal")
@@ -320,7 +320,7 @@ def _noise(given: PriorName | None, settings: Mapping[str, Any]) -> Fact[PriorNa
 def _data(
     dataset: DataName | None, statistics: Any, stored: Any, path: object, outputs: tuple[int, int]
 ) -> tuple[TrainingData, str]:
-    """The numbers of the training data and where they come from: an option, else the file."""
+    """Return the statistics of the training data and their origin: an option, else the file."""
     if statistics is not None:
         if dataset is not None:
             raise ValueError(f"statistics: {statistics}, expected none beside dataset {dataset!r}")
@@ -336,7 +336,7 @@ def _data(
 
 
 def _stored_data(stored: Mapping[str, Any], path: object) -> TrainingData:
-    """From the ``dataset_infos`` of a Lightning checkpoint; an absorbing model's list of atoms ends in a made-up one."""
+    """Read ``dataset_infos`` of a Lightning checkpoint, without the made-up last atom of an absorbing model."""
     lists: dict[Any, Any] = {k: v.flatten().tolist() if isinstance(v, Tensor) else v for k, v in stored.items()}
     classes = len(lists["node_types"])
     atoms = (lists.get("atom_decoder") or [])[:classes]
@@ -349,7 +349,7 @@ def _stored_data(stored: Mapping[str, Any], path: object) -> TrainingData:
 
 
 def _widths(inputs: tuple[int, ...], states: tuple[int, int], time_width: int) -> tuple[Features, int, bool] | None:
-    """The kind of features, K of random walks, and whether there are molecular ones; None if nothing gives these widths."""
+    """Find the kind of features, K of the random walk, and whether there are molecular ones; None if no kind has these widths."""
     length = inputs[1] - states[1]
     for kind in cast(tuple[Features, ...], get_args(Features)):
         x, e, y = feature_widths(kind, max(length, 0))
@@ -360,5 +360,5 @@ def _widths(inputs: tuple[int, ...], states: tuple[int, int], time_width: int) -
 
 
 def _names(kind: Features) -> tuple[str | None, ...]:
-    """What the peers' configurations call features of a kind; DeFoG's ``eigenvalues`` are cycle counts alone."""
+    """Return the names of a kind of features in published configurations; ``eigenvalues`` of DeFoG are cycle counts only."""
     return ("eigenvalues", "cycles") if kind == "cycles" else (None, "null", "none") if kind == "none" else (kind,)

@@ -1,8 +1,8 @@
-"""A folder of a HuggingFace causal language model of SMILES as a policy.
+"""Import of a HuggingFace causal language model of SMILES as a policy.
 
-Read from the folder alone, without a network connection and without running code of its own. Every token of the
-vocabulary that is not special keeps its row; the policy draws one of them or the end, so
-π(k) = softmax over these of the model's logits. Text is cut by the folder's own tokenizer, which the checkpoint stores.
+The model is read from its folder, without a network connection and without running code of the folder. Every token of the
+vocabulary that is not special keeps its row; the policy draws one of them or the end, so π is the softmax of the logits over
+these tokens. The tokenizer of the folder splits the text, and the checkpoint stores it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.molecules import canonical_samples
 from discrete_grpo.domains.tokenizer import NUM_SPECIAL, Tokenizer
 from discrete_grpo.importers.tensors import read_json
@@ -32,12 +33,12 @@ EXAMPLES = ("CCO", "c1ccccc1", "CC(=O)Nc1ccc(O)cc1")
 
 @dataclass(frozen=True)
 class SubwordTokenizer:
-    """A tokenizer of the library ``tokenizers`` by its own definition: any segmentation, any marker of word beginnings.
+    """Tokenizer of the library ``tokenizers``, with any segmentation and any marker of word beginnings.
 
     Attributes:
         definition: content of ``tokenizer.json``.
-        ids: their id of each ordinary token; ``ids[k]`` is our ``k + NUM_SPECIAL``.
-        spaced: whether decoding puts spaces between tokens, so that all spaces are taken out.
+        ids: id of the library for each ordinary token; ``ids[k]`` belongs to our id ``k + NUM_SPECIAL``.
+        spaced: whether decoding puts spaces between tokens, so that all spaces are removed.
     """
 
     definition: str
@@ -66,18 +67,18 @@ class SubwordTokenizer:
         return tuple(self._library.id_to_token(k) for k in self.ids)
 
     def split(self, text: str) -> list[str]:
-        """The tokens of ``text`` as the vocabulary writes them.
+        """Split ``text`` into tokens as the vocabulary writes them.
 
         Raises:
-            ValueError: if the text does not come back from its tokens.
+            ValueError: if the tokens do not decode to the text.
         """
         return [self.tokens[k - NUM_SPECIAL] for k in self.encode(text)]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``, without BOS and EOS.
+        """Return the token ids of ``text``, without BOS and EOS.
 
         Raises:
-            ValueError: if the text does not come back from its tokens: part of it is outside the vocabulary.
+            ValueError: if the tokens do not decode to the text, because part of it is outside the vocabulary.
         """
         ids = [self._ours.get(k) for k in self._library.encode(text, add_special_tokens=False).ids]
         known = [k for k in ids if k is not None]
@@ -86,7 +87,7 @@ class SubwordTokenizer:
         return known
 
     def knows(self, text: str) -> bool:
-        """Whether ``text`` can be written in the vocabulary's tokens."""
+        """Return whether ``text`` can be written in tokens of the vocabulary."""
         try:
             self.encode(text)
         except ValueError:
@@ -94,7 +95,7 @@ class SubwordTokenizer:
         return True
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``; special ids are left out, and so are spaces at the ends."""
+        """Return the text of ``ids`` without special ids and without spaces at the ends."""
         theirs = [self.ids[k - NUM_SPECIAL] for k in ids if k >= NUM_SPECIAL]
         text: str = self._library.decode(theirs, skip_special_tokens=True)
         return text.replace(" ", "") if self.spaced else text.strip(" ")
@@ -108,14 +109,14 @@ def import_huggingface(
     eos: str | None = None,
     examples: Sequence[str] = EXAMPLES,
 ) -> TokenPolicy:
-    """A causal language model as a policy, its dropout off.
+    """Import a causal language model as a policy without dropout.
 
     Args:
-        folder: ``config.json``, weights as safetensors and a tokenizer, as ``save_pretrained`` writes them.
-        max_length: the most tokens of a molecule; None takes the longest sequence the model reads.
-        bos: the token a text begins with; None takes what the tokenizer puts in front of a text, else its BOS, else its EOS.
-        eos: the token a text ends with; None takes what the tokenizer puts behind a text, else its EOS.
-        examples: molecules as the model writes them; at least one has to come back from its tokens.
+        folder: folder with ``config.json``, weights as safetensors and a tokenizer, as ``save_pretrained`` writes them.
+        max_length: largest number of tokens of a molecule; None takes the number of positions of the model.
+        bos: first token of a text; None takes the token that the tokenizer puts before a text, else its BOS, else its EOS.
+        eos: last token of a text; None takes the token that the tokenizer puts after a text, else its EOS.
+        examples: molecules as the model writes them; at least one has to be decoded from its tokens without change.
 
     Raises:
         ImportError: if ``transformers`` is not installed.
@@ -144,7 +145,7 @@ def import_huggingface(
 
 
 def _tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer."""
+    """Load the tokenizer of the folder."""
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"folder: {folder} has no config.json, expected a folder written by save_pretrained")
     if not any(folder.glob("*.safetensors")):
@@ -164,7 +165,7 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _model(folder: Path) -> Any:
-    """The folder's model in float32, with every weight from the folder."""
+    """Load the model of the folder in float32, with every weight from the folder."""
     library = transformers_library()
     load = library.AutoModelForCausalLM.from_pretrained
     safely = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
@@ -176,11 +177,11 @@ def _model(folder: Path) -> Any:
         with _quiet():
             settings = library.AutoConfig.for_model(**local_settings(config))
             model, report = with_own_attention(load, folder, config=settings, **lenient, **safely)
-    except Exception as error:  # the library raises many kinds for a folder it cannot use
+    except Exception as error:  # the library raises many exceptions for a folder it cannot use
         raise CheckpointError(f"folder: the model of {folder} cannot be read ({_first_line(error)})") from error
     wrong = [f"{name} missing" for name in sorted(report["missing_keys"])]
     wrong += [f"{name} unexpected" for name in sorted(report["unexpected_keys"])]
-    wrong += [f"{k if isinstance(k, str) else k[0]} of another shape" for k in report["mismatched_keys"]]  # by version
+    wrong += [f"{k if isinstance(k, str) else k[0]} of another shape" for k in report["mismatched_keys"]]  # str or tuple
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise CheckpointError(f"folder: the weights of {folder} do not fit its config.json: {'; '.join(wrong[:5])}{more}")
@@ -189,7 +190,7 @@ def _model(folder: Path) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the library's progress bars and its own report of weights that do not fit."""
+    """Switch off the progress bars of the library and its report of weights that do not fit."""
     log = transformers_library().utils.logging
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
@@ -203,7 +204,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _ends(theirs: Any, bos: str | None, eos: str | None) -> tuple[int, int]:
-    """Their ids of the beginning and the end of a text."""
+    """Return the ids of the library for the beginning and the end of a text."""
     bare = theirs("C", add_special_tokens=False)["input_ids"]
     whole = theirs("C")["input_ids"]
     at = next((k for k in range(len(whole)) if whole[k : k + len(bare)] == bare), len(whole))
@@ -217,7 +218,7 @@ def _ends(theirs: Any, bos: str | None, eos: str | None) -> tuple[int, int]:
 
 
 def _token_id(theirs: Any, token: str | None, name: str, candidates: Sequence[int | None]) -> int:
-    """The id of ``token``, or the first candidate there is."""
+    """Return the id of ``token``, or the first candidate that is not None."""
     if token is None:
         known = [k for k in candidates if k is not None]
         if not known:
@@ -230,7 +231,7 @@ def _token_id(theirs: Any, token: str | None, name: str, candidates: Sequence[in
 
 
 def _ordinary(theirs: Any, first: int, last: int, rows: int) -> list[int]:
-    """Their ids that are no special token, in order."""
+    """Return the ids of the library that are no special token, in order."""
     special = {*theirs.all_special_ids, first, last}
     ids = sorted(set(theirs.get_vocab().values()) - special)
     if not ids or max(*ids, first, last) >= rows:
@@ -241,30 +242,28 @@ def _ordinary(theirs: Any, first: int, last: int, rows: int) -> list[int]:
 
 
 def _subwords(theirs: Any, ids: Sequence[int], examples: Sequence[str]) -> SubwordTokenizer:
-    """The tokenizer by which at least one example comes back from its tokens."""
+    """Return the tokenizer that decodes at least one example from its tokens."""
     definition = theirs.backend_tokenizer.to_str()
     for spaced in (False, True):
         found = SubwordTokenizer(definition, tuple(ids), spaced)
         if any(found.knows(text) for text in examples):
             return found
-    raise CheckpointError(
-        f"folder: its tokenizer gives back none of the examples {', '.join(examples)}; expected a model of SMILES"
-    )
+    raise CheckpointError(f"folder: its tokenizer decodes none of the examples {', '.join(examples)}; expected a model of SMILES")
 
 
 def _length(config: Any, wanted: int | None) -> int:
-    """Tokens of a text: as many as the model has positions, or fewer."""
+    """Return the largest number of tokens of a text: the positions of the model, or fewer."""
     positions = [getattr(config, name, None) for name in ("n_positions", "max_position_embeddings", "n_ctx")]
     most = next((n for n in positions if isinstance(n, int) and n > 0), None)
     if wanted is None and most is None:
         raise ValueError("max_length: None, and the model names no longest sequence; expected at least 1")
-    if wanted is not None and not 1 <= wanted <= (most or wanted):
-        raise ValueError(f"max_length: {wanted}, expected 1 to {most} (positions of the model)")
+    if wanted is not None:
+        check_range("max_length", wanted, least=1, most=most, note=" (positions of the model)" if most else "")
     return wanted or cast(int, most)
 
 
 def _without_dropout(config: Any) -> Any:
-    """The configuration with every dropout at 0: a policy is scored with the probabilities it drew from."""
+    """Return the configuration with every dropout rate 0, so that scoring and sampling have equal probabilities."""
     if not isinstance(config, dict):
         return config
     return {name: 0.0 if "drop" in name and isinstance(value, float) else _without_dropout(value) for name, value in config.items()}
@@ -272,7 +271,7 @@ def _without_dropout(config: Any) -> Any:
 
 @torch.no_grad()
 def _check_causal(network: HuggingFaceLM, folder: Path) -> None:
-    """Raise CheckpointError unless reading token by token gives what reading at once gives."""
+    """Raise CheckpointError unless the logits token by token equal those of one pass."""
     tokens = torch.tensor([[1, *range(NUM_SPECIAL, min(NUM_SPECIAL + 4, len(network.ids)))]])
     whole, cache = network(tokens), network.cache(1)
     steps = torch.cat([network(tokens[:, t : t + 1], cache=cache) for t in range(tokens.shape[1])], 1)

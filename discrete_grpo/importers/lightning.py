@@ -1,8 +1,8 @@
-"""Lightning checkpoints read for their tensors: whatever else they hold becomes an inert record of what it stored.
+"""Reading of Lightning checkpoints without executing their code.
 
-Such a file pickles the objects a model was made with (data sets, metrics, configuration). Here every class and function a
-pickle names, except the few that rebuild tensors, is replaced by :class:`Record`, so no foreign code is imported or called;
-what the objects stored can still be looked at.
+Such a file pickles the objects that a model was made with (data sets, metrics, configuration). Every class and function that its
+pickle names, except the few that rebuild tensors, is replaced by :class:`Record`, so no foreign code is imported or called; the
+stored attributes can still be read.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ REBUILD: Mapping[tuple[str, str], Any] = {
 
 
 class Record:
-    """What stands for a foreign object: it keeps state, items and arguments, and does nothing."""
+    """Stand-in for a foreign object, which stores its state, items and arguments."""
 
     def __new__(cls, *arguments: Any, **named: Any) -> Record:
-        """An empty record."""
+        """Return an empty record."""
         made = object.__new__(cls)
         made.__dict__.update(_arguments=arguments, _items={}, _state=None)
         return made
@@ -51,18 +51,18 @@ class Record:
         self.__dict__["_items"][key if isinstance(key, str | int | float | tuple) else id(key)] = value
 
     def append(self, value: Any) -> None:
-        """Keep an element."""
+        """Store an element."""
         self[len(self.__dict__["_items"])] = value
 
     add = append
 
     def extend(self, values: Any) -> None:
-        """Keep elements."""
+        """Store elements."""
         for value in values:
             self.append(value)
 
     def __call__(self, *arguments: Any, **named: Any) -> Record:
-        """Another record: what a foreign function would have made."""
+        """Return another record in place of the result of a foreign function."""
         return Record(*arguments)
 
     def __hash__(self) -> int:
@@ -72,7 +72,7 @@ class Record:
         return self is other
 
     def stored(self) -> dict[Any, Any]:
-        """Attributes and items."""
+        """Return the attributes and items."""
         state = self.__dict__["_state"]
         parts = state if isinstance(state, tuple) else (state,)
         found = {k: v for part in parts if isinstance(part, Mapping) for k, v in part.items()}
@@ -98,7 +98,7 @@ def _load(file: Any, **options: Any) -> Any:
 
 
 def read_lightning(path: str | os.PathLike[str]) -> Any:
-    """The content of a file written by ``torch.save``, on the CPU; nothing of it is executed.
+    """Read a file written by ``torch.save`` to the CPU, without executing any code.
 
     Raises:
         CheckpointError: if the file is missing or damaged.
@@ -106,21 +106,23 @@ def read_lightning(path: str | os.PathLike[str]) -> Any:
     if not Path(path).is_file():
         raise CheckpointError(f"path: {path} is no file, expected a checkpoint written by torch.save")
     with Path(path).open("rb") as file:
-        zipped = file.read(4) == b"PK\x03\x04"  # as torch tells them apart
+        zipped = file.read(4) == b"PK\x03\x04"  # the test that torch makes
     if not zipped:  # before torch 1.6: tensors only
         return read_pickle(path)
     _check_program(path)
     module = SimpleNamespace(Unpickler=_Unpickler, load=_load, loads=lambda data, **options: _load(io.BytesIO(data), **options))
     module.__name__ = "restricted"
     try:
-        return torch.load(path, map_location="cpu", pickle_module=module, weights_only=False)  # the module decides, see above
-    except Exception as error:  # torch, zipfile and pickle raise many kinds for a damaged file
+        return torch.load(
+            path, map_location="cpu", pickle_module=module, weights_only=False
+        )  # the pickle module above refuses code
+    except Exception as error:  # torch, zipfile and pickle raise many exceptions
         first = str(error).split("\n")[0] or type(error).__name__
         raise CheckpointError(f"path: {path} cannot be read ({first}); expected a checkpoint written by torch.save") from error
 
 
 def _check_program(path: str | os.PathLike[str]) -> None:
-    """Raise CheckpointError for a compiled program, which torch would load as one; torch's own reader tells what it will see."""
+    """Raise CheckpointError for a compiled program, which torch would load; the reader of torch lists the records."""
     try:
         names = torch._C.PyTorchFileReader(str(path)).get_all_records()
     except RuntimeError as error:
@@ -131,9 +133,9 @@ def _check_program(path: str | os.PathLike[str]) -> None:
 
 
 def plain(value: Any, depth: int = 12) -> Any:
-    """A stored configuration or data set as dictionaries, lists, numbers and tensors; None for what is none of these.
+    """Convert a stored configuration or data set to dictionaries, lists, numbers and tensors; other values become None.
 
-    A node of OmegaConf keeps its content under ``_content`` or its value under ``_val``.
+    A node of OmegaConf has its content under ``_content`` or its value under ``_val``.
     """
     if depth == 0:
         return None
@@ -151,7 +153,7 @@ def plain(value: Any, depth: int = 12) -> Any:
 
 
 def tensors(content: Any) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of a state dict, bare or under ``state_dict``."""
+    """Yield the names and tensors of a state dict, which may be under the key ``state_dict``."""
     state = content.get("state_dict", content) if isinstance(content, Mapping) else {}
     for name, value in state.items() if isinstance(state, Mapping) else ():
         if isinstance(name, str) and isinstance(value, Tensor):

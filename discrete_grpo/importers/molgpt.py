@@ -1,9 +1,9 @@
-"""MolGPT weights as a SMILES policy: unconditional, or conditioned on properties.
+"""Import of MolGPT weights as a SMILES policy, unconditional or conditioned on properties.
 
 MolGPT is a GPT whose texts all begin with one given token (it has no BOS) and end with the padding token ``<``. Its
-tensors map onto :class:`~discrete_grpo.models.gpt.GPT` one to one: BOS takes the embedding row of the first token, the
-property token of features [value, given] takes the weights [W | 0]. Scaffold conditions are refused: MolGPT reads a
-scaffold without positions and padded to a fixed length, which this GPT does not.
+tensors map onto :class:`~discrete_grpo.models.gpt.GPT` one to one: BOS has the embedding row of the first token, and the
+property token of features [value, given] has the weights [W | 0]. Scaffold conditions are refused: the scaffold of MolGPT has no
+positions and is padded to a fixed length, which this GPT does not support.
 Source: Bagal et al. (2022), doi 10.1021/acs.jcim.1c00600.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from discrete_grpo.domains.molecules import canonical_samples
 from discrete_grpo.domains.tokenizer import SMILES, Property, Tokenizer
-from discrete_grpo.importers.tensors import check_tensors, read_json, read_pickle, read_safetensors, rows
+from discrete_grpo.importers.tensors import check_tensors, read_json, read_pickle, read_safetensors, select_rows
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.runs.checkpoint import CheckpointError
@@ -34,10 +34,10 @@ MASK_BUFFER = re.compile(r"blocks\.\d+\.attn\.mask")
 
 @dataclass(frozen=True)
 class StartedTokenizer:
-    """A tokenizer of texts that all begin with one token, which is given and not drawn: text = start + decode(ids).
+    """Tokenizer of texts that all begin with one token, which is given and not drawn: text = start + decode(ids).
 
     Attributes:
-        tokenizer: of what follows.
+        tokenizer: tokenizer of the text after the first token.
         start: the first token.
 
     >>> tokenizer = StartedTokenizer(Tokenizer(("C", "O")), "C")
@@ -58,10 +58,10 @@ class StartedTokenizer:
         return self.tokenizer.tokens
 
     def split(self, text: str) -> list[str]:
-        """The tokens of ``text`` without the first.
+        """Split ``text`` into tokens and drop the first.
 
         Raises:
-            ValueError: if the text begins otherwise, or has a token outside the alphabet.
+            ValueError: if the text begins with another token, or has a token outside the alphabet.
         """
         parts = self.tokenizer.split(text)
         if parts[:1] != [self.start]:
@@ -71,16 +71,16 @@ class StartedTokenizer:
         return parts[1:]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text`` after its first token.
+        """Return the ids of ``text`` after its first token.
 
         Raises:
-            ValueError: if the text begins otherwise, or has a token outside the alphabet.
+            ValueError: if the text begins with another token, or has a token outside the alphabet.
         """
         self.split(text)
         return self.tokenizer.encode(text)[1:]
 
     def knows(self, text: str) -> bool:
-        """Whether the policy could draw ``text``."""
+        """Return whether the policy can draw ``text``."""
         try:
             self.split(text)
         except ValueError:
@@ -88,7 +88,7 @@ class StartedTokenizer:
         return True
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``; special ids are left out."""
+        """Return the text of ``ids`` without special ids."""
         return self.start + self.tokenizer.decode(ids)
 
 
@@ -100,14 +100,14 @@ def import_molgpt(
     properties: Sequence[str] = (),
     start: str = "C",
 ) -> TokenPolicy:
-    """MolGPT weights as a policy; MolGPT reads all of its properties always, and so should every context give them.
+    """Import MolGPT weights as a policy; MolGPT has no missing properties, so every context should give all of them.
 
     Args:
-        path: the weights, a ``state_dict`` of ``torch.save`` or a safetensors file.
+        path: weights, as a ``state_dict`` of ``torch.save`` or a safetensors file.
         vocabulary: JSON file of the tokens: token -> row, or a list in the order of the rows.
-        heads: attention heads, which the weights do not tell; 8 in the published models.
-        properties: names of the context columns it is conditioned on, in the order it was trained with.
-        start: the token every molecule begins with.
+        heads: number of attention heads, which the weights do not determine; 8 in the published models.
+        properties: names of the context columns that are its conditions, in the order of its training.
+        start: first token of every molecule.
 
     Raises:
         CheckpointError: if a file is missing or damaged, or the tensors do not fit.
@@ -138,7 +138,7 @@ def import_molgpt(
 
 
 def _tokens(table: Any, path: object) -> list[str]:
-    """The tokens in the order of their rows."""
+    """Return the tokens in the order of their rows."""
     if isinstance(table, dict) and sorted(table.values(), key=str) == sorted(range(len(table)), key=str):
         table = sorted(table, key=table.__getitem__)
     if not isinstance(table, list) or not all(isinstance(t, str) for t in table) or len(set(table)) != len(table):
@@ -149,7 +149,7 @@ def _tokens(table: Any, path: object) -> list[str]:
 
 
 def _sizes(found: Any, num_tokens: int, heads: int, properties: Sequence[str], path: object) -> tuple[dict[str, Tensor], GPTConfig]:
-    """The tensors without MolGPT's stored causal masks, compared with what sizes read off a few of them demand."""
+    """Return the tensors without the stored causal masks, and the sizes, after a check of all shapes."""
     if not isinstance(found, Mapping):
         raise CheckpointError(f"path: {path} holds {type(found).__name__}, expected a state_dict")
     found = {name: t for name, t in found.items() if not MASK_BUFFER.fullmatch(name)}
@@ -165,7 +165,7 @@ def _sizes(found: Any, num_tokens: int, heads: int, properties: Sequence[str], p
     if num_properties != len(properties):
         given = ", ".join(properties) or "none"
         raise ValueError(f"properties: {given}, expected {num_properties} names, as many as {path} was trained with")
-    config = GPTConfig(num_tokens + 3, block, num_properties, layers, heads, width)  # PAD, BOS and MASK are ours
+    config = GPTConfig(num_tokens + 3, block, num_properties, layers, heads, width)  # PAD, BOS and MASK are added
     check_tensors(found, _expected(num_tokens, config), path)
     return found, config
 
@@ -192,10 +192,10 @@ def _expected(num_tokens: int, config: GPTConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _renamed(found: Mapping[str, Tensor], ids: list[int], config: GPTConfig) -> dict[str, Tensor]:
-    """The tensors by our names: q, k and v in one matrix, rows of the alphabet in our order."""
+    """Rename the tensors, join q, k and v, and permute the rows of the alphabet to the token ids of the policy."""
     moved = {
-        "token.weight": rows(found["tok_emb.weight"], ids),
-        "head.weight": rows(found["head.weight"], ids),
+        "token.weight": select_rows(found["tok_emb.weight"], ids),
+        "head.weight": select_rows(found["head.weight"], ids),
         "position.weight": found["pos_emb"][0].float(),
         "kind.weight": found["type_emb.weight"].float(),
     }
@@ -221,4 +221,4 @@ BLOCK = {
     "mlp.0": "feed.0",
     "mlp.2": "feed.2",
 }
-"""Parts of a block by MolGPT's names and by ours."""
+"""Names of the parts of a block in MolGPT and in :class:`~discrete_grpo.models.gpt.GPT`."""

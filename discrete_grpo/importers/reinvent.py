@@ -1,8 +1,9 @@
-"""Priors of REINVENT 2, 3 and 4 as SMILES policies: embedding, GRU or LSTM, linear head.
+"""Import of priors of REINVENT 2, 3 and 4 as SMILES policies: embedding, GRU or LSTM, linear head.
 
 A prior is a dictionary written by ``torch.save``: ``network`` (weights), ``network_params``, ``max_sequence_length``,
-``vocabulary`` (a dictionary, in older files an object), and objects with no weights (``tokenizer``, ``metadata``). Objects
-of known names are read as inert stand-ins: none of their code runs. A pair NAME.safetensors and NAME.json is read too.
+``vocabulary`` (a dictionary, in older files an object), and objects without weights (``tokenizer``, ``metadata``). Objects
+of known class names are replaced by stand-ins, so that none of their code runs. A pair NAME.safetensors and NAME.json can be read
+too.
 Source: Olivecrona et al. (2017), doi 10.1186/s13321-017-0235-x; Loeffler et al. (2024), doi 10.1186/s13321-024-00812-5.
 """
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from discrete_grpo.domains.molecules import canonical_samples
 from discrete_grpo.domains.tokenizer import Tokenizer
-from discrete_grpo.importers.tensors import Inert, check_tensors, read_json, read_pickle, read_safetensors, rows
+from discrete_grpo.importers.tensors import Inert, check_tensors, read_json, read_pickle, read_safetensors, select_rows
 from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.runs.checkpoint import CheckpointError
@@ -32,9 +33,9 @@ GATES = {"gru": 3, "lstm": 4}
 
 
 def import_reinvent(path: str | os.PathLike[str]) -> TokenPolicy:
-    """A de novo REINVENT prior as a policy.
+    """Import a de novo REINVENT prior as a policy.
 
-    Its sampler normalises the output of each step by itself where ``layer_normalization`` is on, and so does the policy.
+    With ``layer_normalization``, the sampler of REINVENT normalises the output of each step by itself, and so does the policy.
 
     Args:
         path: a prior, or NAME.safetensors with NAME.json beside it: ``tokens`` (token -> row), ``max_sequence_length`` and
@@ -64,7 +65,7 @@ def import_reinvent(path: str | os.PathLike[str]) -> TokenPolicy:
 
 
 def _pair(path: Path) -> dict[str, Any]:
-    """The parts of a prior from a safetensors file and the JSON file beside it."""
+    """Read the parts of a prior from a safetensors file and the JSON file beside it."""
     described = read_json(path.with_suffix(".json"))
     if not isinstance(described, dict):
         raise CheckpointError(f"path: {path.with_suffix('.json')} holds {type(described).__name__}, expected a dictionary")
@@ -72,7 +73,7 @@ def _pair(path: Path) -> dict[str, Any]:
 
 
 def _max_length(parts: Mapping[str, Any], path: object) -> int:
-    """Draws of a molecule, the end among them: REINVENT counts the start token too."""
+    """Return the largest number of draws per molecule, including the end; the number of REINVENT includes the start token too."""
     length = parts.get("max_sequence_length")
     if not isinstance(length, int) or length < 2:
         raise CheckpointError(f"max_sequence_length: {length!r} in {path}, expected a whole number of at least 2")
@@ -80,7 +81,7 @@ def _max_length(parts: Mapping[str, Any], path: object) -> int:
 
 
 def _tokens(vocabulary: Any, path: object) -> dict[str, int]:
-    """Token -> row, from a dictionary, REINVENT 4's dictionary around it, or an older file's object."""
+    """Return token -> row, from a dictionary, the nested dictionary of REINVENT 4, or the object of an older file."""
     if isinstance(vocabulary, Inert):
         vocabulary = vars(vocabulary).get("_tokens")
     if isinstance(vocabulary, Mapping) and isinstance(vocabulary.get("tokens"), Mapping):
@@ -96,10 +97,10 @@ def _tokens(vocabulary: Any, path: object) -> dict[str, int]:
 
 
 def _config(params: Mapping[str, Any], num_tokens: int, path: object) -> RecurrentConfig:
-    """Sizes from ``network_params``, with REINVENT's defaults; its dropout is left out."""
+    """Return the sizes in ``network_params``, with the defaults of REINVENT and without dropout."""
     try:
         return RecurrentConfig(
-            num_tokens=num_tokens + 2,  # PAD and MASK are ours
+            num_tokens=num_tokens + 2,  # PAD and MASK are added
             cell=params.get("cell_type", "gru").lower(),
             layers=params.get("num_layers", 3),
             width=params.get("layer_size", 512),
@@ -125,10 +126,10 @@ def _check(found: Mapping[str, Tensor], config: RecurrentConfig, num_tokens: int
 
 
 def _renamed(found: Mapping[str, Tensor], ids: list[int]) -> dict[str, Tensor]:
-    """The tensors by our names, rows of the alphabet in our order."""
+    """Rename the tensors and permute the rows of the alphabet to the token ids of the policy."""
     moved = {"rnn." + name.removeprefix("_rnn."): t.float() for name, t in found.items() if name.startswith("_rnn.")}
     return moved | {
-        "token.weight": rows(found["_embedding.weight"], ids),
-        "head.weight": rows(found["_linear.weight"], ids),
-        "head.bias": rows(found["_linear.bias"], ids),
+        "token.weight": select_rows(found["_embedding.weight"], ids),
+        "head.weight": select_rows(found["_linear.weight"], ids),
+        "head.bias": select_rows(found["_linear.bias"], ids),
     }

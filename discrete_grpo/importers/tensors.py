@@ -1,4 +1,4 @@
-"""Foreign weights read without executing anything, and compared with the names and shapes that are expected."""
+"""Reading of foreign weights without executing any code, and the check of their names and shapes."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from torch import Tensor
 from discrete_grpo.runs.serialization import CheckpointError
 from discrete_grpo.runs.weights import not_finite
 
-__all__ = ["Inert", "check_tensors", "read_json", "read_pickle", "read_safetensors", "rows"]
+__all__ = ["Inert", "check_tensors", "read_json", "read_pickle", "read_safetensors", "select_rows"]
 
 
 class Inert:
-    """What stands for an object of a foreign class: it takes any state, and none of its code is the foreign class's."""
+    """Stand-in for an object of a foreign class; it accepts any state and runs no foreign code."""
 
     def __init__(self, *args: Any) -> None:
         pass
 
 
 def read_pickle(path: str | os.PathLike[str], inert: Collection[str] = ()) -> Any:
-    """The content of a file written by ``torch.save``, on the CPU: tensors and containers, and nothing is executed.
+    """Read a file written by ``torch.save`` to the CPU: tensors and containers only, without executing any code.
 
     Args:
         path: the file.
-        inert: names of foreign classes, without their module, whose objects become :class:`Inert`.
+        inert: names, without module, of foreign classes whose objects are replaced by :class:`Inert`.
 
     Raises:
-        CheckpointError: if the file is missing or damaged, or names anything else than these and tensors.
+        CheckpointError: if the file is missing or damaged, or names any other class or function.
     """
     if not Path(path).is_file():
         raise CheckpointError(f"path: {path} is no file, expected weights written by torch.save")
@@ -49,13 +49,13 @@ def read_pickle(path: str | os.PathLike[str], inert: Collection[str] = ()) -> An
     except pickle.UnpicklingError as error:
         reason = next((line.strip() for line in str(error).splitlines() if "GLOBAL" in line), str(error).split("\n")[0])
         raise CheckpointError(f"path: {path} is not read, since reading it could run code ({reason})") from error
-    except Exception as error:  # torch, zipfile and pickletools raise many kinds for a damaged file
+    except Exception as error:  # torch, zipfile and pickletools raise many exceptions for a damaged file
         first = str(error).split("\n")[0] or type(error).__name__
         raise CheckpointError(f"path: {path} cannot be read ({first}); expected a file written by torch.save") from error
 
 
 def _named(path: Path) -> Iterator[str]:
-    """Everything a file's pickles name by module, found without unpickling."""
+    """Yield all global names in the pickles of a file, without unpickling."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             inner = [name for name in archive.namelist() if name.endswith("data.pkl")]
@@ -75,7 +75,7 @@ def _globals(file: IO[bytes]) -> Iterator[str]:
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
+    """Read the tensors of a safetensors file.
 
     Raises:
         CheckpointError: if it is missing or damaged.
@@ -87,10 +87,10 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """The content of a JSON file.
+    """Read a JSON file.
 
     Raises:
-        CheckpointError: if it is missing or no JSON.
+        CheckpointError: if it is missing or not JSON.
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
@@ -99,7 +99,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def check_tensors(found: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]], where: object) -> None:
-    """Compare the tensors that are there with what should be.
+    """Check names, shapes and finiteness of tensors.
 
     Raises:
         CheckpointError: naming the first five that are missing, unexpected or of another shape, or that hold NaN or infinity.
@@ -118,10 +118,10 @@ def check_tensors(found: Mapping[str, Any], expected: Mapping[str, tuple[int, ..
         raise CheckpointError(f"path: {where} holds weights that are no finite numbers: {broken}")
 
 
-def rows(weight: Tensor, ids: Sequence[int]) -> Tensor:
-    """The rows of a foreign alphabet in our order: row k is theirs for our id k; at float32.
+def select_rows(weight: Tensor, ids: Sequence[int]) -> Tensor:
+    """Return the rows of ``weight`` at ``ids`` in float32: row k of the result is that of our token id k.
 
-    >>> rows(torch.tensor([[1.0], [2.0], [3.0]]), [2, 0])
+    >>> select_rows(torch.tensor([[1.0], [2.0], [3.0]]), [2, 0])
     tensor([[3.],
             [1.]])
     """

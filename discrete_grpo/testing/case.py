@@ -17,9 +17,9 @@ from discrete_grpo.training.config import GRPOConfig
 
 __all__ = ["Case", "Change", "Law", "Measured", "Skip", "claims", "gap", "per_step", "same", "why_no_sites"]
 
-CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}
+LOG_PROB_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Largest relative difference of two ways to compute the same log-prob, by dtype of the weights."""
-CLOSE_HALF = 5e-2
+LOG_PROB_TOLERANCE_HALF = 5e-2
 """The same for 16-bit weights."""
 ROUND = 256
 """Trajectories drawn or scored in one go."""
@@ -79,7 +79,7 @@ class Case:
     @property
     def close(self) -> float:
         """Tolerance for one log-prob computed in two ways."""
-        return CLOSE.get(next(self.module.parameters()).dtype, CLOSE_HALF)
+        return LOG_PROB_TOLERANCE.get(next(self.module.parameters()).dtype, LOG_PROB_TOLERANCE_HALF)
 
     def generator(self, offset: int = 0) -> torch.Generator:
         """A fresh generator on the policy's device; equal offsets give equal draws."""

@@ -23,10 +23,10 @@ from discrete_grpo.testing.case import Case, Law, Skip
 
 __all__ = ["likely"]
 
-SCORING = ("stored log-probs", "ratio eval", "ratio train", "ratio bf16", "padding", "batch size", "steps", "permutation")
-LEARNING = ("gradient", "reinforce", "reference", "checkpoint")
-HALF = (torch.bfloat16, torch.float16)
-DISTINCT = 8
+SCORING_LAWS = ("stored log-probs", "ratio eval", "ratio train", "ratio bf16", "padding", "batch size", "steps", "permutation")
+LEARNING_LAWS = ("gradient", "reinforce", "reference", "checkpoint")
+HALF_PRECISION = (torch.bfloat16, torch.float16)
+MIN_DISTINCT_VALUES = 8
 """Least number of distinct values that say how many digits a table has."""
 
 
@@ -81,11 +81,11 @@ def _sixteen_bits(name: str, law: Law, case: Case) -> str:
         tables = [case.scores(case.rollout).logp] if case.no_sites else [s.log_probs for s in case.policy.sites(case.rollout)]
     advice = "cast the logits to float32 before they are normalised"
     for table in tables:
-        if table.dtype in HALF:
+        if table.dtype in HALF_PRECISION:
             return f"log-probabilities are {table.dtype}: {advice}"
         values = table[table.isfinite()]
-        for half in HALF:
-            if torch.equal(values.to(half).to(values.dtype), values) and len(values.unique()) >= DISTINCT:
+        for half in HALF_PRECISION:
+            if torch.equal(values.to(half).to(values.dtype), values) and len(values.unique()) >= MIN_DISTINCT_VALUES:
                 return f"log-probabilities are {table.dtype} but have the digits of {half}: {advice}"
     return ""
 
@@ -282,11 +282,11 @@ def _random_draws(name: str, law: Law, case: Case) -> str:
 
 Diagnosis = Callable[[str, Law, Case], str]
 DIAGNOSES: tuple[tuple[tuple[str, ...], Diagnosis], ...] = (
-    (("shapes", "probabilities", *SCORING), _sixteen_bits),
-    ((*SCORING, *LEARNING), _fast_path),
-    ((*SCORING, *LEARNING), _dropout),
-    ((*SCORING, *LEARNING), _batch_norm),
-    ((*SCORING, *LEARNING), _random_scores),
+    (("shapes", "probabilities", *SCORING_LAWS), _sixteen_bits),
+    ((*SCORING_LAWS, *LEARNING_LAWS), _fast_path),
+    ((*SCORING_LAWS, *LEARNING_LAWS), _dropout),
+    ((*SCORING_LAWS, *LEARNING_LAWS), _batch_norm),
+    ((*SCORING_LAWS, *LEARNING_LAWS), _random_scores),
     (("generator", "global random state"), _random_draws),
 )
 """Which experiment is made for which laws, in this order."""

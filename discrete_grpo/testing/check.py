@@ -1,4 +1,4 @@
-"""Running every law on a policy."""
+"""The conformance test: every law, measured on one policy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -55,7 +55,9 @@ LAWS: Mapping[str, Law] = MappingProxyType(
 ON_TABLES = frozenset({"probabilities", "probabilities bf16", "mask", "total mass", "frequencies", "calibration"})
 """Laws of categorical tables, which a policy that only gives scores is not asked for."""
 
-LEARNING = GRPOConfig(max_steps=400, num_generations=16, generation_batch_size=128, per_device_batch_size=128, learning_rate=5e-3)
+LEARNING_CONFIG = GRPOConfig(
+    max_steps=400, num_generations=16, generation_batch_size=128, per_device_batch_size=128, learning_rate=5e-3
+)
 """Settings of the law ``learning``."""
 
 
@@ -79,6 +81,23 @@ def _judged(name: str, law: Law, case: Case) -> Row:
     return Row(name, found.error, found.tolerance, "failed", found.note, causes.likely(name, law, case))
 
 
+def _case(
+    policy: Policy, contexts: Sequence[Context], space: Rollout | Callable[[], Rollout] | None, seed: int, **given: Any
+) -> Case:
+    """The case of a copy of ``policy`` in eval mode, with one rollout of ``contexts``; ``given`` holds the other fields."""
+    if not contexts:
+        raise ValueError("contexts: none given, expected at least one")
+    module = copy.deepcopy(as_module(policy)).eval()
+    if next(module.parameters(), None) is None:
+        raise ValueError("policy: no parameters, expected at least one")
+    device = next(module.parameters()).device
+    tested = cast(Policy, module)
+    whole = space() if callable(space) else space
+    drawn = tested.sample(contexts, generator=torch.Generator(device).manual_seed(seed))
+    whole = None if whole is None else whole.to(device)
+    return Case(tested, contexts, drawn, whole, seed=seed, no_sites=why_no_sites(tested, drawn), **given)
+
+
 def check_policy(
     policy: Policy,
     contexts: Sequence[Context],
@@ -91,25 +110,25 @@ def check_policy(
     samples: int = 2000,
     seed: int = 0,
     seconds: float = 5.0,
-    learning: GRPOConfig = LEARNING,
+    learning: GRPOConfig = LEARNING_CONFIG,
     skip: Collection[str] = (),
 ) -> Report:
-    """Whether a policy obeys the laws of :data:`LAWS`; run on a copy in eval mode, on the policy's device and in its dtype.
+    """Test a policy against the laws of :data:`LAWS`, on a copy in eval mode, on the policy's device and in its dtype.
 
     Args:
-        policy: under test; it is not changed. Of a :class:`~discrete_grpo.core.rollout.Scorer` the laws take what its ``score``
-            gives; laws on tables are skipped if it has no ``sites``.
-        contexts: what to draw from; several, and of several sizes if the policy has sizes.
+        policy: the policy under test, which is not changed. A :class:`~discrete_grpo.core.rollout.Scorer` is tested by its
+            ``score``; if it has no ``sites``, the laws on tables are skipped.
+        contexts: contexts to draw from; several, and of several sizes if the policy has sizes.
         space: a rollout with every trajectory of ``contexts[0]`` exactly once (its ``logp`` and ``samples`` are not
-            read). What is drawn before the first step and has no log-prob is the *start*; rows of one start have one
+            read). The state before the first step has no log-prob and is called the *start*; rows of one start have one
             ``group``. None skips the laws that need it.
         permute: ``(rollout, generator) -> rollout``, the same trajectories relabelled; None relabels graphs whose states are
-            called ``nodes`` and ``pairs`` (or ``edges``), and skips the law for all else.
+            called ``nodes`` and ``pairs`` (or ``edges``), and skips the law for all other policies.
         pad: ``(rollout, generator) -> rollout``, the same trajectories with more padding, or other values in it.
-        reward: with values from 0 to 1, to be learned; None takes a property of the samples' text.
+        reward: a reward in [0, 1] that the policy has to learn; None takes a property of the samples' text.
         trusted: top-level packages whose classes a checkpoint may name.
-        samples: trajectories drawn for the laws on frequencies.
-        seed: of everything random.
+        samples: number of trajectories drawn for the laws on frequencies.
+        seed: seed of everything random.
         seconds: processor time that learning may take.
         learning: settings of the law ``learning``.
         skip: names of laws to leave out.
@@ -117,31 +136,10 @@ def check_policy(
     Raises:
         ValueError: if ``contexts`` is empty, the policy has no parameters or ``skip`` names no law.
     """
-    if not contexts:
-        raise ValueError("contexts: none given, expected at least one")
     if unknown := set(skip) - LAWS.keys():
         raise ValueError(f"skip: {', '.join(sorted(unknown))}, expected some of {', '.join(LAWS)}")
-    module = copy.deepcopy(as_module(policy)).eval()
-    if next(module.parameters(), None) is None:
-        raise ValueError("policy: no parameters, expected at least one")
-    device = next(module.parameters()).device
-    tested = cast(Policy, module)
-    whole = space() if callable(space) else space
-    drawn = tested.sample(contexts, generator=torch.Generator(device).manual_seed(seed))
-    case = Case(
-        policy=tested,
-        contexts=contexts,
-        rollout=drawn,
-        space=whole.to(device) if whole is not None else None,
-        permute=permute,
-        pad=pad,
-        reward=reward,
-        trusted=trusted,
-        samples=samples,
-        seed=seed,
-        seconds=seconds,
-        learning=learning,
-        no_sites=why_no_sites(tested, drawn),
-    )
+    given = {"permute": permute, "pad": pad, "reward": reward, "trusted": trusted}
+    limits = {"samples": samples, "seconds": seconds, "learning": learning}
+    case = _case(policy, contexts, space, seed, **given, **limits)
     rows = (_skipped(name, "left out by the caller") if name in skip else _judged(name, law, case) for name, law in LAWS.items())
     return Report(tuple(rows))

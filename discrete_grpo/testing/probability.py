@@ -12,7 +12,7 @@ from torch import Tensor
 from discrete_grpo.core.categorical import Scores, Sites, gather, kl_divergence
 from discrete_grpo.core.precision import widen
 from discrete_grpo.core.rollout import Rollout, Scorer
-from discrete_grpo.testing.case import CLOSE, ROUND, Case, Measured, Skip, claims, gap
+from discrete_grpo.testing.case import LOG_PROB_TOLERANCE, ROUND, Case, Measured, Skip, claims, gap
 
 __all__ = ["calibration", "frequencies", "probabilities", "probabilities_bf16", "shapes", "total_mass"]
 
@@ -82,7 +82,7 @@ def probabilities(case: Case) -> Measured:
     """Σ_c p_c = 1 at every site."""
     tables = [s.log_probs[s.mask] for s in case.policy.sites(case.rollout)]
     error = max(gap(table.cpu().double().exp().sum(-1), torch.ones(len(table))) for table in tables)
-    return Measured(error, max(CLOSE.get(t.dtype, math.nan) for t in tables) / 10, f"{sum(map(len, tables))} tables")
+    return Measured(error, max(LOG_PROB_TOLERANCE.get(t.dtype, math.nan) for t in tables) / 10, f"{sum(map(len, tables))} tables")
 
 
 @torch.no_grad()
@@ -95,7 +95,7 @@ def probabilities_bf16(case: Case) -> Measured:
     for table, other in zip(tables, plain, strict=True):
         below = -kl_divergence(table.cpu().double(), other.cpu().double())
         error = max(error, float(below.nan_to_num(nan=torch.inf).max()) if below.numel() else 0.0)
-    return Measured(error, max(CLOSE.get(t.dtype, math.nan) for t in tables) / 10, f"{sum(map(len, tables))} tables")
+    return Measured(error, max(LOG_PROB_TOLERANCE.get(t.dtype, math.nan) for t in tables) / 10, f"{sum(map(len, tables))} tables")
 
 
 def _space_log_probs(case: Case, space: Rollout) -> Float[Tensor, " batch"]:

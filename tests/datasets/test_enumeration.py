@@ -10,7 +10,7 @@ import networkx as nx
 import pytest
 from rdkit import Chem
 
-from discrete_grpo.datasets.enumeration import BUNDLED, enumerate_molecules, gdb_like, load_enumerated, main
+from discrete_grpo.datasets.enumeration import ENUMERATED_FILE, command_line, enumerate_molecules, gdb_like, load_enumerated
 from discrete_grpo.domains.molecules import decode
 
 KEPT = {1: 4, 2: 13, 3: 32, 4: 147, 5: 735, 6: 4628, 7: 32516}
@@ -27,7 +27,7 @@ def upto5() -> list[str]:
 
 @pytest.fixture(scope="module")
 def bundled() -> list[str]:
-    return gzip.decompress(BUNDLED.read_bytes()).decode().split()
+    return gzip.decompress(ENUMERATED_FILE.read_bytes()).decode().split()
 
 
 def test_counts(upto5: list[str]) -> None:
@@ -126,7 +126,7 @@ def test_loading() -> None:
 
 def test_the_file_is_the_same_to_the_byte(tmp_path: Path, bundled: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a.smi.gz", "b.smi.gz"):
-        main(["--max-atoms", "4", "--out", str(tmp_path / name)])
+        command_line(["--max-atoms", "4", "--out", str(tmp_path / name)])
     first = (tmp_path / "a.smi.gz").read_bytes()
     assert first == (tmp_path / "b.smi.gz").read_bytes()
     assert gzip.decompress(first).decode().split() == bundled[: sum(KEPT[n] for n in range(1, 5))]

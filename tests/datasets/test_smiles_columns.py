@@ -76,9 +76,9 @@ def test_the_column_is_found(name: str, text: str, tmp_path: Path) -> None:
         ("structure,molecule\nC1CC1,CCO\nC,CN\n", "no column has a usual name of SMILES"),
         (
             "C1CC1,CCO\nC1CCC1,CN\n",
-            "there is no header, and several columns read as molecules; name it with smiles_column=NUMBER (columns 1: 'C1CC1'",
+            "there is no header, and several columns parse as molecules; name it with smiles_column=NUMBER (columns 1: 'C1CC1'",
         ),
-        ("C,1\nN,2\nO,3\n", "there is no header, and no column reads as molecules"),
+        ("C,1\nN,2\nO,3\n", "there is no header, and no column parses as molecules"),
         ("C,group\n1,CCO\n2,CCN\n", "no column has a usual name of SMILES; name it with smiles_column=NAME (columns 'C': '1'"),
         ("name,formula\na,CO\nb,CN\n", "no column has a usual name of SMILES"),
     ],

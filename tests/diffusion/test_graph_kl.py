@@ -180,8 +180,8 @@ def changed(name: str, at: tuple[int, ...], value: Any) -> Any:
         (changed("ref_edges", (1, 0, 2), [0.5, 0.5]), r"ref_edges: entries .* expected symmetric edges"),
         (changed("nodes", (0, 0), [0.5, 0.5, 0.5]), r"nodes: a row sums to 1 ± 0.5, expected"),
         (changed("ref_nodes", (1, 2), [0.2, 0.2, 0.2]), "ref_nodes: a row sums to 1 ± 0.4"),
-        (changed("nodes", (0, 0), [1.5, -0.5, 0.0]), r"nodes: least entry -0.5, expected probabilities of at least 0"),
-        (changed("nodes", (0, 0), [math.nan, 0.5, 0.5]), "nodes: least entry nan"),
+        (changed("nodes", (0, 0), [1.5, -0.5, 0.0]), r"nodes: smallest entry -0.5, expected probabilities of at least 0"),
+        (changed("nodes", (0, 0), [math.nan, 0.5, 0.5]), "nodes: smallest entry nan"),
         (lambda g: g.update(nodes=g["nodes"][0]), r"nodes: shape \(4, 3\), expected \[B, N, C\]"),
         (lambda g: g.update(edges=g["edges"][:, :3]), r"edges: shape \(3, 3, 4, 2\), expected \(3, 4, 4, C\)"),
         (lambda g: g.update(ref_nodes=g["ref_nodes"][..., :2]), r"ref_nodes: shape \(3, 4, 2\), expected \(3, 4, 3\)"),
@@ -202,7 +202,7 @@ def test_what_is_no_posterior_is_refused_by_name(change: Any, said: str) -> None
 
 def test_log_probabilities_are_refused() -> None:
     given = arguments()
-    with pytest.raises(ValueError, match="nodes: least entry -"):
+    with pytest.raises(ValueError, match="nodes: smallest entry -"):
         posterior_kl(**given | {"nodes": given["nodes"].log()})
 
 

@@ -79,7 +79,7 @@ def test_the_time_grid_goes_from_one_to_zero_in_equal_steps(steps: int) -> None:
 
 def test_bad_values_are_named() -> None:
     for offset in (-0.1, 1.0, math.nan):
-        with pytest.raises(ValueError, match=r"^offset: .*, expected 0 <= offset < 1"):
+        with pytest.raises(ValueError, match=r"^offset: .*, expected at least 0 and less than 1"):
             CosineSchedule(offset)
     with pytest.raises(ValueError, match=r"^num_steps: 0, expected at least 1"):
         time_grid(0)

@@ -155,7 +155,7 @@ def test_huggingface_ends_can_be_named(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"bos": "X"}, "bos: 'X', expected a token of the vocabulary"),
         ({"max_length": 15}, r"max_length: 15, expected 1 to 14 \(positions of the model\)"),
-        ({"examples": ("?",)}, "gives back none of the examples"),
+        ({"examples": ("?",)}, "decodes none of the examples"),
     ]
     for change, said in wrong:
         with pytest.raises(ValueError, match=said) as error:

@@ -13,7 +13,8 @@ from discrete_grpo.diffusion.schedules import DigressSchedule
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pair_mask, permute, symmetrise, upper
 from discrete_grpo.models import digress_attention
 from discrete_grpo.models.digress_features import MoleculeFeatures, cycles, random_walk_powers
-from discrete_grpo.models.digress_transformer import DigressConfig, DigressTransformer, summaries
+from discrete_grpo.models.digress_pooling import pool_statistics
+from discrete_grpo.models.digress_transformer import DigressConfig, DigressTransformer
 from discrete_grpo.runs.checkpoint import load_policy, save
 from tests import digress_oracle as oracle
 
@@ -225,7 +226,7 @@ def test_halves_under_autocast_stay_near() -> None:
 
 def test_a_single_node_has_no_spread_and_finite_gradients() -> None:
     x = torch.ones(2, 1, 3, requires_grad=True)
-    parts = summaries(x, None, "masked")
+    parts = pool_statistics(x, None, "masked")
     assert not parts[3].any()
     torch.stack([p.sum() for p in parts]).sum().backward()
     assert x.grad is not None
@@ -302,12 +303,12 @@ def test_what_does_not_fit_is_named() -> None:
             replace(SMALL, **change)
     net, _ = network(SMALL)
     batch = graphs((8, 2), 8)
-    with pytest.raises(ValueError, match="nodes: a graph of 8, expected at most 7"):
+    with pytest.raises(ValueError, match="nodes of the largest graph: 8, expected at most 7"):
         net(batch.nodes, batch.edges, times(batch), batch.mask)
     batch = graphs((3, 2), 3, (5, 3), 4)
-    with pytest.raises(ValueError, match="nodes: class 4, expected 0 to 3"):
+    with pytest.raises(ValueError, match="nodes: class: 4, expected 0 to 3"):
         net(batch.nodes, batch.edges, times(batch), batch.mask)
-    with pytest.raises(ValueError, match="edges: class 6, expected 0 to 2"):
+    with pytest.raises(ValueError, match="edges: class: 6, expected 0 to 2"):
         net(batch.nodes.clamp_max(3), batch.edges * 3, times(batch), batch.mask)
 
 

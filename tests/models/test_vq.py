@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.models.convnet import ConvNet, ConvNetConfig
-from discrete_grpo.models.vq import RECONSTRUCTION_WEIGHT, CodeDecoder, VQAutoencoder, VQConfig, nearest
+from discrete_grpo.models.vq import RECONSTRUCTION_WEIGHT, CodeDecoder, VQAutoencoder, VQConfig, nearest_code
 
 CONFIG = VQConfig(size=4, halvings=1, codes=5, code_width=3, width=6, commitment=0.25)
 
@@ -36,8 +36,8 @@ def by_loops(vectors: Tensor, codebook: Tensor) -> list[int]:
 def test_nearest_is_the_entry_of_least_distance() -> None:
     generator = torch.Generator().manual_seed(0)
     vectors, codebook = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (40, 7))
-    assert nearest(vectors, codebook).tolist() == by_loops(vectors, codebook)
-    assert nearest(torch.tensor([[1.0]]), torch.tensor([[0.0], [2.0], [2.0]])).tolist() == [0]
+    assert nearest_code(vectors, codebook).tolist() == by_loops(vectors, codebook)
+    assert nearest_code(torch.tensor([[1.0]]), torch.tensor([[0.0], [2.0], [2.0]])).tolist() == [0]
 
 
 def test_codes_and_images_of_the_grid() -> None:
