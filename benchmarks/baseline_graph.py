@@ -202,7 +202,7 @@ class PeerPolicy(nn.Module):
     def sample(self, batch: int, generator: torch.Generator | None = None) -> Trajectory:
         """``batch`` trajectories from the prior."""
         n, device = self.num_nodes, next(self.parameters()).device
-        m_x, m_e = (kernel.initial().float().to(device) for kernel in (self.node_kernel, self.edge_kernel))
+        m_x, m_e = (kernel.noise.initial().float().to(device) for kernel in (self.node_kernel, self.edge_kernel))
         x, e = _draw(m_x.expand(batch, n, -1), m_e.expand(batch, n, n, -1), generator)
         xs, es, logps = [x], [e], []
         for step in range(self.num_steps):
@@ -226,8 +226,8 @@ class PeerPolicy(nn.Module):
 
 
 def _reverse(kernel: D3PM, logits: Tensor, state: Tensor, t: Tensor, s: Tensor) -> Tensor:
-    prior = kernel.initial().float().to(state.device)
-    bar_t, bar_s = kernel.schedule.alpha_bar(t), kernel.schedule.alpha_bar(s)
+    prior = kernel.noise.initial().float().to(state.device)
+    bar_t, bar_s = kernel.noise.schedule.alpha_bar(t), kernel.noise.schedule.alpha_bar(s)
     matrices = (noise_matrix(a, prior) for a in (bar_t / bar_s.clamp_min(1e-12), bar_s, bar_t))
     return average_posterior(logits.float().softmax(-1), posterior_over_x0(state, *matrices))
 

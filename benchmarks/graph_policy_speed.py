@@ -25,7 +25,8 @@ from benchmarks.common import ROOT, Clock, Timing, interleaved, paired_ratio, pe
 from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.loss import grpo_loss, row_weights
 from discrete_grpo.core.rollout import group_contexts
-from discrete_grpo.diffusion.kernels import marginal
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.noise import marginal
 from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.models.graph_transformer import BASE, SMALL, GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import GraphPolicy
@@ -141,8 +142,8 @@ class Ours(_Side):
         schedule = CosineSchedule()
         self.policy = GraphPolicy(
             GraphTransformer(network_config(case, widths, settings.layers)),
-            marginal(case.node_prior, schedule),
-            marginal(case.edge_prior, schedule),
+            D3PM(marginal(case.node_prior, schedule)),
+            D3PM(marginal(case.edge_prior, schedule)),
             [0.0] * case.nodes + [1.0],
             num_steps=settings.steps,
         )
@@ -185,8 +186,8 @@ class Baseline(_Side):
         schedule = CosineSchedule()
         self.policy = PeerPolicy(
             PeerNetwork(network_config(case, widths, settings.layers)),
-            marginal(case.node_prior, schedule),
-            marginal(case.edge_prior, schedule),
+            D3PM(marginal(case.node_prior, schedule)),
+            D3PM(marginal(case.edge_prior, schedule)),
             case.nodes,
             settings.steps,
         )

@@ -17,13 +17,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from benchmarks.common import ROOT, stamp, write_result
 from benchmarks.expected_rate import FlowExpectedRate
 from discrete_grpo.diffusion.choices import KernelName
+from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.surrogate import with_likelihood
 from discrete_grpo.recipes.families import SamplerOptions, load_trained, sample_policy
@@ -68,7 +69,7 @@ def load(checkpoint: str | Path, kernel: str, num_steps: int) -> GraphPolicy:
     if kernel != EXPECTED_RATE:
         return policy
     kernels = {
-        name: FlowExpectedRate(old.prior, old.schedule, old.num_clean)
+        name: FlowExpectedRate(cast(Noise, old.noise))
         for name, old in (("node_kernel", policy.node_kernel), ("edge_kernel", policy.edge_kernel))
     }
     return GraphPolicy(**policy.init_args() | {"decode": policy.decode} | kernels).eval()

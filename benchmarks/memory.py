@@ -21,7 +21,8 @@ import torch
 
 from benchmarks.common import ROOT, peak_allocated, stamp, write_result
 from discrete_grpo.core.rollout import Rollout, group_contexts
-from discrete_grpo.diffusion.kernels import marginal
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.noise import marginal
 from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import GraphPolicy
@@ -93,7 +94,7 @@ def make_policy(nodes: int, steps: int, setting: Setting) -> GraphPolicy:
         global_width=setting.edge_width,
         walk_length=4,
     )
-    priors = marginal(NODE_PRIOR, schedule), marginal(EDGE_PRIOR, schedule)
+    priors = D3PM(marginal(NODE_PRIOR, schedule)), D3PM(marginal(EDGE_PRIOR, schedule))
     return GraphPolicy(GraphTransformer(network), *priors, [0.0] * nodes + [1.0], num_steps=steps)
 
 

@@ -352,7 +352,7 @@ def more_padding(rollout: Rollout, generator: torch.Generator) -> Rollout:
 
 def graph_space(policy: GraphPolicy, size: int = 2) -> Rollout:
     """Every trajectory of graphs of ``size`` nodes; the first graph is the start."""
-    classes = [range(policy.node_kernel.num_states)] * size + [range(policy.edge_kernel.num_states)] * num_pairs(size)
+    classes = [range(policy.node_kernel.noise.num_states)] * size + [range(policy.edge_kernel.noise.num_states)] * num_pairs(size)
     graphs = torch.tensor(list(product(*classes)), dtype=torch.uint8)
     paths = torch.tensor(list(product(range(len(graphs)), repeat=policy.num_steps + 1)))
     states = graphs[paths]

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from discrete_grpo.diffusion.kernels import uniform
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.noise import uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
@@ -32,7 +33,7 @@ def tiny_policy(
     num_steps: int = 4, seed: int = 0, sizes: Sequence[float] = (0.0, 0.0, 0.3, 0.3, 0.4), **options: Any
 ) -> GraphPolicy:
     """A graph policy with three node and two edge classes over graphs of 2 to 4 nodes."""
-    kernels = uniform(3, CosineSchedule()), uniform(2, CosineSchedule())
+    kernels = D3PM(uniform(3, CosineSchedule())), D3PM(uniform(2, CosineSchedule()))
     return GraphPolicy(tiny_network(seed=seed), *kernels, sizes, num_steps=num_steps, decode=node_classes, **options)
 
 

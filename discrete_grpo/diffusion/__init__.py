@@ -1,1 +1,1 @@
-"""Noise schedules and kernels: how classes are noised and how a prediction becomes a reverse step."""
+"""Noise processes and reverse steps: how classes are noised, and how a prediction becomes a reverse step."""

@@ -1,7 +1,7 @@
-"""Noise schedules: how much of the data is left at time t, with t = 0 data and t = 1 noise.
+"""Noise schedules ᾱ(t): the share of the clean signal left at time t, with t = 0 data and t = 1 noise.
 
-A schedule is one function, ᾱ(t), falling from exactly 1 at t = 0 to exactly 0 at t = 1. Everything else
-(the per-step α_{t|s} = ᾱ(t) / ᾱ(s), any number of steps, any grid) follows from it.
+A schedule is one function that falls from exactly 1 at t = 0 to exactly 0 at t = 1 (:class:`DigressSchedule` alone starts just
+below 1). The noise of a step, α_{t|s} = ᾱ(t) / ᾱ(s), follows from it for any number of steps and any grid.
 """
 
 from __future__ import annotations
@@ -31,18 +31,21 @@ __all__ = [
 
 @runtime_checkable
 class Schedule(Protocol):
-    """ᾱ(t) on [0, 1]."""
+    """Interface of a noise schedule ᾱ(t) on [0, 1]."""
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Share of the clean signal left at time t, float64."""
+        """ᾱ(t), elementwise: the share of the clean signal left at time t, in [0, 1], float64."""
         ...
 
 
 @dataclass(frozen=True)
 class CosineSchedule:
-    """ᾱ(t) = g(t)/g(0), g(t) = cos²(π/2 · (t + o)/(1 + o)).
+    """Cosine schedule ᾱ(t) = g(t)/g(0), g(t) = cos²(π/2 · (t + o)/(1 + o)).
 
     Source: Nichol & Dhariwal (2021), Eq. 17, arXiv 2102.09672; used by DiGress (arXiv 2209.14734).
+
+    Attributes:
+        offset: o, in [0, 1).
 
     >>> CosineSchedule().alpha_bar(torch.tensor([0.0, 0.5, 1.0])).tolist()
     [1.0, 0.4938..., 0.0]
@@ -55,7 +58,7 @@ class CosineSchedule:
             raise ValueError(f"offset: {self.offset}, expected 0 <= offset < 1")
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Share of the clean signal left at time t, float64."""
+        """ᾱ(t), elementwise: the share of the clean signal left at time t, in [0, 1], float64."""
         t = widen(t)
         angle = math.pi / 2 * (t + self.offset) / (1 + self.offset)
         value = torch.cos(angle) ** 2 / math.cos(math.pi / 2 * self.offset / (1 + self.offset)) ** 2
@@ -64,7 +67,7 @@ class CosineSchedule:
 
 @dataclass(frozen=True)
 class LinearSchedule:
-    """ᾱ(t) = 1 - t: the mutual-information schedule of absorbing diffusion.
+    """Linear schedule ᾱ(t) = 1 - t, the mutual-information schedule of absorbing diffusion.
 
     Source: Austin et al. (2021), section 3.3, arXiv 2107.03006.
 
@@ -73,60 +76,64 @@ class LinearSchedule:
     """
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Share of the clean signal left at time t, float64."""
+        """ᾱ(t), elementwise: the share of the clean signal left at time t, in [0, 1], float64."""
         return (1.0 - widen(t)).clamp(0.0, 1.0)
 
 
 @dataclass(frozen=True)
 class CosDistortion:
-    """ᾱ(t) = (1 - cos π(1-t))/2: small steps at both ends.
+    """Time distortion ``cos`` as a schedule, ᾱ(t) = (1 - cos π(1-t))/2, with small steps at both ends.
 
-    Source of the four time distortions f, here ᾱ(t) = f(1 - t): Qin et al. (2024), DeFoG, arXiv 2410.04263.
+    Source of the four time distortions f, written here as ᾱ(t) = f(1 - t): Qin et al. (2024), DeFoG, arXiv 2410.04263.
 
     >>> CosDistortion().alpha_bar(torch.tensor([0.0, 0.5, 1.0]))
     tensor([1.0000, 0.5000, 0.0000], dtype=torch.float64)
     """
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Share of the clean signal left at time t, float64."""
+        """ᾱ(t), elementwise: the share of the clean signal left at time t, in [0, 1], float64."""
         return (1 - torch.cos(math.pi * _clean_time(t))) / 2
 
 
 @dataclass(frozen=True)
 class RevcosDistortion:
-    """ᾱ(t) = 2u - (1 - cos πu)/2, u = 1 - t: large steps at both ends."""
+    """Time distortion ``revcos`` as a schedule, ᾱ(t) = 2u - (1 - cos πu)/2 with u = 1 - t, with large steps at both ends."""
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Share of the clean signal left at time t, float64."""
+        """ᾱ(t), elementwise: the share of the clean signal left at time t, in [0, 1], float64."""
         u = _clean_time(t)
         return 2 * u - (1 - torch.cos(math.pi * u)) / 2
 
 
 @dataclass(frozen=True)
 class PolyincDistortion:
-    """ᾱ(t) = (1-t)²: steps grow towards the data."""
+    """Time distortion ``polyinc`` as a schedule, ᾱ(t) = (1-t)², with steps that grow towards the data."""
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Share of the clean signal left at time t, float64."""
+        """ᾱ(t), elementwise: the share of the clean signal left at time t, in [0, 1], float64."""
         return _clean_time(t) ** 2
 
 
 @dataclass(frozen=True)
 class PolydecDistortion:
-    """ᾱ(t) = 2u - u², u = 1 - t: steps shrink towards the data."""
+    """Time distortion ``polydec`` as a schedule, ᾱ(t) = 2u - u² with u = 1 - t, with steps that shrink towards the data."""
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Share of the clean signal left at time t, float64."""
+        """ᾱ(t), elementwise: the share of the clean signal left at time t, in [0, 1], float64."""
         u = _clean_time(t)
         return 2 * u - u**2
 
 
 def _clean_time(t: Tensor) -> Tensor:
+    """DeFoG's time u = 1 - t in [0, 1], in the widest type of the device."""
     return (1.0 - widen(t)).clamp(0.0, 1.0)
 
 
 def time_grid(num_steps: int) -> Float[Tensor, " point"]:
-    """Times of the states of a sampler of T steps: 1, (T-1)/T, ..., 1/T, 0 (T+1 points, float64).
+    """Times of the T + 1 states of a sampler of T steps, 1, (T-1)/T, ..., 1/T, 0, as [T + 1], float64.
+
+    Args:
+        num_steps: T, at least 1.
 
     >>> time_grid(4).tolist()
     [1.0, 0.75, 0.5, 0.25, 0.0]
@@ -138,16 +145,17 @@ def time_grid(num_steps: int) -> Float[Tensor, " point"]:
 
 @dataclass(frozen=True)
 class DigressSchedule:
-    """ᾱ of DiGress's T + 1 discrete steps, its off-by-one kept: ᾱ(i/T) = g((i+1)/(T+1))/g(0), g as in :class:`CosineSchedule`.
+    """Schedule of DiGress's T + 1 discrete steps, ᾱ(i/T) = g((i+1)/(T+1))/g(0), with g as in :class:`CosineSchedule`.
 
-    A time between two steps is rounded to the nearer. At t = 0 it is not 1 but ᾱ_0 (0.99991 at T = 500), so what is drawn
-    last keeps a trace of noise; at t = 1 it is 0, where DiGress has 1e-9 in one place and 0 in another.
+    It is the product of α_i = g(u_{i+1})/g(u_i), u_i = i/(T+1), and keeps the off-by-one of DiGress's code. A time between two
+    steps is rounded to the nearer one. At t = 0 its value is ᾱ_0 and not 1 (0.99991 at T = 500), so the last draw keeps a trace
+    of noise. At t = 1 its value is 0, where DiGress has 1e-9 in one place and 0 in another.
 
-    It is the product of α_i = g(u_{i+1})/g(u_i), u_i = i/(T+1). Source: Vignac et al. (2022), arXiv 2209.14734 (their code).
+    Source: Vignac et al. (2022), arXiv 2209.14734, and its code.
 
     Attributes:
-        steps: T, of the training; at least 1.
-        offset: of the cosine.
+        steps: T of the training, at least 1.
+        offset: offset o of the cosine, in [0, 1).
 
     >>> DigressSchedule(4).alpha_bar(torch.tensor([0.0, 0.5, 1.0]))
     tensor([0.8987, 0.3408, 0.0000], dtype=torch.float64)
@@ -161,6 +169,6 @@ class DigressSchedule:
             raise ValueError(f"steps: {self.steps}, expected at least 1")
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Share of the clean signal left at time t, float64."""
+        """ᾱ(t), elementwise: the share of the clean signal left at time t, in [0, 1], float64."""
         step = torch.round(widen(t).clamp(0.0, 1.0) * self.steps)
         return CosineSchedule(self.offset).alpha_bar((step + 1) / (self.steps + 1))

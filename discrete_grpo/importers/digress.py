@@ -20,18 +20,19 @@ from discrete_grpo.datasets.molecules import MoleculeStatistics
 from discrete_grpo.diffusion import choices
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.diffusion.schedules import DigressSchedule, LinearSchedule
 from discrete_grpo.domains import graph6 as topology
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.molecules import Vocabulary
-from discrete_grpo.importers.graph_data import DataName, Noise, one_of, prior
+from discrete_grpo.importers.graph_data import DataName, PriorName, one_of, prior
 from discrete_grpo.importers.graph_source import Fact, GraphSource, shape
 from discrete_grpo.importers.tensors import check_tensors
 from discrete_grpo.models.digress_features import MoleculeFeatures
 from discrete_grpo.models.digress_transformer import DigressConfig, DigressTransformer, Pooling
 from discrete_grpo.policies.graph import GraphPolicy
 
-__all__ = ["ImportedGraphs", "Noise", "Padding", "import_defog", "import_digress", "import_graph_grpo"]
+__all__ = ["ImportedGraphs", "Padding", "import_defog", "import_digress", "import_graph_grpo"]
 
 Padding = Literal["safe", "published"]
 """``safe``: padding changes nothing. ``published``: graphs are padded to the largest, and padding counts wherever it does in the
@@ -68,7 +69,7 @@ def import_digress(
     *,
     dataset: DataName | None = None,
     statistics: str | os.PathLike[str] | None = None,
-    noise: Noise | None = None,
+    noise: PriorName | None = None,
     num_steps: int | None = None,
     diffusion_steps: int | None = None,
     heads: int | None = None,
@@ -108,7 +109,7 @@ def import_digress(
     config = replace(config, five_cycles="corrected" if fixed else "published")
     node_prior, edge_prior = source.priors()
     schedule = DigressSchedule(diffusion.value)
-    kernels = D3PM(node_prior, schedule, config.node_classes), D3PM(edge_prior, schedule, config.edge_classes)
+    kernels = D3PM(Noise(node_prior, schedule, config.node_classes)), D3PM(Noise(edge_prior, schedule, config.edge_classes))
     facts |= {"schedule": Fact(f"cosine, T = {diffusion.value}", diffusion.origin), "branch": Fact(variant, "option")}
     return _assemble(source, config, kernels, steps, checkpoint_layers, facts | {"padding": Fact(padding, "option")})
 
@@ -118,7 +119,7 @@ def import_defog(
     *,
     dataset: DataName | None = None,
     statistics: str | os.PathLike[str] | None = None,
-    noise: Noise | None = None,
+    noise: PriorName | None = None,
     num_steps: int | None = None,
     eta: float | None = None,
     omega: float | None = None,
@@ -177,7 +178,7 @@ def import_graph_grpo(
     *,
     dataset: DataName | None = None,
     statistics: str | os.PathLike[str] | None = None,
-    noise: Noise | None = None,
+    noise: PriorName | None = None,
     num_steps: int | None = None,
     eta: float = 0.0,
     omega: float = 0.0,
@@ -233,9 +234,9 @@ def _flow(
 ) -> ImportedGraphs:
     """A policy of flow matching; the first of ``rates`` is eta, the second omega."""
     priors = zip(source.priors(), (config.node_classes, config.edge_classes), strict=True)
-    kernels = [FlowEuler(prior, LinearSchedule(), classes, *rates) for prior, classes in priors]
+    kernels = [FlowEuler(Noise(prior, LinearSchedule(), classes), *rates) for prior, classes in priors]
     named = source.text(sample_distortion, "sample", "time_distortion", "identity")
-    distortion = choices.distortion(cast(choices.Distortion, named.value))
+    distortion = choices.make_distortion(cast(choices.Distortion, named.value))
     facts |= {"time distortion": named}
     temperature = facts["temperature"].value if "temperature" in facts else 1.0
     sampler = {"sample_distortion": distortion, "temperature": temperature}

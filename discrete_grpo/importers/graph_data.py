@@ -16,12 +16,12 @@ from typing import Any, Literal, get_args
 from discrete_grpo.domains.molecules import Vocabulary
 from discrete_grpo.importers.tensors import read_json
 
-__all__ = ["DataName", "Noise", "TrainingData", "data_from", "fitting", "known_data", "one_of", "prior", "read_statistics"]
+__all__ = ["DataName", "PriorName", "TrainingData", "data_from", "fitting", "known_data", "one_of", "prior", "read_statistics"]
 
 DataName = Literal["qm9", "qm9-h", "zinc", "zinc-gdpo", "moses", "guacamol", "planar", "tree", "sbm"]
 
-Noise = Literal["marginal", "uniform", "absorbing", "absorbfirst", "argmax"]
-"""What a model noises towards, by DiGress's and DeFoG's names."""
+PriorName = Literal["marginal", "uniform", "absorbing", "absorbfirst", "argmax"]
+"""Names that DiGress and DeFoG give to the prior of their noise."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _tuple(name: str, values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(str(v) for v in values) if name == "atoms" else tuple(float(v) for v in values)
 
 
-def prior(noise: Noise, share: tuple[float, ...]) -> tuple[float, ...]:
+def prior(noise: PriorName, share: tuple[float, ...]) -> tuple[float, ...]:
     """What a noise of that name tends to, for classes of the given shares; a mask class only where there are several classes.
 
     >>> prior("absorbing", (0.9, 0.1)), prior("absorbing", (1.0,))
@@ -244,7 +244,7 @@ def prior(noise: Noise, share: tuple[float, ...]) -> tuple[float, ...]:
         "absorbfirst": lambda: (1.0,) + (0.0,) * (size - 1),
         "argmax": lambda: tuple(float(k == most) for k in range(size)),
     }
-    return table[one_of("noise", noise, get_args(Noise))]()
+    return table[one_of("noise", noise, get_args(PriorName))]()
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from discrete_grpo.importers.graph_data import (
     DataName,
-    Noise,
+    PriorName,
     TrainingData,
     data_from,
     fitting,
@@ -72,13 +72,13 @@ class GraphSource:
     buffers: Mapping[str, Tensor]
     data: TrainingData
     data_origin: str
-    noise: Fact[Noise]
+    noise: Fact[PriorName]
     largest: int
     settings: Mapping[str, Any]
 
     @staticmethod
     def read(
-        path: str | os.PathLike[str], dataset: DataName | None, statistics: str | os.PathLike[str] | None, noise: Noise | None
+        path: str | os.PathLike[str], dataset: DataName | None, statistics: str | os.PathLike[str] | None, noise: PriorName | None
     ) -> GraphSource:
         """Read a file; nothing of it is executed.
 
@@ -247,7 +247,7 @@ class GraphSource:
     def _other_noises(self, inputs: tuple[int, ...], time_width: int) -> str:
         """Name the noises with other states under which the inputs are published features."""
         fit = []
-        for noise in cast(tuple[Noise, ...], get_args(Noise)):
+        for noise in cast(tuple[PriorName, ...], get_args(PriorName)):
             x, e = (len(prior(noise, share)) for share in (self.data.node_marginal, self.data.edge_marginal))
             found = _widths(inputs, (x, e), time_width)
             differs = (x, e) != tuple(len(p) for p in self.priors())
@@ -308,13 +308,13 @@ def _prefix(named: Mapping[str, Tensor], path: object) -> str:
     return found[0]
 
 
-def _noise(given: Noise | None, settings: Mapping[str, Any]) -> Fact[Noise]:
+def _noise(given: PriorName | None, settings: Mapping[str, Any]) -> Fact[PriorName]:
     """What a model noises towards: an option, else as stored, else marginal as most published models."""
     group = settings.get("model")
     stored = group.get("transition") if isinstance(group, Mapping) else None
     found = given or (str(stored) if stored else "marginal")
-    one_of("noise", found, get_args(Noise))
-    return Fact(cast(Noise, found), "option" if given else "file" if stored else "assumed")
+    one_of("noise", found, get_args(PriorName))
+    return Fact(cast(PriorName, found), "option" if given else "file" if stored else "assumed")
 
 
 def _data(

@@ -19,7 +19,8 @@ from discrete_grpo.core.categorical import Sites, gather, safe_log, sample
 from discrete_grpo.core.precision import full_precision, place, widest
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.graph_kl import Posteriors
-from discrete_grpo.diffusion.kernels import Kernel, Noising, evidence
+from discrete_grpo.diffusion.kernels import Kernel
+from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.diffusion.schedules import Schedule, time_grid
 from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, unpack, upper
 from discrete_grpo.domains.tokenizer import Property
@@ -98,10 +99,10 @@ class GraphPolicy(nn.Module):
     ) -> None:
         super().__init__()
         for name, kernel in (("node_kernel", node_kernel), ("edge_kernel", edge_kernel)):
-            if precondition and not isinstance(kernel, Noising):
+            if precondition and not isinstance(kernel.noise, Noise):
                 raise ValueError(f"precondition: True, expected False: {type(kernel).__name__} ({name}) has no schedule")
-            if kernel.num_states > 256:
-                raise ValueError(f"{name}: {kernel.num_states} states, expected at most 256 (trajectories are bytes)")
+            if kernel.noise.num_states > 256:
+                raise ValueError(f"{name}: {kernel.noise.num_states} states, expected at most 256 (trajectories are bytes)")
         if not temperature > 0:
             raise ValueError(f"temperature: {temperature}, expected more than 0")
         if not guidance >= 0 or (guidance != 1 and not properties):
@@ -174,8 +175,8 @@ class GraphPolicy(nn.Module):
             return p_nodes.clamp_min(MIN_PROB), p_pairs.clamp_min(MIN_PROB)
 
     def _given_state(self, kernel: Kernel, logits: Tensor, state: Tensor, time: Tensor) -> Tensor:
-        """What the network says of a site from all others, and with ``precondition`` what the site's own noisy class says."""
-        return logits + evidence(cast(Noising, kernel), state, time).to(logits.dtype) if self.precondition else logits
+        """The network's logits; with ``precondition`` plus the evidence of the site's own noisy class."""
+        return logits + cast(Noise, kernel.noise).evidence(state, time).to(logits.dtype) if self.precondition else logits
 
     def _logits(self, state: GraphBatch, time: Tensor, properties: Tensor | None) -> tuple[Tensor, Tensor]:
         """The network's logits under guidance, at least float32; rows without properties get the unconditional branch from both."""
@@ -218,9 +219,9 @@ class GraphPolicy(nn.Module):
         nodes = torch.zeros(*shape, n_max, dtype=torch.uint8, device=self.device)
         pairs = torch.zeros(*shape, num_pairs(n_max), dtype=torch.uint8, device=self.device)
         logp = torch.zeros(*shape[:1], self.num_steps, device=self.device, dtype=torch.promote_types(self.dtype, torch.float32))
-        fixed = fixed_states(contexts, sizes, n_max, self.node_kernel.num_clean, self.edge_kernel.num_clean)
+        fixed = fixed_states(contexts, sizes, n_max, self.node_kernel.noise.num_clean, self.edge_kernel.noise.num_clean)
         properties = property_table(contexts, self.properties, self.dtype)
-        again = restart_graphs(contexts, n_max, self.node_kernel.num_clean, self.edge_kernel.num_clean, self.num_steps)
+        again = restart_graphs(contexts, n_max, self.node_kernel.noise.num_clean, self.edge_kernel.noise.num_clean, self.num_steps)
         start = torch.zeros_like(sizes) if again is None else again.step
         for rows in segment_buckets(sizes, start):
             n, first = int(sizes[rows].max()), int(start[rows[0]])
@@ -278,7 +279,7 @@ class GraphPolicy(nn.Module):
         context = Context(0, columns)
         property_table([context], self.properties, self.dtype)
         sizes = self._draw_sizes([context], torch.Generator().manual_seed(0))
-        classes = self.node_kernel.num_clean, self.edge_kernel.num_clean
+        classes = self.node_kernel.noise.num_clean, self.edge_kernel.noise.num_clean
         fixed_states([context], sizes, int(sizes[0]), *classes)
         restart_graphs([context], int(sizes[0]), *classes, self.num_steps)
 
@@ -310,8 +311,8 @@ class GraphPolicy(nn.Module):
         exists, both = graphs.mask, pair_mask(graphs.mask)
         clean_pairs = upper(graphs.edges)
         with full_precision(device):
-            nodes = torch.where(exists, self.node_kernel.noise(graphs.nodes, t, generator), 0)
-            pairs = torch.where(both, self.edge_kernel.noise(clean_pairs, t, generator), 0)
+            nodes = torch.where(exists, self.node_kernel.noise.sample(graphs.nodes, t, generator), 0)
+            pairs = torch.where(both, self.edge_kernel.noise.sample(clean_pairs, t, generator), 0)
         noisy = GraphBatch(nodes, symmetrise(pairs, graphs.num_nodes), exists)
         node_logits, edge_logits = _wide(self.network(noisy.nodes, noisy.edges, t.to(self.dtype), exists, *properties))
         ce = nn.functional.cross_entropy
@@ -328,8 +329,8 @@ class GraphPolicy(nn.Module):
         kinds = (("node", graphs.nodes, self.node_kernel), ("edge", graphs.edges, self.edge_kernel))
         for kind, classes, kernel in kinds:
             low, high = (int(x) for x in classes.aminmax()) if classes.numel() else (0, 0)
-            if low < 0 or high >= kernel.num_clean:
-                raise ValueError(f"graphs: {kind} class {low if low < 0 else high}, expected 0 to {kernel.num_clean - 1}")
+            if low < 0 or high >= kernel.noise.num_clean:
+                raise ValueError(f"graphs: {kind} class {low if low < 0 else high}, expected 0 to {kernel.noise.num_clean - 1}")
 
     # -- drawing
 

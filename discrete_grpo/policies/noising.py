@@ -1,4 +1,4 @@
-"""Noise of the kernels, which no policy draws: where a trajectory of graphs starts, and what stands at the sites that are fixed."""
+"""Draws of noisy graphs that do not depend on a policy: the start of a trajectory, and the noisy classes of fixed sites."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from discrete_grpo.domains.graphs import GraphBatch, num_pairs, pair_mask, symme
 __all__ = ["initial_graphs", "pinned", "renoised"]
 
 Kernels = tuple[Kernel, Kernel]
-"""Of nodes and of pairs."""
+"""The kernel of nodes and the kernel of pairs."""
 
 
 def initial_graphs(kernels: Kernels, mask: Bool[Tensor, "batch node"], generator: torch.Generator | None = None) -> GraphBatch:
-    """A draw of x_1 for the nodes that exist."""
+    """Draw x_1 for the nodes that exist."""
     b, n = mask.shape
-    m_x, m_e = (kernel.initial().float().to(mask.device) for kernel in kernels)
+    m_x, m_e = (kernel.noise.initial().float().to(mask.device) for kernel in kernels)
     nodes = sample(m_x.expand(b, n, -1), generator)
     return _masked(nodes, sample(m_e.expand(b, num_pairs(n), -1), generator), mask)
 
@@ -28,7 +28,7 @@ def initial_graphs(kernels: Kernels, mask: Bool[Tensor, "batch node"], generator
 def renoised(
     kernels: Kernels, clean: GraphBatch, grid: Float[Tensor, " point"], point: int, generator: torch.Generator | None = None
 ) -> GraphBatch:
-    """A draw of q(x_t | x_0) at t = ``grid[point]``."""
+    """Draw x_t from q(x_t | x_0) at t = ``grid[point]``."""
     t = place(grid[point], clean.nodes.device).expand(len(clean))
     nodes, pairs = _noisy(kernels, clean.nodes, upper(clean.edges), t, generator)
     return _masked(nodes, pairs, clean.mask)
@@ -42,7 +42,7 @@ def pinned(
     point: int,
     generator: torch.Generator | None = None,
 ) -> GraphBatch:
-    """``state`` with the fixed sites replaced by draws of q(x_t | x_0) at t = ``grid[point]``; at the last point they are clean."""
+    """Replace the fixed sites of ``state`` by draws from q(x_t | x_0) at t = ``grid[point]``; at the last point they are clean."""
     if fixed is None:
         return state
     t = place(grid[point], state.nodes.device).expand(len(state))
@@ -56,10 +56,10 @@ def pinned(
 
 
 def _noisy(kernels: Kernels, nodes: Tensor, pairs: Tensor, t: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """A draw of q(x_t | x_0) of nodes and of pairs."""
+    """Draw x_t from q(x_t | x_0) for nodes and for pairs."""
     with full_precision(nodes.device):
-        noisy = kernels[0].noise(nodes, t, generator)
-        return noisy, kernels[1].noise(pairs, t, generator)
+        noisy = kernels[0].noise.sample(nodes, t, generator)
+        return noisy, kernels[1].noise.sample(pairs, t, generator)
 
 
 def _masked(nodes: Tensor, pairs: Tensor, mask: Tensor) -> GraphBatch:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from discrete_grpo.core.categorical import Scores, Sites, safe_log, sample, score_sites
 from discrete_grpo.core.precision import full_precision, place, widest
 from discrete_grpo.core.rollout import Context, Rollout
-from discrete_grpo.diffusion.kernels import Kernel, Noising, chain_law, noise_law
+from discrete_grpo.diffusion.kernels import Kernel, chain_law
+from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.domains.graphs import node_mask, num_pairs, pair_mask, upper
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.trajectory import Moments, moments, step_units
@@ -253,7 +254,7 @@ class ElboLikelihood(nn.Module):
             with torch.no_grad():
                 other = reference._transitions(now, points)
         found = score_sites(own, other, forward_gradient=True)
-        q = self._posteriors(rollout, now, points)
+        q = self._known_steps(rollout, now, points)
         cross = [torch.where(one.mask, _expected(p, one.log_probs), 0.0) for p, one in zip(q, own, strict=True)]
         return replace(found, logp=torch.cat(cross, -1))
 
@@ -263,7 +264,7 @@ class ElboLikelihood(nn.Module):
         The last step has q(x_0 | x_t, x_0) = 1, so its term is log p_θ(x_0 | x_t). What is drawn is a bound in the mean only.
         """
         now, points = moments(rollout, _all_steps(rollout)), rollout.states["time"]
-        q, own = self._posteriors(rollout, now, points), self._transitions(now, points)
+        q, own = self._known_steps(rollout, now, points), self._transitions(now, points)
         gaps = [
             torch.where(one.mask, _expected(p, one.log_probs) - _expected(p, safe_log(p)), 0.0).sum((1, 2))
             for p, one in zip(q, own, strict=True)
@@ -297,17 +298,17 @@ class ElboLikelihood(nn.Module):
         ]
 
     @torch.no_grad()
-    def _posteriors(self, rollout: Rollout, now: Moments, points: Tensor) -> list[Tensor]:
-        """q(·| x_t, x_0) of every site [B, S', U, K]: the kernel's step for a known x_0; the last gives x_0."""
+    def _known_steps(self, rollout: Rollout, now: Moments, points: Tensor) -> list[Tensor]:
+        """q(·| x_t, x_0) of every site, the kernel's step for a known x_0, as [B, S', U, K]; the last step gives x_0."""
         grid, k = place(self.policy.grid, points.device), points.flatten()
         wide = torch.promote_types(self.policy.dtype, torch.float32)
         noisy = now.state.nodes, upper(now.state.edges)
         ends = (k == self.policy.num_steps - 1)[:, None, None]
         found = []
         for kernel, x, clean in zip(self._kernels, noisy, _final(rollout, points.shape[1]), strict=True):
-            certain = nn.functional.one_hot(clean.flatten(0, 1), kernel.num_states).to(wide)
+            certain = nn.functional.one_hot(clean.flatten(0, 1), kernel.noise.num_states).to(wide)
             with full_precision(x.device):
-                step = kernel.transition(certain[..., : kernel.num_clean], x, grid[k], grid[k + 1])
+                step = kernel.transition(certain[..., : kernel.noise.num_clean], x, grid[k], grid[k + 1])
             found.append(torch.where(ends, certain, step).unflatten(0, points.shape))
         return found
 
@@ -324,7 +325,7 @@ class ElboLikelihood(nn.Module):
         found = []
         for kernel, law, clean, on in zip(self._kernels, self._laws, _final(rollout, step.shape[1]), free, strict=True):
             with full_precision(clean.device):
-                x = kernel.noise(clean.flatten(0, 1), t, generator).unflatten(0, step.shape)
+                x = kernel.noise.sample(clean.flatten(0, 1), t, generator).unflatten(0, step.shape)
                 if law is not None:
                     own = sample(law.to(clean.device, torch.float32)[step.unsqueeze(-1), clean], generator)
                     x = own if on is None else torch.where(on[:, None, : own.shape[-1]], own, x)
@@ -335,7 +336,7 @@ class ElboLikelihood(nn.Module):
 def _own_law(kernel: Kernel, grid: Tensor) -> Tensor | None:
     """The law of the kernel's chain where it is not that of the kernel's noise; None where it is."""
     law = chain_law(kernel, grid)
-    same = isinstance(kernel, Noising) and torch.allclose(law, noise_law(kernel, grid), rtol=0, atol=1e-9)
+    same = isinstance(kernel.noise, Noise) and torch.allclose(law, kernel.noise.law(grid), rtol=0, atol=1e-9)
     return None if same else law
 
 

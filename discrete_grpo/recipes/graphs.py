@@ -12,7 +12,8 @@ import torch
 
 from discrete_grpo.datasets.synthetic_graphs import GraphStatistics, dataset_from_networkx, graph_statistics, load_splits
 from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
-from discrete_grpo.diffusion.choices import Distortion, KernelName, Noise, ScheduleName, distortion, kernel, noise_kernel, schedule
+from discrete_grpo.diffusion import choices
+from discrete_grpo.diffusion.choices import Distortion, KernelName, NoiseName, ScheduleName
 from discrete_grpo.domains import graph6 as topology
 from discrete_grpo.domains.graph6 import MAX_NODES
 from discrete_grpo.domains.graph_validity import Shape
@@ -63,7 +64,7 @@ class PretrainGraphsRecipe:
 
     data: str = "planar-16"
     output_dir: str = "runs/pretrain-graphs"
-    noise: Noise = "marginal"
+    noise: NoiseName = "marginal"
     kernel: KernelName = "d3pm"
     schedule: ScheduleName = "linear"
     train_distortion: Distortion = "polydec"
@@ -159,13 +160,14 @@ def evaluate_file(
 
 def graph_policy(stats: GraphStatistics, recipe: PretrainGraphsRecipe) -> GraphPolicy:
     """An untrained policy of plain graphs of the kind ``stats`` describes; the global random state is left as it was."""
-    path = schedule(recipe.schedule)
+    path = choices.make_schedule(recipe.schedule)
     nodes, edges = (
-        kernel(recipe.kernel, noise_kernel(recipe.noise, share, path), eta=recipe.eta, omega=recipe.omega)
+        choices.make_kernel(recipe.kernel, choices.make_noise(recipe.noise, share, path), eta=recipe.eta, omega=recipe.omega)
         for share in ((1.0,), stats.edge_marginal)
     )
     sizes = asdict(recipe.network)
-    config = GraphTransformerConfig(nodes.num_states, edges.num_states, nodes.num_clean, edges.num_clean, **sizes)
+    x, e = nodes.noise, edges.noise
+    config = GraphTransformerConfig(x.num_states, e.num_states, x.num_clean, e.num_clean, **sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.pretrain.seed)
         network = GraphTransformer(config)
@@ -176,8 +178,8 @@ def graph_policy(stats: GraphStatistics, recipe: PretrainGraphsRecipe) -> GraphP
         stats.node_counts,
         num_steps=recipe.num_steps,
         precondition=recipe.precondition,
-        train_distortion=distortion(recipe.train_distortion),
-        sample_distortion=distortion(recipe.sample_distortion),
+        train_distortion=choices.make_distortion(recipe.train_distortion),
+        sample_distortion=choices.make_distortion(recipe.sample_distortion),
         decode=topology.decode,
     )
 

@@ -16,7 +16,7 @@ from discrete_grpo.datasets.molecules import MoleculeStatistics
 from discrete_grpo.datasets.reading import read_smiles
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion import choices
-from discrete_grpo.diffusion.choices import Distortion, GraphKernel, KernelName, Noise
+from discrete_grpo.diffusion.choices import Distortion, GraphKernel, KernelName, NoiseName
 from discrete_grpo.diffusion.schedules import CosineSchedule, Schedule
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.tokenizer import Property
@@ -88,7 +88,7 @@ def molecule_policy(
     stats: MoleculeStatistics,
     network: NetworkSizes | None = None,
     *,
-    noise: Noise = "marginal",
+    noise: NoiseName = "marginal",
     kernel: KernelName = "d3pm",
     schedule: Schedule | None = None,
     num_steps: int = 50,
@@ -107,7 +107,7 @@ def molecule_policy(
         stats: vocabulary, sizes and marginals of the training data.
         network: sizes; None means the small setting.
         noise: what is noised towards; ``absorbing`` is masked diffusion.
-        kernel: the reverse step; see :func:`discrete_grpo.diffusion.choices.kernel`.
+        kernel: the reverse step; see :func:`discrete_grpo.diffusion.choices.make_kernel`.
         schedule: ᾱ(t); None means cosine.
         num_steps: steps of the sampler.
         train_distortion: of the times trained at.
@@ -121,14 +121,14 @@ def molecule_policy(
     """
     schedule = schedule or CosineSchedule()
     node_kernel, edge_kernel = (
-        choices.kernel(kernel, choices.noise_kernel(noise, share, schedule), eta=eta, omega=omega)
+        choices.make_kernel(kernel, choices.make_noise(noise, share, schedule), eta=eta, omega=omega)
         for share in (stats.node_marginal, stats.edge_marginal)
     )
     config = GraphTransformerConfig(
-        node_states=node_kernel.num_states,
-        edge_states=edge_kernel.num_states,
-        node_classes=node_kernel.num_clean,
-        edge_classes=edge_kernel.num_clean,
+        node_states=node_kernel.noise.num_states,
+        edge_states=edge_kernel.noise.num_states,
+        node_classes=node_kernel.noise.num_clean,
+        edge_classes=edge_kernel.noise.num_clean,
         num_properties=len(properties),
         **vars(network or NetworkSizes()),
     )
@@ -145,8 +145,8 @@ def molecule_policy(
         precondition=precondition,
         properties=properties,
         condition_dropout=condition_dropout,
-        train_distortion=choices.distortion(train_distortion),
-        sample_distortion=choices.distortion(sample_distortion),
+        train_distortion=choices.make_distortion(train_distortion),
+        sample_distortion=choices.make_distortion(sample_distortion),
         decode=decode,
     )
 
@@ -168,7 +168,7 @@ def load_molecule_policy(name: str | Path, **changes: Any) -> Any:
     inner = graph_part(policy)
     if inner is None:
         raise CheckpointError(f"checkpoint: {folder} is a {type(policy).__name__}, expected a graph policy")
-    types, classes = len(stats.vocabulary), inner.node_kernel.num_clean
+    types, classes = len(stats.vocabulary), inner.node_kernel.noise.num_clean
     if types != classes:
         raise CheckpointError(f"checkpoint: {folder} has a vocabulary of {types} atom types, expected the policy's {classes}")
     policy.decode = partial(chemistry.decode, vocabulary=stats.vocabulary)
@@ -206,7 +206,7 @@ def with_sampler(
     given = {"num_steps": num_steps, "temperature": temperature, "guidance": guidance, "shared_steps": shared_steps}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if sample_distortion is not None:
-        changes["sample_distortion"] = choices.distortion(sample_distortion)
+        changes["sample_distortion"] = choices.make_distortion(sample_distortion)
 
     def change(inner: GraphPolicy) -> GraphPolicy:
         kernels = {name: _other_kernel(getattr(inner, name), kernel, eta, omega) for name in ("node_kernel", "edge_kernel")}
@@ -223,7 +223,7 @@ def _other_kernel(old: GraphKernel, name: KernelName | None, eta: float | None, 
     kind = name or choices.kernel_name(old)
     kept = {"eta": getattr(old, "eta", 0.0), "omega": getattr(old, "omega", 0.0)} if kind == "flow_euler" else {}
     given = {k: v for k, v in (("eta", eta), ("omega", omega)) if v is not None}
-    return choices.kernel(kind, old, **kept | given)
+    return choices.make_kernel(kind, old.noise, **kept | given)
 
 
 def load_statistics(folder: Path) -> MoleculeStatistics:

@@ -23,7 +23,7 @@ from discrete_grpo.core.scoring import BudgetExhausted, reward_names, score_samp
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.molecules import MoleculeDataset, conditioned, load_molecules, statistics
 from discrete_grpo.datasets.text_files import MAX_BYTES
-from discrete_grpo.diffusion.choices import Distortion, KernelName, Noise, ScheduleName, schedule
+from discrete_grpo.diffusion.choices import Distortion, KernelName, NoiseName, ScheduleName, make_schedule
 from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
@@ -120,7 +120,7 @@ class PretrainRecipe:
 
     data: str = "enumerated"
     output_dir: str = "runs/pretrain"
-    noise: Noise = "marginal"
+    noise: NoiseName = "marginal"
     kernel: KernelName = "d3pm"
     schedule: ScheduleName = "cosine"
     train_distortion: Distortion = "identity"
@@ -175,7 +175,7 @@ def run_pretrain(recipe: PretrainRecipe, *, resume: bool = False) -> Path:
         recipe.network,
         noise=recipe.noise,
         kernel=recipe.kernel,
-        schedule=schedule(recipe.schedule),
+        schedule=make_schedule(recipe.schedule),
         num_steps=recipe.num_steps,
         precondition=recipe.precondition,
         train_distortion=recipe.train_distortion,

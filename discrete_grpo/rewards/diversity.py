@@ -22,7 +22,7 @@ from discrete_grpo.domains import molecules as chemistry
 __all__ = [
     "DiversityContribution",
     "DiversityFilter",
-    "Kind",
+    "FilterKind",
     "MeanDistance",
     "Penalty",
     "diversity_metrics",
@@ -34,7 +34,9 @@ __all__ = [
     "topological_scaffold",
 ]
 
-Kind: TypeAlias = Literal["IdenticalMurckoScaffold", "IdenticalTopologicalScaffold", "ScaffoldSimilarity", "PenalizeSameSmiles"]
+FilterKind: TypeAlias = Literal[
+    "IdenticalMurckoScaffold", "IdenticalTopologicalScaffold", "ScaffoldSimilarity", "PenalizeSameSmiles"
+]
 Penalty: TypeAlias = Literal["Step", "Linear", "Tanh", "Sigmoid", "Erf"]
 
 
@@ -104,7 +106,7 @@ def _atom_pairs(scaffold: str) -> DataStructs.ULongSparseIntVect:
     return rdFingerprintGenerator.GetAtomPairGenerator().GetSparseCountFingerprint(mol)
 
 
-_SCAFFOLDS: dict[Kind, Callable[[str], str] | None] = {
+_SCAFFOLDS: dict[FilterKind, Callable[[str], str] | None] = {
     "IdenticalMurckoScaffold": _murcko,
     "IdenticalTopologicalScaffold": _topological,
     "ScaffoldSimilarity": _murcko,
@@ -158,7 +160,7 @@ class DiversityFilter:
     def __init__(
         self,
         reward: Callable[..., Sequence[float | None]],
-        kind: Kind = "IdenticalMurckoScaffold",
+        kind: FilterKind = "IdenticalMurckoScaffold",
         *,
         bucket_size: int = 25,
         minscore: float = 0.4,

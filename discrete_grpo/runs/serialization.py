@@ -43,6 +43,11 @@ OLD_MODULES = {
 }
 """Modules of format 1, under ``discrete_grpo``, whose classes a checkpoint may name, and where these classes stand now."""
 TYPES = ("float16", "bfloat16", "float32", "float64")
+REMOVED = {
+    "discrete_grpo.diffusion.flow.FlowExpectedRate": "FlowExpectedRate is no kernel of policies any more (see docs/graphs.md); "
+    "FlowEuler has its arguments"
+}
+"""Classes that older checkpoints name and that have no successor, with what to tell the user."""
 
 
 class CheckpointError(ValueError):
@@ -93,6 +98,7 @@ def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
             f"class_path: {path!r} is outside the trusted packages {', '.join(trusted)}; name its package in `trusted`"
         )
     cls = _class(path)
+    args = getattr(cls, "upgrade_args", dict)(args)  # a class whose arguments have changed knows how to read the old ones
     args = {k: build(v, trusted) for k, v in args.items()}
     if path.startswith("discrete_grpo."):  # types of other packages are their own affair
         _check_types(cls, args, path)
@@ -158,6 +164,8 @@ def _class(path: str) -> type:
 
     A function, or a class that stands elsewhere, could do anything when called with arguments from a file.
     """
+    if path in REMOVED:
+        raise CheckpointError(f"class_path: {path!r} cannot be built: {REMOVED[path]}")
     module, _, name = path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name)

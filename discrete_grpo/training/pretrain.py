@@ -25,7 +25,7 @@ from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.distributed import accelerator
 from discrete_grpo.training.state import check_device_kind
 
-__all__ = ["Dataset", "Likelihood", "Pretrainer", "cosine_decay"]
+__all__ = ["Dataset", "Pretrainer", "cosine_decay"]
 
 
 class Dataset(Protocol):
@@ -42,14 +42,6 @@ class Dataset(Protocol):
 
     def batch(self, rows: Tensor) -> Any:
         """The samples at ``rows`` as what ``likelihood_loss`` takes; has ``to(device)``."""
-        ...
-
-
-class Likelihood(Protocol):
-    """A policy that can be trained by likelihood."""
-
-    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """``loss`` to minimise, and other scalars worth logging."""
         ...
 
 

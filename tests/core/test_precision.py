@@ -15,7 +15,8 @@ from discrete_grpo.core.kl import trajectory_sum
 from discrete_grpo.core.precision import exact_device, place, widen, widest
 from discrete_grpo.core.rollout import Rollout, group_contexts
 from discrete_grpo.diffusion.flow import FlowEuler
-from discrete_grpo.diffusion.kernels import absorbing, marginal
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.noise import Noise, absorbing, marginal
 from discrete_grpo.diffusion.schedules import CosineSchedule, DigressSchedule, LinearSchedule, PolydecDistortion
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.domains.tokenizer import Property, TokenBatch, Tokenizer
@@ -77,12 +78,12 @@ def seeded() -> PretendGenerator:
 
 D = DigressSchedule(4)
 POLICIES: dict[str, Any] = {
-    "d3pm": (marginal([0.5, 0.5], CosineSchedule()), marginal([0.9, 0.1], CosineSchedule()), {"precondition": True}),
-    "digress": (marginal([0.5, 0.5], D), marginal([0.9, 0.1], D), {}),
-    "absorbing": (absorbing(2, LinearSchedule()), absorbing(2, LinearSchedule()), {}),
+    "d3pm": (D3PM(marginal([0.5, 0.5], CosineSchedule())), D3PM(marginal([0.9, 0.1], CosineSchedule())), {"precondition": True}),
+    "digress": (D3PM(marginal([0.5, 0.5], D)), D3PM(marginal([0.9, 0.1], D)), {}),
+    "absorbing": (D3PM(absorbing(2, LinearSchedule())), D3PM(absorbing(2, LinearSchedule())), {}),
     "euler": (
-        FlowEuler((0.5, 0.5), LinearSchedule(), 2, eta=0.1, omega=0.05),
-        FlowEuler((0.9, 0.1), LinearSchedule(), 2, eta=0.1, omega=0.05),
+        FlowEuler(Noise((0.5, 0.5), LinearSchedule(), 2), eta=0.1, omega=0.05),
+        FlowEuler(Noise((0.9, 0.1), LinearSchedule(), 2), eta=0.1, omega=0.05),
         {"sample_distortion": PolydecDistortion(), "train_distortion": PolydecDistortion()},
     ),
 }
@@ -99,7 +100,8 @@ def make(kind: str) -> GraphPolicy:
         "walk_length": 3,
         "connectivity": True,
     }
-    config = GraphTransformerConfig(node.num_states, edge.num_states, node.num_clean, edge.num_clean, log_time=True, **sizes)
+    x, e = node.noise, edge.noise
+    config = GraphTransformerConfig(x.num_states, e.num_states, x.num_clean, e.num_clean, log_time=True, **sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return GraphPolicy(GraphTransformer(config), node, edge, [0.0, 0.0, 0.5, 0.5], num_steps=3, **options).eval()

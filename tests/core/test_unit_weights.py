@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Sites
 from discrete_grpo.core.rollout import Context, Rollout, group_contexts
-from discrete_grpo.diffusion.kernels import absorbing, uniform
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.noise import absorbing, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
 from discrete_grpo.domains.graphs import GraphBatch, symmetrise
 from discrete_grpo.policies.graph import GraphPolicy
@@ -49,15 +50,15 @@ class OneOrTwoNodes(nn.Module):
 
 
 KERNELS = {
-    "uniform": (uniform(2, CosineSchedule()), uniform(2, LinearSchedule())),
-    "absorbing": (absorbing(2, LinearSchedule()), absorbing(2, CosineSchedule())),
+    "uniform": (D3PM(uniform(2, CosineSchedule())), D3PM(uniform(2, LinearSchedule()))),
+    "absorbing": (D3PM(absorbing(2, LinearSchedule())), D3PM(absorbing(2, CosineSchedule()))),
 }
 
 
 def sized(kind: str, num_steps: int) -> SizedPolicy:
     """Sizes 1 and 2 with equal mass in the histogram; the head has moved off it."""
     kernels = KERNELS[kind]
-    network = OneOrTwoNodes((kernels[0].num_states, kernels[1].num_states))
+    network = OneOrTwoNodes((kernels[0].noise.num_states, kernels[1].noise.num_states))
     head = LearnedSizes([0.0, 0.5, 0.5], gain=1.0).double()
     with torch.no_grad():
         head.weight.copy_(torch.tensor([0.4, -0.3]))
@@ -73,9 +74,9 @@ def graph_paths(policy: SizedPolicy, kind: str) -> dict[tuple[int, Path], Tensor
     inner, found = policy.policy, dict[tuple[int, Path], Tensor]()
     log_sizes = policy.head.log_probs()
     for n in (1, 2):
-        classes = [range(x.num_states)] * n + [range(e.num_states)] * (n - 1)
+        classes = [range(x.noise.num_states)] * n + [range(e.noise.num_states)] * (n - 1)
         states = list(itertools.product(*classes))
-        priors = [x.initial()] * n + [e.initial()] * (n - 1)
+        priors = [x.noise.initial()] * n + [e.noise.initial()] * (n - 1)
         paths: dict[Path, Tensor] = {}
         for s in states:
             p = torch.stack([m[c] for m, c in zip(priors, s, strict=True)]).double().prod()

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
-from discrete_grpo.diffusion.kernels import D3PM, Kernel, chain_law, noise_law
+from discrete_grpo.diffusion.kernels import D3PM, Kernel, chain_law
+from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.diffusion.schedules import (
     CosDistortion,
     CosineSchedule,
@@ -41,18 +42,18 @@ SCHEDULES: dict[str, Schedule] = {
 }
 FULL, MASK, RARE, GONE = (0.6, 0.4), (0.0, 0.0, 1.0), (0.03, 0.97), (0.0, 1.0)
 KERNELS: dict[str, Callable[[Schedule], Kernel]] = {
-    "uniform": lambda path: D3PM((0.5, 0.5), path, 2),
-    "marginal": lambda path: D3PM((0.8, 0.2), path, 2),
-    "zero mass": lambda path: D3PM(GONE, path, 2),
-    "absorbing": lambda path: D3PM(MASK, path, 2),
-    "flow": lambda path: FlowInterpolation(FULL, path, 2),
-    "flow absorbing": lambda path: FlowInterpolation(MASK, path, 2),
-    "euler": lambda path: FlowEuler(FULL, path, 2),
-    "euler rare": lambda path: FlowEuler(RARE, path, 2),
-    "euler eta": lambda path: FlowEuler(FULL, path, 2, 20.0),
-    "euler omega": lambda path: FlowEuler(FULL, path, 2, 0.0, 2.0),
-    "euler both": lambda path: FlowEuler(RARE, path, 2, 50.0, 0.7),
-    "euler absorbing": lambda path: FlowEuler(MASK, path, 2, 5.0, 0.3),
+    "uniform": lambda path: D3PM(Noise((0.5, 0.5), path, 2)),
+    "marginal": lambda path: D3PM(Noise((0.8, 0.2), path, 2)),
+    "zero mass": lambda path: D3PM(Noise(GONE, path, 2)),
+    "absorbing": lambda path: D3PM(Noise(MASK, path, 2)),
+    "flow": lambda path: FlowInterpolation(Noise(FULL, path, 2)),
+    "flow absorbing": lambda path: FlowInterpolation(Noise(MASK, path, 2)),
+    "euler": lambda path: FlowEuler(Noise(FULL, path, 2)),
+    "euler rare": lambda path: FlowEuler(Noise(RARE, path, 2)),
+    "euler eta": lambda path: FlowEuler(Noise(FULL, path, 2), 20.0),
+    "euler omega": lambda path: FlowEuler(Noise(FULL, path, 2), 0.0, 2.0),
+    "euler both": lambda path: FlowEuler(Noise(RARE, path, 2), 50.0, 0.7),
+    "euler absorbing": lambda path: FlowEuler(Noise(MASK, path, 2), 5.0, 0.3),
 }
 every_case = pytest.mark.parametrize(("kind", "path"), list(itertools.product(KERNELS, SCHEDULES)))
 
@@ -72,7 +73,9 @@ class OneNode(nn.Module):
 
 
 def one_node(kernel: Kernel, seed: int = 0) -> GraphPolicy:
-    return GraphPolicy(OneNode(kernel.num_states, seed), kernel, D3PM((0.5, 0.5), LinearSchedule(), 2), [0.0, 1.0], num_steps=STEPS)
+    return GraphPolicy(
+        OneNode(kernel.noise.num_states, seed), kernel, D3PM(Noise((0.5, 0.5), LinearSchedule(), 2)), [0.0, 1.0], num_steps=STEPS
+    )
 
 
 def finished(count: int, clean: int) -> Rollout:
@@ -101,12 +104,12 @@ def steps(policy: GraphPolicy) -> Iterator[Tensor]:
         weight = clean * possible
         mixed = torch.einsum("zc,zck->zk", weight / weight.sum(-1, keepdim=True).clamp_min(1e-300), table)
         stuck = ~possible.any(-1)  # no clean class leads here: the state stays
-        yield torch.where(stuck[:, None], torch.eye(kernel.num_states, dtype=torch.float64), mixed)
+        yield torch.where(stuck[:, None], torch.eye(kernel.noise.num_states, dtype=torch.float64), mixed)
 
 
 def log_likelihood(policy: GraphPolicy) -> Tensor:
     """log p_θ(x_0) of each state, by summing over all paths."""
-    mass = policy.node_kernel.initial()
+    mass = policy.node_kernel.noise.initial()
     for step in steps(policy):
         mass = mass @ step
     return mass.log()
@@ -117,9 +120,9 @@ def chain(kernel: Kernel, grid: Tensor, clean: int) -> list[Tensor]:
     times = grid.tolist()
     laws = []
     for k in range(STEPS):
-        law = torch.zeros(kernel.num_states, dtype=torch.float64)
-        for states in itertools.product(range(kernel.num_states), repeat=k + 1):
-            p = float(kernel.initial()[states[0]])
+        law = torch.zeros(kernel.noise.num_states, dtype=torch.float64)
+        for states in itertools.product(range(kernel.noise.num_states), repeat=k + 1):
+            p = float(kernel.noise.initial()[states[0]])
             for i in range(k):
                 p *= float(kernel.table(times[i], times[i + 1])[states[i], clean, states[i + 1]])
             law[states[-1]] += p
@@ -178,7 +181,7 @@ def test_with_the_right_posterior_d3pm_loses_nothing(kind: str, path: str) -> No
     inner, data = one_node(kernel), torch.tensor([0.3, 0.7], dtype=torch.float64)
     network = inner.network
     assert isinstance(network, OneNode)
-    forward = noise_law(kernel, inner.grid)  # type: ignore[arg-type]
+    forward = kernel.noise.law(inner.grid)  # type: ignore[attr-defined]
     with torch.no_grad():
         for t, law in zip(inner.grid.tolist(), forward, strict=True):
             network.table[round(t * STEPS)] = (law.T * data).clamp_min(1e-300).log()
@@ -199,22 +202,22 @@ def test_posteriors_and_interpolations_carry_the_noise(prior: tuple[float, ...],
     grid = torch.arange(steps_of_it, -1, -1, dtype=torch.float64) / steps_of_it
     for schedule in (CosineSchedule(), LinearSchedule(), DigressSchedule(500)):
         for kind in (D3PM, FlowInterpolation):
-            kernel = kind(prior, schedule, 2)
-            torch.testing.assert_close(chain_law(kernel, grid), noise_law(kernel, grid), rtol=0, atol=1e-11)
+            kernel = kind(Noise(prior, schedule, 2))
+            torch.testing.assert_close(chain_law(kernel, grid), kernel.noise.law(grid), rtol=0, atol=1e-11)
 
 
 def test_fixed_sites_are_noised_as_the_sampler_noises_them() -> None:
     """A clamped Euler kernel: the free node follows its chain and the fixed one the noise."""
     kernel = KERNELS["euler both"](LinearSchedule())
     network = oracles.LookupNetwork(2, 2, 2, 2, 0)
-    inner = GraphPolicy(network, kernel, D3PM((0.5, 0.5), LinearSchedule(), 2), [0.0, 0.0, 1.0], num_steps=STEPS)
+    inner = GraphPolicy(network, kernel, D3PM(Noise((0.5, 0.5), LinearSchedule(), 2)), [0.0, 0.0, 1.0], num_steps=STEPS)
     policy = ElboLikelihood(inner, STEPS)
     columns: dict[str, Any] = {"fixed": FixedSites({0: 0})}
     drawn = inner.sample([Context(0, columns)] * 8000, generator=torch.Generator().manual_seed(0))
     drawn = Rollout(**{**vars(drawn), "states": {**drawn.states, "nodes": torch.zeros_like(drawn.states["nodes"])}})
     made = policy.noised(drawn, torch.full((8000, 1), 2), generator=torch.Generator().manual_seed(1))
     share = made.states["nodes"][:, 0].double().mean(0)
-    wanted = float(noise_law(kernel, inner.grid)[2, 0, 1]), float(chain(kernel, inner.grid, 0)[2][1])  # type: ignore[arg-type]
+    wanted = float(kernel.noise.law(inner.grid)[2, 0, 1]), float(chain(kernel, inner.grid, 0)[2][1])  # type: ignore[attr-defined]
     assert abs(wanted[0] - wanted[1]) > 0.05
     for found, law in zip(share.tolist(), wanted, strict=True):
         assert abs(found - law) < 6 * math.sqrt(law * (1 - law) / 8000) + 1e-9

@@ -10,7 +10,8 @@ from benchmarks.kernel_comparison import EXPECTED_RATE, load
 from discrete_grpo.core.categorical import kl_divergence, safe_log
 from discrete_grpo.diffusion import choices
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
-from discrete_grpo.diffusion.kernels import Kernel, absorbing
+from discrete_grpo.diffusion.kernels import D3PM, Kernel
+from discrete_grpo.diffusion.noise import Noise, absorbing
 from discrete_grpo.diffusion.schedules import LinearSchedule
 from discrete_grpo.runs.checkpoint import CheckpointError, build, describe
 from tests.diffusion.test_flow import PRIORS, path
@@ -39,7 +40,7 @@ def expected_rate(
 @pytest.mark.parametrize(("eta", "omega"), [(0.0, 0.0), (7.0, 0.0), (0.0, 0.4), (30.0, 0.9)])
 def test_expected_rates_equal_the_sum_over_clean_classes(prior: str, kappa: float, eta: float, omega: float) -> None:
     p0, clean = PRIORS[prior]
-    kernel = FlowExpectedRate(p0, LinearSchedule(), clean, eta, omega)
+    kernel = FlowExpectedRate(Noise(p0, LinearSchedule(), clean), eta, omega)
     p = torch.rand(clean, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     p = p / p.sum()
     wide = torch.nn.functional.pad(p, (0, len(p0) - clean)).expand(1, len(p0), -1)
@@ -57,7 +58,7 @@ def test_the_clamp_of_the_expected_rate_differs_only_where_a_row_overflows(prior
     p = p / p.sum(-1, keepdim=True)
     state = torch.randint(len(p0), (50, 1), generator=torch.Generator().manual_seed(2))
     state[torch.tensor(p0)[state] == 0] = len(p0) - 1  # a state the prior reaches
-    both = [kind(p0, LinearSchedule(), clean) for kind in (FlowEuler, FlowExpectedRate)]
+    both = [kind(Noise(p0, LinearSchedule(), clean)) for kind in (FlowEuler, FlowExpectedRate)]
     for t, s, same in ((0.9, 0.899, True), (0.02, 0.004, False)):
         times = [torch.full((50,), x, dtype=torch.float64) for x in (t, s)]
         mixture, clamped = (kernel.transition(p, state, *times) for kernel in both)
@@ -72,15 +73,15 @@ def test_the_clamp_of_the_expected_rate_differs_only_where_a_row_overflows(prior
 
 def test_tables_of_the_expected_rate_are_its_rows_of_sure_clean_classes() -> None:
     p0, clean = PRIORS["full"]
-    table = FlowExpectedRate(p0, LinearSchedule(), clean, 2.0).table(0.5, 0.49)
-    torch.testing.assert_close(table, FlowEuler(p0, LinearSchedule(), clean, 2.0).table(0.5, 0.49), rtol=0, atol=1e-12)
+    table = FlowExpectedRate(Noise(p0, LinearSchedule(), clean), 2.0).table(0.5, 0.49)
+    torch.testing.assert_close(table, FlowEuler(Noise(p0, LinearSchedule(), clean), 2.0).table(0.5, 0.49), rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match="eta: -1"):
-        FlowExpectedRate(p0, LinearSchedule(), clean, -1.0)
+        FlowExpectedRate(Noise(p0, LinearSchedule(), clean), -1.0)
 
 
 def test_under_a_mask_it_is_the_one_masked_kernel() -> None:
-    like = absorbing(3, LinearSchedule())
-    kernel = FlowExpectedRate(like.prior, like.schedule, like.num_clean)
+    like = D3PM(absorbing(3, LinearSchedule()))
+    kernel = FlowExpectedRate(like.noise)
     p = torch.rand(6, 4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     p = p / p.sum(-1, keepdim=True)
     state = torch.full((6, 4), 3)
@@ -97,15 +98,15 @@ def test_its_kl_is_infinite_where_the_clamp_acts_and_that_of_the_mixture_is_not(
     def kl(kernel: Kernel) -> float:
         return float(kl_divergence(*(safe_log(kernel.transition(p, *at)) for p in (unsure, sure))))
 
-    assert kl(FlowExpectedRate(p0, LinearSchedule(), 3)) == float("inf")
-    assert 0 < kl(FlowEuler(p0, LinearSchedule(), 3)) < 10
+    assert kl(FlowExpectedRate(Noise(p0, LinearSchedule(), 3))) == float("inf")
+    assert 0 < kl(FlowEuler(Noise(p0, LinearSchedule(), 3))) < 10
 
 
 def test_no_policy_has_it_and_a_file_that_names_it_is_told_so() -> None:
-    like = absorbing(3, LinearSchedule())
+    noise = absorbing(3, LinearSchedule())
     with pytest.raises(ValueError, match=r"^kernel: 'flow_expected_rate', expected one of d3pm, flow, flow_euler$"):
-        choices.kernel("flow_expected_rate", like)  # type: ignore[arg-type]
-    spec = describe(FlowEuler((0.5, 0.5), LinearSchedule(), 2, 1.0))
+        choices.make_kernel("flow_expected_rate", noise)  # type: ignore[arg-type]
+    spec = describe(FlowEuler(Noise((0.5, 0.5), LinearSchedule(), 2), 1.0))
     spec["class_path"] = "discrete_grpo.diffusion.flow.FlowExpectedRate"
     with pytest.raises(CheckpointError, match=r"FlowExpectedRate is no kernel of policies any more .*FlowEuler") as error:
         build(spec)

@@ -11,7 +11,8 @@ from scipy.stats import chi2
 from discrete_grpo import group_contexts
 from discrete_grpo.diffusion import choices
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
-from discrete_grpo.diffusion.kernels import D3PM, absorbing
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.noise import Noise, absorbing
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule, PolydecDistortion
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.testing import check_policy
@@ -52,7 +53,7 @@ def euler_row(prior: tuple[float, ...], kappa: float, step: float, z: int, c: in
 @pytest.mark.parametrize(("eta", "omega"), [(0.0, 0.0), (5.0, 0.0), (0.0, 0.3), (40.0, 0.1)])
 def test_euler_tables_equal_the_rates_written_out(prior: str, t: float, s: float, eta: float, omega: float) -> None:
     p0, clean = PRIORS[prior]
-    table = FlowEuler(p0, LinearSchedule(), clean, eta, omega).table(t, s)
+    table = FlowEuler(Noise(p0, LinearSchedule(), clean), eta, omega).table(t, s)
     for z in range(len(p0)):
         for c in range(clean):
             row = euler_row(p0, 1 - t, t - s, z, c, eta, omega)
@@ -61,7 +62,7 @@ def test_euler_tables_equal_the_rates_written_out(prior: str, t: float, s: float
 
 def kernels(prior: str, schedule: Any) -> list[Any]:
     p0, clean = PRIORS[prior]
-    return [FlowInterpolation(p0, schedule, clean), FlowEuler(p0, schedule, clean, 3.0, 0.2)]
+    return [FlowInterpolation(Noise(p0, schedule, clean)), FlowEuler(Noise(p0, schedule, clean), 3.0, 0.2)]
 
 
 @pytest.mark.parametrize("prior", PRIORS)
@@ -70,9 +71,9 @@ def kernels(prior: str, schedule: Any) -> list[Any]:
 def test_transitions_are_the_tables_averaged_over_the_clean_class(prior: str, schedule: Any, which: int) -> None:
     kernel = kernels(prior, schedule)[which]
     generator = torch.Generator().manual_seed(0)
-    p_clean = torch.rand(4, 5, kernel.num_clean, generator=generator, dtype=torch.float64)
+    p_clean = torch.rand(4, 5, kernel.noise.num_clean, generator=generator, dtype=torch.float64)
     p_clean = p_clean / p_clean.sum(-1, keepdim=True)
-    state = torch.randint(0, kernel.num_states, (4, 5), generator=generator)
+    state = torch.randint(0, kernel.noise.num_states, (4, 5), generator=generator)
     t, s = (torch.tensor(x, dtype=torch.float64) for x in zip(*TIMES, strict=True))
     found = kernel.transition(p_clean, state, t, s)
     for b in range(4):
@@ -87,8 +88,8 @@ def test_transitions_are_the_tables_averaged_over_the_clean_class(prior: str, sc
 def test_interpolation_carries_the_path_exactly(prior: str, t: float, s: float) -> None:
     kernel = kernels(prior, CosineSchedule())[0]
     now, later = (float(CosineSchedule().alpha_bar(torch.tensor(x, dtype=torch.float64))) for x in (t, s))
-    for c in range(kernel.num_clean):
-        start, end = (torch.tensor(path(kernel.prior, x, c), dtype=torch.float64) for x in (now, later))
+    for c in range(kernel.noise.num_clean):
+        start, end = (torch.tensor(path(kernel.noise.prior, x, c), dtype=torch.float64) for x in (now, later))
         torch.testing.assert_close(start @ kernel.table(t, s)[:, c], end, rtol=0, atol=1e-12)
 
 
@@ -97,7 +98,7 @@ def test_interpolation_carries_the_path_exactly(prior: str, t: float, s: float) 
 def test_euler_steps_that_need_no_clamp_carry_the_path_exactly(prior: str, eta: float) -> None:
     """dp_t/dκ is constant on a linear path, so Euler's method has no error there."""
     p0, clean = PRIORS[prior]
-    kernel = FlowEuler(p0, LinearSchedule(), clean, eta)
+    kernel = FlowEuler(Noise(p0, LinearSchedule(), clean), eta)
     for c in range(clean):
         mass = torch.tensor(path(p0, 0.1, c), dtype=torch.float64)
         for k in range(70):
@@ -125,17 +126,17 @@ def test_a_million_steps_that_draw_the_clean_class_first(which: int) -> None:
 def test_noise_has_the_law_of_the_path(which: int) -> None:
     kernel = kernels("zero mass", LinearSchedule())[which]
     x0 = torch.ones(1, 200_000, dtype=torch.long)
-    drawn = kernel.noise(x0, torch.tensor([0.7]), torch.Generator().manual_seed(0))
+    drawn = kernel.noise.sample(x0, torch.tensor([0.7]), torch.Generator().manual_seed(0))
     share = torch.bincount(drawn[0], minlength=3).double() / drawn.numel()
-    torch.testing.assert_close(share, torch.tensor(path(kernel.prior, 0.3, 1), dtype=torch.float64), rtol=0, atol=0.005)
-    assert torch.equal(kernel.noise(x0, torch.tensor([0.0])), x0)
-    assert kernel.initial().tolist() == list(kernel.prior)
+    torch.testing.assert_close(share, torch.tensor(path(kernel.noise.prior, 0.3, 1), dtype=torch.float64), rtol=0, atol=0.005)
+    assert torch.equal(kernel.noise.sample(x0, torch.tensor([0.0])), x0)
+    assert kernel.noise.initial().tolist() == list(kernel.noise.prior)
 
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_graph_policy_with_a_flow_kernel_passes_the_kit(which: int) -> None:
     nodes, edges = kernels("full", CosineSchedule())[which], kernels("full", CosineSchedule())[which]
-    pairs = type(edges)((0.6, 0.4), CosineSchedule(), 2)
+    pairs = type(edges)(Noise((0.6, 0.4), CosineSchedule(), 2))
     network = tiny_network()
     policy = GraphPolicy(network, nodes, pairs, (0.0, 0.0, 0.5, 0.5), num_steps=4, decode=node_classes)
     check_policy(policy, group_contexts(3, 3), samples=600).raise_on_failure()
@@ -151,18 +152,20 @@ def test_a_graph_policy_with_a_flow_kernel_passes_the_kit(which: int) -> None:
     ],
 )
 def test_arguments_out_of_range_are_named(options: dict[str, Any], said: str) -> None:
-    args: dict[str, Any] = {"prior": (0.5, 0.2, 0.3), "schedule": LinearSchedule(), "num_clean": 3} | options
+    noise: dict[str, Any] = {"prior": (0.5, 0.2, 0.3), "schedule": LinearSchedule(), "num_clean": 3}
+    noise |= {name: value for name, value in options.items() if name in noise}
+    rates = {name: value for name, value in options.items() if name not in noise}
     with pytest.raises(ValueError, match=said):
-        FlowEuler(**args)
+        FlowEuler(Noise(**noise), **rates)
     with pytest.raises(ValueError, match=r"t, s: 0.2, 0.5"):
-        FlowEuler((0.5, 0.5), LinearSchedule(), 2).table(0.2, 0.5)
+        FlowEuler(Noise((0.5, 0.5), LinearSchedule(), 2)).table(0.2, 0.5)
 
 
 def test_the_kernels_of_a_mask_agree() -> None:
     """D3PM towards a mask, interpolation and Euler steps are the one masked diffusion kernel."""
-    like = absorbing(3, LinearSchedule())
+    like = D3PM(absorbing(3, LinearSchedule()))
     for name in ("flow", "flow_euler"):
-        other = choices.kernel(name, like)
+        other = choices.make_kernel(name, like.noise)
         p = torch.rand(6, 4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         p = p / p.sum(-1, keepdim=True)
         state = torch.randint(4, (6, 4), generator=torch.Generator().manual_seed(2))
@@ -176,22 +179,22 @@ def test_the_kernels_of_a_mask_agree() -> None:
 
 
 def test_choices_keep_the_noise_and_name_what_is_wrong() -> None:
-    marginal = choices.noise_kernel("marginal", (0.25, 0.75), choices.schedule("linear"))
-    assert isinstance(marginal, D3PM)
+    marginal = choices.make_noise("marginal", (0.25, 0.75), choices.make_schedule("linear"))
+    assert isinstance(marginal, Noise)
     assert marginal.prior == (0.25, 0.75)
-    euler = choices.kernel("flow_euler", marginal, eta=2.0, omega=0.1)
-    assert euler == FlowEuler((0.25, 0.75), LinearSchedule(), 2, 2.0, 0.1)
-    assert choices.kernel("d3pm", euler) == marginal
-    assert choices.noise_kernel("uniform", (0.1, 0.9), CosineSchedule()).prior == (0.5, 0.5)
-    assert choices.noise_kernel("absorbing", (0.1, 0.9), CosineSchedule()).num_states == 3
-    assert choices.distortion("identity") is None
-    assert choices.distortion("polydec") == PolydecDistortion()
+    euler = choices.make_kernel("flow_euler", marginal, eta=2.0, omega=0.1)
+    assert euler == FlowEuler(Noise((0.25, 0.75), LinearSchedule(), 2), 2.0, 0.1)
+    assert choices.make_kernel("d3pm", euler.noise) == D3PM(marginal)
+    assert choices.make_noise("uniform", (0.1, 0.9), CosineSchedule()).prior == (0.5, 0.5)
+    assert choices.make_noise("absorbing", (0.1, 0.9), CosineSchedule()).num_states == 3
+    assert choices.make_distortion("identity") is None
+    assert choices.make_distortion("polydec") == PolydecDistortion()
     for call, said in (
-        (lambda: choices.kernel("ddpm", marginal), "kernel: 'ddpm', expected one of d3pm, flow"),  # type: ignore[arg-type]
-        (lambda: choices.kernel("flow", marginal, eta=1.0), "eta: 1.0, expected 0 with kernel flow"),
-        (lambda: choices.noise_kernel("gauss", (1.0,), CosineSchedule()), "noise: 'gauss'"),  # type: ignore[arg-type]
-        (lambda: choices.schedule("cos"), "schedule: 'cos', expected one of cosine, linear"),  # type: ignore[arg-type]
-        (lambda: choices.distortion("poly"), "distortion: 'poly'"),  # type: ignore[arg-type]
+        (lambda: choices.make_kernel("ddpm", marginal), "kernel: 'ddpm', expected one of d3pm, flow"),  # type: ignore[arg-type]
+        (lambda: choices.make_kernel("flow", marginal, eta=1.0), "eta: 1.0, expected 0 with kernel flow"),
+        (lambda: choices.make_noise("gauss", (1.0,), CosineSchedule()), "noise: 'gauss'"),  # type: ignore[arg-type]
+        (lambda: choices.make_schedule("cos"), "schedule: 'cos', expected one of cosine, linear"),  # type: ignore[arg-type]
+        (lambda: choices.make_distortion("poly"), "distortion: 'poly'"),  # type: ignore[arg-type]
     ):
         with pytest.raises(ValueError, match=said):
             call()

@@ -14,7 +14,8 @@ from torch import Tensor
 from discrete_grpo import Sites, posterior_kl, score_sites
 from discrete_grpo.core.categorical import safe_log
 from discrete_grpo.core.rollout import Context
-from discrete_grpo.diffusion.kernels import absorbing
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.noise import absorbing
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import GraphPolicy
@@ -214,7 +215,7 @@ def absorbing_policy(seed: int) -> GraphPolicy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = GraphTransformer(config)
-    kernels = absorbing(3, CosineSchedule()), absorbing(2, LinearSchedule())
+    kernels = D3PM(absorbing(3, CosineSchedule())), D3PM(absorbing(2, LinearSchedule()))
     return GraphPolicy(network, *kernels, [0.0, 0.0, 0.3, 0.3, 0.4], num_steps=4)
 
 

@@ -10,17 +10,18 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from discrete_grpo.diffusion.kernels import D3PM, absorbing, evidence, marginal, uniform
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.noise import Noise, absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
 from tests import oracles
 
 SCHEDULES = {"cosine": (CosineSchedule(), oracles.cosine_alpha_bar), "linear": (LinearSchedule(), oracles.linear_alpha_bar)}
 MAKERS = {
-    "uniform": lambda schedule: uniform(4, schedule),
-    "marginal": lambda schedule: marginal([6.0, 3.0, 1.0], schedule),  # need not be normalised
-    "zero mass": lambda schedule: marginal([0.5, 0.0, 0.3, 0.2], schedule),
-    "absorbing": lambda schedule: absorbing(3, schedule),
-    "one class": lambda schedule: uniform(1, schedule),
+    "uniform": lambda schedule: D3PM(uniform(4, schedule)),
+    "marginal": lambda schedule: D3PM(marginal([6.0, 3.0, 1.0], schedule)),  # need not be normalised
+    "zero mass": lambda schedule: D3PM(marginal([0.5, 0.0, 0.3, 0.2], schedule)),
+    "absorbing": lambda schedule: D3PM(absorbing(3, schedule)),
+    "one class": lambda schedule: D3PM(uniform(1, schedule)),
 }
 PRIORS = {
     "uniform": ([0.25] * 4, 4),
@@ -71,7 +72,7 @@ def predictions(clean: int, seed: int = 0) -> Tensor:
 @times
 def test_a_reverse_step_is_bayes_by_enumeration(name: str, schedule: str, t: float, s: float) -> None:
     kernel, (prior, clean) = kernel_of(name, schedule), PRIORS[name]
-    assert (kernel.num_states, kernel.num_clean) == (len(prior), clean)
+    assert (kernel.noise.num_states, kernel.noise.num_clean) == (len(prior), clean)
     table = oracles.posterior(prior, clean, *bars(schedule, t, s))
     own = kernel.table(t, s)
     for z, p in itertools.product(range(len(prior)), predictions(clean)):
@@ -100,7 +101,7 @@ def test_times_may_differ_along_the_batch_and_sites_may_have_any_shape(name: str
     g = torch.Generator().manual_seed(3)
     t, s = torch.tensor(TIMES, dtype=torch.float64).unbind(-1)
     p = torch.rand(len(TIMES), 2, 5, clean, generator=g, dtype=torch.float64).softmax(-1)
-    state = torch.randint(kernel.num_states, p.shape[:-1], generator=g)
+    state = torch.randint(kernel.noise.num_states, p.shape[:-1], generator=g)
     together = kernel.transition(p, state, t, s)
     for b, (at, to) in enumerate(TIMES):
         torch.testing.assert_close(together[b], kernel.transition(p[b], state[b], f64(at), f64(to)), rtol=0, atol=1e-15)
@@ -111,7 +112,7 @@ def test_times_may_differ_along_the_batch_and_sites_may_have_any_shape(name: str
 
 
 def test_a_class_that_cannot_have_led_here_is_left_out_and_the_rest_renormalised() -> None:
-    kernel = absorbing(3, LinearSchedule())
+    kernel = D3PM(absorbing(3, LinearSchedule()))
     p = torch.tensor([[0.5, 0.2, 0.3]], dtype=torch.float64)
     found = kernel.transition(p, torch.tensor([1]), f64(0.5), f64(0.25))  # class 1 shows, so class 1 it was
     assert found[0].tolist() == [0.0, 1.0, 0.0, 0.0]
@@ -120,7 +121,7 @@ def test_a_class_that_cannot_have_led_here_is_left_out_and_the_rest_renormalised
 @pytest.mark.parametrize("name", ["zero mass", "absorbing"])
 def test_a_state_that_nothing_can_have_led_to_stays(name: str) -> None:
     kernel = kernel_of(name, "cosine")
-    p = torch.zeros(1, kernel.num_clean, dtype=torch.float64, requires_grad=True)
+    p = torch.zeros(1, kernel.noise.num_clean, dtype=torch.float64, requires_grad=True)
     p.data[0, 0] = 1.0  # class 0 for sure, but class 1 shows, and neither prior has mass there
     found = kernel.transition(p, torch.tensor([1]), f64(0.5), f64(0.25))
     assert found[0].tolist() == [0.0, 1.0, 0.0, 0.0]
@@ -131,9 +132,11 @@ def test_a_state_that_nothing_can_have_led_to_stays(name: str) -> None:
 @every_case
 def test_the_last_step_of_an_absorbing_or_any_kernel_returns_clean_classes_only(name: str, schedule: str) -> None:
     kernel = kernel_of(name, schedule)
-    last = kernel.transition(predictions(kernel.num_clean)[:1], torch.tensor([kernel.num_states - 1]), f64(1.0), f64(0.0))
-    torch.testing.assert_close(last[0, : kernel.num_clean], predictions(kernel.num_clean)[0], rtol=0, atol=1e-12)
-    assert float(last[0, kernel.num_clean :].sum()) == 0.0
+    last = kernel.transition(
+        predictions(kernel.noise.num_clean)[:1], torch.tensor([kernel.noise.num_states - 1]), f64(1.0), f64(0.0)
+    )
+    torch.testing.assert_close(last[0, : kernel.noise.num_clean], predictions(kernel.noise.num_clean)[0], rtol=0, atol=1e-12)
+    assert float(last[0, kernel.noise.num_clean :].sum()) == 0.0
 
 
 @every_case
@@ -154,7 +157,7 @@ def test_knowing_the_clean_class_the_chain_has_the_marginals_of_the_noise(name: 
     eye = torch.arange(len(prior))
     for c in range(clean):
         known = torch.nn.functional.one_hot(torch.tensor(c), clean).double().expand(len(prior), -1)
-        now = kernel.initial()
+        now = kernel.noise.initial()
         for t, s in itertools.pairwise(grid):
             now = now @ kernel.transition(known, eye, f64(t), f64(s))
             wanted = oracles.noise_matrix(prior, SCHEDULES[schedule][1](s))[c]
@@ -167,11 +170,11 @@ def test_knowing_the_clean_class_the_chain_has_the_marginals_of_the_noise(name: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gradients_are_finite_everywhere(name: str, schedule: str, t: float, s: float, dtype: torch.dtype) -> None:
     kernel = kernel_of(name, schedule)
-    p = predictions(kernel.num_clean).to(dtype).requires_grad_()
-    for z in range(kernel.num_states):
+    p = predictions(kernel.noise.num_clean).to(dtype).requires_grad_()
+    for z in range(kernel.noise.num_states):
         found = kernel.transition(p, torch.full((len(p),), z), f64(t), f64(s))
         assert torch.isfinite(found).all()
-        (gradient,) = torch.autograd.grad((found * torch.arange(1.0, kernel.num_states + 1, dtype=dtype)).sum(), p)
+        (gradient,) = torch.autograd.grad((found * torch.arange(1.0, kernel.noise.num_states + 1, dtype=dtype)).sum(), p)
         assert torch.isfinite(gradient).all()
 
 
@@ -188,7 +191,7 @@ def test_noise_has_the_frequencies_of_the_formula(name: str, schedule: str, t: f
     kernel, (prior, clean) = kernel_of(name, schedule), PRIORS[name]
     g = torch.Generator().manual_seed(5)
     for c in range(clean):
-        drawn = kernel.noise(torch.full((40, 500), c), torch.full((40,), t), g)
+        drawn = kernel.noise.sample(torch.full((40, 500), c), torch.full((40,), t), g)
         counts = torch.bincount(drawn.flatten(), minlength=len(prior)).double()
         wanted = torch.tensor(oracles.noise_matrix(prior, SCHEDULES[schedule][1](t))[c], dtype=torch.float64) * drawn.numel()
         assert counts[wanted == 0].sum() == 0
@@ -197,32 +200,32 @@ def test_noise_has_the_frequencies_of_the_formula(name: str, schedule: str, t: f
 
 
 def test_noise_takes_a_time_a_row_and_scalars_and_is_reproducible() -> None:
-    kernel = absorbing(2, LinearSchedule())
+    kernel = D3PM(absorbing(2, LinearSchedule()))
     x0 = torch.randint(2, (3, 1000), generator=torch.Generator().manual_seed(0))
-    rows = kernel.noise(x0, torch.tensor([0.0, 0.5, 1.0]), torch.Generator().manual_seed(1))
+    rows = kernel.noise.sample(x0, torch.tensor([0.0, 0.5, 1.0]), torch.Generator().manual_seed(1))
     masked = (rows == 2).double().mean(1)
     assert torch.equal(rows[0], x0[0])
     assert masked[2] == 1
     assert masked[1] == pytest.approx(0.5, abs=0.06)
     assert torch.equal(rows[1][rows[1] < 2], x0[1][rows[1] < 2])
-    again = [kernel.noise(x0, torch.tensor(0.5), torch.Generator().manual_seed(k)) for k in (1, 1, 2)]
+    again = [kernel.noise.sample(x0, torch.tensor(0.5), torch.Generator().manual_seed(k)) for k in (1, 1, 2)]
     assert torch.equal(again[0], again[1])
     assert not torch.equal(again[0], again[2])
 
 
 def test_the_initial_distribution_is_the_noise_at_time_one() -> None:
     for name, (prior, _) in PRIORS.items():
-        assert kernel_of(name, "cosine").initial().tolist() == pytest.approx(prior)
+        assert kernel_of(name, "cosine").noise.initial().tolist() == pytest.approx(prior)
 
 
 def test_bad_arguments_are_named() -> None:
     schedule = LinearSchedule()
     for prior in ((), (0.5, 0.4), (1.5, -0.5), (math.nan, 1.0)):
         with pytest.raises(ValueError, match=r"^prior: .*, expected probabilities >= 0 that sum to 1"):
-            D3PM(prior, schedule, 1)
+            Noise(prior, schedule, 1)
     for num_clean in (0, 3):
         with pytest.raises(ValueError, match=f"^num_clean: {num_clean}, expected 1 to 2"):
-            D3PM((0.5, 0.5), schedule, num_clean)
+            Noise((0.5, 0.5), schedule, num_clean)
     with pytest.raises(ValueError, match=r"^num_classes: 0, expected at least 1"):
         uniform(0, schedule)
     with pytest.raises(ValueError, match=r"^num_classes: 0, expected at least 1"):
@@ -234,7 +237,7 @@ def test_bad_arguments_are_named() -> None:
         marginal([math.nan, 1.0], schedule)
     for t, s in ((0.2, 0.3), (1.1, 0.5), (0.5, -0.1)):
         with pytest.raises(ValueError, match=rf"^t, s: {t}, {s}, expected 0 <= s <= t <= 1"):
-            uniform(2, schedule).table(t, s)
+            D3PM(uniform(2, schedule)).table(t, s)
 
 
 @every_case
@@ -252,13 +255,13 @@ def test_evidence_is_what_a_site_says_of_itself(name: str, schedule: str, t: flo
         if both.sum() == 0:
             continue
         rest = (joint * q[None, :, z2]).sum(1)
-        found = (rest.log() + evidence(kernel, torch.tensor([z1]), f64(t))[0]).softmax(0)
+        found = (rest.log() + kernel.noise.evidence(torch.tensor([z1]), f64(t))[0]).softmax(0)
         torch.testing.assert_close(found, both.sum(1) / both.sum(), rtol=0, atol=1e-12)
 
 
 def test_evidence_is_finite_at_both_ends() -> None:
-    kernel = marginal([0.5, 0.0, 0.5], LinearSchedule())
+    kernel = D3PM(marginal([0.5, 0.0, 0.5], LinearSchedule()))
     state = torch.tensor([[0, 1, 2]])
-    assert (evidence(kernel, state, f64(1.0)) == 0)[0, [0, 2]].all()
-    assert evidence(kernel, state, f64(0.0)).isfinite().all()
-    assert evidence(kernel, state, torch.tensor([0.0]).double())[0, 0].softmax(-1)[0] == 1
+    assert (kernel.noise.evidence(state, f64(1.0)) == 0)[0, [0, 2]].all()
+    assert kernel.noise.evidence(state, f64(0.0)).isfinite().all()
+    assert kernel.noise.evidence(state, torch.tensor([0.0]).double())[0, 0].softmax(-1)[0] == 1

@@ -43,9 +43,9 @@ def test_digress_gives_the_published_logits(tmp_path: Path, wrap: str) -> None:
     assert_their_logits(found.policy, made)
     kernel = found.policy.node_kernel
     assert isinstance(kernel, D3PM)
-    assert kernel.prior == pytest.approx((0.7230, 0.1151, 0.1593, 0.0026))
+    assert kernel.noise.prior == pytest.approx((0.7230, 0.1151, 0.1593, 0.0026))
     assert found.policy.num_steps == 20
-    assert float(kernel.schedule.alpha_bar(torch.tensor(0.0))) == pytest.approx(0.99991, abs=1e-5)
+    assert float(kernel.noise.schedule.alpha_bar(torch.tensor(0.0))) == pytest.approx(0.99991, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_defog_with_a_mask_class_which_is_never_predicted(tmp_path: Path, more: 
     policy = import_defog(lightning(tmp_path / "x.ckpt", made[0]), dataset="qm9", noise="absorbing").policy
     assert_their_logits(policy, made, (5, 5))
     assert isinstance(policy.node_kernel, FlowEuler)
-    assert policy.node_kernel.prior == (0.0, 0.0, 0.0, 0.0, 1.0)
-    assert policy.node_kernel.num_clean == 4
+    assert policy.node_kernel.noise.prior == (0.0, 0.0, 0.0, 0.0, 1.0)
+    assert policy.node_kernel.noise.num_clean == 4
 
 
 def test_graph_grpo_takes_the_stored_prior_and_sizes(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_graph_grpo_takes_the_stored_prior_and_sizes(tmp_path: Path) -> None:
     policy = import_graph_grpo(tmp_path / "x.ckpt", dataset="planar", num_steps=7).policy
     assert_their_logits(policy, made, PLANAR, PLANAR)
     assert isinstance(policy.edge_kernel, FlowEuler)
-    assert policy.edge_kernel.prior == pytest.approx((0.7, 0.3))
+    assert policy.edge_kernel.noise.prior == pytest.approx((0.7, 0.3))
     assert policy.node_counts == (0.0, 0.0, 0.0, 0.25, 0.5, 0.25)
 
 
@@ -140,7 +140,7 @@ def test_stored_data_and_settings_are_read_without_their_code(tmp_path: Path, th
     assert found.policy.num_steps == 30
     assert found.policy.node_counts == (0.0, 0.5, 0.5)
     assert isinstance(found.policy.node_kernel, D3PM)
-    assert found.policy.node_kernel.prior == pytest.approx((0.4, 0.3, 0.2, 0.1))
+    assert found.policy.node_kernel.noise.prior == pytest.approx((0.4, 0.3, 0.2, 0.1))
     assert found.statistics is not None
     assert found.statistics.vocabulary.atoms == ("C", "N", "O", "F")
     made = defog(max_nodes=2)

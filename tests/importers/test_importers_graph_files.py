@@ -113,7 +113,7 @@ def test_gdpos_zinc_is_a_data_set_of_its_own(tmp_path: Path) -> None:
     assert_their_logits(policy, made, GDPO, GDPO)
     assert isinstance(policy.edge_kernel, D3PM)
     shares = (0.89740, 0.0472947, 0.062670, 0.0003524, 0.0486)
-    assert policy.edge_kernel.prior == pytest.approx([p / sum(shares) for p in shares])
+    assert policy.edge_kernel.noise.prior == pytest.approx([p / sum(shares) for p in shares])
     molecule = network(policy).config.molecule
     assert molecule is not None
     assert (molecule.weights, molecule.max_weight) == ((12.0, 14.0, 16.0, 19.0, 31.0, 32.1, 35.45, 79.9, 126.9), 350.0)
@@ -137,7 +137,7 @@ def test_qm9_has_two_published_sets_of_bonds(tmp_path: Path, classes: int, share
     made = digress_of("qm9", (4, classes))
     policy = import_digress(lightning(tmp_path / "x.ckpt", made[0]), dataset="qm9", num_steps=3).policy
     assert isinstance(policy.edge_kernel, D3PM)
-    assert policy.edge_kernel.prior == pytest.approx(shares)
+    assert policy.edge_kernel.noise.prior == pytest.approx(shares)
     assert_their_logits(policy, made, (4, classes), (4, classes))
 
 

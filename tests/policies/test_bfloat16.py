@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from discrete_grpo.core.categorical import Scores, score_sites
 from discrete_grpo.core.rollout import Rollout, Scorer, group_contexts
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
-from discrete_grpo.diffusion.kernels import D3PM, Kernel, absorbing, marginal, uniform
+from discrete_grpo.diffusion.kernels import D3PM, Kernel
+from discrete_grpo.diffusion.noise import Noise, absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, DigressSchedule, LinearSchedule
 from discrete_grpo.domains.graphs import node_mask, unpack
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
@@ -35,35 +36,42 @@ P3, P2 = (0.5, 0.2, 0.3), (0.7, 0.3)
 MASK3, MASK2 = (0.0, 0.0, 0.0, 1.0), (0.0, 0.0, 1.0)
 Pair = tuple[Kernel, Kernel]
 KERNELS: dict[str, Pair] = {
-    "d3pm uniform": (uniform(3, COSINE), uniform(2, COSINE)),
-    "d3pm marginal": (marginal(P3, COSINE), marginal(P2, LINEAR)),
-    "d3pm absorbing": (absorbing(3, LINEAR), absorbing(2, LINEAR)),
-    "d3pm digress": (marginal(P3, DigressSchedule(4)), marginal(P2, DigressSchedule(4))),
-    "flow": (FlowInterpolation(P3, LINEAR, 3), FlowInterpolation(P2, COSINE, 2)),
-    "flow absorbing": (FlowInterpolation(MASK3, LINEAR, 3), FlowInterpolation(MASK2, LINEAR, 2)),
-    "euler": (FlowEuler(P3, LINEAR, 3), FlowEuler(P2, LINEAR, 2)),
-    "euler eta": (FlowEuler(P3, COSINE, 3, 10.0), FlowEuler(P2, LINEAR, 2, 3.0)),
-    "euler omega": (FlowEuler(P3, LINEAR, 3, 0.0, 0.5), FlowEuler(P2, LINEAR, 2, 0.0, 0.1)),
-    "euler both": (FlowEuler(P3, COSINE, 3, 5.0, 0.2), FlowEuler(P2, COSINE, 2, 30.0, 0.5)),
-    "euler absorbing": (FlowEuler(MASK3, LINEAR, 3, 2.0, 0.1), FlowEuler(MASK2, LINEAR, 2, 2.0, 0.1)),
+    "d3pm uniform": (D3PM(uniform(3, COSINE)), D3PM(uniform(2, COSINE))),
+    "d3pm marginal": (D3PM(marginal(P3, COSINE)), D3PM(marginal(P2, LINEAR))),
+    "d3pm absorbing": (D3PM(absorbing(3, LINEAR)), D3PM(absorbing(2, LINEAR))),
+    "d3pm digress": (D3PM(marginal(P3, DigressSchedule(4))), D3PM(marginal(P2, DigressSchedule(4)))),
+    "flow": (FlowInterpolation(Noise(P3, LINEAR, 3)), FlowInterpolation(Noise(P2, COSINE, 2))),
+    "flow absorbing": (FlowInterpolation(Noise(MASK3, LINEAR, 3)), FlowInterpolation(Noise(MASK2, LINEAR, 2))),
+    "euler": (FlowEuler(Noise(P3, LINEAR, 3)), FlowEuler(Noise(P2, LINEAR, 2))),
+    "euler eta": (FlowEuler(Noise(P3, COSINE, 3), 10.0), FlowEuler(Noise(P2, LINEAR, 2), 3.0)),
+    "euler omega": (FlowEuler(Noise(P3, LINEAR, 3), 0.0, 0.5), FlowEuler(Noise(P2, LINEAR, 2), 0.0, 0.1)),
+    "euler both": (FlowEuler(Noise(P3, COSINE, 3), 5.0, 0.2), FlowEuler(Noise(P2, COSINE, 2), 30.0, 0.5)),
+    "euler absorbing": (FlowEuler(Noise(MASK3, LINEAR, 3), 2.0, 0.1), FlowEuler(Noise(MASK2, LINEAR, 2), 2.0, 0.1)),
 }
 
 
 class MatrixNoise:
-    """A kernel of someone else's, which noises and steps by matrix products."""
+    """A noise process of a third party, which draws by matrix products."""
 
-    def __init__(self, kernel: D3PM) -> None:
-        self.inner = kernel
-        self.num_clean, self.num_states = kernel.num_clean, kernel.num_states
+    def __init__(self, noise: Noise) -> None:
+        self.inner = noise
+        self.num_clean, self.num_states = noise.num_clean, noise.num_states
 
     def initial(self) -> Tensor:
         return self.inner.initial()
 
-    def noise(self, x0: Tensor, t: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, x0: Tensor, t: Tensor, generator: torch.Generator | None = None) -> Tensor:
         keep = self.inner.schedule.alpha_bar(t).float().reshape(-1, *[1] * (x0.ndim))
         rows = nn.functional.one_hot(x0, self.num_states).float() @ torch.eye(self.num_states)
         p = keep * rows.float() + (1 - keep) * self.initial().float()
         return torch.multinomial(p.flatten(0, -2), 1, generator=generator).view(x0.shape)
+
+
+class MatrixKernel:
+    """A kernel of a third party, which steps by matrix products."""
+
+    def __init__(self, kernel: D3PM) -> None:
+        self.inner, self.noise = kernel, MatrixNoise(kernel.noise)
 
     def transition(self, p_clean: Tensor, state: Tensor, t: Tensor, s: Tensor) -> Tensor:
         tables = torch.stack([self.table(float(a), float(b)) for a, b in zip(t, s, strict=True)]).to(p_clean)
@@ -75,11 +83,11 @@ class MatrixNoise:
 
 
 def graphs(kind: str, **options: Any) -> GraphPolicy:
-    x, e = KERNELS[kind] if kind in KERNELS else (MatrixNoise(uniform(3, COSINE)), MatrixNoise(uniform(2, COSINE)))
-    network = tiny_network(x.num_states, e.num_states)
+    x, e = KERNELS[kind] if kind in KERNELS else (MatrixKernel(D3PM(uniform(3, COSINE))), MatrixKernel(D3PM(uniform(2, COSINE))))
+    network = tiny_network(x.noise.num_states, e.noise.num_states)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        for head, count in ((network.node_out[-1], x.num_clean), (network.edge_out[-1], e.num_clean)):
+        for head, count in ((network.node_out[-1], x.noise.num_clean), (network.edge_out[-1], e.noise.num_clean)):
             assert isinstance(head, nn.Linear)
             head.weight = nn.Parameter(0.5 * torch.randn(count, head.in_features))
             head.bias = nn.Parameter(torch.randn(count))
@@ -197,8 +205,8 @@ def test_the_laws_of_probability_hold_under_bfloat16(family: str) -> None:
 def test_a_kernel_called_under_autocast_has_the_bits_it_has_without(kind: str) -> None:
     for kernel in KERNELS[kind]:
         generator = torch.Generator().manual_seed(0)
-        p = torch.rand(8, 5, kernel.num_clean, generator=generator).softmax(-1)
-        state = torch.randint(0, kernel.num_clean, (8, 5), generator=generator)
+        p = torch.rand(8, 5, kernel.noise.num_clean, generator=generator).softmax(-1)
+        state = torch.randint(0, kernel.noise.num_clean, (8, 5), generator=generator)
         t, s = torch.linspace(0.2, 1.0, 8), torch.linspace(0.0, 0.9, 8)
         plain = kernel.transition(p, state, t, s)
         with torch.autocast("cpu", torch.bfloat16):

@@ -11,7 +11,8 @@ from torch import nn
 from discrete_grpo import GRPOConfig, GRPOTrainer, group_contexts, score_sites
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import conditioned
-from discrete_grpo.diffusion.kernels import uniform
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.noise import uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch
 from discrete_grpo.domains.tokenizer import Property
@@ -32,7 +33,7 @@ def conditional(guidance: float = 1.0, **options: Any) -> GraphPolicy:
         for name, parameter in network.named_parameters():
             if "film" in name:  # zero at the start, when no condition reaches the logits
                 nn.init.normal_(parameter, std=0.5)
-    kernels = uniform(3, CosineSchedule()), uniform(2, CosineSchedule())
+    kernels = D3PM(uniform(3, CosineSchedule())), D3PM(uniform(2, CosineSchedule()))
     return GraphPolicy(
         network, *kernels, (0.0, 0.0, 0.5, 0.5), num_steps=4, properties=SCALES, guidance=guidance, decode=node_classes, **options
     ).eval()
@@ -134,7 +135,7 @@ def test_fixed_sites_are_clean_at_the_end_of_a_schedule_that_is_not() -> None:
         def alpha_bar(self, t: torch.Tensor) -> torch.Tensor:
             return 0.5 - 0.5 * t.double()
 
-    kernels = uniform(3, Leaky()), uniform(2, Leaky())
+    kernels = D3PM(uniform(3, Leaky())), D3PM(uniform(2, Leaky()))
     policy = GraphPolicy(tiny_network(), *kernels, (0.0, 0.0, 0.0, 1.0), num_steps=2, decode=node_classes)
     contexts = group_contexts(1, 40, [{"fixed": FixedSites({0: 2, 1: 1})}])
     rollout = policy.sample(contexts, generator=torch.Generator().manual_seed(0))

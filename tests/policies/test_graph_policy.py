@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Scores, score_sites
 from discrete_grpo.core.rollout import Context, Rollout, group_contexts
-from discrete_grpo.diffusion.kernels import Kernel, absorbing, marginal, uniform
+from discrete_grpo.diffusion.kernels import D3PM, Kernel
+from discrete_grpo.diffusion.noise import absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pack, pair_mask, permute, symmetrise, unpack, upper
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
@@ -23,9 +24,9 @@ from discrete_grpo.policies.graph import FixedSites, GraphPolicy, size_buckets
 from tests import oracles
 
 KERNELS: dict[str, tuple[Kernel, Kernel]] = {
-    "uniform": (uniform(3, CosineSchedule()), uniform(2, CosineSchedule())),
-    "marginal": (marginal([0.5, 0.3, 0.0, 0.2], CosineSchedule()), marginal([0.7, 0.2, 0.1], LinearSchedule())),
-    "absorbing": (absorbing(3, LinearSchedule()), absorbing(2, CosineSchedule())),
+    "uniform": (D3PM(uniform(3, CosineSchedule())), D3PM(uniform(2, CosineSchedule()))),
+    "marginal": (D3PM(marginal([0.5, 0.3, 0.0, 0.2], CosineSchedule())), D3PM(marginal([0.7, 0.2, 0.1], LinearSchedule()))),
+    "absorbing": (D3PM(absorbing(3, LinearSchedule())), D3PM(absorbing(2, CosineSchedule()))),
 }
 COUNTS = (0.0, 0.1, 0.2, 0.3, 0.0, 0.4)
 every_kernel = pytest.mark.parametrize("kind", KERNELS)
@@ -41,7 +42,9 @@ def make(kind: str = "marginal", seed: int = 0, dtype: torch.dtype = torch.float
     shape: dict[str, Any] = {"layers": 2, "heads": 2, "width": 16, "edge_width": 8, "global_width": 8, "walk_length": 3}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = GraphTransformer(GraphTransformerConfig(x.num_states, e.num_states, x.num_clean, e.num_clean, **shape))
+        network = GraphTransformer(
+            GraphTransformerConfig(x.noise.num_states, e.noise.num_states, x.noise.num_clean, e.noise.num_clean, **shape)
+        )
         with torch.no_grad():
             for parameter in network.parameters():  # some start at zero, where the parts behind them would go untested
                 parameter.add_(0.05 * torch.randn(parameter.shape))
@@ -128,7 +131,7 @@ def test_log_probs_are_the_brute_force_mixture(kind: str) -> None:
     """Σ_c p̂(c) q(k | z, c) by loops over existing nodes and pairs i<j, with Bayes enumerated by the oracle."""
     policy = make(kind, temperature=0.8)
     rollout = draw(policy)
-    priors = [k.initial().tolist() for k in KERNELS[kind]]
+    priors = [k.noise.initial().tolist() for k in KERNELS[kind]]
     for b, n in enumerate(rollout.size.tolist()):
         for step in range(4):
             nodes, pairs = (rollout.states[x][b] for x in ("nodes", "pairs"))
@@ -137,8 +140,8 @@ def test_log_probs_are_the_brute_force_mixture(kind: str) -> None:
             total = 0.0
             tables = []
             for prior, kernel in zip(priors, KERNELS[kind], strict=True):
-                bars = [float(kernel.schedule.alpha_bar(policy.grid[step + k])) for k in (0, 1)]  # type: ignore[attr-defined]
-                tables.append(oracles.posterior(prior, kernel.num_clean, *bars))
+                bars = [float(kernel.noise.schedule.alpha_bar(policy.grid[step + k])) for k in (0, 1)]  # type: ignore[attr-defined]
+                tables.append(oracles.posterior(prior, kernel.noise.num_clean, *bars))
             sites = [(0, logits[0][0, i], nodes[:, i]) for i in range(n)]
             sites += [(1, logits[1][0, i, j], pairs[:, j * (j - 1) // 2 + i]) for j in range(n) for i in range(j)]
             for which, logit, path in sites:
@@ -316,9 +319,9 @@ def test_trajectories_are_bytes_that_start_from_noise_and_end_clean(kind: str) -
     for name, exists, kernel in zip(("nodes", "pairs"), (mask, pair_mask(mask)), KERNELS[kind], strict=True):
         states = rollout.states[name]
         assert (states[~exists.unsqueeze(1).expand_as(states)] == 0).all()
-        assert int(states[:, -1].max()) < kernel.num_clean
+        assert int(states[:, -1].max()) < kernel.noise.num_clean
         start = states[:, 0][exists].long()
-        assert (kernel.initial()[start] > 0).all()
+        assert (kernel.noise.initial()[start] > 0).all()
     units = [n + num_pairs(n) for n in rollout.size.tolist()]
     assert rollout.units.tolist() == [[u] * 4 for u in units]
     assert scores(policy, rollout).mask.sum(-1).tolist() == rollout.units.tolist()
@@ -482,8 +485,8 @@ class Listening(nn.Module):
 def clean_graphs(kind: str, sizes: Sequence[int], n: int = 5) -> GraphBatch:
     x, e = KERNELS[kind]
     mask = node_mask(torch.tensor(sizes), n)
-    nodes = torch.where(mask, torch.randint(x.num_clean, mask.shape, generator=seeded(1)), 0)
-    pairs = torch.where(pair_mask(mask), torch.randint(e.num_clean, (len(sizes), num_pairs(n)), generator=seeded(2)), 0)
+    nodes = torch.where(mask, torch.randint(x.noise.num_clean, mask.shape, generator=seeded(1)), 0)
+    pairs = torch.where(pair_mask(mask), torch.randint(e.noise.num_clean, (len(sizes), num_pairs(n)), generator=seeded(2)), 0)
     return GraphBatch(nodes, symmetrise(pairs, n), mask)
 
 
@@ -535,8 +538,8 @@ def test_likelihood_training_noises_as_the_kernel_says_at_stratified_times(kind:
         (KERNELS[kind][0], kept_nodes, graphs.nodes, graphs.mask),
         (KERNELS[kind][1], kept_pairs, upper(graphs.edges), pair_mask(graphs.mask)),
     ):
-        bar = kernel.schedule.alpha_bar(time)[:, None].expand(exists.shape)[exists]  # type: ignore[attr-defined]
-        expected = bar + (1 - bar) * kernel.initial()[clean[exists]]
+        bar = kernel.noise.schedule.alpha_bar(time)[:, None].expand(exists.shape)[exists]  # type: ignore[attr-defined]
+        expected = bar + (1 - bar) * kernel.noise.initial()[clean[exists]]
         error = 4 * float((expected * (1 - expected)).sum().sqrt())
         assert abs(float(kept.sum() - expected.sum())) < error
     again = policy.likelihood_loss(graphs, generator=seeded(0))["loss"]

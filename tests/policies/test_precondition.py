@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
-from discrete_grpo.diffusion.kernels import evidence, marginal
+from discrete_grpo.diffusion.noise import marginal
 from discrete_grpo.diffusion.schedules import LinearSchedule
 from discrete_grpo.domains.graphs import GraphBatch, symmetrise, upper
 from discrete_grpo.policies.graph import GraphPolicy
@@ -37,9 +38,9 @@ def test_a_silent_network_leaves_bayes_with_a_uniform_prior(kind: str) -> None:
         time = torch.tensor([t], dtype=torch.float64)
         found, _ = policy.clean_probs(graphs, time)
         kernel = policy.node_kernel
-        bar, m = float(kernel.schedule.alpha_bar(time)), kernel.initial()  # type: ignore[attr-defined]
+        bar, m = float(kernel.noise.schedule.alpha_bar(time)), kernel.noise.initial()  # type: ignore[attr-defined]
         for site, z in enumerate(nodes[0].tolist()):
-            q = torch.tensor([bar * (z == c) + (1 - bar) * float(m[z]) for c in range(kernel.num_clean)], dtype=torch.float64)
+            q = torch.tensor([bar * (z == c) + (1 - bar) * float(m[z]) for c in range(kernel.noise.num_clean)], dtype=torch.float64)
             torch.testing.assert_close(found[0, site], q / q.sum(), rtol=0, atol=1e-12)
 
 
@@ -54,7 +55,7 @@ def test_it_adds_the_evidence_to_the_logits_of_the_same_network(kind: str) -> No
     for before, after, kernel, site in zip(
         plain.clean_probs(graphs, time), with_it.clean_probs(graphs, time), with_it._kernels, sites, strict=True
     ):
-        wanted = (before.log() + evidence(kernel, site, time)).softmax(-1)  # type: ignore[arg-type]
+        wanted = (before.log() + kernel.noise.evidence(site, time)).softmax(-1)  # type: ignore[attr-defined]
         torch.testing.assert_close(after, wanted, rtol=0, atol=1e-12)
 
 
@@ -64,7 +65,7 @@ def test_temperature_divides_what_the_network_says_alone() -> None:
     graphs = GraphBatch(torch.tensor([[0, 1]]), torch.zeros(1, 2, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool))
     time = torch.tensor([0.3], dtype=torch.float64)
     found, said = cold.clean_probs(graphs, time)[0], plain.clean_probs(graphs, time)[0]
-    gain = evidence(one.node_kernel, graphs.nodes, time)  # type: ignore[arg-type]
+    gain = one.node_kernel.noise.evidence(graphs.nodes, time)  # type: ignore[attr-defined]
     torch.testing.assert_close(found, (2 * said.log() + gain).softmax(-1), rtol=0, atol=1e-12)
 
 
@@ -72,18 +73,18 @@ def test_temperature_divides_what_the_network_says_alone() -> None:
 def test_the_evidence_of_a_flow_is_that_of_its_noise(kind: type[FlowInterpolation] | type[FlowEuler]) -> None:
     noise = marginal([0.5, 0.3, 0.2], LinearSchedule())
     state, time = torch.tensor([[0, 1, 2]]), torch.tensor([0.2], dtype=torch.float64)
-    flow = kind(noise.prior, noise.schedule, noise.num_clean)
-    assert torch.equal(evidence(flow, state, time), evidence(noise, state, time))
-    drawn = flow.noise(torch.ones(1, 200_000, dtype=torch.long), time, seeded(0))  # and this is how it noises
+    flow = kind(noise)
+    assert torch.equal(flow.noise.evidence(state, time), noise.evidence(state, time))
+    drawn = flow.noise.sample(torch.ones(1, 200_000, dtype=torch.long), time, seeded(0))  # and this is how it noises
     share = drawn.flatten().bincount(minlength=3) / drawn.numel()
-    wanted = evidence(noise, state, time)[0, :, 1] + torch.tensor(noise.prior).double().log()
+    wanted = noise.evidence(state, time)[0, :, 1] + torch.tensor(noise.prior).double().log()
     torch.testing.assert_close(share.double(), wanted.softmax(0), rtol=0, atol=0.005)
 
 
 class Unscheduled:
-    """A kernel of its own, which the evidence cannot be had from."""
+    """A kernel with a noise process of its own, which has no schedule and hence no evidence."""
 
-    num_clean = num_states = 2
+    noise = SimpleNamespace(num_clean=2, num_states=2)
 
 
 def test_a_kernel_without_a_schedule_is_named() -> None:
@@ -96,8 +97,8 @@ def test_a_kernel_without_a_schedule_is_named() -> None:
 @every_kernel
 def test_the_training_loss_is_minus_log_of_the_probabilities_it_draws_with(kind: str) -> None:
     policy = make(kind, dtype=torch.float64, precondition=True)
-    clean = torch.randint(policy.edge_kernel.num_clean, (5, 6), generator=seeded(2))
-    nodes = torch.randint(policy.node_kernel.num_clean, (5, 4), generator=seeded(0))
+    clean = torch.randint(policy.edge_kernel.noise.num_clean, (5, 6), generator=seeded(2))
+    nodes = torch.randint(policy.node_kernel.noise.num_clean, (5, 4), generator=seeded(0))
     graphs = GraphBatch(nodes, symmetrise(clean, 4), torch.ones(5, 4, dtype=torch.bool))
     seen: list[tuple[torch.Tensor, ...]] = []
     policy.network.register_forward_pre_hook(lambda module, args: seen.append(args))

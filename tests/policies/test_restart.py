@@ -20,7 +20,8 @@ from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.loss import grpo_loss
 from discrete_grpo.core.rollout import Context, Rollout, group_contexts, num_selected, select_steps
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
-from discrete_grpo.diffusion.kernels import Kernel, absorbing, marginal, uniform
+from discrete_grpo.diffusion.kernels import D3PM, Kernel
+from discrete_grpo.diffusion.noise import Noise, absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
@@ -34,11 +35,11 @@ from tests.toys import share_of_class_two, tiny_policy
 State = tuple[int, ...]
 LINEAR, COSINE = LinearSchedule(), CosineSchedule()
 KERNELS: dict[str, tuple[Kernel, Kernel]] = {
-    "uniform": (uniform(2, COSINE), uniform(2, LINEAR)),
-    "marginal": (marginal([0.7, 0.3], COSINE), marginal([1.0, 0.0], COSINE)),
-    "absorbing": (absorbing(2, LINEAR), absorbing(2, COSINE)),
-    "interpolation": (FlowInterpolation((0.6, 0.4), LINEAR, 2), FlowInterpolation((0.0, 0.0, 1.0), COSINE, 2)),
-    "euler": (FlowEuler((0.6, 0.4), LINEAR, 2, 3.0, 0.1), FlowEuler((0.5, 0.5), COSINE, 2)),
+    "uniform": (D3PM(uniform(2, COSINE)), D3PM(uniform(2, LINEAR))),
+    "marginal": (D3PM(marginal([0.7, 0.3], COSINE)), D3PM(marginal([1.0, 0.0], COSINE))),
+    "absorbing": (D3PM(absorbing(2, LINEAR)), D3PM(absorbing(2, COSINE))),
+    "interpolation": (FlowInterpolation(Noise((0.6, 0.4), LINEAR, 2)), FlowInterpolation(Noise((0.0, 0.0, 1.0), COSINE, 2))),
+    "euler": (FlowEuler(Noise((0.6, 0.4), LINEAR, 2), 3.0, 0.1), FlowEuler(Noise((0.5, 0.5), COSINE, 2))),
 }
 every_kernel = pytest.mark.parametrize("kind", KERNELS)
 CLEAN: State = (1, 0, 1)
@@ -56,7 +57,7 @@ def triples(graphs: GraphBatch) -> list[State]:
 def make(kind: str, seed: int = 0, **options: Any) -> GraphPolicy:
     """A policy over graphs of two nodes in three steps, float64, whose network is a table."""
     x, e = KERNELS[kind]
-    network = oracles.LookupNetwork(x.num_states, e.num_states, x.num_clean, e.num_clean, seed)
+    network = oracles.LookupNetwork(x.noise.num_states, e.noise.num_states, x.noise.num_clean, e.noise.num_clean, seed)
     return GraphPolicy(network, x, e, [0.0, 0.0, 1.0], num_steps=STEPS, decode=triples, **options)
 
 
@@ -72,9 +73,13 @@ def step_row(policy: GraphPolicy, kind: str, now: State, k: int) -> dict[State, 
         p = logits.softmax(-1) * (table.sum(-1) > 0)
         mixed = (p / p.sum() if float(p.detach().sum()) > 0 else p) @ table
         rows.append(
-            mixed if float(mixed.detach().sum()) > 0 else nn.functional.one_hot(torch.tensor(now[u]), kernel.num_states).double()
+            mixed
+            if float(mixed.detach().sum()) > 0
+            else nn.functional.one_hot(torch.tensor(now[u]), kernel.noise.num_states).double()
         )
-    found = {a: rows[0][a[0]] * rows[1][a[1]] * rows[2][a[2]] for a in oracles.two_node_states(x.num_states, e.num_states)}
+    found = {
+        a: rows[0][a[0]] * rows[1][a[1]] * rows[2][a[2]] for a in oracles.two_node_states(x.noise.num_states, e.noise.num_states)
+    }
     return {a: p for a, p in found.items() if float(p.detach()) > 0}
 
 
@@ -84,9 +89,9 @@ def noised(kind: str, time: float) -> dict[State, float]:
     bar = {True: oracles.linear_alpha_bar, False: oracles.cosine_alpha_bar}
     rows = []
     for u, kernel in enumerate((x, x, e)):
-        keep = bar[isinstance(kernel.schedule, LinearSchedule)](time)  # type: ignore[attr-defined]
-        rows.append(oracles.noise_matrix(kernel.initial().tolist(), keep)[CLEAN[u]])
-    states = oracles.two_node_states(x.num_states, e.num_states)
+        keep = bar[isinstance(kernel.noise.schedule, LinearSchedule)](time)  # type: ignore[attr-defined]
+        rows.append(oracles.noise_matrix(kernel.noise.initial().tolist(), keep)[CLEAN[u]])
+    states = oracles.two_node_states(x.noise.num_states, e.noise.num_states)
     return {a: p for a in states if (p := rows[0][a[0]] * rows[1][a[1]] * rows[2][a[2]]) > 0}
 
 
@@ -95,7 +100,7 @@ def segments(policy: GraphPolicy, kind: str, start: int) -> dict[tuple[State, ..
     rows: dict[tuple[State, int], dict[State, Tensor]] = {
         (a, k): step_row(policy, kind, a, k)
         for k in range(start, STEPS)
-        for a in oracles.two_node_states(KERNELS[kind][0].num_states, KERNELS[kind][1].num_states)
+        for a in oracles.two_node_states(KERNELS[kind][0].noise.num_states, KERNELS[kind][1].noise.num_states)
     }
     found: dict[tuple[State, ...], tuple[float, Tensor]] = {
         (a,): (q, torch.ones((), dtype=torch.float64)) for a, q in noised(kind, float(policy.grid[start])).items()

@@ -20,7 +20,8 @@ from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.loss import grpo_loss
 from discrete_grpo.core.rollout import Context, Rollout, group_contexts
 from discrete_grpo.core.step_selection import Selection, chosen_steps
-from discrete_grpo.diffusion.kernels import Kernel, uniform
+from discrete_grpo.diffusion.kernels import D3PM, Kernel
+from discrete_grpo.diffusion.noise import uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
@@ -35,7 +36,7 @@ from tests.policies.test_graph_conditions import COLUMNS, conditional
 from tests.toys import share_of_class_two, tiny_policy
 
 State = tuple[int, ...]
-KERNELS: tuple[Kernel, Kernel] = (uniform(2, CosineSchedule()), uniform(2, LinearSchedule()))
+KERNELS: tuple[Kernel, Kernel] = (D3PM(uniform(2, CosineSchedule())), D3PM(uniform(2, LinearSchedule())))
 STATES: Sequence[State] = oracles.two_node_states(2, 2)
 PRIOR = 1 / len(STATES)
 SMALL: dict[str, Any] = {"num_generations": 4, "generation_batch_size": 12, "learning_rate": 1e-2, "save_steps": 2}

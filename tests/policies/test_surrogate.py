@@ -17,7 +17,8 @@ from discrete_grpo import GRPOConfig, GRPOTrainer
 from discrete_grpo.core.categorical import Scores, score_sites
 from discrete_grpo.core.rollout import Context, Rollout, Scorer, group_contexts
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
-from discrete_grpo.diffusion.kernels import Kernel, absorbing, marginal, uniform
+from discrete_grpo.diffusion.kernels import D3PM, Kernel
+from discrete_grpo.diffusion.noise import Noise, absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, DigressSchedule, LinearSchedule
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, pair_index
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
@@ -32,12 +33,12 @@ from tests.toys import node_classes, share_of_class_two, tiny_network, tiny_poli
 State = tuple[int, ...]
 LINEAR, COSINE = LinearSchedule(), CosineSchedule()
 KERNELS: dict[str, tuple[Kernel, Kernel]] = {
-    "uniform": (uniform(2, COSINE), uniform(2, LINEAR)),
-    "marginal": (marginal([0.7, 0.3], COSINE), marginal([0.4, 0.6], COSINE)),
-    "absorbing": (absorbing(2, LINEAR), absorbing(2, COSINE)),
-    "interpolation": (FlowInterpolation((0.6, 0.4), LINEAR, 2), FlowInterpolation((0.0, 0.0, 1.0), COSINE, 2)),
-    "euler": (FlowEuler((0.6, 0.4), LINEAR, 2, 3.0, 0.1), FlowEuler((0.5, 0.5), COSINE, 2)),
-    "digress": (marginal([0.7, 0.3], DigressSchedule(3)), uniform(2, DigressSchedule(6))),
+    "uniform": (D3PM(uniform(2, COSINE)), D3PM(uniform(2, LINEAR))),
+    "marginal": (D3PM(marginal([0.7, 0.3], COSINE)), D3PM(marginal([0.4, 0.6], COSINE))),
+    "absorbing": (D3PM(absorbing(2, LINEAR)), D3PM(absorbing(2, COSINE))),
+    "interpolation": (FlowInterpolation(Noise((0.6, 0.4), LINEAR, 2)), FlowInterpolation(Noise((0.0, 0.0, 1.0), COSINE, 2))),
+    "euler": (FlowEuler(Noise((0.6, 0.4), LINEAR, 2), 3.0, 0.1), FlowEuler(Noise((0.5, 0.5), COSINE, 2))),
+    "digress": (D3PM(marginal([0.7, 0.3], DigressSchedule(3))), D3PM(uniform(2, DigressSchedule(6)))),
 }
 every_kernel = pytest.mark.parametrize("kind", KERNELS)
 every_name = pytest.mark.parametrize("name", ["eager", "elbo"])
@@ -54,7 +55,7 @@ def triples(graphs: GraphBatch) -> list[State]:
 
 def two_nodes(kind: str, seed: int = 0) -> GraphPolicy:
     x, e = KERNELS[kind]
-    network = oracles.LookupNetwork(x.num_states, e.num_states, x.num_clean, e.num_clean, seed)
+    network = oracles.LookupNetwork(x.noise.num_states, e.noise.num_states, x.noise.num_clean, e.noise.num_clean, seed)
     return GraphPolicy(network, x, e, [0.0, 0.0, 1.0], num_steps=STEPS, decode=triples)
 
 
@@ -86,15 +87,15 @@ def noised(policy: GraphPolicy, kind: str, clean: State, k: int) -> dict[State, 
     x, e = KERNELS[kind]
     rows = []
     for u, kernel in enumerate((x, x, e)):
-        law = kernel.initial()
+        law = kernel.noise.initial()
         for i in range(k):
             law = law @ kernel.table(float(policy.grid[i]), float(policy.grid[i + 1]))[:, clean[u]]
         if kind != "euler":  # no clamp and no guidance: it is the noise
-            keep = float(kernel.schedule.alpha_bar(policy.grid[k]))  # type: ignore[attr-defined]
-            noise = oracles.noise_matrix(kernel.initial().tolist(), keep)[clean[u]]
+            keep = float(kernel.noise.schedule.alpha_bar(policy.grid[k]))  # type: ignore[attr-defined]
+            noise = oracles.noise_matrix(kernel.noise.initial().tolist(), keep)[clean[u]]
             torch.testing.assert_close(law, torch.tensor(noise, dtype=torch.float64), rtol=0, atol=1e-12)
         rows.append(law.tolist())
-    states = oracles.two_node_states(x.num_states, e.num_states)
+    states = oracles.two_node_states(x.noise.num_states, e.noise.num_states)
     return {a: p for a in states if (p := rows[0][a[0]] * rows[1][a[1]] * rows[2][a[2]]) > 0}
 
 
@@ -215,8 +216,8 @@ def test_at_every_step_the_expected_bound_is_the_elbo_and_lies_below_the_log_lik
     inner = two_nodes(kind)
     policy = ElboLikelihood(inner, STEPS)
     x, e = KERNELS[kind]
-    states: list[State] = [*oracles.two_node_states(x.num_states, e.num_states)]
-    mass = {a: float(x.initial()[a[0]] * x.initial()[a[1]] * e.initial()[a[2]]) for a in states}
+    states: list[State] = [*oracles.two_node_states(x.noise.num_states, e.noise.num_states)]
+    mass = {a: float(x.noise.initial()[a[0]] * x.noise.initial()[a[1]] * e.noise.initial()[a[2]]) for a in states}
     for k in range(STEPS):
         after = dict.fromkeys(states, 0.0)
         for a in states:
@@ -386,9 +387,9 @@ def test_the_trainer_uses_the_score_of_a_policy_that_has_one(name: str) -> None:
 
 
 FAMILIES: dict[str, tuple[Kernel, Kernel]] = {
-    "uniform": (uniform(3, COSINE), uniform(2, COSINE)),
-    "absorbing": (absorbing(3, LINEAR), absorbing(2, LINEAR)),
-    "euler": (FlowEuler((0.4, 0.3, 0.3), LINEAR, 3), FlowEuler((0.7, 0.3), LINEAR, 2)),
+    "uniform": (D3PM(uniform(3, COSINE)), D3PM(uniform(2, COSINE))),
+    "absorbing": (D3PM(absorbing(3, LINEAR)), D3PM(absorbing(2, LINEAR))),
+    "euler": (FlowEuler(Noise((0.4, 0.3, 0.3), LINEAR, 3)), FlowEuler(Noise((0.7, 0.3), LINEAR, 2))),
 }
 
 
@@ -396,7 +397,7 @@ FAMILIES: dict[str, tuple[Kernel, Kernel]] = {
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_training_raises_the_reward(name: str, kind: str) -> None:
     x, e = FAMILIES[kind]
-    inner = GraphPolicy(tiny_network(x.num_states, e.num_states) if kind != "absorbing" else masked_network(), x, e,
+    inner = GraphPolicy(tiny_network(x.noise.num_states, e.noise.num_states) if kind != "absorbing" else masked_network(), x, e,
                         (0.0, 0.0, 0.3, 0.3, 0.4), num_steps=4, decode=node_classes)  # fmt: skip
     config = GRPOConfig(
         max_steps=15, num_generations=8, generation_batch_size=32, learning_rate=1e-2, beta=0.001, refine_fraction=0.25

@@ -81,7 +81,8 @@ def test_an_unknown_noise_is_named() -> None:
 def test_one_network_is_driven_by_every_kernel_of_its_noise(tiny: Path) -> None:
     posterior = load_molecule_policy(tiny)
     euler = load_molecule_policy(tiny, kernel="flow_euler", eta=2.0, sample_distortion="polydec")
-    assert euler.edge_kernel == FlowEuler(posterior.edge_kernel.prior, posterior.edge_kernel.schedule, 4, 2.0)
+    assert euler.edge_kernel == FlowEuler(posterior.edge_kernel.noise, 2.0)
+    assert posterior.edge_kernel.noise.num_clean == 4
     assert float(euler.grid[1]) == pytest.approx((1 - 1 / euler.num_steps) ** 2)
     assert with_sampler(euler, omega=0.5).edge_kernel.eta == 2.0, "what is not given is kept"
     assert with_sampler(euler, kernel="d3pm").node_kernel == posterior.node_kernel

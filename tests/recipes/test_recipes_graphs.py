@@ -56,14 +56,14 @@ def planar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_policy_of_plain_graphs_is_pretrained_and_loaded(planar: Path) -> None:
     policy = load_trained(planar)
     assert isinstance(policy.edge_kernel, FlowEuler)
-    assert (policy.edge_kernel.eta, policy.edge_kernel.num_clean, policy.node_kernel.num_clean) == (2.0, 2, 1)
+    assert (policy.edge_kernel.eta, policy.edge_kernel.noise.num_clean, policy.node_kernel.noise.num_clean) == (2.0, 2, 1)
     assert policy.train_distortion == policy.sample_distortion == PolydecDistortion()
     assert load_metadata(planar)["kind"] == "graphs"
     assert load_metadata(planar)["data"]["graphs"] == 128
     assert "eval/connected" in {name for line in read_metrics(planar.parent) for name in line}
     other = load_trained(planar, SamplerOptions(kernel="d3pm", sample_distortion="identity", num_steps=7))
     torch.testing.assert_close(other.grid, torch.linspace(1, 0, 8, dtype=torch.float64))
-    assert other.edge_kernel.prior == policy.edge_kernel.prior
+    assert other.edge_kernel.noise.prior == policy.edge_kernel.noise.prior
 
 
 @pytest.mark.parametrize(

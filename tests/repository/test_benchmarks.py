@@ -20,7 +20,8 @@ from benchmarks.graph_policy_speed import CASES, Baseline, Ours, Settings, main
 from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.loss import grpo_loss, row_weights
 from discrete_grpo.core.rollout import Rollout, group_contexts
-from discrete_grpo.diffusion.kernels import D3PM, marginal, uniform
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.noise import marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.domains.graphs import unpack
 from discrete_grpo.models.graph_transformer import GraphTransformerConfig
@@ -50,7 +51,7 @@ def one_hot(nodes: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
 def both_policies(nodes: int = 5, steps: int = 4) -> tuple[GraphPolicy, PeerPolicy]:
     torch.manual_seed(3)
     network, schedule = PeerNetwork(CONFIG).eval(), CosineSchedule()
-    kernels = marginal(NODE_PRIOR, schedule), marginal(EDGE_PRIOR, schedule)
+    kernels = D3PM(marginal(NODE_PRIOR, schedule)), D3PM(marginal(EDGE_PRIOR, schedule))
     ours = GraphPolicy(IntegerView(network), *kernels, [0.0] * nodes + [1.0], num_steps=steps)
     return ours, PeerPolicy(network, *kernels, nodes, steps)
 
@@ -64,16 +65,16 @@ def as_one_hot(rollout: Rollout) -> Trajectory:
     return Trajectory(torch.stack([x for x, _ in pairs]), torch.stack([e for _, e in pairs]), rollout.logp)
 
 
-@pytest.mark.parametrize("kernel", [marginal((0.6, 0.3, 0.1), CosineSchedule()), uniform(4, CosineSchedule())])
+@pytest.mark.parametrize("kernel", [D3PM(marginal((0.6, 0.3, 0.1), CosineSchedule())), D3PM(uniform(4, CosineSchedule()))])
 @pytest.mark.parametrize(("t", "s"), [(1.0, 0.8), (0.6, 0.55), (0.1, 0.0)])
 def test_posterior_of_the_baseline_is_our_transition(kernel: D3PM, t: float, s: float) -> None:
-    c = kernel.num_states
+    c = kernel.noise.num_states
     generator = torch.Generator().manual_seed(1)
     p_clean = torch.rand(2, 7, c, generator=generator, dtype=torch.float64).softmax(-1)
     state = torch.randint(c, (2, 7), generator=generator)
     times = torch.full((2,), t, dtype=torch.float64), torch.full((2,), s, dtype=torch.float64)
-    bar_t, bar_s = (kernel.schedule.alpha_bar(x) for x in times)
-    prior = kernel.initial()
+    bar_t, bar_s = (kernel.noise.schedule.alpha_bar(x) for x in times)
+    prior = kernel.noise.initial()
     matrices = noise_matrix(bar_t / bar_s, prior), noise_matrix(bar_s, prior), noise_matrix(bar_t, prior)
     table = posterior_over_x0(nn.functional.one_hot(state, c).double(), *matrices)
     for b in range(2):  # the whole table [x_0, x_s] first, against the kernel's own oracle

@@ -24,7 +24,8 @@ from benchmarks.memory import (
     stored_bytes,
     update_peak,
 )
-from discrete_grpo.diffusion.kernels import marginal
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.noise import marginal
 from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.models.graph_transformer import GraphTransformerConfig
 
@@ -34,7 +35,9 @@ SMALL = Setting(batch=2, chunk=2, layers=1, width=8, edge_width=4, storage_steps
 def test_one_hot_bytes_are_those_of_one_hot_trajectories() -> None:
     schedule = CosineSchedule()
     config = GraphTransformerConfig(9, 4, 9, 4, layers=1, heads=2, width=8, edge_width=6, global_width=4, walk_length=3)
-    policy = PeerPolicy(PeerNetwork(config).eval(), marginal(NODE_PRIOR, schedule), marginal(EDGE_PRIOR, schedule), 5, 3)
+    policy = PeerPolicy(
+        PeerNetwork(config).eval(), D3PM(marginal(NODE_PRIOR, schedule)), D3PM(marginal(EDGE_PRIOR, schedule)), 5, 3
+    )
     held = policy.sample(2, torch.Generator().manual_seed(0))
     assert (held.x.dtype, held.e.dtype, held.logp.dtype) == (torch.float32,) * 3
     assert 2 * one_hot_bytes(5, 3, 9, 4) == held.nbytes() + held.logp.numel() * held.logp.element_size()

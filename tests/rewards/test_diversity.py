@@ -22,7 +22,7 @@ from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.diversity import (
     DiversityContribution,
     DiversityFilter,
-    Kind,
+    FilterKind,
     MeanDistance,
     Penalty,
     diversity_metrics,
@@ -115,9 +115,9 @@ def plainly(samples: Sequence[str | None], scores: Sequence[float | None], kind:
     return result
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("kind", get_args(FilterKind))
 @pytest.mark.parametrize("bucket_size", [1, 3])
-def test_the_filter_is_its_definition(kind: Kind, bucket_size: int) -> None:
+def test_the_filter_is_its_definition(kind: FilterKind, bucket_size: int) -> None:
     samples = drawn(160, 3)
     filtered = DiversityFilter(lengths, kind, bucket_size=bucket_size, minscore=0.6)
     found = [score for k in range(0, 160, 32) for score in filtered(samples[k : k + 32])]
@@ -127,7 +127,7 @@ def test_the_filter_is_its_definition(kind: Kind, bucket_size: int) -> None:
 
 def test_kinds_differ_in_what_they_call_the_same() -> None:
     samples = ["Cc1ccccc1", "CC1CCCCC1", "Cc1ccncc1", "Cc1ccoc1"]
-    counts = {kind: DiversityFilter(ones, kind) for kind in get_args(Kind)}
+    counts = {kind: DiversityFilter(ones, kind) for kind in get_args(FilterKind)}
     for reward in counts.values():
         reward(samples)
     assert list(counts["IdenticalMurckoScaffold"].buckets.values()) == [1, 1, 1, 1]
@@ -191,8 +191,8 @@ def test_a_failing_reward_is_named_and_leaves_the_memory_alone() -> None:
     assert filtered.state_dict() == DiversityFilter(ones).state_dict()
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
-def test_a_memory_goes_through_json_and_goes_on_the_same(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", get_args(FilterKind))
+def test_a_memory_goes_through_json_and_goes_on_the_same(kind: FilterKind) -> None:
     first, second = drawn(60, 0), drawn(60, 1)
     whole = DiversityFilter(lengths, kind, bucket_size=2, minscore=0.5, penalty="Tanh")
     whole(first)
@@ -203,7 +203,7 @@ def test_a_memory_goes_through_json_and_goes_on_the_same(kind: Kind) -> None:
     assert json.dumps(again.state_dict(), sort_keys=True) == text
     assert again(second) == whole(second)
     assert again.state_dict() == whole.state_dict()
-    other: Kind = "PenalizeSameSmiles" if kind != "PenalizeSameSmiles" else "ScaffoldSimilarity"
+    other: FilterKind = "PenalizeSameSmiles" if kind != "PenalizeSameSmiles" else "ScaffoldSimilarity"
     with pytest.raises(ValueError, match=f"kind: {other}, expected {kind}"):
         DiversityFilter(lengths, other).load_state_dict(whole.state_dict())
 

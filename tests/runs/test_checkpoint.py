@@ -6,6 +6,7 @@ import json
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,23 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
-from discrete_grpo.runs import checkpoint
-from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, build, describe, load_metadata, load_policy, load_training, save
-from discrete_grpo.diffusion.kernels import D3PM, absorbing
+from discrete_grpo.core.rollout import group_contexts
+from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.noise import Noise, absorbing
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
-from discrete_grpo.core.rollout import group_contexts
+from discrete_grpo.runs import checkpoint
+from discrete_grpo.runs.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    build,
+    describe,
+    load_metadata,
+    load_policy,
+    load_training,
+    save,
+)
 from tests.toys import node_classes, share_of_class_two, tiny_policy
 
 
@@ -111,9 +123,49 @@ def test_an_earlier_checkpoint_loads_as_before_and_an_edited_one_is_named(tmp_pa
 
 
 def test_describe_and_build_are_inverse() -> None:
-    for kernel in (absorbing(3, LinearSchedule()), D3PM((0.25, 0.75), CosineSchedule(0.01), 2)):
+    for kernel in (D3PM(absorbing(3, LinearSchedule())), D3PM(Noise((0.25, 0.75), CosineSchedule(0.01), 2))):
         spec = json.loads(json.dumps(describe(kernel)))
         assert build(spec) == kernel
+
+
+OLD_SCHEDULE = {"class_path": "discrete_grpo.diffusion.schedules.CosineSchedule", "init_args": {"offset": 0.01}}
+OLD_NOISE = {"prior": [0.25, 0.5, 0.25], "schedule": OLD_SCHEDULE, "num_clean": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "rates", "wanted"),
+    [
+        ("kernels.D3PM", {}, D3PM),
+        ("flow.FlowInterpolation", {}, FlowInterpolation),
+        ("flow.FlowEuler", {"eta": 2.0, "omega": 0.5}, partial(FlowEuler, eta=2.0, omega=0.5)),
+    ],
+)
+def test_kernels_written_before_noise_was_one_value_load(path: str, rates: dict[str, Any], wanted: Any) -> None:
+    """Older files hold prior, schedule and num_clean as arguments of the kernel itself."""
+    spec = {"class_path": f"discrete_grpo.diffusion.{path}", "init_args": OLD_NOISE | rates}
+    before = json.dumps(spec)
+    found = build(spec)
+    assert found == wanted(Noise((0.25, 0.5, 0.25), CosineSchedule(0.01), 2))
+    assert json.dumps(spec) == before
+    now = describe(found)
+    assert set(now["init_args"]) == {"noise", *rates}
+    assert build(json.loads(json.dumps(now))) == found
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"prior": [0.5, 0.4]}, r"diffusion\.noise\.Noise' cannot be built: prior: \(0\.5, 0\.4\), expected probabilities"),
+        ({"num_clean": "2"}, r"diffusion\.noise\.Noise' has num_clean: '2', expected int"),
+        ({"schedule": 3}, r"diffusion\.noise\.Noise' has schedule: 3, expected Schedule"),
+        ({"eta": -1.0}, r"diffusion\.flow\.FlowEuler' cannot be built: eta: -1\.0, expected at least 0"),
+        ({"noise": 3}, r"diffusion\.flow\.FlowEuler' has noise: 3, expected Noise"),
+    ],
+)
+def test_older_kernels_with_a_wrong_argument_are_refused_in_words(change: dict[str, Any], said: str) -> None:
+    spec = {"class_path": "discrete_grpo.diffusion.flow.FlowEuler", "init_args": OLD_NOISE | change}
+    with pytest.raises(CheckpointError, match=said):
+        build(spec)
 
 
 def test_only_trusted_packages_are_imported(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from discrete_grpo import score_sites
 from discrete_grpo.core.categorical import Scores, gather
 from discrete_grpo.core.loss import grpo_loss
 from discrete_grpo.core.rollout import Context, group_contexts
-from discrete_grpo.diffusion.kernels import uniform
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.noise import uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.domains.graphs import node_mask, permute, symmetrise, unpack, upper
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
@@ -43,7 +44,7 @@ def small_graphs(kind: type[GraphPolicy] = GraphPolicy, seed: int = 0) -> GraphP
         for head in (network.node_out[-1], network.edge_out[-1]):
             assert isinstance(head, nn.Linear)
             head.weight.add_(0.3 * torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(seed)))
-    kernels = uniform(2, CosineSchedule()), uniform(2, CosineSchedule())
+    kernels = D3PM(uniform(2, CosineSchedule())), D3PM(uniform(2, CosineSchedule()))
     return kind(network, *kernels, [0.0, 0.0, 0.5, 0.5], num_steps=2)
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.loss import grpo_loss, log_ratio
 from discrete_grpo.core.rollout import Context, Rollout
-from discrete_grpo.diffusion.kernels import Kernel, absorbing, marginal, uniform
+from discrete_grpo.diffusion.kernels import D3PM, Kernel
+from discrete_grpo.diffusion.noise import absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
 from discrete_grpo.domains.graphs import GraphBatch, symmetrise
 from discrete_grpo.policies.graph import GraphPolicy
@@ -28,16 +29,16 @@ from tests import oracles
 State = tuple[int, ...]
 Path = tuple[State, ...]
 KERNELS: dict[str, tuple[Kernel, Kernel]] = {
-    "uniform": (uniform(2, CosineSchedule()), uniform(2, LinearSchedule())),
-    "marginal": (marginal([0.7, 0.3], CosineSchedule()), marginal([1.0, 0.0], CosineSchedule())),
-    "absorbing": (absorbing(2, LinearSchedule()), absorbing(2, CosineSchedule())),
+    "uniform": (D3PM(uniform(2, CosineSchedule())), D3PM(uniform(2, LinearSchedule()))),
+    "marginal": (D3PM(marginal([0.7, 0.3], CosineSchedule())), D3PM(marginal([1.0, 0.0], CosineSchedule()))),
+    "absorbing": (D3PM(absorbing(2, LinearSchedule())), D3PM(absorbing(2, CosineSchedule()))),
 }
 every_kernel = pytest.mark.parametrize("kind", KERNELS)
 
 
 def make(kind: str, seed: int = 0) -> GraphPolicy:
     x, e = KERNELS[kind]
-    network = oracles.LookupNetwork(x.num_states, e.num_states, x.num_clean, e.num_clean, seed)
+    network = oracles.LookupNetwork(x.noise.num_states, e.noise.num_states, x.noise.num_clean, e.noise.num_clean, seed)
     return GraphPolicy(network, x, e, [0.0, 0.0, 1.0], num_steps=2, decode=triples)
 
 
@@ -47,13 +48,13 @@ def triples(graphs: GraphBatch) -> list[State]:
 
 
 def states_of(kind: str) -> list[State]:
-    return [*oracles.two_node_states(*(k.num_states for k in KERNELS[kind]))]
+    return [*oracles.two_node_states(*(k.noise.num_states for k in KERNELS[kind]))]
 
 
 def paths_by_policy(policy: GraphPolicy, kind: str) -> dict[Path, Tensor]:
     """p(x_1, x_{1/2}, x_0) of every path with mass, differentiable, from ``policy.transition`` one state at a time."""
     states = states_of(kind)
-    m_x, m_e = (k.initial().tolist() for k in KERNELS[kind])
+    m_x, m_e = (k.noise.initial().tolist() for k in KERNELS[kind])
     start = {s: m_x[s[0]] * m_x[s[1]] * m_e[s[2]] for s in states}
     initial = {s: torch.tensor(p, dtype=torch.float64) for s, p in start.items() if p > 0}
     steps = []
@@ -71,13 +72,13 @@ def paths_by_policy(policy: GraphPolicy, kind: str) -> dict[Path, Tensor]:
 def paths_by_oracle(policy: GraphPolicy, kind: str) -> dict[Path, float]:
     """The same numbers without the policy: the network's logits, a softmax, and Bayes by enumeration."""
     states = states_of(kind)
-    priors = [k.initial().tolist() for k in KERNELS[kind]]
+    priors = [k.noise.initial().tolist() for k in KERNELS[kind]]
     bars = {LinearSchedule: oracles.linear_alpha_bar, CosineSchedule: oracles.cosine_alpha_bar}
     answer: dict[Path, float] = {(s,): priors[0][s[0]] * priors[0][s[1]] * priors[1][s[2]] for s in states}
     for t, s in ((1.0, 0.5), (0.5, 0.0)):
         tables = []
         for prior, kernel in zip(priors, KERNELS[kind], strict=True):
-            alpha_bar: Any = bars[type(kernel.schedule)]  # type: ignore[attr-defined]
+            alpha_bar: Any = bars[type(kernel.noise.schedule)]  # type: ignore[attr-defined]
             tables.append(oracles.posterior(prior, 2, alpha_bar(t), alpha_bar(s)))
         grown: dict[Path, float] = {}
         for path, p in answer.items():
@@ -131,7 +132,7 @@ def test_the_paths_are_those_of_the_oracle_and_sum_to_one(kind: str) -> None:
 def test_the_log_probs_of_all_trajectories_are_those_of_the_enumeration(kind: str) -> None:
     policy = make(kind)
     paths = paths_by_policy(policy, kind)
-    prior = [k.initial() for k in KERNELS[kind]]
+    prior = [k.noise.initial() for k in KERNELS[kind]]
     start = [float(prior[0][p[0][0]] * prior[0][p[0][1]] * prior[1][p[0][2]]) for p in paths]
     logp = score_sites(policy.sites(rollout_of(list(paths)))).logp.sum((1, 2))
     assert logp.dtype == torch.float64
@@ -159,7 +160,7 @@ def test_the_sampler_draws_paths_with_their_probabilities(kind: str) -> None:
     assert len(observed) > 20
     assert chisquare(observed, expected).pvalue > 1e-3
     drawn = rollout.logp.sum(1).double().exp()  # the log-probs that came along, start excluded
-    prior = [k.initial() for k in KERNELS[kind]]
+    prior = [k.noise.initial() for k in KERNELS[kind]]
     for b in range(0, draws, 1000):
         path = tuple(tuple(s) for s in rows[b])
         first = float(prior[0][path[0][0]] * prior[0][path[0][1]] * prior[1][path[0][2]])
