@@ -6,17 +6,17 @@ gradient flows through the log-probs of the tokens and never through D, which ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Sites
 from discrete_grpo.core.precision import full_precision
 from discrete_grpo.core.rollout import Context, Policy, Rollout, as_module
+from discrete_grpo.policies.delegation import Inner, one_line
 
 __all__ = ["DecodedPolicy"]
 
@@ -32,6 +32,9 @@ class DecodedPolicy(nn.Module):
         decoder: a list of samples -> as many objects for rewards to see, None for what stands for nothing.
     """
 
+    sites, check_condition = Inner[Callable[..., Sequence[Sites]]](), Inner[Callable[..., None]]()
+    likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()
+
     def __init__(self, policy: Policy, decoder: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         super().__init__()
         as_module(policy)
@@ -43,6 +46,9 @@ class DecodedPolicy(nn.Module):
     def init_args(self) -> dict[str, Any]:
         """What a checkpoint needs to build this policy again."""
         return {"policy": self.policy, "decoder": self.decoder}
+
+    def __repr__(self) -> str:
+        return one_line(self, self.policy, getattr(self.decoder, "__name__", type(self.decoder).__name__))
 
     @property
     def device(self) -> torch.device:
@@ -69,25 +75,3 @@ class DecodedPolicy(nn.Module):
         if len(decoded) != len(rollout):
             raise ValueError(f"decoder: gave {len(decoded)} objects for {len(rollout)} samples, expected one a sample")
         return replace(rollout, samples=decoded)
-
-    def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
-        """The inner policy's categoricals of stored steps."""
-        return self.policy.sites(rollout, steps)
-
-    def check_condition(self, columns: Mapping[str, Any]) -> None:
-        """Refuse conditions that the inner policy cannot follow, where it can tell.
-
-        Raises:
-            ValueError: naming the condition that is refused.
-        """
-        check = getattr(self.policy, "check_condition", None)
-        if check is not None:
-            check(columns)
-
-    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
-        """:meth:`sites`, so that wrappers which only know ``forward`` work."""
-        return self.sites(rollout, steps)
-
-    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """The inner policy's loss on sequences that are already encoded."""
-        return self.policy.likelihood_loss(batch, generator=generator)

@@ -8,7 +8,6 @@ A trajectory is x_1 -> ... -> x_0 on the grid of ``num_steps`` steps; step k goe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -16,26 +15,29 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Sites, gather, safe_log, sample
-from discrete_grpo.core.precision import full_precision, place, widest
+from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.precision import full_precision, place
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.graph_kl import Posteriors
 from discrete_grpo.diffusion.kernels import Kernel
 from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.diffusion.schedules import Schedule, time_grid
-from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, unpack, upper
+from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, upper
 from discrete_grpo.domains.tokenizer import Property
 from discrete_grpo.policies.conditions import FixedSites, fixed_states, hide_properties, property_table
+from discrete_grpo.policies.delegation import network_size, one_line
 from discrete_grpo.policies.node_count import checked_counts, draw_sizes
-from discrete_grpo.policies.noising import initial_graphs, pinned, renoised
+from discrete_grpo.policies.noising import initial_graphs, noise_name, noised, pinned, renoised, stratified_times
 from discrete_grpo.policies.restart import grid_point, restart_graphs, restarts_of
 from discrete_grpo.policies.trajectory import (
+    all_steps,
     check_alike,
     first_own_steps,
     first_rows,
+    graph_rollout,
     moments,
     segment_buckets,
     size_buckets,
-    step_units,
 )
 
 __all__ = ["FixedSites", "GraphPolicy", "size_buckets"]
@@ -101,15 +103,12 @@ class GraphPolicy(nn.Module):
         for name, kernel in (("node_kernel", node_kernel), ("edge_kernel", edge_kernel)):
             if precondition and not isinstance(kernel.noise, Noise):
                 raise ValueError(f"precondition: True, expected False: {type(kernel).__name__} ({name}) has no schedule")
-            if kernel.noise.num_states > 256:
-                raise ValueError(f"{name}: {kernel.noise.num_states} states, expected at most 256 (trajectories are bytes)")
-        if not temperature > 0:
-            raise ValueError(f"temperature: {temperature}, expected more than 0")
-        if not guidance >= 0 or (guidance != 1 and not properties):
-            wanted = "at least 0" if properties else "1 without properties"
-            raise ValueError(f"guidance: {guidance}, expected {wanted}")
-        if not 0 <= condition_dropout <= 1:
-            raise ValueError(f"condition_dropout: {condition_dropout}, expected 0 to 1")
+            check_range(f"{name}.num_states", kernel.noise.num_states, most=256, note=" (trajectories are bytes)")
+        check_range("temperature", temperature, above=0)
+        check_range("guidance", guidance, least=0)
+        if guidance != 1 and not properties:
+            raise ValueError(f"guidance: {guidance}, expected 1 without properties")
+        check_range("condition_dropout", condition_dropout, least=0, most=1)
         self.network = network
         self.node_kernel, self.edge_kernel = node_kernel, edge_kernel
         self.node_counts = checked_counts(node_counts)
@@ -118,8 +117,7 @@ class GraphPolicy(nn.Module):
         self.train_distortion, self.sample_distortion = train_distortion, sample_distortion
         self.decode = decode
         grid = time_grid(num_steps)
-        if not 0 <= shared_steps < num_steps:
-            raise ValueError(f"shared_steps: {shared_steps}, expected 0 to {num_steps - 1}, fewer than num_steps")
+        check_range("shared_steps", shared_steps, least=0, most=num_steps - 1, note=", fewer than num_steps")
         self.shared_steps, self.precondition = shared_steps, precondition
         self.grid = grid if sample_distortion is None else 1 - sample_distortion.alpha_bar(grid)
 
@@ -149,6 +147,10 @@ class GraphPolicy(nn.Module):
         distorted = [name for name in ("train_distortion", "sample_distortion") if getattr(self, name) is not None]
         more = [name for name in ("shared_steps", "precondition") if getattr(self, name)]
         return {name: getattr(self, name) for name in (*names, *conditional, *distorted, *more)}
+
+    def __repr__(self) -> str:
+        kernel = f"{type(self.edge_kernel).__name__} of {noise_name(self.edge_kernel.noise)}"
+        return one_line(self, network_size(self.network), f"{self.num_steps} steps", kernel)
 
     # -- the one function that drawing and scoring share
 
@@ -242,11 +244,12 @@ class GraphPolicy(nn.Module):
             states["properties"] = properties.to(self.device)
         if fixed is not None:
             states |= {"free_nodes": (fixed.nodes < 0).to(self.device), "free_pairs": (upper(fixed.edges) < 0).to(self.device)}
-        return self._finish(contexts, states, logp, groups.to(self.device), sizes.to(self.device))
+        size, group = sizes.to(self.device), groups.to(self.device)
+        return graph_rollout(contexts, states, logp, group, size, max_nodes=self.max_nodes, decode=self.decode)
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
         """Node and pair categoricals of stored steps, [B, S', N, K_x] and [B, S', P, K_e]; all steps if None."""
-        steps = self._all_steps(rollout) if steps is None else steps
+        steps = all_steps(rollout) if steps is None else steps
         now = moments(rollout, steps)
         tables = self.transition(now.state, steps.flatten(), now.properties)
         row = torch.arange(len(rollout), device=steps.device)[:, None]
@@ -262,17 +265,10 @@ class GraphPolicy(nn.Module):
         A row is a trajectory at a step, row b·S' + k for ``steps[b, k]``; all steps if None. Sites that a context fixes, and steps
         that a row did not draw itself, have tables here too, whereas :meth:`sites` masks them out.
         """
-        steps = self._all_steps(rollout) if steps is None else steps
+        steps = all_steps(rollout) if steps is None else steps
         now = moments(rollout, steps)
         nodes, pairs = self.transition(now.state, steps.flatten(), now.properties)
         return Posteriors(nodes, symmetrise(pairs, now.state.num_nodes), now.state.mask)
-
-    def _all_steps(self, rollout: Rollout) -> Int[Tensor, "batch step"]:
-        return torch.arange(self.num_steps, device=rollout.size.device).expand(len(rollout), -1)
-
-    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
-        """:meth:`sites`, so that wrappers which only know ``forward`` work."""
-        return self.sites(rollout, steps)
 
     def check_condition(self, columns: Mapping[str, Any]) -> None:
         """Raise the error that :meth:`sample` would raise for a context with these columns."""
@@ -303,34 +299,25 @@ class GraphPolicy(nn.Module):
         if isinstance(graphs, ConditionedGraphs):
             properties, graphs = (hide_properties(graphs.properties, self.condition_dropout, generator),), graphs.graphs
         self._check_known(graphs)
-        b, device = len(graphs), graphs.nodes.device
-        u = torch.rand((), generator=generator, device=device, dtype=widest(device))
-        t = ((torch.arange(b, device=device) + u) / b)[torch.randperm(b, generator=generator, device=device)]
-        if self.train_distortion is not None:
-            t = 1 - self.train_distortion.alpha_bar(t)
-        exists, both = graphs.mask, pair_mask(graphs.mask)
-        clean_pairs = upper(graphs.edges)
-        with full_precision(device):
-            nodes = torch.where(exists, self.node_kernel.noise.sample(graphs.nodes, t, generator), 0)
-            pairs = torch.where(both, self.edge_kernel.noise.sample(clean_pairs, t, generator), 0)
-        noisy = GraphBatch(nodes, symmetrise(pairs, graphs.num_nodes), exists)
+        device = graphs.nodes.device
+        t = stratified_times(len(graphs), device, self.train_distortion, generator)
+        noisy = noised(self._kernels, graphs, t, generator)
+        exists, both, clean_pairs = graphs.mask, pair_mask(graphs.mask), upper(graphs.edges)
         node_logits, edge_logits = _wide(self.network(noisy.nodes, noisy.edges, t.to(self.dtype), exists, *properties))
         ce = nn.functional.cross_entropy
         with full_precision(device):
-            of_nodes = self._given_state(self.node_kernel, node_logits, nodes, t)
-            of_pairs = self._given_state(self.edge_kernel, upper(edge_logits), pairs, t)
+            of_nodes = self._given_state(self.node_kernel, node_logits, noisy.nodes, t)
+            of_pairs = self._given_state(self.edge_kernel, upper(edge_logits), upper(noisy.edges), t)
             loss_nodes = ce(of_nodes[exists], graphs.nodes[exists])
             loss_edges = ce(of_pairs[both], clean_pairs[both]) if both.any() else loss_nodes.new_zeros(())
         return {"loss": loss_nodes + edge_weight * loss_edges, "loss_nodes": loss_nodes.detach(), "loss_edges": loss_edges.detach()}
 
     def _check_known(self, graphs: GraphBatch) -> None:
-        if graphs.num_nodes > self.max_nodes:
-            raise ValueError(f"graphs: {graphs.num_nodes} nodes, expected at most the policy's {self.max_nodes}")
+        check_range("nodes of graphs", graphs.num_nodes, most=self.max_nodes, note=" (max_nodes of the policy)")
         kinds = (("node", graphs.nodes, self.node_kernel), ("edge", graphs.edges, self.edge_kernel))
         for kind, classes, kernel in kinds:
             low, high = (int(x) for x in classes.aminmax()) if classes.numel() else (0, 0)
-            if low < 0 or high >= kernel.noise.num_clean:
-                raise ValueError(f"graphs: {kind} class {low if low < 0 else high}, expected 0 to {kernel.noise.num_clean - 1}")
+            check_range(f"{kind} class in graphs", low if low < 0 else high, least=0, most=kernel.noise.num_clean - 1)
 
     # -- drawing
 
@@ -400,25 +387,6 @@ class GraphPolicy(nn.Module):
         logp = logp + torch.where(free_pairs, gather(safe_log(q_pairs), pairs), 0.0).sum(-1)
         drawn = GraphBatch(nodes, symmetrise(pairs, state.num_nodes), exists)
         return pinned(self._kernels, drawn, fixed, self.grid, k + 1, generator), logp
-
-    def _finish(self, contexts: Sequence[Context], states: dict[str, Tensor], logp: Tensor, group: Tensor, size: Tensor) -> Rollout:
-        mask = node_mask(size, states["nodes"].shape[2])
-        final = unpack(states["nodes"][:, -1], states["pairs"][:, -1], mask)
-        alone = [final.index(slice(b, b + 1)).crop(n) for b, n in enumerate(size.tolist())] if self.decode is None else []
-        decoded = alone if self.decode is None else self.decode(final.to("cpu"))
-        names = dict.fromkeys(name for c in contexts for name in c.columns)
-        rollout = Rollout(
-            states=states,
-            group=group,
-            logp=logp,
-            units=torch.zeros_like(logp, dtype=torch.long),
-            size=size,
-            max_units=self.num_steps * (self.max_nodes + num_pairs(self.max_nodes)),
-            max_steps=self.num_steps,
-            samples=tuple(decoded),
-            columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
-        )
-        return replace(rollout, units=step_units(rollout))
 
 
 def _wide(logits: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

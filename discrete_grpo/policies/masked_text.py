@@ -16,9 +16,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Sites, gather, sample
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import widest
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.domains.tokenizer import MASK, NUM_SPECIAL, PAD, Tokenizer
+from discrete_grpo.policies.conditions import columns_of
+from discrete_grpo.policies.delegation import network_size, one_line
 from discrete_grpo.policies.truncation import Truncation, pack_bits, unpack_bits
 
 __all__ = ["MaskedTextPolicy", "reveal_order"]
@@ -76,14 +79,11 @@ class MaskedTextPolicy(nn.Module):
         decode: Callable[[Sequence[str]], Sequence[Any]] | None = None,
     ) -> None:
         super().__init__()
-        if not 1 <= rounds <= 255:
-            raise ValueError(f"rounds: {rounds}, expected 1 to 255")
-        if block_size < 1:
-            raise ValueError(f"block_size: {block_size}, expected at least 1")
+        check_range("rounds", rounds, least=1, most=255)
+        check_range("block_size", block_size, least=1)
         if len(blank) != 1 or any(blank in token for token in tokenizer.tokens):
             raise ValueError(f"blank: {blank!r}, expected one character that no token of the alphabet has")
-        if len(tokenizer) > 32767:
-            raise ValueError(f"tokenizer: {len(tokenizer)} ids, expected at most 32767 (trajectories are small integers)")
+        check_range("ids of tokenizer", len(tokenizer), most=32767, note=" (trajectories are small integers)")
         self.network, self.tokenizer, self.block_size = network, tokenizer, block_size
         self.truncation = truncation or Truncation()
         self.rounds, self.blank, self.decode = rounds, blank, decode
@@ -97,6 +97,10 @@ class MaskedTextPolicy(nn.Module):
         """What a checkpoint needs to build this policy again (``decode`` aside: it is given anew when loading)."""
         names = ("network", "tokenizer", "block_size", "truncation", "rounds", "blank")
         return {name: getattr(self, name) for name in names}
+
+    def __repr__(self) -> str:
+        facts = f"{self.rounds} steps", "absorbing noise", f"{len(self.tokenizer)} tokens"
+        return one_line(self, network_size(self.network), *facts)
 
     # -- what drawing and scoring share
 
@@ -131,7 +135,6 @@ class MaskedTextPolicy(nn.Module):
         order = reveal_order(tokens == MASK, self.rounds, generator)
         states, logps = self._fill(tokens, order, generator)
         texts = [self.tokenizer.decode(row) for row in states["tokens"].tolist()]
-        names = dict.fromkeys(name for c in contexts for name in c.columns)
         return Rollout(
             states=states,
             group=torch.tensor([c.group for c in contexts], device=self.device),
@@ -141,7 +144,7 @@ class MaskedTextPolicy(nn.Module):
             max_units=self.block_size,
             max_steps=self.rounds,
             samples=tuple(texts if self.decode is None else self.decode(texts)),
-            columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
+            columns=columns_of(contexts),
         )
 
     def _fill(self, tokens: Tensor, order: Tensor, generator: torch.Generator | None) -> tuple[dict[str, Tensor], Tensor]:
@@ -180,10 +183,6 @@ class MaskedTextPolicy(nn.Module):
             stored = unpack_bits(rollout.states["kept"][:, :length], logits.shape[-1])
             kept = torch.where(now.unsqueeze(-1), stored.unsqueeze(1), kept)
         return [Sites(self.truncation.log_probs(logits, kept), whole, now)]
-
-    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
-        """:meth:`sites`, so that wrappers which only know ``forward`` work."""
-        return self.sites(rollout, steps)
 
     # -- prompts
 

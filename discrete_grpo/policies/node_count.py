@@ -6,7 +6,7 @@ are good; where a whole group shares one size it cannot. Then the graph is drawn
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Sites, gather, safe_log, sample
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.rollout import Context, Refinable, Rollout, Scorer
-from discrete_grpo.policies.conditions import FixedSites
+from discrete_grpo.policies.conditions import FixedSites, columns_of
+from discrete_grpo.policies.delegation import Inner, one_line
 from discrete_grpo.policies.restart import asked_nodes
+from discrete_grpo.policies.trajectory import all_steps
 
 __all__ = ["LearnedSizes", "RunningSizes", "SizedPolicy", "checked_counts", "draw_sizes"]
 
@@ -60,8 +63,7 @@ def draw_sizes(
             if not float(allowed.sum()) > 0:
                 raise ValueError(f"fixed: needs {need} nodes, expected at most {largest}")
             size = int(sample(allowed, generator))
-        if not need <= int(size) <= largest:
-            raise ValueError(f"num_nodes: {size}, expected {need} to {largest}")
+        check_range("num_nodes", size, least=need, most=largest)
         by_group[context.group] = int(size)
     return torch.tensor([by_group[c.group] for c in contexts])
 
@@ -82,8 +84,7 @@ class LearnedSizes(nn.Module):
 
     def __init__(self, node_counts: Sequence[float], gain: float = 10.0) -> None:
         super().__init__()
-        if not gain > 0:
-            raise ValueError(f"gain: {gain}, expected more than 0")
+        check_range("gain", gain, above=0)
         self.node_counts, self.gain = checked_counts(node_counts), gain
         p = torch.tensor(self.node_counts, dtype=torch.float64)
         # Only sizes with mass have a weight: a logit of -inf would become NaN in a moving average of weights.
@@ -123,8 +124,7 @@ class RunningSizes(nn.Module):
 
     def __init__(self, node_counts: Sequence[float], rate: float = 0.05) -> None:
         super().__init__()
-        if not 0 < rate <= 1:
-            raise ValueError(f"rate: {rate}, expected more than 0 and at most 1")
+        check_range("rate", rate, above=0, most=1)
         self.node_counts, self.rate = checked_counts(node_counts), rate
         self.register_buffer("histogram", torch.tensor(self.node_counts))
 
@@ -165,6 +165,10 @@ class SizedPolicy(nn.Module):
         ValueError: if the head knows larger graphs than the policy, or the policy scores itself (wrap the other way round).
     """
 
+    device, max_nodes, decode = Inner[torch.device](), Inner[int](), Inner[Any]()
+    check_condition = Inner[Callable[..., None]]()
+    likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()  # the head starts at the histogram, its likelihood's optimum
+
     def __init__(self, policy: Any, head: LearnedSizes | RunningSizes) -> None:
         super().__init__()
         if isinstance(policy, Scorer):
@@ -177,24 +181,8 @@ class SizedPolicy(nn.Module):
         """What a checkpoint needs to build this policy again."""
         return {"policy": self.policy, "head": self.head}
 
-    @property
-    def device(self) -> torch.device:
-        """Where the inner policy's parameters are."""
-        return self.policy.device
-
-    @property
-    def max_nodes(self) -> int:
-        """The largest graph the inner policy knows."""
-        return self.policy.max_nodes
-
-    @property
-    def decode(self) -> Any:
-        """The inner policy's."""
-        return self.policy.decode
-
-    @decode.setter
-    def decode(self, value: Any) -> None:
-        self.policy.decode = value
+    def __repr__(self) -> str:
+        return one_line(self, self.policy, type(self.head).__name__)
 
     # -- Policy protocol
 
@@ -220,7 +208,6 @@ class SizedPolicy(nn.Module):
         states = {"size_count": count, "size_chosen": chosen, "size_least": least}
         if isinstance(self.head, RunningSizes):
             states["size_table"] = table
-        names = dict.fromkeys(name for c in contexts for name in c.columns)
         return Rollout(
             states={**inner.states, **states},
             group=torch.tensor([c.group for c in contexts], device=self.device),
@@ -230,14 +217,13 @@ class SizedPolicy(nn.Module):
             max_units=inner.max_units + 1,
             max_steps=None if inner.max_steps is None else inner.max_steps + 1,
             samples=inner.samples,
-            columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
+            columns=columns_of(contexts),
         )
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
         """The choice of the node count [B, S', 1, N_max + 1], masked beyond step 0, and the inner policy's, masked in it."""
         states = rollout.states
-        if steps is None:
-            steps = torch.arange(rollout.num_steps, device=rollout.size.device).expand(len(rollout), -1)
+        steps = all_steps(rollout) if steps is None else steps
         first = steps == 0
         table = states["size_table"] if "size_table" in states else self._table(self.head.log_probs(), states["size_least"])
         size = Sites(
@@ -247,10 +233,6 @@ class SizedPolicy(nn.Module):
         )
         inner = self.policy.sites(self._inner(rollout), (steps - 1).clamp_min(0))
         return [size, *(replace(one, mask=one.mask & ~first.unsqueeze(-1)) for one in inner)]
-
-    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
-        """:meth:`sites`, so that wrappers which only know ``forward`` work."""
-        return self.sites(rollout, steps)
 
     def observe(self, rollout: Rollout, advantage: Float[Tensor, " batch"]) -> None:
         """Let the head see which of the sizes it chose were good."""
@@ -264,14 +246,6 @@ class SizedPolicy(nn.Module):
                 f"policy: {type(self.policy).__name__} has no method restarts, expected one that can refine its samples"
             )
         return self.policy.restarts(self._inner(rollout), rows, time)
-
-    def check_condition(self, columns: Mapping[str, Any]) -> None:
-        """Raise the error that :meth:`sample` would raise for a context with these columns."""
-        self.policy.check_condition(columns)
-
-    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """The inner policy's; the head starts at the histogram, which is its likelihood's optimum."""
-        return self.policy.likelihood_loss(batch, generator=generator)
 
     # -- inside
 

@@ -5,7 +5,7 @@ Each wraps a :class:`~discrete_grpo.policies.graph.GraphPolicy`, draws as it doe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,13 +14,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Scores, Sites, safe_log, sample, score_sites
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import full_precision, place, widest
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.kernels import Kernel, chain_law
 from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.domains.graphs import node_mask, num_pairs, pair_mask, upper
+from discrete_grpo.policies.delegation import Inner, one_line
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.policies.trajectory import Moments, moments, step_units
+from discrete_grpo.policies.trajectory import Moments, all_steps, moments, step_units
 
 __all__ = ["EagerLikelihood", "ElboLikelihood", "with_likelihood"]
 
@@ -53,10 +55,6 @@ def _graph_policy(policy: Any) -> GraphPolicy:
     return policy
 
 
-def _all_steps(rollout: Rollout) -> Int[Tensor, "batch step"]:
-    return torch.arange(rollout.num_steps, device=rollout.size.device).expand(len(rollout), -1)
-
-
 def _final(rollout: Rollout, count: int) -> list[Tensor]:
     """The finished graph's nodes and pairs at ``count`` steps [B, S', ·]."""
     n = int(rollout.size.max())
@@ -75,6 +73,10 @@ class EagerLikelihood(nn.Module):
     """
 
     forward_kl_gradient = True
+    device, decode = Inner[torch.device](), Inner[Any]()
+    sample, sites = Inner[Callable[..., Rollout]](), Inner[Callable[..., Sequence[Sites]]]()
+    restarts, check_condition = Inner[Callable[..., Sequence[Mapping[str, Any]]]](), Inner[Callable[..., None]]()
+    likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()
 
     def __init__(self, policy: GraphPolicy) -> None:
         super().__init__()
@@ -84,34 +86,15 @@ class EagerLikelihood(nn.Module):
         """What a checkpoint needs to build this policy again."""
         return {"policy": self.policy}
 
-    @property
-    def device(self) -> torch.device:
-        """Where the inner policy's parameters are."""
-        return self.policy.device
-
-    @property
-    def decode(self) -> Any:
-        """The inner policy's."""
-        return self.policy.decode
-
-    @decode.setter
-    def decode(self, value: Any) -> None:
-        self.policy.decode = value
-
-    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
-        """The inner policy's trajectories."""
-        return self.policy.sample(contexts, generator=generator)
-
-    def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
-        """The categoricals of the steps as they were drawn."""
-        return self.policy.sites(rollout, steps)
+    def __repr__(self) -> str:
+        return one_line(self, self.policy)
 
     def score(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Any | None = None) -> Scores:
         """log p̂(c = G_0) of every site at the chosen steps, entropy of p̂, exact KL in both directions.
 
         ``reference`` is a copy of this wrapper.
         """
-        steps = _all_steps(rollout) if steps is None else steps
+        steps = all_steps(rollout) if steps is None else steps
         own = self._clean_sites(rollout, steps)
         if reference is None:
             return score_sites(own)
@@ -127,22 +110,6 @@ class EagerLikelihood(nn.Module):
             Sites(safe_log(p.unflatten(0, steps.shape)), clean, mask)
             for p, clean, mask in zip(tables, _final(rollout, steps.shape[1]), now.chosen, strict=True)
         ]
-
-    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Scores:
-        """:meth:`score`, so that wrappers which only know ``forward`` work."""
-        return self.score(rollout, steps)
-
-    def restarts(self, rollout: Rollout, rows: Int[Tensor, " row"], time: float) -> Sequence[Mapping[str, Any]]:
-        """The inner policy's."""
-        return self.policy.restarts(rollout, rows, time)
-
-    def check_condition(self, columns: Mapping[str, Any]) -> None:
-        """Raise the error that :meth:`sample` would raise for a context with these columns."""
-        self.policy.check_condition(columns)
-
-    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """The inner policy's."""
-        return self.policy.likelihood_loss(batch, generator=generator)
 
 
 class ElboLikelihood(nn.Module):
@@ -168,11 +135,13 @@ class ElboLikelihood(nn.Module):
     """
 
     forward_kl_gradient = True
+    device, decode = Inner[torch.device](), Inner[Any]()
+    restarts, check_condition = Inner[Callable[..., Sequence[Mapping[str, Any]]]](), Inner[Callable[..., None]]()
+    likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()
 
     def __init__(self, policy: GraphPolicy, draws: int = 10) -> None:
         super().__init__()
-        if draws < 1:
-            raise ValueError(f"draws: {draws}, expected at least 1")
+        check_range("draws", draws, least=1)
         self.policy, self.draws = _graph_policy(policy), draws
         self._laws: list[Tensor | None] | None = None
         if shared := self.policy.shared_steps:
@@ -182,19 +151,8 @@ class ElboLikelihood(nn.Module):
         """What a checkpoint needs to build this policy again."""
         return {"policy": self.policy, "draws": self.draws}
 
-    @property
-    def device(self) -> torch.device:
-        """Where the inner policy's parameters are."""
-        return self.policy.device
-
-    @property
-    def decode(self) -> Any:
-        """The inner policy's."""
-        return self.policy.decode
-
-    @decode.setter
-    def decode(self, value: Any) -> None:
-        self.policy.decode = value
+    def __repr__(self) -> str:
+        return one_line(self, self.policy, f"{self.draws} draws")
 
     @torch.no_grad()
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
@@ -246,7 +204,7 @@ class ElboLikelihood(nn.Module):
         The KL is that of the steps at the re-noised states. Σ_sites KL(p_ref(·| x_t) ‖ p_θ(·| x_t)), the forward one, is the
         penalty with which MiDi is fine-tuned.
         """
-        steps = _all_steps(rollout) if steps is None else steps
+        steps = all_steps(rollout) if steps is None else steps
         now, points = moments(rollout, steps), rollout.states["time"].gather(1, steps)
         own = self._transitions(now, points)
         other = None
@@ -263,29 +221,13 @@ class ElboLikelihood(nn.Module):
 
         The last step has q(x_0 | x_t, x_0) = 1, so its term is log p_θ(x_0 | x_t). What is drawn is a bound in the mean only.
         """
-        now, points = moments(rollout, _all_steps(rollout)), rollout.states["time"]
+        now, points = moments(rollout, all_steps(rollout)), rollout.states["time"]
         q, own = self._known_steps(rollout, now, points), self._transitions(now, points)
         gaps = [
             torch.where(one.mask, _expected(p, one.log_probs) - _expected(p, safe_log(p)), 0.0).sum((1, 2))
             for p, one in zip(q, own, strict=True)
         ]
         return (self.policy.num_steps / rollout.num_steps) * (gaps[0] + gaps[1])
-
-    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Scores:
-        """:meth:`score`, so that wrappers which only know ``forward`` work."""
-        return self.score(rollout, steps)
-
-    def restarts(self, rollout: Rollout, rows: Int[Tensor, " row"], time: float) -> Sequence[Mapping[str, Any]]:
-        """The inner policy's; the bound of a refined graph is that of the whole graph."""
-        return self.policy.restarts(rollout, rows, time)
-
-    def check_condition(self, columns: Mapping[str, Any]) -> None:
-        """Raise the error that :meth:`sample` would raise for a context with these columns."""
-        self.policy.check_condition(columns)
-
-    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """The inner policy's."""
-        return self.policy.likelihood_loss(batch, generator=generator)
 
     # -- inside
 

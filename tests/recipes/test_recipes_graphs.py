@@ -164,9 +164,9 @@ def test_graphs_that_a_policy_does_not_know_are_named() -> None:
     policy = tiny_policy()
     nodes, edges, mask = EMPTY.nodes, EMPTY.edges, EMPTY.mask
     for graphs, said in (
-        (GraphBatch(nodes + 3, edges, mask), "graphs: node class 3, expected 0 to 2"),
-        (GraphBatch(nodes, edges - 1, mask), "graphs: edge class -1, expected 0 to 1"),
-        (EMPTY.pad(5), "graphs: 5 nodes, expected at most the policy's 4"),
+        (GraphBatch(nodes + 3, edges, mask), "node class in graphs: 3, expected 0 to 2"),
+        (GraphBatch(nodes, edges - 1, mask), "edge class in graphs: -1, expected 0 to 1"),
+        (EMPTY.pad(5), "nodes of graphs: 5, expected at most 4"),
     ):
         with pytest.raises(ValueError, match=said):
             policy.likelihood_loss(graphs)
