@@ -25,6 +25,7 @@ from benchmarks.common import ROOT
 from benchmarks.fault_rewards import FAULT, SAMPLE
 from discrete_grpo import cli
 from discrete_grpo.cli import parser as parsing
+from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.training.trainer import GRPOTrainer
 
@@ -190,7 +191,7 @@ def warm_up() -> None:
     __import__("torch._dynamo")
     methane = chemistry.parse("C")
     assert methane is not None
-    chemistry.synthetic_accessibility(methane)
+    molecule_properties.sa_score(methane)
 
 
 def run(

@@ -29,6 +29,7 @@ from benchmarks.common import ROOT, stamp, write_result
 from discrete_grpo.datasets.molecules import load_molecules
 from discrete_grpo.datasets.synthetic_graphs import NAMED_SETS, load_splits
 from discrete_grpo.diffusion.choices import Distortion, KernelName
+from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.metrics.graphs import GraphReference, evaluate_folds
 from discrete_grpo.metrics.molecules import evaluate
@@ -61,7 +62,7 @@ Row = dict[str, Any]
 def described(smiles: Sequence[str | None]) -> Float[np.ndarray, "molecule descriptor"]:
     """The descriptors of the valid ones among ``smiles``."""
     mols = [mol for mol in map(chemistry.parse, smiles) if mol is not None]
-    return np.array([[chemistry.descriptor(name)(mol) for name in DESCRIPTORS] for mol in mols], dtype=np.float64)
+    return np.array([[molecule_properties.descriptor(name)(mol) for name in DESCRIPTORS] for mol in mols], dtype=np.float64)
 
 
 def frechet(a: Float[np.ndarray, "row column"], b: Float[np.ndarray, "row column"]) -> float:

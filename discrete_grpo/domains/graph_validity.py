@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import networkx as nx
 import numpy as np
 from jaxtyping import Bool, Int
 
-from discrete_grpo.domains.graph6 import adjacency, parse
+from discrete_grpo.domains.graph6 import GraphLike, adjacency, from_graph6
 from discrete_grpo.domains.isomorphism import form
 
 __all__ = [
@@ -34,14 +34,13 @@ __all__ = [
     "num_components",
 ]
 
-Graph: TypeAlias = "nx.Graph | str"
 Matrix = Bool[np.ndarray, "node node"]
 Blocks = Int[np.ndarray, " node"]
 Shape = Literal["planar", "tree", "sbm", "connected"]
 BlockMethod = Literal["louvain", "graph_tool"]
 
 
-def matrix_of(graph: Graph | None) -> Matrix | None:
+def matrix_of(graph: GraphLike | None) -> Matrix | None:
     """The adjacency matrix; None for None, for text that is no graph6 line, and for a graph without nodes."""
     if graph is None:
         return None
@@ -68,13 +67,13 @@ def num_components(matrix: Matrix) -> int:
     return parts
 
 
-def is_connected(graph: Graph | None) -> bool:
+def is_connected(graph: GraphLike | None) -> bool:
     """At least one node, and one part."""
     matrix = matrix_of(graph)
     return matrix is not None and num_components(matrix) == 1
 
 
-def is_tree(graph: Graph | None) -> bool:
+def is_tree(graph: GraphLike | None) -> bool:
     """Connected with one edge less than nodes.
 
     >>> is_tree("Bg"), is_tree("Bw")
@@ -84,7 +83,7 @@ def is_tree(graph: Graph | None) -> bool:
     return matrix is not None and int(matrix.sum()) == 2 * (len(matrix) - 1) and num_components(matrix) == 1
 
 
-def is_planar(graph: Graph | None) -> bool:
+def is_planar(graph: GraphLike | None) -> bool:
     """Connected, and can be drawn without crossings.
 
     >>> is_planar("C~"), is_planar("D~{")  # cliques of four and five
@@ -95,13 +94,13 @@ def is_planar(graph: Graph | None) -> bool:
         return False
     if matrix.sum() > 2 * max(3 * len(matrix) - 6, 1):  # Euler; spares the search most graphs that are not
         return False
-    return bool(nx.check_planarity(parse(graph) if isinstance(graph, str) else graph)[0])
+    return bool(nx.check_planarity(from_graph6(graph) if isinstance(graph, str) else graph)[0])
 
 
 # -- stochastic block model
 
 
-def is_block_model(graph: Graph | None, method: BlockMethod = "louvain") -> bool:
+def is_block_model(graph: GraphLike | None, method: BlockMethod = "louvain") -> bool:
     """Whether a graph passes for a draw from the SBM set: 2 to 5 blocks of 20 to 40 nodes, mean p-value above 0.9.
 
     Args:
@@ -180,7 +179,7 @@ def _graph_tool_blocks(matrix: Matrix, rounds: int = 100) -> Blocks | None:
 
 # -- any of them
 
-SHAPES: Mapping[Shape, Callable[[Graph | None], bool]] = {
+SHAPES: Mapping[Shape, Callable[[GraphLike | None], bool]] = {
     "planar": is_planar,
     "tree": is_tree,
     "sbm": is_block_model,
@@ -189,7 +188,7 @@ SHAPES: Mapping[Shape, Callable[[Graph | None], bool]] = {
 """The test of each kind of set."""
 
 
-def has_shape(graph: Graph | None, shape: Shape) -> bool:
+def has_shape(graph: GraphLike | None, shape: Shape) -> bool:
     """Whether a graph passes the test of a kind of set.
 
     Raises:

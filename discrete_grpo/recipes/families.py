@@ -121,7 +121,7 @@ def _graphs(metadata: Mapping[str, Any]) -> Family:
 
 
 def _graph_sizes(samples: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
-    graphs = [None if s is None else topology.parse(s) for s in samples]
+    graphs = [None if s is None else topology.from_graph6(s) for s in samples]
     return {
         "nodes": [None if g is None else g.number_of_nodes() for g in graphs],
         "edges": [None if g is None else g.number_of_edges() for g in graphs],
@@ -204,7 +204,7 @@ def load_trained(name: str | Path, options: SamplerOptions | None = None) -> Any
     if inner is not None:
         options.refuse(policy, "top_k", "top_p")
         if load_metadata(folder).get("kind") == "graphs":
-            inner.decode = topology.decode
+            inner.decode = topology.batch_to_graph6
             return with_sampler(policy, **options.of_graphs)
         return load_molecule_policy(folder, **options.of_graphs)
     changed = _with_truncation(policy, options)

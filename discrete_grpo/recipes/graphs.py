@@ -180,7 +180,7 @@ def graph_policy(stats: GraphStatistics, recipe: PretrainGraphsRecipe) -> GraphP
         precondition=recipe.precondition,
         train_distortion=choices.make_distortion(recipe.train_distortion),
         sample_distortion=choices.make_distortion(recipe.sample_distortion),
-        decode=topology.decode,
+        decode=topology.batch_to_graph6,
     )
 
 

@@ -18,6 +18,7 @@ from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion import choices
 from discrete_grpo.diffusion.choices import Distortion, GraphKernel, KernelName, NoiseName
 from discrete_grpo.diffusion.schedules import CosineSchedule, Schedule
+from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.tokenizer import Property
 from discrete_grpo.metrics.molecules import canonical, evaluate
@@ -45,10 +46,10 @@ __all__ = [
 ]
 
 PROPERTIES: Mapping[str, Callable[[Any], float]] = {
-    "QED": chemistry.qed,
-    "logP": chemistry.logp,
-    "SA": chemistry.synthetic_accessibility,
-    "weight": chemistry.molecular_weight,
+    "QED": molecule_properties.qed_score,
+    "logP": molecule_properties.crippen_logp,
+    "SA": molecule_properties.sa_score,
+    "weight": molecule_properties.molar_mass,
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from rdkit import Chem
 
+from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 
 __all__ = ["HitsProperty", "keeps_scaffold"]
@@ -36,7 +37,7 @@ class HitsProperty:
     def __post_init__(self) -> None:
         if not self.scale > 0:
             raise ValueError(f"scale: {self.scale}, expected more than 0")
-        chemistry.descriptor(self.property)
+        molecule_properties.descriptor(self.property)
 
     @cached_property
     def name(self) -> str:
@@ -45,7 +46,7 @@ class HitsProperty:
 
     @cached_property
     def _value(self) -> Any:
-        return chemistry.descriptor(self.property)
+        return molecule_properties.descriptor(self.property)
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
         """One number in [0, 1] a sample."""

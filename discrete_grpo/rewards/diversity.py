@@ -17,6 +17,7 @@ from rdkit.Chem import rdFingerprintGenerator
 from rdkit.Chem.Scaffolds import MurckoScaffold
 
 from discrete_grpo.core.scoring import reward_name, score_one
+from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 
 __all__ = [
@@ -91,7 +92,7 @@ def topological_scaffold(mol: Chem.Mol) -> str:
 def _murcko(smiles: str) -> str:
     """By sample, as the filter and the metrics ask for the same ones."""
     mol = chemistry.parse(smiles)
-    return "" if mol is None else chemistry.murcko_scaffold(mol)
+    return "" if mol is None else molecule_properties.murcko_scaffold(mol)
 
 
 def _topological(smiles: str) -> str:
@@ -281,7 +282,7 @@ class DiversityFilter:
 
 def _similarities(mols: Sequence[Chem.Mol]) -> list[list[float]]:
     """T_ij, Tanimoto of Morgan bits (radius 2, 1024), a molecule with itself included, [m,m]."""
-    prints = [chemistry.bit_fingerprint(mol, radius=2, size=1024) for mol in mols]
+    prints = [molecule_properties.bit_fingerprint(mol, radius=2, size=1024) for mol in mols]
     return [list(DataStructs.BulkTanimotoSimilarity(own, prints)) for own in prints]
 
 

@@ -25,6 +25,7 @@ from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 
 from discrete_grpo.core.scoring import reward_name, score_one
+from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 
 __all__ = [
@@ -82,13 +83,13 @@ def validity(mol: Chem.Mol) -> float:
 @molecule_reward
 def qed(mol: Chem.Mol) -> float:
     """Quantitative estimate of drug-likeness, in [0, 1]. Source: Bickerton et al. (2012)."""
-    return chemistry.qed(mol)
+    return molecule_properties.qed_score(mol)
 
 
 @molecule_reward
 def logp(mol: Chem.Mol) -> float:
     """Crippen logP, unbounded. Source: Wildman and Crippen (1999)."""
-    return chemistry.logp(mol)
+    return molecule_properties.crippen_logp(mol)
 
 
 @molecule_reward
@@ -97,19 +98,19 @@ def penalised_logp(mol: Chem.Mol) -> float:
 
     Source: Jin et al. (2018).
     """
-    return chemistry.penalised_logp(mol)
+    return molecule_properties.plogp(mol)
 
 
 @molecule_reward
 def synthetic_accessibility(mol: Chem.Mol) -> float:
     """(10 - SA) / 9, from 0 (hard to make) to 1 (easy). Source: Ertl and Schuffenhauer (2009); scaled as in GDPO."""
-    return (10.0 - chemistry.synthetic_accessibility(mol)) / 9.0
+    return (10.0 - molecule_properties.sa_score(mol)) / 9.0
 
 
 @molecule_reward
 def molecular_weight(mol: Chem.Mol) -> float:
     """Average molecular weight with hydrogens, g/mol."""
-    return chemistry.molecular_weight(mol)
+    return molecule_properties.molar_mass(mol)
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class Similarity:
     def _fingerprint(self) -> chemistry.Fingerprint:
         mol = chemistry.parse(self.target)
         assert mol is not None  # checked when made
-        return chemistry.count_fingerprint(mol, self.radius)
+        return molecule_properties.count_fingerprint(mol, self.radius)
 
     @property
     def name(self) -> str:
@@ -147,8 +148,8 @@ class Similarity:
         """One similarity a sample."""
         mols = chemistry.parse_all(samples)
         target = self._fingerprint
-        prints = [None if mol is None else chemistry.count_fingerprint(mol, self.radius) for mol in mols]
-        return [0.0 if own is None else chemistry.tanimoto(own, target) for own in prints]
+        prints = [None if mol is None else molecule_properties.count_fingerprint(mol, self.radius) for mol in mols]
+        return [0.0 if own is None else molecule_properties.tanimoto(own, target) for own in prints]
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ EMPTY = GraphBatch(torch.zeros(6, 3, dtype=torch.long), torch.zeros(6, 3, 3, dty
 
 def edges(samples: list[str], **columns: Any) -> list[float]:
     """A reward that counts edges."""
-    return [float(topology.parse(s).number_of_edges()) for s in samples]
+    return [float(topology.from_graph6(s).number_of_edges()) for s in samples]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_every_choice_trains_resumes_and_exports(planar: Path, tmp_path: Path, o
     assert isinstance(load_policy(next(iter(sorted((tmp_path / "run/checkpoints").iterdir())))), wrapper)
     exported = load_trained(tmp_path / "run/policy")
     assert isinstance(exported, SizedPolicy if wrapper is SizedPolicy else GraphPolicy)
-    assert topology.parse(read_samples(tmp_path / "run/evaluation_after.csv.gz")["sample"][0]).number_of_nodes() >= 12
+    assert topology.from_graph6(read_samples(tmp_path / "run/evaluation_after.csv.gz")["sample"][0]).number_of_nodes() >= 12
     more = dataclasses.replace(recipe, grpo=dataclasses.replace(FAST, max_steps=3))
     run_train(more, resume=True)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3]

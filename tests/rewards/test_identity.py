@@ -187,7 +187,7 @@ arguments = {
 made = {name: resolve(path, arguments.get(name)) for name, path in known_rewards().items()}
 made["sum"] = combine.WeightedSum.of({molecules.qed: 1.0, molecules.logp: 0.5})
 made["pool"] = pool.RewardPool("discrete_grpo.rewards.molecules.logp")
-made["decorated"] = molecules.molecule_reward(molecules.chemistry.qed)
+made["decorated"] = molecules.molecule_reward(molecules.molecule_properties.qed_score)
 made["set"] = functools.partial(molecules.qed, kinds={"a", "b", "c", molecules.qed})
 found = {name: reward_identity(reward) for name, reward in made.items()}
 print(json.dumps(found))

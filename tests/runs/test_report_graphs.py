@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from discrete_grpo.datasets.synthetic_graphs import planar, stochastic_block_model, tree
+from discrete_grpo.domains.graph6 import from_graph6, graph6
 from discrete_grpo.runs.report.graphs import draw_graph, layout
-from discrete_grpo.domains.graph6 import graph6, parse
 
 GRAPHS = {
     "one": nx.empty_graph(1),
@@ -60,7 +60,7 @@ def crossings(graph: nx.Graph) -> int:
 
 
 def test_planar_graphs_are_drawn_without_crossings() -> None:
-    assert crossings(parse(graph6(GRAPHS["planar"]))) == 0
+    assert crossings(from_graph6(graph6(GRAPHS["planar"]))) == 0
     assert crossings(nx.complete_graph(6)) > 0
 
 

@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Float
 
-from discrete_grpo.domains.graph6 import adjacency, parse
+from discrete_grpo.domains.graph6 import adjacency, from_graph6
 
 __all__ = ["draw_graph", "layout"]
 
@@ -25,7 +25,7 @@ def draw_graph(text: str, *, width: int = 220, height: int = 170) -> str | None:
         The ``<svg>`` element; None if ``text`` is no graph6 line, or the graph has no nodes or more than 400.
     """
     try:
-        graph = parse(text)
+        graph = from_graph6(text)
     except ValueError:
         return None
     if not 0 < len(graph) <= LARGEST:
