@@ -1,4 +1,4 @@
-"""Plain graphs as text: graph6 lines and the ``networkx.Graph`` they stand for. The keeper of that format.
+"""Plain graphs as text: conversions between graph6 lines, adjacency matrices and ``networkx.Graph``.
 
 A plain graph has no node or edge classes. As text it can be written to a table, compared, sent to a worker process and used
 as a key; so rewards and metrics of plain graphs see graph6 lines as those of molecules see SMILES.
@@ -71,7 +71,7 @@ def adjacency(graph: GraphLike) -> Bool[np.ndarray, "node node"]:
 
 
 def node_count(text: str) -> int:
-    """How many nodes a graph6 line has, found without making the graph.
+    """Number of nodes of a graph6 line, read without building the graph.
 
     >>> node_count("Bg")
     3

@@ -1,4 +1,4 @@
-"""What synthetic graphs are compared by: five descriptors of a graph, and the kernel between them.
+"""Five descriptors by which sets of synthetic graphs are compared, their kernel, and the MMD.
 
 Graphs are graph6 lines or ``networkx.Graph``. Every descriptor is a function of the isomorphism class.
 
@@ -102,7 +102,7 @@ def orbit(graph: GraphLike) -> DescriptorVector:
 
 
 def orbit_counts(graph: GraphLike) -> Int[np.ndarray, "node 15"]:
-    """How often each node stands in each orbit of the connected induced subgraphs of 2 to 4 nodes, in ORCA's order.
+    """Count per node and orbit of the connected induced subgraphs of 2 to 4 nodes, in ORCA's order.
 
     Columns: 0 edge; 1, 2 end and middle of a path of 3; 3 triangle; 4, 5 end and middle of a path of 4; 6, 7 leaf and centre of a
     claw; 8 cycle of 4; 9, 10, 11 leaf, far and near triangle node of a paw; 12, 13 degree 2 and 3 in a diamond; 14 clique of 4.

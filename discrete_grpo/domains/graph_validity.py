@@ -1,6 +1,6 @@
-"""Which kind of graph is it? The validity tests of the synthetic sets: planar, tree, stochastic block model.
+"""Validity tests of the synthetic graph sets: planar, tree, stochastic block model.
 
-Graphs are graph6 lines or ``networkx.Graph``; None and text that is no graph6 line are of no kind.
+Graphs are graph6 lines or ``networkx.Graph``; None and text that is no graph6 line fail every test.
 
 Sources: planar, SBM: Martinkus et al. (2022), SPECTRE, arXiv 2204.01613; tree: Bergmeister et al. (2024), arXiv 2312.11529.
 """
@@ -52,7 +52,7 @@ def matrix_of(graph: GraphLike | None) -> Matrix | None:
 
 
 def num_components(matrix: Matrix) -> int:
-    """How many connected parts a graph has.
+    """Number of connected components of a graph.
 
     >>> num_components(np.zeros((3, 3), dtype=bool))
     3
@@ -130,7 +130,7 @@ def block_p_value(matrix: Matrix, blocks: Blocks, p_in: float = 0.3, p_out: floa
     """Mean over ordered pairs of blocks of P(χ²₁ > W), W = (p̂ - p)² / (p̂ (1 - p̂) + 1e-6), the Wald statistic of an edge.
 
     p̂ is the share of joined pairs of nodes in a block, or between two; p is ``p_in`` or ``p_out``. W is not multiplied by the
-    number of pairs, as in the published test, so it asks for near rather than for probable values.
+    number of pairs, as in the published test, so it tests for near rather than for probable values.
     """
     member = np.eye(int(blocks.max()) + 1)[blocks]
     sizes = member.sum(0)
@@ -160,7 +160,10 @@ def louvain_blocks(matrix: Matrix, seeds: int = 5) -> Blocks:
 
 
 def _graph_tool_blocks(matrix: Matrix, rounds: int = 100) -> Blocks | None:
-    """None where the model cannot be fitted. An edge is given in both directions, as in the published test."""
+    """Block of every node by graph-tool; None where the model cannot be fitted.
+
+    Each edge is added in both directions, as in the published test.
+    """
     try:
         gt = importlib.import_module("graph_tool.all")
     except ImportError as error:

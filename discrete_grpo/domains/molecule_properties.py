@@ -25,29 +25,38 @@ __all__ = [
 
 
 def qed_score(mol: Chem.Mol) -> float:
-    """Quantitative estimate of drug-likeness, in [0, 1]. Source: Bickerton (2012), as in RDKit."""
+    """Quantitative estimate of drug-likeness (QED), in [0, 1]; higher is better.
+
+    Source: Bickerton et al. (2012), doi 10.1038/nchem.1243, as in RDKit.
+    """
     return float(QED.qed(mol))
 
 
 def crippen_logp(mol: Chem.Mol) -> float:
-    """Crippen's octanol-water partition coefficient. Source: Wildman and Crippen (1999), as in RDKit."""
+    """Octanol-water partition coefficient log P by Crippen's atom contributions, unbounded.
+
+    Source: Wildman and Crippen (1999), doi 10.1021/ci990307l, as in RDKit.
+    """
     return float(rdMolDescriptors.CalcCrippenDescriptors(mol)[0])
 
 
 def molar_mass(mol: Chem.Mol) -> float:
-    """Average molecular weight with hydrogens, g/mol."""
+    """Average molar mass with hydrogens in g/mol, more than 0."""
     return float(Descriptors.MolWt(mol))  # type: ignore[attr-defined]  # RDKit's stubs leave it out
 
 
 def sa_score(mol: Chem.Mol) -> float:
-    """SA score, 1 (easy) to 10 (hard). Source: Ertl and Schuffenhauer (2009), RDKit Contrib."""
+    """Synthetic accessibility score, from 1 (easy) to 10 (hard).
+
+    Source: Ertl and Schuffenhauer (2009), doi 10.1186/1758-2946-1-8, as in RDKit's Contrib.
+    """
     from rdkit.Contrib.SA_Score import sascorer  # reads a 3 MB table, so only when asked for
 
     return float(sascorer.calculateScore(mol))
 
 
 def descriptor(name: str) -> Callable[[Chem.Mol], float]:
-    """One of RDKit's descriptors by its name there (``MolLogP``, ``TPSA``, ``qed``, ``MolWt``, ...).
+    """RDKit's descriptor of this name (``MolLogP``, ``TPSA``, ``qed``, ``MolWt``, ...).
 
     Raises:
         ValueError: if RDKit has none of that name; the nearest is named.
@@ -69,7 +78,7 @@ _CYCLE_MEAN, _CYCLE_STD = -0.0485696876403053, 0.2860212110245455
 
 
 def plogp(mol: Chem.Mol) -> float:
-    """z(logP) + z(-SA) + z(-max(0, largest ring - 6)), each z-scored over ZINC250k.
+    """Penalised log P: z(logP) + z(-SA) + z(-max(0, largest ring - 6)), each z-scored over ZINC250k; unbounded.
 
     Source: Jin et al. (2018), JT-VAE, whose constants these are. The largest ring is over the SSSR of RDKit, where
     JT-VAE took networkx's ``cycle_basis``, which depends on the order of atoms.
@@ -89,17 +98,17 @@ def _generator(radius: int, size: int) -> rdFingerprintGenerator.FingerprintGene
 
 
 def count_fingerprint(mol: Chem.Mol, radius: int = 2) -> DataStructs.ULongSparseIntVect:
-    """Unfolded Morgan counts; radius 2 is ECFP4."""
+    """Unfolded Morgan fingerprint with counts; radius 2 is ECFP4."""
     return _generator(radius, 2048).GetSparseCountFingerprint(mol)
 
 
 def bit_fingerprint(mol: Chem.Mol, radius: int = 2, size: int = 1024) -> DataStructs.ExplicitBitVect:
-    """Morgan bits folded to ``size``."""
+    """Morgan fingerprint folded to ``size`` bits."""
     return _generator(radius, size).GetFingerprint(mol)
 
 
 def tanimoto(a: Fingerprint, b: Fingerprint) -> float:
-    """Σ min(a, b) / Σ max(a, b); for bits, shared over either."""
+    """Tanimoto similarity Σ min(a, b) / Σ max(a, b) of two fingerprints, in [0, 1]."""
     return float(DataStructs.TanimotoSimilarity(a, b))
 
 

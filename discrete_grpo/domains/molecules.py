@@ -1,6 +1,6 @@
 """Graphs and SMILES to RDKit molecules and back, and the properties rewards and metrics share.
 
-The one file that knows RDKit molecules. Conventions:
+Conventions:
 
 * A node class is a position in a :class:`Vocabulary` of (element, formal charge); hydrogens are implicit.
 * A bond class is 0 none, 1 single, 2 double, 3 triple; aromatic rings are kekulised; stereo and isotopes are dropped,
@@ -310,7 +310,7 @@ def parse(sample: str | None) -> Chem.Mol | None:
 
 
 def parse_all(samples: Sequence[str | None]) -> list[Chem.Mol | None]:
-    """:func:`parse` of each sample of a batch, all of which are kept for whoever asks next.
+    """:func:`parse` of each sample of a batch, all of which stay in the cache.
 
     >>> [mol is None for mol in parse_all(["CCO", "C.C", None])]
     [False, True, True]

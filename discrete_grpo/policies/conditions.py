@@ -1,4 +1,4 @@
-"""What contexts ask of a sample: fixed nodes and edges, and standardised properties."""
+"""Conditions of a sample: fixed nodes and edges, and standardised properties."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["FixedSites", "columns_of", "fixed_states", "hide_properties", "prope
 
 @dataclass(frozen=True)
 class FixedSites:
-    """Nodes and edges a sample must have (scaffold-constrained generation); a context's ``fixed`` column.
+    """Nodes and edges a sample must have (scaffold-constrained generation); the value of a context's ``fixed`` column.
 
     Attributes:
         nodes: node number -> clean class.

@@ -29,7 +29,7 @@ class DecodedPolicy(nn.Module):
 
     Args:
         policy: draws what the decoder reads, texts for the decoders of :mod:`discrete_grpo.policies.decoders`.
-        decoder: a list of samples -> as many objects for rewards to see, None for what stands for nothing.
+        decoder: a list of samples -> as many objects for rewards to see, None for a text that is no object.
     """
 
     sites, check_condition = Inner[Callable[..., Sequence[Sites]]](), Inner[Callable[..., None]]()
@@ -44,7 +44,7 @@ class DecodedPolicy(nn.Module):
             decoder.requires_grad_(False).eval()
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this policy again."""
+        """Arguments from which a checkpoint builds this policy again."""
         return {"policy": self.policy, "decoder": self.decoder}
 
     def __repr__(self) -> str:
@@ -52,7 +52,7 @@ class DecodedPolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the inner policy's parameters are."""
+        """Device of the inner policy's parameters."""
         return next(self.policy.parameters()).device
 
     def train(self, mode: bool = True) -> DecodedPolicy:
@@ -64,7 +64,7 @@ class DecodedPolicy(nn.Module):
 
     @torch.no_grad()
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
-        """One trajectory a context, decoded.
+        """Draw one trajectory per context and decode its sample.
 
         Raises:
             ValueError: if the decoder gives another number of objects than it was given samples.
@@ -73,5 +73,5 @@ class DecodedPolicy(nn.Module):
         with full_precision(self.device):
             decoded = tuple(self.decoder(list(rollout.samples)))
         if len(decoded) != len(rollout):
-            raise ValueError(f"decoder: gave {len(decoded)} objects for {len(rollout)} samples, expected one a sample")
+            raise ValueError(f"decoder: gave {len(decoded)} objects for {len(rollout)} samples, expected one per sample")
         return replace(rollout, samples=decoded)

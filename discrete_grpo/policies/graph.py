@@ -2,7 +2,7 @@
 
 A trajectory is x_1 -> ... -> x_0 on the grid of ``num_steps`` steps; step k goes from time ``grid[k]`` to
 ``grid[k+1]``. Its sites are the N nodes and the N(N-1)/2 unordered pairs. Drawing and scoring share
-:meth:`GraphPolicy.transition`, so the log-prob of what was drawn is the log-prob it was drawn with.
+:meth:`GraphPolicy.transition`, so a stored step is scored with the log-prob with which it was drawn.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class GraphPolicy(nn.Module):
     Args:
         network: ``(nodes [B,N], edges [B,N,N], time [B], mask [B,N]) -> (node logits [B,N,C_x], edge logits [B,N,N,C_e])``;
             with ``properties`` it takes them [B,K] as a fifth argument, NaN or None where not given.
-        node_kernel, edge_kernel: how classes are noised and denoised.
-        node_counts: probability of a graph of 0, 1, 2, ... nodes; drawn once a group.
+        node_kernel, edge_kernel: reverse steps of nodes and of pairs; each holds its noise.
+        node_counts: probability of a graph of 0, 1, 2, ... nodes; drawn once per group.
         num_steps: steps of the sampler, at least 1.
         temperature: divides the network's logits (and not what ``precondition`` adds), in drawing and in scoring alike; more
             than 0.
-        share_initial_noise: whether a group also shares x_1.
-        shared_steps: how many first steps the rows of a group take together, from one x_1, before they go on alone; 0 to
-            ``num_steps`` - 1. Only what follows is the rows' own choice, and learned from. A group of one shares nothing.
+        share_initial_noise: whether the rows of a group start from the same x_1.
+        shared_steps: number of first steps that the rows of a group share, from one x_1, before they separate; 0 to
+            ``num_steps`` - 1. Only later steps differ within a group and are learned from. A group of one row shares nothing.
         precondition: whether logits are the network's plus log q(x_t|x_0) of each site, see
             :func:`~discrete_grpo.diffusion.kernels.evidence`. A network is trained with it or without, and used the same way.
         properties: numbers the network is conditioned on, each a context column of that name.
@@ -74,7 +74,7 @@ class GraphPolicy(nn.Module):
         train_distortion: f of the times trained at, 1 - t = f(U) with U uniform in [0, 1]; None is uniform times.
         sample_distortion: f of the sampler's grid, 1 - t_k = f(k/T); None is equal steps. Source of both: Qin et al. (2024),
             DeFoG, section 4.1, arXiv 2410.04263.
-        decode: turns finished graphs into what rewards see; None gives one-graph :class:`GraphBatch` es.
+        decode: maps finished graphs to the samples that rewards see; None gives a :class:`GraphBatch` of one graph each.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -123,12 +123,12 @@ class GraphPolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the network's parameters are."""
+        """Device of the network's parameters."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the network's parameters."""
+        """Type of the network's parameters."""
         return next(self.parameters()).dtype
 
     @property
@@ -141,7 +141,7 @@ class GraphPolicy(nn.Module):
         return len(self.node_counts) - 1
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this policy again (``decode`` aside: it is given anew when loading)."""
+        """Arguments from which a checkpoint builds this policy again (without ``decode``, which is set again after loading)."""
         names = ("network", "node_kernel", "edge_kernel", "node_counts", "num_steps", "temperature", "share_initial_noise")
         conditional = ("properties", "guidance", "condition_dropout") if self.properties else ()
         distorted = [name for name in ("train_distortion", "sample_distortion") if getattr(self, name) is not None]
@@ -197,10 +197,10 @@ class GraphPolicy(nn.Module):
 
     @torch.no_grad()
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
-        """One trajectory a context.
+        """Draw one trajectory per context.
 
-        Columns read: ``num_nodes`` (int, else drawn from the prior once a group), ``fixed`` (:class:`FixedSites`), ``restart``
-        (:class:`~discrete_grpo.policies.restart.Restart`, one a group) and those named in ``properties``; a missing one or
+        Columns read: ``num_nodes`` (int, else drawn from the prior once per group), ``fixed`` (:class:`FixedSites`), ``restart``
+        (:class:`~discrete_grpo.policies.restart.Restart`, one per group) and those named in ``properties``; a missing one or
         None is not given.
 
         With ``shared_steps`` = k a group of several rows takes the steps before k once. Those have no units and log-prob 0: the
@@ -288,7 +288,7 @@ class GraphPolicy(nn.Module):
     def likelihood_loss(
         self, graphs: GraphBatch | ConditionedGraphs, *, edge_weight: float = 5.0, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        """Cross-entropy of the clean graph, CE_X + λ CE_E, at one stratified time a graph.
+        """Cross-entropy of the clean graph, CE_X + λ CE_E, at one stratified time per graph.
 
         Means run over existing nodes and unordered pairs. Source: Vignac et al. (2022), Eq. 2, arXiv 2209.14734 (λ = 5).
 
@@ -336,13 +336,13 @@ class GraphPolicy(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Trajectories of one bucket: packed node states [b, S+1, n], pair states [b, S+1, p], step log-probs [b, S].
 
-        They stand still until step ``first``, which starts from ``state``; ``leader`` is the first row of each row's group.
+        States before step ``first`` repeat ``state``, from which that step starts; ``leader`` is the first row of each row's group.
         """
         if self.share_initial_noise:
             state = state.index(leader)
         state = pinned(self._kernels, state, fixed, self.grid, first, generator)
         path: list[tuple[GraphBatch, Tensor]] = []
-        if first < self.shared_steps:  # one row a group, then as many as the group has
+        if first < self.shared_steps:  # one row per group, then as many as the group has
             heads, place = leader.unique(return_inverse=True)
             few = (None if fixed is None else fixed.index(heads)), (None if properties is None else properties[heads])
             together = self._walk(state.index(heads), range(first, self.shared_steps), *few, generator)

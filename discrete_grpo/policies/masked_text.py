@@ -61,7 +61,7 @@ class MaskedTextPolicy(nn.Module):
         truncation: temperature, top-k and top-p of drawing and scoring alike.
         rounds: S, of unmasking; 1 fills all blanks at once. At most 255.
         blank: the one character that marks a blank in a prompt; not in the alphabet. One blank is one token.
-        decode: turns filled texts into what rewards see; None leaves them as they are.
+        decode: maps filled texts to the samples that rewards see; None gives the texts.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -90,11 +90,11 @@ class MaskedTextPolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the network's parameters are."""
+        """Device of the network's parameters."""
         return next(self.parameters()).device
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this policy again (``decode`` aside: it is given anew when loading)."""
+        """Arguments from which a checkpoint builds this policy again (without ``decode``, which is set again after loading)."""
         names = ("network", "tokenizer", "block_size", "truncation", "rounds", "blank")
         return {name: getattr(self, name) for name in names}
 
@@ -110,14 +110,14 @@ class MaskedTextPolicy(nn.Module):
         return self.network(torch.where(visible | ~exists, tokens, MASK), exists)
 
     def _letters(self, logits: Tensor) -> Tensor:
-        """Which classes may be drawn at all, in the shape of ``logits``: ordinary tokens."""
+        """Mask of the classes that may be drawn, the ordinary tokens, in the shape of ``logits``."""
         return (torch.arange(logits.shape[-1], device=logits.device) >= NUM_SPECIAL).expand_as(logits)
 
     # -- Policy protocol
 
     @torch.no_grad()
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
-        """One filled text a context.
+        """Draw one filled text per context.
 
         Column read: ``masked``, a text in which each blank character stands for one token to fill.
 
@@ -213,7 +213,7 @@ class MaskedTextPolicy(nn.Module):
     def likelihood_loss(self, batch: Int[Tensor, "batch ..."], *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Mean over texts of (1/n) Σ_{i masked} -log p_θ(x_i | the rest), n = ceil(u L) of L tokens masked, u uniform in (0, 1].
 
-        Its expectation is the mean over orders of -log p_θ(x)/L filled one token a round, so every share of blanks is
+        Its expectation is the mean over orders of -log p_θ(x)/L filled one token per round, so every share of blanks is
         trained. Rates are stratified over the batch.
         Source: Hoogeboom et al. (2022), Eq. 4, arXiv 2110.02037; Uria et al. (2014), Eq. 9, arXiv 1310.1757.
 

@@ -1,4 +1,4 @@
-"""The node count: drawn from a histogram once a group, or a step of the policy with its own log-prob, drawn once a sample.
+"""Node count of graphs, drawn from a histogram once per group, or once per sample as a step with its own log-prob.
 
 π(n, τ) = π_size(n) π_graph(τ | n). Members of a group then differ in size, so a group-relative advantage says which sizes
 are good; where a whole group shares one size it cannot. Then the graph is drawn as before.
@@ -40,7 +40,7 @@ def checked_counts(node_counts: Sequence[float]) -> tuple[float, ...]:
 def draw_sizes(
     contexts: Sequence[Context], prior: Float[Tensor, " size"], generator: torch.Generator | None = None
 ) -> Int[Tensor, " batch"]:
-    """Node counts [B] on the CPU: given by a column of the group's first context, else one draw a group from ``prior``.
+    """Node counts [B] on the CPU: given by a column of the group's first context, else one draw per group from ``prior``.
 
     Raises:
         ValueError: if a context asks for a size without mass in ``prior``'s range, or fixes more than there is room for.
@@ -73,7 +73,7 @@ class LearnedSizes(nn.Module):
 
     Args:
         node_counts: h, probability of a graph of 0, 1, 2, ... nodes at the start; a size of no mass never gets any.
-        gain: g; Adam moves each logit by about g · ``learning_rate`` an update, and a network's rate alone is too small.
+        gain: g; Adam moves each logit by about g · ``learning_rate`` per update, and a network's rate alone is too small.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -93,7 +93,7 @@ class LearnedSizes(nn.Module):
         self.weight = nn.Parameter(torch.zeros(int((p > 0).sum())))
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this head again."""
+        """Arguments from which a checkpoint builds this head again."""
         return {"node_counts": self.node_counts, "gain": self.gain}
 
     def log_probs(self) -> Float[Tensor, " size"]:
@@ -104,7 +104,7 @@ class LearnedSizes(nn.Module):
         return empty.index_copy(0, self.support, wide.log_softmax(-1))
 
     def observe(self, sizes: Int[Tensor, " batch"], advantage: Float[Tensor, " batch"]) -> None:
-        """Nothing: this head learns by the gradient."""
+        """Do nothing: this head learns by the gradient."""
 
 
 class RunningSizes(nn.Module):
@@ -129,7 +129,7 @@ class RunningSizes(nn.Module):
         self.register_buffer("histogram", torch.tensor(self.node_counts))
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this head again; the histogram is among the weights."""
+        """Arguments from which a checkpoint builds this head again; the histogram is among the weights."""
         return {"node_counts": self.node_counts, "rate": self.rate}
 
     def log_probs(self) -> Float[Tensor, " size"]:
@@ -150,12 +150,12 @@ class RunningSizes(nn.Module):
 
 
 class SizedPolicy(nn.Module):
-    """``policy`` with the node count as its first step: one site, drawn a sample and not a group.
+    """``policy`` with the node count as its first step: one site, drawn per sample and not per group.
 
     A context that gives ``num_nodes`` or a ``restart`` fixes the choice; ``fixed`` bounds it from below, and what is left is
     normalised. What was possible is stored with the rollout, with the table itself for a :class:`RunningSizes`, so the log-prob
     of a choice is that under the head that drew it. With ``shared_steps`` the members of a group that chose the same size
-    take their first steps together; a member alone in its size takes, and learns from, all its own.
+    take their first steps together; a member whose size no other has draws, and learns from, all its steps.
 
     Args:
         policy: a graph policy that reads the column ``num_nodes``.
@@ -178,7 +178,7 @@ class SizedPolicy(nn.Module):
         self.policy, self.head = policy, head
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this policy again."""
+        """Arguments from which a checkpoint builds this policy again."""
         return {"policy": self.policy, "head": self.head}
 
     def __repr__(self) -> str:
@@ -188,7 +188,7 @@ class SizedPolicy(nn.Module):
 
     @torch.no_grad()
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
-        """One trajectory a context; sizes first, then the graphs.
+        """Draw one trajectory per context: first the sizes, then the graphs.
 
         Raises:
             ValueError: if a context asks for what the inner policy does not know, or leaves no size possible.
@@ -235,12 +235,12 @@ class SizedPolicy(nn.Module):
         return [size, *(replace(one, mask=one.mask & ~first.unsqueeze(-1)) for one in inner)]
 
     def observe(self, rollout: Rollout, advantage: Float[Tensor, " batch"]) -> None:
-        """Let the head see which of the sizes it chose were good."""
+        """Pass the sizes that the head chose and their advantages to the head."""
         chosen = rollout.states["size_chosen"]
         self.head.observe(rollout.states["size_count"][chosen], advantage[chosen])
 
     def restarts(self, rollout: Rollout, rows: Int[Tensor, " row"], time: float) -> Sequence[Mapping[str, Any]]:
-        """The inner policy's; a restart fixes the node count."""
+        """Restarts that the inner policy gives for these samples; a restart fixes the node count."""
         if not isinstance(self.policy, Refinable):
             raise ValueError(
                 f"policy: {type(self.policy).__name__} has no method restarts, expected one that can refine its samples"
@@ -250,7 +250,7 @@ class SizedPolicy(nn.Module):
     # -- inside
 
     def _inner(self, rollout: Rollout) -> Rollout:
-        """The rollout as the inner policy made it."""
+        """The rollout as the inner policy drew it."""
         states = {name: value for name, value in rollout.states.items() if not name.startswith("size_")}
         most = None if rollout.max_steps is None else rollout.max_steps - 1
         own = replace(rollout, states=states, logp=rollout.logp[:, 1:], units=rollout.units[:, 1:])
@@ -272,7 +272,7 @@ def _least(context: Context) -> int:
 
 
 def _with_sizes(contexts: Sequence[Context], asked: Sequence[int | None], count: Sequence[int]) -> list[Context]:
-    """Contexts with ``num_nodes`` where it was chosen; a group of several sizes becomes one group a size."""
+    """Contexts with ``num_nodes`` where it was chosen; a group of several sizes becomes one group per size."""
     numbers: dict[tuple[int, int], int] = {}
     found = []
     for context, n, size in zip(contexts, asked, count, strict=True):

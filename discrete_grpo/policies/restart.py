@@ -89,7 +89,7 @@ def asked_nodes(context: Context) -> int | None:
 def restart_graphs(
     contexts: Sequence[Context], num_nodes: int, node_classes: int, edge_classes: int, num_steps: int
 ) -> Restarts | None:
-    """What every context restarts from, padded to ``num_nodes``; None if none does.
+    """Graph that every context restarts from, padded to ``num_nodes``; None if none does.
 
     Raises:
         ValueError: if two contexts of a group differ in it, or a class or a step is unknown.
@@ -104,7 +104,7 @@ def restart_graphs(
     pairs = torch.zeros(len(contexts), num_pairs(num_nodes), dtype=torch.long)
     for b, (context, restart) in enumerate(zip(contexts, found, strict=True)):
         if by_group.setdefault(context.group, restart) != restart:
-            raise ValueError(f"restart: another one in group {context.group}, expected one a group")
+            raise ValueError(f"restart: another one in group {context.group}, expected one per group")
         if restart is None:
             continue
         _check(restart, node_classes, edge_classes, num_steps)

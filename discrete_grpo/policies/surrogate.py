@@ -1,6 +1,7 @@
-"""Surrogate likelihoods of a graph policy: what stands for log π_θ of a sample where the sampler's own steps do not.
+"""Surrogate likelihoods of a graph policy, which replace the log-probs of the sampler's own steps in the GRPO loss.
 
-Each wraps a :class:`~discrete_grpo.policies.graph.GraphPolicy`, draws as it does, and gives the trainer scores of its own.
+Each class wraps a :class:`~discrete_grpo.policies.graph.GraphPolicy`, draws as that policy does, and is a
+:class:`~discrete_grpo.core.rollout.Scorer`.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ def with_likelihood(
     """The policy with the likelihood that GRPO is to use; ``transition`` is the exact one of its steps, the policy itself.
 
     Args:
-        policy: draws the samples.
+        policy: graph policy that draws the samples.
         likelihood: ``transition``, ``eager`` (:class:`EagerLikelihood`) or ``elbo`` (:class:`ElboLikelihood`).
-        draws: of ``elbo``.
+        draws: number of noised states of ``elbo``, at least 1.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -63,13 +64,13 @@ def _final(rollout: Rollout, count: int) -> list[Tensor]:
 
 
 class EagerLikelihood(nn.Module):
-    """log p_θ(G_0 | G_t) = Σ_sites log p̂_θ(c = G_0[site] | G_t) in the place of each step's log p_θ(G_s | G_t).
+    """log p_θ(G_0 | G_t) = Σ_sites log p̂_θ(c = G_0[site] | G_t) in place of each step's log p_θ(G_s | G_t).
 
     The states G_t are those of the trajectory. It is biased, as it is not the gradient of the expected reward, and has far
     less variance; the KL is that of the tables p̂. Source: Liu et al. (2024), GDPO, arXiv 2402.16302.
 
     Args:
-        policy: draws the samples.
+        policy: graph policy that draws the samples.
     """
 
     forward_kl_gradient = True
@@ -83,7 +84,7 @@ class EagerLikelihood(nn.Module):
         self.policy = _graph_policy(policy)
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this policy again."""
+        """Arguments from which a checkpoint builds this policy again."""
         return {"policy": self.policy}
 
     def __repr__(self) -> str:
@@ -113,21 +114,21 @@ class EagerLikelihood(nn.Module):
 
 
 class ElboLikelihood(nn.Module):
-    """The evidence lower bound of a finished graph in the place of log π_θ, at J drawn times; no trajectory is kept.
+    """The evidence lower bound of a finished graph in place of log π_θ, at J drawn times; no trajectory is kept.
 
     log p_θ(x_0) >= (T/J) Σ_j Σ_sites Σ_k q(k | x_t, x_0) [log p_θ(k | x_t) - log q(k | x_t, x_0)] = :meth:`bound` in the mean
     over the draws, t = t_j. q is the chain of the kernel's steps for a known x_0, so x_t has the law that
     :func:`~discrete_grpo.diffusion.kernels.chain_law` gives. Its last step gives x_0 itself, whatever noise the schedule leaves at
     t = 0: the reconstruction term log p_θ(x_0 | x_t).
     The J states are drawn once, with the rollout: new, old and reference policy see the same, so that ratios differ by the
-    policies alone. The sum over k is exact. A rollout has J steps, one a state.
+    policies alone. The sum over k is exact. A rollout has J steps, one per state.
 
     The T/J stands in :meth:`bound` and not in :meth:`score`: the weights of the loss are means over the sites of J states, and
     with it they would grow with T/J against those of the other likelihoods. A sequence ratio is thus the difference of
     bounds per site and step.
 
     Args:
-        policy: draws the samples.
+        policy: graph policy that draws the samples.
         draws: J, at least 1; at J = T every step is seen once.
 
     Raises:
@@ -148,7 +149,7 @@ class ElboLikelihood(nn.Module):
             raise ValueError(f"shared_steps: {shared}, expected 0 with likelihood elbo, which keeps no steps of the sampler")
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this policy again."""
+        """Arguments from which a checkpoint builds this policy again."""
         return {"policy": self.policy, "draws": self.draws}
 
     def __repr__(self) -> str:
@@ -191,7 +192,7 @@ class ElboLikelihood(nn.Module):
         return replace(made, logp=self.score(made).logp.sum(-1))
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
-        """There are none.
+        """Not available for this likelihood.
 
         Raises:
             TypeError: always; :meth:`score` is what this policy gives.

@@ -45,7 +45,7 @@ class TokenPolicy(nn.Module):
         truncation: temperature, top-k and top-p, in drawing and in scoring alike.
         only: the tokens that may be drawn (prompts may have others); None means all.
         condition_dropout: share of training in which the prompt is hidden, and likewise each property, in [0, 1].
-        decode: turns finished texts into what rewards see; None gives the texts.
+        decode: maps finished texts to the samples that rewards see; None gives the texts.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -90,16 +90,16 @@ class TokenPolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the network's parameters are."""
+        """Device of the network's parameters."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the network's parameters."""
+        """Type of the network's parameters."""
         return next(self.parameters()).dtype
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this policy again (``decode`` aside: it is given anew when loading)."""
+        """Arguments from which a checkpoint builds this policy again (without ``decode``, which is set again after loading)."""
         names = ("network", "tokenizer", "max_length", "min_length", "prompt", "properties", "truncation", "condition_dropout")
         less_common = {"only": self.only, "max_prompt": self.max_prompt if self.max_prompt != self.max_length else None}
         given = {name: value for name, value in less_common.items() if value is not None}
@@ -118,7 +118,7 @@ class TokenPolicy(nn.Module):
         return self.truncation.log_probs(logits, kept), kept
 
     def allowed(self, step: Int[Tensor, "*any"]) -> Bool[Tensor, "*any class"]:
-        """Which tokens may be drawn at ``step``: no special one but EOS, and that only from ``min_length`` on."""
+        """Mask of the tokens that may be drawn at ``step``: ordinary ones, and EOS from ``min_length`` on."""
         allowed = self.drawable.expand(*step.shape, -1).clone()
         allowed[..., EOS] = step >= self.min_length
         return allowed
@@ -127,7 +127,7 @@ class TokenPolicy(nn.Module):
 
     @torch.no_grad()
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
-        """One text a context.
+        """Draw one text per context.
 
         Columns read: the one named ``prompt`` and those named in ``properties``; a missing one or None is not given.
 

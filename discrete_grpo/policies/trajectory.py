@@ -45,7 +45,7 @@ def check_alike(contexts: Sequence[Context], names: Sequence[str]) -> None:
         one = first.setdefault(context.group, context)
         for name in names:
             if context.columns.get(name) != one.columns.get(name):
-                raise ValueError(f"{name}: another one in group {context.group}, expected one a group with shared_steps")
+                raise ValueError(f"{name}: another one in group {context.group}, expected one per group with shared_steps")
 
 
 def first_rows(groups: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
@@ -59,7 +59,7 @@ def first_rows(groups: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
 
 
 def first_own_steps(groups: Int[Tensor, " batch"], start: Int[Tensor, " batch"], shared: int) -> Int[Tensor, " batch"]:
-    """The step from which each row goes alone: ``shared``, if its group has other rows and starts before that, else ``start``.
+    """First step that each row draws by itself: ``shared``, if its group has other rows and starts before that, else ``start``.
 
     >>> first_own_steps(torch.tensor([7, -2, 7, 5, 5]), torch.tensor([0, 0, 0, 3, 3]), 2).tolist()
     [2, 0, 2, 3, 3]
@@ -97,7 +97,7 @@ class Moments:
 
     Attributes:
         state: x_t of every row.
-        properties: of every row [R, K]; None without.
+        properties: standardised properties of every row [R, K]; None without properties.
         chosen: which nodes [B, S', N] and pairs [B, S', P] the policy draws in that step.
     """
 

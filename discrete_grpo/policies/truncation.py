@@ -21,7 +21,7 @@ __all__ = ["Truncation", "pack_bits", "unpack_bits"]
 
 @dataclass(frozen=True)
 class Truncation:
-    """How logits become the probabilities a policy draws from.
+    """Temperature, top-k and top-p that turn logits into the probabilities of a policy.
 
     Attributes:
         temperature: divides logits; more than 0.
@@ -81,7 +81,7 @@ class Truncation:
 
 
 def pack_bits(flags: Bool[Tensor, "*any class"]) -> UInt8[Tensor, "*any byte"]:
-    """Eight flags a byte along the last axis, the first in the lowest bit.
+    """Pack eight flags per byte along the last axis, the first in the lowest bit.
 
     >>> pack_bits(torch.tensor([[True, False, True]]))
     tensor([[5]], dtype=torch.uint8)
