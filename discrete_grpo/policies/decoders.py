@@ -5,7 +5,7 @@ A decoder is a callable ``texts -> objects`` that gives None for a text that is 
 =================== =============================== ==========================================
 decoder             text                            object
 =================== =============================== ==========================================
-``VQDecoder``       ``<12><7>...``, one code a cell :class:`~discrete_grpo.domains.images.Image`
+``VQDecoder``       ``<12><7>...``, codes of cells  :class:`~discrete_grpo.domains.images.Image`
 ``SelfiesDecoder``  ``[C][=O]...``                  canonical SMILES
 ``EdgeListDecoder`` ``CCO;0-1;1-2``                 :class:`LabelledGraph`
 =================== =============================== ==========================================
