@@ -134,7 +134,7 @@ class Similarity:
             raise ValueError(f"target: {self.target!r}, expected the SMILES of a connected molecule")
 
     @cached_property
-    def _fingerprint(self) -> chemistry.Fingerprint:
+    def _fingerprint(self) -> molecule_properties.Fingerprint:
         mol = chemistry.parse(self.target)
         assert mol is not None  # checked when made
         return molecule_properties.count_fingerprint(mol, self.radius)
