@@ -25,7 +25,7 @@ from benchmarks.common import ROOT
 from benchmarks.fault_rewards import FAULT, SAMPLE
 from discrete_grpo import cli
 from discrete_grpo.cli import commands
-from discrete_grpo.domains import molecules
+from discrete_grpo.domains import molecule_properties, molecules
 from discrete_grpo.training.trainer import GRPOTrainer
 
 __all__ = [
@@ -190,7 +190,7 @@ def warm_up() -> None:
     __import__("torch._dynamo")
     methane = molecules.parse("C")
     assert methane is not None
-    molecules.synthetic_accessibility(methane)
+    molecule_properties.sa_score(methane)
 
 
 def run(

@@ -29,7 +29,8 @@ from benchmarks.common import ROOT, stamp, write_result
 from discrete_grpo.datasets.molecules import load_molecules
 from discrete_grpo.datasets.synthetic_graphs import NAMED_SETS, load_splits
 from discrete_grpo.diffusion.choices import Distortion, KernelName
-from discrete_grpo.domains.molecules import descriptor, parse
+from discrete_grpo.domains.molecule_properties import descriptor
+from discrete_grpo.domains.molecules import parse
 from discrete_grpo.metrics.graphs import GraphReference, evaluate_folds
 from discrete_grpo.metrics.molecules import evaluate
 from discrete_grpo.recipes.families import SamplerOptions

@@ -29,7 +29,8 @@ from discrete_grpo.datasets.reading import (
 )
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, PackedGraphs, num_pairs
-from discrete_grpo.domains.molecules import AtomType, Vocabulary, descriptor, molecule_parts, parse_smiles
+from discrete_grpo.domains.molecule_properties import descriptor
+from discrete_grpo.domains.molecules import AtomType, Vocabulary, molecule_parts, parse_smiles
 from discrete_grpo.domains.tokenizer import Property
 
 __all__ = [

@@ -26,7 +26,8 @@ from discrete_grpo.datasets.reading import (
     write_arrays,
 )
 from discrete_grpo.datasets.text_files import MAX_BYTES
-from discrete_grpo.domains.molecules import descriptor, murcko_scaffold, parse_smiles
+from discrete_grpo.domains.molecule_properties import descriptor, murcko_scaffold
+from discrete_grpo.domains.molecules import parse_smiles
 from discrete_grpo.domains.tokenizer import EOS, PAD, SMILES, Property, TokenBatch, Tokenizer
 
 __all__ = ["SmilesLines", "TokenDataset", "alphabet", "load_smiles", "smiles_from_lines", "token_dataset"]

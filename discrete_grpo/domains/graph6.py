@@ -1,4 +1,4 @@
-"""Plain graphs as text: graph6 lines and the ``networkx.Graph`` they stand for. The keeper of that format.
+"""Plain graphs as text: conversions between graph6 lines, adjacency matrices and ``networkx.Graph``.
 
 A plain graph has no node or edge classes; those of a line of :mod:`~discrete_grpo.domains.labelled_graphs` are
 not read here. As text it can be written to a table, compared, sent to a worker process and used as a key; so rewards and metrics
@@ -10,6 +10,7 @@ Source: McKay, Description of graph6, https://users.cecs.anu.edu.au/~bdm/data/fo
 from __future__ import annotations
 
 import re
+from typing import TypeAlias
 
 import networkx as nx
 import numpy as np
@@ -17,8 +18,10 @@ from jaxtyping import Bool, Int
 
 from discrete_grpo.domains.graphs import GraphBatch
 
-__all__ = ["MAX_NODES", "adjacency", "decode", "encode", "graph6", "node_count", "parse"]
+__all__ = ["MAX_NODES", "GraphLike", "adjacency", "adjacency_to_graph6", "batch_to_graph6", "from_graph6", "graph6", "node_count"]
 
+GraphLike: TypeAlias = "nx.Graph | str"
+"""A graph, or its graph6 line."""
 MAX_NODES = 10_000
 """Nodes of the largest graph that is read from a file, unless a caller says otherwise."""
 CLASSES = re.compile(r" nodes=[\d,]* edges=[\d,]*$")
@@ -33,13 +36,13 @@ def graph6(graph: nx.Graph) -> str:
     Raises:
         ValueError: if the graph is directed, a multigraph, or has a self-loop.
     """
-    return encode(adjacency(graph))
+    return adjacency_to_graph6(adjacency(graph))
 
 
-def parse(text: str) -> nx.Graph:
+def from_graph6(text: str) -> nx.Graph:
     """The graph of a graph6 line, on nodes 0..n-1.
 
-    >>> parse("Ch").edges
+    >>> from_graph6("Ch").edges
     EdgeView([(0, 1), (1, 2), (2, 3)])
 
     Raises:
@@ -51,7 +54,7 @@ def parse(text: str) -> nx.Graph:
     return graph
 
 
-def adjacency(graph: nx.Graph | str) -> Bool[np.ndarray, "node node"]:
+def adjacency(graph: GraphLike) -> Bool[np.ndarray, "node node"]:
     """The adjacency matrix of a graph or of a graph6 line, nodes in their order.
 
     >>> adjacency("Bg").astype(int).tolist()
@@ -71,7 +74,7 @@ def adjacency(graph: nx.Graph | str) -> Bool[np.ndarray, "node node"]:
 
 
 def node_count(text: str) -> int:
-    """How many nodes a graph6 line has, found without making the graph.
+    """Number of nodes of a graph6 line, read without building the graph.
 
     >>> node_count("Bg")
     3
@@ -107,7 +110,7 @@ def _simple(graph: nx.Graph) -> nx.Graph:
     return graph
 
 
-def encode(matrix: Bool[np.ndarray, "node node"]) -> str:
+def adjacency_to_graph6(matrix: Bool[np.ndarray, "node node"]) -> str:
     """The graph6 line of a symmetric adjacency matrix without self-loops; inverse of :func:`adjacency`."""
     n = len(matrix)
     if n < 63:
@@ -121,13 +124,13 @@ def encode(matrix: Bool[np.ndarray, "node node"]) -> str:
     return bytes(63 + np.concatenate([np.array(size, dtype=np.uint8), codes])).decode("ascii")
 
 
-def decode(batch: GraphBatch) -> list[str]:
+def batch_to_graph6(batch: GraphBatch) -> list[str]:
     """Every graph of a batch as a graph6 line; a pair of any class but 0 is an edge.
 
     >>> import torch
     >>> edges = torch.tensor([[[0, 1, 0], [1, 0, 1], [0, 1, 0]]])
-    >>> decode(GraphBatch(torch.zeros(1, 3, dtype=torch.long), edges, torch.ones(1, 3, dtype=torch.bool)))
+    >>> batch_to_graph6(GraphBatch(torch.zeros(1, 3, dtype=torch.long), edges, torch.ones(1, 3, dtype=torch.bool)))
     ['Bg']
     """
     matrices, sizes = batch.edges.ne(0).cpu().numpy(), batch.sizes.tolist()
-    return [encode(a[:n, :n]) for a, n in zip(matrices, sizes, strict=True)]
+    return [adjacency_to_graph6(a[:n, :n]) for a, n in zip(matrices, sizes, strict=True)]

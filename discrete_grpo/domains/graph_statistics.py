@@ -1,4 +1,4 @@
-"""What synthetic graphs are compared by: five descriptors of a graph, and the kernel between them.
+"""Five descriptors by which sets of synthetic graphs are compared, their kernel, and the MMD.
 
 Graphs are graph6 lines or ``networkx.Graph``. Every descriptor is a function of the isomorphism class.
 
@@ -13,23 +13,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal
 
-import networkx as nx
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
-from discrete_grpo.domains.graph6 import adjacency
+from discrete_grpo.domains.graph6 import GraphLike, adjacency
 
 __all__ = [
-    "KINDS",
+    "DESCRIPTORS",
     "SIGMA",
-    "Kind",
+    "Descriptor",
     "clustering",
     "degree",
-    "describe",
-    "kernel",
+    "descriptor_table",
+    "gaussian_tv_kernel",
     "mmd",
     "mmd_of",
     "orbit",
@@ -39,27 +38,26 @@ __all__ = [
     "wavelet_filters",
 ]
 
-Graph: TypeAlias = "nx.Graph | str"
 Adjacency = Bool[np.ndarray, "node node"]
-Vector = Float[np.ndarray, " bin"]
-Kind = Literal["degree", "clustering", "orbit", "spectral", "wavelet"]
-SIGMA: Mapping[Kind, float] = {"degree": 1.0, "clustering": 0.1, "orbit": 30.0, "spectral": 1.0, "wavelet": 1.0}
+DescriptorVector = Float[np.ndarray, " bin"]
+Descriptor = Literal["degree", "clustering", "orbit", "spectral", "wavelet"]
+SIGMA: Mapping[Descriptor, float] = {"degree": 1.0, "clustering": 0.1, "orbit": 30.0, "spectral": 1.0, "wavelet": 1.0}
 """Width of the kernel of each descriptor."""
-KINDS: tuple[Kind, ...] = tuple(SIGMA)
+DESCRIPTORS: tuple[Descriptor, ...] = tuple(SIGMA)
 EPSILON = 1e-6  # the histograms of the field are divided by their sum plus this
 
 
 # -- one graph
 
 
-def _matrix(graph: Graph) -> Adjacency:
+def _matrix(graph: GraphLike) -> Adjacency:
     matrix = adjacency(graph)
     if not len(matrix):
         raise ValueError("graph: no nodes, expected at least one")
     return matrix
 
 
-def degree(graph: Graph) -> Vector:
+def degree(graph: GraphLike) -> DescriptorVector:
     """Share of nodes with 0, 1, 2, ... neighbours, to the largest degree.
 
     >>> degree("Bg").round(3)
@@ -68,7 +66,7 @@ def degree(graph: Graph) -> Vector:
     return _normalised(np.bincount(_matrix(graph).sum(0)))
 
 
-def clustering(graph: Graph) -> Vector:
+def clustering(graph: GraphLike) -> DescriptorVector:
     """Histogram of c_v = 2 T_v / d_v(d_v - 1), T_v the triangles at v: 100 bins on [0, 1]; c_v = 0 where d_v < 2."""
     a = _matrix(graph).astype(np.float64)
     d = a.sum(0)
@@ -78,7 +76,7 @@ def clustering(graph: Graph) -> Vector:
     return _normalised(np.histogram(found, bins=100, range=(0.0, 1.0))[0])
 
 
-def spectral(graph: Graph) -> Vector:
+def spectral(graph: GraphLike) -> DescriptorVector:
     """Histogram of the eigenvalues of the normalised Laplacian I - D^-½ A D^-½: 200 bins on [-1e-5, 2].
 
     Isolated nodes have eigenvalue 0. Rounding is cut off at 2, so that bipartite graphs do not lose their last eigenvalue.
@@ -87,7 +85,7 @@ def spectral(graph: Graph) -> Vector:
     return _normalised(counts / counts.sum())
 
 
-def wavelet(graph: Graph) -> Vector:
+def wavelet(graph: GraphLike) -> DescriptorVector:
     """For each of 12 filters g, the histogram over nodes i of |row i of U g(Λ) Uᵀ|², 100 bins on [0, max g].
 
     U Λ Uᵀ is the normalised Laplacian. By orthogonality the squared norm is Σ_k g(λ_k)² U_ik².
@@ -98,13 +96,13 @@ def wavelet(graph: Graph) -> Vector:
     return _normalised(np.concatenate([np.histogram(row, bins=100, range=(0.0, bound))[0] for row in norms]))
 
 
-def orbit(graph: Graph) -> Vector:
+def orbit(graph: GraphLike) -> DescriptorVector:
     """Mean over nodes of :func:`orbit_counts`; no histogram, so not normalised."""
     return orbit_counts(graph).mean(0)
 
 
-def orbit_counts(graph: Graph) -> Int[np.ndarray, "node 15"]:
-    """How often each node stands in each orbit of the connected induced subgraphs of 2 to 4 nodes, in ORCA's order.
+def orbit_counts(graph: GraphLike) -> Int[np.ndarray, "node 15"]:
+    """Count per node and orbit of the connected induced subgraphs of 2 to 4 nodes, in ORCA's order.
 
     Columns: 0 edge; 1, 2 end and middle of a path of 3; 3 triangle; 4, 5 end and middle of a path of 4; 6, 7 leaf and centre of a
     claw; 8 cycle of 4; 9, 10, 11 leaf, far and near triangle node of a paw; 12, 13 degree 2 and 3 in a diamond; 14 clique of 4.
@@ -146,7 +144,7 @@ def _triangles_within(a: Float[np.ndarray, "node node"], neighbours: Bool[np.nda
     return float(((inner @ inner) * inner).sum()) / 6
 
 
-def _spectrum(graph: Graph) -> tuple[Float[np.ndarray, " node"], Float[np.ndarray, "node node"]]:
+def _spectrum(graph: GraphLike) -> tuple[Float[np.ndarray, " node"], Float[np.ndarray, "node node"]]:
     """Eigenvalues, ascending and within [0, 2], and eigenvectors of the normalised Laplacian."""
     a = _matrix(graph).astype(np.float64)
     d = a.sum(0)
@@ -192,7 +190,7 @@ def _filter_bound() -> float:
 
 # -- sets of graphs
 
-_DESCRIPTORS: Mapping[Kind, Callable[[Graph], Vector]] = {
+_FUNCTIONS: Mapping[Descriptor, Callable[[GraphLike], DescriptorVector]] = {
     "degree": degree,
     "clustering": clustering,
     "orbit": orbit,
@@ -201,18 +199,20 @@ _DESCRIPTORS: Mapping[Kind, Callable[[Graph], Vector]] = {
 }
 
 
-def _normalised(counts: np.ndarray) -> Vector:
+def _normalised(counts: np.ndarray) -> DescriptorVector:
     return counts / (counts.sum() + EPSILON)
 
 
-def describe(graphs: Sequence[Graph], kind: Kind) -> Float[np.ndarray, "graph bin"]:
+def descriptor_table(graphs: Sequence[GraphLike], kind: Descriptor) -> Float[np.ndarray, "graph bin"]:
     """The descriptors of several graphs, padded with zeros to the longest; graphs without nodes are left out."""
-    found = [_DESCRIPTORS[kind](g) for g in graphs if len(adjacency(g))]
+    found = [_FUNCTIONS[kind](g) for g in graphs if len(adjacency(g))]
     width = max(map(len, found), default=0)
     return np.array([np.pad(row, (0, width - len(row))) for row in found]).reshape(len(found), width)
 
 
-def kernel(x: Float[np.ndarray, "row bin"], y: Float[np.ndarray, "column bin2"], sigma: float) -> Float[np.ndarray, "row column"]:
+def gaussian_tv_kernel(
+    x: Float[np.ndarray, "row bin"], y: Float[np.ndarray, "column bin2"], sigma: float
+) -> Float[np.ndarray, "row column"]:
     """k(x, y) = exp(-(½ |x - y|₁)² / 2σ²) of every pair of rows, the shorter ones padded with zeros."""
     width = max(x.shape[1], y.shape[1])
     a, b = (torch.from_numpy(np.pad(z, ((0, 0), (0, width - z.shape[1])))).double() for z in (x, y))
@@ -223,10 +223,16 @@ def mmd_of(x: Float[np.ndarray, "row bin"], y: Float[np.ndarray, "column bin2"],
     """|mean k(x, x') + mean k(y, y') - 2 mean k(x, y)| of two sets of descriptors; NaN where one is empty."""
     if not len(x) or not len(y):
         return float("nan")
-    return float(abs(kernel(x, x, sigma).mean() + kernel(y, y, sigma).mean() - 2 * kernel(x, y, sigma).mean()))
+    return float(
+        abs(
+            gaussian_tv_kernel(x, x, sigma).mean()
+            + gaussian_tv_kernel(y, y, sigma).mean()
+            - 2 * gaussian_tv_kernel(x, y, sigma).mean()
+        )
+    )
 
 
-def mmd(a: Sequence[Graph], b: Sequence[Graph], kind: Kind) -> float:
+def mmd(a: Sequence[GraphLike], b: Sequence[GraphLike], kind: Descriptor) -> float:
     """Squared maximum mean discrepancy of two sets of graphs, biased, as the tables of the field give it.
 
     Args:
@@ -237,4 +243,4 @@ def mmd(a: Sequence[Graph], b: Sequence[Graph], kind: Kind) -> float:
     Returns:
         A number in [0, 2]; NaN where a set is empty.
     """
-    return mmd_of(describe(a, kind), describe(b, kind), SIGMA[kind])
+    return mmd_of(descriptor_table(a, kind), descriptor_table(b, kind), SIGMA[kind])

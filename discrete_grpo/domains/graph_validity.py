@@ -1,6 +1,6 @@
-"""Which kind of graph is it? The validity tests of the synthetic sets: planar, tree, stochastic block model.
+"""Validity tests of the synthetic graph sets: planar, tree, stochastic block model.
 
-Graphs are graph6 lines or ``networkx.Graph``; None and text that is no graph6 line are of no kind.
+Graphs are graph6 lines or ``networkx.Graph``; None and text that is no graph6 line fail every test.
 
 Sources: planar, SBM: Martinkus et al. (2022), SPECTRE, arXiv 2204.01613; tree: Bergmeister et al. (2024), arXiv 2312.11529.
 """
@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import networkx as nx
 import numpy as np
 from jaxtyping import Bool, Int
 
-from discrete_grpo.domains.graph6 import adjacency, parse
+from discrete_grpo.domains.graph6 import GraphLike, adjacency, from_graph6
 from discrete_grpo.domains.isomorphism import form
 
 __all__ = [
@@ -34,14 +34,13 @@ __all__ = [
     "num_components",
 ]
 
-Graph: TypeAlias = "nx.Graph | str"
 Matrix = Bool[np.ndarray, "node node"]
 Blocks = Int[np.ndarray, " node"]
 Shape = Literal["planar", "tree", "sbm", "connected"]
 BlockMethod = Literal["louvain", "graph_tool"]
 
 
-def matrix_of(graph: Graph | None) -> Matrix | None:
+def matrix_of(graph: GraphLike | None) -> Matrix | None:
     """The adjacency matrix; None for None, for text that is no graph6 line, and for a graph without nodes."""
     if graph is None:
         return None
@@ -53,7 +52,7 @@ def matrix_of(graph: Graph | None) -> Matrix | None:
 
 
 def num_components(matrix: Matrix) -> int:
-    """How many connected parts a graph has.
+    """Number of connected components of a graph.
 
     >>> num_components(np.zeros((3, 3), dtype=bool))
     3
@@ -68,13 +67,13 @@ def num_components(matrix: Matrix) -> int:
     return parts
 
 
-def is_connected(graph: Graph | None) -> bool:
+def is_connected(graph: GraphLike | None) -> bool:
     """At least one node, and one part."""
     matrix = matrix_of(graph)
     return matrix is not None and num_components(matrix) == 1
 
 
-def is_tree(graph: Graph | None) -> bool:
+def is_tree(graph: GraphLike | None) -> bool:
     """Connected with one edge less than nodes.
 
     >>> is_tree("Bg"), is_tree("Bw")
@@ -84,7 +83,7 @@ def is_tree(graph: Graph | None) -> bool:
     return matrix is not None and int(matrix.sum()) == 2 * (len(matrix) - 1) and num_components(matrix) == 1
 
 
-def is_planar(graph: Graph | None) -> bool:
+def is_planar(graph: GraphLike | None) -> bool:
     """Connected, and can be drawn without crossings.
 
     >>> is_planar("C~"), is_planar("D~{")  # cliques of four and five
@@ -95,13 +94,13 @@ def is_planar(graph: Graph | None) -> bool:
         return False
     if matrix.sum() > 2 * max(3 * len(matrix) - 6, 1):  # Euler; spares the search most graphs that are not
         return False
-    return bool(nx.check_planarity(parse(graph) if isinstance(graph, str) else graph)[0])
+    return bool(nx.check_planarity(from_graph6(graph) if isinstance(graph, str) else graph)[0])
 
 
 # -- stochastic block model
 
 
-def is_block_model(graph: Graph | None, method: BlockMethod = "louvain") -> bool:
+def is_block_model(graph: GraphLike | None, method: BlockMethod = "louvain") -> bool:
     """Whether a graph passes for a draw from the SBM set: 2 to 5 blocks of 20 to 40 nodes, mean p-value above 0.9.
 
     Args:
@@ -131,7 +130,7 @@ def block_p_value(matrix: Matrix, blocks: Blocks, p_in: float = 0.3, p_out: floa
     """Mean over ordered pairs of blocks of P(χ²₁ > W), W = (p̂ - p)² / (p̂ (1 - p̂) + 1e-6), the Wald statistic of an edge.
 
     p̂ is the share of joined pairs of nodes in a block, or between two; p is ``p_in`` or ``p_out``. W is not multiplied by the
-    number of pairs, as in the published test, so it asks for near rather than for probable values.
+    number of pairs, as in the published test, so it tests for near rather than for probable values.
     """
     member = np.eye(int(blocks.max()) + 1)[blocks]
     sizes = member.sum(0)
@@ -161,7 +160,10 @@ def louvain_blocks(matrix: Matrix, seeds: int = 5) -> Blocks:
 
 
 def _graph_tool_blocks(matrix: Matrix, rounds: int = 100) -> Blocks | None:
-    """None where the model cannot be fitted. An edge is given in both directions, as in the published test."""
+    """Block of every node by graph-tool; None where the model cannot be fitted.
+
+    Each edge is added in both directions, as in the published test.
+    """
     try:
         gt = importlib.import_module("graph_tool.all")
     except ImportError as error:
@@ -180,7 +182,7 @@ def _graph_tool_blocks(matrix: Matrix, rounds: int = 100) -> Blocks | None:
 
 # -- any of them
 
-SHAPES: Mapping[Shape, Callable[[Graph | None], bool]] = {
+SHAPES: Mapping[Shape, Callable[[GraphLike | None], bool]] = {
     "planar": is_planar,
     "tree": is_tree,
     "sbm": is_block_model,
@@ -189,7 +191,7 @@ SHAPES: Mapping[Shape, Callable[[Graph | None], bool]] = {
 """The test of each kind of set."""
 
 
-def has_shape(graph: Graph | None, shape: Shape) -> bool:
+def has_shape(graph: GraphLike | None, shape: Shape) -> bool:
     """Whether a graph passes the test of a kind of set.
 
     Raises:

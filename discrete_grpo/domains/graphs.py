@@ -208,7 +208,7 @@ class PackedGraphs:
 
     @cached_property
     def _starts(self) -> tuple[Tensor, Tensor]:
-        """Where the nodes and the pairs of each graph begin."""
+        """Offsets of the nodes and of the pairs of each graph."""
         pairs = self.sizes * (self.sizes - 1) // 2
         return self.sizes.cumsum(0) - self.sizes, pairs.cumsum(0) - pairs
 

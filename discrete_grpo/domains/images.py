@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
+
 __all__ = ["Image", "contact_sheet", "png", "stack"]
 
 
@@ -34,8 +36,8 @@ class Image:
     levels: bytes
 
     def __post_init__(self) -> None:
-        if self.height < 1 or self.width < 1:
-            raise ValueError(f"height, width: {self.height}, {self.width}, expected at least 1")
+        check_range("height", self.height, least=1)
+        check_range("width", self.width, least=1)
         if len(self.levels) != self.height * self.width:
             raise ValueError(f"levels: {len(self.levels)}, expected height * width ({self.height * self.width})")
 
@@ -89,8 +91,8 @@ def contact_sheet(images: Sequence[Image], columns: int = 10, scale: int = 6) ->
     Raises:
         ValueError: if there are no images, their sizes differ, or a number is below 1.
     """
-    if columns < 1 or scale < 1:
-        raise ValueError(f"columns, scale: {columns}, {scale}, expected at least 1")
+    check_range("columns", columns, least=1)
+    check_range("scale", scale, least=1)
     pixels = stack(images)
     height, width = pixels.shape[1:]
     rows = -(-len(images) // columns)

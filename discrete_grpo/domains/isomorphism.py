@@ -1,4 +1,4 @@
-"""Are two graphs the same up to the names of their nodes? Exact, and with a bound on the work.
+"""Exact graph isomorphism tests with a bound on the work.
 
 Colour refinement gives every node a 64-bit colour that does not depend on how nodes are numbered. Where all colours differ,
 sorting by them gives a canonical form, and equal forms decide. Where they do not, a search gives one node a colour of its own, in
@@ -33,10 +33,10 @@ class Form:
     """A graph prepared for comparison.
 
     Attributes:
-        adjacency: its matrix.
-        neighbours: of node 0, then of node 1, ...
-        ends: those of node v stand from ``ends[v]`` to ``ends[v + 1]``.
-        colours: of the nodes, after refinement.
+        adjacency: adjacency matrix of the graph.
+        neighbours: neighbours of node 0, then those of node 1, ...
+        ends: the neighbours of node v are ``neighbours[ends[v] : ends[v + 1]]``.
+        colours: colour of each node after refinement.
         key: equal for isomorphic graphs.
         discrete: whether all colours differ; then graphs of equal keys are isomorphic.
     """

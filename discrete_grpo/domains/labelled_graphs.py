@@ -29,7 +29,7 @@ def encode(nodes: Int[np.ndarray, " node"], edges: Int[np.ndarray, "node node"])
     """
     pairs = edges[np.tril_indices(len(nodes), -1)]
     classes = (",".join(map(str, values.tolist())) for values in (nodes, pairs[pairs > 0]))
-    return "{} nodes={} edges={}".format(graph6.encode(edges > 0), *classes)
+    return "{} nodes={} edges={}".format(graph6.adjacency_to_graph6(edges > 0), *classes)
 
 
 def parse(text: str) -> nx.Graph:
@@ -44,7 +44,7 @@ def parse(text: str) -> nx.Graph:
     found = FORM.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"graph: {text[:60]!r}, expected a graph6 line followed by nodes=CLASSES edges=CLASSES")
-    graph = graph6.parse(found["graph"])
+    graph = graph6.from_graph6(found["graph"])
     nodes, classes = (_classes(found[name]) for name in ("nodes", "edges"))
     pairs = sorted(graph.edges, key=lambda pair: (max(pair), min(pair)))
     for name, given, wanted in (("nodes", nodes, len(graph)), ("edges", classes, len(pairs))):

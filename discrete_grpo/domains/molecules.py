@@ -1,6 +1,6 @@
 """Graphs and SMILES to RDKit molecules and back, and the properties rewards and metrics share.
 
-The one file that knows RDKit molecules. Conventions:
+Conventions:
 
 * A node class is a position in a :class:`Vocabulary` of (element, formal charge); hydrogens are implicit.
 * A bond class is 0 none, 1 single, 2 double, 3 triple; aromatic rings are kekulised; stereo and isotopes are dropped,
@@ -13,42 +13,29 @@ The one file that knows RDKit molecules. Conventions:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TypeAlias
 
 import torch
-from rdkit import Chem, DataStructs
-from rdkit.Chem import QED, Descriptors, rdFingerprintGenerator, rdMolDescriptors
+from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 
-from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.domains.graphs import GraphBatch, node_mask
 
 __all__ = [
     "AtomType",
     "Vocabulary",
-    "bit_fingerprint",
     "canonical_samples",
     "classes_to_mol",
-    "count_fingerprint",
     "decode",
-    "descriptor",
     "encode",
-    "logp",
-    "molecular_weight",
     "molecule_parts",
     "molecule_to_classes",
-    "murcko_scaffold",
     "parse",
     "parse_all",
     "parse_smiles",
-    "penalised_logp",
-    "qed",
     "reserve",
-    "synthetic_accessibility",
-    "tanimoto",
     "to_smiles",
 ]
 
@@ -323,7 +310,7 @@ def parse(sample: str | None) -> Chem.Mol | None:
 
 
 def parse_all(samples: Sequence[str | None]) -> list[Chem.Mol | None]:
-    """:func:`parse` of each sample of a batch, all of which are kept for whoever asks next.
+    """:func:`parse` of each sample of a batch, all of which stay in the cache.
 
     >>> [mol is None for mol in parse_all(["CCO", "C.C", None])]
     [False, True, True]
@@ -340,94 +327,6 @@ def reserve(count: int) -> None:
 def to_smiles(mol: Chem.Mol, *, stereo: bool = True) -> str:
     """Canonical SMILES, with stereo or without."""
     return str(Chem.MolToSmiles(mol, isomericSmiles=stereo))
-
-
-# Properties ----------------------------------------------------------------------------------------------------------
-
-
-def qed(mol: Chem.Mol) -> float:
-    """Quantitative estimate of drug-likeness, in [0, 1]. Source: Bickerton (2012), as in RDKit."""
-    return float(QED.qed(mol))
-
-
-def logp(mol: Chem.Mol) -> float:
-    """Crippen's octanol-water partition coefficient. Source: Wildman and Crippen (1999), as in RDKit."""
-    return float(rdMolDescriptors.CalcCrippenDescriptors(mol)[0])
-
-
-def molecular_weight(mol: Chem.Mol) -> float:
-    """Average molecular weight with hydrogens, g/mol."""
-    return float(Descriptors.MolWt(mol))  # type: ignore[attr-defined]  # RDKit's stubs leave it out
-
-
-def synthetic_accessibility(mol: Chem.Mol) -> float:
-    """SA score, 1 (easy) to 10 (hard). Source: Ertl and Schuffenhauer (2009), RDKit Contrib."""
-    from rdkit.Contrib.SA_Score import sascorer  # reads a 3 MB table, so only when asked for
-
-    return float(sascorer.calculateScore(mol))
-
-
-def descriptor(name: str) -> Callable[[Chem.Mol], float]:
-    """One of RDKit's descriptors by its name there (``MolLogP``, ``TPSA``, ``qed``, ``MolWt``, ...).
-
-    Raises:
-        ValueError: if RDKit has none of that name; the nearest is named.
-
-    >>> descriptor("TPSA")(parse("CCO"))
-    20.23
-    """
-    known: dict[str, Callable[[Chem.Mol], float]] = dict(Descriptors.descList)
-    if name not in known:
-        hint = f"; {did_you_mean(name, known, cutoff=0.4)}".removesuffix("; ")
-        raise ValueError(f"properties: {name!r} is no RDKit descriptor{hint}")
-    return known[name]
-
-
-_LOGP_MEAN, _LOGP_STD = 2.4570953396190123, 1.434324401111988  # over ZINC250k, JT-VAE
-_SA_MEAN, _SA_STD = -3.0525811293166134, 0.8335207024513095
-_CYCLE_MEAN, _CYCLE_STD = -0.0485696876403053, 0.2860212110245455
-
-
-def penalised_logp(mol: Chem.Mol) -> float:
-    """z(logP) + z(-SA) + z(-max(0, largest ring - 6)), each z-scored over ZINC250k.
-
-    Source: Jin et al. (2018), JT-VAE, whose constants these are. The largest ring is over the SSSR of RDKit, where
-    JT-VAE took networkx's ``cycle_basis``, which depends on the order of atoms.
-    """
-    largest = max((len(ring) for ring in mol.GetRingInfo().AtomRings()), default=0)
-    cycle = -float(max(0, largest - 6))
-    easy = (-synthetic_accessibility(mol) - _SA_MEAN) / _SA_STD
-    return (logp(mol) - _LOGP_MEAN) / _LOGP_STD + easy + (cycle - _CYCLE_MEAN) / _CYCLE_STD
-
-
-Fingerprint: TypeAlias = DataStructs.ULongSparseIntVect | DataStructs.ExplicitBitVect
-
-
-@lru_cache(maxsize=16)
-def _generator(radius: int, size: int) -> rdFingerprintGenerator.FingerprintGenerator64:
-    return rdFingerprintGenerator.GetMorganGenerator(radius=radius, fpSize=size)
-
-
-def count_fingerprint(mol: Chem.Mol, radius: int = 2) -> DataStructs.ULongSparseIntVect:
-    """Unfolded Morgan counts; radius 2 is ECFP4."""
-    return _generator(radius, 2048).GetSparseCountFingerprint(mol)
-
-
-def bit_fingerprint(mol: Chem.Mol, radius: int = 2, size: int = 1024) -> DataStructs.ExplicitBitVect:
-    """Morgan bits folded to ``size``."""
-    return _generator(radius, size).GetFingerprint(mol)
-
-
-def tanimoto(a: Fingerprint, b: Fingerprint) -> float:
-    """Σ min(a, b) / Σ max(a, b); for bits, shared over either."""
-    return float(DataStructs.TanimotoSimilarity(a, b))
-
-
-def murcko_scaffold(mol: Chem.Mol) -> str:
-    """Canonical SMILES of the Bemis-Murcko scaffold without stereo; empty for a molecule without rings."""
-    from rdkit.Chem.Scaffolds import MurckoScaffold
-
-    return str(Chem.MolToSmiles(MurckoScaffold.GetScaffoldForMol(mol), isomericSmiles=False))
 
 
 def canonical_samples(texts: Sequence[str]) -> list[str | None]:

@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
+
 __all__ = ["BOS", "CHARACTERS", "EOS", "MASK", "NUM_SPECIAL", "PAD", "SMILES", "Property", "TokenBatch", "Tokenizer", "pad_left"]
 
 PAD, BOS, EOS, MASK = range(4)
@@ -165,8 +167,7 @@ class Property:
     std: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.std > 0:
-            raise ValueError(f"std: {self.std} of property {self.name!r}, expected more than 0")
+        check_range("std", self.std, above=0, note=f" (property {self.name!r})")
 
 
 def pad_left(rows: Sequence[Sequence[int]]) -> Int[Tensor, "batch width"]:

@@ -325,7 +325,7 @@ def _assemble(
     if data.atoms:
         shares = prior("marginal", data.node_marginal), prior("marginal", data.edge_marginal)
         stats = MoleculeStatistics(counts, *shares, Vocabulary(data.atoms), 0, data.name)
-    decode = partial(molecules.decode, vocabulary=stats.vocabulary) if stats else graph6.decode
+    decode = partial(molecules.decode, vocabulary=stats.vocabulary) if stats else graph6.batch_to_graph6
     nodes, edges = kernels
     policy = GraphPolicy(network, nodes, edges, counts, num_steps=num_steps.value, decode=decode, **sampler)
     return ImportedGraphs(policy.eval(), stats, _taken(source, policy, {"steps": num_steps, **facts}))

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits, read_npz
 from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
 from discrete_grpo.domains.graph6 import MAX_NODES, graph6, node_count
-from discrete_grpo.domains.graph_statistics import KINDS, SIGMA, Kind, describe, mmd_of
+from discrete_grpo.domains.graph_statistics import DESCRIPTORS, SIGMA, Descriptor, descriptor_table, mmd_of
 from discrete_grpo.domains.graph_validity import SHAPES, Shape, has_shape, is_connected, matrix_of
 from discrete_grpo.domains.isomorphism import BUDGET, GraphSet
 
@@ -58,14 +58,14 @@ class GraphReference:
         return GraphSet(self.splits.train, self.budget)
 
     @cached_property
-    def test(self) -> Mapping[Kind, Float[np.ndarray, "graph bin"]]:
-        """Statistics of the test graphs."""
-        return {kind: describe(self.splits.test, kind) for kind in KINDS}
+    def test(self) -> Mapping[Descriptor, Float[np.ndarray, "graph bin"]]:
+        """Descriptors of the test graphs."""
+        return {kind: descriptor_table(self.splits.test, kind) for kind in DESCRIPTORS}
 
     @cached_property
-    def floor(self) -> Mapping[Kind, float]:
+    def floor(self) -> Mapping[Descriptor, float]:
         """MMD of the training graphs to the test graphs, rounded to four digits as in the tables of the field."""
-        return {k: round(mmd_of(describe(self.splits.train, k), self.test[k], SIGMA[k]), 4) for k in KINDS}
+        return {k: round(mmd_of(descriptor_table(self.splits.train, k), self.test[k], SIGMA[k]), 4) for k in DESCRIPTORS}
 
 
 def sample_metrics(samples: Samples, shape: Shape = "connected") -> dict[str, float]:
@@ -78,13 +78,13 @@ def sample_metrics(samples: Samples, shape: Shape = "connected") -> dict[str, fl
     return {"valid": _share(len(valid), len(samples)), "unique": _share(len(GraphSet(valid)), len(valid))}
 
 
-def distances(samples: Samples, reference: GraphReference) -> dict[Kind, float]:
+def distances(samples: Samples, reference: GraphReference) -> dict[Descriptor, float]:
     """Compute the MMD of each statistic between the samples and the test graphs; only unreadable samples are left out."""
     graphs = [s for s in samples if s is not None and matrix_of(s) is not None]
-    return {kind: mmd_of(describe(graphs, kind), reference.test[kind], SIGMA[kind]) for kind in KINDS}
+    return {kind: mmd_of(descriptor_table(graphs, kind), reference.test[kind], SIGMA[kind]) for kind in DESCRIPTORS}
 
 
-def ratio(found: Mapping[Kind, float], floor: Mapping[Kind, float]) -> float:
+def ratio(found: Mapping[Descriptor, float], floor: Mapping[Descriptor, float]) -> float:
     """Compute the mean over statistics of MMD(generated, test) / MMD(train, test); NaN if all denominators are 0.
 
     Statistics with a denominator of 0 are left out.

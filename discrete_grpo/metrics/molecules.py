@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from rdkit import Chem, DataStructs
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 
 __all__ = ["canonical", "evaluate", "internal_diversity", "novelty", "sample_metrics"]
@@ -86,7 +87,7 @@ def _internal_diversity(mols: list[Chem.Mol], max_molecules: int = 2000, seed: i
         mols = random.Random(seed).sample(mols, max_molecules)
     if not mols:
         return math.nan
-    prints = [chemistry.bit_fingerprint(mol, radius=2, size=1024) for mol in mols]
+    prints = [molecule_properties.bit_fingerprint(mol, radius=2, size=1024) for mol in mols]
     below = sum(sum(DataStructs.BulkTanimotoSimilarity(own, prints[:k])) for k, own in enumerate(prints))
     m = len(prints)
     return 1.0 - (2.0 * below + m) / (m * m)
@@ -117,7 +118,11 @@ def evaluate(samples: Sequence[str | None], reference: Collection[str] | None = 
     if reference is not None:
         found["novel"] = _ratio(len(distinct.difference(reference)), len(distinct))
     found["internal_diversity"] = _internal_diversity(mols, seed=seed)
-    properties = {"qed": chemistry.qed, "logp": chemistry.logp, "sa": chemistry.synthetic_accessibility}
+    properties = {
+        "qed": molecule_properties.qed_score,
+        "logp": molecule_properties.crippen_logp,
+        "sa": molecule_properties.sa_score,
+    }
     for name, value in properties.items():
         found[name] = sum(map(value, mols)) / len(mols) if mols else math.nan
     return found

@@ -1,4 +1,4 @@
-"""What contexts ask of a sample: fixed nodes and edges, and standardised properties."""
+"""Conditions of a sample: fixed nodes and edges, and standardised properties."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.rollout import Context
 from discrete_grpo.domains.graphs import GraphBatch, node_mask
 from discrete_grpo.domains.tokenizer import Property
 
-__all__ = ["FixedSites", "fixed_states", "hide_properties", "property_table"]
+__all__ = ["FixedSites", "columns_of", "fixed_states", "hide_properties", "property_table"]
 
 
 @dataclass(frozen=True)
 class FixedSites:
-    """Nodes and edges a sample must have (scaffold-constrained generation); a context's ``fixed`` column.
+    """Nodes and edges a sample must have (scaffold-constrained generation); the value of a context's ``fixed`` column.
 
     Attributes:
         nodes: node number -> clean class.
@@ -34,8 +35,7 @@ class FixedSites:
         if not self.nodes and not self.edges:
             raise ValueError("fixed: no node and no edge, expected at least one")
         for i in self.nodes:
-            if i < 0:
-                raise ValueError(f"fixed: node {i}, expected 0 or more")
+            check_range("node in fixed", i, least=0)
         for i, j in self.edges:
             if not 0 <= i < j:
                 raise ValueError(f"fixed: edge ({i}, {j}), expected 0 <= i < j")
@@ -69,8 +69,13 @@ def fixed_states(
 
 def _check_classes(kind: str, classes: Any, count: int) -> None:
     for c in classes:
-        if not 0 <= c < count:
-            raise ValueError(f"fixed: {kind} class {c}, expected 0 to {count - 1}")
+        check_range(f"{kind} class in fixed", c, least=0, most=count - 1)
+
+
+def columns_of(contexts: Sequence[Context]) -> dict[str, tuple[Any, ...]]:
+    """The columns of ``contexts`` as a rollout holds them: one value per context, None where a context lacks the column."""
+    names = dict.fromkeys(name for context in contexts for name in context.columns)
+    return {name: tuple(context.columns.get(name) for context in contexts) for name in names}
 
 
 def property_table(

@@ -6,17 +6,17 @@ gradient flows through the log-probs of the tokens and never through D, which ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Sites
 from discrete_grpo.core.precision import full_precision
 from discrete_grpo.core.rollout import Context, Policy, Rollout, as_module
+from discrete_grpo.policies.delegation import Inner, one_line
 
 __all__ = ["DecodedPolicy"]
 
@@ -29,8 +29,11 @@ class DecodedPolicy(nn.Module):
 
     Args:
         policy: draws what the decoder reads, texts for the decoders of :mod:`discrete_grpo.policies.decoders`.
-        decoder: a list of samples -> as many objects for rewards to see, None for what stands for nothing.
+        decoder: a list of samples -> as many objects for rewards to see, None for a text that is no object.
     """
+
+    sites, check_condition = Inner[Callable[..., Sequence[Sites]]](), Inner[Callable[..., None]]()
+    likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()
 
     def __init__(self, policy: Policy, decoder: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         super().__init__()
@@ -41,12 +44,15 @@ class DecodedPolicy(nn.Module):
             decoder.requires_grad_(False).eval()
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this policy again."""
+        """Arguments from which a checkpoint builds this policy again."""
         return {"policy": self.policy, "decoder": self.decoder}
+
+    def __repr__(self) -> str:
+        return one_line(self, self.policy, getattr(self.decoder, "__name__", type(self.decoder).__name__))
 
     @property
     def device(self) -> torch.device:
-        """Where the inner policy's parameters are."""
+        """Device of the inner policy's parameters."""
         return next(self.policy.parameters()).device
 
     def train(self, mode: bool = True) -> DecodedPolicy:
@@ -58,7 +64,7 @@ class DecodedPolicy(nn.Module):
 
     @torch.no_grad()
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
-        """One trajectory a context, decoded.
+        """Draw one trajectory per context and decode its sample.
 
         Raises:
             ValueError: if the decoder gives another number of objects than it was given samples.
@@ -67,27 +73,5 @@ class DecodedPolicy(nn.Module):
         with full_precision(self.device):
             decoded = tuple(self.decoder(list(rollout.samples)))
         if len(decoded) != len(rollout):
-            raise ValueError(f"decoder: gave {len(decoded)} objects for {len(rollout)} samples, expected one a sample")
+            raise ValueError(f"decoder: gave {len(decoded)} objects for {len(rollout)} samples, expected one per sample")
         return replace(rollout, samples=decoded)
-
-    def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
-        """The inner policy's categoricals of stored steps."""
-        return self.policy.sites(rollout, steps)
-
-    def check_condition(self, columns: Mapping[str, Any]) -> None:
-        """Refuse conditions that the inner policy cannot follow, where it can tell.
-
-        Raises:
-            ValueError: naming the condition that is refused.
-        """
-        check = getattr(self.policy, "check_condition", None)
-        if check is not None:
-            check(columns)
-
-    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
-        """:meth:`sites`, so that wrappers which only know ``forward`` work."""
-        return self.sites(rollout, steps)
-
-    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """The inner policy's loss on sequences that are already encoded."""
-        return self.policy.likelihood_loss(batch, generator=generator)

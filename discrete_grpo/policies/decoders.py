@@ -1,9 +1,11 @@
-"""Frozen decoders: what the text of a token policy stands for. Each is a callable ``texts -> objects``, None for no object.
+"""Frozen decoders from the text of a token policy to images, molecules and graphs.
+
+A decoder is a callable ``texts -> objects`` that gives None for a text that is no object.
 
 =================== =============================== ==========================================
 decoder             text                            object
 =================== =============================== ==========================================
-``VQDecoder``       ``<12><7>...``, one code a cell :class:`~discrete_grpo.domains.images.Image`
+``VQDecoder``       ``<12><7>...``, codes of cells  :class:`~discrete_grpo.domains.images.Image`
 ``SelfiesDecoder``  ``[C][=O]...``                  canonical SMILES
 ``EdgeListDecoder`` ``CCO;0-1;1-2``                 :class:`LabelledGraph`
 =================== =============================== ==========================================
@@ -19,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.domains.images import Image
@@ -55,18 +58,17 @@ class VQDecoder(nn.Module):
             :class:`~discrete_grpo.models.vq.CodeDecoder`.
         length: L, codes of an image.
         codes: size of the codebook.
-        batch_size: images a forward pass.
+        batch_size: number of images per forward pass.
     """
 
     def __init__(self, network: nn.Module, length: int, codes: int, batch_size: int = 256) -> None:
         super().__init__()
         for name, value in {"length": length, "codes": codes, "batch_size": batch_size}.items():
-            if value < 1:
-                raise ValueError(f"{name}: {value}, expected at least 1")
+            check_range(name, value, least=1)
         self.network, self.length, self.codes, self.batch_size = network, length, codes, batch_size
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this decoder again."""
+        """Arguments from which a checkpoint builds this decoder again."""
         return {name: getattr(self, name) for name in ("network", "length", "codes", "batch_size")}
 
     def parse(self, text: str) -> list[int] | None:
@@ -78,7 +80,7 @@ class VQDecoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, texts: Sequence[str]) -> list[Image | None]:
-        """One image a text; None for a text that is no image."""
+        """Draw one image per text; None for a text that is no image."""
         parsed = [self.parse(text) for text in texts]
         known = [codes for codes in parsed if codes is not None]
         device = next((p.device for p in self.network.parameters()), torch.device("cpu"))
@@ -94,7 +96,7 @@ class VQDecoder(nn.Module):
 
 @dataclass(frozen=True)
 class SelfiesDecoder:
-    """SELFIES -> canonical SMILES; None for a text that stands for no atom or that RDKit refuses.
+    """SELFIES -> canonical SMILES; None for a text without atoms or that RDKit refuses.
 
     Any sequence of symbols is a molecule by the grammar, so nearly every text is valid. Needs the extra ``selfies``.
     Source: Krenn et al. (2020), doi 10.1088/2632-2153/aba947.
@@ -104,7 +106,7 @@ class SelfiesDecoder:
     """
 
     def __call__(self, texts: Sequence[str]) -> list[str | None]:
-        """One SMILES a text.
+        """Decode each text to one SMILES string.
 
         Raises:
             ImportError: if the package ``selfies`` is not installed.
@@ -176,7 +178,7 @@ class EdgeListDecoder:
     """
 
     def __call__(self, texts: Sequence[str]) -> list[LabelledGraph | None]:
-        """One graph a text."""
+        """Decode each text to one graph."""
         return [self._decode(text) for text in texts]
 
     @staticmethod

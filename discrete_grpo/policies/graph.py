@@ -2,13 +2,12 @@
 
 A trajectory is x_1 -> ... -> x_0 on the grid of ``num_steps`` steps; step k goes from time ``grid[k]`` to
 ``grid[k+1]``. Its sites are the N nodes and the N(N-1)/2 unordered pairs. Drawing and scoring share
-:meth:`GraphPolicy.transition`, so the log-prob of what was drawn is the log-prob it was drawn with.
+:meth:`GraphPolicy.transition`, so a stored step is scored with the log-prob with which it was drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -16,26 +15,29 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Sites, gather, safe_log, sample
-from discrete_grpo.core.precision import full_precision, place, widest
+from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.precision import full_precision, place
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.graph_kl import Posteriors
 from discrete_grpo.diffusion.kernels import Kernel
 from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.diffusion.schedules import Schedule, time_grid
-from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, unpack, upper
+from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, upper
 from discrete_grpo.domains.tokenizer import Property
 from discrete_grpo.policies.conditions import FixedSites, fixed_states, hide_properties, property_table
+from discrete_grpo.policies.delegation import network_size, one_line
 from discrete_grpo.policies.node_count import checked_counts, draw_sizes
-from discrete_grpo.policies.noising import initial_graphs, pinned, renoised
+from discrete_grpo.policies.noising import initial_graphs, noise_name, noised, pinned, renoised, stratified_times
 from discrete_grpo.policies.restart import grid_point, restart_graphs, restarts_of
 from discrete_grpo.policies.trajectory import (
+    all_steps,
     check_alike,
     first_own_steps,
     first_rows,
+    graph_rollout,
     moments,
     segment_buckets,
     size_buckets,
-    step_units,
 )
 
 __all__ = ["FixedSites", "GraphPolicy", "size_buckets"]
@@ -56,14 +58,14 @@ class GraphPolicy(nn.Module):
     Args:
         network: ``(nodes [B,N], edges [B,N,N], time [B], mask [B,N]) -> (node logits [B,N,C_x], edge logits [B,N,N,C_e])``;
             with ``properties`` it takes them [B,K] as a fifth argument, NaN or None where not given.
-        node_kernel, edge_kernel: how classes are noised and denoised.
-        node_counts: probability of a graph of 0, 1, 2, ... nodes; drawn once a group.
+        node_kernel, edge_kernel: reverse steps of nodes and of pairs; each holds its noise.
+        node_counts: probability of a graph of 0, 1, 2, ... nodes; drawn once per group.
         num_steps: steps of the sampler, at least 1.
         temperature: divides the network's logits (and not what ``precondition`` adds), in drawing and in scoring alike; more
             than 0.
-        share_initial_noise: whether a group also shares x_1.
-        shared_steps: how many first steps the rows of a group take together, from one x_1, before they go on alone; 0 to
-            ``num_steps`` - 1. Only what follows is the rows' own choice, and learned from. A group of one shares nothing.
+        share_initial_noise: whether the rows of a group start from the same x_1.
+        shared_steps: number of first steps that the rows of a group share, from one x_1, before they separate; 0 to
+            ``num_steps`` - 1. Only later steps differ within a group and are learned from. A group of one row shares nothing.
         precondition: whether logits are the network's plus log q(x_t|x_0) of each site, see
             :func:`~discrete_grpo.diffusion.kernels.evidence`. A network is trained with it or without, and used the same way.
         properties: numbers the network is conditioned on, each a context column of that name.
@@ -72,7 +74,7 @@ class GraphPolicy(nn.Module):
         train_distortion: f of the times trained at, 1 - t = f(U) with U uniform in [0, 1]; None is uniform times.
         sample_distortion: f of the sampler's grid, 1 - t_k = f(k/T); None is equal steps. Source of both: Qin et al. (2024),
             DeFoG, section 4.1, arXiv 2410.04263.
-        decode: turns finished graphs into what rewards see; None gives one-graph :class:`GraphBatch` es.
+        decode: maps finished graphs to the samples that rewards see; None gives a :class:`GraphBatch` of one graph each.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -101,15 +103,12 @@ class GraphPolicy(nn.Module):
         for name, kernel in (("node_kernel", node_kernel), ("edge_kernel", edge_kernel)):
             if precondition and not isinstance(kernel.noise, Noise):
                 raise ValueError(f"precondition: True, expected False: {type(kernel).__name__} ({name}) has no schedule")
-            if kernel.noise.num_states > 256:
-                raise ValueError(f"{name}: {kernel.noise.num_states} states, expected at most 256 (trajectories are bytes)")
-        if not temperature > 0:
-            raise ValueError(f"temperature: {temperature}, expected more than 0")
-        if not guidance >= 0 or (guidance != 1 and not properties):
-            wanted = "at least 0" if properties else "1 without properties"
-            raise ValueError(f"guidance: {guidance}, expected {wanted}")
-        if not 0 <= condition_dropout <= 1:
-            raise ValueError(f"condition_dropout: {condition_dropout}, expected 0 to 1")
+            check_range(f"{name}.num_states", kernel.noise.num_states, most=256, note=" (trajectories are bytes)")
+        check_range("temperature", temperature, above=0)
+        check_range("guidance", guidance, least=0)
+        if guidance != 1 and not properties:
+            raise ValueError(f"guidance: {guidance}, expected 1 without properties")
+        check_range("condition_dropout", condition_dropout, least=0, most=1)
         self.network = network
         self.node_kernel, self.edge_kernel = node_kernel, edge_kernel
         self.node_counts = checked_counts(node_counts)
@@ -118,19 +117,18 @@ class GraphPolicy(nn.Module):
         self.train_distortion, self.sample_distortion = train_distortion, sample_distortion
         self.decode = decode
         grid = time_grid(num_steps)
-        if not 0 <= shared_steps < num_steps:
-            raise ValueError(f"shared_steps: {shared_steps}, expected 0 to {num_steps - 1}, fewer than num_steps")
+        check_range("shared_steps", shared_steps, least=0, most=num_steps - 1, note=", fewer than num_steps")
         self.shared_steps, self.precondition = shared_steps, precondition
         self.grid = grid if sample_distortion is None else 1 - sample_distortion.alpha_bar(grid)
 
     @property
     def device(self) -> torch.device:
-        """Where the network's parameters are."""
+        """Device of the network's parameters."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the network's parameters."""
+        """Type of the network's parameters."""
         return next(self.parameters()).dtype
 
     @property
@@ -143,12 +141,16 @@ class GraphPolicy(nn.Module):
         return len(self.node_counts) - 1
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this policy again (``decode`` aside: it is given anew when loading)."""
+        """Arguments from which a checkpoint builds this policy again (without ``decode``, which is set again after loading)."""
         names = ("network", "node_kernel", "edge_kernel", "node_counts", "num_steps", "temperature", "share_initial_noise")
         conditional = ("properties", "guidance", "condition_dropout") if self.properties else ()
         distorted = [name for name in ("train_distortion", "sample_distortion") if getattr(self, name) is not None]
         more = [name for name in ("shared_steps", "precondition") if getattr(self, name)]
         return {name: getattr(self, name) for name in (*names, *conditional, *distorted, *more)}
+
+    def __repr__(self) -> str:
+        kernel = f"{type(self.edge_kernel).__name__} of {noise_name(self.edge_kernel.noise)}"
+        return one_line(self, network_size(self.network), f"{self.num_steps} steps", kernel)
 
     # -- the one function that drawing and scoring share
 
@@ -195,10 +197,10 @@ class GraphPolicy(nn.Module):
 
     @torch.no_grad()
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
-        """One trajectory a context.
+        """Draw one trajectory per context.
 
-        Columns read: ``num_nodes`` (int, else drawn from the prior once a group), ``fixed`` (:class:`FixedSites`), ``restart``
-        (:class:`~discrete_grpo.policies.restart.Restart`, one a group) and those named in ``properties``; a missing one or
+        Columns read: ``num_nodes`` (int, else drawn from the prior once per group), ``fixed`` (:class:`FixedSites`), ``restart``
+        (:class:`~discrete_grpo.policies.restart.Restart`, one per group) and those named in ``properties``; a missing one or
         None is not given.
 
         With ``shared_steps`` = k a group of several rows takes the steps before k once. Those have no units and log-prob 0: the
@@ -242,11 +244,12 @@ class GraphPolicy(nn.Module):
             states["properties"] = properties.to(self.device)
         if fixed is not None:
             states |= {"free_nodes": (fixed.nodes < 0).to(self.device), "free_pairs": (upper(fixed.edges) < 0).to(self.device)}
-        return self._finish(contexts, states, logp, groups.to(self.device), sizes.to(self.device))
+        size, group = sizes.to(self.device), groups.to(self.device)
+        return graph_rollout(contexts, states, logp, group, size, max_nodes=self.max_nodes, decode=self.decode)
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
         """Node and pair categoricals of stored steps, [B, S', N, K_x] and [B, S', P, K_e]; all steps if None."""
-        steps = self._all_steps(rollout) if steps is None else steps
+        steps = all_steps(rollout) if steps is None else steps
         now = moments(rollout, steps)
         tables = self.transition(now.state, steps.flatten(), now.properties)
         row = torch.arange(len(rollout), device=steps.device)[:, None]
@@ -262,17 +265,10 @@ class GraphPolicy(nn.Module):
         A row is a trajectory at a step, row b·S' + k for ``steps[b, k]``; all steps if None. Sites that a context fixes, and steps
         that a row did not draw itself, have tables here too, whereas :meth:`sites` masks them out.
         """
-        steps = self._all_steps(rollout) if steps is None else steps
+        steps = all_steps(rollout) if steps is None else steps
         now = moments(rollout, steps)
         nodes, pairs = self.transition(now.state, steps.flatten(), now.properties)
         return Posteriors(nodes, symmetrise(pairs, now.state.num_nodes), now.state.mask)
-
-    def _all_steps(self, rollout: Rollout) -> Int[Tensor, "batch step"]:
-        return torch.arange(self.num_steps, device=rollout.size.device).expand(len(rollout), -1)
-
-    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
-        """:meth:`sites`, so that wrappers which only know ``forward`` work."""
-        return self.sites(rollout, steps)
 
     def check_condition(self, columns: Mapping[str, Any]) -> None:
         """Raise the error that :meth:`sample` would raise for a context with these columns."""
@@ -292,7 +288,7 @@ class GraphPolicy(nn.Module):
     def likelihood_loss(
         self, graphs: GraphBatch | ConditionedGraphs, *, edge_weight: float = 5.0, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        """Cross-entropy of the clean graph, CE_X + λ CE_E, at one stratified time a graph.
+        """Cross-entropy of the clean graph, CE_X + λ CE_E, at one stratified time per graph.
 
         Means run over existing nodes and unordered pairs. Source: Vignac et al. (2022), Eq. 2, arXiv 2209.14734 (λ = 5).
 
@@ -303,34 +299,25 @@ class GraphPolicy(nn.Module):
         if isinstance(graphs, ConditionedGraphs):
             properties, graphs = (hide_properties(graphs.properties, self.condition_dropout, generator),), graphs.graphs
         self._check_known(graphs)
-        b, device = len(graphs), graphs.nodes.device
-        u = torch.rand((), generator=generator, device=device, dtype=widest(device))
-        t = ((torch.arange(b, device=device) + u) / b)[torch.randperm(b, generator=generator, device=device)]
-        if self.train_distortion is not None:
-            t = 1 - self.train_distortion.alpha_bar(t)
-        exists, both = graphs.mask, pair_mask(graphs.mask)
-        clean_pairs = upper(graphs.edges)
-        with full_precision(device):
-            nodes = torch.where(exists, self.node_kernel.noise.sample(graphs.nodes, t, generator), 0)
-            pairs = torch.where(both, self.edge_kernel.noise.sample(clean_pairs, t, generator), 0)
-        noisy = GraphBatch(nodes, symmetrise(pairs, graphs.num_nodes), exists)
+        device = graphs.nodes.device
+        t = stratified_times(len(graphs), device, self.train_distortion, generator)
+        noisy = noised(self._kernels, graphs, t, generator)
+        exists, both, clean_pairs = graphs.mask, pair_mask(graphs.mask), upper(graphs.edges)
         node_logits, edge_logits = _wide(self.network(noisy.nodes, noisy.edges, t.to(self.dtype), exists, *properties))
         ce = nn.functional.cross_entropy
         with full_precision(device):
-            of_nodes = self._given_state(self.node_kernel, node_logits, nodes, t)
-            of_pairs = self._given_state(self.edge_kernel, upper(edge_logits), pairs, t)
+            of_nodes = self._given_state(self.node_kernel, node_logits, noisy.nodes, t)
+            of_pairs = self._given_state(self.edge_kernel, upper(edge_logits), upper(noisy.edges), t)
             loss_nodes = ce(of_nodes[exists], graphs.nodes[exists])
             loss_edges = ce(of_pairs[both], clean_pairs[both]) if both.any() else loss_nodes.new_zeros(())
         return {"loss": loss_nodes + edge_weight * loss_edges, "loss_nodes": loss_nodes.detach(), "loss_edges": loss_edges.detach()}
 
     def _check_known(self, graphs: GraphBatch) -> None:
-        if graphs.num_nodes > self.max_nodes:
-            raise ValueError(f"graphs: {graphs.num_nodes} nodes, expected at most the policy's {self.max_nodes}")
+        check_range("nodes of graphs", graphs.num_nodes, most=self.max_nodes, note=" (max_nodes of the policy)")
         kinds = (("node", graphs.nodes, self.node_kernel), ("edge", graphs.edges, self.edge_kernel))
         for kind, classes, kernel in kinds:
             low, high = (int(x) for x in classes.aminmax()) if classes.numel() else (0, 0)
-            if low < 0 or high >= kernel.noise.num_clean:
-                raise ValueError(f"graphs: {kind} class {low if low < 0 else high}, expected 0 to {kernel.noise.num_clean - 1}")
+            check_range(f"{kind} class in graphs", low if low < 0 else high, least=0, most=kernel.noise.num_clean - 1)
 
     # -- drawing
 
@@ -349,13 +336,13 @@ class GraphPolicy(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Trajectories of one bucket: packed node states [b, S+1, n], pair states [b, S+1, p], step log-probs [b, S].
 
-        They stand still until step ``first``, which starts from ``state``; ``leader`` is the first row of each row's group.
+        States before step ``first`` repeat ``state``, from which that step starts; ``leader`` is the first row of each row's group.
         """
         if self.share_initial_noise:
             state = state.index(leader)
         state = pinned(self._kernels, state, fixed, self.grid, first, generator)
         path: list[tuple[GraphBatch, Tensor]] = []
-        if first < self.shared_steps:  # one row a group, then as many as the group has
+        if first < self.shared_steps:  # one row per group, then as many as the group has
             heads, place = leader.unique(return_inverse=True)
             few = (None if fixed is None else fixed.index(heads)), (None if properties is None else properties[heads])
             together = self._walk(state.index(heads), range(first, self.shared_steps), *few, generator)
@@ -400,25 +387,6 @@ class GraphPolicy(nn.Module):
         logp = logp + torch.where(free_pairs, gather(safe_log(q_pairs), pairs), 0.0).sum(-1)
         drawn = GraphBatch(nodes, symmetrise(pairs, state.num_nodes), exists)
         return pinned(self._kernels, drawn, fixed, self.grid, k + 1, generator), logp
-
-    def _finish(self, contexts: Sequence[Context], states: dict[str, Tensor], logp: Tensor, group: Tensor, size: Tensor) -> Rollout:
-        mask = node_mask(size, states["nodes"].shape[2])
-        final = unpack(states["nodes"][:, -1], states["pairs"][:, -1], mask)
-        alone = [final.index(slice(b, b + 1)).crop(n) for b, n in enumerate(size.tolist())] if self.decode is None else []
-        decoded = alone if self.decode is None else self.decode(final.to("cpu"))
-        names = dict.fromkeys(name for c in contexts for name in c.columns)
-        rollout = Rollout(
-            states=states,
-            group=group,
-            logp=logp,
-            units=torch.zeros_like(logp, dtype=torch.long),
-            size=size,
-            max_units=self.num_steps * (self.max_nodes + num_pairs(self.max_nodes)),
-            max_steps=self.num_steps,
-            samples=tuple(decoded),
-            columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
-        )
-        return replace(rollout, units=step_units(rollout))
 
 
 def _wide(logits: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -16,9 +16,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Sites, gather, sample
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import widest
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.domains.tokenizer import MASK, NUM_SPECIAL, PAD, Tokenizer
+from discrete_grpo.policies.conditions import columns_of
+from discrete_grpo.policies.delegation import network_size, one_line
 from discrete_grpo.policies.truncation import Truncation, pack_bits, unpack_bits
 
 __all__ = ["MaskedTextPolicy", "reveal_order"]
@@ -58,7 +61,7 @@ class MaskedTextPolicy(nn.Module):
         truncation: temperature, top-k and top-p of drawing and scoring alike.
         rounds: S, of unmasking; 1 fills all blanks at once. At most 255.
         blank: the one character that marks a blank in a prompt; not in the alphabet. One blank is one token.
-        decode: turns filled texts into what rewards see; None leaves them as they are.
+        decode: maps filled texts to the samples that rewards see; None gives the texts.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -76,27 +79,28 @@ class MaskedTextPolicy(nn.Module):
         decode: Callable[[Sequence[str]], Sequence[Any]] | None = None,
     ) -> None:
         super().__init__()
-        if not 1 <= rounds <= 255:
-            raise ValueError(f"rounds: {rounds}, expected 1 to 255")
-        if block_size < 1:
-            raise ValueError(f"block_size: {block_size}, expected at least 1")
+        check_range("rounds", rounds, least=1, most=255)
+        check_range("block_size", block_size, least=1)
         if len(blank) != 1 or any(blank in token for token in tokenizer.tokens):
             raise ValueError(f"blank: {blank!r}, expected one character that no token of the alphabet has")
-        if len(tokenizer) > 32767:
-            raise ValueError(f"tokenizer: {len(tokenizer)} ids, expected at most 32767 (trajectories are small integers)")
+        check_range("ids of tokenizer", len(tokenizer), most=32767, note=" (trajectories are small integers)")
         self.network, self.tokenizer, self.block_size = network, tokenizer, block_size
         self.truncation = truncation or Truncation()
         self.rounds, self.blank, self.decode = rounds, blank, decode
 
     @property
     def device(self) -> torch.device:
-        """Where the network's parameters are."""
+        """Device of the network's parameters."""
         return next(self.parameters()).device
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this policy again (``decode`` aside: it is given anew when loading)."""
+        """Arguments from which a checkpoint builds this policy again (without ``decode``, which is set again after loading)."""
         names = ("network", "tokenizer", "block_size", "truncation", "rounds", "blank")
         return {name: getattr(self, name) for name in names}
+
+    def __repr__(self) -> str:
+        facts = f"{self.rounds} steps", "absorbing noise", f"{len(self.tokenizer)} tokens"
+        return one_line(self, network_size(self.network), *facts)
 
     # -- what drawing and scoring share
 
@@ -106,14 +110,14 @@ class MaskedTextPolicy(nn.Module):
         return self.network(torch.where(visible | ~exists, tokens, MASK), exists)
 
     def _letters(self, logits: Tensor) -> Tensor:
-        """Which classes may be drawn at all, in the shape of ``logits``: ordinary tokens."""
+        """Mask of the classes that may be drawn, the ordinary tokens, in the shape of ``logits``."""
         return (torch.arange(logits.shape[-1], device=logits.device) >= NUM_SPECIAL).expand_as(logits)
 
     # -- Policy protocol
 
     @torch.no_grad()
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
-        """One filled text a context.
+        """Draw one filled text per context.
 
         Column read: ``masked``, a text in which each blank character stands for one token to fill.
 
@@ -131,7 +135,6 @@ class MaskedTextPolicy(nn.Module):
         order = reveal_order(tokens == MASK, self.rounds, generator)
         states, logps = self._fill(tokens, order, generator)
         texts = [self.tokenizer.decode(row) for row in states["tokens"].tolist()]
-        names = dict.fromkeys(name for c in contexts for name in c.columns)
         return Rollout(
             states=states,
             group=torch.tensor([c.group for c in contexts], device=self.device),
@@ -141,7 +144,7 @@ class MaskedTextPolicy(nn.Module):
             max_units=self.block_size,
             max_steps=self.rounds,
             samples=tuple(texts if self.decode is None else self.decode(texts)),
-            columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
+            columns=columns_of(contexts),
         )
 
     def _fill(self, tokens: Tensor, order: Tensor, generator: torch.Generator | None) -> tuple[dict[str, Tensor], Tensor]:
@@ -181,10 +184,6 @@ class MaskedTextPolicy(nn.Module):
             kept = torch.where(now.unsqueeze(-1), stored.unsqueeze(1), kept)
         return [Sites(self.truncation.log_probs(logits, kept), whole, now)]
 
-    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
-        """:meth:`sites`, so that wrappers which only know ``forward`` work."""
-        return self.sites(rollout, steps)
-
     # -- prompts
 
     def check_condition(self, columns: Mapping[str, Any]) -> None:
@@ -214,7 +213,7 @@ class MaskedTextPolicy(nn.Module):
     def likelihood_loss(self, batch: Int[Tensor, "batch ..."], *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Mean over texts of (1/n) Σ_{i masked} -log p_θ(x_i | the rest), n = ceil(u L) of L tokens masked, u uniform in (0, 1].
 
-        Its expectation is the mean over orders of -log p_θ(x)/L filled one token a round, so every share of blanks is
+        Its expectation is the mean over orders of -log p_θ(x)/L filled one token per round, so every share of blanks is
         trained. Rates are stratified over the batch.
         Source: Hoogeboom et al. (2022), Eq. 4, arXiv 2110.02037; Uria et al. (2014), Eq. 9, arXiv 1310.1757.
 

@@ -1,4 +1,4 @@
-"""The node count: drawn from a histogram once a group, or a step of the policy with its own log-prob, drawn once a sample.
+"""Node count of graphs, drawn from a histogram once per group, or once per sample as a step with its own log-prob.
 
 π(n, τ) = π_size(n) π_graph(τ | n). Members of a group then differ in size, so a group-relative advantage says which sizes
 are good; where a whole group shares one size it cannot. Then the graph is drawn as before.
@@ -6,7 +6,7 @@ are good; where a whole group shares one size it cannot. Then the graph is drawn
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Sites, gather, safe_log, sample
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.rollout import Context, Refinable, Rollout, Scorer
-from discrete_grpo.policies.conditions import FixedSites
+from discrete_grpo.policies.conditions import FixedSites, columns_of
+from discrete_grpo.policies.delegation import Inner, one_line
 from discrete_grpo.policies.restart import asked_nodes
+from discrete_grpo.policies.trajectory import all_steps
 
 __all__ = ["LearnedSizes", "RunningSizes", "SizedPolicy", "checked_counts", "draw_sizes"]
 
@@ -37,7 +40,7 @@ def checked_counts(node_counts: Sequence[float]) -> tuple[float, ...]:
 def draw_sizes(
     contexts: Sequence[Context], prior: Float[Tensor, " size"], generator: torch.Generator | None = None
 ) -> Int[Tensor, " batch"]:
-    """Node counts [B] on the CPU: given by a column of the group's first context, else one draw a group from ``prior``.
+    """Node counts [B] on the CPU: given by a column of the group's first context, else one draw per group from ``prior``.
 
     Raises:
         ValueError: if a context asks for a size without mass in ``prior``'s range, or fixes more than there is room for.
@@ -60,8 +63,7 @@ def draw_sizes(
             if not float(allowed.sum()) > 0:
                 raise ValueError(f"fixed: needs {need} nodes, expected at most {largest}")
             size = int(sample(allowed, generator))
-        if not need <= int(size) <= largest:
-            raise ValueError(f"num_nodes: {size}, expected {need} to {largest}")
+        check_range("num_nodes", size, least=need, most=largest)
         by_group[context.group] = int(size)
     return torch.tensor([by_group[c.group] for c in contexts])
 
@@ -71,7 +73,7 @@ class LearnedSizes(nn.Module):
 
     Args:
         node_counts: h, probability of a graph of 0, 1, 2, ... nodes at the start; a size of no mass never gets any.
-        gain: g; Adam moves each logit by about g · ``learning_rate`` an update, and a network's rate alone is too small.
+        gain: g; Adam moves each logit by about g · ``learning_rate`` per update, and a network's rate alone is too small.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -82,8 +84,7 @@ class LearnedSizes(nn.Module):
 
     def __init__(self, node_counts: Sequence[float], gain: float = 10.0) -> None:
         super().__init__()
-        if not gain > 0:
-            raise ValueError(f"gain: {gain}, expected more than 0")
+        check_range("gain", gain, above=0)
         self.node_counts, self.gain = checked_counts(node_counts), gain
         p = torch.tensor(self.node_counts, dtype=torch.float64)
         # Only sizes with mass have a weight: a logit of -inf would become NaN in a moving average of weights.
@@ -92,7 +93,7 @@ class LearnedSizes(nn.Module):
         self.weight = nn.Parameter(torch.zeros(int((p > 0).sum())))
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this head again."""
+        """Arguments from which a checkpoint builds this head again."""
         return {"node_counts": self.node_counts, "gain": self.gain}
 
     def log_probs(self) -> Float[Tensor, " size"]:
@@ -103,7 +104,7 @@ class LearnedSizes(nn.Module):
         return empty.index_copy(0, self.support, wide.log_softmax(-1))
 
     def observe(self, sizes: Int[Tensor, " batch"], advantage: Float[Tensor, " batch"]) -> None:
-        """Nothing: this head learns by the gradient."""
+        """Do nothing: this head learns by the gradient."""
 
 
 class RunningSizes(nn.Module):
@@ -123,13 +124,12 @@ class RunningSizes(nn.Module):
 
     def __init__(self, node_counts: Sequence[float], rate: float = 0.05) -> None:
         super().__init__()
-        if not 0 < rate <= 1:
-            raise ValueError(f"rate: {rate}, expected more than 0 and at most 1")
+        check_range("rate", rate, above=0, most=1)
         self.node_counts, self.rate = checked_counts(node_counts), rate
         self.register_buffer("histogram", torch.tensor(self.node_counts))
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this head again; the histogram is among the weights."""
+        """Arguments from which a checkpoint builds this head again; the histogram is among the weights."""
         return {"node_counts": self.node_counts, "rate": self.rate}
 
     def log_probs(self) -> Float[Tensor, " size"]:
@@ -150,12 +150,12 @@ class RunningSizes(nn.Module):
 
 
 class SizedPolicy(nn.Module):
-    """``policy`` with the node count as its first step: one site, drawn a sample and not a group.
+    """``policy`` with the node count as its first step: one site, drawn per sample and not per group.
 
     A context that gives ``num_nodes`` or a ``restart`` fixes the choice; ``fixed`` bounds it from below, and what is left is
     normalised. What was possible is stored with the rollout, with the table itself for a :class:`RunningSizes`, so the log-prob
     of a choice is that under the head that drew it. With ``shared_steps`` the members of a group that chose the same size
-    take their first steps together; a member alone in its size takes, and learns from, all its own.
+    take their first steps together; a member whose size no other has draws, and learns from, all its steps.
 
     Args:
         policy: a graph policy that reads the column ``num_nodes``.
@@ -164,6 +164,10 @@ class SizedPolicy(nn.Module):
     Raises:
         ValueError: if the head knows larger graphs than the policy, or the policy scores itself (wrap the other way round).
     """
+
+    device, max_nodes, decode = Inner[torch.device](), Inner[int](), Inner[Any]()
+    check_condition = Inner[Callable[..., None]]()
+    likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()  # the head starts at the histogram, its likelihood's optimum
 
     def __init__(self, policy: Any, head: LearnedSizes | RunningSizes) -> None:
         super().__init__()
@@ -174,33 +178,17 @@ class SizedPolicy(nn.Module):
         self.policy, self.head = policy, head
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this policy again."""
+        """Arguments from which a checkpoint builds this policy again."""
         return {"policy": self.policy, "head": self.head}
 
-    @property
-    def device(self) -> torch.device:
-        """Where the inner policy's parameters are."""
-        return self.policy.device
-
-    @property
-    def max_nodes(self) -> int:
-        """The largest graph the inner policy knows."""
-        return self.policy.max_nodes
-
-    @property
-    def decode(self) -> Any:
-        """The inner policy's."""
-        return self.policy.decode
-
-    @decode.setter
-    def decode(self, value: Any) -> None:
-        self.policy.decode = value
+    def __repr__(self) -> str:
+        return one_line(self, self.policy, type(self.head).__name__)
 
     # -- Policy protocol
 
     @torch.no_grad()
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
-        """One trajectory a context; sizes first, then the graphs.
+        """Draw one trajectory per context: first the sizes, then the graphs.
 
         Raises:
             ValueError: if a context asks for what the inner policy does not know, or leaves no size possible.
@@ -220,7 +208,6 @@ class SizedPolicy(nn.Module):
         states = {"size_count": count, "size_chosen": chosen, "size_least": least}
         if isinstance(self.head, RunningSizes):
             states["size_table"] = table
-        names = dict.fromkeys(name for c in contexts for name in c.columns)
         return Rollout(
             states={**inner.states, **states},
             group=torch.tensor([c.group for c in contexts], device=self.device),
@@ -230,14 +217,13 @@ class SizedPolicy(nn.Module):
             max_units=inner.max_units + 1,
             max_steps=None if inner.max_steps is None else inner.max_steps + 1,
             samples=inner.samples,
-            columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
+            columns=columns_of(contexts),
         )
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
         """The choice of the node count [B, S', 1, N_max + 1], masked beyond step 0, and the inner policy's, masked in it."""
         states = rollout.states
-        if steps is None:
-            steps = torch.arange(rollout.num_steps, device=rollout.size.device).expand(len(rollout), -1)
+        steps = all_steps(rollout) if steps is None else steps
         first = steps == 0
         table = states["size_table"] if "size_table" in states else self._table(self.head.log_probs(), states["size_least"])
         size = Sites(
@@ -248,35 +234,23 @@ class SizedPolicy(nn.Module):
         inner = self.policy.sites(self._inner(rollout), (steps - 1).clamp_min(0))
         return [size, *(replace(one, mask=one.mask & ~first.unsqueeze(-1)) for one in inner)]
 
-    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
-        """:meth:`sites`, so that wrappers which only know ``forward`` work."""
-        return self.sites(rollout, steps)
-
     def observe(self, rollout: Rollout, advantage: Float[Tensor, " batch"]) -> None:
-        """Let the head see which of the sizes it chose were good."""
+        """Pass the sizes that the head chose and their advantages to the head."""
         chosen = rollout.states["size_chosen"]
         self.head.observe(rollout.states["size_count"][chosen], advantage[chosen])
 
     def restarts(self, rollout: Rollout, rows: Int[Tensor, " row"], time: float) -> Sequence[Mapping[str, Any]]:
-        """The inner policy's; a restart fixes the node count."""
+        """Restarts that the inner policy gives for these samples; a restart fixes the node count."""
         if not isinstance(self.policy, Refinable):
             raise ValueError(
                 f"policy: {type(self.policy).__name__} has no method restarts, expected one that can refine its samples"
             )
         return self.policy.restarts(self._inner(rollout), rows, time)
 
-    def check_condition(self, columns: Mapping[str, Any]) -> None:
-        """Raise the error that :meth:`sample` would raise for a context with these columns."""
-        self.policy.check_condition(columns)
-
-    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """The inner policy's; the head starts at the histogram, which is its likelihood's optimum."""
-        return self.policy.likelihood_loss(batch, generator=generator)
-
     # -- inside
 
     def _inner(self, rollout: Rollout) -> Rollout:
-        """The rollout as the inner policy made it."""
+        """The rollout as the inner policy drew it."""
         states = {name: value for name, value in rollout.states.items() if not name.startswith("size_")}
         most = None if rollout.max_steps is None else rollout.max_steps - 1
         own = replace(rollout, states=states, logp=rollout.logp[:, 1:], units=rollout.units[:, 1:])
@@ -298,7 +272,7 @@ def _least(context: Context) -> int:
 
 
 def _with_sizes(contexts: Sequence[Context], asked: Sequence[int | None], count: Sequence[int]) -> list[Context]:
-    """Contexts with ``num_nodes`` where it was chosen; a group of several sizes becomes one group a size."""
+    """Contexts with ``num_nodes`` where it was chosen; a group of several sizes becomes one group per size."""
     numbers: dict[tuple[int, int], int] = {}
     found = []
     for context, n, size in zip(contexts, asked, count, strict=True):

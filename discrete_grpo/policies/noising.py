@@ -7,11 +7,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from discrete_grpo.core.categorical import sample
-from discrete_grpo.core.precision import full_precision, place
+from discrete_grpo.core.precision import full_precision, place, widest
 from discrete_grpo.diffusion.kernels import Kernel
+from discrete_grpo.diffusion.noise import Noise, NoiseProcess
+from discrete_grpo.diffusion.schedules import Schedule
 from discrete_grpo.domains.graphs import GraphBatch, num_pairs, pair_mask, symmetrise, upper
 
-__all__ = ["initial_graphs", "pinned", "renoised"]
+__all__ = ["initial_graphs", "noise_name", "noised", "pinned", "renoised", "stratified_times"]
 
 Kernels = tuple[Kernel, Kernel]
 """The kernel of nodes and the kernel of pairs."""
@@ -29,9 +31,41 @@ def renoised(
     kernels: Kernels, clean: GraphBatch, grid: Float[Tensor, " point"], point: int, generator: torch.Generator | None = None
 ) -> GraphBatch:
     """Draw x_t from q(x_t | x_0) at t = ``grid[point]``."""
-    t = place(grid[point], clean.nodes.device).expand(len(clean))
-    nodes, pairs = _noisy(kernels, clean.nodes, upper(clean.edges), t, generator)
+    return noised(kernels, clean, place(grid[point], clean.nodes.device).expand(len(clean)), generator)
+
+
+def noised(
+    kernels: Kernels, clean: GraphBatch, time: Float[Tensor, " batch"], generator: torch.Generator | None = None
+) -> GraphBatch:
+    """Draw x_t from q(x_t | x_0) at one time in [0, 1] per graph."""
+    nodes, pairs = _noisy(kernels, clean.nodes, upper(clean.edges), time, generator)
     return _masked(nodes, pairs, clean.mask)
+
+
+def stratified_times(
+    count: int, device: torch.device, distortion: Schedule | None = None, generator: torch.Generator | None = None
+) -> Float[Tensor, " batch"]:
+    """Times of ``count`` training graphs in random order: t_i = (i + u) / count with one u uniform in [0, 1), float64 if possible.
+
+    With a ``distortion`` f they are 1 - f(t_i). Source of the stratification: Kingma et al. (2021), arXiv 2107.00630.
+    """
+    u = torch.rand((), generator=generator, device=device, dtype=widest(device))
+    t = ((torch.arange(count, device=device) + u) / count)[torch.randperm(count, generator=generator, device=device)]
+    return t if distortion is None else 1 - distortion.alpha_bar(t)
+
+
+def noise_name(noise: NoiseProcess) -> str:
+    """Name of a noise in words: uniform, marginal or absorbing noise, or the class of another process.
+
+    >>> from discrete_grpo.diffusion.noise import absorbing
+    >>> from discrete_grpo.diffusion.schedules import LinearSchedule
+    >>> noise_name(absorbing(3, LinearSchedule()))
+    'absorbing noise'
+    """
+    if not isinstance(noise, Noise):
+        return type(noise).__name__
+    kind = "absorbing" if noise.num_states > noise.num_clean else "uniform" if len(set(noise.prior)) == 1 else "marginal"
+    return f"{kind} noise"
 
 
 def pinned(

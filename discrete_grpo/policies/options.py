@@ -1,4 +1,4 @@
-"""Graph policies inside wrappers: a likelihood that stands for the exact one, a node count as a step."""
+"""Wrappers of graph policies by name: a surrogate of the exact likelihood, a node count as a step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def with_options(policy: Any, likelihood: Likelihood = "transition", node_count:
     Args:
         policy: any policy; only graph policies have other choices than the first ones.
         likelihood: ``transition`` (exact), ``eager`` or ``elbo``.
-        node_count: ``prior`` (the histogram, drawn once a group), ``learned`` or ``running`` (a step of the policy).
+        node_count: ``prior`` (the histogram, drawn once per group), ``learned`` or ``running`` (a step of the policy).
         elbo_draws: states an ELBO is estimated at.
 
     Raises:

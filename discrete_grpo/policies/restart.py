@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, symmetrise
 
@@ -41,8 +42,7 @@ class Restart:
         if not self.nodes or len(self.pairs) != num_pairs(len(self.nodes)):
             wanted = f"at least 1 node and {num_pairs(len(self.nodes))} pairs"
             raise ValueError(f"restart: {len(self.nodes)} nodes and {len(self.pairs)} pairs, expected {wanted}")
-        if self.step < 0:
-            raise ValueError(f"restart: step {self.step}, expected 0 or more")
+        check_range("step of restart", self.step, least=0)
 
     @property
     def num_nodes(self) -> int:
@@ -89,7 +89,7 @@ def asked_nodes(context: Context) -> int | None:
 def restart_graphs(
     contexts: Sequence[Context], num_nodes: int, node_classes: int, edge_classes: int, num_steps: int
 ) -> Restarts | None:
-    """What every context restarts from, padded to ``num_nodes``; None if none does.
+    """Graph that every context restarts from, padded to ``num_nodes``; None if none does.
 
     Raises:
         ValueError: if two contexts of a group differ in it, or a class or a step is unknown.
@@ -104,7 +104,7 @@ def restart_graphs(
     pairs = torch.zeros(len(contexts), num_pairs(num_nodes), dtype=torch.long)
     for b, (context, restart) in enumerate(zip(contexts, found, strict=True)):
         if by_group.setdefault(context.group, restart) != restart:
-            raise ValueError(f"restart: another one in group {context.group}, expected one a group")
+            raise ValueError(f"restart: another one in group {context.group}, expected one per group")
         if restart is None:
             continue
         _check(restart, node_classes, edge_classes, num_steps)
@@ -117,10 +117,8 @@ def restart_graphs(
 def _check(restart: Restart, node_classes: int, edge_classes: int, num_steps: int) -> None:
     for kind, classes, count in (("node", restart.nodes, node_classes), ("edge", restart.pairs, edge_classes)):
         for c in classes:
-            if not 0 <= c < count:
-                raise ValueError(f"restart: {kind} class {c}, expected 0 to {count - 1}")
-    if not restart.step < num_steps:
-        raise ValueError(f"restart: step {restart.step}, expected 0 to {num_steps - 1}")
+            check_range(f"{kind} class in restart", c, least=0, most=count - 1)
+    check_range("step of restart", restart.step, least=0, most=num_steps - 1)
 
 
 def grid_point(grid: Float[Tensor, " point"], time: float) -> int:
@@ -132,8 +130,7 @@ def grid_point(grid: Float[Tensor, " point"], time: float) -> int:
     >>> grid_point(torch.tensor([1.0, 0.75, 0.5, 0.25, 0.0]), 0.6)
     2
     """
-    if not 0 < time <= 1:
-        raise ValueError(f"time: {time}, expected more than 0 and at most 1")
+    check_range("time", time, above=0, most=1)
     return int((grid[:-1] - time).abs().argmin())
 
 

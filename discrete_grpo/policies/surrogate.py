@@ -1,11 +1,12 @@
-"""Surrogate likelihoods of a graph policy: what stands for log π_θ of a sample where the sampler's own steps do not.
+"""Surrogate likelihoods of a graph policy, which replace the log-probs of the sampler's own steps in the GRPO loss.
 
-Each wraps a :class:`~discrete_grpo.policies.graph.GraphPolicy`, draws as it does, and gives the trainer scores of its own.
+Each class wraps a :class:`~discrete_grpo.policies.graph.GraphPolicy`, draws as that policy does, and is a
+:class:`~discrete_grpo.core.rollout.Scorer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,13 +15,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Scores, Sites, safe_log, sample, score_sites
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import full_precision, place, widest
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.kernels import Kernel, chain_law
 from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.domains.graphs import node_mask, num_pairs, pair_mask, upper
+from discrete_grpo.policies.delegation import Inner, one_line
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.policies.trajectory import Moments, moments, step_units
+from discrete_grpo.policies.trajectory import Moments, all_steps, moments, step_units
 
 __all__ = ["EagerLikelihood", "ElboLikelihood", "with_likelihood"]
 
@@ -31,9 +34,9 @@ def with_likelihood(
     """The policy with the likelihood that GRPO is to use; ``transition`` is the exact one of its steps, the policy itself.
 
     Args:
-        policy: draws the samples.
+        policy: graph policy that draws the samples.
         likelihood: ``transition``, ``eager`` (:class:`EagerLikelihood`) or ``elbo`` (:class:`ElboLikelihood`).
-        draws: of ``elbo``.
+        draws: number of noised states of ``elbo``, at least 1.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -53,10 +56,6 @@ def _graph_policy(policy: Any) -> GraphPolicy:
     return policy
 
 
-def _all_steps(rollout: Rollout) -> Int[Tensor, "batch step"]:
-    return torch.arange(rollout.num_steps, device=rollout.size.device).expand(len(rollout), -1)
-
-
 def _final(rollout: Rollout, count: int) -> list[Tensor]:
     """The finished graph's nodes and pairs at ``count`` steps [B, S', ·]."""
     n = int(rollout.size.max())
@@ -65,53 +64,38 @@ def _final(rollout: Rollout, count: int) -> list[Tensor]:
 
 
 class EagerLikelihood(nn.Module):
-    """log p_θ(G_0 | G_t) = Σ_sites log p̂_θ(c = G_0[site] | G_t) in the place of each step's log p_θ(G_s | G_t).
+    """log p_θ(G_0 | G_t) = Σ_sites log p̂_θ(c = G_0[site] | G_t) in place of each step's log p_θ(G_s | G_t).
 
     The states G_t are those of the trajectory. It is biased, as it is not the gradient of the expected reward, and has far
     less variance; the KL is that of the tables p̂. Source: Liu et al. (2024), GDPO, arXiv 2402.16302.
 
     Args:
-        policy: draws the samples.
+        policy: graph policy that draws the samples.
     """
 
     forward_kl_gradient = True
+    device, decode = Inner[torch.device](), Inner[Any]()
+    sample, sites = Inner[Callable[..., Rollout]](), Inner[Callable[..., Sequence[Sites]]]()
+    restarts, check_condition = Inner[Callable[..., Sequence[Mapping[str, Any]]]](), Inner[Callable[..., None]]()
+    likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()
 
     def __init__(self, policy: GraphPolicy) -> None:
         super().__init__()
         self.policy = _graph_policy(policy)
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this policy again."""
+        """Arguments from which a checkpoint builds this policy again."""
         return {"policy": self.policy}
 
-    @property
-    def device(self) -> torch.device:
-        """Where the inner policy's parameters are."""
-        return self.policy.device
-
-    @property
-    def decode(self) -> Any:
-        """The inner policy's."""
-        return self.policy.decode
-
-    @decode.setter
-    def decode(self, value: Any) -> None:
-        self.policy.decode = value
-
-    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
-        """The inner policy's trajectories."""
-        return self.policy.sample(contexts, generator=generator)
-
-    def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
-        """The categoricals of the steps as they were drawn."""
-        return self.policy.sites(rollout, steps)
+    def __repr__(self) -> str:
+        return one_line(self, self.policy)
 
     def score(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Any | None = None) -> Scores:
         """log p̂(c = G_0) of every site at the chosen steps, entropy of p̂, exact KL in both directions.
 
         ``reference`` is a copy of this wrapper.
         """
-        steps = _all_steps(rollout) if steps is None else steps
+        steps = all_steps(rollout) if steps is None else steps
         own = self._clean_sites(rollout, steps)
         if reference is None:
             return score_sites(own)
@@ -128,39 +112,23 @@ class EagerLikelihood(nn.Module):
             for p, clean, mask in zip(tables, _final(rollout, steps.shape[1]), now.chosen, strict=True)
         ]
 
-    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Scores:
-        """:meth:`score`, so that wrappers which only know ``forward`` work."""
-        return self.score(rollout, steps)
-
-    def restarts(self, rollout: Rollout, rows: Int[Tensor, " row"], time: float) -> Sequence[Mapping[str, Any]]:
-        """The inner policy's."""
-        return self.policy.restarts(rollout, rows, time)
-
-    def check_condition(self, columns: Mapping[str, Any]) -> None:
-        """Raise the error that :meth:`sample` would raise for a context with these columns."""
-        self.policy.check_condition(columns)
-
-    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """The inner policy's."""
-        return self.policy.likelihood_loss(batch, generator=generator)
-
 
 class ElboLikelihood(nn.Module):
-    """The evidence lower bound of a finished graph in the place of log π_θ, at J drawn times; no trajectory is kept.
+    """The evidence lower bound of a finished graph in place of log π_θ, at J drawn times; no trajectory is kept.
 
     log p_θ(x_0) >= (T/J) Σ_j Σ_sites Σ_k q(k | x_t, x_0) [log p_θ(k | x_t) - log q(k | x_t, x_0)] = :meth:`bound` in the mean
     over the draws, t = t_j. q is the chain of the kernel's steps for a known x_0, so x_t has the law that
     :func:`~discrete_grpo.diffusion.kernels.chain_law` gives. Its last step gives x_0 itself, whatever noise the schedule leaves at
     t = 0: the reconstruction term log p_θ(x_0 | x_t).
     The J states are drawn once, with the rollout: new, old and reference policy see the same, so that ratios differ by the
-    policies alone. The sum over k is exact. A rollout has J steps, one a state.
+    policies alone. The sum over k is exact. A rollout has J steps, one per state.
 
     The T/J stands in :meth:`bound` and not in :meth:`score`: the weights of the loss are means over the sites of J states, and
     with it they would grow with T/J against those of the other likelihoods. A sequence ratio is thus the difference of
     bounds per site and step.
 
     Args:
-        policy: draws the samples.
+        policy: graph policy that draws the samples.
         draws: J, at least 1; at J = T every step is seen once.
 
     Raises:
@@ -168,33 +136,24 @@ class ElboLikelihood(nn.Module):
     """
 
     forward_kl_gradient = True
+    device, decode = Inner[torch.device](), Inner[Any]()
+    restarts, check_condition = Inner[Callable[..., Sequence[Mapping[str, Any]]]](), Inner[Callable[..., None]]()
+    likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()
 
     def __init__(self, policy: GraphPolicy, draws: int = 10) -> None:
         super().__init__()
-        if draws < 1:
-            raise ValueError(f"draws: {draws}, expected at least 1")
+        check_range("draws", draws, least=1)
         self.policy, self.draws = _graph_policy(policy), draws
         self._laws: list[Tensor | None] | None = None
         if shared := self.policy.shared_steps:
             raise ValueError(f"shared_steps: {shared}, expected 0 with likelihood elbo, which keeps no steps of the sampler")
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this policy again."""
+        """Arguments from which a checkpoint builds this policy again."""
         return {"policy": self.policy, "draws": self.draws}
 
-    @property
-    def device(self) -> torch.device:
-        """Where the inner policy's parameters are."""
-        return self.policy.device
-
-    @property
-    def decode(self) -> Any:
-        """The inner policy's."""
-        return self.policy.decode
-
-    @decode.setter
-    def decode(self, value: Any) -> None:
-        self.policy.decode = value
+    def __repr__(self) -> str:
+        return one_line(self, self.policy, f"{self.draws} draws")
 
     @torch.no_grad()
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
@@ -233,7 +192,7 @@ class ElboLikelihood(nn.Module):
         return replace(made, logp=self.score(made).logp.sum(-1))
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
-        """There are none.
+        """Not available for this likelihood.
 
         Raises:
             TypeError: always; :meth:`score` is what this policy gives.
@@ -246,7 +205,7 @@ class ElboLikelihood(nn.Module):
         The KL is that of the steps at the re-noised states. Σ_sites KL(p_ref(·| x_t) ‖ p_θ(·| x_t)), the forward one, is the
         penalty with which MiDi is fine-tuned.
         """
-        steps = _all_steps(rollout) if steps is None else steps
+        steps = all_steps(rollout) if steps is None else steps
         now, points = moments(rollout, steps), rollout.states["time"].gather(1, steps)
         own = self._transitions(now, points)
         other = None
@@ -263,29 +222,13 @@ class ElboLikelihood(nn.Module):
 
         The last step has q(x_0 | x_t, x_0) = 1, so its term is log p_θ(x_0 | x_t). What is drawn is a bound in the mean only.
         """
-        now, points = moments(rollout, _all_steps(rollout)), rollout.states["time"]
+        now, points = moments(rollout, all_steps(rollout)), rollout.states["time"]
         q, own = self._known_steps(rollout, now, points), self._transitions(now, points)
         gaps = [
             torch.where(one.mask, _expected(p, one.log_probs) - _expected(p, safe_log(p)), 0.0).sum((1, 2))
             for p, one in zip(q, own, strict=True)
         ]
         return (self.policy.num_steps / rollout.num_steps) * (gaps[0] + gaps[1])
-
-    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Scores:
-        """:meth:`score`, so that wrappers which only know ``forward`` work."""
-        return self.score(rollout, steps)
-
-    def restarts(self, rollout: Rollout, rows: Int[Tensor, " row"], time: float) -> Sequence[Mapping[str, Any]]:
-        """The inner policy's; the bound of a refined graph is that of the whole graph."""
-        return self.policy.restarts(rollout, rows, time)
-
-    def check_condition(self, columns: Mapping[str, Any]) -> None:
-        """Raise the error that :meth:`sample` would raise for a context with these columns."""
-        self.policy.check_condition(columns)
-
-    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """The inner policy's."""
-        return self.policy.likelihood_loss(batch, generator=generator)
 
     # -- inside
 

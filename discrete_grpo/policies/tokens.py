@@ -17,10 +17,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Sites, gather, sample
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import widen
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, PAD, Property, TokenBatch, Tokenizer, pad_left
-from discrete_grpo.policies.conditions import property_table
+from discrete_grpo.policies.conditions import columns_of, property_table
+from discrete_grpo.policies.delegation import network_size, one_line
 from discrete_grpo.policies.truncation import Truncation, pack_bits, unpack_bits
 
 __all__ = ["TokenPolicy"]
@@ -43,7 +45,7 @@ class TokenPolicy(nn.Module):
         truncation: temperature, top-k and top-p, in drawing and in scoring alike.
         only: the tokens that may be drawn (prompts may have others); None means all.
         condition_dropout: share of training in which the prompt is hidden, and likewise each property, in [0, 1].
-        decode: turns finished texts into what rewards see; None gives the texts.
+        decode: maps finished texts to the samples that rewards see; None gives the texts.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -67,18 +69,14 @@ class TokenPolicy(nn.Module):
         decode: Callable[[Sequence[str]], Sequence[Any]] | None = None,
     ) -> None:
         super().__init__()
-        if max_length < 1:
-            raise ValueError(f"max_length: {max_length}, expected at least 1")
-        if not 0 <= min_length <= max_length:
-            raise ValueError(f"min_length: {min_length}, expected 0 to max_length ({max_length})")
-        if not 0 <= condition_dropout <= 1:
-            raise ValueError(f"condition_dropout: {condition_dropout}, expected 0 to 1")
+        check_range("max_length", max_length, least=1)
+        check_range("min_length", min_length, least=0, most=max_length, note=" (max_length)")
+        check_range("condition_dropout", condition_dropout, least=0, most=1)
         self.network, self.tokenizer = network, tokenizer
         self.max_length, self.min_length = max_length, min_length
         self.prompt, self.properties = prompt, tuple(properties)
         self.max_prompt = max_length if max_prompt is None else max_prompt
-        if not 1 <= self.max_prompt <= max_length:
-            raise ValueError(f"max_prompt: {max_prompt}, expected 1 to max_length ({max_length})")
+        check_range("max_prompt", self.max_prompt, least=1, most=max_length, note=" (max_length)")
         self.truncation, self.condition_dropout = truncation or Truncation(), condition_dropout
         self.only, self.decode = None if only is None else tuple(only), decode
         drawable = torch.ones(len(tokenizer), dtype=torch.bool)
@@ -92,20 +90,23 @@ class TokenPolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the network's parameters are."""
+        """Device of the network's parameters."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the network's parameters."""
+        """Type of the network's parameters."""
         return next(self.parameters()).dtype
 
     def init_args(self) -> dict[str, Any]:
-        """What a checkpoint needs to build this policy again (``decode`` aside: it is given anew when loading)."""
+        """Arguments from which a checkpoint builds this policy again (without ``decode``, which is set again after loading)."""
         names = ("network", "tokenizer", "max_length", "min_length", "prompt", "properties", "truncation", "condition_dropout")
         less_common = {"only": self.only, "max_prompt": self.max_prompt if self.max_prompt != self.max_length else None}
         given = {name: value for name, value in less_common.items() if value is not None}
         return {name: getattr(self, name) for name in names} | given
+
+    def __repr__(self) -> str:
+        return one_line(self, network_size(self.network), f"at most {self.max_length} steps", f"{len(self.tokenizer)} tokens")
 
     # -- the one function that drawing and scoring share
 
@@ -117,7 +118,7 @@ class TokenPolicy(nn.Module):
         return self.truncation.log_probs(logits, kept), kept
 
     def allowed(self, step: Int[Tensor, "*any"]) -> Bool[Tensor, "*any class"]:
-        """Which tokens may be drawn at ``step``: no special one but EOS, and that only from ``min_length`` on."""
+        """Mask of the tokens that may be drawn at ``step``: ordinary ones, and EOS from ``min_length`` on."""
         allowed = self.drawable.expand(*step.shape, -1).clone()
         allowed[..., EOS] = step >= self.min_length
         return allowed
@@ -126,7 +127,7 @@ class TokenPolicy(nn.Module):
 
     @torch.no_grad()
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
-        """One text a context.
+        """Draw one text per context.
 
         Columns read: the one named ``prompt`` and those named in ``properties``; a missing one or None is not given.
 
@@ -142,7 +143,6 @@ class TokenPolicy(nn.Module):
         if properties is not None:
             states["properties"] = properties
         texts = [self.tokenizer.decode(row) for row in states["tokens"].tolist()]
-        names = dict.fromkeys(name for c in contexts for name in c.columns)
         steps = torch.arange(logp.shape[1], device=self.device)
         return Rollout(
             states=states,
@@ -153,7 +153,7 @@ class TokenPolicy(nn.Module):
             max_units=self.max_length,
             max_steps=self.max_length,
             samples=tuple(texts if self.decode is None else self.decode(texts)),
-            columns={name: tuple(c.columns.get(name) for c in contexts) for name in names},
+            columns=columns_of(contexts),
         )
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
@@ -171,10 +171,6 @@ class TokenPolicy(nn.Module):
         log_probs, _ = self.tables(logits[row, at], at, packed)
         return [Sites(log_probs.unsqueeze(2), tokens[row, at].unsqueeze(2), (steps < length[:, None]).unsqueeze(2))]
 
-    def forward(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
-        """:meth:`sites`, so that wrappers which only know ``forward`` work."""
-        return self.sites(rollout, steps)
-
     # -- likelihood training
 
     def likelihood_loss(self, batch: TokenBatch, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -185,10 +181,9 @@ class TokenPolicy(nn.Module):
         """
         targets = batch.tokens
         lengths = (targets != PAD).sum(1)
-        if int(lengths.max()) > self.max_length + 1:
-            raise ValueError(f"tokens: a text of {int(lengths.max()) - 1} tokens, expected at most max_length ({self.max_length})")
-        if batch.prompt is not None and batch.prompt.shape[1] > self.max_prompt:
-            raise ValueError(f"prompt: {batch.prompt.shape[1]} tokens, expected at most max_prompt ({self.max_prompt})")
+        check_range("tokens of a text", int(lengths.max()) - 1, most=self.max_length, note=" (max_length)")
+        if batch.prompt is not None:
+            check_range("tokens of a prompt", batch.prompt.shape[1], most=self.max_prompt, note=" (max_prompt)")
         inputs = torch.cat([torch.full_like(targets[:, :1], BOS), targets[:, :-1]], 1)[:, : self.max_length]
         targets = targets[:, : self.max_length]
         prompt, properties = self._hide(batch, generator)

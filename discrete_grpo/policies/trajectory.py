@@ -7,8 +7,9 @@ group. Those steps have no units and log-prob 0, so that Σ_steps log-prob is lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,17 +17,25 @@ from torch import Tensor
 
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pair_mask, unpack
+from discrete_grpo.policies.conditions import columns_of
 
 __all__ = [
     "Moments",
+    "all_steps",
     "check_alike",
     "first_own_steps",
     "first_rows",
+    "graph_rollout",
     "moments",
     "segment_buckets",
     "size_buckets",
     "step_units",
 ]
+
+
+def all_steps(rollout: Rollout) -> Int[Tensor, "batch step"]:
+    """The numbers 0..S-1 of the steps of a rollout [B, S], the same for every row."""
+    return torch.arange(rollout.num_steps, device=rollout.size.device).expand(len(rollout), -1)
 
 
 def check_alike(contexts: Sequence[Context], names: Sequence[str]) -> None:
@@ -36,7 +45,7 @@ def check_alike(contexts: Sequence[Context], names: Sequence[str]) -> None:
         one = first.setdefault(context.group, context)
         for name in names:
             if context.columns.get(name) != one.columns.get(name):
-                raise ValueError(f"{name}: another one in group {context.group}, expected one a group with shared_steps")
+                raise ValueError(f"{name}: another one in group {context.group}, expected one per group with shared_steps")
 
 
 def first_rows(groups: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
@@ -50,7 +59,7 @@ def first_rows(groups: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
 
 
 def first_own_steps(groups: Int[Tensor, " batch"], start: Int[Tensor, " batch"], shared: int) -> Int[Tensor, " batch"]:
-    """The step from which each row goes alone: ``shared``, if its group has other rows and starts before that, else ``start``.
+    """First step that each row draws by itself: ``shared``, if its group has other rows and starts before that, else ``start``.
 
     >>> first_own_steps(torch.tensor([7, -2, 7, 5, 5]), torch.tensor([0, 0, 0, 3, 3]), 2).tolist()
     [2, 0, 2, 3, 3]
@@ -88,7 +97,7 @@ class Moments:
 
     Attributes:
         state: x_t of every row.
-        properties: of every row [R, K]; None without.
+        properties: standardised properties of every row [R, K]; None without properties.
         chosen: which nodes [B, S', N] and pairs [B, S', P] the policy draws in that step.
     """
 
@@ -129,3 +138,41 @@ def step_units(rollout: Rollout) -> Int[Tensor, "batch step"]:
     steps = torch.arange(rollout.num_steps, device=free.device)
     start = rollout.states.get("start", torch.zeros_like(free))
     return torch.where(steps >= start[:, None], free[:, None], 0)
+
+
+def graph_rollout(
+    contexts: Sequence[Context],
+    states: Mapping[str, Tensor],
+    logp: Float[Tensor, "batch step"],
+    group: Int[Tensor, " batch"],
+    size: Int[Tensor, " batch"],
+    *,
+    max_nodes: int,
+    decode: Callable[[GraphBatch], Sequence[Any]] | None,
+) -> Rollout:
+    """The rollout of finished trajectories, their last states decoded.
+
+    Args:
+        contexts: B of them.
+        states: what the top of this module describes.
+        logp: log-prob of each step as drawn [B, S].
+        group: number of each row's group [B].
+        size: node count of each row [B].
+        max_nodes: size of the largest graph that the policy draws.
+        decode: turns finished graphs on the CPU into what rewards see; None gives batches of one graph on the device.
+    """
+    mask, steps = node_mask(size, states["nodes"].shape[2]), logp.shape[1]
+    final = unpack(states["nodes"][:, -1], states["pairs"][:, -1], mask)
+    alone = [final.index(slice(b, b + 1)).crop(n) for b, n in enumerate(size.tolist())] if decode is None else []
+    made = Rollout(
+        states=states,
+        group=group,
+        logp=logp,
+        units=torch.zeros_like(logp, dtype=torch.long),
+        size=size,
+        max_units=steps * (max_nodes + num_pairs(max_nodes)),
+        max_steps=steps,
+        samples=tuple(alone if decode is None else decode(final.to("cpu"))),
+        columns=columns_of(contexts),
+    )
+    return replace(made, units=step_units(made))

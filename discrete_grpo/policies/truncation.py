@@ -14,12 +14,14 @@ import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
+from discrete_grpo.core.checks import check_range
+
 __all__ = ["Truncation", "pack_bits", "unpack_bits"]
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """How logits become the probabilities a policy draws from.
+    """Temperature, top-k and top-p that turn logits into the probabilities of a policy.
 
     Attributes:
         temperature: divides logits; more than 0.
@@ -35,13 +37,11 @@ class Truncation:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < float("inf"):
-            raise ValueError(f"temperature: {self.temperature}, expected more than 0")
+        check_range("temperature", self.temperature, above=0)
         k = self.top_k
         if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
             raise ValueError(f"top_k: {k}, expected a whole number of at least 1 or None")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: {self.top_p}, expected more than 0 and at most 1")
+        check_range("top_p", self.top_p, above=0, most=1)
 
     @property
     def restricts(self) -> bool:
@@ -81,7 +81,7 @@ class Truncation:
 
 
 def pack_bits(flags: Bool[Tensor, "*any class"]) -> UInt8[Tensor, "*any byte"]:
-    """Eight flags a byte along the last axis, the first in the lowest bit.
+    """Pack eight flags per byte along the last axis, the first in the lowest bit.
 
     >>> pack_bits(torch.tensor([[True, False, True]]))
     tensor([[5]], dtype=torch.uint8)

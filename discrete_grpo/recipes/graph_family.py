@@ -42,7 +42,7 @@ def reference_of(metadata: Columns) -> metrics.GraphReference | None:
 
 def _sizes(samples: Sequence[str | None]) -> dict[str, list[int | None]]:
     """Numbers of nodes and edges of every sample: the property columns of tables."""
-    graphs = [None if s is None else graph6.parse(s) for s in samples]
+    graphs = [None if s is None else graph6.from_graph6(s) for s in samples]
     return {
         "nodes": [None if g is None else g.number_of_nodes() for g in graphs],
         "edges": [None if g is None else g.number_of_edges() for g in graphs],
@@ -53,7 +53,7 @@ def _decode(policy: Any, metadata: Columns) -> None:
     """Let rewards see graph6 lines, followed by the classes where a policy has more of them than one of nodes and two of edges."""
     inner = innermost(policy)
     labelled = inner.node_kernel.noise.num_clean > 1 or inner.edge_kernel.noise.num_clean > 2
-    inner.decode = labelled_graphs.decode if labelled else graph6.decode
+    inner.decode = labelled_graphs.decode if labelled else graph6.batch_to_graph6
 
 
 def class_shares(samples: Sequence[str | None]) -> dict[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.metrics import molecules as metrics
 from discrete_grpo.policies.conditions import FixedSites
@@ -17,10 +18,10 @@ from discrete_grpo.runs.checkpoint import CheckpointError
 __all__ = ["MOLECULES", "property_columns", "scaffold_sites"]
 
 PROPERTIES: Mapping[str, Callable[[Any], float]] = {
-    "QED": chemistry.qed,
-    "logP": chemistry.logp,
-    "SA": chemistry.synthetic_accessibility,
-    "weight": chemistry.molecular_weight,
+    "QED": molecule_properties.qed_score,
+    "logP": molecule_properties.crippen_logp,
+    "SA": molecule_properties.sa_score,
+    "weight": molecule_properties.molar_mass,
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from rdkit import Chem
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 
 __all__ = ["HitsProperty", "keeps_scaffold"]
@@ -38,7 +39,7 @@ class HitsProperty:
 
     def __post_init__(self) -> None:
         check_range("scale", self.scale, above=0)
-        chemistry.descriptor(self.property)
+        molecule_properties.descriptor(self.property)
 
     @cached_property
     def name(self) -> str:
@@ -47,7 +48,7 @@ class HitsProperty:
 
     @cached_property
     def _value(self) -> Any:
-        return chemistry.descriptor(self.property)
+        return molecule_properties.descriptor(self.property)
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
         """Compare each sample with its target.

@@ -18,6 +18,7 @@ from rdkit.Chem.Scaffolds import MurckoScaffold
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.scoring import reward_name, score_one
+from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.penalties import PENALTIES, Penalty
 
@@ -53,7 +54,7 @@ def topological_scaffold(mol: Chem.Mol) -> str:
 def _murcko(smiles: str) -> str:
     """Compute the Murcko scaffold of a sample; cached, since the filter and the metrics ask for the same ones."""
     mol = chemistry.parse(smiles)
-    return "" if mol is None else chemistry.murcko_scaffold(mol)
+    return "" if mol is None else molecule_properties.murcko_scaffold(mol)
 
 
 def _topological(smiles: str) -> str:
@@ -236,7 +237,7 @@ class DiversityFilter:
 
 def _similarities(mols: Sequence[Chem.Mol]) -> list[list[float]]:
     """Compute T_ij, the Tanimoto similarity of Morgan bits (radius 2, 1024), self pairs included, [m, m]."""
-    prints = [chemistry.bit_fingerprint(mol, radius=2, size=1024) for mol in mols]
+    prints = [molecule_properties.bit_fingerprint(mol, radius=2, size=1024) for mol in mols]
     return [list(DataStructs.BulkTanimotoSimilarity(own, prints)) for own in prints]
 
 

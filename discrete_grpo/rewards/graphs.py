@@ -24,7 +24,15 @@ from jaxtyping import Float
 
 from discrete_grpo.core.scoring import reward_name, score_one
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits, load_splits
-from discrete_grpo.domains.graph_statistics import SIGMA, Kind, clustering, degree, describe, kernel, orbit
+from discrete_grpo.domains.graph_statistics import (
+    SIGMA,
+    Descriptor,
+    clustering,
+    degree,
+    descriptor_table,
+    gaussian_tv_kernel,
+    orbit,
+)
 from discrete_grpo.domains.graph_validity import SHAPES, Shape, has_shape, matrix_of, num_components
 from discrete_grpo.domains.isomorphism import BUDGET, GraphSet, form
 
@@ -153,8 +161,8 @@ class ShapeMatch:
         """Degrees and clustering of all training nodes as shares, and the mean orbit counts."""
         train = _splits(self.data).train
         sizes = np.array([len(g) for g in train])[:, None]
-        pooled = [(describe(train, kind) * sizes).sum(0) for kind in ("degree", "clustering")]
-        return pooled[0] / pooled[0].sum(), pooled[1] / pooled[1].sum(), describe(train, "orbit").mean(0)
+        pooled = [(descriptor_table(train, kind) * sizes).sum(0) for kind in ("degree", "clustering")]
+        return pooled[0] / pooled[0].sum(), pooled[1] / pooled[1].sum(), descriptor_table(train, "orbit").mean(0)
 
     @property
     def name(self) -> str:
@@ -221,11 +229,11 @@ class SingleMMD:
         _check(self.data, self.shape)
 
     @functools.cached_property
-    def reference(self) -> dict[Kind, tuple[Float[np.ndarray, "graph bin"], float]]:
-        """Statistics of the training graphs, and the mean kernel of their pairs."""
-        kinds: tuple[Kind, ...] = ("degree", "clustering", "orbit")
-        found = {kind: describe(_splits(self.data).train, kind) for kind in kinds}
-        return {kind: (x, float(kernel(x, x, SIGMA[kind]).mean())) for kind, x in found.items()}
+    def reference(self) -> dict[Descriptor, tuple[Float[np.ndarray, "graph bin"], float]]:
+        """Descriptors of the training graphs, and the mean kernel of their pairs."""
+        kinds: tuple[Descriptor, ...] = ("degree", "clustering", "orbit")
+        found = {kind: descriptor_table(_splits(self.data).train, kind) for kind in kinds}
+        return {kind: (x, float(gaussian_tv_kernel(x, x, SIGMA[kind]).mean())) for kind, x in found.items()}
 
     @property
     def name(self) -> str:
@@ -242,7 +250,7 @@ class SingleMMD:
         graphs = [s for k in readable if (s := samples[k]) is not None]
         like = np.zeros(len(samples))
         for kind, (train, own) in self.reference.items() if graphs else ():
-            cross = kernel(describe(graphs, kind), train, SIGMA[kind]).mean(1)
+            cross = gaussian_tv_kernel(descriptor_table(graphs, kind), train, SIGMA[kind]).mean(1)
             like[readable] += np.exp(-np.abs(1 + own - 2 * cross) / 0.01)
         return [0.2 * float(x) / 3 + 0.8 * has_shape(s, self.shape) for x, s in zip(like, samples, strict=True)]
 

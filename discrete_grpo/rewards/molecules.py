@@ -27,6 +27,7 @@ from rdkit.rdBase import BlockLogs
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.scoring import reward_name, score_one
+from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 
 __all__ = [
@@ -100,7 +101,7 @@ def qed(mol: Chem.Mol) -> float:
     >>> [round(x, 3) for x in qed(["CC(=O)Nc1ccc(O)cc1", "CCO", None])]
     [0.595, 0.407, 0.0]
     """
-    return chemistry.qed(mol)
+    return molecule_properties.qed_score(mol)
 
 
 @molecule_reward
@@ -115,7 +116,7 @@ def logp(mol: Chem.Mol) -> float:
     >>> [round(x, 3) for x in logp(["c1ccccc1", "CCO", None])]
     [1.687, -0.001, 0.0]
     """
-    return chemistry.logp(mol)
+    return molecule_properties.crippen_logp(mol)
 
 
 @molecule_reward
@@ -131,7 +132,7 @@ def penalised_logp(mol: Chem.Mol) -> float:
     >>> [round(x, 2) for x in penalised_logp(["CCCCCCCC", "CCO", None])]
     [2.9, -0.26, 0.0]
     """
-    return chemistry.penalised_logp(mol)
+    return molecule_properties.plogp(mol)
 
 
 @molecule_reward
@@ -146,7 +147,7 @@ def synthetic_accessibility(mol: Chem.Mol) -> float:
     >>> [round(x, 2) for x in synthetic_accessibility(["CCO", None])]
     [0.89, 0.0]
     """
-    return (10.0 - chemistry.synthetic_accessibility(mol)) / 9.0
+    return (10.0 - molecule_properties.sa_score(mol)) / 9.0
 
 
 @molecule_reward
@@ -160,7 +161,7 @@ def molecular_weight(mol: Chem.Mol) -> float:
     >>> [round(x, 2) for x in molecular_weight(["CCO", None])]
     [46.07, 0.0]
     """
-    return chemistry.molecular_weight(mol)
+    return molecule_properties.molar_mass(mol)
 
 
 @dataclass(frozen=True)
@@ -187,10 +188,10 @@ class Similarity:
             raise ValueError(f"target: {self.target!r}, expected the SMILES of a connected molecule")
 
     @cached_property
-    def _fingerprint(self) -> chemistry.Fingerprint:
+    def _fingerprint(self) -> molecule_properties.Fingerprint:
         mol = chemistry.parse(self.target)
         assert mol is not None  # checked when made
-        return chemistry.count_fingerprint(mol, self.radius)
+        return molecule_properties.count_fingerprint(mol, self.radius)
 
     @property
     def name(self) -> str:
@@ -205,8 +206,8 @@ class Similarity:
         """
         mols = chemistry.parse_all(samples)
         target = self._fingerprint
-        prints = [None if mol is None else chemistry.count_fingerprint(mol, self.radius) for mol in mols]
-        return [0.0 if own is None else chemistry.tanimoto(own, target) for own in prints]
+        prints = [None if mol is None else molecule_properties.count_fingerprint(mol, self.radius) for mol in mols]
+        return [0.0 if own is None else molecule_properties.tanimoto(own, target) for own in prints]
 
 
 @dataclass(frozen=True)

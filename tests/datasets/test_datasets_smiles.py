@@ -11,7 +11,7 @@ from rdkit import Chem
 
 from discrete_grpo.datasets.molecules import property_scales
 from discrete_grpo.datasets.smiles import alphabet, load_smiles, smiles_from_lines, token_dataset
-from discrete_grpo.domains import molecules
+from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains.tokenizer import EOS, PAD
 
 LINES = ["C[C@H](N)c1ccccc1", "OCC", "C1CC1C[NH3+]", "broken(", "c1ccncc1"]
@@ -28,7 +28,7 @@ def test_molecules_come_with_scaffolds_and_descriptors(tmp_path: Path) -> None:
     assert data.scaffolds == ("c1ccccc1", "", "C1CC1", "c1ccncc1")
     assert data.broken == ((4, "broken("),)
     mols = [Chem.MolFromSmiles(s) for s in data.smiles]
-    expected = [[molecules.logp(m), molecules.descriptor("TPSA")(m)] for m in mols]
+    expected = [[molecule_properties.crippen_logp(m), molecule_properties.descriptor("TPSA")(m)] for m in mols]
     torch.testing.assert_close(data.values, torch.tensor(expected))
 
 
@@ -47,7 +47,7 @@ def test_batches_are_the_texts_with_eos_and_prompts_in_front() -> None:
         assert batch.prompt is not None
         prompt = tokenizer.encode(data.scaffolds[m])
         assert batch.prompt[row].tolist() == [PAD] * (batch.prompt.shape[1] - len(prompt)) + prompt
-    weights = torch.tensor([molecules.molecular_weight(Chem.MolFromSmiles(s)) for s in data.smiles])
+    weights = torch.tensor([molecule_properties.molar_mass(Chem.MolFromSmiles(s)) for s in data.smiles])
     assert batch.properties is not None
     torch.testing.assert_close(batch.properties[:, 0], ((weights - weights.mean()) / weights.std(correction=0))[[2, 1, 0]])
 

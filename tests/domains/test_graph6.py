@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from discrete_grpo.domains.graph6 import adjacency, decode, encode, graph6, parse
+from discrete_grpo.domains.graph6 import adjacency, adjacency_to_graph6, batch_to_graph6, from_graph6, graph6
 from discrete_grpo.domains.graphs import GraphBatch
 
 SIZES = [0, 1, 2, 3, 4, 5, 7, 16, 61, 62, 63, 64, 150]
@@ -18,17 +18,17 @@ def test_text_is_that_of_networkx(n: int, p: float) -> None:
     graph = nx.gnp_random_graph(n, p, seed=n)
     text = nx.to_graph6_bytes(graph, header=False).decode().strip()
     assert graph6(graph) == text
-    assert nx.utils.graphs_equal(parse(text), graph)
+    assert nx.utils.graphs_equal(from_graph6(text), graph)
     matrix = nx.to_numpy_array(graph, dtype=bool, weight=None)
     assert np.array_equal(adjacency(text), matrix)
     assert np.array_equal(adjacency(graph), matrix)
-    assert encode(matrix) == text
+    assert adjacency_to_graph6(matrix) == text
     assert np.array_equal(adjacency(f">>graph6<<{text}\n"), matrix)
 
 
 @pytest.mark.parametrize("text", UNREADABLE)
 def test_text_that_is_no_graph(text: str) -> None:
-    for read in (parse, adjacency):
+    for read in (from_graph6, adjacency):
         with pytest.raises(ValueError, match=r"^graph: .* is no graph6 line") as error:
             read(text)
         assert "\n" not in str(error.value)
@@ -62,6 +62,6 @@ def test_batch_is_decoded_without_padding() -> None:
     edges[0, 0, 1] = edges[0, 1, 0] = 2  # any class but 0 is an edge
     edges[1, 1, 2] = edges[1, 2, 1] = 1
     mask = torch.tensor([[True, True, False], [True, True, True]])
-    lines = decode(GraphBatch(torch.zeros(2, 3, dtype=torch.long), edges, mask))
-    assert [sorted(parse(line).edges) for line in lines] == [[(0, 1)], [(1, 2)]]
-    assert [len(parse(line)) for line in lines] == [2, 3]
+    lines = batch_to_graph6(GraphBatch(torch.zeros(2, 3, dtype=torch.long), edges, mask))
+    assert [sorted(from_graph6(line).edges) for line in lines] == [[(0, 1)], [(1, 2)]]
+    assert [len(from_graph6(line)) for line in lines] == [2, 3]

@@ -10,7 +10,7 @@ import pytest
 
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits, tree, write_npz
 from discrete_grpo.domains.graph6 import graph6
-from discrete_grpo.domains.graph_statistics import KINDS, mmd
+from discrete_grpo.domains.graph_statistics import DESCRIPTORS, mmd
 from discrete_grpo.metrics.graphs import GraphReference, distances, evaluate, evaluate_folds, ratio, read_graphs, sample_metrics
 from tests.domains.test_isomorphism import rook, shrikhande, shuffled
 
@@ -31,10 +31,10 @@ def test_table_by_hand() -> None:
     assert {k: found[k] for k in expected} == pytest.approx(expected)
     assert found["vun"] == pytest.approx(found["valid"] * found["unique"] * found["novel"])
     readable = samples[:6]
-    for kind in KINDS:
+    for kind in DESCRIPTORS:
         assert found[f"mmd_{kind}"] == pytest.approx(mmd(readable, TEST, kind))
-    floor = {kind: round(mmd(TRAIN, TEST, kind), 4) for kind in KINDS}
-    parts = [found[f"mmd_{kind}"] / floor[kind] for kind in KINDS if floor[kind]]
+    floor = {kind: round(mmd(TRAIN, TEST, kind), 4) for kind in DESCRIPTORS}
+    parts = [found[f"mmd_{kind}"] / floor[kind] for kind in DESCRIPTORS if floor[kind]]
     assert found["ratio"] == pytest.approx(sum(parts) / len(parts))
     assert {k: v for k, v in found.items() if k in evaluate(samples, shape="tree")} == pytest.approx(
         evaluate(samples, shape="tree")

@@ -44,7 +44,7 @@ def test_an_image_survives_its_text_and_its_tensor() -> None:
 
 @pytest.mark.parametrize("text", ["", "CCO", "2x2:00", "2x2:00ff80", "0x1:", "2x2:00FF8000", "2x2:00ff8000 "])
 def test_what_is_no_image_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^(text|levels|height, width): "):
+    with pytest.raises(ValueError, match=r"^(text|levels|height|width): "):
         Image.parse(text)
     assert render_image(text) is None
 
@@ -79,7 +79,7 @@ def test_a_sheet_shows_every_image_in_its_place() -> None:
         top, left = k // 2 * 4 + 1, k % 2 * 6 + 1
         shown = sheet[::2, ::2][top : top + 3, left : left + 5]
         assert torch.equal(shown, image.tensor())
-    with pytest.raises(ValueError, match="columns, scale: 0, 2, expected at least 1"):
+    with pytest.raises(ValueError, match="columns: 0, expected at least 1"):
         contact_sheet(images, 0, 2)
 
 

@@ -137,7 +137,7 @@ def test_a_checkpoint_holds_the_decoder(tmp_path: Path) -> None:
 
 
 def test_a_decoder_that_loses_samples_is_refused() -> None:
-    with pytest.raises(ValueError, match="decoder: gave 5 objects for 6 samples, expected one a sample"):
+    with pytest.raises(ValueError, match="decoder: gave 5 objects for 6 samples, expected one per sample"):
         draw(DecodedPolicy(token_policy("CO", EDGE_LIST, 3), lambda texts: texts[1:]))
 
 

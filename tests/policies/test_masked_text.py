@@ -84,7 +84,6 @@ def test_replay_gives_the_very_bits_the_sampler_had(options: dict[str, Any]) -> 
     few = rollout.index(torch.tensor([3, 0]))
     picked = score_sites(policy.sites(few, steps)).logp.sum(-1)
     torch.testing.assert_close(picked, few.logp.gather(1, steps), rtol=0, atol=1e-5)
-    assert torch.equal(policy(rollout)[0].log_probs, policy.sites(rollout)[0].log_probs)
 
 
 @kinds

@@ -264,9 +264,9 @@ def test_restarts_are_the_finished_graphs_at_the_nearest_grid_point() -> None:
     ("columns", "said"),
     [
         ({"restart": 3}, "restart: 3, expected a Restart"),
-        ({"restart": Restart((0, 1), (0,), 4)}, "restart: step 4, expected 0 to 3"),
-        ({"restart": Restart((0, 3), (0,), 1)}, "restart: node class 3, expected 0 to 2"),
-        ({"restart": Restart((0, 1), (2,), 1)}, "restart: edge class 2, expected 0 to 1"),
+        ({"restart": Restart((0, 1), (0,), 4)}, "step of restart: 4, expected 0 to 3"),
+        ({"restart": Restart((0, 3), (0,), 1)}, "node class in restart: 3, expected 0 to 2"),
+        ({"restart": Restart((0, 1), (2,), 1)}, "edge class in restart: 2, expected 0 to 1"),
         ({"restart": Restart((0, 1), (1,), 1), "num_nodes": 3}, "num_nodes: 3, expected 2 as in restart"),
         ({"restart": Restart((0,) * 5, (1,) * 10, 1)}, "num_nodes: 5, expected 1 to 4"),
     ],
@@ -280,9 +280,9 @@ def test_a_wrong_restart_is_named(columns: dict[str, Any], said: str) -> None:
 def test_wrong_restarts_are_refused_when_made() -> None:
     with pytest.raises(ValueError, match="restart: 2 nodes and 2 pairs, expected at least 1 node and 1 pairs"):
         Restart((0, 1), (0, 0), 1)
-    with pytest.raises(ValueError, match="restart: step -1, expected 0 or more"):
+    with pytest.raises(ValueError, match="step of restart: -1, expected at least 0"):
         Restart((0,), (), -1)
-    with pytest.raises(ValueError, match="restart: another one in group 0, expected one a group"):
+    with pytest.raises(ValueError, match="restart: another one in group 0, expected one per group"):
         tiny_policy().sample([*again(1), Context(0)])
     with pytest.raises(ValueError, match=r"time: 0\.0, expected more than 0 and at most 1"):
         grid_point(torch.tensor([1.0, 0.0]), 0.0)

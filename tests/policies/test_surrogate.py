@@ -428,9 +428,8 @@ def test_resume_and_checkpoints_keep_the_wrapper(name: str, tmp_path: Path) -> N
     resumed = GRPOTrainer(built(name, seed=4), share_of_class_two, config, run=tmp_path / "part", resume=True)
     resumed.train()
     assert all(torch.equal(a, b) for a, b in zip(whole.module.parameters(), resumed.module.parameters(), strict=True))
-    again = load_policy(save(tmp_path / "policy", whole.module, metadata={}))
-    assert isinstance(again, EagerLikelihood | ElboLikelihood)
-    assert isinstance(again, type(whole.policy))
+    again: Any = load_policy(save(tmp_path / "policy", whole.module, metadata={}))
+    assert type(again).__qualname__ == type(whole.policy).__qualname__
     assert again.init_args().keys() == built(name).init_args().keys()
     assert isinstance(again.policy, GraphPolicy)
     again.decode = node_classes

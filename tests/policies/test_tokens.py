@@ -194,7 +194,7 @@ def test_a_condition_the_policy_cannot_follow_is_named(columns: dict[str, Any], 
     ("options", "said"),
     [
         ({"max_length": 0}, "max_length: 0, expected at least 1"),
-        ({"min_length": 9}, r"min_length: 9, expected 0 to max_length \(4\)"),
+        ({"min_length": 9}, r"min_length: 9, expected 0 to 4 \(max_length\)"),
         ({"condition_dropout": 2.0}, "condition_dropout: 2.0, expected 0 to 1"),
     ],
 )
@@ -205,7 +205,7 @@ def test_arguments_out_of_range_are_named(options: dict[str, Any], said: str) ->
 
 
 def test_a_text_longer_than_the_block_is_named() -> None:
-    with pytest.raises(ValueError, match=r"tokens: a text of 6 tokens, expected at most max_length \(4\)"):
+    with pytest.raises(ValueError, match=r"tokens of a text: 6, expected at most 4 \(max_length\)"):
         token_policy().likelihood_loss(TokenBatch(torch.tensor([[4, 4, 4, 4, 4, 4, EOS]])))
     with pytest.raises(ValueError, match="contexts: none given"):
         token_policy().sample([])

@@ -198,4 +198,4 @@ def test_options_reach_the_policy(stats: MoleculeStatistics) -> None:
     assert (policy.edge_kernel.eta, policy.node_kernel.omega) == (1.5, 0.5)  # type: ignore[attr-defined]  # FlowEuler has both
     assert (policy.num_steps, policy.precondition, policy.train_distortion) == (9, True, PolydecDistortion())
     own = molecule_policy(stats, denoiser(stats), schedule=PolydecDistortion())
-    assert own.edge_kernel.noise.schedule == PolydecDistortion()
+    assert own.edge_kernel.noise.schedule == PolydecDistortion()  # type: ignore[attr-defined]  # Noise has a schedule

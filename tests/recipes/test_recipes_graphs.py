@@ -37,7 +37,7 @@ EMPTY = GraphBatch(torch.zeros(6, 3, dtype=torch.long), torch.zeros(6, 3, 3, dty
 
 def edges(samples: list[str], **columns: Any) -> list[float]:
     """A reward that counts edges."""
-    return [float(topology.parse(s).number_of_edges()) for s in samples]
+    return [float(topology.from_graph6(s).number_of_edges()) for s in samples]
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_every_choice_trains_resumes_and_exports(planar: Path, tmp_path: Path, o
     assert isinstance(checkpoint.load_policy(next(iter(sorted((tmp_path / "run/checkpoints").iterdir())))), wrapper)
     exported = load_policy(tmp_path / "run/policy")
     assert isinstance(exported, SizedPolicy if wrapper is SizedPolicy else GraphPolicy)
-    assert topology.parse(read_samples(tmp_path / "run/evaluation_after.csv.gz")["sample"][0]).number_of_nodes() >= 12
+    assert topology.from_graph6(read_samples(tmp_path / "run/evaluation_after.csv.gz")["sample"][0]).number_of_nodes() >= 12
     more = dataclasses.replace(recipe, grpo=dataclasses.replace(FAST, max_steps=3))
     run_train(more, resume=True)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3]
@@ -166,9 +166,9 @@ def test_graphs_that_a_policy_does_not_know_are_named() -> None:
     policy = tiny_policy()
     nodes, edges, mask = EMPTY.nodes, EMPTY.edges, EMPTY.mask
     for graphs, said in (
-        (GraphBatch(nodes + 3, edges, mask), "graphs: node class 3, expected 0 to 2"),
-        (GraphBatch(nodes, edges - 1, mask), "graphs: edge class -1, expected 0 to 1"),
-        (EMPTY.pad(5), "graphs: 5 nodes, expected at most the policy's 4"),
+        (GraphBatch(nodes + 3, edges, mask), "node class in graphs: 3, expected 0 to 2"),
+        (GraphBatch(nodes, edges - 1, mask), "edge class in graphs: -1, expected 0 to 1"),
+        (EMPTY.pad(5), "nodes of graphs: 5, expected at most 4"),
     ):
         with pytest.raises(ValueError, match=said):
             policy.likelihood_loss(graphs)

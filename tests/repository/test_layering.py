@@ -30,6 +30,7 @@ FAMILIES = {"domains", "policies", "models", "datasets", "metrics", "rewards", "
 KEEPERS = {
     "rdkit": {
         "domains.molecules",
+        "domains.molecule_properties",
         "datasets.molecules",
         "datasets.enumeration",
         "datasets.reading",

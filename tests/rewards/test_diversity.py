@@ -16,6 +16,7 @@ from rdkit.Chem.Scaffolds import MurckoScaffold
 
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import RewardError, reward_name, score_samples
+from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.metrics.molecules import internal_diversity
 from discrete_grpo.rewards.cache import ScoreCache
@@ -247,7 +248,7 @@ def test_settings_out_of_range_are_named(settings: dict[str, Any], said: str) ->
 def brute_diversity(samples: Sequence[str]) -> float:
     if not samples:
         return 0.0
-    prints = [chemistry.bit_fingerprint(Chem.MolFromSmiles(s), 2, 1024) for s in samples]
+    prints = [molecule_properties.bit_fingerprint(Chem.MolFromSmiles(s), 2, 1024) for s in samples]
     pairs = [DataStructs.TanimotoSimilarity(a, b) for a, b in itertools.product(prints, prints)]
     return 1.0 - sum(pairs) / len(pairs)
 
@@ -268,7 +269,7 @@ def test_a_copy_adds_less_than_nothing_and_distance_orders_alike() -> None:
     gain, distance = DiversityContribution()(samples), MeanDistance()(samples)
     assert max(gain[:2]) < 0 < min(gain[3:])
     assert sorted(range(5), key=gain.__getitem__) == sorted(range(5), key=distance.__getitem__)
-    prints = [chemistry.bit_fingerprint(Chem.MolFromSmiles(s), 2, 1024) for s in samples]
+    prints = [molecule_properties.bit_fingerprint(Chem.MolFromSmiles(s), 2, 1024) for s in samples]
     for k, own in enumerate(prints):
         others = [1 - DataStructs.TanimotoSimilarity(own, other) for j, other in enumerate(prints) if j != k]
         assert distance[k] == pytest.approx(sum(others) / 4, abs=1e-12)
@@ -295,7 +296,7 @@ def test_metrics_are_those_of_the_table() -> None:
     samples = drawn(90, 7)
     found = diversity_metrics(samples)
     mols = [mol for mol in map(chemistry.parse, samples) if mol is not None]
-    assert found["unique_scaffolds"] == len({chemistry.murcko_scaffold(mol) for mol in mols}) / len(mols)
+    assert found["unique_scaffolds"] == len({molecule_properties.murcko_scaffold(mol) for mol in mols}) / len(mols)
     assert found["internal_diversity"] == pytest.approx(internal_diversity(samples), abs=1e-12)
     assert diversity_metrics([None, "C("]) == diversity_metrics([]) == {"unique_scaffolds": 0.0, "internal_diversity": 0.0}
 

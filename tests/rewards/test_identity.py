@@ -192,7 +192,7 @@ made = {
 }
 made["sum"] = combine.WeightedSum.of({molecules.qed: 1.0, molecules.logp: 0.5})
 made["pool"] = pool.RewardPool("discrete_grpo.rewards.molecules.logp")
-made["decorated"] = molecules.molecule_reward(molecules.chemistry.qed)
+made["decorated"] = molecules.molecule_reward(molecules.molecule_properties.qed_score)
 made["set"] = functools.partial(molecules.qed, kinds={"a", "b", "c", molecules.qed})
 found = {name: reward_identity(reward) for name, reward in made.items()}
 print(json.dumps(found))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from discrete_grpo.core.scoring import score_samples
+from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.metrics.molecules import evaluate, sample_metrics
 from discrete_grpo.recipes import molecule_family as molecular
@@ -32,9 +33,9 @@ def parses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(chemistry, "_PARSED", chemistry._Parsed())
     monkeypatch.setattr(chemistry, "parse_smiles", counted)
-    for slow in ("qed", "logp", "synthetic_accessibility"):
-        monkeypatch.setattr(chemistry, slow, lambda mol: 0.0)
-    monkeypatch.setattr(molecular, "PROPERTIES", {"weight": chemistry.molecular_weight})
+    for slow in ("qed_score", "crippen_logp", "sa_score"):
+        monkeypatch.setattr(molecule_properties, slow, lambda mol: 0.0)
+    monkeypatch.setattr(molecular, "PROPERTIES", {"weight": molecule_properties.molar_mass})
     molecule_key.cache_clear()
     yield given
     molecule_key.cache_clear()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from discrete_grpo.datasets.synthetic_graphs import planar, stochastic_block_model, tree
-from discrete_grpo.domains.graph6 import graph6, parse
+from discrete_grpo.domains.graph6 import from_graph6, graph6
 from discrete_grpo.runs.report.graphs import layout, render_graph
 
 GRAPHS = {
@@ -61,7 +61,7 @@ def crossings(graph: nx.Graph) -> int:
 
 
 def test_planar_graphs_are_drawn_without_crossings() -> None:
-    assert crossings(parse(graph6(GRAPHS["planar"]))) == 0
+    assert crossings(from_graph6(graph6(GRAPHS["planar"]))) == 0
     assert crossings(nx.complete_graph(6)) > 0
 
 

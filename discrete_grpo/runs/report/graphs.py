@@ -8,7 +8,7 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Float
 
-from discrete_grpo.domains.graph6 import parse
+from discrete_grpo.domains.graph6 import from_graph6
 
 __all__ = ["layout", "render_graph"]
 
@@ -28,7 +28,7 @@ def render_graph(text: str, *, width: int = 220, height: int = 170) -> str | Non
         The ``<svg>`` element; None if ``text`` is no graph6 line, or the graph has no nodes or more than 400.
     """
     try:
-        graph = parse(text)
+        graph = from_graph6(text)
     except ValueError:
         return None
     if not 0 < len(graph) <= LARGEST:

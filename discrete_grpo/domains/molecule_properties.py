@@ -1,0 +1,119 @@
+"""Properties, fingerprints and scaffolds of RDKit molecules, which rewards and metrics share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TypeAlias
+
+from rdkit import Chem, DataStructs
+from rdkit.Chem import QED, Descriptors, rdFingerprintGenerator, rdMolDescriptors
+
+__all__ = [
+    "bit_fingerprint",
+    "count_fingerprint",
+    "crippen_logp",
+    "descriptor",
+    "molar_mass",
+    "murcko_scaffold",
+    "plogp",
+    "qed_score",
+    "sa_score",
+    "tanimoto",
+]
+
+
+def qed_score(mol: Chem.Mol) -> float:
+    """Quantitative estimate of drug-likeness (QED), in [0, 1]; higher is better.
+
+    Source: Bickerton et al. (2012), doi 10.1038/nchem.1243, as in RDKit.
+    """
+    return float(QED.qed(mol))
+
+
+def crippen_logp(mol: Chem.Mol) -> float:
+    """Octanol-water partition coefficient log P by Crippen's atom contributions, unbounded.
+
+    Source: Wildman and Crippen (1999), doi 10.1021/ci990307l, as in RDKit.
+    """
+    return float(rdMolDescriptors.CalcCrippenDescriptors(mol)[0])
+
+
+def molar_mass(mol: Chem.Mol) -> float:
+    """Average molar mass with hydrogens in g/mol, more than 0."""
+    return float(Descriptors.MolWt(mol))  # type: ignore[attr-defined]  # RDKit's stubs leave it out
+
+
+def sa_score(mol: Chem.Mol) -> float:
+    """Synthetic accessibility score, from 1 (easy) to 10 (hard).
+
+    Source: Ertl and Schuffenhauer (2009), doi 10.1186/1758-2946-1-8, as in RDKit's Contrib.
+    """
+    from rdkit.Contrib.SA_Score import sascorer  # reads a 3 MB table, so only when asked for
+
+    return float(sascorer.calculateScore(mol))
+
+
+def descriptor(name: str) -> Callable[[Chem.Mol], float]:
+    """RDKit's descriptor of this name (``MolLogP``, ``TPSA``, ``qed``, ``MolWt``, ...).
+
+    Raises:
+        ValueError: if RDKit has none of that name; the nearest is named.
+
+    >>> descriptor("TPSA")(Chem.MolFromSmiles("CCO"))
+    20.23
+    """
+    known: dict[str, Callable[[Chem.Mol], float]] = dict(Descriptors.descList)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1, 0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"properties: {name!r} is no RDKit descriptor{hint}")
+    return known[name]
+
+
+_LOGP_MEAN, _LOGP_STD = 2.4570953396190123, 1.434324401111988  # over ZINC250k, JT-VAE
+_SA_MEAN, _SA_STD = -3.0525811293166134, 0.8335207024513095
+_CYCLE_MEAN, _CYCLE_STD = -0.0485696876403053, 0.2860212110245455
+
+
+def plogp(mol: Chem.Mol) -> float:
+    """Penalised log P: z(logP) + z(-SA) + z(-max(0, largest ring - 6)), each z-scored over ZINC250k; unbounded.
+
+    Source: Jin et al. (2018), JT-VAE, whose constants these are. The largest ring is over the SSSR of RDKit, where
+    JT-VAE took networkx's ``cycle_basis``, which depends on the order of atoms.
+    """
+    largest = max((len(ring) for ring in mol.GetRingInfo().AtomRings()), default=0)
+    cycle = -float(max(0, largest - 6))
+    easy = (-sa_score(mol) - _SA_MEAN) / _SA_STD
+    return (crippen_logp(mol) - _LOGP_MEAN) / _LOGP_STD + easy + (cycle - _CYCLE_MEAN) / _CYCLE_STD
+
+
+Fingerprint: TypeAlias = DataStructs.ULongSparseIntVect | DataStructs.ExplicitBitVect
+
+
+@lru_cache(maxsize=16)
+def _generator(radius: int, size: int) -> rdFingerprintGenerator.FingerprintGenerator64:
+    return rdFingerprintGenerator.GetMorganGenerator(radius=radius, fpSize=size)
+
+
+def count_fingerprint(mol: Chem.Mol, radius: int = 2) -> DataStructs.ULongSparseIntVect:
+    """Unfolded Morgan fingerprint with counts; radius 2 is ECFP4."""
+    return _generator(radius, 2048).GetSparseCountFingerprint(mol)
+
+
+def bit_fingerprint(mol: Chem.Mol, radius: int = 2, size: int = 1024) -> DataStructs.ExplicitBitVect:
+    """Morgan fingerprint folded to ``size`` bits."""
+    return _generator(radius, size).GetFingerprint(mol)
+
+
+def tanimoto(a: Fingerprint, b: Fingerprint) -> float:
+    """Tanimoto similarity Σ min(a, b) / Σ max(a, b) of two fingerprints, in [0, 1]."""
+    return float(DataStructs.TanimotoSimilarity(a, b))
+
+
+def murcko_scaffold(mol: Chem.Mol) -> str:
+    """Canonical SMILES of the Bemis-Murcko scaffold without stereo; empty for a molecule without rings."""
+    from rdkit.Chem.Scaffolds import MurckoScaffold
+
+    return str(Chem.MolToSmiles(MurckoScaffold.GetScaffoldForMol(mol), isomericSmiles=False))

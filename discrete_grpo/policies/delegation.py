@@ -1,0 +1,60 @@
+"""Delegation of a wrapper's attributes to the policy inside it, and the one-line ``repr`` of policies."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar, overload
+
+from torch import nn
+
+__all__ = ["Inner", "network_size", "one_line"]
+
+Value = TypeVar("Value")
+
+
+class Inner(Generic[Value]):
+    """Descriptor that reads and writes the attribute of the same name of ``self.policy``.
+
+    A wrapper lists the attributes and methods that it passes on unchanged, and defines only those that differ. A wrapper lacks
+    an attribute that the policy inside it lacks.
+
+    >>> class Wrapper:
+    ...     split = Inner()
+    ...     def __init__(self, policy):
+    ...         self.policy = policy
+    >>> Wrapper("a b").split()
+    ['a', 'b']
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, wrapper: None, owner: type) -> Inner[Value]: ...
+
+    @overload
+    def __get__(self, wrapper: Any, owner: type) -> Value: ...
+
+    def __get__(self, wrapper: Any | None, owner: type) -> Value | Inner[Value]:
+        return self if wrapper is None else getattr(wrapper.policy, self.name)
+
+    def __set__(self, wrapper: Any, value: Value) -> None:
+        setattr(wrapper.policy, self.name, value)
+
+
+def network_size(network: nn.Module) -> str:
+    """Class of a network and its number of parameters.
+
+    >>> network_size(nn.Linear(30, 50))
+    'Linear of 1,550 parameters'
+    """
+    count = sum(p.numel() for p in network.parameters())
+    return f"{type(network).__name__} of {count:,} parameters"
+
+
+def one_line(policy: object, *facts: object) -> str:
+    """``repr`` of a policy: the name of its class and what tells it from others, on one line.
+
+    >>> one_line(nn.Identity(), "8 steps", "uniform noise")
+    'Identity(8 steps, uniform noise)'
+    """
+    return f"{type(policy).__name__}({', '.join(map(str, facts))})"
