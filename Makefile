@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test lint doctest clean
 
-# A stamp newer than what decides the environment means it is up to date.
+# A stamp newer than what decides the environment means it is up to date. Nothing is compiled in advance: Python compiles the few
+# modules that are imported, and compiling all of them takes a minute.
 $(VENV)/ready: setup.cfg constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,dev]"
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[test,dev]"
 	touch $(VENV)/ready
 
 demo: $(VENV)/ready
@@ -25,10 +26,11 @@ lint: $(VENV)/ready
 doctest: $(VENV)/ready
 	$(BIN)/python -m pytest -q --doctest-modules discrete_grpo models datasets --ignore=discrete_grpo/models --ignore=discrete_grpo/datasets
 
+test: export OMP_NUM_THREADS = 1
 test: $(VENV)/ready
 	$(MAKE) -j2 lint doctest  # one core each
-	$(BIN)/python -m pytest -n 2
-	$(BIN)/python -m pytest -n 2 -q -p no:cacheprovider --jaxtyping-packages=discrete_grpo,beartype.beartype tests/core/test_categorical.py tests/domains/test_graphs.py tests/diffusion/test_kernels.py tests/policies/test_graph_policy.py tests/models/test_graph_transformer.py tests/policies/test_graph_conditions.py tests/domains/test_tokenizer.py tests/models/test_gpt.py tests/policies/test_tokens.py tests/policies/test_masked_text.py tests/models/test_vq.py
+	$(BIN)/python -m pytest -n 2 --dist worksteal  # keeps the tests of a file on one core, so that its fixtures run once
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -p no:cacheprovider --jaxtyping-packages=discrete_grpo,beartype.beartype tests/core/test_categorical.py tests/domains/test_graphs.py tests/diffusion/test_kernels.py tests/policies/test_graph_policy.py tests/models/test_graph_transformer.py tests/policies/test_graph_conditions.py tests/domains/test_tokenizer.py tests/models/test_gpt.py tests/policies/test_tokens.py tests/policies/test_masked_text.py tests/models/test_vq.py
 	bash tests/wheel.sh $(abspath $(BIN)/python)
 
 clean:

@@ -1,5 +1,9 @@
-"""One thread, for speed on small tensors and the same bits everywhere."""
+"""One thread, here and in every process that a test starts: for speed on small tensors and the same bits everywhere."""
+
+import os
 
 import torch
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes that each import torch

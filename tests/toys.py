@@ -30,11 +30,11 @@ def node_classes(batch: GraphBatch) -> list[tuple[int, ...]]:
 
 
 def tiny_policy(
-    num_steps: int = 4, seed: int = 0, sizes: Sequence[float] = (0.0, 0.0, 0.3, 0.3, 0.4), **options: Any
+    num_steps: int = 4, seed: int = 0, sizes: Sequence[float] = (0.0, 0.0, 0.3, 0.3, 0.4), layers: int = 2, **options: Any
 ) -> GraphPolicy:
     """A graph policy with three node and two edge classes over graphs of 2 to 4 nodes."""
     kernels = D3PM(uniform(3, CosineSchedule())), D3PM(uniform(2, CosineSchedule()))
-    return GraphPolicy(tiny_network(seed=seed), *kernels, sizes, num_steps=num_steps, decode=node_classes, **options)
+    return GraphPolicy(tiny_network(seed=seed, layers=layers), *kernels, sizes, num_steps=num_steps, decode=node_classes, **options)
 
 
 def share_of_class_two(samples: Sequence[tuple[int, ...]], **columns: Any) -> list[float]:

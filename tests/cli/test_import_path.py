@@ -79,8 +79,6 @@ def ran(run: Path) -> list[str]:
     ("way", "arguments", "code"),
     [
         ("script", "list", 0),
-        ("script", "evaluate good.smi", 0),
-        ("script", "report .", 0),
         ("module", "--version", 0),
         ("module", "--help", 0),
         ("module", "list", 0),

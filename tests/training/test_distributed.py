@@ -124,16 +124,22 @@ def test_the_ledger_of_two_processes_that_stopped_and_went_on_has_each_molecule_
     assert (run / "report.html").is_file()
 
 
-def test_an_error_in_one_process_stops_all_with_its_message(tmp_path: Path) -> None:
-    done = launch(tmp_path, "fails")
-    assert done.returncode != 0
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The run ``fails``, and in the same two processes after it one with broken metrics, which ends them."""
+    folder = tmp_path_factory.mktemp("failed")
+    return folder, launch(folder, "fails", "broken_metrics")
+
+
+def test_an_error_in_one_process_stops_all_with_its_message(failed: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = failed
     message = "reward fails_in_the_second: raised OSError: no licence here"
     assert done.stderr.count(f"RewardError: {message}") >= 2  # each of them says so
-    assert Checkpoints(tmp_path / "fails").latest().name.endswith("0")  # what there was is saved
+    assert Checkpoints(folder / "fails").latest().name.endswith("0")  # what there was is saved
 
 
-def test_an_error_in_the_first_alone_stops_all(tmp_path: Path) -> None:
-    done = launch(tmp_path, "broken_metrics")
+def test_an_error_in_the_first_alone_stops_all(failed: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    _, done = failed
     assert done.returncode != 0
     assert "ArithmeticError: of the first process alone" in done.stderr
     assert "RuntimeError: process 0: ArithmeticError: of the first process alone" in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +32,7 @@ def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def gradient(config: GRPOConfig, stale: bool = False) -> torch.Tensor:
     """The gradient of one update in float64, before clipping; with ``stale`` the policy has moved since it sampled."""
-    policy = tiny_policy().double()
+    policy = tiny_policy(layers=1).double()
     trainer = GRPOTrainer(policy, share_of_class_two, config)
     rollout = trainer_parts.sample(trainer)
     rewards = torch.tensor(share_of_class_two(rollout.samples), dtype=torch.float64)[:, None]
@@ -53,8 +52,10 @@ def test_any_split_of_the_batch_gives_the_same_gradient(loss_type: Any, level: A
     common = SMALL | {"loss_type": loss_type, "importance_sampling_level": level, "beta": 0.1, "max_grad_norm": None}
     whole = gradient(GRPOConfig(**common, per_device_batch_size=12), stale=True)
     assert whole.abs().max() > 1e-6
-    chunked: Sequence[int | None] = [None] if level == "sequence" else [None, 1, 3]
-    for rows, steps in itertools.product([12, 5, 1], chunked):
+    splits: Sequence[tuple[int, int | None]] = [(5, None), (1, None)]
+    if level != "sequence":
+        splits = [(12, 1), (5, None), (5, 3), (1, 3)]
+    for rows, steps in splits:
         part = gradient(GRPOConfig(**common, per_device_batch_size=rows, timestep_chunk=steps), stale=True)
         torch.testing.assert_close(part, whole, rtol=0, atol=1e-10)
 
