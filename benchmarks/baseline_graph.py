@@ -1,4 +1,4 @@
-"""A graph diffusion policy in the shape of its peers (DiGress, DeFoG, Graph-GRPO): what ours is measured against.
+"""A graph diffusion policy in the shape of its peers (DiGress, DeFoG, Graph-GRPO), the baseline of ``graph_policy_speed``.
 
 Written here from the published equations, not copied. What makes it *peer-shaped*:
 

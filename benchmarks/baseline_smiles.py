@@ -1,4 +1,4 @@
-"""A MolGPT-shaped generator, written from the published description: what ``smiles_speed`` compares with.
+"""A MolGPT-shaped generator, written from the published description, the baseline of ``smiles_speed``.
 
 Eight pre-norm layers of width 256, separate projections for queries, keys and values, a masked softmax over the whole
 square, learned positions, a type embedding, an untied head over every position, and conditions as a prefix padded to a
@@ -74,7 +74,7 @@ class PeerGPT(nn.Module):
 def peer_sample(
     net: PeerGPT, start: Tensor, scaffold: Tensor | None, properties: Tensor | None, generator: torch.Generator | None = None
 ) -> Tensor:
-    """``block`` tokens a row: at every step the whole sequence so far is read again."""
+    """Draw ``block`` tokens per row; every step reads the whole sequence so far again."""
     tokens = start
     for _ in range(net.block):
         logits = net(tokens[:, -net.block :], scaffold, properties)[:, -1]

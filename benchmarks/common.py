@@ -1,4 +1,4 @@
-"""What every benchmark stamps on its result, and how a result reaches the disk."""
+"""Provenance stamp, atomic output and timing of the benchmarks."""
 
 from __future__ import annotations
 

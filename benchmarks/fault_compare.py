@@ -1,4 +1,4 @@
-"""What a run of the fault drill has, and whether it is what another one has."""
+"""Comparison of the results of two runs of the fault drill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a run survive? Each row is a fault; what it must leave is a run with the very bits of an undisturbed one.
+"""Fault drill: each row is a fault, after which the resumed run must equal an undisturbed one to the bit.
 
     python -m benchmarks.fault_drill                          # the committed table: CPU, about 5 minutes
     python -m benchmarks.fault_drill --quick                  # the cheap rows, 3 kills: a minute

@@ -1,4 +1,4 @@
-"""The rows of the fault drill: what is done to a run, and what must come of it."""
+"""Rows of the fault drill: faults and the required results."""
 
 from __future__ import annotations
 

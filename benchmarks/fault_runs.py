@@ -1,4 +1,4 @@
-"""The runs of the fault drill: how they are made, and how they are disturbed."""
+"""Runs of the fault drill, and their disturbances."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def stored_bytes(rollout: Rollout) -> int:
 
 
 def one_hot_bytes(nodes: int, steps: int, node_classes: int, edge_classes: int) -> int:
-    """4 ((S + 1) (N C_x + N² C_e) + S): one trajectory as float32 one-hot states, both triangles, and a log-prob a step."""
+    """4 ((S + 1) (N C_x + N² C_e) + S): one trajectory as float32 one-hot states, both triangles, and one log-prob per step."""
     return 4 * ((steps + 1) * (nodes * node_classes + nodes**2 * edge_classes) + steps)
 
 

@@ -130,7 +130,7 @@ def measured(place: Mapping[str, Any], measure: Molecules | Graphs) -> Row:
 
 
 def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a row is a measurement of."""
+    """Identify a row by its settings."""
     return tuple(row[name] for name in ("policy", "kernel", "sample_distortion", "num_steps", "seed"))
 
 

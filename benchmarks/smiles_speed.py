@@ -130,7 +130,7 @@ class Case:
         return found
 
     def _peer_prefix(self, tokenizer: Tokenizer, conditional: bool) -> tuple[Tensor | None, Tensor]:
-        """The baseline's conditions: scaffolds padded to 48, and a property a row."""
+        """The baseline's conditions: scaffolds padded to 48, and one property per row."""
         rows = [c.columns for c in self.contexts]
         properties = torch.tensor([[r["p"]] for r in rows])
         if not conditional:

@@ -15,9 +15,9 @@ from discrete_grpo.domains.graphs import pair_index, pair_mask, upper
 __all__ = ["PosteriorKL", "Posteriors", "posterior_kl"]
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
-"""How far a row may sum from 1, and an edge may be from its mirror image, by dtype."""
+"""Largest deviation of the sum of a row from 1, and of an edge from its mirror image, per dtype."""
 _TOLERANCE_HALF = 2e-2
-"""The same for 16-bit floats."""
+"""Largest deviation for 16-bit floats."""
 
 
 class Posteriors(NamedTuple):

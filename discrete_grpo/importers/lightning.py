@@ -113,9 +113,7 @@ def read_lightning(path: str | os.PathLike[str]) -> Any:
     module = SimpleNamespace(Unpickler=_Unpickler, load=_load, loads=lambda data, **options: _load(io.BytesIO(data), **options))
     module.__name__ = "restricted"
     try:
-        return torch.load(
-            path, map_location="cpu", pickle_module=module, weights_only=False
-        )  # the pickle module above refuses code
+        return torch.load(path, map_location="cpu", pickle_module=module, weights_only=False)  # see _Unpickler
     except Exception as error:  # torch, zipfile and pickle raise many exceptions
         first = str(error).split("\n")[0] or type(error).__name__
         raise CheckpointError(f"path: {path} cannot be read ({first}); expected a checkpoint written by torch.save") from error

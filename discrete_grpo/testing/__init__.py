@@ -1,8 +1,8 @@
-"""A conformance kit: the laws that any policy must obey, run on yours by :func:`check_policy`.
+"""Conformance kit: laws that every policy must obey, tested by :func:`check_policy`.
 
-It knows no family of policies, only the methods of :class:`~discrete_grpo.core.rollout.Policy` and
-:class:`~discrete_grpo.core.rollout.Scorer`. ``docs/extending.md`` lists the laws, what each measures and which mistake it
-catches.
+The kit does not depend on a family of policies; it calls only the methods of :class:`~discrete_grpo.core.rollout.Policy` and
+:class:`~discrete_grpo.core.rollout.Scorer`. ``docs/extending.md`` lists the laws, their measurements and the mistakes that they
+catch.
 """
 
 from discrete_grpo.testing.check import LAWS, check_policy

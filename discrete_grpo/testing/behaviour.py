@@ -1,4 +1,4 @@
-"""Laws of behaviour: who decides the draws, what a rollout holds, what stays untouched, what survives a file."""
+"""Laws of behaviour: generators, contents of a rollout, absence of side effects, and serialisation."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _tensors(rollout: Rollout) -> dict[str, Tensor]:
 
 
 def contexts(case: Case) -> Measured:
-    """One trajectory a context, in order, with its group and columns; ``index`` and ``to`` work."""
+    """There is one trajectory per context, in order, with its group and columns, and ``index`` and ``to`` work."""
     rollout, given = case.rollout, case.contexts
     b = len(given)
     names = {name for c in given for name in c.columns}
     found = {
-        "one row a context": len(rollout) == b,
-        "one sample a row": len(rollout.samples) == b,
+        "one row per context": len(rollout) == b,
+        "one sample per row": len(rollout.samples) == b,
         "group ids in order": rollout.group.tolist() == [c.group for c in given],
         "columns carried": all(
             name in rollout.columns and same(list(rollout.columns[name]), [c.columns.get(name) for c in given]) for name in names

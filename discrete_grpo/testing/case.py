@@ -1,4 +1,4 @@
-"""What every law is given, and the few tools that laws share."""
+"""Case under test, results of laws, and functions that several laws use."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LOG_PROB_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 LOG_PROB_TOLERANCE_HALF = 5e-2
 """The same for 16-bit weights."""
 ROUND = 256
-"""Trajectories drawn or scored in one go."""
+"""Number of trajectories that are drawn or scored in one batch."""
 
 Change = Callable[[Rollout, torch.Generator], Rollout]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A law's measurement; it holds if error <= tolerance."""
+    """Measurement of a law, which holds if error <= tolerance."""
 
     error: float
     tolerance: float
@@ -38,18 +38,18 @@ class Measured:
 
 @dataclass(frozen=True)
 class Skip:
-    """Why a law was not measured."""
+    """Reason why a law was not measured."""
 
     note: str
 
 
 @dataclass(frozen=True)
 class Case:
-    """A policy under test and what the caller knows of it; fields as in :func:`~discrete_grpo.testing.check_policy`.
+    """Policy under test with the arguments of the test; fields as in :func:`~discrete_grpo.testing.check_policy`.
 
     Attributes:
         rollout: one draw of ``contexts``, which most laws replay.
-        no_sites: why the policy has no categorical tables (a :class:`~discrete_grpo.core.rollout.Scorer`); empty if it has.
+        no_sites: reason why the policy has no categorical tables (a :class:`~discrete_grpo.core.rollout.Scorer`); else empty.
     """
 
     policy: Policy
@@ -73,7 +73,7 @@ class Case:
 
     @property
     def device(self) -> torch.device:
-        """Where the policy's parameters are."""
+        """Device of the parameters of the policy."""
         return next(self.module.parameters()).device
 
     @property
@@ -82,11 +82,11 @@ class Case:
         return LOG_PROB_TOLERANCE.get(next(self.module.parameters()).dtype, LOG_PROB_TOLERANCE_HALF)
 
     def generator(self, offset: int = 0) -> torch.Generator:
-        """A fresh generator on the policy's device; equal offsets give equal draws."""
+        """Return a new generator on the device of the policy; equal offsets give equal draws."""
         return torch.Generator(self.device).manual_seed(self.seed + offset)
 
     def scores(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Policy | None = None) -> Scores:
-        """What the trainer takes from the policy for stored steps, differentiable: of its sites, or of its own ``score``."""
+        """Compute the scores of stored steps as the trainer does, with gradients: from sites, or by ``score`` of the policy."""
         if isinstance(self.policy, Scorer):
             return self.policy.score(rollout, steps, reference)
         own = self.policy.sites(rollout, steps)
@@ -97,19 +97,19 @@ class Case:
         return score_sites(own, other)
 
     def replay(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Scores:
-        """Scores of stored steps, without gradient."""
+        """Compute the scores of stored steps without gradient."""
         with torch.no_grad():
             return self.scores(rollout, steps)
 
     def drawn_log_probs(self, rollout: Rollout) -> Float[Tensor, "batch step site"]:
-        """Log π of the classes drawn; where there are no sites, what the policy scores in its place."""
+        """Log π of the drawn classes; for a policy without sites, its own scores."""
         if self.no_sites:
             return self.replay(rollout).logp
         with torch.no_grad():
             return score_sites(self.policy.sites(rollout)).logp
 
     def draws(self, contexts: Sequence[Context], offset: int) -> Iterator[Rollout]:
-        """``samples`` trajectories of ``contexts`` in turn, each a group of its own, in rounds."""
+        """Yield batches of ``samples`` trajectories in all, of ``contexts`` in turn, each with its own group."""
         generator = self.generator(offset)
         for start in range(0, self.samples, ROUND):
             rows = range(start, min(start + ROUND, self.samples))
@@ -117,7 +117,7 @@ class Case:
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
-        """The policy in train or eval mode for a while."""
+        """Context manager that sets train or eval mode and restores the previous mode."""
         before = self.module.training
         self.module.train(training)
         try:
@@ -130,19 +130,19 @@ Law = Callable[[Case], "Measured | Skip"]
 
 
 def why_no_sites(policy: Policy, rollout: Rollout) -> str:
-    """Why a policy that gives its scores itself has no sites, in words; empty for all that have them."""
+    """Return the reason why a policy with its own scores has no sites; empty for policies that have sites."""
     if not isinstance(policy, Scorer):
         return ""
     try:
         with torch.no_grad():
             policy.sites(rollout)
-    except Exception as error:  # whatever it raises, the trainer never asks for them
+    except Exception as error:  # the trainer never calls it, so any exception is allowed
         return f"needs sites; {type(policy).__name__} gives scores only ({type(error).__name__})"
     return ""
 
 
 def gap(found: Shaped[Tensor, "*any"], wanted: Shaped[Tensor, "*any"]) -> float:
-    """max |a - b| / max(1, |b|), 0 where they are equal (also at -inf), inf where either is NaN.
+    """Compute max |a - b| / max(1, |b|), with 0 for equal numbers (also -inf) and inf for NaN.
 
     >>> gap(torch.tensor([1.0, 22.0]), torch.tensor([1.0, 20.0]))
     0.1
@@ -160,13 +160,13 @@ def per_step(scores: Scores) -> Float[Tensor, "batch step 3"]:
 
 
 def claims(found: Mapping[str, bool], note: str = "") -> Measured:
-    """How many of some plain statements are false; the note names them."""
+    """Count the false statements; the note lists them."""
     wrong = [name for name, holds in found.items() if not holds]
     return Measured(float(len(wrong)), 0.0, "not so: " + "; ".join(wrong) if wrong else note)
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equality to the bit, also of tensors inside dataclasses, mappings and sequences."""
+    """Return whether two values are equal to the bit, including tensors in dataclasses, mappings and sequences."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         alike = isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape
         return alike and bool(((a == b) | ((a != a) & (b != b))).all())

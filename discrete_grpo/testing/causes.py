@@ -27,16 +27,16 @@ SCORING_LAWS = ("stored log-probs", "ratio eval", "ratio train", "ratio bf16", "
 LEARNING_LAWS = ("gradient", "reinforce", "reference", "checkpoint")
 HALF_PRECISION = (torch.bfloat16, torch.float16)
 MIN_DISTINCT_VALUES = 8
-"""Least number of distinct values that say how many digits a table has."""
+"""Smallest number of distinct values from which the precision of a table can be inferred."""
 
 
 def likely(name: str, law: Law, case: Case) -> str:
-    """The likely cause of the failure of the law ``name``; empty where no experiment finds one."""
+    """Return the likely cause of the failure of the law ``name``; empty if no experiment finds one."""
     for names, diagnosis in DIAGNOSES:
         if name in names:
             try:
                 found = diagnosis(name, law, case)
-            except Exception:  # an experiment that cannot be made says nothing
+            except Exception:  # an experiment that fails gives no information
                 continue
             if found:
                 return found
@@ -51,13 +51,13 @@ def _twin(case: Case) -> Case:
 
 
 def _redrawn(case: Case) -> Case:
-    """The case with the rollout that its policy draws as it now is."""
+    """Return the case with a new rollout of its current policy."""
     case.module.eval()
     return replace(case, rollout=case.policy.sample(case.contexts, generator=case.generator()))
 
 
 def _holds(law: Law, case: Case, under: Callable[[], AbstractContextManager[Any]] = nullcontext) -> bool:
-    """Whether the law holds for a changed copy of the policy, drawn from and scored ``under`` a context."""
+    """Return whether the law holds for a changed copy of the policy, sampled and scored in the context ``under()``."""
     with under():
         found = law(_redrawn(case))
     return not isinstance(found, Skip) and found.error <= found.tolerance
@@ -119,7 +119,7 @@ def _fast_path(name: str, law: Law, case: Case) -> str:
 
 
 class _Dropouts(TorchFunctionMode):
-    """Makes every dropout the identity, and counts those that would have dropped something."""
+    """Function mode that replaces every dropout by the identity and counts the active ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class _Dropouts(TorchFunctionMode):
 
 
 def _drops(module: Any) -> bool:
-    """Whether a module would drop something in train mode."""
+    """Return whether a module has a positive dropout rate."""
     return float(module.p if isinstance(module, _DropoutNd) else module.dropout) > 0
 
 
@@ -199,14 +199,14 @@ def _freeze(norm: _NormBase) -> None:
 
 
 class _Draws(TorchDispatchMode):
-    """Names the random operations that are not given a generator."""
+    """Dispatch mode that records the random operations without a generator."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: dict[str, None] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Call ``func``, and keep its name if it draws from the global state."""
+        """Call ``func``, and record its name if it draws from the global state."""
         given = kwargs or {}
         given_one = any(isinstance(x, torch.Generator) for x in (*args, *given.values()))
         if torch.Tag.nondeterministic_seeded in func.tags and not given_one:
@@ -215,13 +215,13 @@ class _Draws(TorchDispatchMode):
 
 
 def _other_states() -> dict[str, Any]:
-    """The random states beside torch's."""
+    """Return the random states of Python and numpy."""
     numpy = sys.modules.get("numpy")
     return {"random": random.getstate()} | ({"numpy.random": numpy.random.get_state()[1:3]} if numpy is not None else {})
 
 
 def _sources(run: Callable[[], Any], case: Case) -> list[str]:
-    """What a call draws its random numbers from, other than the generator it is given."""
+    """List the sources of random numbers of a call, apart from its generator."""
     draws, before = _Draws(), _other_states()
     with torch.random.fork_rng(devices=[case.device] if case.device.type == "cuda" else []), draws:
         run()
@@ -232,7 +232,7 @@ def _sources(run: Callable[[], Any], case: Case) -> list[str]:
 
 @contextmanager
 def _same_numbers(case: Case) -> Iterator[None]:
-    """The global random states of torch, Python and numpy at fixed seeds, and back again."""
+    """Context manager that fixes the global random states of torch, Python and numpy, and restores them."""
     numpy = sys.modules.get("numpy")
     python, arrays = random.getstate(), None if numpy is None else numpy.random.get_state()
     with torch.random.fork_rng(devices=[case.device] if case.device.type == "cuda" else []):
@@ -249,7 +249,7 @@ def _same_numbers(case: Case) -> Iterator[None]:
 
 
 def _fixed(case: Case, method: str) -> None:
-    """Let a method of the policy start from the same random numbers at every call."""
+    """Replace a method of the policy by one that starts from the same random numbers at every call."""
     inner = getattr(case.policy, method)
 
     def call(*args: Any, **options: Any) -> Any:
@@ -289,4 +289,4 @@ DIAGNOSES: tuple[tuple[tuple[str, ...], Diagnosis], ...] = (
     ((*SCORING_LAWS, *LEARNING_LAWS), _random_scores),
     (("generator", "global random state"), _random_draws),
 )
-"""Which experiment is made for which laws, in this order."""
+"""Laws and the experiments that are made for them, in this order."""

@@ -53,7 +53,7 @@ LAWS: Mapping[str, Law] = MappingProxyType(
 """Every law by name, in the order of the report."""
 
 ON_TABLES = frozenset({"probabilities", "probabilities bf16", "mask", "total mass", "frequencies", "calibration"})
-"""Laws of categorical tables, which a policy that only gives scores is not asked for."""
+"""Laws of categorical tables, which are skipped for a policy without sites."""
 
 LEARNING_CONFIG = GRPOConfig(
     max_steps=400, num_generations=16, generation_batch_size=128, per_device_batch_size=128, learning_rate=5e-3
@@ -68,10 +68,10 @@ def _skipped(name: str, note: str) -> Row:
 def _judged(name: str, law: Law, case: Case) -> Row:
     if name in ON_TABLES and case.no_sites:
         return _skipped(name, case.no_sites)
-    case.module.eval()  # whatever the law before left behind
+    case.module.eval()  # a law may leave another mode behind
     try:
         found = law(case)
-    except Exception as error:  # a law that cannot be measured is broken; the others still tell why
+    except Exception as error:  # a law that raises has failed; the others are still measured
         said = " ".join(str(error).split())
         return Row(name, math.inf, math.nan, "failed", f"{type(error).__name__}: {said[:120]}")
     if isinstance(found, Skip):

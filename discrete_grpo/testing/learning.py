@@ -23,7 +23,7 @@ from discrete_grpo.training.trainer import GRPOTrainer
 __all__ = ["derivative", "gradient", "learning", "reinforce"]
 
 GAIN = 0.2
-"""How far the mean reward must rise; half the way to 1 where less is left."""
+"""Required rise of the mean reward, or half the distance to 1 if that is smaller."""
 LAST = 3
 """Batches over which the mean reward is taken."""
 GROUPS = 32
@@ -119,13 +119,13 @@ class TextProperty:
     place: int | None = None
 
     def holds(self, text: str) -> bool:
-        """Whether one text has the property."""
+        """Return whether one text has the property."""
         if self.place is None:
             return text.count(self.char) >= self.least
         return self.place < len(text) and text[self.place] <= self.char
 
     def __call__(self, samples: Sequence[Any], **columns: Any) -> list[float]:
-        """1 or 0 a sample."""
+        """Return 1 or 0 per sample."""
         return [float(self.holds(str(sample))) for sample in samples]
 
     def __str__(self) -> str:

@@ -119,7 +119,7 @@ def total_mass(case: Case) -> Measured | Skip:
 
 
 def _actions(case: Case, rollout: Rollout) -> list[tuple[Hashable, ...]]:
-    """What each trajectory drew, whatever the padding around it."""
+    """Return the actions of each trajectory, independent of the padding."""
     rows: list[tuple[Hashable, ...]] = [()] * len(rollout)
     with torch.no_grad():
         kinds = case.policy.sites(rollout)

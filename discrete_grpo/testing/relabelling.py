@@ -1,4 +1,4 @@
-"""Relabels the nodes of stored graph trajectories, whose layout is told by the names and shapes of the states.
+"""Relabelling of the nodes of stored graph trajectories, with a layout inferred from the names and shapes of the states.
 
 States called ``nodes`` hold one entry per node [B, ..., N], ``pairs`` one per unordered pair [B, ..., N(N-1)/2] in the order of
 :mod:`discrete_grpo.domains.graphs`, and ``edges`` a symmetric matrix [B, ..., N, N]. A prefix may stand before each
@@ -21,7 +21,7 @@ __all__ = ["obstacle", "relabelled"]
 
 
 def obstacle(rollout: Rollout) -> str:
-    """Why the nodes of these trajectories cannot be relabelled without help; empty if they can."""
+    """Return the reason why these trajectories cannot be relabelled without ``permute``; empty if they can."""
     graphs = _are_graphs(rollout)
     if "nodes" not in rollout.states or not {"pairs", "edges"} & rollout.states.keys():
         return f"no permute given{', and no states named nodes with pairs or edges' if graphs else ''}"
@@ -36,7 +36,7 @@ def obstacle(rollout: Rollout) -> str:
 
 
 def relabelled(rollout: Rollout, generator: torch.Generator) -> Rollout:
-    """The same trajectories with the existing nodes of each graph in another order, at all steps the same."""
+    """Return the trajectories with the existing nodes of each graph in another order, the same at all steps."""
     n = rollout.states["nodes"].shape[-1]
     exists = _existing(rollout, n)
     drawn = torch.rand(exists.shape, generator=generator, device=generator.device).to(exists.device)

@@ -120,7 +120,7 @@ def batch_size(case: Case) -> Measured:
 
 
 def _some_steps(case: Case) -> Int[Tensor, "batch chosen"]:
-    """Half the steps of each row, at least one, in ascending order, other ones a row."""
+    """Choose half of the steps per row, at least one, in ascending order, and differently per row."""
     scores = torch.rand(case.rollout.logp.shape, generator=case.generator(5), device=case.device)
     return scores.argsort(-1)[:, : (case.rollout.num_steps + 1) // 2].sort(-1).values
 

@@ -1,4 +1,4 @@
-"""What the conformance kit found: a row a law, printed as a plain table."""
+"""Report of the conformance kit: one row per law, printed as a plain table."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["Report", "Row"]
 
 @dataclass(frozen=True)
 class Row:
-    """One law and what came of it.
+    """Result of one law.
 
     Attributes:
-        law: its name.
-        error: what was measured, smaller is better; NaN where skipped, inf where the law could not be measured.
-        tolerance: the largest error that passes; NaN where nothing was measured.
-        outcome: ``passed`` where error <= tolerance.
-        note: what was measured, why it was skipped, or what is wrong.
-        cause: why a law fails, where that could be found out: the law holds once the cause is removed.
+        law: name of the law.
+        error: measured error; NaN if the law was skipped, inf if it could not be measured.
+        tolerance: largest error that passes; NaN if nothing was measured.
+        outcome: ``passed`` if error <= tolerance.
+        note: details of the measurement, the reason for skipping, or the violation.
+        cause: likely cause of a failure, if one was found.
     """
 
     law: str
@@ -31,13 +31,13 @@ class Row:
 
     @property
     def said(self) -> str:
-        """Note and cause."""
+        """Note and cause in one line."""
         return "; ".join(filter(None, (self.note, self.cause and f"likely cause: {self.cause}")))
 
 
 @dataclass(frozen=True)
 class Report:
-    """The rows of one run of the kit; ``str(report)`` is a table.
+    """Results of one run of the kit; ``str(report)`` is a table.
 
     >>> print(Report((Row("units", 2.0, 0.0, "failed", "the mask has 2 more"),)))
     law    error  tolerance  result  note
@@ -49,7 +49,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """True if no law failed; skipped ones do not count."""
+        """Whether no law failed; skipped laws are ignored."""
         return not self.failed
 
     @property
@@ -63,10 +63,10 @@ class Report:
         return tuple(row.law for row in self.rows if row.outcome == "skipped")
 
     def raise_on_failure(self) -> None:
-        """Nothing if every law holds.
+        """Raise unless every law holds.
 
         Raises:
-            AssertionError: with the table as its text.
+            AssertionError: if a law failed; its text is the table.
         """
         if not self.passed:
             raise AssertionError(f"policy: breaks {', '.join(self.failed)}\n{self}")
