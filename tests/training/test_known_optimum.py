@@ -26,9 +26,9 @@ def test_grpo_reaches_the_known_best_molecule(tmp_path: Path) -> None:
     scores = dict(zip(known, logp(known), strict=True))
     optimum = max(scores, key=scores.__getitem__)
     data = dataset_from_smiles(known)
-    sizes = NetworkSizes(layers=3, heads=4, width=48, edge_width=24, global_width=24, walk_length=4)
-    policy = molecule_policy(statistics(data), sizes, DiffusionOptions(num_steps=12), seed=0)
-    pretrain = PretrainConfig(max_steps=300, batch_size=128, learning_rate=4e-3, save_steps=1000)
+    sizes = NetworkSizes(layers=2, heads=4, width=48, edge_width=24, global_width=24, walk_length=4)
+    policy = molecule_policy(statistics(data), sizes, DiffusionOptions(num_steps=8), seed=0)
+    pretrain = PretrainConfig(max_steps=250, batch_size=128, learning_rate=4e-3, save_steps=1000)
     Pretrainer(policy, data, pretrain, tmp_path).train()
     policy.node_counts = (0.0, 0.0, 0.0, 0.0, 0.0, 1.0)  # the best molecule has five atoms; all else is the policy's to find
     before = sample(policy, 200)
@@ -38,7 +38,7 @@ def test_grpo_reaches_the_known_best_molecule(tmp_path: Path) -> None:
         return logp(samples)
 
     config = GRPOConfig(
-        max_steps=50, num_generations=16, generation_batch_size=128, per_device_batch_size=128, learning_rate=1.5e-3
+        max_steps=60, num_generations=16, generation_batch_size=128, per_device_batch_size=128, learning_rate=1.5e-3
     )
     GRPOTrainer(policy, checked, config).train()
     after = sample(policy, 200)
