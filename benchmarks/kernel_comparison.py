@@ -48,7 +48,7 @@ class Budget:
 
     Attributes:
         updates: of the policy.
-        batch: oracle calls an update.
+        batch: oracle calls per update.
         group: samples compared with each other.
         num_steps: of the sampler.
         trained: share of a trajectory's steps, or of the ELBO's draws, that an update learns from.

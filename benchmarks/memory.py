@@ -134,7 +134,7 @@ def update_peak(nodes: int, steps: int, chunk: int | None, setting: Setting) -> 
 
 
 def updates(setting: Setting) -> list[dict[str, Any]]:
-    """One row a graph size and length."""
+    """One row per graph size and length."""
     rows = []
     for nodes in setting.nodes:
         for steps in setting.steps:

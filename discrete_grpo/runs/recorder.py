@@ -86,7 +86,7 @@ class Recorder:
         self._append(METRICS, line.encode() + b"\n")
 
     def record_samples(self, step: int, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Append one row a sample to samples.csv.gz, ``step`` first; None, NaN and infinity become empty cells.
+        """Append one row per sample to samples.csv.gz, ``step`` first; None, NaN and infinity become empty cells.
 
         Raises:
             ValueError: if the columns differ in length, or are not those of the first call.
