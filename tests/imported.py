@@ -15,7 +15,7 @@ from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pair_
 from discrete_grpo.importers.graph_data import DataName, known_data
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.runs.checkpoint import load_policy, save
+from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.trainer import GRPOTrainer
 from tests import digress_oracle as oracle
@@ -103,7 +103,7 @@ def check_as_a_policy(policy: TokenPolicy, folder: Path, columns: dict[str, Any]
     (sites,) = policy.sites(rollout)
     replayed = sites.log_probs.gather(-1, sites.action.unsqueeze(-1)).flatten(1)
     torch.testing.assert_close(replayed.where(rollout.units > 0, 0.0), rollout.logp, atol=1e-4, rtol=1e-4)
-    again = load_policy(save(folder, policy, metadata={"kind": "molecules"}))
+    again = read_policy(save(folder, policy, metadata={"kind": "molecules"}))
     repeated = again.sample(contexts, generator=torch.Generator().manual_seed(0))
     assert repeated.samples == rollout.samples
     assert torch.equal(repeated.logp, rollout.logp)

@@ -166,7 +166,7 @@ def permute(batch: GraphBatch, order: Int[Tensor, "batch node"]) -> GraphBatch:
 
 
 def pack(batch: GraphBatch) -> tuple[UInt8[Tensor, "batch node"], UInt8[Tensor, "batch pair"]]:
-    """Node classes [B, N] and upper triangle [B, P] as uint8: one byte a site, nothing twice."""
+    """Node classes [B, N] and upper triangle [B, P] as uint8: one byte per site, nothing twice."""
     return batch.nodes.to(torch.uint8), upper(batch.edges).to(torch.uint8)
 
 

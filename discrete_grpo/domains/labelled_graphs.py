@@ -16,15 +16,15 @@ from jaxtyping import Int
 from discrete_grpo.domains import graph6
 from discrete_grpo.domains.graphs import GraphBatch
 
-__all__ = ["decode", "encode", "parse"]
+__all__ = ["batch_to_lines", "from_line", "to_line"]
 
 FORM = re.compile(r"(?P<graph>\S+) nodes=(?P<nodes>[\d,]*) edges=(?P<edges>[\d,]*)")
 
 
-def encode(nodes: Int[np.ndarray, " node"], edges: Int[np.ndarray, "node node"]) -> str:
+def to_line(nodes: Int[np.ndarray, " node"], edges: Int[np.ndarray, "node node"]) -> str:
     """The line of a graph from its node classes and its symmetric matrix of edge classes.
 
-    >>> encode(np.array([0, 2, 1]), np.array([[0, 1, 0], [1, 0, 3], [0, 3, 0]]))
+    >>> to_line(np.array([0, 2, 1]), np.array([[0, 1, 0], [1, 0, 3], [0, 3, 0]]))
     'Bg nodes=0,2,1 edges=1,3'
     """
     pairs = edges[np.tril_indices(len(nodes), -1)]
@@ -32,10 +32,10 @@ def encode(nodes: Int[np.ndarray, " node"], edges: Int[np.ndarray, "node node"])
     return "{} nodes={} edges={}".format(graph6.adjacency_to_graph6(edges > 0), *classes)
 
 
-def parse(text: str) -> nx.Graph:
+def from_line(text: str) -> nx.Graph:
     """The graph of a line, on nodes 0..n-1 that have their class as the attribute ``label``, as edges have.
 
-    >>> parse("Bg nodes=0,2,1 edges=1,3").edges(data="label")
+    >>> from_line("Bg nodes=0,2,1 edges=1,3").edges(data="label")
     EdgeDataView([(0, 1, 1), (1, 2, 3)])
 
     Raises:
@@ -64,7 +64,7 @@ def _classes(text: str) -> list[int]:
         raise ValueError(f"graph: {text[:60]!r}, expected whole numbers between commas") from error
 
 
-def decode(batch: GraphBatch) -> list[str]:
+def batch_to_lines(batch: GraphBatch) -> list[str]:
     """Every graph of a batch as a line with its node and edge classes."""
     nodes, edges = batch.nodes.cpu().numpy(), batch.edges.cpu().numpy()
-    return [encode(nodes[k, :n], edges[k, :n, :n]) for k, n in enumerate(batch.sizes.tolist())]
+    return [to_line(nodes[k, :n], edges[k, :n, :n]) for k, n in enumerate(batch.sizes.tolist())]

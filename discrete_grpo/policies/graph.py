@@ -199,9 +199,8 @@ class GraphPolicy(nn.Module):
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
         """Draw one trajectory per context.
 
-        Columns read: ``num_nodes`` (int, else drawn from the prior once per group), ``fixed`` (:class:`FixedSites`), ``restart``
-        (:class:`~discrete_grpo.policies.restart.Restart`, one per group) and those named in ``properties``; a missing one or
-        None is not given.
+        Columns read, all optional: ``num_nodes`` (drawn from the prior once per group otherwise), ``fixed`` (:class:`FixedSites`),
+        ``restart`` (:class:`~discrete_grpo.policies.restart.Restart`, one per group) and those named in ``properties``.
 
         With ``shared_steps`` = k a group of several rows takes the steps before k once. Those have no units and log-prob 0: the
         rest adds up to log p(z_{k+1}, ..., z_T | z_k), z_k the state at grid point k, and the rows are independent given z_k.

@@ -128,7 +128,7 @@ class Denoiser(Protocol):
     """How a policy calls its network, for a network of your own: any ``nn.Module`` with this signature.
 
     To be saved and loaded it also needs a method ``init_args()`` that returns the arguments it was built with, and its package
-    must be named when loading: ``load_policy(folder, trusted=("discrete_grpo", "mypackage"))``.
+    must be named when loading: ``load_policy(folder, trusted=("mypackage",))``.
     """
 
     def __call__(

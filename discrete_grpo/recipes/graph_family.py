@@ -53,7 +53,7 @@ def _decode(policy: Any, metadata: Columns) -> None:
     """Let rewards see graph6 lines, followed by the classes where a policy has more of them than one of nodes and two of edges."""
     inner = innermost(policy)
     labelled = inner.node_kernel.noise.num_clean > 1 or inner.edge_kernel.noise.num_clean > 2
-    inner.decode = labelled_graphs.decode if labelled else graph6.batch_to_graph6
+    inner.decode = labelled_graphs.batch_to_lines if labelled else graph6.batch_to_graph6
 
 
 def class_shares(samples: Sequence[str | None]) -> dict[str, float]:
@@ -65,7 +65,7 @@ def class_shares(samples: Sequence[str | None]) -> dict[str, float]:
     found: dict[str, list[int]] = {"node": [], "edge": []}
     for sample in samples:
         if sample is not None and " " in sample:
-            graph = labelled_graphs.parse(sample)
+            graph = labelled_graphs.from_line(sample)
             found["node"] += [label for _, label in graph.nodes(data="label")]
             found["edge"] += [label for _, _, label in graph.edges(data="label")]
     return {f"{part}_class_{c}": all_.count(c) / len(all_) for part, all_ in found.items() for c in sorted(set(all_))}

@@ -43,42 +43,44 @@ class LoadedPolicy:
     metadata: Mapping[str, Any]
 
 
-def load_policy(name: str | Path, options: SamplerOptions | None = None) -> Any:
+def load_policy(name: str | Path, options: SamplerOptions | None = None, *, trusted: Sequence[str] = ()) -> Any:
     """Load any trained policy, ready to draw what rewards see: molecules as canonical SMILES, graphs, text, images.
 
     Args:
         name: a bundled policy's name, a checkpoint folder, a run folder, or a policy class of your own: ``module:Class`` for a
             new policy, ``module:Class@FOLDER`` for one that is read from a checkpoint or run folder.
         options: changes to how it draws.
+        trusted: top-level packages whose classes a checkpoint may name beside this one, such as that of a network of your own.
 
     Raises:
-        CheckpointError: if the checkpoint is missing or damaged.
+        CheckpointError: if the checkpoint is missing or damaged, or names a class of another package.
         ValueError: if the policy has no such option, or the option is out of its range.
         ImportError: if the class cannot be imported.
 
     >>> load_policy("qm9-small", SamplerOptions(num_steps=5)).num_steps
     5
     """
-    return load(name, options).policy
+    return load(name, options, trusted=trusted).policy
 
 
-def load(name: str | Path, options: SamplerOptions | None = None, *, seed: int = 42) -> LoadedPolicy:
-    """:func:`load_policy` with the family of the samples and the metadata.
+def load(name: str | Path, options: SamplerOptions | None = None, *, seed: int = 42, trusted: Sequence[str] = ()) -> LoadedPolicy:
+    """Load a policy as :func:`load_policy` does, with the family of the samples and the metadata.
 
     Args:
         name: as for :func:`load_policy`.
         options: changes to how it draws.
-        seed: of the initial weights of a new policy; the global random state is left as it was.
+        seed: random seed of the initial weights of a new policy; the global random state is not changed.
+        trusted: as for :func:`load_policy`.
     """
     named = CLASS_NAME.fullmatch(str(name)) if class_name(name) else None
     if named is None:
-        return _from_checkpoint(find_checkpoint(name), options)
+        return _from_checkpoint(find_checkpoint(name), options, trusted)
     found = _imported(named["module"], named["name"])
     if named["folder"] is None:
         return policy_object(_made(found, str(name), seed), options)
     owner = found if isinstance(found, type) else type(_made(found, str(name), seed))
     packages = {named["module"].split(".")[0], owner.__module__.split(".")[0]}
-    return _from_checkpoint(find_checkpoint(named["folder"]), options, sorted(packages))
+    return _from_checkpoint(find_checkpoint(named["folder"]), options, sorted({*packages, *trusted}))
 
 
 def class_name(name: str | Path) -> str | None:
@@ -121,7 +123,7 @@ def policy_object(policy: Any, options: SamplerOptions | None = None) -> LoadedP
 
 
 def _from_checkpoint(folder: Path, options: SamplerOptions | None, trusted: Sequence[str] = ()) -> LoadedPolicy:
-    policy = checkpoint.load_policy(folder, trusted=(*TRUSTED, *trusted))
+    policy = checkpoint.read_policy(folder, trusted=(*TRUSTED, *trusted))
     metadata = checkpoint.load_metadata(folder)
     family = family_of(metadata, policy)
     changed = with_sampler(policy, options or SamplerOptions())

@@ -20,7 +20,7 @@ from discrete_grpo.metrics.text import diversity, evaluate, recovered
 from discrete_grpo.models.encoder import Encoder, EncoderConfig, EncoderSizes
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.truncation import Truncation
-from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint, load_policy
+from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint, read_policy
 from discrete_grpo.runs.console import progress
 from discrete_grpo.runs.recorder import write_text
 from discrete_grpo.training.config import PretrainConfig
@@ -229,7 +229,7 @@ def load_text_policy(
         ValueError: for a value out of its range.
     """
     folder = find_checkpoint(name)
-    policy = load_policy(folder)
+    policy = read_policy(folder)
     if not isinstance(policy, MaskedTextPolicy):
         raise CheckpointError(f"checkpoint: {folder} holds a {type(policy).__name__}, expected a policy that fills blanks in text")
     old = vars(policy.truncation)

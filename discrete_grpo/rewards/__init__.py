@@ -1,1 +1,1 @@
-"""Rewards: callables from samples to one number, or None, a sample."""
+"""Rewards: callables that take samples and return one number, or None, per sample."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.digits import class_means, load_digits
 from discrete_grpo.domains.images import Image, stack
-from discrete_grpo.runs.checkpoint import TRUSTED, find_checkpoint, load_policy
+from discrete_grpo.runs.checkpoint import TRUSTED, find_checkpoint, read_policy
 
 __all__ = ["ClassifierProbability", "InkAmount", "SSIMToClassMean", "ink"]
 
@@ -181,7 +181,7 @@ class ClassifierProbability:
     def __init__(self, checkpoint: str = "digits-classifier", batch_size: int = 256, trusted: Sequence[str] = TRUSTED) -> None:
         check_range("batch_size", batch_size, least=1)
         self.checkpoint, self.batch_size = checkpoint, batch_size
-        self.network: nn.Module = load_policy(find_checkpoint(checkpoint, "classifier"), trusted=trusted).requires_grad_(False)
+        self.network: nn.Module = read_policy(find_checkpoint(checkpoint, "classifier"), trusted=trusted).requires_grad_(False)
 
     @torch.no_grad()
     def __call__(self, samples: Samples, *, label: Sequence[Any] | None = None, **columns: Sequence[Any]) -> list[float]:

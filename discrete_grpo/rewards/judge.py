@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.tokenizer import PAD, Tokenizer
-from discrete_grpo.runs.checkpoint import TRUSTED, CheckpointError, find_checkpoint, load_policy
+from discrete_grpo.runs.checkpoint import TRUSTED, CheckpointError, find_checkpoint, read_policy
 
 __all__ = ["Judge", "ModuleReward", "TextScorer"]
 
@@ -178,7 +178,7 @@ class Judge:
         device: str = "cpu",
         trusted: Sequence[str] = TRUSTED,
     ) -> None:
-        scorer = load_policy(find_checkpoint(checkpoint, "judge"), trusted=trusted)
+        scorer = read_policy(find_checkpoint(checkpoint, "judge"), trusted=trusted)
         if not isinstance(scorer, TextScorer):
             raise CheckpointError(f"checkpoint: {checkpoint!r} holds a {type(scorer).__name__}, expected a judge of text")
         self.checkpoint, self.scorer = checkpoint, scorer

@@ -9,7 +9,6 @@ Source of the counting rule and of the area under the curve: Gao et al. (2022), 
 from __future__ import annotations
 
 import hashlib
-import heapq
 import math
 import os
 import sqlite3
@@ -34,7 +33,7 @@ from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.identity import Unidentified, identify
 from discrete_grpo.runs.database import Database, chunked
 
-__all__ = ["History", "Ledger", "auc_top_k", "molecule_key", "open_ledger", "reserved", "text_key"]
+__all__ = ["History", "Ledger", "molecule_key", "open_ledger", "reserved", "text_key"]
 
 T = TypeVar("T")
 TABLES = {
@@ -358,48 +357,6 @@ def _intact(values: Sequence[Any], checksum: Any, kinds: Sequence[type]) -> bool
 
 
 # -- how fast a run found good samples
-
-
-def auc_top_k(history: Iterable[float], k: int = 10, budget: int = 10_000, freq_log: int = 100) -> float:
-    """(1/T) ∫_0^T m(t) dt, m(t) the mean of the best k of the first t calls, by trapezoids at every ``freq_log``-th call.
-
-    m(0) = 0, and after the last call m keeps its value up to T. PMO's headline number is k = 10, T = 10,000.
-
-    Args:
-        history: a score a call, in order of the calls; unknown ones (NaN) take their place and no part in m.
-        k: how many of the best, at least 1.
-        budget: T, at least 1; calls beyond it are left out.
-        freq_log: calls between two points, at least 1.
-
-    Raises:
-        ValueError: for an argument out of its range.
-
-    Source: Gao et al. (2022), PMO, ``top_auc`` of its code.
-
-    >>> auc_top_k([1.0] * 200, budget=1000)
-    0.95
-    """
-    for name, value in (("k", k), ("budget", budget), ("freq_log", freq_log)):
-        check_range(name, value, least=1)
-    best: list[float] = []
-    area = before = 0.0
-    last = count = 0
-    for score in history:
-        if count == budget:
-            break
-        count += 1
-        if not math.isnan(score):
-            (heapq.heappush if len(best) < k else heapq.heappushpop)(best, score)
-        if count % freq_log == 0:
-            now = sum(best) / len(best) if best else 0.0
-            area += freq_log * (now + before) / 2
-            before, last = now, count
-    final = sum(best) / len(best) if best else 0.0
-    area += (count - last) * (final + before) / 2
-    return (area + (budget - count) * final) / budget
-
-
-# -- the ledger of a run
 
 
 @contextmanager

@@ -42,9 +42,9 @@ __all__ = [
     "describe",
     "find_checkpoint",
     "load_metadata",
-    "load_policy",
     "load_training",
     "load_weights",
+    "read_policy",
     "save",
     "tensors_to_cpu",
 ]
@@ -124,7 +124,7 @@ def load_metadata(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return dict(_read_config(folder)["metadata"])
 
 
-def load_policy(folder: str | os.PathLike[str], *, trusted: Sequence[str] = TRUSTED) -> Any:
+def read_policy(folder: str | os.PathLike[str], *, trusted: Sequence[str] = TRUSTED) -> Any:
     """Load the policy of a checkpoint on the CPU in eval mode, each tensor in the type it was saved in.
 
     Args:

@@ -207,7 +207,7 @@ def changed(folder: Path, *keys: str, value: Any) -> Path:
 def test_a_wrong_type_in_a_checkpoint_is_refused_in_words(name: str, value: Any, said: str, tmp_path: Path) -> None:
     folder = changed(tmp_path / "c", "policy", "init_args", name, value=value)
     with pytest.raises(CheckpointError, match=rf"class_path: 'discrete_grpo\.policies\.graph\.GraphPolicy' {said}$"):
-        checkpoint.load_policy(folder)
+        checkpoint.read_policy(folder)
 
 
 @pytest.mark.parametrize(
@@ -221,4 +221,4 @@ def test_a_wrong_type_in_the_metadata_is_refused_in_words(keys: tuple[str, ...],
 
 @pytest.mark.parametrize("name", sorted(p.parent.name for p in BUNDLED.glob("*/config.json")))
 def test_every_bundled_policy_has_the_types_it_says(name: str) -> None:
-    checkpoint.load_policy(BUNDLED / name)
+    checkpoint.read_policy(BUNDLED / name)

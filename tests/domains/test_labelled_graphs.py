@@ -22,8 +22,8 @@ def batch(seed: int, sizes: list[int], node_classes: int = 4, edge_classes: int 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_class_survives_the_round_trip(seed: int) -> None:
     graphs = batch(seed, [1, 2, 7, 12, 70])
-    for k, (text, n) in enumerate(zip(labelled_graphs.decode(graphs), graphs.sizes.tolist(), strict=True)):
-        found = labelled_graphs.parse(text)
+    for k, (text, n) in enumerate(zip(labelled_graphs.batch_to_lines(graphs), graphs.sizes.tolist(), strict=True)):
+        found = labelled_graphs.from_line(text)
         assert [label for _, label in found.nodes(data="label")] == graphs.nodes[k, :n].tolist()
         matrix = nx.to_numpy_array(found, nodelist=range(n), weight="label", dtype=int)
         assert matrix.tolist() == graphs.edges[k, :n, :n].tolist()
@@ -32,7 +32,7 @@ def test_every_class_survives_the_round_trip(seed: int) -> None:
 
 def test_readers_of_graph6_see_the_plain_graph() -> None:
     graphs = batch(0, [5, 9])
-    for text, plain in zip(labelled_graphs.decode(graphs), graph6.batch_to_graph6(graphs), strict=True):
+    for text, plain in zip(labelled_graphs.batch_to_lines(graphs), graph6.batch_to_graph6(graphs), strict=True):
         assert text != plain
         assert graph6.adjacency_to_graph6(graph6.adjacency(text)) == plain
         assert graph6.node_count(text) == graph6.node_count(plain)
@@ -51,7 +51,7 @@ def test_readers_of_graph6_see_the_plain_graph() -> None:
 )
 def test_what_is_no_labelled_graph_is_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        labelled_graphs.parse(text)
+        labelled_graphs.from_line(text)
 
 
 def test_other_text_after_a_graph_is_no_graph6() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from discrete_grpo.domains.tokenizer import BOS, EOS, NUM_SPECIAL
 from discrete_grpo.importers import import_huggingface
 from discrete_grpo.models.huggingface import HuggingFaceLM
-from discrete_grpo.runs.checkpoint import CheckpointError, load_policy, save
+from discrete_grpo.runs.checkpoint import CheckpointError, read_policy, save
 from tests.imported import check_as_a_policy, one_line
 
 ALPHABET = ["#", "(", ")", "1", "=", "Br", "C", "Cl", "N", "O", "[nH]", "c"]
@@ -137,7 +137,7 @@ def test_huggingface_is_rebuilt_without_its_folder_and_leaves_the_random_state(t
     out = save(tmp_path / "out", policy, metadata={})
     for file in (tmp_path / "in").iterdir():
         file.unlink()
-    again = load_policy(out)
+    again = read_policy(out)
     assert torch.equal(torch.get_rng_state(), state)
     tokens = torch.tensor([[BOS, 5, 6, 7]])
     assert torch.equal(again.network(tokens), policy.network(tokens))

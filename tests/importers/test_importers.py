@@ -21,7 +21,7 @@ from discrete_grpo.domains.tokenizer import BOS, EOS, NUM_SPECIAL
 from discrete_grpo.importers import import_checkpoint, import_molgpt, import_reinvent
 from discrete_grpo.importers.tensors import read_pickle
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, load_policy
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, read_policy
 from tests import molgpt_reference
 from tests.imported import check_as_a_policy, one_line
 
@@ -343,7 +343,7 @@ def test_damaged_files_are_named(tmp_path: Path, content: bytes) -> None:
 def test_an_import_is_a_checkpoint_of_molecules(tmp_path: Path) -> None:
     path, options, _ = molgpt(tmp_path / "in")
     out = import_checkpoint(path, "molgpt", tmp_path / "out", **options)
-    assert load_policy(out).max_length == 10
+    assert read_policy(out).max_length == 10
     metadata = load_metadata(out)
     assert metadata["kind"] == "molecules"
     assert metadata["source"] == {"format": "molgpt", "name": "weights.pt"}
@@ -356,7 +356,7 @@ def test_an_earlier_import_or_an_empty_folder_is_replaced(tmp_path: Path) -> Non
     import_checkpoint(path, "molgpt", tmp_path / "out", **options)
     other = options | {"start": "O"}
     out = import_checkpoint(path, "molgpt", tmp_path / "out", **other)
-    assert load_policy(out).tokenizer.knows("OC")
+    assert read_policy(out).tokenizer.knows("OC")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
 
 

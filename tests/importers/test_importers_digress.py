@@ -245,7 +245,7 @@ def test_an_import_draws_scores_trains_and_is_kept(tmp_path: Path, source: Any) 
     (line,) = GRPOTrainer(policy, lambda samples, **_: [float(len(s or "")) for s in samples], config).train()
     assert "reward" in line
     assert any(not torch.equal(t, before[k]) for k, t in policy.state_dict().items())
-    again = checkpoint.load_policy(folder)
+    again = checkpoint.read_policy(folder)
     assert all(torch.equal(t, before[k]) for k, t in again.state_dict().items())
 
 
@@ -253,7 +253,7 @@ def test_plain_graphs_are_plain_graphs(tmp_path: Path) -> None:
     made = defog("tree", PLANAR, PLANAR)
     folder = import_checkpoint(lightning(tmp_path / "x.ckpt", made[0]), "defog", tmp_path / "out", dataset="tree", num_steps=2)
     assert load_metadata(folder)["kind"] == "graphs"
-    policy = small_counts(checkpoint.load_policy(folder), (0.0, 0.0, 0.0, 0.5, 0.5))
+    policy = small_counts(checkpoint.read_policy(folder), (0.0, 0.0, 0.0, 0.5, 0.5))
     assert len(policy.sample(group_contexts(1, 2)).samples) == 2
 
 

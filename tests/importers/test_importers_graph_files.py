@@ -21,7 +21,7 @@ from discrete_grpo.importers import import_checkpoint, import_defog, import_digr
 from discrete_grpo.importers.graph_data import DataName, known_data
 from discrete_grpo.models.digress_transformer import DigressTransformer
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, load_policy
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, read_policy
 from tests.imported import PLANAR, QM9, Made, assert_their_logits, defog, digress, lightning, one_line, weights
 
 GUACAMOL, ZINC, GDPO = (12, 5), (9, 4), (9, 5)
@@ -400,7 +400,7 @@ def test_published_padding_reaches_the_largest_size_that_is_drawn(tmp_path: Path
     assert policy.max_nodes == 12
     assert_their_logits(policy, made)
     folder = import_checkpoint(path, "graph-grpo", tmp_path / "out", dataset="qm9", num_steps=2, padding="published")
-    assert_their_logits(load_policy(folder), made)
+    assert_their_logits(read_policy(folder), made)
 
 
 # -- recomputation
@@ -411,4 +411,4 @@ def test_layers_are_computed_again_where_asked_for(tmp_path: Path, again: bool) 
     path = lightning(tmp_path / "x.ckpt", defog("planar", PLANAR, PLANAR)[0])
     options = ["--checkpoint_layers=true"] if again else []
     assert main(["import", str(path), "--from=defog", "--dataset=planar", f"--out={tmp_path / 'out'}", *options]) == 0
-    assert network(load_policy(tmp_path / "out")).checkpoint_layers is again
+    assert network(read_policy(tmp_path / "out")).checkpoint_layers is again

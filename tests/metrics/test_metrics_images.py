@@ -15,7 +15,7 @@ import yaml
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import score_samples
 from discrete_grpo.domains.images import Image, contact_sheet, png, stack
-from discrete_grpo.runs.checkpoint import load_metadata, load_policy
+from discrete_grpo.runs.checkpoint import load_metadata, read_policy
 from discrete_grpo.runs.report.images import render_image
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.trainer import GRPOTrainer
@@ -128,7 +128,7 @@ def test_the_recipe_makes_a_policy_and_a_classifier_and_resumes(tmp_path: Path) 
     assert metadata["kind"] == "images"
     assert metadata["data"]["images"] == 1438
     assert "CC BY 4.0" in metadata["data"]["licence"]
-    policy = load_policy(folder)
+    policy = read_policy(folder)
     samples = sample(policy, 20, columns=image_columns())
     assert samples == sample(policy, 20, columns=image_columns(), batch_size=256)
     assert all(s is None or (s.height, s.width) == (8, 8) for s in samples)
@@ -157,7 +157,7 @@ def test_the_bundled_policy_draws_digits_of_their_class() -> None:
     from discrete_grpo.recipes.sample import sample
     from discrete_grpo.rewards.images import ClassifierProbability, SSIMToClassMean
 
-    policy, columns = load_policy(BUNDLED / "digits"), image_columns()
+    policy, columns = read_policy(BUNDLED / "digits"), image_columns()
     samples = sample(policy, 100, seed=1, columns=columns)
     labels = [columns[k % 10]["label"] for k in range(100)]
     scores = score_samples([SSIMToClassMean(), ClassifierProbability()], samples, {"label": labels}).mean(0)
@@ -174,7 +174,7 @@ def test_the_classifier_knows_images_it_has_not_seen() -> None:
     from discrete_grpo.datasets.digits import load_digits
 
     data = load_digits("test")
-    found = load_policy(BUNDLED / "digits-classifier")(data.pixels).argmax(-1)
+    found = read_policy(BUNDLED / "digits-classifier")(data.pixels).argmax(-1)
     assert float((found == data.labels).double().mean()) > 0.97
 
 
@@ -190,7 +190,7 @@ def test_a_few_updates_raise_the_sum_of_three_rewards() -> None:
     grpo = settings["grpo"] | {"max_steps": 8, "reward_weights": tuple(settings["grpo"]["reward_weights"])}
     ink = InkAmount(**settings["reward"][2]["init_args"])
     rewards: list[Reward] = [SSIMToClassMean(), ClassifierProbability(), ink]
-    trainer = GRPOTrainer(load_policy(BUNDLED / "digits"), rewards, GRPOConfig(**grpo), columns=columns)
+    trainer = GRPOTrainer(read_policy(BUNDLED / "digits"), rewards, GRPOConfig(**grpo), columns=columns)
     history = trainer.train()
     assert history[-1]["reward"] > history[0]["reward"] + 0.1
     names = [f"rewards/{name}/mean" for name in ("ssim", "classifier", "ink=0.4")]

@@ -15,7 +15,7 @@ from discrete_grpo.models import digress_attention
 from discrete_grpo.models.digress_features import MoleculeFeatures, cycles, random_walk_powers
 from discrete_grpo.models.digress_pooling import pool_statistics
 from discrete_grpo.models.digress_transformer import DigressConfig, DigressTransformer
-from discrete_grpo.runs.checkpoint import load_policy, save
+from discrete_grpo.runs.checkpoint import read_policy, save
 from tests import digress_oracle as oracle
 
 DTYPES = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -314,7 +314,7 @@ def test_what_does_not_fit_is_named() -> None:
 
 def test_it_is_built_again_from_a_checkpoint(tmp_path: Any) -> None:
     net, _ = network(replace(SMALL, **VARIANTS["defog"]), torch.float32, checkpoint_layers=True)
-    again = load_policy(save(tmp_path / "net", net, metadata={}))
+    again = read_policy(save(tmp_path / "net", net, metadata={}))
     assert again.config == net.config
     assert again.checkpoint_layers
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))

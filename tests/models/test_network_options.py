@@ -12,7 +12,7 @@ from torch import nn
 
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.molecules import qed
-from discrete_grpo.runs.checkpoint import load_policy
+from discrete_grpo.runs.checkpoint import read_policy
 from discrete_grpo.runs.recorder import read_metrics
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.lora import LoraOptions, add_lora, has_lora
@@ -46,7 +46,7 @@ def test_a_run_with_adapters_goes_on_to_the_same_bits_and_ends_with_a_plain_poli
     assert has_lora(whole.module)
     assert not has_lora(whole.best_policy)
     assert weights(whole.best_policy).keys() == weights(tiny_policy()).keys()
-    assert same(weights(load_policy(tmp_path / "whole/checkpoints/step-00000004")), weights(whole.best_policy))
+    assert same(weights(read_policy(tmp_path / "whole/checkpoints/step-00000004")), weights(whole.best_policy))
     assert not same(weights(whole.best_policy), weights(tiny_policy()))
 
 
@@ -60,13 +60,13 @@ def test_a_run_with_adapters_can_end_with_its_best_policy(tmp_path: Path) -> Non
     made = adapted(tmp_path, **best)
     rewards = [line["reward"] for line in made.train()]
     worst = 1 + min(range(4), key=lambda k: rewards[k])
-    assert same(weights(made.best_policy), weights(load_policy(tmp_path / f"checkpoints/step-{worst:08d}")))
+    assert same(weights(made.best_policy), weights(read_policy(tmp_path / f"checkpoints/step-{worst:08d}")))
 
 
 def test_a_recipe_with_adapters_exports_a_plain_policy(tmp_path: Path) -> None:
     grpo = replace(SMALL, max_steps=1)
     run_train(TrainRecipe("qm9-small", qed, str(tmp_path), grpo, num_steps=3, evaluation_samples=0, lora=LoraOptions(r=2)))
-    assert not has_lora(load_policy(tmp_path / "policy"))
+    assert not has_lora(read_policy(tmp_path / "policy"))
     assert read_metrics(tmp_path)[0]["grad_norm"] > 0  # type: ignore[operator]
 
 

@@ -11,7 +11,7 @@ from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.domains.tokenizer import BOS, Tokenizer
 from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.runs.checkpoint import load_policy, save
+from discrete_grpo.runs.checkpoint import read_policy, save
 
 CONFIGS = [
     RecurrentConfig(9, "lstm", layers=2, width=8, embedding=5),
@@ -72,7 +72,7 @@ def test_drawn_log_probs_are_those_of_a_replay(config: RecurrentConfig) -> None:
 
 def test_a_saved_policy_draws_the_same_bits(tmp_path: Any) -> None:
     before = policy(CONFIGS[0])
-    after = load_policy(save(tmp_path / "p", before, metadata={}))
+    after = read_policy(save(tmp_path / "p", before, metadata={}))
     draws = [p.sample(group_contexts(2, 4), generator=torch.Generator().manual_seed(3)) for p in (before, after)]
     assert torch.equal(draws[0].logp, draws[1].logp)
     assert draws[0].samples == draws[1].samples

@@ -32,7 +32,7 @@ from discrete_grpo.policies.decoders import (
     code_text,
 )
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.runs.checkpoint import load_policy, save
+from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.testing import check_policy
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.trainer import GRPOTrainer
@@ -129,11 +129,11 @@ def test_the_decoder_is_frozen_and_stays_in_eval_mode() -> None:
 
 def test_a_checkpoint_holds_the_decoder(tmp_path: Path) -> None:
     decoded = image_codes()
-    loaded = load_policy(save(tmp_path / "policy", decoded, metadata={}))
+    loaded = read_policy(save(tmp_path / "policy", decoded, metadata={}))
     assert isinstance(loaded, DecodedPolicy)
     assert draw(loaded).samples == draw(decoded).samples
     plain = DecodedPolicy(token_policy("CO;", EDGE_LIST, 4), EdgeListDecoder())
-    assert load_policy(save(tmp_path / "plain", plain, metadata={})).decoder == EdgeListDecoder()
+    assert read_policy(save(tmp_path / "plain", plain, metadata={})).decoder == EdgeListDecoder()
 
 
 def test_a_decoder_that_loses_samples_is_refused() -> None:

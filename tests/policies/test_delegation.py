@@ -18,7 +18,7 @@ from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
 from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood
-from discrete_grpo.runs.checkpoint import load_policy
+from discrete_grpo.runs.checkpoint import read_policy
 from tests.toys import tiny_policy
 
 BUNDLED = Path(discrete_grpo.__file__).parent / "bundled"
@@ -91,7 +91,7 @@ def test_repr_of_a_wrapper_holds_that_of_the_inner_policy(wrapped: Any) -> None:
     ],
 )
 def test_repr_of_bundled_token_policies(name: str, parts: tuple[str, ...]) -> None:
-    text, at = repr(load_policy(BUNDLED / name)), 0
+    text, at = repr(read_policy(BUNDLED / name)), 0
     for part in parts:
         at = text.index(part, at) + len(part)
     assert at == len(text)

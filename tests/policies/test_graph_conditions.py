@@ -18,7 +18,7 @@ from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch
 from discrete_grpo.domains.tokenizer import Property
 from discrete_grpo.policies.conditions import hide_properties
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
-from discrete_grpo.runs.checkpoint import load_policy, save
+from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.testing import check_policy
 from tests.toys import node_classes, share_of_class_two, tiny_network
 
@@ -104,7 +104,7 @@ def test_molecules_come_with_standardised_properties() -> None:
 
 def test_a_checkpoint_keeps_conditions_and_guidance(tmp_path: Any) -> None:
     policy = conditional(1.5)
-    again = load_policy(save(tmp_path / "p", policy, metadata={}))
+    again = read_policy(save(tmp_path / "p", policy, metadata={}))
     assert (again.properties, again.guidance) == (policy.properties, 1.5)
     drawn = [p.sample(group_contexts(3, 2, COLUMNS), generator=torch.Generator().manual_seed(0)).logp for p in (policy, again)]
     assert torch.equal(*drawn)

@@ -20,7 +20,7 @@ from discrete_grpo.policies.graph import FixedSites
 from discrete_grpo.policies.node_count import LearnedSizes, RunningSizes, SizedPolicy
 from discrete_grpo.policies.restart import Restart
 from discrete_grpo.policies.surrogate import EagerLikelihood
-from discrete_grpo.runs.checkpoint import load_policy, save
+from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.testing import check_policy
 from tests.toys import share_of_class_two, tiny_policy
 
@@ -220,7 +220,7 @@ def test_resume_ends_with_the_same_bits_also_while_refining(kind: str, tmp_path:
     a, b = whole.module.state_dict(), resumed.module.state_dict()
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert size_probs(make(kind)) != size_probs(whole.policy)  # type: ignore[arg-type]
-    again = load_policy(save(tmp_path / "policy", whole.module, metadata={}))
+    again = read_policy(save(tmp_path / "policy", whole.module, metadata={}))
     assert size_probs(again) == size_probs(whole.policy)  # type: ignore[arg-type]
 
 

@@ -15,7 +15,7 @@ from discrete_grpo.diffusion.noise import marginal
 from discrete_grpo.diffusion.schedules import LinearSchedule
 from discrete_grpo.domains.graphs import GraphBatch, symmetrise, upper
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.runs.checkpoint import load_policy, save
+from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.testing import check_policy
 from tests.policies.test_graph_policy import COUNTS, draw, every_kernel, make, replayed, seeded
 
@@ -123,7 +123,7 @@ def test_it_stays_with_the_checkpoint(tmp_path: Path) -> None:
     assert "precondition" not in make().init_args()
     policy = make("uniform", precondition=True, node_counts=COUNTS)
     save(tmp_path / "p", policy, metadata={})
-    again = load_policy(tmp_path / "p")
+    again = read_policy(tmp_path / "p")
     assert again.precondition
     assert torch.equal(draw(again).logp, draw(policy).logp)
 

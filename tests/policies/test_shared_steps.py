@@ -27,7 +27,7 @@ from discrete_grpo.policies.graph import FixedSites, GraphPolicy
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
 from discrete_grpo.policies.restart import Restart
 from discrete_grpo.policies.surrogate import EagerLikelihood
-from discrete_grpo.runs.checkpoint import load_policy, save
+from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.runs.recorder import read_metrics
 from discrete_grpo.testing import check_policy
 from tests import oracles
@@ -388,7 +388,7 @@ def test_a_checkpoint_keeps_the_option_and_one_without_it_has_none(tmp_path: Pat
     for shared in (0, 2):
         policy = tiny_policy(shared_steps=shared)
         assert policy.init_args().get("shared_steps", "none") == (shared or "none")
-        again: Any = load_policy(save(tmp_path / str(shared), policy, metadata={}))
+        again: Any = read_policy(save(tmp_path / str(shared), policy, metadata={}))
         assert again.shared_steps == shared
 
 

@@ -25,7 +25,7 @@ from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransf
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
 from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood, with_likelihood
-from discrete_grpo.runs.checkpoint import load_policy, save
+from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.testing import check_policy
 from tests import oracles, trainer_parts
 from tests.toys import node_classes, share_of_class_two, tiny_network, tiny_policy
@@ -428,7 +428,7 @@ def test_resume_and_checkpoints_keep_the_wrapper(name: str, tmp_path: Path) -> N
     resumed = GRPOTrainer(built(name, seed=4), share_of_class_two, config, run=tmp_path / "part", resume=True)
     resumed.train()
     assert all(torch.equal(a, b) for a, b in zip(whole.module.parameters(), resumed.module.parameters(), strict=True))
-    again: Any = load_policy(save(tmp_path / "policy", whole.module, metadata={}))
+    again: Any = read_policy(save(tmp_path / "policy", whole.module, metadata={}))
     assert type(again).__qualname__ == type(whole.policy).__qualname__
     assert again.init_args().keys() == built(name).init_args().keys()
     assert isinstance(again.policy, GraphPolicy)

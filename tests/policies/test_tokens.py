@@ -16,7 +16,7 @@ from discrete_grpo.domains.tokenizer import BOS, EOS, NUM_SPECIAL, PAD, Property
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
-from discrete_grpo.runs.checkpoint import load_policy, save
+from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.testing import check_policy
 
 LETTERS = Tokenizer(("a", "b", "c"))
@@ -167,7 +167,7 @@ def test_conditions_are_hidden_in_training_at_the_rate_asked_for() -> None:
 
 def test_a_checkpoint_holds_everything(tmp_path: Path) -> None:
     policy = token_policy(min_length=1, truncation=Truncation(0.9, 3, 0.95), dtype=torch.float32)
-    again = load_policy(save(tmp_path / "policy", policy, metadata={}))
+    again = read_policy(save(tmp_path / "policy", policy, metadata={}))
     assert again.init_args().keys() == policy.init_args().keys()
     assert (again.tokenizer, again.truncation, again.properties) == (policy.tokenizer, policy.truncation, policy.properties)
     a, b = (p.sample(group_contexts(4, 2, CONDITIONS), generator=torch.Generator().manual_seed(3)) for p in (policy, again))

@@ -24,7 +24,7 @@ from discrete_grpo.recipes.judge import JudgeRecipe
 from discrete_grpo.recipes.pretrain import PretrainRecipe
 from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
 from discrete_grpo.rewards.molecules import validity
-from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, load_policy
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, read_policy
 from discrete_grpo.runs.recorder import read_metrics
 from tests.denoiser import PlainDenoiser
 
@@ -53,19 +53,19 @@ def test_an_own_denoiser_is_pretrained_loaded_sampled_and_fine_tuned(stats: Mole
     losses = [line["loss"] for line in read_metrics(folder.parent) if "loss" in line]
     assert losses[-1] < 0.9 * losses[0]  # type: ignore[operator]  # every line has a loss
     with pytest.raises(CheckpointError, match="is outside the trusted packages"):
-        load_policy(folder)
-    policy = load_policy(folder, trusted=("discrete_grpo", "tests"))
+        read_policy(folder)
+    policy = read_policy(folder, trusted=("discrete_grpo", "tests"))
     assert isinstance(policy.network, PlainDenoiser)
     assert policy.num_steps == 6
     policy.decode = partial(decode, vocabulary=stats.vocabulary)
-    again = load_policy(folder, trusted=("discrete_grpo", "tests"))
+    again = read_policy(folder, trusted=("discrete_grpo", "tests"))
     contexts, draw = group_contexts(6, 2), torch.Generator
     first, second = (p.sample(contexts, generator=draw().manual_seed(1)) for p in (policy, again))
     assert torch.equal(first.states["pairs"], second.states["pairs"])
     before = {k: v.clone() for k, v in policy.state_dict().items()}
     GRPOTrainer(policy, validity, FAST, run=tmp_path / "grpo").train()
     assert any(not torch.equal(before[k], v) for k, v in policy.state_dict().items())
-    tuned = load_policy(max((tmp_path / "grpo/checkpoints").iterdir()), trusted=("discrete_grpo", "tests"))
+    tuned = read_policy(max((tmp_path / "grpo/checkpoints").iterdir()), trusted=("discrete_grpo", "tests"))
     assert isinstance(tuned.network, PlainDenoiser)
 
 
@@ -153,7 +153,7 @@ def test_an_own_denoiser_belongs_to_recipes_of_graphs(stats: MoleculeStatistics,
     )
     folder = pretrain(trees, network=network)
     assert load_metadata(folder)["shape"] == "tree"
-    assert isinstance(load_policy(folder, trusted=("discrete_grpo", "tests")).network, PlainDenoiser)
+    assert isinstance(read_policy(folder, trusted=("discrete_grpo", "tests")).network, PlainDenoiser)
 
 
 def test_pretrain_runs_the_recipe_it_is_given(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_pretraining_writes_a_policy_that_knows_its_data(smiles: Path) -> None:
-    metadata, policy = load_metadata(smiles), checkpoint.load_policy(smiles)
+    metadata, policy = load_metadata(smiles), checkpoint.read_policy(smiles)
     assert metadata["kind"] == "molecules"
     assert metadata["data"] == {"name": "enumerated", "molecules": 1_058, "licence": "unknown"} | metadata["data"]
     assert metadata["pretraining_steps"] == 30
@@ -89,7 +89,7 @@ def test_pretraining_resumes_to_the_same_bits(smiles: Path, tmp_path: Path) -> N
     shutil.rmtree(run / "policy")
     shutil.rmtree(run / "checkpoints/step-00000030")
     again = run_pretrain_smiles(replace(RECIPE, output_dir=str(run)), resume=True)
-    a, b = checkpoint.load_policy(smiles).state_dict(), checkpoint.load_policy(again).state_dict()
+    a, b = checkpoint.read_policy(smiles).state_dict(), checkpoint.read_policy(again).state_dict()
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert [line["step"] for line in read_metrics(run) if "loss" in line] == [10, 20, 30]
 

@@ -97,7 +97,7 @@ def test_overrides_of_a_loaded_policy(tiny: Path) -> None:
 def test_find_checkpoint_takes_every_form(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_checkpoint(tiny) == tiny
     assert find_checkpoint(tiny.parent) == tiny  # a finished run
-    save(tmp_path / "bundled/qm9-small", checkpoint.load_policy(tiny), metadata=load_metadata(tiny))
+    save(tmp_path / "bundled/qm9-small", checkpoint.read_policy(tiny), metadata=load_metadata(tiny))
     monkeypatch.setattr("discrete_grpo.runs.checkpoint.BUNDLED", tmp_path / "bundled")
     assert bundled_policies() == ["qm9-small"]
     assert find_checkpoint("qm9-small") == tmp_path / "bundled/qm9-small"
@@ -110,7 +110,7 @@ def test_find_checkpoint_takes_every_form(tiny: Path, tmp_path: Path, monkeypatc
 
 
 def test_damaged_metadata_is_a_checkpoint_error(tiny: Path, tmp_path: Path) -> None:
-    policy, metadata = checkpoint.load_policy(tiny), load_metadata(tiny)
+    policy, metadata = checkpoint.read_policy(tiny), load_metadata(tiny)
     for k, (wrong, said) in enumerate(
         [
             ({}, "no molecule statistics"),
@@ -244,7 +244,7 @@ def test_unknown_rewards_are_left_out_of_the_evaluation(tiny: Path, tmp_path: Pa
 
 def test_resuming_needs_nothing_but_the_run_folder(tiny: Path, tmp_path: Path) -> None:
     """The policy a run started from may be gone: its checkpoints hold what is needed."""
-    source = save(tmp_path / "source", checkpoint.load_policy(tiny), metadata=load_metadata(tiny))
+    source = save(tmp_path / "source", checkpoint.read_policy(tiny), metadata=load_metadata(tiny))
     long = dataclasses.replace(FAST, max_steps=5)
     whole = TrainRecipe(str(source), qed, str(tmp_path / "whole"), long, num_steps=3, evaluation_samples=10)
     run_train(whole)

@@ -84,7 +84,7 @@ def test_every_choice_trains_resumes_and_exports(planar: Path, tmp_path: Path, o
     )
     result = run_train(recipe)
     assert set(result) == {"before", "after"}
-    assert isinstance(checkpoint.load_policy(next(iter(sorted((tmp_path / "run/checkpoints").iterdir())))), wrapper)
+    assert isinstance(checkpoint.read_policy(next(iter(sorted((tmp_path / "run/checkpoints").iterdir())))), wrapper)
     exported = load_policy(tmp_path / "run/policy")
     assert isinstance(exported, SizedPolicy if wrapper is SizedPolicy else GraphPolicy)
     assert topology.from_graph6(read_samples(tmp_path / "run/evaluation_after.csv.gz")["sample"][0]).number_of_nodes() >= 12

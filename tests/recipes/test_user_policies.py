@@ -268,7 +268,7 @@ def labelled_policy() -> GraphPolicy:
 
 def heavy(samples: list[str | None], **columns: Any) -> list[float]:
     """The share of nodes of class 2."""
-    graphs = [labelled_graphs.parse(s) for s in samples if s is not None]
+    graphs = [labelled_graphs.from_line(s) for s in samples if s is not None]
     return [sum(label == 2 for _, label in g.nodes(data="label")) / len(g) for g in graphs]
 
 
@@ -276,12 +276,12 @@ def test_an_exported_policy_of_labelled_graphs_is_sampled_and_trained(tmp_path: 
     folder = save(tmp_path / "exported", labelled_policy(), metadata={"kind": "graphs"})
     samples = sample(str(folder), 40, seed=1)
     bare = labelled_policy().sample(group_contexts(40, 1), generator=torch.Generator().manual_seed(1)).samples
-    assert samples == [labelled_graphs.decode(graph)[0] for graph in bare]
-    assert len({label for s in samples for _, _, label in labelled_graphs.parse(s).edges(data="label")}) == 3
+    assert samples == [labelled_graphs.batch_to_lines(graph)[0] for graph in bare]
+    assert len({label for s in samples for _, _, label in labelled_graphs.from_line(s).edges(data="label")}) == 3
     run("sample", str(folder), "-n", "40", "--seed=1", "--out", str(tmp_path / "s.csv"))
     rows = rows_of(tmp_path / "s.csv")
     assert [row["graph"] for row in rows] == samples
-    assert rows[0]["nodes"] == str(len(labelled_graphs.parse(samples[0])))
+    assert rows[0]["nodes"] == str(len(labelled_graphs.from_line(samples[0])))
     found = evaluate(tmp_path / "s.csv")
     assert found["num_samples"] == 40
     assert sum(found[f"node_class_{c}"] for c in range(3)) == pytest.approx(1)
@@ -290,7 +290,7 @@ def test_an_exported_policy_of_labelled_graphs_is_sampled_and_trained(tmp_path: 
     assert result["before"].keys() >= {"valid", "unique", "connected", "node_class_2", "edge_class_1"}
     assert load_metadata(tmp_path / "run/policy")["kind"] == "graphs"
     table = read_samples(tmp_path / "run/samples.csv.gz")
-    assert all(labelled_graphs.parse(s) for s in table["sample"])
+    assert all(labelled_graphs.from_line(s) for s in table["sample"])
     report = tmp_path / "run/report.html"
     drawn = report.read_text().count("<title>graph of")
     assert drawn > 0

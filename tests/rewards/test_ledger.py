@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError, score_samples
+from discrete_grpo.rewards.auc import auc_top_k
 from discrete_grpo.rewards.cache import ScoreCache
-from discrete_grpo.rewards.ledger import Ledger, auc_top_k, molecule_key, text_key
+from discrete_grpo.rewards.ledger import Ledger, molecule_key, text_key
 from discrete_grpo.rewards.molecules import qed, validity
 from discrete_grpo.runs.checkpoint import tensors_to_cpu
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from discrete_grpo.runs.checkpoint import Checkpoints, load_policy
+from discrete_grpo.runs.checkpoint import Checkpoints, read_policy
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.trainer import GRPOTrainer
 from tests.toys import share_of_class_two, tiny_policy
@@ -48,7 +48,7 @@ def test_a_run_can_end_with_its_best_policy(tmp_path: Path) -> None:
     made = trainer(tmp_path, load_best_model_at_end=True, greater_is_better=False)
     rewards = [line["reward"] for line in made.train()]
     worst = 1 + min(range(8), key=lambda k: rewards[k])
-    kept: nn.Module = load_policy(tmp_path / f"checkpoints/step-{worst:08d}")
+    kept: nn.Module = read_policy(tmp_path / f"checkpoints/step-{worst:08d}")
     assert worst < 8
     assert all(torch.equal(a, b) for a, b in zip(made.best_policy.parameters(), kept.parameters(), strict=True))
 

@@ -30,8 +30,8 @@ from discrete_grpo.runs.checkpoint import (
     build,
     describe,
     load_metadata,
-    load_policy,
     load_training,
+    read_policy,
     save,
 )
 from tests.toys import node_classes, share_of_class_two, tiny_policy
@@ -40,7 +40,7 @@ from tests.toys import node_classes, share_of_class_two, tiny_policy
 def test_a_saved_policy_samples_the_same_bits(tmp_path: Path) -> None:
     policy = tiny_policy(temperature=0.8, share_initial_noise=True)
     save(tmp_path / "p", policy, metadata={"data": {"name": "toy"}})
-    again = load_policy(tmp_path / "p")
+    again = read_policy(tmp_path / "p")
     assert load_metadata(tmp_path / "p") == {"data": {"name": "toy"}}
     assert (again.temperature, again.share_initial_noise, again.num_steps) == (0.8, True, 4)
     a, b = (p.sample(group_contexts(3, 4), generator=torch.Generator().manual_seed(3)) for p in (policy, again))
@@ -81,11 +81,11 @@ def test_a_policy_loads_in_the_type_it_was_saved_in(kind: str, made: Callable[[]
         for parameter in policy.parameters():  # bits that float32 cannot hold
             parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype))
     folder = save(tmp_path / "p", policy, metadata={})
-    again = load_policy(folder)
+    again = read_policy(folder)
     assert floating(again) == floating(policy)
     assert len(set(floating(again).values())) == (3 if kind == "mixed" else 1)
     assert all(torch.equal(a, b) for a, b in zip(policy.state_dict().values(), again.state_dict().values(), strict=True))
-    assert floating(load_policy(save(tmp_path / "q", again, metadata={}))) == floating(policy)
+    assert floating(read_policy(save(tmp_path / "q", again, metadata={}))) == floating(policy)
     if kind != "mixed":
         drawn = [p.eval().sample(group_contexts(3, 4), generator=torch.Generator().manual_seed(3)) for p in (policy, again)]
         assert torch.equal(*[rollout.logp for rollout in drawn])
@@ -96,12 +96,12 @@ def test_a_run_and_its_checkpoints_keep_the_type(kind: str, tmp_path: Path) -> N
     config = GRPOConfig(max_steps=2, num_generations=2, generation_batch_size=4, save_steps=1, ema_decay=0.9, beta=0.1)
     GRPOTrainer(CASTS[kind](tiny_policy()), share_of_class_two, config, run=tmp_path).train()
     latest = Checkpoints(tmp_path).latest()
-    start = load_policy(latest)
+    start = read_policy(latest)
     start.decode = node_classes
     assert {*floating(start).values()} == {getattr(torch, kind)}
     resumed = GRPOTrainer(start, share_of_class_two, replace(config, max_steps=4), run=tmp_path, resume=True)
     resumed.train()
-    for policy in (resumed.best_policy, load_policy(Checkpoints(tmp_path).latest())):
+    for policy in (resumed.best_policy, read_policy(Checkpoints(tmp_path).latest())):
         assert {*floating(policy).values()} == {getattr(torch, kind)}
 
 
@@ -111,7 +111,7 @@ def test_an_earlier_checkpoint_loads_as_before_and_an_edited_one_is_named(tmp_pa
     assert config["dtype"] == "float64"
     assert "dtypes" not in config
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "dtype"}))
-    assert {*floating(load_policy(folder)).values()} == {torch.float32}
+    assert {*floating(read_policy(folder)).values()} == {torch.float32}
     for entry, said in (
         ({"dtype": "int8"}, "dtype: 'int8', expected one of float16, bfloat16"),
         ({"dtype": "nn"}, "dtype: 'nn', expected one of float16, bfloat16"),
@@ -120,7 +120,7 @@ def test_an_earlier_checkpoint_loads_as_before_and_an_edited_one_is_named(tmp_pa
     ):
         (folder / "config.json").write_text(json.dumps(config | entry))
         with pytest.raises(CheckpointError, match=said):
-            load_policy(folder)
+            read_policy(folder)
 
 
 def test_describe_and_build_are_inverse() -> None:
@@ -187,7 +187,7 @@ def test_only_trusted_packages_are_imported(tmp_path: Path) -> None:
     config["policy"]["init_args"] = {"command": f"touch {tmp_path / 'ran'}"}
     path.write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="outside the trusted packages discrete_grpo"):
-        load_policy(tmp_path / "p")
+        read_policy(tmp_path / "p")
     assert not (tmp_path / "ran").exists()
 
 
@@ -221,7 +221,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, file: str, keep: float) -> No
     whole = (folder / file).read_bytes()
     (folder / file).write_bytes(whole[: int(keep * len(whole))])
     with pytest.raises(CheckpointError) as error:
-        load_training(folder) if file == "training.pt" else load_policy(folder)
+        load_training(folder) if file == "training.pt" else read_policy(folder)
     assert file in str(error.value)
 
 
@@ -237,7 +237,7 @@ def test_wrong_tensors_are_named(tmp_path: Path) -> None:
     ):
         save_file(changed, folder / "model.safetensors")
         with pytest.raises(CheckpointError, match=said):
-            load_policy(folder)
+            read_policy(folder)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -247,10 +247,10 @@ def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, value: 
     name = "network.node_out.3.bias"
     save_file(tensors | {name: torch.tensor([0.0, value, value])}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=rf"no finite numbers: {name} \(2 of 3 numbers are NaN or infinite\)$"):
-        load_policy(folder)
+        read_policy(folder)
     save_file({k: torch.full_like(v, value) for k, v in tensors.items()}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"; .* and \d+ more$"):
-        load_policy(folder)
+        read_policy(folder)
 
 
 class Masked(torch.nn.Module):
@@ -266,18 +266,18 @@ class Masked(torch.nn.Module):
 
 def test_a_buffer_may_hold_infinity(tmp_path: Path) -> None:
     folder = save(tmp_path / "p", Masked(), metadata={})
-    assert load_policy(folder, trusted=("tests",)).mask.tolist() == [0.0, float("-inf")]
+    assert read_policy(folder, trusted=("tests",)).mask.tolist() == [0.0, float("-inf")]
     save_file({"mask": torch.tensor([0.0, float("nan")])}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"mask \(1 of 2 numbers"):
-        load_policy(folder, trusted=("tests",))
+        read_policy(folder, trusted=("tests",))
 
 
 def test_missing_folder_and_format(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json"):
-        load_policy(tmp_path)
+        read_policy(tmp_path)
     (tmp_path / "config.json").write_text('{"format": 99}')
     with pytest.raises(CheckpointError, match="format 99, expected 1"):
-        load_policy(tmp_path)
+        read_policy(tmp_path)
 
 
 def test_a_failed_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +313,7 @@ def test_what_cannot_be_described_is_named() -> None:
     "spec",
     [
         {"class_path": "discrete_grpo.cli.main", "init_args": {"arguments": ["list"]}},
-        {"class_path": "discrete_grpo.runs.checkpoint.load_policy", "init_args": {"folder": ".", "trusted": ["subprocess"]}},
+        {"class_path": "discrete_grpo.runs.checkpoint.read_policy", "init_args": {"folder": ".", "trusted": ["subprocess"]}},
         {"class_path": "discrete_grpo.rewards.judge.Judge", "init_args": {"checkpoint": ".", "trusted": ["subprocess"]}},
         {"class_path": "discrete_grpo.runs.checkpoint.Path", "init_args": {}},
         {"class_path": "discrete_grpo.recipes.train.GRPOConfig", "init_args": {}},  # stands elsewhere

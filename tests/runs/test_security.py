@@ -33,8 +33,8 @@ from discrete_grpo.runs.checkpoint import (
     build,
     describe,
     load_metadata,
-    load_policy,
     load_training,
+    read_policy,
     save,
 )
 from discrete_grpo.runs.files import write_sums
@@ -133,7 +133,7 @@ def test_weights_that_are_a_pickle(tmp_path: Path, canary: Path, form: str) -> N
     folder = save(tmp_path / "p", tiny_policy(), metadata={})
     pickled(folder / "model.safetensors", Trap(canary), form)
     with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read") as error:
-        load_policy(folder)
+        read_policy(folder)
     one_line(error)
 
 
@@ -266,13 +266,13 @@ def test_names_in_a_description(tmp_path: Path, canary: Path, number: int) -> No
     for changed in ({"policy": evil}, inside):
         (folder / "config.json").write_text(json.dumps(config | changed))
         with pytest.raises(CheckpointError, match="class_path") as error:
-            load_policy(folder)
+            read_policy(folder)
         one_line(error)
 
 
 def test_metadata_is_never_built(tmp_path: Path, canary: Path) -> None:
     folder = save(tmp_path / "p", tiny_policy(), metadata={"evil": calls(canary)})
-    load_policy(folder)
+    read_policy(folder)
     assert load_metadata(folder)["evil"] == calls(canary)
 
 
@@ -288,14 +288,14 @@ def test_what_is_built_must_be_a_policy(tmp_path: Path) -> None:
     for other in (config["policy"]["init_args"]["node_kernel"], {"a": 1}):
         (folder / "config.json").write_text(json.dumps(config | {"policy": other}))
         with pytest.raises(CheckpointError, match=r"expected a policy, which is an nn\.Module") as error:
-            load_policy(folder)
+            read_policy(folder)
         one_line(error)
 
 
 def test_json_that_is_too_deep(tmp_path: Path) -> None:
     path = save(tmp_path / "p", tiny_policy(), metadata={}) / "config.json"
     path.write_text("[" * 200_000)
-    for read in (load_metadata, load_policy):
+    for read in (load_metadata, read_policy):
         with pytest.raises(CheckpointError, match=r"config\.json") as error:
             read(tmp_path / "p")
         one_line(error)

@@ -16,7 +16,7 @@ from discrete_grpo.core.rollout import Rollout, group_contexts
 from discrete_grpo.models.encoder import Encoder, EncoderConfig
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.runs.checkpoint import load_policy, save
+from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.training.lora import add_lora, without_lora
 from discrete_grpo.training.network import checkpoint_layers, compile_network
 from tests.toys import tiny_policy
@@ -110,7 +110,7 @@ def test_checkpoints_and_copies_know_nothing_of_it(tmp_path: Path) -> None:
     rollout = draw(policy)
     assert list(policy.state_dict()) == names
     save(tmp_path / "policy", policy, metadata={})
-    loaded = load_policy(tmp_path / "policy")
+    loaded = read_policy(tmp_path / "policy")
     before = backend.programs
     torch._dynamo.reset()  # a compiled network would be compiled again
     copied = copy.deepcopy(policy)

@@ -24,7 +24,7 @@ from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.models.huggingface import HuggingFaceLM
 from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
-from discrete_grpo.runs.checkpoint import load_policy, save
+from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.runs.files import write_sums
 from discrete_grpo.training.lora import LoraOptions, add_lora, current_names, has_lora, merge_lora, without_lora
 from discrete_grpo.training.network import checkpoint_layers
@@ -253,7 +253,7 @@ def test_an_exported_policy_is_a_plain_one_and_gives_the_same_bits(tmp_path: Pat
     assert plain is not policy
     assert any("lora_" in name for name in policy.state_dict())
     save(tmp_path / "policy", plain, metadata={})
-    loaded = load_policy(tmp_path / "policy")
+    loaded = read_policy(tmp_path / "policy")
     assert loaded.state_dict().keys() == tiny_policy().state_dict().keys()
     assert without_lora(loaded) is loaded
     rollout = policy.sample(group_contexts(2, 2), generator=torch.Generator().manual_seed(0))

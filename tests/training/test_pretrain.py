@@ -15,7 +15,7 @@ from discrete_grpo import PretrainConfig
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, symmetrise
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.runs.checkpoint import Checkpoints, load_metadata, load_policy, load_training
+from discrete_grpo.runs.checkpoint import Checkpoints, load_metadata, load_training, read_policy
 from discrete_grpo.runs.files import write_sums
 from discrete_grpo.runs.recorder import read_metrics
 from discrete_grpo.training.optim import averaged, ema_decay_at
@@ -46,12 +46,12 @@ CONFIG = PretrainConfig(max_steps=12, batch_size=16, learning_rate=1e-2, warmup_
 
 
 def state(folder: Path) -> dict[str, Any]:
-    return dict(load_policy(folder).state_dict())
+    return dict(read_policy(folder).state_dict())
 
 
 def test_learns_the_data(tmp_path: Path) -> None:
     config = dataclasses.replace(CONFIG, max_steps=250, save_steps=1000)
-    policy = load_policy(Pretrainer(tiny_policy(num_steps=8), DATA, config, tmp_path).train())
+    policy = read_policy(Pretrainer(tiny_policy(num_steps=8), DATA, config, tmp_path).train())
     lines = read_metrics(tmp_path)
     assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]  # type: ignore[operator]
     final = policy.sample(group_contexts(200, 1), generator=torch.Generator().manual_seed(0)).samples
