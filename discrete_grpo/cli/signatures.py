@@ -139,8 +139,14 @@ def dataclass_fields(definition: Definition) -> list[Field]:
         found |= {field.name: field for field in dataclass_fields(base)}
     for line in node.body:
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and _is_argument(line):
-            found[line.target.id] = Field(line.target.id, module, line.annotation, line.value)
+            found[line.target.id] = Field(line.target.id, module, line.annotation, _default_of(line.value))
     return list(found.values())
+
+
+def _default_of(value: ast.expr | None) -> ast.expr | None:
+    """The default of a field; that of ``field(default=X)`` is X."""
+    keywords = value.keywords if isinstance(value, ast.Call) and ast.unparse(value.func) == "field" else []
+    return next((k.value for k in keywords if k.arg == "default"), value)
 
 
 def _is_argument(line: ast.AnnAssign) -> bool:

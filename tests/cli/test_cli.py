@@ -134,7 +134,7 @@ def refuse(capsys: pytest.CaptureFixture[str]) -> Refuse:
         ("pretrain --data=good.smi --network.heads=3", "width: 128, expected a multiple of heads (3)"),
         ("pretrain --data=good.smi --num_steps=0", "num_steps: 0, expected at least 1"),
         ("pretrain --noise=pink", "noise: 'pink', expected one of 'uniform', 'marginal', 'absorbing'"),
-        ("pretrain --max_atoms=0", "min_atoms, max_atoms: 1, 0, expected"),
+        ("pretrain --max_atoms=0", "max_atoms: 0, expected 1 to 7"),
         ("pretrain --pretrain.batch_size=0", "batch_size: 0, expected at least 1"),
         ("pretrain --pretran.batch_size=8", "unknown field 'pretran.batch_size'; did you mean 'pretrain.batch_size'?"),
         ("resume nosuch", "run: nosuch is no run folder"),
@@ -497,7 +497,7 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(capsys.readouterr().out.split())
     assert "--grpo.num_generations" in text
     assert "Number of samples per group (G), at least 2." in text
-    assert "weight of the KL to the reference" in text
+    assert "Coefficient of the KL to the reference policy" in text
     assert "Presets: demo" in text
 
 

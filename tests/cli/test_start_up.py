@@ -156,9 +156,14 @@ def test_every_public_reward_is_listed_with_a_line_and_its_arguments(capsys: pyt
         assert f"  {known.signature}\n      {known.about}\n" in text
         if isinstance(true[name], type):
             arguments = known.signature.removeprefix(f"{name}(").removesuffix(")")
-            parameters = inspect.signature(true[name]).parameters.values()
-            assert arguments == ", ".join(
-                p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters if p.kind is not p.VAR_KEYWORD
-            )
+            given = [p for p in inspect.signature(true[name]).parameters.values() if p.kind is not p.VAR_KEYWORD]
+            written = ast.parse(f"def made({arguments}): ...").body[0]
+            assert isinstance(written, ast.FunctionDef)
+            found = written.args
+            assert [a.arg for a in [*found.args, *found.kwonlyargs]] == [p.name for p in given]
+            defaults = [ast.unparse(d) for d in [*found.defaults, *found.kw_defaults] if d is not None]
+            true_ones = [repr(p.default) for p in given if p.default is not p.empty]
+            assert len(defaults) == len(true_ones)
+            assert all(a == b or a.isupper() for a, b in zip(defaults, true_ones, strict=True))  # or the name of a constant
         else:
             assert known.signature == name

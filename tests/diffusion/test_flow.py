@@ -157,7 +157,7 @@ def test_arguments_out_of_range_are_named(options: dict[str, Any], said: str) ->
     rates = {name: value for name, value in options.items() if name not in noise}
     with pytest.raises(ValueError, match=said):
         FlowEuler(Noise(**noise), **rates)
-    with pytest.raises(ValueError, match=r"t, s: 0.2, 0.5"):
+    with pytest.raises(ValueError, match=r"s: 0.5, expected 0 to 0.2 \(t\)"):
         FlowEuler(Noise((0.5, 0.5), LinearSchedule(), 2)).table(0.2, 0.5)
 
 

@@ -214,7 +214,7 @@ def test_bad_pyg_graphs_are_named() -> None:
         r"graphs\[1\]: directed; edge \(0, 1\) has class 1 but \(1, 0\) has 0": {"edge_index": torch.tensor([[0], [1]])},
         r"graphs\[1\]: self-loop at node 1": {"edge_index": torch.tensor([[0, 1, 1], [1, 0, 1]])},
         r"graphs\[1\]: an edge is listed twice": {"edge_index": torch.tensor([[0, 0, 1], [1, 1, 0]])},
-        r"graphs\[1\]: edge ends 0\.\.2": {"edge_index": torch.tensor([[0, 2], [2, 0]])},
+        r"graphs\[1\]: edge ends 0 to 2": {"edge_index": torch.tensor([[0, 2], [2, 0]])},
         r"graphs\[1\]\.edge_attr: lowest class: 0": {"edge_attr": torch.tensor([0, 0])},
         r"graphs\[1\]\.x: torch\.float32": {"x": torch.rand(2, 4)},
     }

@@ -185,7 +185,7 @@ def test_statistics_from_a_file(tmp_path: Path) -> None:
     for change, said in (
         ({"atoms": ["C", "N", "O", "Xx"]}, "expected an element symbol"),
         ({"node_counts": [1, 1]}, "expected shares of 0, 1, 2, ... nodes, the first 0"),
-        ({"weights": [1.0]}, "weights: 1, expected 4, one a node class"),
+        ({"weights": [1.0]}, "weights: 1, expected 4, one per node class"),
         ({"colour": 3}, "colour unknown"),
         ({"max_weight": 0}, "max_weight: 0"),
     ):

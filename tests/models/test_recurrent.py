@@ -98,5 +98,5 @@ def test_values_out_of_range_are_named(change: dict[str, Any], said: str) -> Non
 
 
 def test_conditions_are_refused() -> None:
-    with pytest.raises(ValueError, match="reads no conditions"):
+    with pytest.raises(ValueError, match="has no conditions"):
         network(CONFIGS[0])(torch.full((1, 1), BOS), properties=torch.zeros(1, 1))
