@@ -24,7 +24,7 @@ def first_samples(run: Path, stage: str, count: int) -> list[tuple[str, float]]:
     """SMILES and QED of the first ``count`` samples of an evaluation; an empty text stands for an invalid sample."""
     text = gzip.decompress((run / f"evaluation_{stage}.csv.gz").read_bytes()).decode()
     rows = list(csv.DictReader(io.StringIO(text)))[:count]
-    return [(row["smiles"], float(row["QED"] or 0.0)) for row in rows]
+    return [(row["sample"], float(row["QED"] or 0.0)) for row in rows]
 
 
 def row_of(title: str, samples: Sequence[tuple[str, float]], top: int) -> str:
