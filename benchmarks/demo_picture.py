@@ -35,7 +35,7 @@ def row_of(title: str, samples: Sequence[tuple[str, float]], top: int) -> str:
         if drawing is not None:
             placed = f'<svg x="{left}" y="{top + TITLE}" width="{WIDTH}" height="{HEIGHT}" '
             parts.append(drawing.replace("<svg ", placed, 1))
-        said = f"QED {qed:.2f}" if drawing is not None else "invalid"
+        said = "invalid" if drawing is None else "disconnected" if "." in smiles else f"QED {qed:.2f}"
         parts.append(f'<text x="{left + WIDTH / 2}" y="{top + TITLE + HEIGHT + 14}" text-anchor="middle">{said}</text>')
     return "\n".join(parts)
 

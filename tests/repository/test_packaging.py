@@ -105,6 +105,25 @@ def test_an_installed_datasets_wins_at_the_repository_root(tmp_path: Path, where
     assert Path(ours).resolve() == ROOT / "datasets"
 
 
+def test_an_editable_install_puts_the_root_on_the_path() -> None:
+    """The finder that setuptools installs otherwise is unknown to type checkers, which then see no types."""
+    assert SETUP["editable_wheel"]["mode"] == "compat"
+
+
+@pytest.mark.slow
+def test_mypy_sees_the_types_of_the_public_names_from_another_folder(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    (tmp_path / "mine.py").write_text(
+        "import discrete_grpo as dg\n\nreveal_type(dg.GRPOConfig().max_steps)\nreveal_type(dg.sample)\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--config-file=", f"--cache-dir={ROOT / '.mypy_cache'}", "mine.py"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
+    if "import-not-found" in found and not any(site.glob("__editable__.discrete_grpo*.pth") for site in map(Path, sys.path)):
+        pytest.skip("this environment has no editable install")
+    assert 'Revealed type is "int"' in found, found
+    assert "-> list[Any]" in found, found
+
+
 def requirement(line: str) -> str:
     """The project a requirement names, spelt as pip compares it."""
     match = re.match(r"[A-Za-z0-9._-]+", line)

@@ -479,6 +479,10 @@ def test_every_option_is_documented_with_its_default() -> None:
     assert rows == {field.name: repr(field.default) for field in fields(GRPOConfig)}
     functions = [cell for row in re.findall(r"^\|.*\| (.*) \|$", page, re.M) for cell in re.findall(r"`(\w+)\.(\w+)`", row)]
     assert len(functions) > 20
-    rooms = {path.stem: path.parent.name for room in ("core", "training", "runs") for path in (ROOT / "discrete_grpo" / room).glob("*.py")}
+    rooms = {
+        path.stem: path.parent.name
+        for room in ("core", "training", "runs")
+        for path in (ROOT / "discrete_grpo" / room).glob("*.py")
+    }
     for module, name in functions:
         assert hasattr(importlib.import_module(f"discrete_grpo.{rooms[module]}.{module}"), name), f"{module}.{name}"
