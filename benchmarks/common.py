@@ -54,7 +54,7 @@ def stamp(seed: int, *, device: str = "cpu", sources: Sequence[str] = ()) -> dic
 
 
 def command() -> str:
-    """How this process was started, from the repository root."""
+    """Return the command that started this process, as given at the repository root."""
     script = Path(sys.argv[0])
     inside = script.suffix == ".py" and script.resolve().is_relative_to(ROOT)
     name = ["-m", ".".join(script.resolve().relative_to(ROOT).with_suffix("").parts)] if inside else [script.name]
@@ -85,7 +85,7 @@ def _cpu_model() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints; None without git, without a repository or without a commit."""
+    """Return what git prints; None without git, without a repository or without a commit."""
     try:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -158,7 +158,7 @@ def _wait(device: str) -> None:
 
 
 def paired_ratio(ours: Sequence[float], baseline: Sequence[float]) -> tuple[float, float, float]:
-    """How many times faster ours is: the median, least and largest ratio over pairs measured one after the other.
+    """Return how many times faster ours is: the median, least and largest ratio over pairs measured one after the other.
 
     >>> paired_ratio([1.0, 2.0, 1.0], [3.0, 4.0, 5.0])
     (3.0, 2.0, 5.0)

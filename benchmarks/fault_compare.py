@@ -41,7 +41,7 @@ def molecules(folder: Path) -> set[str]:
 
 
 def ledger(folder: Path, query: str = CALLS) -> list[tuple[Any, ...]]:
-    """What a run's ledger says."""
+    """Read the calls and scores of a run's ledger."""
     path = folder / "ledger.sqlite"
     if not path.is_file():
         return []

@@ -36,7 +36,7 @@ POOL = {"reward": REWARD, "workers": 2, "timeout": 2.0, "start_timeout": 60.0}
 
 @dataclass
 class Row:
-    """What a fault did.
+    """Outcome of a fault.
 
     Attributes:
         done: what was done, in words.
@@ -66,7 +66,7 @@ def one_line(ended: Ended, wanted: str, code: int = 2) -> bool:
 
 
 def finished(code: int) -> str:
-    """What came of ``discrete-grpo resume``."""
+    """Outcome of ``discrete-grpo resume``."""
     return "resumed and finished" if code == 0 else f"resumed: exit code {code}"
 
 
@@ -74,7 +74,7 @@ def finished(code: int) -> str:
 
 
 def where(folder: Path, case: str) -> str:
-    """What a killed run was doing, by what it left."""
+    """Phase in which a run was killed, by the files that it left."""
     if not (folder / "run.json").is_file():
         return "at the start"
     if any((folder / "checkpoints").glob(".*")):
@@ -171,7 +171,7 @@ def named_sample(whole: Path) -> str:
 
 
 def ran(ended: Ended) -> str:
-    """What came of ``discrete-grpo train``."""
+    """Outcome of ``discrete-grpo train``."""
     return "finished" if ended.code == 0 else f"exit code {ended.code}"
 
 

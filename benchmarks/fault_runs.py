@@ -166,7 +166,7 @@ def _after_update(number: int, then: Callable[[], None]) -> None:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended: its exit code (minus the signal), and all that it printed."""
+    """Exit code of a run (minus the signal), and all that it printed."""
 
     code: int
     text: str
@@ -174,7 +174,7 @@ class Ended:
 
     @property
     def lines(self) -> list[str]:
-        """What the command itself said; a traceback counts."""
+        """Return what the command itself printed; a traceback counts."""
         return [line for line in self.text.splitlines() if line.startswith(("discrete-grpo: ", "Traceback"))]
 
 

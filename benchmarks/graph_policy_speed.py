@@ -69,7 +69,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What is run: see the command line."""
+    """Settings of the measurement, as on the command line."""
 
     layers: int
     steps: int
@@ -96,7 +96,7 @@ def network_config(case: Case, widths: str, layers: int) -> GraphTransformerConf
 
 
 class _Side:
-    """What both sides share: the trained module, its optimizer and the steps an update uses."""
+    """Parts that both sides share: the trained module, its optimizer and the steps an update uses."""
 
     inputs: tuple[Tensor, ...]
 

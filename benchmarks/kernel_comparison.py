@@ -44,7 +44,7 @@ LIKELIHOODS = ("transition", "eager", "elbo")
 
 @dataclass(frozen=True)
 class Budget:
-    """What every run is given.
+    """Settings that all runs share.
 
     Attributes:
         updates: of the policy.

@@ -48,7 +48,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Setting:
-    """What is run.
+    """Settings of the measurement.
 
     Attributes:
         nodes: sizes of the graphs.

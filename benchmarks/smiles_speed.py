@@ -44,7 +44,7 @@ GROUP = 16
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides a run."""
+    """Settings of a run."""
 
     batch: int = 256
     chunk: int = 64

@@ -1,4 +1,4 @@
-r"""What compiled layers, layers computed again, LoRA and bfloat16 cost and save: time of a pass and an update, peak memory.
+r"""Time and peak memory of compiled layers, activation checkpointing, LoRA and bfloat16, per forward pass and per update.
 
     MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=33554432 OMP_NUM_THREADS=1 \
         python -m benchmarks.training_options    # the committed table: CPU, about 5 minutes

@@ -18,7 +18,7 @@ class UsageError(ValueError):
 
 
 class Recipe(NamedTuple):
-    """Where a command's settings (a dataclass) and its function stand."""
+    """Import paths of a command's settings (a dataclass) and of its function."""
 
     module: str
     settings: str

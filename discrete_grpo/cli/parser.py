@@ -21,7 +21,7 @@ __all__ = ["parse"]
 
 @dataclass
 class _Given:
-    """What a command line and its files say.
+    """Options that a command line and its YAML files give.
 
     Attributes:
         words: options for the parser, without the reward.

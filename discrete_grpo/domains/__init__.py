@@ -1,1 +1,1 @@
-"""What the samples are: graphs, molecules, strings and images, and the conversions between classes and these objects."""
+"""Graphs, molecules, strings and images, and the conversions between tensors of classes and these objects."""

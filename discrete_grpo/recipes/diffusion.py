@@ -125,7 +125,7 @@ def _graph_transformer(
 
 
 class Denoiser(Protocol):
-    """How a policy calls its network, for a network of your own: any ``nn.Module`` with this signature.
+    """Interface of a denoising network; any ``nn.Module`` with this signature can be the network of a policy.
 
     To be saved and loaded it also needs a method ``init_args()`` that returns the arguments it was built with, and its package
     must be named when loading: ``load_policy(folder, trusted=("mypackage",))``.

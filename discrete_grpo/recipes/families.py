@@ -27,7 +27,7 @@ Table = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerOptions:
-    """How a loaded policy draws, where that differs from its checkpoint.
+    """Changes to the sampler of a loaded policy; None keeps what the checkpoint says.
 
     Attributes:
         num_steps: steps of a graph policy's sampler; None keeps the policy's.
@@ -61,7 +61,7 @@ class SamplerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """How a file of samples is read and what its samples are compared with.
+    """Options of reading a file of samples and of the reference that they are compared with.
 
     Attributes:
         reference: molecules that novelty is measured against, a SMILES file; of graphs a named set or an npz file of splits.

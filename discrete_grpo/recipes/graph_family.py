@@ -18,7 +18,7 @@ __all__ = ["class_shares", "graph_family", "reference_of", "shape_of"]
 
 
 def shape_of(name: str) -> Shape:
-    """What makes a graph of a named set valid, by the first part of its name.
+    """Return the shape that a valid graph of a named set has, by the first part of the name.
 
     >>> shape_of("planar-16"), shape_of("sbm"), shape_of("community-20")
     ('planar', 'sbm', 'connected')

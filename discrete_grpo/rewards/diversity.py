@@ -147,7 +147,7 @@ class DiversityFilter:
 
     @property
     def buckets(self) -> Mapping[str, int]:
-        """How often each scaffold was hit, oldest first."""
+        """Number of hits of each scaffold, oldest first."""
         return dict(self._buckets)
 
     def take_failures(self) -> list[Any]:

@@ -280,7 +280,7 @@ class _View:
         return ("reduced", self.describe(type(value)), self._maker(parts[0]), *map(self.describe, parts[1:]))
 
     def _maker(self, value: Any) -> Any:
-        """What pickle would call; a package's own machinery is known by the version."""
+        """Describe the functions that pickle would call; those of an installed package are known by its version."""
         if not isinstance(value, types.FunctionType) or is_user_code(value.__module__):
             return self.describe(value)
         self.sources.add(value.__module__, follow=False)

@@ -1,4 +1,4 @@
-"""The oracle ledger: how many different samples a run has scored, by whatever part of it, and when.
+"""The oracle ledger: counts the different samples that a run has scored in training, evaluation and search.
 
 A call is a new sample in canonical form; repeats cost nothing, invalid samples neither. What counts is being asked for: a
 score that a cache shared with another run knows is a call of this run all the same, and so is one that stayed unknown.

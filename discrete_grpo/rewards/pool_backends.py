@@ -1,4 +1,4 @@
-"""Where the workers of a reward pool run: as processes of this machine, or as actors of a ray cluster."""
+"""Backends of a reward pool: workers as processes of this machine, or as actors of a ray cluster."""
 
 from __future__ import annotations
 

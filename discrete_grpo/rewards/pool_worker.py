@@ -1,4 +1,4 @@
-"""What runs inside a worker of a reward pool. Plain Python only, run by its path: a light reward makes a light process.
+"""The program of a worker process of a reward pool, in plain Python, so that a light reward has a light process.
 
 Nothing here imports this package, so that a worker holds what its reward needs and no more. Messages are tuples of
 builtins and samples; the other side is :mod:`discrete_grpo.rewards.pool_backends`.

@@ -101,7 +101,7 @@ class Recorder:
         self._columns = names
 
     def position(self) -> dict[str, Any]:
-        """Where both files end now, as plain JSON: keep it in a checkpoint and hand it to :meth:`restore`."""
+        """Return the ends of both files as plain JSON, to be kept in a checkpoint and handed to :meth:`restore`."""
         return {**self._sizes, "columns": self._columns}
 
     def restore(self, position: Mapping[str, Any] | None) -> None:

@@ -1,4 +1,4 @@
-"""Where else a run's metrics may go: TensorBoard and Weights & Biases, each an extra that is imported when it is used.
+"""Trackers of a run's metrics: TensorBoard and Weights & Biases, each an extra that is imported when it is used.
 
 The run folder has everything already (:mod:`discrete_grpo.runs.recorder`). A tracker is a copy for looking at while
 the run goes on, so whatever happens to it, the run goes on (:class:`Trackers`).
@@ -266,7 +266,7 @@ class Trackers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of those that still work."""
+        """Names of the trackers that still work."""
         return tuple(self._on)
 
     def start(self, step: int) -> None:

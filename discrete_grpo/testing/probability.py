@@ -140,7 +140,7 @@ def _layout(rollout: Rollout) -> dict[str, tuple[int, ...]]:
 
 
 def _count(case: Case, space: Rollout) -> Float[Tensor, " batch"]:
-    """How often each trajectory of the space is drawn; they are told apart by actions and integer states of one layout."""
+    """Count how often each trajectory of the space is drawn; actions and integer states tell them apart."""
     counts = torch.zeros(len(space), dtype=torch.float64)
     listed = [
         key

@@ -201,7 +201,7 @@ def _frame(x: _Axis, y: _Axis, x_label: str, y_label: str, *, whole: bool) -> st
 
 
 def _places(names: Sequence[str]) -> list[tuple[float, float]]:
-    """Where each legend entry stands: from left to right, then on the next line."""
+    """Place legend entries from left to right, then on the next line."""
     places, x, y = [], 2.0, 31.0
     for name in names:
         width = 22 + 6.6 * len(name)
@@ -332,7 +332,7 @@ def _steps(edges: np.ndarray, heights: np.ndarray, x: _Axis, y: _Axis, k: int) -
 
 
 def _summary(lines: Sequence[Line]) -> str:
-    """What a screen reader hears of a chart of curves."""
+    """Describe a chart of curves for screen readers."""
     parts = []
     for line in lines:
         known = [v for v in line.y if v is not None]
