@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint doctest clean
+.PHONY: demo test lint typed clean
 
 # A stamp newer than what decides the environment means it is up to date. Nothing is compiled in advance: Python compiles the few
 # modules that are imported, and compiling all of them takes a minute.
@@ -23,14 +23,18 @@ lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-doctest: $(VENV)/ready
+# Files whose annotations hold the shapes of tensors: they run once, with every annotation checked by jaxtyping and beartype.
+TYPED := tests/core/test_categorical.py tests/domains/test_graphs.py tests/diffusion/test_kernels.py tests/policies/test_graph_policy.py tests/models/test_graph_transformer.py tests/policies/test_graph_conditions.py tests/domains/test_tokenizer.py tests/models/test_gpt.py tests/policies/test_tokens.py tests/policies/test_masked_text.py tests/models/test_vq.py
+
+typed: export OMP_NUM_THREADS = 1
+typed: $(VENV)/ready
 	$(BIN)/python -m pytest -q --doctest-modules discrete_grpo models datasets --ignore=discrete_grpo/models --ignore=discrete_grpo/datasets
+	$(BIN)/python -m pytest -q -p no:cacheprovider --jaxtyping-packages=discrete_grpo,beartype.beartype $(TYPED)
 
 test: export OMP_NUM_THREADS = 1
 test: $(VENV)/ready
-	$(MAKE) -j2 lint doctest  # one core each
-	$(BIN)/python -m pytest -n 2 --dist worksteal  # keeps the tests of a file on one core, so that its fixtures run once
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q -p no:cacheprovider --jaxtyping-packages=discrete_grpo,beartype.beartype tests/core/test_categorical.py tests/domains/test_graphs.py tests/diffusion/test_kernels.py tests/policies/test_graph_policy.py tests/models/test_graph_transformer.py tests/policies/test_graph_conditions.py tests/domains/test_tokenizer.py tests/models/test_gpt.py tests/policies/test_tokens.py tests/policies/test_masked_text.py tests/models/test_vq.py
+	$(MAKE) -j2 lint typed  # one core each
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(TYPED))
 	bash tests/wheel.sh $(abspath $(BIN)/python)
 
 clean:
