@@ -10,12 +10,12 @@ __all__ = ["check_range", "did_you_mean"]
 
 def check_range(
     name: str,
-    value: float,
+    value: int | float,
     *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
+    least: int | float | None = None,
+    above: int | float | None = None,
+    most: int | float | None = None,
+    below: int | float | None = None,
     note: str = "",
 ) -> None:
     """Raise ``ValueError`` unless ``value`` is a finite number within its bounds.
@@ -46,7 +46,7 @@ def check_range(
         raise ValueError(f"{name}: {value}, expected {_range(least, above, most, below)}{note}")
 
 
-def _range(least: float | None, above: float | None, most: float | None, below: float | None) -> str:
+def _range(least: int | float | None, above: int | float | None, most: int | float | None, below: int | float | None) -> str:
     if least is not None and most is not None:
         return f"{least} to {most}"
     low = [f"at least {least}"] if least is not None else [f"more than {above}"] if above is not None else []

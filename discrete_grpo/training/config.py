@@ -14,9 +14,9 @@ def _check(
     config: GRPOConfig | PretrainConfig,
     names: str,
     *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
+    least: int | float | None = None,
+    above: int | float | None = None,
+    most: int | float | None = None,
 ) -> None:
     """Check the range of several fields; None passes, as it switches an option off."""
     for name in names.split():
@@ -157,11 +157,11 @@ class GRPOConfig:
     loss_type: Literal["grpo", "dapo", "dr_grpo", "cispo", "sapo"] = "dapo"
     importance_sampling_level: Literal["token", "step", "step_mean", "sequence"] = "token"
     epsilon: float = 0.2
-    epsilon_high: float | None = None
-    delta: float | None = None
+    epsilon_high: int | float | None = None
+    delta: int | float | None = None
     sapo_temperature_pos: float = 1.0
     sapo_temperature_neg: float = 1.05
-    off_policy_mask_threshold: float | None = None
+    off_policy_mask_threshold: int | float | None = None
     top_entropy_quantile: float = 1.0
     entropy_coef: float = 0.0
     use_adaptive_entropy: bool = False
@@ -181,7 +181,7 @@ class GRPOConfig:
     baseline: Literal["mean", "leave_one_out"] = "mean"
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
     reward_weights: tuple[float, ...] | None = None
-    advantage_clip: float | None = None
+    advantage_clip: int | float | None = None
     zero_std_groups: Literal["keep", "mask", "resample"] = "keep"
     max_resampling_rounds: int = 4
     refine_fraction: float = 0.0
@@ -196,7 +196,7 @@ class GRPOConfig:
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = 0
     max_grad_norm: float | None = 1.0
-    ema_decay: float | None = None
+    ema_decay: int | float | None = None
     bf16: bool | Literal["auto"] = False
     torch_compile: bool = False
     checkpoint_layers: bool | None = None
