@@ -72,6 +72,20 @@ def _tell(text: str) -> None:
     print(f"discrete-grpo: {_printable(text)}", file=sys.stderr)
 
 
+def _reader_left() -> bool:
+    """Whether nobody reads standard output any more; if so, the rest of it is discarded, so that the exit is silent."""
+    import select
+
+    if not hasattr(select, "poll"):  # Windows
+        return False
+    asked = select.poll()
+    asked.register(sys.stdout.fileno(), select.POLLOUT)
+    if not any(event & select.POLLERR for _, event in asked.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
 @contextmanager
 def _readable_warnings() -> Iterator[None]:
     """Within the block, warnings are printed without characters that would steer the terminal."""
@@ -94,7 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after the program's name; None takes those of the process.
 
     Returns:
-        0 if the command is done, 2 for bad input or a failed reward, 130 if it was stopped by Ctrl-C.
+        0 if the command is done, 2 for bad input or a failed reward, 130 if it was stopped by Ctrl-C, 141 if the reader of its
+        output left.
     """
     # oneDNN keeps the code it compiled for each of the last 1,024 shapes; for texts of all lengths in bfloat16 that is many GB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
@@ -104,12 +119,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _readable_warnings():
             _dispatch(given)
+            sys.stdout.flush()  # here and not at the exit, where an error could no longer be told
     except (Interrupted, KeyboardInterrupt) as stopped:
         _tell(f"{stopped or 'stopped'}")
         return 130
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, BrokenPipeError) and _reader_left():  # such as `discrete-grpo list | head`
+            return 141
         said = " ".join(str(error).split())
         if not isinstance(error, ValueError | OSError | RuntimeError | ArithmeticError):  # not raised on purpose: say its kind too
             said = f"{type(error).__name__}: {said}"

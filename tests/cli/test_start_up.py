@@ -167,3 +167,14 @@ def test_every_public_reward_is_listed_with_a_line_and_its_arguments(capsys: pyt
             assert all(a == b or a.isupper() for a, b in zip(defaults, true_ones, strict=True))  # or the name of a constant
         else:
             assert known.signature == name
+
+
+def test_a_reader_that_leaves_ends_the_command_in_silence() -> None:
+    code = "import sys; from discrete_grpo.cli import main; sys.exit(main(['list']))"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as started:
+        assert started.stdout is not None
+        assert started.stderr is not None
+        started.stdout.close()
+        said = started.stderr.read()
+    assert (started.returncode, said) == (141, b"")
