@@ -30,6 +30,8 @@ FAMILIES = {"domains", "policies", "models", "datasets", "metrics", "rewards", "
 KEEPERS = {
     "rdkit": {
         "domains.molecules",
+        "domains.molecule_mutations",
+        "domains.molecule_operators",
         "domains.molecule_properties",
         "datasets.molecules",
         "datasets.enumeration",
