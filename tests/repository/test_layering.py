@@ -33,6 +33,7 @@ KEEPERS = {
         "domains.molecule_mutations",
         "domains.molecule_operators",
         "domains.molecule_properties",
+        "domains.random_smiles",
         "datasets.molecules",
         "datasets.enumeration",
         "datasets.reading",
