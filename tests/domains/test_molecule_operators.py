@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import pytest
 from rdkit import Chem
+from rdkit.Chem import AllChem
+from rdkit.rdBase import BlockLogs
 
 from discrete_grpo.domains.molecule_mutations import MUTATIONS
 from discrete_grpo.domains.molecule_operators import MUTATION_ODDS, ChildSize, crossover, mutate, reproduce, rings_ok, splice
@@ -149,6 +151,19 @@ def test_crossover_joins_a_part_of_each_parent() -> None:
         assert max(counts["N"], counts["F"]) <= 1, "one cut leaves one end of each chain"
 
 
+def test_chain_crossover_makes_every_pair_of_parts() -> None:
+    a, b, rng = molecule("CCO"), molecule("NF"), random.Random(0)
+    made = {check(crossover(a, b, rng, size=ANY)) for _ in range(200)}
+    assert made == {canonical(text) for text in ("CN", "CF", "NCO", "FCO", "CCN", "CCF", "NO", "OF")}, "C|CO and CC|O, N|F"
+
+
+def test_ring_crossover_cuts_at_a_branched_atom() -> None:
+    a, b, rng = molecule("CC1(C)CC1"), molecule("FC1CCCC1"), random.Random(0)
+    made = {check(crossover(a, b, rng, size=ANY)) for _ in range(300)}
+    assert canonical("CC1(C)CCCC1") in made, "the branched atom of the first closes the ring of the second"
+    assert any(text and "C=C" in text for text in made), "half rings are joined by double bonds too"
+
+
 def test_ring_crossover_joins_half_rings() -> None:
     a, b, rng = molecule("C1CCCCC1"), molecule("O1SOSOS1"), random.Random(0)
     made = {check(crossover(a, b, rng, size=ANY)) for _ in range(300)} - {None}
@@ -281,3 +296,55 @@ def test_operators_leave_the_global_generator_alone(operator: Callable[[Chem.Mol
     state = random.getstate()
     operator(molecule(DRUGS[0]), random.Random(1))
     assert random.getstate() == state
+
+
+# The same mutations as reactions of RDKit, which makes every product of a pattern at once.
+REACTIONS = {
+    "insert_atom": [
+        *(f"[*:1]~[*:2]>>[*:1]-{x}-[*:2]" for x in "CNOS"),
+        *(f"[*;!H0:1]~[*:2]>>[*:1]={x}-[*:2]" for x in "CN"),
+        "[*;!R;!H1;!H0:1]~[*:2]>>[*:1]#C-[*:2]",
+    ],
+    "append_atom": [
+        *(f"[*;!H0:1]>>[*:1]-{x}" for x in ("C", "N", "O", "F", "S", "Cl", "Br")),
+        *(f"[*;!H0;!H1:1]>>[*:1]={x}" for x in "CNO"),
+        *(f"[*;H3:1]>>[*:1]#{x}" for x in "CN"),
+    ],
+    "delete_atom": [
+        "[*:1]~[D1]>>[*:1]",
+        "[*:1]~[D2]~[*:3]>>[*:1]-[*:3]",
+        "[*:1]~[D3](~[*;!H0:3])~[*:4]>>[*:1]-[*:3]-[*:4]",
+        "[*:1]~[D4](~[*;!H0:3])(~[*;!H0:4])~[*:5]>>[*:1]-[*:3]-[*:4]-[*:5]",
+        "[*:1]~[D4](~[*;!H0;!H1:3])(~[*:4])~[*:5]>>[*:1]-[*:3](-[*:4])-[*:5]",
+    ],
+    "delete_cyclic_bond": ["[*:1]@[*:2]>>([*:1].[*:2])"],
+    "change_bond_order": [
+        "[*:1]!-[*:2]>>[*:1]-[*:2]",
+        "[*;!H0:1]-[*;!H0:2]>>[*:1]=[*:2]",
+        "[*:1]#[*:2]>>[*:1]=[*:2]",
+        "[*;!R;!H1;!H0:1]~[*:2]>>[*:1]#[*:2]",
+    ],
+    "change_atom": [f"[#{x}:1]>>[#{y}:1]" for x in (6, 7, 8) for y in (6, 7, 8, 9, 16, 17, 35) if x != y],
+}
+
+
+def products(mol: Chem.Mol, smarts: str) -> set[str]:
+    found = set()
+    for (child,) in AllChem.ReactionFromSmarts(smarts).RunReactants((mol,)):
+        if Chem.SanitizeMol(child, catchErrors=True) == Chem.SanitizeFlags.SANITIZE_NONE and rings_ok(child):
+            text = to_smiles(child)
+            if "." not in text and not any(atom.GetNumRadicalElectrons() for atom in child.GetAtoms()):
+                found.add(canonical(text))
+    return found
+
+
+@pytest.mark.parametrize("kind", REACTIONS)
+@pytest.mark.parametrize("text", ["CC(C)(C)CC(=O)NC#N", "CC1CC(=O)C=C1OC", "Cc1ccncc1O"])
+def test_mutations_agree_with_reactions(kind: str, text: str) -> None:
+    mol = molecule(text)
+    made = children(text, kind, 1500)
+    Chem.Kekulize(mol, clearAromaticFlags=True)
+    with BlockLogs():
+        expected = set().union(*(products(mol, smarts) for smarts in REACTIONS[kind])) - {canonical(text)}
+    assert made - {canonical(text)} <= expected, "nothing else"
+    assert len(made) >= 0.9 * len(expected), "rare ones may be missing"
