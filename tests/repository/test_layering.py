@@ -19,7 +19,7 @@ FLOORS = [
     ["diffusion", "models", "datasets"],
     ["runs", "policies", "metrics", "rewards", "importers"],
     ["training"],
-    ["recipes", "testing"],
+    ["recipes", "testing", "benchmarking"],
     ["cli"],
 ]
 ORDER = {room: place for place, room in enumerate(room for floor in FLOORS for room in floor)}
