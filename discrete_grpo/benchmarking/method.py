@@ -31,6 +31,7 @@ class Method:
         families: kinds of policies it works with (``"tokens"``, ``"graph"``, ``"masked text"``); empty for any.
         kinds: kinds of tasks it works with.
         least_budget: the smallest budget with which it can begin, such as the size of its first population.
+        uncounted: what was done for it that its calls do not hold, such as the tasks on which its settings were chosen.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Method:
     families: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ("molecules", "graphs", "text")
     least_budget: int = 1
+    uncounted: str = ""
 
     def __call__(self, task: Task, policy: Any, ledger: Ledger, seed: int) -> None:
         """Run the method with its settings."""

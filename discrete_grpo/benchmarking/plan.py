@@ -12,7 +12,7 @@ from discrete_grpo.benchmarking.facts import circumstances, file_digest, policy_
 from discrete_grpo.benchmarking.jobs import ROW, Job, plain, read_json
 from discrete_grpo.benchmarking.method import Method, as_method
 from discrete_grpo.benchmarking.methods import METHODS
-from discrete_grpo.benchmarking.suites import find_suite
+from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, find_suite
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.runs.recorder import check_unused
 
@@ -24,7 +24,6 @@ __all__ = ["PLAN", "Plan", "Request", "make_plan"]
 PLAN = "benchmark.json"
 OWN = "own"
 """Name of the suite of tasks of the user's own."""
-DEFAULT_METHODS = ("best-of-prior", "random")
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Request:
     jobs: int = 1
     output_dir: str | Path = "runs/benchmark"
     screen: str | None = None
-    job_timeout: float | None = 14_400.0
+    job_timeout: float | None = JOB_TIMEOUT
 
 
 @dataclass(frozen=True)
@@ -228,10 +227,16 @@ def _about(
                 "kind": task.kind,
                 "optimum": task.optimum,
                 "published": dict(task.published),
+                "published_prescreened": dict(task.published_prescreened),
             }
             for task in tasks
         },
-        "methods": {m.name: {"about": m.about, "source": m.source, "settings": plain(dict(m.settings))} for m in methods},
+        "methods": {m.name: _of_method(m) for m in methods},
         "seeds": list(seeds),
         "policies": {policy["name"]: dict(policy)} if policy is not None else {},
     }
+
+
+def _of_method(method: Method) -> dict[str, Any]:
+    told = {name: getattr(method, name) for name in ("about", "source", "uncounted")}
+    return {**told, "settings": plain(dict(method.settings))}

@@ -10,10 +10,12 @@ from typing import Any
 
 from discrete_grpo.benchmarking.jobs import FAILED, ROW, read_json, write_json
 from discrete_grpo.benchmarking.plan import PLAN, Plan
+from discrete_grpo.benchmarking.table import Table, cell_text, make_table, total_text
+from discrete_grpo.runs.console import print_notes, print_table
 
 __all__ = ["Results", "note_run", "read_results", "write_results"]
 
-RESULTS = "results.json"
+RESULTS, PAGE = "results.json", "results.html"
 PAGE_ONLY = ("best", "curve", "conditions", "made")
 """Entries of a row that ``results.json`` leaves out; ``row.json`` has them."""
 
@@ -33,6 +35,23 @@ class Results:
     about: Mapping[str, Any]
     rows: tuple[Mapping[str, Any], ...]
     failed: tuple[Mapping[str, Any], ...]
+
+    @property
+    def page(self) -> Path:
+        """The page with table and curves."""
+        return self.folder / PAGE
+
+    def table(self, number: str = "auc_top10") -> Table:
+        """Mean and spread of an entry of the rows by task and method, with sums and ranks."""
+        return make_table(self.about, self.rows, self.failed, number)
+
+    def print(self) -> None:
+        """Print the table of the area under the curve of the ten best, and which jobs failed and why."""
+        table = self.table()
+        shown = {task: {method: cell_text(table.cells[task, method]) for method in table.methods} for task in table.tasks}
+        shown["sum (tasks)"] = {method: total_text(table.totals[method]) for method in table.methods}
+        print_table(f"AUC top-10 within {self.about['budget']:,} calls, seeds {', '.join(map(str, table.seeds))}", shown)
+        print_notes(f"failed: {row['task']}, {row['method']}, seed {row['seed']}: {row['error']}" for row in self.failed)
 
     def __repr__(self) -> str:
         return f"Results({str(self.folder)!r}: {len(self.rows)} rows, {len(self.failed)} failed)"

@@ -15,6 +15,7 @@ from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.plan import Plan, Request, make_plan
 from discrete_grpo.benchmarking.processes import portable, run_in_processes
 from discrete_grpo.benchmarking.results import Results, note_run, read_results, write_results
+from discrete_grpo.benchmarking.suites import JOB_TIMEOUT
 from discrete_grpo.core.interrupt import Interrupted, interruptible
 from discrete_grpo.runs.console import print_notes
 
@@ -38,7 +39,7 @@ def benchmark(
     jobs: int = 1,
     output_dir: str | Path = "runs/benchmark",
     screen: str | None = None,
-    job_timeout: float | None = 14_400.0,
+    job_timeout: float | None = JOB_TIMEOUT,
     command: str | None = None,
 ) -> Results:
     """Run methods on tasks with several seeds, each within the same budget, and compare them in a table and a page.

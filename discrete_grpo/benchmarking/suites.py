@@ -12,7 +12,12 @@ from discrete_grpo.core.checks import did_you_mean
 if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
 
-__all__ = ["SUITES", "Suite", "find_suite"]
+__all__ = ["DEFAULT_METHODS", "JOB_TIMEOUT", "SUITES", "Suite", "find_suite"]
+
+DEFAULT_METHODS = ("best-of-prior", "random")
+"""The methods of a benchmark that names none: the controls."""
+JOB_TIMEOUT = 14_400.0
+"""Seconds after which a job counts as hanging, unless another limit is given."""
 
 
 @dataclass(frozen=True)

@@ -6,33 +6,11 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from discrete_grpo.benchmarking.method import Method
-from discrete_grpo.domains import molecules as chemistry
-
-
-@dataclass(frozen=True)
-class Task:
-    name: str
-    suite: str
-    about: str
-    source: str
-    score: Callable[[Any], float]
-    kind: str = "molecules"
-    optimum: float | None = None
-    published: Mapping[str, float] = field(default_factory=dict)
-    elements: frozenset[str] = frozenset()
-
-    @property
-    def cached_as(self) -> str:
-        return f"{self.suite}/{self.name}"
-
-    def __call__(self, samples: Sequence[Any], **columns: Sequence[Any]) -> list[float]:
-        return [0.0 if mol is None else self.score(mol) for mol in chemistry.parse_all(samples)]
+from discrete_grpo.rewards.task import Task
 
 
 def carbons(mol: Any) -> float:
