@@ -19,7 +19,7 @@ FLOORS = [
     ["diffusion", "models", "datasets"],
     ["runs", "policies", "metrics", "rewards", "importers"],
     ["training"],
-    ["recipes", "testing"],
+    ["recipes", "testing", "benchmarking"],
     ["cli"],
 ]
 ORDER = {room: place for place, room in enumerate(room for floor in FLOORS for room in floor)}
@@ -32,6 +32,7 @@ KEEPERS = {
         "domains.molecules",
         "domains.molecule_mutations",
         "domains.molecule_operators",
+        "domains.fingerprints",
         "domains.molecule_properties",
         "domains.random_smiles",
         "datasets.molecules",
@@ -42,6 +43,7 @@ KEEPERS = {
         "rewards.diversity",
         "rewards.docking",
         "rewards.molecules",
+        "rewards.scoring_parts",
         "metrics.molecules",
         "runs.report.molecules",
         "runs.trackers",
