@@ -30,6 +30,7 @@ FAMILIES = {"domains", "policies", "models", "datasets", "metrics", "rewards", "
 KEEPERS = {
     "rdkit": {
         "domains.molecules",
+        "domains.molecule_features",
         "domains.molecule_mutations",
         "domains.molecule_operators",
         "domains.fingerprints",
