@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from rdkit import Chem
-from rdkit.Chem import Crippen, rdMolDescriptors
+from rdkit.Chem import rdMolDescriptors
 
 from discrete_grpo.domains import fingerprints
 from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.molecule_properties import crippen_logp
 
 __all__ = ["DESCRIPTORS", "molecule_counts", "molecule_numbers"]
 
@@ -50,7 +51,7 @@ def molecule_numbers(smiles: str) -> tuple[float, ...]:
         *(float(symbols.count(symbol)) for symbol in ELEMENTS),
         float(hydrogens),
         float(len(symbols)),
-        Crippen.MolLogP(mol),
+        crippen_logp(mol),
         rdMolDescriptors.CalcTPSA(mol) / 10,
         float(rdMolDescriptors.CalcNumRings(mol)),
         float(rdMolDescriptors.CalcNumAromaticRings(mol)),

@@ -8,6 +8,7 @@ Source: Rasmussen and Williams (2006), Algorithm 2.1; Tanimoto kernels: Ralaivol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -213,14 +214,15 @@ class GaussianProcessScreen:
     def _best_hyperparameters(self, kernels: Sequence[Tensor], z: Tensor, most: int = 500) -> Hyperparameters:
         """The largest marginal likelihood on a grid, of a draw of ``most`` samples; the scale has a closed form, zᵀ K⁻¹ z / n."""
         rows = torch.randperm(len(z), generator=self.generator)[:most]
-        part, target, best = [k[rows][:, rows] for k in kernels], z[rows], (-torch.inf, None)
+        part, target = [k[rows][:, rows] for k in kernels], z[rows]
+        best: tuple[float, Hyperparameters | None] = (-math.inf, None)
         for weights in _simplex(len(kernels)):
             for length in LENGTHS if weights[-1] > 0 else LENGTHS[:1]:
                 prior = _covariance(part, Hyperparameters(weights, length, 0.0, 1.0))
                 for noise in NOISES:
                     root = _root(prior, noise)
                     scale = float(target @ torch.cholesky_solve(target[:, None], root)[:, 0]) / len(rows)
-                    likelihood = -0.5 * len(rows) * np.log(scale) - float(root.diagonal().log().sum())
+                    likelihood = -0.5 * len(rows) * math.log(scale) - float(root.diagonal().log().sum())
                     if likelihood > best[0]:
                         best = (likelihood, Hyperparameters(weights, length, noise, scale))
         assert best[1] is not None

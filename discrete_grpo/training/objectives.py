@@ -1,4 +1,4 @@
-"""Objectives of learning from remembered samples: trajectory balance, augmented likelihood, likelihood, and the clipped one of GRPO.
+"""Objectives of learning from remembered samples: trajectory balance, augmented likelihood, likelihood, GRPO's clipped loss.
 
 An objective maps a :class:`MemoryBatch` to a loss. Those with parameters of their own, such as log Z, are modules, whose
 parameters the loop trains along with the policy's.
@@ -146,7 +146,13 @@ class GroupRelative:
         weight = row_weights(sites, self.loss_type, batch.max_units, level=self.level)
         clip = {"epsilon": self.epsilon, "epsilon_high": self.epsilon_high}
         part = grpo_loss(
-            batch.scores, batch.old_logp, advantage, weight, level=self.level, loss_type=self.loss_type, **clip  # type: ignore[arg-type]
+            batch.scores,
+            batch.old_logp,
+            advantage,
+            weight,
+            level=self.level,
+            loss_type=self.loss_type,
+            **clip,  # type: ignore[arg-type]
         )
         drift = (batch.logp - batch.ref_logp).sum() / unit_counts(sites, "token").sum().clamp_min(1)
         return part.loss + self.beta * drift

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.rollout import Context, Policy
-from discrete_grpo.training.elites import EliteBuffer
 from discrete_grpo.training.memory import ScoredMemory
 
-__all__ = ["Proposer", "Renoising", "Screen"]
+__all__ = ["Proposer", "Screen"]
 
 
 class Proposer(Protocol):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -40,6 +40,7 @@ class RoundsConfig:
         passes: updates per round, at least 0.
         batch_size: remembered samples per update, at least 2.
         explore: how many of a batch are drawn from all scored samples with equal odds instead of by rank, in [0, ``batch_size``].
+        fresh_passes: how many of the passes learn from what the round has just scored too, in [0, ``passes``].
         learning_rate: of Adam, on the weights of the policy.
         objective_learning_rate: the same on the objective's own parameters, such as log Z.
         max_grad_norm: norm to which the gradient is clipped; None does not clip.
@@ -58,6 +59,7 @@ class RoundsConfig:
     passes: int = 8
     batch_size: int = 64
     explore: int = 0
+    fresh_passes: int = 0
     learning_rate: float = 5e-4
     objective_learning_rate: float = 0.1
     max_grad_norm: float | None = None
@@ -71,6 +73,7 @@ class RoundsConfig:
         least = {"draws": 1, "children": 0, "passes": 0, "batch_size": 2, "explore": 0, "take": 1, "unscreened": 0, "patience": 1}
         for name, low in least.items():
             check_range(name, getattr(self, name), least=low)
+        check_range("fresh_passes", self.fresh_passes, least=0, most=self.passes, note=" (passes)")
         check_range("explore", self.explore, most=self.batch_size, note=" (batch_size)")
         for name in ("learning_rate", "objective_learning_rate"):
             check_range(name, getattr(self, name), above=0)
@@ -94,6 +97,7 @@ class Rounds:
         memory: where scored samples are kept; what it holds already, such as a warm start, takes part from the first round.
         proposers: whoever makes samples besides the policy.
         screen: model that chooses among the candidates; None scores all of them.
+        rewrite: another text of the same sample for a pass, such as a SMILES in random order; None learns from the sample as it is.
         generator: of all draws.
 
     Raises:
@@ -109,11 +113,14 @@ class Rounds:
     memory: ScoredMemory = field(default_factory=ScoredMemory)
     proposers: Sequence[Proposer] = ()
     screen: Screen | None = None
+    rewrite: Callable[[Any, torch.Generator], Any] | None = None
     generator: torch.Generator = field(default_factory=torch.Generator)
 
     def __post_init__(self) -> None:
         if self.config.passes > 0 and not isinstance(self.policy, Encoder):
-            raise ValueError(f"policy: {type(self.policy).__name__} has no method rollout_of, expected one that can learn from any sample")
+            raise ValueError(
+                f"policy: {type(self.policy).__name__} has no method rollout_of, expected one that can learn from any sample"
+            )
         module = as_module(self.policy)
         self._device = next(module.parameters()).device
         self._bf16 = decide_bf16(self.config.bf16, self._device)[0]
@@ -122,7 +129,6 @@ class Rounds:
         for entry in self.memory.kept:
             self.everything.add([(entry.key, entry.sample, entry.score)], entry.source)
         self._ref_logp: dict[Hashable, float] = {}
-        self._drawable: dict[Hashable, bool] = {}
         self.restarts, self.rounds = 0, 0
         self._optimizer = self._new_optimizer()
 
@@ -154,12 +160,11 @@ class Rounds:
     def round(self) -> int:
         """Propose, score, remember and learn once; returns the number of new samples that were scored."""
         candidates = self._propose()
-        chosen = self._choose(candidates)
-        new = self._score(chosen)
+        new = self._score(self._choose(candidates))
         self.rounds += 1
         if self.config.passes and len(self.memory) > 1 and not self.ledger.exhausted:
-            self._learn()
-        return new
+            self._learn(new)
+        return len(new)
 
     def _restart(self) -> None:
         as_module(self.policy).load_state_dict(as_module(self.reference).state_dict())
@@ -194,27 +199,30 @@ class Rounds:
         ranked = [k for k in merit.argsort(descending=True, stable=True).tolist() if k not in set(free)]
         return [every[k] for k in [*ranked[: max(0, self.config.take - len(free))], *free]]
 
-    def _score(self, chosen: Sequence[tuple[Hashable, Any, str]]) -> int:
-        """Score samples and remember them; returns how many were scored."""
+    def _score(self, chosen: Sequence[tuple[Hashable, Any, str]]) -> list[Remembered]:
+        """Score samples and remember them; returns those with a known score."""
         if not chosen:
-            return 0
+            return []
         samples, sources = [sample for _, sample, _ in chosen], [source for _, _, source in chosen]
         try:
             scores = self.ledger.score([self.reward], samples, source=sources)[:, 0]
         except BudgetExhausted as spent:
             scores = spent.scores[:, 0]
-        for (key, sample, source), score in zip(chosen, scores.tolist(), strict=True):
-            self.memory.add([(key, sample, score)], source)
-            self.everything.add([(key, sample, score)], source)
         if self.screen is not None:
             self.screen.observe(samples, scores)
-        return int((~scores.isnan()).sum())
+        pairs = [(one, score) for one, score in zip(chosen, scores.tolist(), strict=True) if score == score]
+        for (key, sample, source), score in pairs:
+            self.memory.add([(key, sample, score)], source)
+            self.everything.add([(key, sample, score)], source)
+        return [Remembered(key, sample, score, source) for (key, sample, source), score in pairs]
 
     # -- learning
 
-    def _learn(self) -> None:
-        """Make the updates of a round."""
-        batches = [batch for _ in range(self.config.passes) if len(batch := self._batch()) > 1]
+    def _learn(self, new: Sequence[Remembered]) -> None:
+        """Make the updates of a round, whose new samples are ``new``."""
+        fresh = self.config.fresh_passes
+        batches = [self._batch(new if k < fresh else ()) for k in range(self.config.passes)]
+        batches = [batch for batch in batches if len(batch) > 1]
         old: list[Tensor | None] = [None] * len(batches)
         if self.objective.needs_old and len(batches) > 1:
             with torch.no_grad():
@@ -222,20 +230,18 @@ class Rounds:
         for batch, old_logp in zip(batches, old, strict=True):
             self._update(batch, old_logp)
 
-    def _batch(self) -> list[Remembered]:
+    def _batch(self, new: Sequence[Remembered]) -> list[Remembered]:
+        """Samples of one pass as the policy learns them: remembered ones, and ``new``."""
         c = self.config
-        batch = self.memory.draw(c.batch_size - c.explore, self.generator)
+        batch = list({entry.key: entry for entry in [*new, *self.memory.draw(c.batch_size - c.explore, self.generator)]}.values())
         if c.explore:
             count = len(self.everything)
             rows = torch.randperm(count, generator=self.generator)[: c.explore].tolist()
             taken = {entry.key for entry in batch}
             batch += [entry for k in rows if (entry := self.everything.kept[k]).key not in taken]
-        return [entry for entry in batch if self._can_draw(entry)]
-
-    def _can_draw(self, entry: Remembered) -> bool:
-        if entry.key not in self._drawable:
-            self._drawable[entry.key] = cast(Encoder, self.policy).can_draw(entry.sample)
-        return self._drawable[entry.key]
+        if self.rewrite is not None:
+            batch = [replace(entry, sample=self.rewrite(entry.sample, self.generator)) for entry in batch]
+        return [entry for entry in batch if cast(Encoder, self.policy).can_draw(entry.sample)]
 
     def _rollout(self, batch: Sequence[Remembered]) -> Rollout:
         return cast(Encoder, self.policy).rollout_of([entry.sample for entry in batch], generator=self.generator)
@@ -258,11 +264,11 @@ class Rounds:
 
     def _reference_logp(self, batch: Sequence[Remembered], rollout: Rollout) -> Float[Tensor, " batch"]:
         """log π_ref of the samples, computed once per sample, as the reference never changes."""
-        rows = [k for k, entry in enumerate(batch) if entry.key not in self._ref_logp]
+        rows = [k for k, entry in enumerate(batch) if entry.sample not in self._ref_logp]
         if rows:
             part = rollout.index(torch.tensor(rows, device=self._device))
             with torch.no_grad(), self._precision():
                 scores = score_sites(self.reference.sites(part))
             for k, value in zip(rows, (scores.logp * scores.mask).sum((-2, -1)).tolist(), strict=True):
-                self._ref_logp[batch[k].key] = value
-        return torch.tensor([self._ref_logp[entry.key] for entry in batch], device=self._device)
+                self._ref_logp[batch[k].sample] = value
+        return torch.tensor([self._ref_logp[entry.sample] for entry in batch], device=self._device)
