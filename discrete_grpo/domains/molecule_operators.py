@@ -22,7 +22,7 @@ from rdkit.Chem import BRICS
 from rdkit.rdBase import BlockLogs
 
 from discrete_grpo.core.checks import check_range, did_you_mean
-from discrete_grpo.domains.molecule_mutations import MUTATIONS, Mutation, add_bond, forget_configuration, matches, pattern
+from discrete_grpo.domains.molecule_mutations import MUTATIONS, Mutation, add_bond, matches, pattern
 from discrete_grpo.domains.molecules import parse, to_smiles
 
 __all__ = ["MUTATION_ODDS", "ChildSize", "crossover", "mutate", "reproduce", "rings_ok", "splice"]
@@ -199,7 +199,6 @@ def _cut(mol: Chem.Mol, bonds: Sequence[tuple[int, int]]) -> list[_Part]:
     pieces = Chem.RWMol(mol)
     for i, j in bonds:
         pieces.RemoveBond(i, j)
-        forget_configuration(pieces, (i, j))
     atoms: list[tuple[int, ...]] = []
     found = Chem.GetMolFrags(pieces, asMols=True, sanitizeFrags=False, fragsMolAtomMapping=atoms)
     ends = [end for bond in bonds for end in bond]
@@ -359,7 +358,6 @@ def _checked(child: Chem.RWMol, rng: random.Random, size: ChildSize) -> Chem.Mol
         return None
     if len(Chem.GetMolFrags(child)) > 1 or any(atom.GetNumRadicalElectrons() for atom in child.GetAtoms()):
         return None
-    Chem.AssignStereochemistry(child, cleanIt=True, force=True)
     return child.GetMol()
 
 
