@@ -356,9 +356,7 @@ def _checked(child: Chem.RWMol, rng: random.Random, size: ChildSize) -> Chem.Mol
         return None
     if Chem.SanitizeMol(child, catchErrors=True) != Chem.SanitizeFlags.SANITIZE_NONE or not rings_ok(child):
         return None
-    if len(Chem.GetMolFrags(child)) > 1 or any(atom.GetNumRadicalElectrons() for atom in child.GetAtoms()):
-        return None
-    return child.GetMol()
+    return None if any(atom.GetNumRadicalElectrons() for atom in child.GetAtoms()) else child.GetMol()
 
 
 def _shuffled(items: Sequence[T], rng: random.Random) -> Iterator[T]:

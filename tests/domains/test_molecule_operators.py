@@ -51,6 +51,8 @@ def check(child: Chem.Mol | None) -> str | None:
     assert parse(text) is not None
     assert canonical(text) == text
     assert rings_ok(molecule(text))
+    assert "." not in text
+    assert not any(atom.GetNumRadicalElectrons() for atom in child.GetAtoms())
     return text
 
 
@@ -268,6 +270,7 @@ STRANGE = [
     "[13CH4]",
     "[2H]C([2H])([2H])O",
     "[CH3]",
+    "[CH2]CCO",
     "O=[N+]([O-])c1ccccc1",
     "C[N-][N+]#N",
     "[O-][n+]1ccccc1",
@@ -297,6 +300,8 @@ def test_strange_molecules_do_no_harm(text: str) -> None:
 def test_pyrrole_nitrogen_and_stereocentres_can_be_edited() -> None:
     assert "Cn1cccc1" in children("c1cc[nH]c1", "append_atom", 200)
     assert canonical("CC(C)(N)O") in children("C[C@H](N)O", "append_atom", 200), "the edited atom is no stereocentre any more"
+    assert not any("@" in text for text in children("N[C@](F)(Cl)O", "insert_atom", 200))
+    assert not any("/" in text for text in children("F/C=C/Cl", "append_atom", 200)), "the same holds for double bonds"
     kept = children("C[C@H](O)CCCCN", "delete_atom")
     assert "C[C@H](O)CCCN" in kept or "C[C@@H](O)CCCN" in kept, "others keep their configuration"
 
