@@ -333,10 +333,20 @@ def _largest(mol: Chem.Mol) -> Chem.Mol:
     return max(Chem.GetMolFrags(mol, asMols=True), key=lambda f: f.GetNumAtoms()) if len(Chem.GetMolFrags(mol)) > 1 else mol
 
 
+_RELATIVE = {Chem.BondStereo.STEREOE: Chem.BondStereo.STEREOTRANS, Chem.BondStereo.STEREOZ: Chem.BondStereo.STEREOCIS}
+
+
 def _editable(mol: Chem.Mol) -> Chem.Mol:
-    """A copy without aromatic flags, whose hydrogens follow the valence wherever that gives the same number as before."""
+    """A copy without aromatic flags, whose hydrogens follow the valence wherever that gives the same number as before.
+
+    The configuration of a double bond is kept at that bond alone, not as directions of its neighbours too.
+    """
     copy = Chem.RWMol(_largest(mol))
     Chem.Kekulize(copy, clearAromaticFlags=True)
+    for bond in copy.GetBonds():
+        if bond.GetStereo() in _RELATIVE:
+            bond.SetStereo(_RELATIVE[bond.GetStereo()])
+        bond.SetBondDir(Chem.BondDir.NONE)
     for atom in copy.GetAtoms():
         if atom.GetNoImplicit() and not atom.GetNumRadicalElectrons():
             explicit, total = atom.GetNumExplicitHs(), atom.GetTotalNumHs()
@@ -356,7 +366,10 @@ def _checked(child: Chem.RWMol, rng: random.Random, size: ChildSize) -> Chem.Mol
         return None
     if Chem.SanitizeMol(child, catchErrors=True) != Chem.SanitizeFlags.SANITIZE_NONE or not rings_ok(child):
         return None
-    return None if any(atom.GetNumRadicalElectrons() for atom in child.GetAtoms()) else child.GetMol()
+    if any(atom.GetNumRadicalElectrons() for atom in child.GetAtoms()):
+        return None
+    Chem.SetDoubleBondNeighborDirections(child)
+    return child.GetMol()
 
 
 def _shuffled(items: Sequence[T], rng: random.Random) -> Iterator[T]:

@@ -302,8 +302,9 @@ def test_pyrrole_nitrogen_and_stereocentres_can_be_edited() -> None:
     assert canonical("CC(C)(N)O") in children("C[C@H](N)O", "append_atom", 200), "the edited atom is no stereocentre any more"
     assert not any("@" in text for text in children("N[C@](F)(Cl)O", "insert_atom", 200))
     assert not any("/" in text for text in children("F/C=C/Cl", "append_atom", 200)), "the same holds for double bonds"
+    assert {"CC/C=C/F", "NC/C=C/F"} <= children("C/C=C/F", "append_atom", 200), "others keep theirs"
     kept = children("C[C@H](O)CCCCN", "delete_atom")
-    assert "C[C@H](O)CCCN" in kept or "C[C@@H](O)CCCN" in kept, "others keep their configuration"
+    assert "C[C@H](O)CCCN" in kept or "C[C@@H](O)CCCN" in kept
 
 
 OPERATORS: list[Callable[[Chem.Mol, random.Random], Chem.Mol | None]] = [
