@@ -22,7 +22,7 @@ from rdkit.Chem import BRICS
 from rdkit.rdBase import BlockLogs
 
 from discrete_grpo.core.checks import check_range, did_you_mean
-from discrete_grpo.domains.molecule_mutations import MUTATIONS, Mutation, add_bond, forget_configuration, matches, pattern
+from discrete_grpo.domains.molecule_mutations import MUTATIONS, Mutation, add_bond, matches, pattern
 from discrete_grpo.domains.molecules import parse, to_smiles
 
 __all__ = ["MUTATION_ODDS", "ChildSize", "crossover", "mutate", "reproduce", "rings_ok", "splice"]
@@ -199,7 +199,6 @@ def _cut(mol: Chem.Mol, bonds: Sequence[tuple[int, int]]) -> list[_Part]:
     pieces = Chem.RWMol(mol)
     for i, j in bonds:
         pieces.RemoveBond(i, j)
-        forget_configuration(pieces, (i, j))
     atoms: list[tuple[int, ...]] = []
     found = Chem.GetMolFrags(pieces, asMols=True, sanitizeFrags=False, fragsMolAtomMapping=atoms)
     ends = [end for bond in bonds for end in bond]
@@ -334,10 +333,20 @@ def _largest(mol: Chem.Mol) -> Chem.Mol:
     return max(Chem.GetMolFrags(mol, asMols=True), key=lambda f: f.GetNumAtoms()) if len(Chem.GetMolFrags(mol)) > 1 else mol
 
 
+_RELATIVE = {Chem.BondStereo.STEREOE: Chem.BondStereo.STEREOTRANS, Chem.BondStereo.STEREOZ: Chem.BondStereo.STEREOCIS}
+
+
 def _editable(mol: Chem.Mol) -> Chem.Mol:
-    """A copy without aromatic flags, whose hydrogens follow the valence wherever that gives the same number as before."""
+    """A copy without aromatic flags, whose hydrogens follow the valence wherever that gives the same number as before.
+
+    The configuration of a double bond is kept at that bond alone, not as directions of its neighbours too.
+    """
     copy = Chem.RWMol(_largest(mol))
     Chem.Kekulize(copy, clearAromaticFlags=True)
+    for bond in copy.GetBonds():
+        if bond.GetStereo() in _RELATIVE:
+            bond.SetStereo(_RELATIVE[bond.GetStereo()])
+        bond.SetBondDir(Chem.BondDir.NONE)
     for atom in copy.GetAtoms():
         if atom.GetNoImplicit() and not atom.GetNumRadicalElectrons():
             explicit, total = atom.GetNumExplicitHs(), atom.GetTotalNumHs()
@@ -357,9 +366,9 @@ def _checked(child: Chem.RWMol, rng: random.Random, size: ChildSize) -> Chem.Mol
         return None
     if Chem.SanitizeMol(child, catchErrors=True) != Chem.SanitizeFlags.SANITIZE_NONE or not rings_ok(child):
         return None
-    if len(Chem.GetMolFrags(child)) > 1 or any(atom.GetNumRadicalElectrons() for atom in child.GetAtoms()):
+    if any(atom.GetNumRadicalElectrons() for atom in child.GetAtoms()):
         return None
-    Chem.AssignStereochemistry(child, cleanIt=True, force=True)
+    Chem.SetDoubleBondNeighborDirections(child)
     return child.GetMol()
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 from rdkit import Chem
-from rdkit.Chem import AllChem
+from rdkit.Chem import rdChemReactions
 from rdkit.rdBase import BlockLogs
 
 from discrete_grpo.domains.molecule_mutations import MUTATIONS
@@ -51,6 +51,8 @@ def check(child: Chem.Mol | None) -> str | None:
     assert parse(text) is not None
     assert canonical(text) == text
     assert rings_ok(molecule(text))
+    assert "." not in text
+    assert not any(atom.GetNumRadicalElectrons() for atom in child.GetAtoms())
     return text
 
 
@@ -180,14 +182,31 @@ def test_ring_crossover_joins_half_rings() -> None:
         assert len(mixed) == 2, "two bonds join the parts"
 
 
-def test_splice_joins_fragments_at_brics_bonds() -> None:
-    a, b = molecule("CC(=O)Nc1ccccc1"), molecule("CS(=O)(=O)NCc1ccncc1")
+# Environments of BRICS: 1 acyl, 4 alkyl at a heteroatom, 5 amine, 7 alkene, 8 alkyl, 12 sulfonyl, 16 aryl. Joined are
+# 1-5, 5-12, 5-16, 4-5, 8-16, 16-16 and 7=7 here, and neither 1-8 nor 1-12 nor 4-8.
+SPLICED = {
+    ("CC(=O)NC", "CCCc1ccccc1"): {"CNc1ccccc1"},
+    ("CCC=CCC", "OCCC=CCCO"): {"CCC=CCCO"},
+    ("CC(=O)Nc1ccccc1", "CS(=O)(=O)NCc1ccncc1"): {
+        *("CC(=O)NCc1ccncc1", "CC(=O)NS(C)(=O)=O", "CC(=O)Nc1ccncc1", "CS(=O)(=O)NCc1ccccc1", "CS(=O)(=O)Nc1ccccc1"),
+        *("c1ccc(-c2ccncc2)cc1", "c1ccc(NCc2ccncc2)cc1", "c1ccc(Nc2ccncc2)cc1"),
+    },
+    ("CC", "CCC"): set[str](),
+}
+
+
+@pytest.mark.parametrize(("a", "b"), SPLICED)
+def test_splice_joins_fragments_that_fit(a: str, b: str) -> None:
     rng = random.Random(0)
-    made = {splice(a, b, rng, size=ANY) for _ in range(60)} - {None}
-    texts = {check(child) for child in made}
-    assert canonical("CC(=O)NCc1ccncc1") in texts, "amide of the first, amine of the second"
-    assert canonical("CC(=O)OCC") not in texts
-    assert splice(molecule("CC"), molecule("CCC"), rng, size=ANY) is None
+    made = {check(splice(molecule(a), molecule(b), rng, size=ANY)) for _ in range(150)} - {None}
+    assert made == {canonical(text) for text in SPLICED[a, b]}
+
+
+def test_rings() -> None:
+    fine = ["c1ccccc1", "CCC", "C1CC1", "C=C1CC1", "C1=CCCC1", "C1CC12CC2"]
+    strange = ["C1CCCCCC1", "C1CCC=C=C1", "C1=CCC1", "C1=CC1", "C1CCCCCCCC1"]
+    assert all(rings_ok(molecule(text)) for text in fine)
+    assert not any(rings_ok(molecule(text)) for text in strange)
 
 
 def test_equal_seeds_give_equal_children() -> None:
@@ -239,7 +258,8 @@ def test_children_keep_to_the_size() -> None:
     assert max(counts) <= 18
     accepted = sum(ChildSize().accepts(39, rng) for _ in range(2000)) / 2000
     assert accepted == pytest.approx(0.5170, abs=0.05), "P(39 < z), z ~ N(39.15, 3.5²)"
-    assert not ChildSize().accepts(5, rng)
+    assert [ChildSize(mean=9, stdev=0, most=7).accepts(count, rng) for count in (5, 6, 7, 8)] == [False, True, True, False]
+    assert [ChildSize(mean=9, stdev=0).accepts(count, rng) for count in (8, 9)] == [True, False]
 
 
 STRANGE = [
@@ -250,6 +270,7 @@ STRANGE = [
     "[13CH4]",
     "[2H]C([2H])([2H])O",
     "[CH3]",
+    "[CH2]CCO",
     "O=[N+]([O-])c1ccccc1",
     "C[N-][N+]#N",
     "[O-][n+]1ccccc1",
@@ -279,8 +300,11 @@ def test_strange_molecules_do_no_harm(text: str) -> None:
 def test_pyrrole_nitrogen_and_stereocentres_can_be_edited() -> None:
     assert "Cn1cccc1" in children("c1cc[nH]c1", "append_atom", 200)
     assert canonical("CC(C)(N)O") in children("C[C@H](N)O", "append_atom", 200), "the edited atom is no stereocentre any more"
+    assert not any("@" in text for text in children("N[C@](F)(Cl)O", "insert_atom", 200))
+    assert not any("/" in text for text in children("F/C=C/Cl", "append_atom", 200)), "the same holds for double bonds"
+    assert {"CC/C=C/F", "NC/C=C/F"} <= children("C/C=C/F", "append_atom", 200), "others keep theirs"
     kept = children("C[C@H](O)CCCCN", "delete_atom")
-    assert "C[C@H](O)CCCN" in kept or "C[C@@H](O)CCCN" in kept, "others keep their configuration"
+    assert "C[C@H](O)CCCN" in kept or "C[C@@H](O)CCCN" in kept
 
 
 OPERATORS: list[Callable[[Chem.Mol, random.Random], Chem.Mol | None]] = [
@@ -330,7 +354,7 @@ REACTIONS = {
 
 def products(mol: Chem.Mol, smarts: str) -> set[str]:
     found = set()
-    for (child,) in AllChem.ReactionFromSmarts(smarts).RunReactants((mol,)):
+    for (child,) in rdChemReactions.ReactionFromSmarts(smarts).RunReactants((mol,)):
         if Chem.SanitizeMol(child, catchErrors=True) == Chem.SanitizeFlags.SANITIZE_NONE and rings_ok(child):
             text = to_smiles(child)
             if "." not in text and not any(atom.GetNumRadicalElectrons() for atom in child.GetAtoms()):
@@ -342,9 +366,9 @@ def products(mol: Chem.Mol, smarts: str) -> set[str]:
 @pytest.mark.parametrize("text", ["CC(C)(C)CC(=O)NC#N", "CC1CC(=O)C=C1OC", "Cc1ccncc1O"])
 def test_mutations_agree_with_reactions(kind: str, text: str) -> None:
     mol = molecule(text)
-    made = children(text, kind, 1500)
+    made = children(text, kind, 700)
     Chem.Kekulize(mol, clearAromaticFlags=True)
     with BlockLogs():
         expected = set().union(*(products(mol, smarts) for smarts in REACTIONS[kind])) - {canonical(text)}
     assert made - {canonical(text)} <= expected, "nothing else"
-    assert len(made) >= 0.9 * len(expected), "rare ones may be missing"
+    assert len(made) >= 0.8 * len(expected), "rare ones may be missing"

@@ -42,6 +42,7 @@ def test_a_gene_by_hand() -> None:
     gene = encode_gene("C=O", random.Random(0), length=9)
     assert gene is not None
     assert [codon % count for codon, count in zip(gene, counts, strict=True)] == choices
+    assert max(gene) > 10, "the multiple of the count is random"
     assert decode_gene([codon + count for codon, count in zip(choices, counts, strict=True)]) == "C=O"
     assert decode_gene(choices[:-1]) is None, "the codons end first"
     assert decode_gene([*choices, 7, 7]) == "C=O", "codons at the end are silent"
