@@ -192,9 +192,9 @@ class TokenPolicy(nn.Module):
             raise ValueError("samples: none given, expected at least one")
         if self.truncation.restricts:
             raise ValueError(f"rollout_of: {self.truncation}, expected top_k None and top_p 1")
-        for sample in samples:
-            if not self.can_draw(sample):
-                raise ValueError(f"samples: {sample!r}, expected a text that the policy can draw")
+        unknown = [text for text in samples if not self.can_draw(text)]
+        if unknown:
+            raise ValueError(f"samples: {unknown[0]!r}, expected a text that the policy can draw")
         rows = [[*self.tokenizer.encode(text), EOS][: self.max_length] for text in samples]
         length = torch.tensor([len(row) for row in rows])
         tokens = torch.full((len(rows), int(length.max())), PAD)

@@ -44,7 +44,7 @@ class RoundsConfig:
         learning_rate: of Adam, on the weights of the policy.
         objective_learning_rate: the same on the objective's own parameters, such as log Z.
         max_grad_norm: norm to which the gradient is clipped; None does not clip.
-        take: candidates per round that are scored if there is a screen, at least 1; those of the policy come first until it is fitted.
+        take: candidates per round that are scored if there is a screen, at least 1; the policy's come first until it is fitted.
         unscreened: of these, samples of the policy that are scored whatever the screen says.
         patience: rounds in a row without a new sample after which the run is stale, at least 1.
         when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with and keeps the memory.
