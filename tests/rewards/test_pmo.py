@@ -37,6 +37,10 @@ EDGES = {
     "isomer of C7H8N2O2": "COc1ccc(C(N)=O)nc1",
     "isomer of C9H10N2O2PF2Cl": "CP(=O)(NN)Oc1cc(F)c(Cl)c(F)c1C=C",
     "valsartan": VALSARTAN,
+    "pattern of valsartan, right TPSA": "CN(C(=O)C(N)CC(=O)OC)Cc1cc(F)c(-c2ccc(F)c(F)c2)cc1",
+    "pattern of valsartan, right logP": "CN(C(=O)C(N)CC(=O)O)Cc1ccc(-c2ccccc2)cc1",
+    "decoration hop": "CCCOc1cc2ncnc(Nc3ccc4ncoc4c3)c2cc1C(=O)C(C)(C)C",
+    "scaffold hop": "CCCOc1cc2nnnc(Nc3ccc4ncsc4c3)c2cc1S(=O)(=O)C(C)(C)C",
     "scaffold of the hop": "CCCOc1cc2ncnc(Nc3ccc(F)cc3)c2cc1C(=O)C(C)(C)C",
 }
 MOLECULES = REFERENCES | EDGES
@@ -83,6 +87,8 @@ PARACETAMOL = "CC(=O)Nc1ccc(O)cc1"
         ("troglitazone_rediscovery", pmo.TROGLITAZONE, 1.0),
         ("isomers_c7h8n2o2", EDGES["isomer of C7H8N2O2"], 1.0),
         ("isomers_c9h10n2o2pf2cl", EDGES["isomer of C9H10N2O2PF2Cl"], 1.0),
+        ("deco_hop", EDGES["decoration hop"], 1.0),
+        ("scaffold_hop", EDGES["scaffold hop"], 1.0),
         ("celecoxib_rediscovery", "C", 0.0),
         ("valsartan_smarts", PARACETAMOL, 0.0),
     ],
