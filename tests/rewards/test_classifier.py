@@ -12,7 +12,6 @@ from rdkit import Chem
 from rdkit.Chem import AllChem
 
 from discrete_grpo.domains.molecules import parse
-from discrete_grpo.rewards import classifier
 from discrete_grpo.rewards.classifier import Classifier, classifier_task
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
@@ -144,6 +143,6 @@ def test_wrong_files_are_refused_in_one_line(saved: tuple[Any, Path], tmp_path: 
 
 
 def test_a_missing_package_is_named(saved: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classifier.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"needs skops, which is not installed; pip install 'discrete-grpo\[classifiers\]'"):
         Classifier(str(saved[1]))

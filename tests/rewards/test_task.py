@@ -81,7 +81,7 @@ def test_a_score_of_the_user_counts_with_its_source_and_settings() -> None:
 
 
 class Refuses:
-    cached_as = None
+    cached_as: Any = None
 
     def __call__(self, mol: Any) -> float:
         return 0.0
