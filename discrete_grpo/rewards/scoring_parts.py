@@ -154,7 +154,7 @@ class Gaussian:
 
     Attributes:
         part: the number x.
-        mean: where the maximum lies; beside a :class:`MoleculeProperty` also a SMILES, which stands for the property of that molecule.
+        mean: where the maximum lies; a SMILES stands for the property of that molecule (``part`` is a :class:`MoleculeProperty`).
         sigma: standard deviation, more than 0.
     """
 
