@@ -30,8 +30,8 @@ __all__ = [
     "Lacks",
     "MaxGaussian",
     "MinGaussian",
+    "MoleculeProperty",
     "Part",
-    "Property",
     "Tanimoto",
     "formula_counts",
     "property_of",
@@ -64,7 +64,7 @@ class Tanimoto:
 
 
 @dataclass(frozen=True)
-class Property:
+class MoleculeProperty:
     """RDKit's descriptor of this name: ``MolLogP``, ``TPSA``, ``BertzCT``, ``NumAromaticRings``, ``RingCount``, ``qed``."""
 
     name: str
@@ -128,8 +128,8 @@ class Isomer:
     def __call__(self, mol: Chem.Mol) -> float:
         """Compute the closeness, in [0, 1]; 1 for an isomer and only for an isomer."""
         wanted, found = formula_counts(self.formula), _atom_counts(mol)
-        terms = [_gaussian(found.get(element, 0), count, 1.0) for element, count in wanted.items()]
-        terms.append(_gaussian(sum(found.values()), sum(wanted.values()), 2.0))
+        terms = [_gaussian(found.get(element, 0) - count, 0.0, 1.0) for element, count in wanted.items()]
+        terms.append(_gaussian(sum(found.values()) - sum(wanted.values()), 0.0, 2.0))
         return _geometric_mean(terms)
 
 
@@ -154,7 +154,7 @@ class Gaussian:
 
     Attributes:
         part: the number x.
-        mean: where the maximum lies; a SMILES stands for RDKit's value of that molecule, where ``part`` is a :class:`Property`.
+        mean: where the maximum lies; a SMILES stands for the property of that molecule (``part`` is a :class:`MoleculeProperty`).
         sigma: standard deviation, more than 0.
     """
 
@@ -166,7 +166,7 @@ class Gaussian:
         """Compute the Gaussian."""
         mean = self.mean
         if isinstance(mean, str):
-            assert isinstance(self.part, Property)
+            assert isinstance(self.part, MoleculeProperty)
             mean = _property_of_target(self.part.name, mean)
         return _gaussian(self.part(mol), mean, self.sigma)
 
@@ -230,7 +230,7 @@ class ArithmeticMean:
 # -- the formulas
 
 
-def _gaussian(x: float, mean: float, sigma: float) -> float:
+def _gaussian(x: float | int, mean: float, sigma: float) -> float:
     return math.exp(-(((x - mean) / sigma) ** 2) / 2)
 
 

@@ -40,6 +40,7 @@ KEEPERS = {
         "datasets.enumeration",
         "datasets.reading",
         "datasets.smiles",
+        "rewards.classifier",
         "rewards.conditions",
         "rewards.diversity",
         "rewards.docking",
@@ -53,6 +54,8 @@ KEEPERS = {
     "wandb": {"runs.trackers"},
     "vina": {"rewards.docking"},
     "meeko": {"rewards.docking"},
+    "skops": {"rewards.classifier"},
+    "onnxruntime": {"rewards.classifier"},
     "ray": {"rewards.pool_backends"},
     "torch_geometric": {"datasets.convert"},
     "networkx": {
