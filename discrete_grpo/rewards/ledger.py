@@ -8,13 +8,11 @@ Source of the counting rule and of the area under the curve: Gao et al. (2022), 
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import sqlite3
-import struct
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -31,15 +29,12 @@ from discrete_grpo.core.scoring import BudgetExhausted, RewardError, reward_name
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.identity import Unidentified, identify
-from discrete_grpo.runs.database import Database, chunked
+from discrete_grpo.rewards.ledger_rows import ADDED, TABLES, forget_damaged, known_calls, row_checksum, write_calls, write_scores
+from discrete_grpo.runs.database import Database
 
 __all__ = ["History", "Ledger", "molecule_key", "open_ledger", "reserved", "text_key"]
 
 T = TypeVar("T")
-TABLES = {
-    "calls": "key TEXT PRIMARY KEY, turn INTEGER, rank INTEGER, position INTEGER, checksum BLOB",
-    "scores": "reward TEXT, key TEXT, value REAL, checksum BLOB, PRIMARY KEY (reward, key)",
-}
 
 
 @lru_cache(maxsize=65536)
@@ -69,11 +64,13 @@ class History:
         keys: n canonical samples.
         names: of the R rewards.
         scores: what each reward gave [n, R], float64; NaN where it is unknown or was not asked.
+        sources: where each sample came from, as :meth:`Ledger.score` was told; empty where it was not told.
     """
 
     keys: tuple[str, ...]
     names: tuple[str, ...]
     scores: Float[Tensor, "call reward"]
+    sources: tuple[str, ...] = ()
 
 
 class Ledger:
@@ -82,6 +79,10 @@ class Ledger:
     Each use of :meth:`score` is a *turn*. Calls are ordered by turn, process and position in the batch, so the order does not
     depend on which of several processes was faster; :attr:`calls` counts those up to the present turn. After a resume the turns
     since the checkpoint are taken again, and what they had scored already is not counted twice.
+
+    Attributes:
+        asked: samples handed to :meth:`score` by this object, repeats and invalid ones included.
+        invalid: those of them that are invalid.
 
     Args:
         path: SQLite file in the run folder that all processes of the run on this machine share; None: in memory, and what was
@@ -108,9 +109,10 @@ class Ledger:
         if max_oracle_calls is not None:
             check_range("max_oracle_calls", max_oracle_calls, least=1, note=" or None")
         self.key, self.max_oracle_calls, self.cache, self.rank = key, max_oracle_calls, cache, rank
-        self._file = Database(path, TABLES)
+        self.asked = self.invalid = 0
+        self._file = Database(path, TABLES, added=ADDED)
         self._identities: dict[int, tuple[Reward, str | None]] = {}
-        damaged = self._run(_forget_damaged)
+        damaged = self._run(forget_damaged)
         if damaged:
             warnings.warn(f"{path}: {damaged} damaged rows were left out", RuntimeWarning, stacklevel=2)
         self.turn = 0
@@ -139,6 +141,11 @@ class Ledger:
         query = "SELECT reward, COUNT(*) FROM scores JOIN calls USING (key) WHERE turn <= ? GROUP BY reward ORDER BY reward"
         return dict(self._ask(query, (self.turn,)))
 
+    def sources(self) -> dict[str, int]:
+        """Calls up to now by source, as :meth:`score` was told; those without a source under the empty text."""
+        query = "SELECT COALESCE(source, '') AS name, COUNT(*) FROM calls WHERE turn <= ? GROUP BY name ORDER BY name"
+        return dict(self._ask(query, (self.turn,)))
+
     def metrics(self) -> dict[str, float]:
         """``oracle/calls``, and ``oracle/left`` of the budget."""
         calls = self.calls
@@ -150,7 +157,8 @@ class Ledger:
         state = self.state_dict()
         names = tuple(state["scores"])
         columns = [state["scores"][name] for name in names]
-        return History(tuple(state["keys"]), names, torch.stack(columns, -1) if columns else torch.empty(len(state["keys"]), 0))
+        scores = torch.stack(columns, -1) if columns else torch.empty(len(state["keys"]), 0)
+        return History(tuple(state["keys"]), names, scores, tuple(state["sources"]))
 
     # -- scoring
 
@@ -163,20 +171,35 @@ class Ledger:
         self.turn = int(self._ask("SELECT COALESCE(MAX(turn), 0) FROM calls")[0][0])
 
     def score(
-        self, rewards: Sequence[Reward], samples: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None
+        self,
+        rewards: Sequence[Reward],
+        samples: Sequence[Any],
+        columns: Mapping[str, Sequence[Any]] | None = None,
+        source: str | Sequence[str] = "",
     ) -> Float[Tensor, "batch reward"]:
         """Every reward of every sample, float64; unknown is NaN, also for new samples that no longer fit into the budget.
 
         Invalid samples are handed to the rewards as they are, which say what they are worth.
 
+        Args:
+            rewards: one reward or several.
+            samples: B samples.
+            columns: conditions by name, with one value per sample.
+            source: where the samples come from, such as ``"policy"``; one text, or one per sample. Of repeats the first stands.
+
         Raises:
             RewardError: as :func:`discrete_grpo.core.scoring.score_one`, and if the file cannot be written.
             BudgetExhausted: if there is a new sample and the budget was used up in earlier turns.
+            ValueError: if there are not as many sources as samples.
         """
+        sources = [source] * len(samples) if isinstance(source, str) else list(source)
+        if len(sources) != len(samples):
+            raise ValueError(f"source: {len(sources)} texts, expected one or one per sample ({len(samples)})")
         self.turn += 1
         chemistry.reserve(len(samples))  # whoever scores and measures these samples next finds their molecules parsed
         keys = [self.key(sample) for sample in samples]
-        paid, spent = self._claim(keys)
+        self.asked, self.invalid = self.asked + len(keys), self.invalid + keys.count(None)
+        paid, spent = self._claim(keys, sources)
         rows = [k for k, key in enumerate(keys) if key is None or key in paid]
         result = torch.full((len(samples), len(rewards)), torch.nan, dtype=torch.float64)
         picked = {name: [values[k] for k in rows] for name, values in (columns or {}).items()}
@@ -189,20 +212,21 @@ class Ledger:
             raise BudgetExhausted(f"max_oracle_calls: all {self.max_oracle_calls} are used up", result)
         return result
 
-    def _claim(self, keys: Sequence[str | None]) -> tuple[set[str], bool]:
+    def _claim(self, keys: Sequence[str | None], sources: Sequence[str]) -> tuple[set[str], bool]:
         """Pay for new keys in order as far as the budget goes: all that are paid for, and whether earlier turns spent it all."""
         places = {key: position for position, key in reversed(list(enumerate(keys))) if key is not None}
         ordered = sorted(places, key=lambda key: places[key])
 
         def work(connection: sqlite3.Connection) -> tuple[set[str], bool]:
-            known = set(_known(connection, ordered))
+            known = set(known_calls(connection, ordered))
             total, before = connection.execute(
                 "SELECT COUNT(*), COUNT(*) FILTER (WHERE turn < ?) FROM calls", (self.turn,)
             ).fetchone()
             limit = math.inf if self.max_oracle_calls is None else self.max_oracle_calls
             new = [key for key in ordered if key not in known]
             paid = known.union(new if limit == math.inf else new[: max(0, int(limit) - total)])
-            _write_calls(connection, ((key, self.turn, self.rank, places[key]) for key in ordered if key in paid))
+            mine = ((key, self.turn, self.rank, places[key], sources[places[key]]) for key in ordered if key in paid)
+            write_calls(connection, mine)
             return paid, before >= limit
 
         return self._run(work)
@@ -254,15 +278,16 @@ class Ledger:
     def _keep(self, name: str, values: Mapping[str, float]) -> None:
         """Note what a reward gave for calls; the first known value stands."""
         known = {key: None if math.isnan(x) else x for key, x in values.items()}
-        rows = [(name, key, x, _checksum(name, key, math.nan if x is None else x)) for key, x in known.items()]
-        self._run(partial(_write_scores, rows=rows))
+        rows = [(name, key, x, row_checksum(name, key, math.nan if x is None else x)) for key, x in known.items()]
+        self._run(partial(write_scores, rows=rows))
 
     # -- checkpoints
 
     def state_dict(self, turn: int | None = None) -> dict[str, Any]:
         """The calls up to ``turn`` (None: the present one), in order, and what each reward gave; for a checkpoint."""
         turn = self.turn if turn is None else turn
-        rows = self._ask("SELECT key, turn, rank, position FROM calls WHERE turn <= ? ORDER BY turn, rank, position", (turn,))
+        query = "SELECT key, turn, rank, position, source FROM calls WHERE turn <= ? ORDER BY turn, rank, position"
+        rows = self._ask(query, (turn,))
         number = {row[0]: k for k, row in enumerate(rows)}
         scores: dict[str, list[float]] = {}
         asked: dict[str, list[bool]] = {}
@@ -275,7 +300,8 @@ class Ledger:
         return {
             "turn": turn,
             "keys": [row[0] for row in rows],
-            "when": torch.tensor([row[1:] for row in rows], dtype=torch.int64).reshape(-1, 3),
+            "when": torch.tensor([row[1:4] for row in rows], dtype=torch.int64).reshape(-1, 3),
+            "sources": [row[4] or "" for row in rows],
             "scores": {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()},
             "asked": {name: torch.tensor(values) for name, values in asked.items()},
             "cache": None if self.cache is None else self.cache.state_dict(),
@@ -285,8 +311,9 @@ class Ledger:
         """Go on from a checkpoint. What the file knows beyond it was paid for too and is not charged again."""
         self.turn = int(state["turn"])
         keys = list(state["keys"])
-        calls = [(key, *when) for key, when in zip(keys, state["when"].tolist(), strict=True)]
-        self._run(lambda connection: _write_calls(connection, calls))
+        sources = state.get("sources", [""] * len(keys))  # checkpoints of older versions have none
+        calls = [(key, *when, source) for key, when, source in zip(keys, state["when"].tolist(), sources, strict=True)]
+        self._run(lambda connection: write_calls(connection, calls))
         for name, values in state["scores"].items():
             asked = state["asked"][name].tolist()
             self._keep(name, {key: x for key, x, was in zip(keys, values.tolist(), asked, strict=True) if was})
@@ -306,54 +333,6 @@ def _refuses_cache(reward: Reward) -> bool:
         return getattr(reward, "cached_as", reward) is None
     except Exception:  # a property that fails; the reward says so when it is called
         return False
-
-
-def _checksum(*values: str | int | float) -> bytes:
-    digest = hashlib.blake2b(digest_size=8)
-    for value in values:
-        part = struct.pack("<d", value) if isinstance(value, float) else str(value).encode("utf-8", "surrogatepass")
-        digest.update(struct.pack("<q", len(part)) + part)
-    return digest.digest()
-
-
-def _known(connection: sqlite3.Connection, keys: Sequence[str]) -> Iterable[str]:
-    for part in chunked(keys):
-        marks = ", ".join("?" * len(part))
-        yield from (row[0] for row in connection.execute(f"SELECT key FROM calls WHERE key IN ({marks})", part).fetchall())
-
-
-def _write_calls(connection: sqlite3.Connection, calls: Iterable[tuple[str, int, int, int]]) -> None:
-    """Add calls; one that is there keeps the earliest time."""
-    connection.executemany(
-        "INSERT INTO calls VALUES (?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE "
-        "SET turn = excluded.turn, rank = excluded.rank, position = excluded.position, checksum = excluded.checksum "
-        "WHERE (excluded.turn, excluded.rank, excluded.position) < (turn, rank, position)",
-        [(*call, _checksum(*call)) for call in calls],
-    )
-
-
-def _write_scores(connection: sqlite3.Connection, rows: Sequence[tuple[str, str, float | None, bytes]]) -> None:
-    connection.executemany(
-        "INSERT INTO scores VALUES (?, ?, ?, ?) ON CONFLICT (reward, key) DO UPDATE "
-        "SET value = excluded.value, checksum = excluded.checksum WHERE value IS NULL",
-        rows,
-    )
-
-
-def _forget_damaged(connection: sqlite3.Connection) -> int:
-    """Delete rows that are not what was written; how many there were."""
-    calls = connection.execute("SELECT key, turn, rank, position, checksum FROM calls").fetchall()
-    wrong = [row[0] for row in calls if not _intact(row[:-1], row[-1], (str, int, int, int))]
-    scores = connection.execute("SELECT reward, key, value, checksum FROM scores").fetchall()
-    filled = [(name, key, math.nan if value is None else value, checksum) for name, key, value, checksum in scores]
-    bad = [row[:2] for row in filled if not _intact(row[:-1], row[-1], (str, str, float))]
-    connection.executemany("DELETE FROM calls WHERE key = ?", [(key,) for key in wrong])
-    connection.executemany("DELETE FROM scores WHERE reward = ? AND key = ?", bad)
-    return len(wrong) + len(bad)
-
-
-def _intact(values: Sequence[Any], checksum: Any, kinds: Sequence[type]) -> bool:
-    return all(type(v) is kind for v, kind in zip(values, kinds, strict=True)) and checksum == _checksum(*values)
 
 
 # -- how fast a run found good samples

@@ -26,11 +26,14 @@ class Database:
     Args:
         path: the file; None: in memory.
         tables: name -> columns, as SQL.
+        added: table -> its last column, which files of older versions do not have; they are given it.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, tables: Mapping[str, str]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | None, tables: Mapping[str, str], *, added: Mapping[str, str] | None = None
+    ) -> None:
         self.path = None if path is None else Path(path)
-        self.tables = dict(tables)
+        self.tables, self.added = dict(tables), dict(added or {})
         self._connection = self._open()
 
     def _open(self) -> sqlite3.Connection:
@@ -68,19 +71,30 @@ class Database:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")  # a kill loses nothing, a power cut what no checkpoint knows
             for name, columns in self.tables.items():
-                connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) WITHOUT ROWID")
+                connection.execute(f"CREATE TABLE IF NOT EXISTS {_definition(name, columns)}")
+            self._add_columns(connection)
         except sqlite3.OperationalError as error:
             if "locked" not in str(error):
                 raise
             return False
         return True
 
+    def _add_columns(self, connection: sqlite3.Connection) -> None:
+        """Give a file of an older version the columns that it lacks, and leave any other file as it is."""
+        older = {name: columns.removesuffix(f", {self.added.get(name)}") for name, columns in self.tables.items()}
+        if older == self.tables or not _holds(connection, older):
+            return
+        connection.execute("BEGIN IMMEDIATE")
+        if _holds(connection, older):  # another process may have been faster
+            for name, column in self.added.items():
+                connection.execute(f"ALTER TABLE {name} ADD COLUMN {column}")
+        connection.execute("COMMIT")
+
     def _check(self, connection: sqlite3.Connection) -> None:
         """Refuse anything but the known tables, since a stranger's view or trigger would be executed."""
-        found = connection.execute("SELECT name, sql FROM sqlite_master").fetchall()  # a trigger may have a table's name
-        wanted = [(name, f"CREATE TABLE {name} ({columns}) WITHOUT ROWID") for name, columns in self.tables.items()]
-        if sorted(found, key=repr) != sorted(wanted, key=repr):
-            raise _Foreign(f"it holds {', '.join(str(name) for name, _ in found) or 'nothing'}")
+        if not _holds(connection, self.tables):
+            found = connection.execute("SELECT name FROM sqlite_master").fetchall()
+            raise _Foreign(f"it holds {', '.join(str(row[0]) for row in found) or 'nothing'}")
 
     def _move_aside(self, error: object) -> None:
         assert self.path is not None
@@ -135,6 +149,17 @@ class Database:
 
 class _Foreign(Exception):
     """A file with other tables."""
+
+
+def _definition(name: str, columns: str) -> str:
+    return f"{name} ({columns}) WITHOUT ROWID"
+
+
+def _holds(connection: sqlite3.Connection, tables: Mapping[str, str]) -> bool:
+    """Whether a file holds exactly these tables; a trigger may have a table's name, so its whole text counts."""
+    found = connection.execute("SELECT name, sql FROM sqlite_master").fetchall()
+    wanted = [(name, f"CREATE TABLE {_definition(name, columns)}") for name, columns in tables.items()]
+    return sorted(found, key=repr) == sorted(wanted, key=repr)
 
 
 def _text(data: bytes) -> str:
