@@ -26,6 +26,7 @@ MODULES = {
     "combine": "Combinations of rewards",
     "pool": "Rewards in worker processes",
     "external": "External programs",
+    "task": "Tasks of benchmarks",
 }
 """Modules with public rewards, in the order of the page -> heading."""
 DECORATORS = ("molecule_reward",)

@@ -30,6 +30,7 @@ FAMILIES = {"domains", "policies", "models", "datasets", "metrics", "rewards", "
 KEEPERS = {
     "rdkit": {
         "domains.molecules",
+        "domains.fingerprints",
         "domains.molecule_properties",
         "datasets.molecules",
         "datasets.enumeration",
@@ -39,6 +40,7 @@ KEEPERS = {
         "rewards.diversity",
         "rewards.docking",
         "rewards.molecules",
+        "rewards.scoring_parts",
         "metrics.molecules",
         "runs.report.molecules",
         "runs.trackers",

@@ -1,0 +1,141 @@
+"""Tasks of benchmarks: rewards with a name, a suite, a definition and published results."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+from discrete_grpo.core.checks import check_range
+
+__all__ = ["Kind", "Task"]
+
+Kind = Literal["molecules", "graphs", "text"]
+OWN = __name__.partition(".")[0]
+PACKAGE: dict[str, str] = {"molecules": "rdkit", "graphs": "networkx"}
+"""Kind -> the package whose version a score may depend on."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of a benchmark: the score of one valid sample, and what is known about it.
+
+    Args:
+        name: the name within the suite, such as ``"zaleplon_mpo"``.
+        suite: the benchmark, such as ``"pmo"``.
+        about: the definition in one line.
+        source: the publication.
+        score: number of one valid sample in its parsed form: an RDKit molecule, a ``networkx.Graph`` or a text. None or NaN stands
+            for an unknown score.
+        kind: what the samples are: ``"molecules"``, ``"graphs"`` or ``"text"``.
+        optimum: the largest score that is known to be reached; None if none is known.
+        published: method -> published AUC top-10 over 10,000 counted calls.
+        published_prescreened: the same of methods that score a data set first without counting these calls.
+        elements: symbols of the atoms that a perfect sample cannot do without; empty if it needs none in particular.
+        version: number of the definition, at least 1. It must grow when ``score`` changes, since kept scores belong to a version.
+
+    Raises:
+        ValueError: for an empty name or suite, an unknown kind, or a version below 1.
+
+    >>> def carbons(mol): return mol.GetNumAtoms() / 10
+    >>> task = Task("atoms", "toy", "heavy atoms / 10", "this project", carbons)
+    >>> task(["CCO", "C.C", None])
+    [0.3, 0.0, 0.0]
+    """
+
+    name: str
+    suite: str
+    about: str
+    source: str
+    score: Callable[[Any], float | None]
+    kind: Kind = "molecules"
+    optimum: float | None = None
+    published: Mapping[str, float] = field(default_factory=dict, hash=False)
+    published_prescreened: Mapping[str, float] = field(default_factory=dict, hash=False)
+    elements: frozenset[str] = frozenset()
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        for key in ("name", "suite"):
+            if not getattr(self, key):
+                raise ValueError(f"{key}: {getattr(self, key)!r}, expected a text that is not empty")
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"kind: {self.kind!r}, expected one of {', '.join(get_args(Kind))}")
+        check_range("version", self.version, least=1)
+
+    @cached_property
+    def cached_as(self) -> Any:
+        """What kept scores belong to: name, suite, version, the version of the library that scores, and ``score``.
+
+        Parts of this package count by their settings, so that another revision of this package keeps the scores as long as
+        ``version`` stands; any other function counts with its source. None if ``score`` must not be cached.
+        """
+        package = PACKAGE.get(self.kind)
+        library = "" if package is None else f", {package} {importlib.metadata.version(package)}"
+        named = f"{self.suite}/{self.name} version {self.version}{library}"
+        settings = _settings(self.score)
+        return None if settings is None else f"{named}: {settings}" if isinstance(settings, str) else (named, self.score)
+
+    def __call__(self, samples: Sequence[Any], **columns: Sequence[Any]) -> list[float | None]:
+        """Score each sample.
+
+        Returns:
+            One number per sample in the range that ``about`` says, higher is better; 0 for an invalid sample, None where the score
+            is unknown.
+
+        Raises:
+            RewardError: if ``score`` raises; names the task and the sample. A failure is not taken for a bad score.
+        """
+        parsed = _PARSERS[self.kind](samples)
+        return [0.0 if one is None else self._scored(one, sample) for one, sample in zip(parsed, samples, strict=True)]
+
+    def _scored(self, parsed: Any, sample: Any) -> float | None:
+        try:
+            value = self.score(parsed)
+            return None if value is None else float(value)
+        except Exception as error:
+            from discrete_grpo.core.scoring import RewardError, shown_value  # imports torch
+
+            said = " ".join(str(error).split())
+            raise RewardError(f"reward {self.name}: sample {shown_value(sample)}: {type(error).__name__}: {said}") from error
+
+
+def _settings(score: Callable[..., Any]) -> Any:
+    """The settings of a score as text; None if it must not be cached, the score itself if its source must be looked at."""
+    missing = object()
+    given = getattr(score, "cached_as", missing)
+    if given is not missing and (given is None or isinstance(given, str | tuple)):
+        return None if given is None else repr(given)
+    if not str(getattr(score, "__module__", "")).startswith(f"{OWN}."):
+        return score
+    if dataclasses.is_dataclass(score):
+        return repr(score)
+    path = str(getattr(score, "__qualname__", "<"))
+    return score if "<" in path else f"{score.__module__}.{path}"
+
+
+# -- samples in their parsed form, None for an invalid one
+
+
+def _molecules(samples: Sequence[Any]) -> Sequence[Any]:
+    from discrete_grpo.domains.molecules import parse_all
+
+    return parse_all(samples)
+
+
+def _graphs(samples: Sequence[Any]) -> Sequence[Any]:
+    from discrete_grpo.domains.graph6 import from_graph6
+    from discrete_grpo.domains.graph_validity import matrix_of
+
+    valid = [matrix_of(sample) is not None for sample in samples]
+    return [(from_graph6(s) if isinstance(s, str) else s) if ok else None for s, ok in zip(samples, valid, strict=True)]
+
+
+def _texts(samples: Sequence[Any]) -> Sequence[Any]:
+    return samples
+
+
+_PARSERS: dict[str, Callable[[Sequence[Any]], Sequence[Any]]] = {"molecules": _molecules, "graphs": _graphs, "text": _texts}
