@@ -77,8 +77,8 @@ QUANTITIES: dict[Quantity, Callable[[Matrix], float]] = {
 }
 """Number of a connected graph with at least two nodes, from its adjacency matrix.
 
-wiener: sum of the distances of all pairs; binary: share of nodes with 1 or 3 neighbours; connectivity and spectral_gap: second smallest
-eigenvalue of the plain and of the normalised Laplacian.
+wiener: sum of the distances of all pairs; binary: share of nodes with 1 or 3 neighbours; connectivity and spectral_gap: second
+smallest eigenvalue of the plain and of the normalised Laplacian.
 """
 
 
