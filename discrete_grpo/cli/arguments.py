@@ -1,4 +1,4 @@
-"""The arguments of the commands that make no run folder: resume, sample, evaluate, report, import and list."""
+"""The arguments of the commands that make no run folder: benchmark, resume, sample, evaluate, report, import and list."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, SUITES
 from discrete_grpo.cli.commands import COMMANDS, UsageError
 from discrete_grpo.cli.help import Option, options_of
 from discrete_grpo.cli.signatures import find
@@ -74,6 +75,14 @@ def _names(text: str) -> list[str] | None:
     return None if text == "null" else [name.strip().strip("'\"") for name in inner.split(",") if name.strip()]
 
 
+def _wholes(text: str) -> list[int]:
+    """Whole numbers as ``[0, 1]`` or ``0,1``."""
+    try:
+        return [int(part) for part in _names(text) or []]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a list of int") from error
+
+
 IMPORT_OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("vocabulary", _text, "FILE", "MolGPT: JSON file of the tokens"),
     ("heads", _whole, "N", "MolGPT and graph models: number of attention heads; by default that of the file, else the published 8"),
@@ -133,7 +142,26 @@ def _report() -> _Parser:
 
 
 def _list() -> _Parser:
-    return _Parser("list", "", "")
+    parser = _Parser("list", "[tasks | methods]", "tasks")
+    about = "what to list: tasks or methods of benchmarks; by default presets, policies, rewards and data sets"
+    parser.add_argument("what", nargs="?", choices=("tasks", "methods"), metavar="WHAT", help=about)
+    return parser
+
+
+def _benchmark() -> _Parser:
+    parser = _Parser("benchmark", "SUITE [--name=value ...]", "pmo --tasks=qed,zaleplon_mpo --seeds='[0,1,2]' --jobs=2")
+    parser.add_argument("suite", help=f"suite of tasks: {', '.join(SUITES)}")
+    parser.option("tasks", _names, "LIST", "tasks of the suite, as [qed,median1] (see 'list tasks'); by default all")
+    parser.option("methods", _names, "LIST", f"methods (see 'list methods') (default {','.join(DEFAULT_METHODS)})")
+    parser.option("policy", _text, "TEXT", "policy that methods start from; by default that of the suite")
+    parser.option("budget", _whole, "N", "oracle calls per row, at least 1; by default those of the suite")
+    parser.option("seeds", _wholes, "LIST", "random seeds, one row each", [0, 1, 2])
+    parser.option("jobs", _whole, "N", "worker processes at a time, with one thread each, at least 1", 1)
+    about = "folder to make; one that holds a benchmark of the suite goes on and keeps its rows"
+    parser.option("output_dir", str, "FOLDER", about, "runs/benchmark")
+    parser.option("screen", _text, "FILE", "SMILES file that method random screens; by default the bundled small molecules")
+    parser.option("job_timeout", _real, "X", "seconds after which a job counts as hanging and is ended; null for none", JOB_TIMEOUT)
+    return parser
 
 
 def _sample() -> _Parser:
@@ -178,6 +206,7 @@ def _import() -> _Parser:
 
 
 _PARSERS = {"resume": _resume, "sample": _sample, "evaluate": _evaluate, "report": _report, "list": _list, "import": _import}
+_PARSERS |= {"benchmark": _benchmark}
 _REQUIRED = {"sample": ("out",), "import": ("from", "out")}
 
 

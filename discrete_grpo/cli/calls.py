@@ -22,9 +22,9 @@ def call(command: str, given: dict[str, Any]) -> None:
         command: its name.
         given: its arguments by name.
     """
-    calls = {"sample": _sample, "evaluate": _evaluate, "import": _import}
+    calls = {"sample": _sample, "evaluate": _evaluate, "import": _import, "benchmark": _benchmark}
     if command == "list":
-        print_list()
+        print_list(given["what"])
     elif command == "resume":
         resume(Path(given["run"]))
     elif command == "report":
@@ -57,6 +57,20 @@ def _evaluate(given: dict[str, Any]) -> None:
     from discrete_grpo.recipes.families import FileOptions
 
     evaluate_file(given["file"], FileOptions(**{f.name: given[f.name] for f in fields(FileOptions)}), out=given["out"])
+
+
+def _benchmark(given: dict[str, Any]) -> None:
+    import shlex
+
+    from discrete_grpo.benchmarking.runner import benchmark
+
+    if names_class(given["policy"] or ""):
+        append_working_folder()
+    words = [f"--{name}={shlex.quote(str(value))}" for name, value in given.items() if name != "suite" and value is not None]
+    command = " ".join(["discrete-grpo benchmark", given["suite"], *words])
+    found = benchmark(**given, command=command)
+    found.print()
+    print(found.page)
 
 
 def _report(folder: Path) -> None:

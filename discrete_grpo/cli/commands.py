@@ -46,12 +46,13 @@ COMMANDS = {
     "judge": "train a judge of text, to be used as a reward",
     "pretrain-digits": "train a policy of handwritten digits by likelihood",
     "search": "search around the best samples of a policy without changing it",
+    "benchmark": "compare methods of reward optimisation on a suite of tasks, within a budget of oracle calls",
     "resume": "continue a stopped run",
     "sample": "draw samples from a policy",
     "evaluate": "print the metrics of a file of samples",
     "report": "write the report of a run again",
     "import": "convert a checkpoint of another program",
-    "list": "show presets, bundled policies, rewards and data sets",
+    "list": "show presets, bundled policies, rewards and data sets; 'list tasks' and 'list methods' those of benchmarks",
 }
 """All commands and what each does."""
 

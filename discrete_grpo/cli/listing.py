@@ -1,4 +1,4 @@
-"""The command ``list``: presets, bundled policies, rewards and data sets with one line each."""
+"""The command ``list``: presets, bundled policies, rewards, data sets, tasks and methods with one line each."""
 
 from __future__ import annotations
 
@@ -65,8 +65,16 @@ def _print_section(title: str, lines: dict[str, str]) -> None:
     print()
 
 
-def print_list() -> None:
-    """Print presets, bundled policies, rewards and data sets."""
+def print_list(what: str | None = None) -> None:
+    """Print presets, bundled policies, rewards and data sets; or the ``tasks`` or ``methods`` of benchmarks."""
+    if what == "tasks":
+        _print_tasks()
+        return
+    if what == "methods":
+        from discrete_grpo.benchmarking.methods import METHODS
+
+        _print_section("methods of discrete-grpo benchmark", {name: method.about for name, method in METHODS.items()})
+        return
     for command in RUNS:
         if about := preset_about(command):
             _print_section(f"presets for {command}", about)
@@ -84,3 +92,12 @@ def print_list() -> None:
         "FILE.npz": "splits of graphs of your own",
     }
     _print_section("data sets", sets)
+    print("tasks and methods of benchmarks: discrete-grpo list tasks, discrete-grpo list methods")
+
+
+def _print_tasks() -> None:
+    from discrete_grpo.benchmarking.suites import SUITES
+
+    for suite in SUITES.values():
+        title = f"{suite.name}: {suite.about} (policy {suite.policy}, {suite.budget:,} calls)"
+        _print_section(title, {name: task.about for name, task in suite.tasks.items()})

@@ -19,7 +19,7 @@ FLOORS = [
     ["diffusion", "models", "datasets"],
     ["runs", "policies", "metrics", "rewards", "importers"],
     ["training"],
-    ["recipes", "testing"],
+    ["recipes", "testing", "benchmarking"],
     ["cli"],
 ]
 ORDER = {room: place for place, room in enumerate(room for floor in FLOORS for room in floor)}
@@ -30,8 +30,12 @@ FAMILIES = {"domains", "policies", "models", "datasets", "metrics", "rewards", "
 KEEPERS = {
     "rdkit": {
         "domains.molecules",
+        "domains.molecule_features",
+        "domains.molecule_mutations",
+        "domains.molecule_operators",
         "domains.fingerprints",
         "domains.molecule_properties",
+        "domains.random_smiles",
         "datasets.molecules",
         "datasets.enumeration",
         "datasets.reading",

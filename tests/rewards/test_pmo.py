@@ -10,7 +10,6 @@ from discrete_grpo.rewards import pmo
 from discrete_grpo.rewards.pmo import TASKS
 from tests.pmo_definitions import PMO
 
-
 NAMES = "ALBUTEROL MESTRANOL CELECOXIB TROGLITAZONE THIOTHIXENE CAMPHOR MENTHOL TADALAFIL SILDENAFIL OSIMERTINIB FEXOFENADINE"
 MORE = "RANOLAZINE PERINDOPRIL AMLODIPINE SITAGLIPTIN ZALEPLON SITAGLIPTIN_OF_VALSARTAN HOP_REFERENCE"
 REFERENCES = {name: getattr(pmo, name) for name in f"{NAMES} {MORE}".split()}
@@ -34,6 +33,7 @@ EDGES = {
     "boron, silicon, selenium": "OB(O)c1ccc([Si](C)(C)[Se]C)cc1",
     "macrocycle": "O=C1CCCCCCCCCCCCCCO1",
     "cubane": "C12C3C4C1C5C2C3C45",
+    "huge": "CCO" * 66 + "CC",
     "isomer of C7H8N2O2": "COc1ccc(C(N)=O)nc1",
     "isomer of C9H10N2O2PF2Cl": "CP(=O)(NN)Oc1cc(F)c(Cl)c(F)c1C=C",
     "valsartan": VALSARTAN,

@@ -1,0 +1,1 @@
+"""Benchmarks of reward optimisation: methods x tasks x seeds, each within a hard budget of oracle calls."""

@@ -1,0 +1,149 @@
+"""Checks of what a benchmark is asked for, each answered by one line before any work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from discrete_grpo.benchmarking.method import Method
+from discrete_grpo.core.checks import check_range, did_you_mean
+
+if TYPE_CHECKING:
+    from discrete_grpo.rewards.task import Task
+
+__all__ = ["check_budget", "check_fit", "check_names", "check_policy_fits", "check_seeds", "chosen", "policy_kind"]
+
+T = TypeVar("T")
+SAFE = re.compile(r"[A-Za-z0-9][\w.+-]*")
+ORGANIC = {"b": "B", "c": "C", "n": "N", "o": "O", "p": "P", "s": "S"}
+BRACKET = re.compile(r"\[\d*([A-Z][a-z]?|[a-z][a-z]?)")
+
+
+def chosen(what: str, given: Iterable[str] | None, known: Mapping[str, T]) -> list[T]:
+    """The values of some names, or of all.
+
+    Raises:
+        ValueError: for a name that is unknown (the nearest is given) or repeated, and for no name at all.
+    """
+    names = list(known) if given is None else list(given)
+    if not names:
+        raise ValueError(f"{what}: no names, expected at least one of {', '.join(known)}")
+    for k, name in enumerate(names):
+        if name not in known:
+            hint = f"{did_you_mean(name, known)} ".lstrip()
+            raise ValueError(f"{what}: {name!r} is unknown; {hint}known: {', '.join(known)}")
+        if name in names[:k]:
+            raise ValueError(f"{what}: {name!r} is given twice, expected each once")
+    return [known[name] for name in names]
+
+
+def check_names(what: str, names: Sequence[str]) -> None:
+    """Raise ``ValueError`` unless the names are different and can be names of folders."""
+    for k, name in enumerate(names):
+        if SAFE.fullmatch(name) is None:
+            raise ValueError(f"{what}: {name!r}, expected letters, digits and any of _ . + - (it is the name of a folder)")
+        if name in names[:k]:
+            raise ValueError(f"{what}: two are named {name!r}, expected different names")
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Raise ``ValueError`` unless there are seeds, whole numbers from 0 on, each once."""
+    if not seeds:
+        raise ValueError("seeds: an empty list, expected at least one seed")
+    for k, seed in enumerate(seeds):
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ValueError(f"seeds: {seed!r}, expected whole numbers")
+        check_range("seeds", seed, least=0)
+        if seed in seeds[:k]:
+            raise ValueError(f"seeds: {seed} is given twice, expected each once")
+
+
+def check_budget(budget: int, methods: Sequence[Method]) -> None:
+    """Raise ``ValueError`` for a budget with which a method cannot begin."""
+    check_range("budget", budget, least=1)
+    for method in methods:
+        if budget < method.least_budget:
+            raise ValueError(f"budget: {budget}, expected at least {method.least_budget}, the first population of {method.name}")
+
+
+def check_fit(methods: Sequence[Method], tasks: Sequence[Task]) -> None:
+    """Raise ``ValueError`` for a method that does not work with the kind of a task, and for a task that cannot be scored here."""
+    for task in tasks:
+        for method in methods:
+            if task.kind not in method.kinds:
+                able = " and ".join(method.kinds)
+                raise ValueError(f"methods: {method.name} works with {able}, expected one for {task.kind} (task {task.name})")
+        check: Callable[[], None] | None = getattr(task, "check", None)
+        if check is not None:
+            check()
+
+
+# -- the policy
+
+
+def policy_kind(policy: Any) -> str:
+    """How a policy draws: ``"graph"``, ``"tokens"``, ``"masked text"`` or ``"other"``."""
+    from discrete_grpo.policies.tokens import TokenPolicy
+    from discrete_grpo.recipes.families import innermost
+
+    inner = innermost(policy)
+    if hasattr(inner, "node_kernel"):
+        return "graph"
+    if isinstance(inner, TokenPolicy):
+        return "tokens"
+    return "masked text" if hasattr(inner, "blank") else "other"
+
+
+def policy_elements(loaded: Any) -> frozenset[str] | None:
+    """Symbols of the elements that a policy of molecules can draw; None where they are not known.
+
+    Args:
+        loaded: a :class:`~discrete_grpo.recipes.loading.LoadedPolicy`.
+    """
+    from discrete_grpo.domains.tokenizer import SMILES
+    from discrete_grpo.recipes.families import innermost
+
+    if loaded.family.name != "molecules":
+        return None
+    inner, kind = innermost(loaded.policy), policy_kind(loaded.policy)
+    if kind == "graph" and "statistics" in loaded.metadata:
+        from discrete_grpo.datasets.molecules import MoleculeStatistics
+
+        vocabulary = MoleculeStatistics.from_json(loaded.metadata["statistics"]).vocabulary
+        return frozenset(atom.symbol for atom in vocabulary.types)
+    if kind == "tokens" and getattr(inner.tokenizer, "pattern", None) == SMILES:
+        return smiles_elements(inner.tokenizer.tokens if inner.only is None else inner.only)
+    return None
+
+
+def smiles_elements(tokens: Iterable[str]) -> frozenset[str]:
+    """Symbols of the elements that SMILES tokens stand for.
+
+    >>> sorted(smiles_elements(["C", "Cl", "n", "[nH]", "[Si@@H]", "=", "(", "1", "[se]"]))
+    ['C', 'Cl', 'N', 'Se', 'Si']
+    """
+    found = set()
+    for token in tokens:
+        bracket = BRACKET.match(token)
+        if bracket is not None:
+            found.add(bracket[1].capitalize() if bracket[1].islower() else bracket[1])
+        elif token.isalpha():
+            found.add(ORGANIC.get(token, token))
+    return frozenset(found)
+
+
+def check_policy_fits(name: str, loaded: Any, methods: Sequence[Method], tasks: Sequence[Task]) -> None:
+    """Raise ``ValueError`` for a policy of another kind than a task or a method takes, or without the atoms of a task."""
+    kind = policy_kind(loaded.policy)
+    for method in methods:
+        if method.families and kind not in method.families:
+            raise ValueError(f"policy: {name} is a {kind} policy, expected {' or '.join(method.families)} for method {method.name}")
+    elements = policy_elements(loaded)
+    for task in tasks:
+        if loaded.family.name not in (task.kind, "samples"):
+            raise ValueError(f"policy: {name} makes {loaded.family.name}, expected a policy of {task.kind} for task {task.name}")
+        missing = sorted(task.elements - elements) if elements is not None else []
+        if missing:
+            known = ", ".join(sorted(elements or ()))
+            raise ValueError(f"policy: {name} cannot make the atoms {', '.join(missing)} of task {task.name}; it has {known}")

@@ -1,0 +1,247 @@
+"""One job of a benchmark: a method on a task with a seed, in a folder of its own.
+
+A finished job has ``row.json``, written last and atomically, and ``calls.csv.gz``. A failed one has ``failed.json``. Anything else
+in a folder is what a killed job left: the job starts again from its beginning, and as it is deterministic and the scores come
+from the shared cache, it ends as it would have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import io
+import json
+import os
+import random
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from discrete_grpo.benchmarking.method import Method
+from discrete_grpo.benchmarking.suites import SUITES
+from discrete_grpo.core.interrupt import Interrupted
+
+if TYPE_CHECKING:
+    from discrete_grpo.rewards.ledger import Ledger
+    from discrete_grpo.rewards.task import Task
+
+__all__ = [
+    "CALLS",
+    "FAILED",
+    "ROW",
+    "Job",
+    "by_name",
+    "plain",
+    "read_json",
+    "run_job",
+    "sample_key",
+    "with_task",
+    "write_failure",
+    "write_json",
+]
+
+ROW, FAILED, CALLS = "row.json", "failed.json", "calls.csv.gz"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A method on a task with a seed.
+
+    Attributes:
+        suite: name of the suite.
+        task: what is optimised.
+        method: what spends the budget.
+        policy: name of the policy, or a policy itself, which is copied; None where the method needs none.
+        budget: hard limit of oracle calls.
+        seed: of everything random in the method.
+        folder: of this job alone.
+        cache: SQLite file of scores that all jobs share; it saves time and changes no count.
+        conditions: what a row depends on, kept in it: a row that was made under others is not taken for this job's.
+        made: the circumstances, kept with the row: version, commit, machine.
+    """
+
+    suite: str
+    task: Task
+    method: Method
+    policy: Any
+    budget: int
+    seed: int
+    folder: Path
+    cache: Path
+    conditions: dict[str, Any]
+    made: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """Task, method and seed, for messages."""
+        return f"{self.task.name}, {self.method.name}, seed {self.seed}"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The first columns of its row."""
+        return {"suite": self.suite, "task": self.task.name, "method": self.method.name, "seed": self.seed, "budget": self.budget}
+
+
+def by_name(job: Job) -> Job:
+    """A job as it is sent to another process: a task of a suite by its name, since its functions need not be importable."""
+    return job if job.suite not in SUITES else replace(job, task=job.task.name)  # type: ignore[arg-type]
+
+
+def with_task(job: Job) -> Job:
+    """A job that came from another process, with its task."""
+    return job if not isinstance(job.task, str) else replace(job, task=SUITES[job.suite].tasks[job.task])
+
+
+def sample_key(kind: str) -> Callable[[Any], str | None]:
+    """The canonical form that counts calls of a kind of samples; of molecules, the canonical isomeric SMILES."""
+    from discrete_grpo.rewards.ledger import molecule_key, text_key
+
+    return molecule_key if kind == "molecules" else text_key
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    """Run a job from its beginning, write its files and return its row.
+
+    Whatever the method raises is written into ``failed.json``, and raised again.
+    """
+    shutil.rmtree(job.folder, ignore_errors=True)
+    job.folder.mkdir(parents=True)
+    wall, cpu = time.perf_counter(), _cpu_seconds()
+    try:
+        with _seeded(job.seed), _ledger(job) as ledger:
+            stopped = _optimise(job, ledger)
+            spent = {"wall_seconds": round(time.perf_counter() - wall, 2), "cpu_seconds": round(_cpu_seconds() - cpu, 2)}
+            row = _finish(job, ledger, {"stopped": stopped} | spent)
+    except Interrupted:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())
+        write_failure(job, f"{type(error).__name__}: {said}", traceback.format_exc())
+        raise
+    return row
+
+
+def write_failure(job: Job, reason: str, details: str = "") -> None:
+    """Note why a job has no row."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    write_json(job.folder / FAILED, {**job.identity, "error": reason[:500], "details": details, "conditions": job.conditions})
+
+
+def _optimise(job: Job, ledger: Ledger) -> str:
+    """Run the method; returns what ended it: the budget, or the method itself."""
+    from discrete_grpo.core.scoring import BudgetExhausted
+
+    with contextlib.suppress(BudgetExhausted):
+        job.method(job.task, _policy(job), ledger, job.seed)
+    return "budget" if ledger.exhausted else "method"
+
+
+def _policy(job: Job) -> Any:
+    """A policy of the job's own: methods train it."""
+    if not job.method.needs_policy or job.policy is None:
+        return None
+    if isinstance(job.policy, str):
+        from discrete_grpo.recipes.loading import load_policy
+
+        return load_policy(job.policy)
+    import copy
+
+    return copy.deepcopy(job.policy)
+
+
+@contextlib.contextmanager
+def _ledger(job: Job) -> Iterator[Ledger]:
+    """The ledger of a job; its file is there while the job runs, and ``calls.csv.gz`` holds the same afterwards."""
+    from discrete_grpo.rewards.ledger import open_ledger
+
+    key = sample_key(job.task.kind)
+    with open_ledger(job.folder, key, max_oracle_calls=job.budget, reward_cache=str(job.cache)) as ledger:
+        yield ledger
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators for methods that use them, and restore them."""
+    import numpy as np
+
+    from discrete_grpo.core.seeding import seeded
+
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    try:
+        with seeded(seed):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+def _finish(job: Job, ledger: Ledger, more: dict[str, Any]) -> dict[str, Any]:
+    from discrete_grpo.benchmarking.measures import measure
+
+    row = {**job.identity, **measure(ledger, job.budget, job.task.kind), **more, "conditions": job.conditions, "made": job.made}
+    _write_calls(job, ledger)
+    ledger.close()
+    for file in job.folder.glob("ledger.sqlite*"):
+        file.unlink()
+    write_json(job.folder / ROW, row)
+    return row
+
+
+def _write_calls(job: Job, ledger: Ledger) -> None:
+    """``calls.csv.gz``: call number from 1, canonical sample, score (empty where unknown), source."""
+    from discrete_grpo.core.atomic import atomic_write
+
+    history = ledger.history()
+    scores = history.scores[:, 0].tolist() if history.names else []
+    column = "smiles" if job.task.kind == "molecules" else "sample"
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["call", column, "score", "source"])
+    rows = zip(history.keys, scores, history.sources, strict=True)
+    writer.writerows((k, key, "" if score != score else repr(score), source) for k, (key, score, source) in enumerate(rows, 1))
+    with atomic_write(job.folder / CALLS) as file:
+        file.write(gzip.compress(buffer.getvalue().encode("utf-8", "surrogatepass"), mtime=0))
+
+
+def _cpu_seconds() -> float:
+    """Processor seconds of this process and of its finished children."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+# -- JSON files
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file atomically; numbers that are not finite become null."""
+    from discrete_grpo.core.atomic import atomic_write
+
+    with atomic_write(path, "w") as file:
+        file.write(json.dumps(plain(content), indent=1, allow_nan=False) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """A value as it is after it was written as JSON and read again."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, float) and value - value != 0:
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The mapping in a JSON file; None where there is no such file, or it holds something else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,65 @@
+"""A method of reward optimisation as a value: what it is, its settings, and the function that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from discrete_grpo.rewards.ledger import Ledger
+    from discrete_grpo.rewards.task import Task
+
+__all__ = ["Method", "as_method"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method that spends the budget of a ledger on a task.
+
+    It is called as ``run(task, policy, ledger, seed, **settings)``. It scores samples by ``ledger.score([task], samples,
+    source=...)`` and in no other way, so that every call counts: prescreening, warm-up and training alike. It returns when it
+    is done, or lets :class:`~discrete_grpo.core.scoring.BudgetExhausted` pass. Equal seeds must give equal calls.
+
+    Attributes:
+        name: in tables, on the command line and as the name of a folder.
+        about: one line.
+        source: publication of the method.
+        run: the function; of a module, so that worker processes can import it.
+        settings: keyword arguments of the function, plain values, printed with every table.
+        needs_policy: whether it starts from a policy; if not, ``policy`` is None.
+        families: kinds of policies it works with (``"tokens"``, ``"graph"``, ``"masked text"``); empty for any.
+        kinds: kinds of tasks it works with.
+        least_budget: the smallest budget with which it can begin, such as the size of its first population.
+        uncounted: what was done for it that its calls do not hold, such as the tasks on which its settings were chosen.
+    """
+
+    name: str
+    about: str
+    source: str
+    run: Callable[..., None]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    needs_policy: bool = True
+    families: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ("molecules", "graphs", "text")
+    least_budget: int = 1
+    uncounted: str = ""
+
+    def __call__(self, task: Task, policy: Any, ledger: Ledger, seed: int) -> None:
+        """Run the method with its settings."""
+        self.run(task, policy, ledger, seed, **self.settings)
+
+
+def as_method(given: Method | Callable[..., None]) -> Method:
+    """A method as it is, or a plain function ``(task, policy, ledger, seed) -> None`` under its own name.
+
+    Raises:
+        ValueError: if it can be neither.
+    """
+    if isinstance(given, Method):
+        return given
+    if not callable(given):
+        raise ValueError(f"methods: {given!r}, expected the name of a method, a Method or a function (task, policy, ledger, seed)")
+    name = getattr(given, "__name__", type(given).__name__).strip("<>").replace("_", "-")
+    lines = (getattr(given, "__doc__", None) or "").strip().splitlines()
+    return Method(name=name, about=lines[0] if lines else "a method of the user's own", source="", run=given)

@@ -1,0 +1,242 @@
+"""From what a benchmark is asked for to its jobs: names become values, bad input is refused, old rows are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from discrete_grpo.benchmarking import checks
+from discrete_grpo.benchmarking.facts import circumstances, file_digest, policy_facts
+from discrete_grpo.benchmarking.jobs import ROW, Job, plain, read_json
+from discrete_grpo.benchmarking.method import Method, as_method
+from discrete_grpo.benchmarking.methods import METHODS
+from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, find_suite
+from discrete_grpo.core.checks import check_range
+from discrete_grpo.runs.recorder import check_unused
+
+if TYPE_CHECKING:
+    from discrete_grpo.rewards.task import Task
+
+__all__ = ["PLAN", "Plan", "Request", "make_plan"]
+
+PLAN = "benchmark.json"
+OWN = "own"
+"""Name of the suite of tasks of the user's own."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a benchmark is asked for; see :func:`discrete_grpo.benchmarking.runner.benchmark`."""
+
+    suite: Any
+    tasks: Sequence[str] | None = None
+    methods: Sequence[str | Method | Callable[..., None]] | None = None
+    policy: Any = None
+    budget: int | None = None
+    seeds: Sequence[int] = (0, 1, 2)
+    jobs: int = 1
+    output_dir: str | Path = "runs/benchmark"
+    screen: str | None = None
+    job_timeout: float | None = JOB_TIMEOUT
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The jobs of a benchmark and what is told of it.
+
+    Attributes:
+        folder: the output folder.
+        suite: its name.
+        jobs: in the order in which they run: by seed, then task, then method, so that a half-done table is useful.
+        done: those that have their row already.
+        about: the suite, tasks, methods, policy, seeds and circumstances, as they are written down.
+    """
+
+    folder: Path
+    suite: str
+    jobs: tuple[Job, ...]
+    done: tuple[Job, ...]
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+def make_plan(request: Request) -> Plan:
+    """Check a request and make its jobs.
+
+    Raises:
+        ValueError: in one line, for whatever cannot be run.
+    """
+    check_range("jobs", request.jobs, least=1)
+    if request.job_timeout is not None:
+        check_range("job_timeout", request.job_timeout, above=0, note=" or None")
+    checks.check_seeds(request.seeds)
+    suite, tasks, default_policy, default_budget = _tasks(request)
+    methods = _methods(request)
+    budget = default_budget if request.budget is None else request.budget
+    checks.check_budget(budget, methods)
+    folder = _folder(request.output_dir, suite)
+    checks.check_fit(methods, tasks)
+    policy = default_policy if request.policy is None else request.policy
+    with_policy = [method for method in methods if method.needs_policy]
+    facts = _policy(policy, with_policy, tasks) if with_policy else None
+    made = circumstances()
+    jobs = tuple(
+        Job(
+            suite=suite,
+            task=task,
+            method=method,
+            policy=policy if method.needs_policy else None,
+            budget=budget,
+            seed=seed,
+            folder=folder / "jobs" / suite / task.name / method.name / str(seed),
+            cache=folder / "scores.sqlite",
+            conditions=_conditions(suite, task, method, budget, facts, made["version"]),
+            made=made,
+        )
+        for seed in request.seeds
+        for task in tasks
+        for method in methods
+    )
+    done = tuple(job for job in jobs if _is_done(job))
+    return Plan(folder, suite, jobs, done, _about(suite, tasks, methods, facts, request.seeds, budget))
+
+
+def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
+    """Name of the suite, its chosen tasks, default policy and default budget."""
+    if isinstance(request.suite, str):
+        suite = find_suite(request.suite)
+        return suite.name, checks.chosen("tasks", request.tasks, suite.tasks), suite.policy, suite.budget
+    given = request.suite.values() if isinstance(request.suite, Mapping) else request.suite
+    tasks: list[Task] = list(given) if isinstance(given, Sequence) or isinstance(request.suite, Mapping) else [given]
+    for task in tasks:
+        if not hasattr(task, "score") or not hasattr(task, "kind"):
+            raise ValueError(f"suite: {task!r}, expected the name of a suite, a Task, or several")
+    checks.check_names("suite", [task.name for task in tasks])
+    known = {task.name: task for task in tasks}
+    default = {"molecules": "smiles-zinc", "graphs": "planar-16", "text": "fill-in"}.get(tasks[0].kind if tasks else "")
+    return OWN, checks.chosen("tasks", request.tasks, known), default, 10_000
+
+
+def _methods(request: Request) -> list[Method]:
+    given = DEFAULT_METHODS if request.methods is None else request.methods
+    names = [one for one in given if isinstance(one, str)]
+    checks.chosen("methods", names, METHODS) if names or not given else None
+    methods = [METHODS[one] if isinstance(one, str) else as_method(one) for one in given]
+    checks.check_names("methods", [method.name for method in methods])
+    if request.screen is None:
+        return methods
+    if not Path(request.screen).is_file():
+        raise ValueError(f"screen: {request.screen!r} does not exist, expected a SMILES file")
+    return [replace(m, settings={**m.settings, "file": str(request.screen)}) if "file" in m.settings else m for m in methods]
+
+
+def _folder(given: str | Path, suite: str) -> Path:
+    """The output folder, which must be new, empty or hold a benchmark of the same suite."""
+    if not str(given).strip():
+        raise ValueError(f"output_dir: {str(given)!r}, expected the name of a folder to make")
+    folder = Path(given)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"output_dir: {folder} is a file, expected a folder")
+    before = read_json(folder / PLAN)
+    if before is not None and before.get("suite") != suite:
+        raise ValueError(
+            f"output_dir: {folder} holds a benchmark of {before.get('suite')}, expected one of {suite} or another folder"
+        )
+    if before is None and (folder / "run.json").exists():
+        raise ValueError(f"output_dir: {folder} holds a run of another kind, expected a benchmark or another folder")
+    if before is None and folder.exists():
+        check_unused(folder)
+    return folder
+
+
+def _policy(policy: Any, methods: Sequence[Method], tasks: Sequence[Task]) -> dict[str, Any]:
+    """Load the policy once, check that it fits, and say what it is."""
+    from discrete_grpo.recipes.loading import load, policy_object
+
+    name = str(policy) if isinstance(policy, str | Path) else None
+    loaded = load(name) if name is not None else policy_object(policy)
+    checks.check_policy_fits(name or type(policy).__name__, loaded, methods, tasks)
+    return policy_facts(name, loaded)
+
+
+def _conditions(
+    suite: str, task: Task, method: Method, budget: int, policy: Mapping[str, Any] | None, version: str
+) -> dict[str, Any]:
+    """What a row depends on: where it changes, the row is not valid any more."""
+    found: dict[str, Any] = {"version": version, "budget": budget, "settings": dict(method.settings)}
+    if method.needs_policy and policy is not None:
+        found |= {"policy": policy["name"], "policy_sha256": policy["sha256"]}
+    for name, value in method.settings.items():
+        if isinstance(value, str) and Path(value).is_file():
+            found[f"{name}_sha256"] = file_digest(value)
+    if suite == OWN:
+        found["task_source"] = _source(task)
+    if METHODS.get(method.name) is None or METHODS[method.name].run is not method.run:
+        found["method_source"] = _source(method.run)
+    checked: dict[str, Any] = plain(found)
+    return checked
+
+
+def _source(value: Any) -> str | None:
+    """A digest of the source code of a user's function; None where it cannot be seen."""
+    from discrete_grpo.rewards.identity import reward_identity
+
+    return reward_identity(value)
+
+
+def _is_done(job: Job) -> bool:
+    """Whether a job has its row.
+
+    Raises:
+        ValueError: if it has one that was made under other conditions.
+    """
+    row = read_json(job.folder / ROW)
+    if row is None:
+        return False
+    before, now = _flat(row.get("conditions") or {}), _flat(job.conditions)
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if changed:
+        what = ", ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in changed[:2])
+        raise ValueError(
+            f"output_dir: the row of {job.label} was made otherwise ({what}); remove {job.folder} or name another folder"
+        )
+    return True
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    settings = values.get("settings") or {}
+    return {k: v for k, v in values.items() if k != "settings"} | {f"settings.{k}": v for k, v in settings.items()}
+
+
+def _about(
+    suite: str,
+    tasks: Sequence[Task],
+    methods: Sequence[Method],
+    policy: Mapping[str, Any] | None,
+    seeds: Sequence[int],
+    budget: int,
+) -> dict[str, Any]:
+    return {
+        "suite": suite,
+        "budget": budget,
+        "tasks": {
+            task.name: {
+                "about": task.about,
+                "source": task.source,
+                "kind": task.kind,
+                "optimum": task.optimum,
+                "published": dict(task.published),
+                "published_prescreened": dict(task.published_prescreened),
+            }
+            for task in tasks
+        },
+        "methods": {m.name: _of_method(m) for m in methods},
+        "seeds": list(seeds),
+        "policies": {policy["name"]: dict(policy)} if policy is not None else {},
+    }
+
+
+def _of_method(method: Method) -> dict[str, Any]:
+    told = {name: getattr(method, name) for name in ("about", "source", "uncounted")}
+    return {**told, "settings": plain(dict(method.settings))}

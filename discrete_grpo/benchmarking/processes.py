@@ -1,0 +1,133 @@
+"""Jobs in worker processes: which can go there, starting, waiting, and what a dead one says."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from discrete_grpo.benchmarking import worker
+from discrete_grpo.benchmarking.jobs import FAILED, ROW, Job, by_name, read_json, write_failure
+from discrete_grpo.core.interrupt import Interrupt, Interrupted
+
+__all__ = ["portable", "run_in_processes"]
+
+POLL = 0.05
+"""Seconds between two looks at the workers."""
+THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+class _ByImportPath(pickle.Pickler):
+    """Refuses functions and classes of the main script, which a worker cannot import."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, types.FunctionType | type) and value.__module__ == "__main__":
+            raise pickle.PicklingError(f"{value.__qualname__} is defined in the main script")
+        return NotImplemented
+
+
+def portable(value: Any) -> str | None:
+    """Why a value cannot be sent to a worker process, in a few words; None if it can."""
+    try:
+        _dumps(value)
+    except Exception as error:  # a user's object may raise anything here
+        return " ".join(str(error).split()) or type(error).__name__
+    return None
+
+
+def _dumps(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _ByImportPath(buffer, protocol=4).dump(value)
+    return buffer.getvalue()
+
+
+class _Worker:
+    """A fresh interpreter in a session of its own, so that Ctrl-C does not reach it and its children die with it."""
+
+    def __init__(self, job: Job, time_limit: float | None) -> None:
+        self.job = job
+        self.deadline = None if time_limit is None else time.monotonic() + time_limit
+        payload = pickle.dumps((sys.path, _dumps(by_name(job))))
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        self._said = job.folder.with_name(f"{job.folder.name}.log")  # beside the folder, which the job makes anew
+        environment = os.environ | THREADS | {"PYTHONHASHSEED": "0"}
+        with self._said.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(Path(worker.__file__))],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
+            )
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it died at once: said by its exit
+            self.process.stdin.write(struct.pack("<q", len(payload)) + payload)
+            self.process.stdin.flush()
+
+    def kill(self) -> None:
+        """End the worker and its children."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if hasattr(os, "killpg"):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        with contextlib.suppress(OSError):
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+
+    def finished(self) -> bool:
+        """Whether the job is over, by itself or by its time limit; a failure is written down."""
+        code = self.process.poll()
+        if code is None and (self.deadline is None or time.monotonic() < self.deadline):
+            return False
+        self.kill()
+        if code is None:
+            write_failure(self.job, "it took longer than the time limit (job_timeout) and was ended")
+        elif read_json(self.job.folder / ROW) is None and not (self.job.folder / FAILED).exists():
+            write_failure(self.job, _how_it_died(code), self._said.read_text(encoding="utf-8", errors="replace")[-4000:])
+        self._said.unlink(missing_ok=True)
+        return True
+
+
+def _how_it_died(code: int) -> str:
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"its process was killed by {signal.Signals(-code).name}"
+    return f"its process ended with status {code} and no row"
+
+
+def run_in_processes(jobs: Sequence[Job], *, limit: int, time_limit: float | None, stop: Interrupt) -> Iterator[Job]:
+    """Run jobs in their order, ``limit`` of them at a time, and yield each when it is over.
+
+    Raises:
+        Interrupted: when ``stop`` is true; the jobs that run then are ended.
+    """
+    waiting, running = list(jobs), list[_Worker]()
+    try:
+        while waiting or running:
+            if stop:
+                raise Interrupted
+            while waiting and len(running) < limit:
+                running.append(_Worker(waiting.pop(0), time_limit))
+            over = [one for one in running if one.finished()]
+            running = [one for one in running if one not in over]
+            for one in over:
+                yield one.job
+            if not over:
+                time.sleep(POLL)
+    finally:
+        for one in running:
+            one.kill()
+            one.job.folder.with_name(f"{one.job.folder.name}.log").unlink(missing_ok=True)

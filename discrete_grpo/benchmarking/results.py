@@ -1,0 +1,111 @@
+"""The results in the folder of a benchmark: every row there is, jobs that failed, and the files made from them."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from discrete_grpo.benchmarking.jobs import FAILED, ROW, read_json, write_json
+from discrete_grpo.benchmarking.plan import PLAN, Plan
+from discrete_grpo.benchmarking.table import Table, cell_text, make_table, total_text
+from discrete_grpo.runs.console import print_notes, print_table
+
+__all__ = ["Results", "note_run", "read_results", "write_results"]
+
+RESULTS, PAGE = "results.json", "results.html"
+PAGE_ONLY = ("best", "curve", "conditions", "made")
+"""Entries of a row that ``results.json`` leaves out; ``row.json`` has them."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """The rows of a benchmark.
+
+    Attributes:
+        folder: where they are.
+        about: suite, tasks, methods, policies, seeds and commands of all runs in the folder.
+        rows: one mapping per finished job, as in its ``row.json``.
+        failed: one mapping per job that failed, with its ``error``.
+    """
+
+    folder: Path
+    about: Mapping[str, Any]
+    rows: tuple[Mapping[str, Any], ...]
+    failed: tuple[Mapping[str, Any], ...]
+
+    @property
+    def page(self) -> Path:
+        """The page with table and curves."""
+        return self.folder / PAGE
+
+    def table(self, number: str = "auc_top10") -> Table:
+        """Mean and spread of an entry of the rows by task and method, with sums and ranks."""
+        return make_table(self.about, self.rows, self.failed, number)
+
+    def print(self) -> None:
+        """Print the table of the area under the curve of the ten best, and which jobs failed and why."""
+        table = self.table()
+        shown = {task: {method: cell_text(table.cells[task, method]) for method in table.methods} for task in table.tasks}
+        shown["sum (tasks)"] = {method: total_text(table.totals[method]) for method in table.methods}
+        print_table(f"AUC top-10 within {self.about['budget']:,} calls, seeds {', '.join(map(str, table.seeds))}", shown)
+        print_notes(f"failed: {row['task']}, {row['method']}, seed {row['seed']}: {row['error']}" for row in self.failed)
+
+    def __repr__(self) -> str:
+        return f"Results({str(self.folder)!r}: {len(self.rows)} rows, {len(self.failed)} failed)"
+
+
+def note_run(plan: Plan, command: str) -> None:
+    """Add this run to ``benchmark.json``: what was asked for by all runs in the folder, in order, and each command."""
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    before = read_json(plan.folder / PLAN) or {}
+    merged = dict(plan.about)
+    for name in ("tasks", "methods", "policies"):
+        merged[name] = {**before.get(name, {}), **plan.about[name]}
+    merged["seeds"] = sorted({*before.get("seeds", []), *plan.about["seeds"]})
+    run = {"command": command, "date": now, **(plan.jobs[0].made if plan.jobs else {})}
+    merged["runs"] = [*before.get("runs", []), run]
+    write_json(plan.folder / PLAN, merged)
+
+
+def read_results(folder: str | Path) -> Results:
+    """All rows and failures in the folder of a benchmark.
+
+    Raises:
+        ValueError: if it holds no benchmark.
+    """
+    root = Path(folder)
+    about = read_json(root / PLAN)
+    if about is None:
+        raise ValueError(f"output_dir: {root} holds no benchmark ({PLAN} is missing)")
+    found = [read_json(path) for path in sorted(root.glob(f"jobs/*/*/*/*/{ROW}"))]
+    failed = [read_json(path) for path in sorted(root.glob(f"jobs/*/*/*/*/{FAILED}"))]
+    rows = [row for row in found if row is not None]
+    place = {kind: {name: k for k, name in enumerate(about.get(kind, {}))} for kind in ("tasks", "methods")}
+
+    def order(row: Mapping[str, Any]) -> tuple[int, int, int]:
+        return place["tasks"].get(row["task"], 10**6), place["methods"].get(row["method"], 10**6), int(row["seed"])
+
+    return Results(root, about, tuple(sorted(rows, key=order)), tuple(sorted((r for r in failed if r is not None), key=order)))
+
+
+def write_results(results: Results) -> Path:
+    """Write ``results.json``: the circumstances, ``rows`` and ``failed``."""
+    shown = ("suite", "task", "method", "seed", "budget", "error")
+    rows = [
+        {**{k: v for k, v in row.items() if k not in PAGE_ONLY}, **{k: row["made"].get(k) for k in ("version", "commit")}}
+        for row in results.rows
+    ]
+    last = results.about["runs"][-1]
+    content = {
+        **{name: last.get(name) for name in ("command", "date", "version", "commit", "python", "torch", "rdkit", "processor")},
+        **{name: last.get(name) for name in ("cores", "system")},
+        **results.about,
+        "rows": rows,
+        "failed": [{k: row[k] for k in shown} for row in results.failed],
+    }
+    path = results.folder / RESULTS
+    write_json(path, content)
+    return path

@@ -1,0 +1,164 @@
+"""Benchmarks of reward optimisation: methods x tasks x seeds as jobs in processes, resumable after a kill at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from discrete_grpo.benchmarking.jobs import FAILED, ROW, Job, by_name, read_json, run_job
+from discrete_grpo.benchmarking.method import Method
+from discrete_grpo.benchmarking.plan import Plan, Request, make_plan
+from discrete_grpo.benchmarking.processes import portable, run_in_processes
+from discrete_grpo.benchmarking.results import Results, note_run, read_results, write_results
+from discrete_grpo.benchmarking.suites import JOB_TIMEOUT
+from discrete_grpo.core.interrupt import Interrupted, interruptible
+from discrete_grpo.runs.console import print_notes
+
+if TYPE_CHECKING:
+    from discrete_grpo.rewards.task import Task
+
+__all__ = ["benchmark"]
+
+PAGE_SECONDS = 60.0
+"""Seconds between two pages that are written while jobs run."""
+
+
+def benchmark(
+    suite: str | Task | Sequence[Task] | Mapping[str, Task],
+    *,
+    tasks: Sequence[str] | None = None,
+    methods: Sequence[str | Method | Callable[..., None]] | None = None,
+    policy: Any = None,
+    budget: int | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    jobs: int = 1,
+    output_dir: str | Path = "runs/benchmark",
+    screen: str | None = None,
+    job_timeout: float | None = JOB_TIMEOUT,
+    command: str | None = None,
+) -> Results:
+    """Run methods on tasks with several seeds, each within the same budget, and compare them in a table and a page.
+
+    A row that ``output_dir`` has already is kept, and a job that was not finished runs again from its beginning. So the same call
+    continues a benchmark that was stopped, and one with more tasks, methods or seeds adds rows to it.
+
+    Args:
+        suite: name of a suite (pmo, guacamol, docking, graphs, enumerated), or tasks of your own.
+        tasks: names of tasks of the suite; None takes all.
+        methods: names of methods, :class:`Method` values, or functions ``(task, policy, ledger, seed) -> None``; None takes
+            best-of-prior and random.
+        policy: name of the policy that methods start from, as for :func:`~discrete_grpo.recipes.loading.load_policy`, or a
+            policy, of which each job has a copy; None takes that of the suite.
+        budget: oracle calls of each row: different valid samples that are scored, whatever for; None takes that of the suite.
+        seeds: whole numbers; each is a row.
+        jobs: worker processes at a time, each with one thread, at least 1.
+        output_dir: folder to make, or the folder of a benchmark of the same suite.
+        screen: SMILES file that method ``random`` screens; None takes the bundled small molecules.
+        job_timeout: seconds after which a job counts as hanging and is ended; None waits for ever.
+        command: what the results name as their command; None names this function.
+
+    Returns:
+        All rows in ``output_dir``; ``results.json`` and ``results.html`` hold them too.
+
+    Raises:
+        ValueError: in one line, for unknown names, a budget below a method's first population, a policy that does not fit, a row
+            in ``output_dir`` that was made with other settings, and the like.
+        Interrupted: after Ctrl-C; what is finished is kept.
+    """
+    request = Request(suite, tasks, methods, policy, budget, tuple(seeds), jobs, output_dir, screen, job_timeout)
+    plan = make_plan(request)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    with _alone(plan.folder):
+        note_run(plan, command or "discrete_grpo.benchmark(...)")
+        _run(plan, request)
+        return _report(plan)
+
+
+def _run(plan: Plan, request: Request) -> None:
+    done = {job.folder for job in plan.done}
+    todo = [job for job in plan.jobs if job.folder not in done]
+    if plan.done:
+        print_notes([f"{len(plan.done)} of {len(plan.jobs)} rows are there already"])
+    reasons = {job.folder: portable(by_name(job)) for job in todo}
+    here = [job for job in todo if reasons[job.folder] is not None]
+    away = [job for job in todo if reasons[job.folder] is None]
+    if here:
+        why = reasons[here[0].folder]
+        print_notes([f"{len(here)} jobs run in this process, one after the other and without a time limit: {why}"])
+    progress = _Progress(plan, len(plan.done))
+    try:
+        with interruptible() as stop:
+            for job in run_in_processes(away, limit=request.jobs, time_limit=request.job_timeout, stop=stop):
+                progress.over(job)
+        for job in here:
+            try:
+                run_job(job)
+            except Interrupted:
+                raise
+            except Exception:  # it is written down, and costs its own row only
+                pass
+            progress.over(job)
+    except (Interrupted, KeyboardInterrupt) as stopped:
+        _report(plan)
+        raise Interrupted(f"stopped; finished rows are in {plan.folder}, and the same command goes on") from stopped
+
+
+class _Progress:
+    """One line per finished job, and the results so far."""
+
+    def __init__(self, plan: Plan, done: int) -> None:
+        self.plan, self.count, self.written = plan, done, time.monotonic()
+
+    def over(self, job: Job) -> None:
+        """Tell of a job that is over."""
+        self.count += 1
+        row, failed = read_json(job.folder / ROW), read_json(job.folder / FAILED)
+        if row is not None:
+            said = (
+                f"AUC top-10 {row['auc_top10']:.3f}, best {_shown(row['top1'])}, {row['calls']} calls, {row['wall_seconds']:.0f} s"
+            )
+        else:
+            said = f"failed: {(failed or {}).get('error', 'no row')}"
+        print_notes([f"{self.count}/{len(self.plan.jobs)}  {job.label}: {said}"])
+        if time.monotonic() - self.written > PAGE_SECONDS:
+            _report(self.plan)
+            self.written = time.monotonic()
+
+
+def _shown(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
+
+
+def _report(plan: Plan) -> Results:
+    """Write the results of all rows in the folder."""
+    results = read_results(plan.folder)
+    write_results(results)
+    return results
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Refuse a folder in which another process runs a benchmark; the lock ends with this process, whatever ends it.
+
+    Raises:
+        ValueError: if there is one.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(f"output_dir: another benchmark is running in {folder}") from error
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,203 @@
+"""The table of a benchmark: mean and spread per task and method, ranks, sums, and published results beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "Cell",
+    "Published",
+    "Table",
+    "Total",
+    "cell_text",
+    "make_table",
+    "mean_and_spread",
+    "published_rows",
+    "rank_methods",
+    "total_text",
+]
+
+Row = Mapping[str, Any]
+SEARCH = "search of its settings"
+PRESCREEN = f"scores of ZINC250k before the first counted call (prescreen); {SEARCH}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method on a task.
+
+    Attributes:
+        mean: over the seeds that finished; None where none did.
+        spread: sample standard deviation over the seeds; None for fewer than two.
+        count: seeds that finished.
+        wanted: seeds that were asked for.
+        failures: ``seed N: reason`` of each that failed.
+    """
+
+    mean: float | None
+    spread: float | None
+    count: int
+    wanted: int
+    failures: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every seed finished."""
+        return self.count == self.wanted
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum of a method over tasks that all its seeds finished; mean and spread over the seeds, None without such tasks."""
+
+    mean: float | None
+    spread: float | None
+    tasks: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """One number of all rows, by task and method.
+
+    Attributes:
+        tasks: names in order.
+        methods: names in order.
+        seeds: all that were asked for.
+        cells: (task, method) -> cell.
+        totals: method -> sum over the tasks that all seeds of the method finished.
+        common: the tasks that all seeds of all methods finished.
+        common_totals: method -> sum over these.
+        ranks: method -> mean rank over these, 1 for the best; None without such tasks.
+    """
+
+    tasks: tuple[str, ...]
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    cells: Mapping[tuple[str, str], Cell]
+    totals: Mapping[str, Total]
+    common: tuple[str, ...]
+    common_totals: Mapping[str, Total]
+    ranks: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published method: its scores by task, and what its count of calls leaves out."""
+
+    name: str
+    scores: Mapping[str, float]
+    uncounted: str
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Mean and sample standard deviation (n - 1); None where they are not defined.
+
+    >>> mean_and_spread([1.0, 3.0])
+    (2.0, 1.4142135623730951)
+    """
+    if not values:
+        return None, None
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return mean, None
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def rank_methods(means: Mapping[str, float]) -> dict[str, float]:
+    """Rank of each method, 1 for the highest mean; equal ones share the mean of their ranks.
+
+    >>> rank_methods({"a": 0.5, "b": 0.9, "c": 0.5})
+    {'a': 2.5, 'b': 1.0, 'c': 2.5}
+    """
+    return {
+        name: 1.0 + sum(other > mine for other in means.values()) + (sum(other == mine for other in means.values()) - 1) / 2
+        for name, mine in means.items()
+    }
+
+
+def make_table(about: Mapping[str, Any], rows: Sequence[Row], failed: Sequence[Row], number: str = "auc_top10") -> Table:
+    """The table of one number of the rows.
+
+    Args:
+        about: tasks, methods and seeds that were asked for.
+        rows: the finished jobs.
+        failed: the jobs that failed.
+        number: name of an entry of the rows.
+    """
+    tasks, methods, seeds = tuple(about["tasks"]), tuple(about["methods"]), tuple(about["seeds"])
+    values: dict[tuple[str, str], dict[int, float]] = {}
+    for row in rows:
+        if row.get(number) is not None:
+            values.setdefault((row["task"], row["method"]), {})[row["seed"]] = float(row[number])
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in failed:
+        reasons.setdefault((row["task"], row["method"]), []).append(f"seed {row['seed']}: {row['error']}")
+    cells = {}
+    for key in ((task, method) for task in tasks for method in methods):
+        found = list(values.get(key, {}).values())
+        cells[key] = Cell(*mean_and_spread(found), len(found), len(seeds), tuple(reasons.get(key, ())))
+    common = tuple(task for task in tasks if all(cells[task, method].complete for method in methods))
+    whole = {method: [task for task in tasks if cells[task, method].complete] for method in methods}
+    return Table(
+        tasks,
+        methods,
+        seeds,
+        cells,
+        totals={method: _total(values, whole[method], method, seeds) for method in methods},
+        common=common,
+        common_totals={method: _total(values, common, method, seeds) for method in methods},
+        ranks=_mean_ranks(cells, common, methods),
+    )
+
+
+def _total(values: Mapping[tuple[str, str], Mapping[int, float]], tasks: Sequence[str], method: str, seeds: Sequence[int]) -> Total:
+    sums = [math.fsum(values[task, method][seed] for task in tasks) for seed in seeds] if tasks else []
+    return Total(*mean_and_spread(sums), len(tasks))
+
+
+def _mean_ranks(cells: Mapping[tuple[str, str], Cell], tasks: Sequence[str], methods: Sequence[str]) -> dict[str, float | None]:
+    ranks = [rank_methods({method: cells[task, method].mean or 0.0 for method in methods}) for task in tasks]
+    return {method: math.fsum(rank[method] for rank in ranks) / len(ranks) if ranks else None for method in methods}
+
+
+def published_rows(about: Mapping[str, Any]) -> list[Published]:
+    """The published methods of the tasks, those that prescreen after the others, each by its sum over the tasks it has."""
+    found = []
+    for entry, mark, uncounted in (("published", "", SEARCH), ("published_prescreened", "*", PRESCREEN)):
+        names = dict.fromkeys(name for task in about["tasks"].values() for name in task.get(entry, {}))
+        made = [
+            Published(
+                f"{name}{mark}",
+                {task: facts[entry][name] for task, facts in about["tasks"].items() if name in facts.get(entry, {})},
+                uncounted,
+            )
+            for name in names
+        ]
+        found += sorted(made, key=lambda one: -math.fsum(one.scores.values()))
+    return found
+
+
+def cell_text(cell: Cell) -> str:
+    """Mean and spread of a cell with the number of seeds where not all finished; ``missing`` or ``failed`` without any.
+
+    >>> cell_text(Cell(0.5, 0.01, 3, 3)), cell_text(Cell(0.5, None, 1, 3)), cell_text(Cell(None, None, 0, 3))
+    ('0.500 ± 0.010', '0.500 (1 of 3 seeds)', 'missing')
+    """
+    if cell.mean is None:
+        return "failed" if cell.failures else "missing"
+    spread = "" if cell.spread is None else f" ± {cell.spread:.3f}"
+    part = "" if cell.complete else f" ({cell.count} of {cell.wanted} seeds)"
+    return f"{cell.mean:.3f}{spread}{part}"
+
+
+def total_text(total: Total) -> str:
+    """A sum with its spread and the number of tasks in it.
+
+    >>> total_text(Total(1.5, 0.1, 3)), total_text(Total(None, None, 0))
+    ('1.500 ± 0.100 (3)', '– (0)')
+    """
+    spread = "" if total.spread is None else f" ± {total.spread:.3f}"
+    return "– (0)" if total.mean is None else f"{total.mean:.3f}{spread} ({total.tasks})"

@@ -1,0 +1,56 @@
+"""The program of a worker process of a benchmark: one job, and the end with the parent.
+
+The parent writes the search path of modules and the pickled job into standard input and keeps it open; when it is gone, the worker
+and all its children end at once. The other side is :mod:`discrete_grpo.benchmarking.processes`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import struct
+import sys
+import threading
+
+
+def _read(count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        block = os.read(0, count - len(data))
+        if not block:
+            _end()
+        data += block
+    return data
+
+
+def _end() -> None:
+    """End this process and its children now."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):
+        pass
+    _end()
+
+
+def main() -> None:
+    """Run the job that the parent sends."""
+    (size,) = struct.unpack("<q", _read(8))
+    sys.path[:], payload = pickle.loads(_read(size))  # from the parent process, through a pipe of its own
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    import torch
+
+    torch.set_num_threads(1)
+    from discrete_grpo.benchmarking.jobs import run_job, with_task
+
+    run_job(with_task(pickle.loads(payload)))
+
+
+if __name__ == "__main__":
+    main()
