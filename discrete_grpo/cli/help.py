@@ -45,6 +45,8 @@ TOPICS = {
         "grpo.advantage_clip",
         "grpo.zero_std_groups",
         "grpo.max_resampling_rounds",
+        "grpo.patience",
+        "grpo.when_stale",
     ],
     "KL": [
         "grpo.kl_estimator",

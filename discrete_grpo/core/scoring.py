@@ -72,7 +72,7 @@ class Accounts(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Metrics that are logged with each batch."""
+        """Metrics that are logged with each batch; ``oracle/calls`` is the number of calls."""
         ...
 
     def state_dict(self, turn: int | None = None) -> dict[str, Any]:

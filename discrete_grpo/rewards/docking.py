@@ -6,15 +6,19 @@ worker.
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import importlib
 import math
+import tempfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rdkit import Chem
+from rdkit import Chem, rdBase
 from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
 
 from discrete_grpo.core.checks import check_range
@@ -32,7 +36,7 @@ class Docking:
     identity in a cache, as are the receptor's content and the versions of both packages.
 
     Args:
-        receptor: path of a PDBQT file.
+        receptor: path of a PDBQT file, which may be compressed (``.gz``).
         center: x, y, z of the box's centre in Å, finite.
         box_size: edges of the box in Å, each more than 0.
         exhaustiveness: of the search, at least 1.
@@ -41,7 +45,7 @@ class Docking:
         cpu: cores per docking, at least 1.
 
     Raises:
-        ValueError: for an argument out of its range, or a receptor that is no file.
+        ValueError: for an argument out of its range, or a receptor that is no file or cannot be unpacked.
         ImportError: when called, if vina or meeko is not installed.
 
     Source: Trott and Olson (2010); Eberhardt et al. (2021), https://doi.org/10.1021/acs.jcim.1c00203
@@ -74,23 +78,57 @@ class Docking:
             check_range(name, getattr(self, name), least=1)
         if not Path(self.receptor).is_file():
             raise ValueError(f"receptor: {self.receptor!r}, expected a PDBQT file")
+        if self._packed:
+            self._unpacked()
 
     @property
     def name(self) -> str:
         """The name in logs."""
-        return f"docking({Path(self.receptor).stem})"
+        return f"docking({Path(self.receptor.removesuffix('.gz')).stem})"
 
     @cached_property
     def cached_as(self) -> tuple[Any, ...]:
         """Every value that the score depends on."""
         settings = (self.center, self.box_size, self.exhaustiveness, self.n_poses, self.seed)
-        versions = [getattr(_package(name), "__version__", "unknown") for name in ("vina", "meeko")]
-        return (file_digest(self.receptor), *settings, *versions)
+        return (self._digest, *settings, *_versions().values())
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that a score depends on, by name, for the table that shows it; the versions of vina, meeko and RDKit included.
+
+        Raises:
+            ImportError: if vina or meeko is not installed.
+        """
+        search = {name: getattr(self, name) for name in ("center", "box_size", "exhaustiveness", "n_poses", "seed")}
+        receptor = {"receptor": Path(self.receptor).name, "receptor_digest": self._digest}
+        conformer = "ETKDG, MMFF94"
+        return {**receptor, **search, "scoring": "vina", "conformer": conformer, **_versions(), "rdkit": rdBase.rdkitVersion}
+
+    @property
+    def _packed(self) -> bool:
+        return self.receptor.endswith(".gz")
+
+    def _unpacked(self) -> bytes:
+        try:
+            return gzip.decompress(Path(self.receptor).read_bytes())
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f"receptor: {self.receptor!r} cannot be unpacked: {error}") from None
+
+    @property
+    def _digest(self) -> str:
+        """The digest of the receptor's content, compressed or not."""
+        return hashlib.blake2b(self._unpacked(), digest_size=16).hexdigest() if self._packed else file_digest(self.receptor)
 
     @cached_property
     def _vina(self) -> Any:
         engine = _package("vina").Vina(sf_name="vina", cpu=self.cpu, seed=self.seed, verbosity=0)
-        engine.set_receptor(self.receptor)
+        if self._packed:
+            with tempfile.TemporaryDirectory() as folder:  # Vina reads files only, and at once
+                plain = Path(folder) / "receptor.pdbqt"
+                plain.write_bytes(self._unpacked())
+                engine.set_receptor(str(plain))
+        else:
+            engine.set_receptor(self.receptor)
         engine.compute_vina_maps(center=list(self.center), box_size=list(self.box_size))
         return engine
 
@@ -101,9 +139,10 @@ class Docking:
             One number per sample in kcal/mol, mostly between 0 and 15, higher for stronger binding; 0 for an invalid molecule, None
             where RDKit finds no conformer.
         """
-        return [0.0 if mol is None else self._dock(mol) for mol in chemistry.parse_all(samples)]
+        return [0.0 if mol is None else self.score(mol) for mol in chemistry.parse_all(samples)]
 
-    def _dock(self, mol: Chem.Mol) -> float | None:
+    def score(self, mol: Chem.Mol) -> float | None:
+        """Dock one valid molecule; None where RDKit finds no conformer."""
         ligand = self._prepared(mol)
         if ligand is None:
             return None
@@ -123,6 +162,10 @@ class Docking:
         if not fine:
             raise ValueError(f"meeko: {reason}")
         return str(text)
+
+
+def _versions() -> dict[str, str]:
+    return {name: str(getattr(_package(name), "__version__", "unknown")) for name in ("vina", "meeko")}
 
 
 def _package(name: str) -> Any:

@@ -117,6 +117,12 @@ class GRPOConfig:
         replay_samples: Number of good samples of earlier generations that join each group of their condition, with their
             rewards and log-probs; at least 0, and at most ``replay_memory``.
         replay_memory: Number of best unique samples per shard that are kept for replay, at least 1.
+        patience: Number of updates without a new call of the ledger after which the policy is stale, at least 1: all samples that
+            it drew for them are invalid or were scored before. The updates of a generation count when the last of them is made.
+            None sets no limit.
+        when_stale: What follows then: ``stop`` ends the run; ``restart`` puts the weights from the start of the run back into
+            policy, reference and moving average and resets the optimizer. Samples kept for replay and refinement, the ledger,
+            the learning rate schedule and an adaptive entropy coefficient go on.
         learning_rate: Learning rate of AdamW, more than 0.
         weight_decay: Weight decay of AdamW, at least 0.
         adam_beta1: First momentum coefficient of AdamW, 0 to 1.
@@ -189,6 +195,8 @@ class GRPOConfig:
     refine_memory: int = 64
     replay_samples: int = 0
     replay_memory: int = 64
+    patience: int | None = None
+    when_stale: Literal["stop", "restart"] = "stop"
     learning_rate: float = 1e-4
     weight_decay: float = 0.0
     adam_beta1: float = 0.9
@@ -212,7 +220,7 @@ class GRPOConfig:
         """Check the range of every field, and that the fields are compatible."""
         _check(self, "max_steps generation_batch_size per_device_batch_size timestep_chunk num_iterations", least=1)
         _check(self, "save_steps save_total_limit refine_memory steps_per_generation ref_model_sync_steps", least=1)
-        _check(self, "generation_shards replay_memory", least=1)
+        _check(self, "generation_shards replay_memory patience", least=1)
         _check(self, "num_generations", least=2)
         _check(self, "timestep_fraction top_entropy_quantile", above=0, most=1)
         _check(self, "learning_rate epsilon epsilon_high delta advantage_clip max_grad_norm", above=0)

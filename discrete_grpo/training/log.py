@@ -135,8 +135,14 @@ class RunLog:
         self.failures = FailureLog(run) if run is not None else None
         self._shown: int | None = None  # the update of the samples that the tracker received last
 
-    def metrics(self, generation: Generation, ledger: Accounts | None = None) -> dict[str, float]:
-        """Metrics of a generation, logged with each of its updates."""
+    def metrics(self, generation: Generation, ledger: Accounts | None = None, before: float | None = None) -> dict[str, float]:
+        """Metrics of a generation, logged with each of its updates.
+
+        Args:
+            generation: the generation.
+            ledger: counter of reward calls; None if calls are not counted.
+            before: calls before it was drawn, for the metric of its new calls; None leaves that metric out.
+        """
         batches = generation.batches
         line = reward_metrics(batches, generation.advantage, self.names, self.config)
         if self.config.replay_samples > 0:
@@ -148,7 +154,8 @@ class RunLog:
             line |= {f"rewards/{name}/failed": float(sum(len(found) for found in told))} if told else {}
         if self.sample_metrics is not None:
             line |= self.sample_metrics([s for b in batches for s in b.rollout.samples])
-        return line | (ledger.metrics() if ledger is not None else {})
+        line |= ledger.metrics() if ledger is not None else {}
+        return line if before is None else line | {"oracle/new_calls": line["oracle/calls"] - before}
 
     def samples(self, step: int, generation: Generation) -> None:
         """Write the samples of the generation that is trained on from update ``step`` on."""

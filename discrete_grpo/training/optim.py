@@ -1,4 +1,4 @@
-"""Optimisation: the learning rate, gradients summed in a fixed order, the moving average of weights, updates of the reference."""
+"""Optimisation: learning rate, entropy controller, gradients summed in a fixed order, moving average, updates of the reference."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from discrete_grpo.core.entropy import EntropyController
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 
-__all__ = ["GradientSum", "averaged", "ema_decay_at", "learning_rate", "mix_reference"]
+__all__ = ["GradientSum", "averaged", "ema_decay_at", "entropy_controller", "learning_rate", "mix_reference"]
 
 
 def learning_rate(step: int, config: GRPOConfig) -> float:
@@ -54,6 +55,14 @@ class GradientSum:
         for parameter, gradient, use in zip(self.parameters, self.total, used, strict=True):
             parameter.grad = gradient if gradient is not None or not use else torch.zeros_like(parameter)
         processes.add([p.grad for p in self.parameters if p.grad is not None])
+
+
+def entropy_controller(config: GRPOConfig) -> EntropyController | None:
+    """The controller of the adaptive entropy bonus; None if the bonus is not adaptive."""
+    if not config.use_adaptive_entropy:
+        return None
+    low, high = config.entropy_coef_min, config.entropy_coef_max
+    return EntropyController(config.entropy_coef, target=config.entropy_target, delta=config.entropy_coef_delta, low=low, high=high)
 
 
 def ema_decay_at(decay: float, updates: int) -> float:

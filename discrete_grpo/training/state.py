@@ -19,6 +19,8 @@ from discrete_grpo.core.scoring import Accounts, remembers
 from discrete_grpo.runs.checkpoint import tensors_to_cpu
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.lora import current_names
+from discrete_grpo.training.optim import mix_reference
+from discrete_grpo.training.patience import Patience
 from discrete_grpo.training.sampler import GroupSampler
 
 __all__ = ["RunState", "check_device_kind", "global_state", "restore_global_state"]
@@ -85,6 +87,7 @@ class RunState:
         average: moving average of its weights; None if there is none.
         reference: reference policy of the KL; None if there is none.
         controller: controller of the entropy bonus; None if there is none.
+        patience: count of updates without a new reward call; None if there is none.
         rewards: rewards; one whose values depend on earlier samples has a ``state_dict``.
         ledger: counter of reward calls; None if calls are not counted.
         sampler: sampler of groups, with the shards of this process.
@@ -96,6 +99,7 @@ class RunState:
     average: AveragedModel | None
     reference: Policy | None
     controller: EntropyController | None
+    patience: Patience | None
     rewards: Sequence[Reward]
     ledger: Accounts | None
     sampler: GroupSampler
@@ -105,6 +109,17 @@ class RunState:
     def parameters(self) -> list[nn.Parameter]:
         """Parameters that are trained."""
         return [p for p in self.module.parameters() if p.requires_grad]
+
+    def restart_stale(self) -> None:
+        """If the policy is stale and is to be restarted, begin again with the first weights; memory and ledger stay."""
+        if self.patience is None or not self.patience.restarts_now:
+            return
+        self.patience.restart(self.parameters, self.optimizer)
+        if self.average is not None:
+            mix_reference(self.average.module, self.module, 1.0)
+            self.average.n_averaged.zero_()
+        if self.reference is not None:  # it has moved with sync_ref_model
+            mix_reference(cast(nn.Module, self.reference), self.module, 1.0)
 
     def snapshot(self) -> dict[str, Any]:
         """A copy of the state that drawing and scoring change in this process."""
@@ -132,6 +147,7 @@ class RunState:
             "average": self.average.state_dict() if self.average is not None else None,
             "reference": cast(nn.Module, self.reference).state_dict() if self.reference is not None else None,
             "entropy": self.controller.state_dict() if self.controller is not None else None,
+            "patience": self.patience.state_dict() if self.patience is not None else None,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -144,6 +160,8 @@ class RunState:
             cast(nn.Module, self.reference).load_state_dict(current_names(state["reference"]))
         if self.controller is not None and state["entropy"]:
             self.controller.load_state_dict(state["entropy"])
+        if self.patience is not None and state.get("patience"):
+            self.patience.load_state_dict(state["patience"])
         self._restore_drawing(state)
 
     def _restore_drawing(self, state: Mapping[str, Any]) -> None:

@@ -19,7 +19,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.core.entropy import EntropyController
 from discrete_grpo.core.interrupt import Interrupted, interruptible
 from discrete_grpo.core.rollout import Policy, Reward, as_module
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError, remembers, reward_names
@@ -32,7 +31,8 @@ from discrete_grpo.training.log import RunLog, training_bar
 from discrete_grpo.training.lora import has_lora, merge_lora, without_lora
 from discrete_grpo.training.minibatches import Batch, MiniBatches, StepChoice, TrainRows, choose_steps, window_weights
 from discrete_grpo.training.network import checkpoint_layers, compile_network
-from discrete_grpo.training.optim import averaged
+from discrete_grpo.training.optim import averaged, entropy_controller
+from discrete_grpo.training.patience import calls_made, new_patience
 from discrete_grpo.training.rollout_queue import load_old, queue_states, read_rows
 from discrete_grpo.training.sampler import GroupSampler, check_shards, make_shards, num_shards
 from discrete_grpo.training.state import RunState, check_device_kind
@@ -86,7 +86,7 @@ class GRPOTrainer:
         self.metadata, self.ledger = dict(metadata or {}), ledger
         check_scorer(policy, config)
         self.policy = policy
-        self.controller = _controller(config)
+        self.controller = entropy_controller(config)
         module = as_module(policy).to(self.accelerator.device).eval()  # the same mode for sampling and scoring
         self.module: nn.Module = module
         self.checkpoints = _checkpoints(run, config)
@@ -99,7 +99,8 @@ class GRPOTrainer:
         betas, trained = (config.adam_beta1, config.adam_beta2), [p for p in module.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, betas=betas, weight_decay=config.weight_decay)
         self.optimizer = self.accelerator.prepare(optimizer)
-        own = (self.optimizer, self.average, self.reference, self.controller)
+        self.patience = new_patience(config, ledger, trained)
+        own = (self.optimizer, self.average, self.reference, self.controller, self.patience)
         self.state = RunState(module, *own, tuple(self.rewards), ledger, self.sampler, self.processes)
         self.learner = Learner(policy, self.state, config, self.accelerator.backward, self.precision)
         names = reward_names(self.rewards)
@@ -182,7 +183,7 @@ class GRPOTrainer:
     # -- the loop
 
     def train(self) -> list[dict[str, float]]:
-        """Train until ``max_steps`` updates are made or the budget of the ledger is used up.
+        """Train until ``max_steps`` updates are made, the budget of the ledger is used up, or the policy is stale (``patience``).
 
         Returns:
             The metrics of the updates that this call made.
@@ -230,13 +231,18 @@ class GRPOTrainer:
         Raises:
             Interrupted: after Ctrl-C in any process.
         """
-        spent = self.pending is None and self.ledger is not None and self.ledger.exhausted
-        asked, ends = (any(found) for found in zip(*self.processes.gather((bool(stop), spent)), strict=True))
+        asked, ends = (any(found) for found in zip(*self.processes.gather((bool(stop), self._over)), strict=True))
         if asked or ends:
             self.save()
         if asked:
             raise Interrupted(f"stopped at update {self.step} of {self.config.max_steps}")
         return ends
+
+    @property
+    def _over(self) -> bool:
+        """Whether no other generation is drawn: the budget is used up, or the policy is stale."""
+        spent = self.ledger is not None and self.ledger.exhausted
+        return self.pending is None and (spent or (self.patience is not None and self.patience.ends))
 
     def update(self) -> dict[str, float] | None:
         """Make one update; a new generation is drawn and scored first if the last one is used up.
@@ -285,8 +291,10 @@ class GRPOTrainer:
 
     def _draw_and_score(self) -> None:
         """Set :attr:`pending` to a new generation; if anything fails, checkpoints still hold the state after the last update."""
+        self.state.restart_stale()
+        before = calls_made(self.ledger) if self.patience is not None else None
         new = self.sampler.draw()
-        metrics = self.processes.run_all(lambda: self.log.metrics(new, self.ledger) if self.log is not None else {})[0]
+        metrics = self.processes.run_all(lambda: self.log.metrics(new, self.ledger, before) if self.log is not None else {})[0]
         choices = [choose_steps(own, self.config, s.generator) for own, s in zip(new.rows, self.sampler.shards, strict=True)]
         queue = self._minibatches(new.rows, choices, metrics)
         old: list[list[Tensor | None]] = []  # not returned by the function below, as results are sent to all processes
@@ -314,7 +322,9 @@ class GRPOTrainer:
         self.step += 1
         if queue.done == queue.updates(self.config):
             self.pending = None
-        return line
+            if self.patience is not None:
+                self.patience.count(line["oracle/new_calls"], queue.done)
+        return line if self.patience is None else line | self.patience.metrics()
 
     # -- checkpoints
 
@@ -329,8 +339,7 @@ class GRPOTrainer:
 
     def _due(self) -> bool:
         """Whether a checkpoint here is a regular one; only regular checkpoints are compared for the best."""
-        c, spent = self.config, self.pending is None and self.ledger is not None and self.ledger.exhausted
-        return self.step % c.save_steps == 0 or self.step == c.max_steps or spent
+        return self.step % self.config.save_steps == 0 or self.step == self.config.max_steps or self._over
 
     def _write(self, told: Sequence[tuple[Mapping[str, Any], list[Any] | None]], log: RunLog) -> None:
         pending = None
@@ -387,10 +396,3 @@ def _checkpoints(run: str | Path | None, config: GRPOConfig) -> Checkpoints | No
         return None
     best = {"metric_for_best_model": config.metric_for_best_model, "greater_is_better": config.greater_is_better}
     return Checkpoints(run, config.save_total_limit, **best)  # type: ignore[arg-type]
-
-
-def _controller(config: GRPOConfig) -> EntropyController | None:
-    if not config.use_adaptive_entropy:
-        return None
-    low, high = config.entropy_coef_min, config.entropy_coef_max
-    return EntropyController(config.entropy_coef, target=config.entropy_target, delta=config.entropy_coef_delta, low=low, high=high)

@@ -39,6 +39,7 @@ KEEPERS = {
         "rewards.conditions",
         "rewards.diversity",
         "rewards.docking",
+        "rewards.docking_targets",
         "rewards.molecules",
         "rewards.scoring_parts",
         "metrics.molecules",

@@ -1,15 +1,16 @@
-"""Diagnosis of a run that learned nothing, from its metrics, with advice."""
+"""Diagnosis of a run that learned nothing or drew nothing new, from its metrics, with advice."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 __all__ = ["diagnosis"]
 
 
 def diagnosis(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Explain why a run had nothing to learn from in any of its updates; empty for a run that had.
+    """Explain why a run had nothing to learn from in any of its updates, or what patience did; empty for any other run.
 
     Args:
         metrics: of each update, as logged.
@@ -17,7 +18,10 @@ def diagnosis(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     >>> diagnosis([{"valid": 0.5, "frac_reward_zero_std": 0.9}])
     []
     """
-    updates = [line for line in metrics if "frac_reward_zero_std" in line]
+    return _signal([line for line in metrics if "frac_reward_zero_std" in line]) + _patience(metrics)
+
+
+def _signal(updates: Sequence[Mapping[str, Any]]) -> list[str]:
     count = f"{len(updates)} update{'s' if len(updates) > 1 else ''}"
     if _always(updates, "valid", 0.0):
         return [
@@ -38,6 +42,22 @@ def diagnosis(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
             "a higher temperature.",
         ]
     return []
+
+
+def _patience(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Explain that a run was ended, or its policy restarted, because updates brought no new call."""
+    last = metrics[-1] if metrics else {}
+    if restarts := int(last.get("oracle/restarts") or 0):
+        return [
+            f"The policy drew nothing new for as many updates as patience allows and went back to its first weights ({restarts}x)."
+        ]
+    if "oracle/restarts" in last or last.get("oracle/patience") != 0:
+        return []
+    stale = sum(1 for _ in takewhile(lambda line: line.get("oracle/new_calls") == 0, reversed(metrics)))
+    return [
+        f"The run ended for patience: its last {stale} updates brought no new call, as every sample was invalid or scored before.",
+        "Try: when_stale=restart, replay_samples, a KL to the reference (beta), an entropy bonus, a higher temperature.",
+    ]
 
 
 def _always(updates: Sequence[Mapping[str, Any]], name: str, value: float) -> bool:

@@ -1,0 +1,94 @@
+"""Patience on the ledger: a policy whose samples were all scored before ends the run, or goes back to its first weights.
+
+Such a policy has collapsed: it makes updates without spending a call, so a budget of calls never ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from discrete_grpo.core.scoring import Accounts
+from discrete_grpo.training.config import GRPOConfig
+
+__all__ = ["Patience", "calls_made", "new_patience"]
+
+
+class Patience:
+    """Counts updates without a new call of the ledger, and keeps the weights that a restart puts back.
+
+    A generation that brings no new call adds all its updates to the count when they are made; one that brings a new call sets the
+    count to 0. The numbers come from metrics that all processes share, so that all decide alike.
+
+    Args:
+        limit: number of updates without a new call after which the policy is stale, at least 1.
+        parameters: trained parameters, whose present values a restart puts back; None if a stale policy ends the run.
+
+    >>> patience = Patience(2)
+    >>> for new_calls in (3, 0, 0):
+    ...     patience.count(new_calls, updates=1)
+    >>> patience.stale, patience.ends
+    (2, True)
+    """
+
+    def __init__(self, limit: int, parameters: Sequence[nn.Parameter] | None = None) -> None:
+        self.limit, self.stale, self.restarts = limit, 0, 0
+        self.first = None if parameters is None else [p.detach().clone() for p in parameters]
+
+    @property
+    def ends(self) -> bool:
+        """Whether the run ends here, as the policy is stale and is not to be restarted."""
+        return self.first is None and self.stale >= self.limit
+
+    @property
+    def restarts_now(self) -> bool:
+        """Whether the policy goes back to its first weights before it draws again."""
+        return self.first is not None and self.stale >= self.limit
+
+    def count(self, new_calls: float, updates: int) -> None:
+        """Count the updates of a generation that brought ``new_calls`` new calls."""
+        self.stale = 0 if new_calls > 0 else self.stale + updates
+
+    def metrics(self) -> dict[str, float]:
+        """``oracle/patience``, the updates without a new call that are left, and ``oracle/restarts`` where there can be any."""
+        left = {"oracle/patience": float(max(0, self.limit - self.stale))}
+        return left if self.first is None else left | {"oracle/restarts": float(self.restarts)}
+
+    @torch.no_grad()
+    def restart(self, parameters: Sequence[nn.Parameter], optimizer: Any) -> None:
+        """Put the first weights back into the trained parameters, and forget the moments of their optimizer."""
+        for parameter, first in zip(parameters, self.first or (), strict=True):
+            parameter.copy_(first)
+        optimizer.state.clear()
+        self.stale, self.restarts = 0, self.restarts + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """State for a checkpoint."""
+        return {"stale": self.stale, "restarts": self.restarts, "first": self.first}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of a checkpoint."""
+        self.stale, self.restarts = int(state["stale"]), int(state["restarts"])
+        if self.first is not None and state["first"] is not None:
+            self.first = [kept.to(own) for own, kept in zip(self.first, state["first"], strict=True)]
+
+
+def new_patience(config: GRPOConfig, ledger: Accounts | None, parameters: Sequence[nn.Parameter]) -> Patience | None:
+    """The patience that ``config`` asks for; None if it sets none.
+
+    Raises:
+        ValueError: if there is no ledger whose calls could be counted.
+    """
+    if config.patience is None:
+        return None
+    if calls_made(ledger) is None:
+        raise ValueError(f"patience: {config.patience}, expected None without a ledger that counts calls (ledger=...)")
+    return Patience(config.patience, parameters if config.when_stale == "restart" else None)
+
+
+def calls_made(ledger: Accounts | None) -> float | None:
+    """Number of calls that a ledger counted, its metric ``oracle/calls``; None without such a ledger."""
+    return None if ledger is None else ledger.metrics().get("oracle/calls")

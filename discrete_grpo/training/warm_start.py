@@ -1,0 +1,132 @@
+"""Warm start: samples from elsewhere, such as the lines of a file, scored through the ledger and put into a memory.
+
+Each new sample is a call like any other: a start that is not counted would make a comparison at equal budgets unfair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from discrete_grpo.core.advantages import sum_rewards
+from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.rollout import Reward
+from discrete_grpo.core.scoring import BudgetExhausted
+
+__all__ = ["Memory", "SourcedLedger", "WarmStart", "warm_start"]
+
+
+class Memory(Protocol):
+    """A memory of scored samples."""
+
+    def add(self, samples: Sequence[Any], scores: Sequence[float]) -> Any:
+        """Add samples, each with its total reward."""
+        ...
+
+
+class SourcedLedger(Protocol):
+    """A counter of calls that keeps where each came from, such as :class:`discrete_grpo.rewards.ledger.Ledger`."""
+
+    @property
+    def key(self) -> Any:
+        """Function from a sample to its canonical text, which is None for an invalid sample."""
+        ...
+
+    @property
+    def calls(self) -> int:
+        """Number of different valid samples scored."""
+        ...
+
+    def score(
+        self,
+        rewards: Sequence[Reward],
+        samples: Sequence[Any],
+        columns: Mapping[str, Sequence[Any]] | None = None,
+        source: str = "",
+    ) -> Float[Tensor, "batch reward"]:
+        """Score every sample by every reward; raises ``BudgetExhausted`` for new ones if the budget was used up before."""
+        ...
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """What a warm start did.
+
+    Attributes:
+        read: samples taken.
+        invalid: those of them that are invalid; they cost no call and enter no memory.
+        unknown: those whose reward is unknown, or for which the budget was too small; they enter no memory either.
+        added: samples handed to the memory, repeats included.
+        calls: calls that the ledger added.
+    """
+
+    read: int = 0
+    invalid: int = 0
+    unknown: int = 0
+    added: int = 0
+    calls: int = 0
+
+
+def warm_start(
+    samples: Iterable[Any],
+    rewards: Sequence[Reward],
+    ledger: SourcedLedger,
+    memory: Memory,
+    limit: int | None = None,
+    *,
+    weights: Sequence[float] | None = None,
+    batch_size: int = 64,
+    source: str = "file",
+) -> WarmStart:
+    """Score samples through the ledger, in their order, and put those with a known reward into a memory.
+
+    It ends after ``limit`` samples, with the samples, or with the budget of the ledger, whichever comes first. A used budget is no
+    error here: the next sample of whoever goes on raises it.
+
+    Args:
+        samples: samples of the kind that the rewards take; an iterator is not read further than needed.
+        rewards: one reward or several.
+        ledger: ledger that counts the calls.
+        memory: memory that takes the samples.
+        limit: largest number of samples taken, at least 1; None takes all.
+        weights: weights of the rewards in the total; None means 1 each.
+        batch_size: samples per call of the rewards, at least 1.
+        source: source of the calls in the ledger.
+
+    Raises:
+        ValueError: for an argument out of its range.
+        RewardError: if a reward fails.
+    """
+    check_range("batch_size", batch_size, least=1)
+    if limit is not None:
+        check_range("limit", limit, least=1, note=" or None")
+    if weights is not None and len(weights) != len(rewards):
+        raise ValueError(f"weights: {len(weights)} given, expected one per reward ({len(rewards)})")
+    before, rest, done, spent = ledger.calls, islice(iter(samples), limit), WarmStart(), False
+    factors = torch.tensor((1.0,) * len(rewards) if weights is None else tuple(weights), dtype=torch.float64)
+    while not spent and (batch := list(islice(rest, batch_size))):
+        try:
+            scores = ledger.score(rewards, batch, source=source)
+        except BudgetExhausted as error:
+            scores, spent = error.scores, True
+        done = _add(
+            done, batch, [ledger.key(sample) is not None for sample in batch], sum_rewards(scores, factors).tolist(), memory
+        )
+    return WarmStart(done.read, done.invalid, done.unknown, done.added, ledger.calls - before)
+
+
+def _add(done: WarmStart, batch: Sequence[Any], valid: Sequence[bool], totals: Sequence[float], memory: Memory) -> WarmStart:
+    """Put the known samples of a batch into the memory, and count them."""
+    known = [k for k, total in enumerate(totals) if valid[k] and not math.isnan(total)]
+    if known:
+        memory.add([batch[k] for k in known], [totals[k] for k in known])
+    invalid = valid.count(False)
+    unknown = len(batch) - invalid - len(known)
+    return WarmStart(done.read + len(batch), done.invalid + invalid, done.unknown + unknown, done.added + len(known))

@@ -1,0 +1,150 @@
+"""Patience on the ledger: a policy that repeats its samples ends the run or begins again, and both resume to the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from discrete_grpo import GRPOConfig, GRPOTrainer
+from discrete_grpo.rewards.ledger import Ledger
+from discrete_grpo.runs.checkpoint import Checkpoints
+from discrete_grpo.runs.report.diagnosis import diagnosis
+from discrete_grpo.runs.report.report import write_report
+from discrete_grpo.training.patience import Patience
+from tests.toys import share_of_class_two, tiny_policy
+
+COLLAPSES: dict[str, Any] = {
+    "num_generations": 4,
+    "generation_batch_size": 16,
+    "learning_rate": 0.1,
+    "save_steps": 1000,
+    "patience": 3,
+}
+"""With this learning rate the toy policy draws one sample over and over after some ten updates."""
+
+
+def run(config: GRPOConfig, folder: Path | None = None, *, seed: int = 0, resume: bool = False, **options: Any) -> GRPOTrainer:
+    policy = tiny_policy(seed=seed, sizes=(0.0, 0.0, 0.0, 0.0, 1.0))
+    ledger = Ledger(None if folder is None else folder / "ledger.sqlite", key=str)
+    return GRPOTrainer(policy, share_of_class_two, config, run=folder, resume=resume, ledger=ledger, **options)
+
+
+def strip(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if k != "step_time"} for line in lines]
+
+
+def trailing(lines: Sequence[dict[str, float]]) -> int:
+    """Number of last updates whose generation brought no new call, from the ledger's own count."""
+    calls = [line["oracle/calls"] for line in lines]
+    return next(k for k, c in enumerate(reversed([0.0, *calls])) if c != calls[-1]) - 1
+
+
+def test_a_stale_policy_ends_the_run_and_both_log_and_report_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = GRPOConfig(**COLLAPSES, max_steps=200)
+    trainer = run(config, tmp_path)
+    lines = trainer.train()
+    assert len(lines) < 150
+    assert trailing(lines) == 3  # not one update more
+    assert max(trailing(lines[: k + 1]) for k in range(len(lines) - 1)) < 3
+    assert [line["oracle/patience"] for line in lines[-4:]] == [3.0, 2.0, 1.0, 0.0]
+    assert "oracle/restarts" not in lines[-1]
+    assert trainer.checkpoints is not None
+    assert trainer.checkpoints.latest().name.endswith(str(len(lines)))  # the state at the end is kept
+    said = "The run ended for patience: its last 3 updates brought no new call"
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert said in write_report(tmp_path).read_text(encoding="utf-8")
+    again = run(config, tmp_path, resume=True)
+    assert again.train() == []  # it stays ended
+    unlimited = run(GRPOConfig(**COLLAPSES | {"patience": None}, max_steps=len(lines) + 2))
+    assert len(unlimited.train()) == len(lines) + 2
+    assert "oracle/patience" not in unlimited.history[-1]
+
+
+def test_a_restart_puts_the_first_weights_back_and_keeps_memory_and_reference() -> None:
+    options = COLLAPSES | {"when_stale": "restart", "beta": 0.001, "sync_ref_model": True, "ref_model_sync_steps": 2}
+    trainer = run(GRPOConfig(**options, max_steps=200, replay_samples=1, ema_decay=0.5))
+    first = [p.detach().clone() for p in trainer.module.parameters()]
+    while trainer.patience is not None and not trainer.patience.restarts_now:
+        assert trainer.update() is not None
+    moved = [p.detach().clone() for p in trainer.module.parameters()]
+    assert any(not torch.equal(a, b) for a, b in zip(first, moved, strict=True))
+    kept = [sample.text for sample in trainer.sampler.shards[0].replay.kept]  # type: ignore[union-attr]
+    trainer.state.restart_stale()
+    assert trainer.reference is not None
+    assert trainer.average is not None
+    for module in (trainer.module, trainer.reference, trainer.average.module):
+        assert all(torch.equal(a, b) for a, b in zip(first, module.parameters(), strict=True))  # type: ignore[union-attr]
+    assert len(trainer.optimizer.state) == 0
+    assert int(trainer.average.n_averaged) == 0
+    assert kept
+    assert [sample.text for sample in trainer.sampler.shards[0].replay.kept] == kept  # type: ignore[union-attr]
+    line = trainer.update()
+    assert line is not None
+    assert line["oracle/restarts"] == 1.0
+    assert line["oracle/new_calls"] > 0  # the policy is alive again
+    assert len(trainer.optimizer.state) > 0
+
+
+def test_restarts_spend_more_of_the_budget_and_are_told() -> None:
+    stopped = run(GRPOConfig(**COLLAPSES, max_steps=30)).train()
+    restarted = run(GRPOConfig(**COLLAPSES, max_steps=30, when_stale="restart")).train()
+    assert len(restarted) == 30
+    assert strip(restarted)[: len(stopped) - 1] == [line | {"oracle/restarts": 0.0} for line in strip(stopped[:-1])]
+    assert restarted[-1]["oracle/calls"] > stopped[-1]["oracle/calls"]
+    assert restarted[-1]["oracle/restarts"] >= 1
+    (note,) = diagnosis(restarted)
+    assert f"({restarted[-1]['oracle/restarts']:.0f}x)" in note
+    assert diagnosis(restarted[:2]) == []
+
+
+@pytest.mark.parametrize("when_stale", ["stop", "restart"])
+def test_resumed_in_the_middle_to_the_same_bits(tmp_path: Path, when_stale: Any) -> None:
+    options = COLLAPSES | {"patience": 4, "steps_per_generation": 2, "replay_samples": 1, "ema_decay": 0.8, "beta": 0.001}
+    config = GRPOConfig(**options, max_steps=26, when_stale=when_stale)
+    whole = run(config, tmp_path / "whole")
+    whole.train()
+    left = [line["oracle/patience"] for line in whole.history]
+    cuts = [left.index(2.0) + 1]  # half of the patience is used, in the middle of a generation
+    if when_stale == "restart":
+        assert whole.history[-1]["oracle/restarts"] >= 1
+        cuts += [left.index(0.0) + 1, left.index(0.0) + 2]  # the policy is stale, and one update after the restart
+    for cut in cuts:
+        folder = tmp_path / f"cut{cut}"
+        part = run(config, folder)
+        for _ in range(cut):
+            part.update()
+        part.save()
+        resumed = run(config, folder, seed=9, resume=True)  # other weights, so that all must come from the checkpoint
+        resumed.train()
+        assert strip(resumed.history) == strip(whole.history[cut:])
+        states = [t.module.state_dict().values() for t in (whole, resumed)]
+        assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+
+
+def test_the_updates_of_a_generation_count_together() -> None:
+    patience = Patience(3)
+    patience.count(1, updates=4)  # new calls: none of its updates counts
+    assert patience.stale == 0
+    patience.count(0, updates=4)
+    assert (patience.stale, patience.ends, patience.restarts_now) == (4, True, False)
+    assert patience.metrics() == {"oracle/patience": 0.0}
+
+
+def test_bad_settings_are_named() -> None:
+    with pytest.raises(ValueError, match=r"^patience: 0, expected at least 1$"):
+        GRPOConfig(patience=0)
+    with pytest.raises(ValueError, match=r"^when_stale: 'end', expected one of stop, restart$"):
+        GRPOConfig(when_stale="end")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^patience: 5, expected None without a ledger that counts calls \(ledger=\.\.\.\)$"):
+        GRPOTrainer(tiny_policy(), share_of_class_two, GRPOConfig(patience=5))
+
+
+def test_checkpoints_of_runs_without_patience_resume_with_it(tmp_path: Path) -> None:
+    run(GRPOConfig(**COLLAPSES | {"patience": None}, max_steps=2), tmp_path).train()
+    assert Checkpoints(tmp_path).all()
+    resumed = run(GRPOConfig(**COLLAPSES, max_steps=3, when_stale="restart"), tmp_path, resume=True)
+    assert resumed.train()[0]["oracle/restarts"] == 0.0
