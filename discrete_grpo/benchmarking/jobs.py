@@ -89,12 +89,13 @@ class Job:
 
 def by_name(job: Job) -> Job:
     """A job as it is sent to another process: a task of a suite by its name, since its functions need not be importable."""
-    return job if job.suite not in SUITES else replace(job, task=job.task.name)  # type: ignore[arg-type]
+    fixed = job.suite in SUITES and SUITES[job.suite].fixed
+    return replace(job, task=job.task.name) if fixed else job  # type: ignore[arg-type]
 
 
 def with_task(job: Job) -> Job:
     """A job that came from another process, with its task."""
-    return job if not isinstance(job.task, str) else replace(job, task=SUITES[job.suite].tasks[job.task])
+    return job if not isinstance(job.task, str) else replace(job, task=SUITES[job.suite].tasks()[job.task])
 
 
 def sample_key(kind: str) -> Callable[[Any], str | None]:
@@ -113,8 +114,10 @@ def run_job(job: Job) -> dict[str, Any]:
     job.folder.mkdir(parents=True)
     wall, cpu = time.perf_counter(), _cpu_seconds()
     try:
+        with _seeded(0):  # loading may draw random numbers, or not; those of the method begin after it
+            policy = _policy(job)
         with _seeded(job.seed), _ledger(job) as ledger:
-            stopped = _optimise(job, ledger)
+            stopped = _optimise(job, policy, ledger)
             spent = {"wall_seconds": round(time.perf_counter() - wall, 2), "cpu_seconds": round(_cpu_seconds() - cpu, 2)}
             row = _finish(job, ledger, {"stopped": stopped} | spent)
     except Interrupted:
@@ -132,12 +135,12 @@ def write_failure(job: Job, reason: str, details: str = "") -> None:
     write_json(job.folder / FAILED, {**job.identity, "error": reason[:500], "details": details, "conditions": job.conditions})
 
 
-def _optimise(job: Job, ledger: Ledger) -> str:
+def _optimise(job: Job, policy: Any, ledger: Ledger) -> str:
     """Run the method; returns what ended it: the budget, or the method itself."""
     from discrete_grpo.core.scoring import BudgetExhausted
 
     with contextlib.suppress(BudgetExhausted):
-        job.method(job.task, _policy(job), ledger, job.seed)
+        job.method(job.task, policy, ledger, job.seed)
     return "budget" if ledger.exhausted else "method"
 
 

@@ -25,18 +25,6 @@ PHOSPHORUS = Task("phosphorus", "toy", "atoms", "", carbons, elements=frozenset(
 GRAPHS = Task("edges", "toy", "edges", "", len, kind="graphs")
 
 
-def broken() -> None:
-    raise ValueError("receptor: 'parp1.pdbqt' does not exist, expected a file")
-
-
-class Docking:
-    """A task that needs a file."""
-
-    name, suite, about, source, kind, elements, optimum = "dock", "toy", "a score", "", "molecules", frozenset[str](), None
-    score = staticmethod(carbons)
-    check = staticmethod(broken)
-
-
 def refused(**request: Any) -> str:
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         make_plan(Request(**({"suite": [CARBONS], "methods": [WALK], "budget": 100, "output_dir": "nowhere"} | request)))
@@ -69,7 +57,10 @@ def refused(**request: Any) -> str:
         ({"output_dir": " "}, "output_dir: ' ', expected the name of a folder"),
         ({"screen": "none.smi"}, "screen: 'none.smi' does not exist, expected a SMILES file"),
         ({"suite": [GRAPHS], "methods": ["random"]}, "methods: random works with molecules, expected one for graphs (task edges)"),
-        ({"suite": [Docking()]}, "receptor: 'parp1.pdbqt' does not exist, expected a file"),
+        ({"suite": "docking", "tasks": ["docking-parp1"]}, "receptor: none given for docking-parp1, expected its path"),
+        ({"suite": "docking", "tasks": ["docking-fa7"], "receptors": "."}, "data: '.' holds no fa7.pdbqt or fa7.pdbqt.gz"),
+        ({"suite": "docking", "tasks": ["docking-parp"]}, "tasks: 'docking-parp' is unknown; did you mean 'docking-parp1'?"),
+        ({"suite": "pmo", "receptors": "."}, "the tasks of pmo dock nothing"),
         (
             {"suite": [PHOSPHORUS], "methods": ["best-of-prior"], "policy": "qm9-small"},
             "policy: qm9-small cannot make the atoms Na, P",
@@ -94,7 +85,7 @@ def test_the_elements_of_policies() -> None:
     assert zinc == frozenset({"C", "N", "O", "F", "P", "S", "Cl", "Br", "I"})
     assert checks.policy_elements(load("qm9-small")) == frozenset({"C", "N", "O", "F"})
     assert checks.policy_elements(load("tree-16")) is None
-    assert {task.elements <= zinc for task in SUITES["pmo"].tasks.values()} == {True}
+    assert {task.elements <= zinc for task in SUITES["pmo"].tasks().values()} == {True}
 
 
 @pytest.mark.parametrize(

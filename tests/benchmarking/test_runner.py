@@ -94,7 +94,7 @@ def test_rows_files_and_more_rows_in_the_same_folder(tmp_path: Path) -> None:
     assert [row["call"] for row in kept] == [str(k) for k in range(1, 101)]
     assert [row["source"] for row in kept].count("first") == 10
     assert max(float(row["score"]) for row in kept) == more.rows[0]["top1"]
-    assert not list(tmp_path.rglob("ledger.sqlite*"))
+    assert not list(made.parent.glob("ledger.sqlite*"))
 
 
 @pytest.mark.usefixtures("here")
@@ -160,9 +160,11 @@ def test_methods_do_not_share_a_policy_or_random_numbers(tmp_path: Path) -> None
 
     state = torch.get_rng_state()
     methods = [replace(WALK, name=name, run=train, settings={}, needs_policy=True) for name in ("a", "b")]
-    benchmark([CARBONS], methods=methods, policy=load_policy("smiles-zinc"), output_dir=tmp_path, **ASKED)
-    assert seen[0] == seen[1]
+    benchmark([CARBONS], methods=methods, policy="smiles-zinc", output_dir=tmp_path / "name", **ASKED)
     assert torch.equal(torch.get_rng_state(), state)
+    benchmark([CARBONS], methods=methods, policy=load_policy("smiles-zinc"), output_dir=tmp_path / "object", **ASKED)
+    assert len(seen) == 4
+    assert len(set(seen)) == 1
 
 
 @pytest.mark.usefixtures("here")
@@ -188,7 +190,7 @@ def test_list_tasks_and_methods(capsys: pytest.CaptureFixture[str], monkeypatch:
     monkeypatch.setattr("discrete_grpo.benchmarking.suites.SUITES", {"pmo": SUITES["pmo"]})
     assert main(["list", "tasks"]) == 0
     told = capsys.readouterr().out
-    assert all(f"  {name} " in told for name in SUITES["pmo"].tasks)
+    assert all(f"  {name} " in told for name in SUITES["pmo"].tasks())
     assert main(["list", "methods"]) == 0
     assert "  best-of-prior  control: " in capsys.readouterr().out
 
