@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.jobs import FAILED, ROW, Job, by_name, read_json, run_job
 from discrete_grpo.benchmarking.method import Method
+from discrete_grpo.benchmarking.page import write_page
 from discrete_grpo.benchmarking.plan import Plan, Request, make_plan
 from discrete_grpo.benchmarking.processes import portable, run_in_processes
 from discrete_grpo.benchmarking.results import Results, note_run, read_results, write_results
@@ -155,6 +156,7 @@ def _report(plan: Plan) -> Results:
     """Write the results of all rows in the folder."""
     results = read_results(plan.folder)
     write_results(results)
+    write_page(results)
     return results
 
 

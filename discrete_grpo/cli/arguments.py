@@ -137,7 +137,7 @@ def _resume() -> _Parser:
 
 def _report() -> _Parser:
     parser = _Parser("report", "RUN", "runs/demo")
-    parser.add_argument("run", help="run folder, in which report.html is written")
+    parser.add_argument("run", help="run folder, in which report.html is written; of a benchmark, results.html")
     return parser
 
 

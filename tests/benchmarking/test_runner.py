@@ -181,6 +181,11 @@ def test_the_controls_run_on_a_suite_from_the_command_line(tmp_path: Path, capsy
     assert (rows["random"]["calls"], rows["random"]["sources"]) == (3, {"screen": 3})
     assert content["command"].startswith("discrete-grpo benchmark pmo --tasks=")
     assert content["policies"]["smiles-zinc"]["data"] == "ZINC250k"
+    page = tmp_path / "out" / "results.html"
+    page.unlink()
+    assert main(["report", str(tmp_path / "out")]) == 0
+    assert page.is_file()
+    capsys.readouterr()
     screen.write_text("CCO\n")
     assert main([*words, f"--screen={screen}"]) == 2
     assert "file_sha256 was" in capsys.readouterr().err
