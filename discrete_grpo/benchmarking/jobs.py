@@ -17,7 +17,7 @@ import random
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,8 @@ __all__ = [
     "write_json",
 ]
 
+SECONDS_PER_SAMPLE = 600.0
+"""After which a sample of a pooled suite counts as one that cannot be scored."""
 ROW, FAILED, CALLS = "row.json", "failed.json", "calls.csv.gz"
 
 
@@ -139,9 +141,34 @@ def _optimise(job: Job, policy: Any, ledger: Ledger) -> str:
     """Run the method; returns what ended it: the budget, or the method itself."""
     from discrete_grpo.core.scoring import BudgetExhausted
 
-    with contextlib.suppress(BudgetExhausted):
-        job.method(job.task, policy, ledger, job.seed)
+    with contextlib.suppress(BudgetExhausted), _scorer(job) as task:
+        job.method(task, policy, ledger, job.seed)
     return "budget" if ledger.exhausted else "method"
+
+
+@contextlib.contextmanager
+def _scorer(job: Job) -> Iterator[Any]:
+    """The task as the method sees it; that of a suite whose scorer can crash is scored in a process of its own."""
+    if job.suite not in SUITES or not SUITES[job.suite].pooled:
+        yield job.task
+        return
+    from discrete_grpo.rewards.pool import RewardPool
+
+    with RewardPool(job.task, workers=1, timeout=SECONDS_PER_SAMPLE) as pool:
+        yield _Pooled(job.task, pool)
+
+
+class _Pooled:
+    """A task that is scored by a pool, so that a sample on which the scorer crashes is unknown, and the job goes on."""
+
+    def __init__(self, task: Task, pool: Any) -> None:
+        self._task, self._pool = task, pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def __call__(self, samples: Sequence[Any], **columns: Sequence[Any]) -> Any:
+        return self._pool(samples, **columns)
 
 
 def _policy(job: Job) -> Any:

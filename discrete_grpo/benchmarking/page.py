@@ -207,9 +207,15 @@ def _curves(table: Table, results: Results) -> str:
     cards = []
     for k, task in enumerate(table.tasks):
         lines = [_line(method, [r for r in results.rows if (r["task"], r["method"]) == (task, method)]) for method in shown]
-        if any(value is not None for line in lines for value in line.y):
+        known = [value for line in lines for value in line.y if value is not None]
+        if known:
             svg = line_chart(
-                lines, ident=f"curve-{k}", title=task, x_label="oracle calls", y_label="mean of the best 10", y_range=(0.0, 0.0)
+                lines,
+                ident=f"curve-{k}",
+                title=task,
+                x_label="oracle calls",
+                y_label="mean of the best 10",
+                y_range=(min(0.0, *known), max(*known, 1e-3)),
             )
             cards.append(chart_card(task, svg))
     if not cards:

@@ -109,8 +109,8 @@ def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
     if isinstance(request.suite, str):
         suite = find_suite(request.suite)
         return suite.name, _of_suite(suite, request), suite.policy, suite.budget
-    given = request.suite.values() if isinstance(request.suite, Mapping) else request.suite
-    tasks: list[Task] = list(given) if isinstance(given, Sequence) or isinstance(request.suite, Mapping) else [given]
+    given = list(request.suite.values()) if isinstance(request.suite, Mapping) else request.suite
+    tasks: list[Task] = list(given) if isinstance(given, Sequence) else [given]
     for task in tasks:
         if not hasattr(task, "score") or not hasattr(task, "kind"):
             raise ValueError(f"suite: {task!r}, expected the name of a suite, a Task, or several")

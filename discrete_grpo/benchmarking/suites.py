@@ -34,6 +34,7 @@ class Suite:
         budget: the default number of oracle calls of a row.
         kind: of the samples: ``"molecules"``, ``"graphs"`` or ``"text"``.
         fixed: whether its tasks need nothing from the user.
+        pooled: whether a sample can crash its scorer, which is then run in a process of its own.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Suite:
     budget: int
     kind: str
     fixed: bool = True
+    pooled: bool = False
 
     def lines(self) -> dict[str, str]:
         """One line about each task."""
@@ -109,6 +111,7 @@ SUITES: dict[str, Suite] = {
             budget=1_000,
             kind="molecules",
             fixed=False,
+            pooled=True,
         ),
         Suite(
             name="graphs",

@@ -26,8 +26,9 @@ GRAPHS = Task("edges", "toy", "edges", "", len, kind="graphs")
 
 
 def refused(**request: Any) -> str:
+    given: dict[str, Any] = {"suite": [CARBONS], "methods": [WALK], "budget": 100, "output_dir": "nowhere"}
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        make_plan(Request(**({"suite": [CARBONS], "methods": [WALK], "budget": 100, "output_dir": "nowhere"} | request)))
+        make_plan(Request(**(given | request)))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

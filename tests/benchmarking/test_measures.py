@@ -107,7 +107,7 @@ def test_missing_cells_are_said_and_never_filled() -> None:
 
 
 def test_mean_spread_and_ranks() -> None:
-    assert mean_and_spread([0.1, 0.4, 0.7]) == (pytest.approx(0.4), pytest.approx(statistics.stdev([0.1, 0.4, 0.7])))
+    assert mean_and_spread([0.1, 0.4, 0.7]) == pytest.approx((0.4, statistics.stdev([0.1, 0.4, 0.7])))
     assert mean_and_spread([0.1]) == (0.1, None)
     assert mean_and_spread([]) == (None, None)
     assert rank_methods({"a": 0.1, "b": 0.3, "c": 0.3, "d": 0.2}) == {"a": 4.0, "b": 1.5, "c": 1.5, "d": 3.0}

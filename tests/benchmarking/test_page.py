@@ -100,6 +100,10 @@ def test_colours_are_those_of_the_methods_with_the_largest_sums(tmp_path: Path) 
     assert "smooth" not in charts[0]
 
 
+def test_scores_of_zero_alone_are_drawn(tmp_path: Path) -> None:
+    assert 'id="curve-0"' in text_of(tmp_path, [row("one", "m1", 0, 0.0)], [])
+
+
 @pytest.mark.parametrize("seeds", [(), (0,)])
 def test_a_page_of_few_rows(seeds: tuple[int, ...], tmp_path: Path) -> None:
     text = text_of(tmp_path, [row("one", "m1", seed, 0.3) for seed in seeds], [])

@@ -130,7 +130,7 @@ def test_a_failed_job_runs_again_and_its_note_goes(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.usefixtures("here")
 def test_ctrl_c_in_a_job_of_this_process_stops_and_goes_on(tmp_path: Path) -> None:
-    pressed = []
+    pressed: list[int] = []
 
     def interrupted(task: Any, policy: Any, ledger: Any, seed: int) -> None:
         ledger.score([task], ["CC"])
@@ -198,6 +198,20 @@ def test_list_tasks_and_methods(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert all(f"  {name} " in told for name in SUITES["pmo"].tasks())
     assert main(["list", "methods"]) == 0
     assert "  best-of-prior  control: " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("here")
+def test_a_sample_that_crashes_the_scorer_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def three(task: Any, policy: Any, ledger: Any, seed: int) -> None:
+        assert (task.name, task.elements) == ("fragile", frozenset())
+        ledger.score([task], ["CC", "CCC", "CCCC"])
+
+    toy = replace(SUITES["pmo"], name="toy", module="tests.benchmarking.parts", pooled=True)
+    monkeypatch.setitem(SUITES, "toy", toy)
+    method = replace(WALK, name="three", run=three, settings={})
+    found = benchmark("toy", methods=[method], output_dir=tmp_path, **ASKED)
+    assert found.failed == ()
+    assert [call["score"] for call in calls(tmp_path / "jobs" / "toy" / "fragile" / "three" / "0")] == ["0.5", "", "0.5"]
 
 
 def test_what_a_worker_cannot_import_is_said() -> None:
