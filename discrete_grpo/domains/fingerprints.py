@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 from rdkit import Chem, DataStructs
 from rdkit.Chem import rdFingerprintGenerator
 
-__all__ = ["FINGERPRINTS", "AnyFingerprint", "folded_counts", "morgan_counts", "pharmacophore"]
+from discrete_grpo.domains.molecule_properties import Fingerprint
 
-AnyFingerprint: TypeAlias = DataStructs.ULongSparseIntVect | DataStructs.SparseBitVect
+__all__ = ["FINGERPRINTS", "folded_counts", "morgan_counts", "pharmacophore"]
 
 
 @lru_cache(maxsize=16)
@@ -122,7 +122,7 @@ def _fcfp4(mol: Chem.Mol) -> DataStructs.ULongSparseIntVect:
     return morgan_counts(mol, 2, features=True)
 
 
-FINGERPRINTS: dict[str, Callable[[Chem.Mol], AnyFingerprint]] = {
+FINGERPRINTS: dict[str, Callable[[Chem.Mol], Fingerprint]] = {
     "ECFP4": _ecfp4,
     "ECFP6": _ecfp6,
     "FCFP4": _fcfp4,

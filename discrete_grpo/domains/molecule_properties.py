@@ -89,7 +89,7 @@ def plogp(mol: Chem.Mol) -> float:
     return (crippen_logp(mol) - _LOGP_MEAN) / _LOGP_STD + easy + (cycle - _CYCLE_MEAN) / _CYCLE_STD
 
 
-Fingerprint: TypeAlias = DataStructs.ULongSparseIntVect | DataStructs.ExplicitBitVect
+Fingerprint: TypeAlias = DataStructs.ULongSparseIntVect | DataStructs.ExplicitBitVect | DataStructs.SparseBitVect
 
 
 @lru_cache(maxsize=16)

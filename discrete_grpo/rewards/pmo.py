@@ -129,6 +129,7 @@ _ALL = (
                 Contains(HOP_SCAFFOLD),
             )
         ),
+        optimum=1.0,
         elements="C N O",
     ),
     _task(
@@ -195,6 +196,7 @@ _ALL = (
         "scaffold_hop",
         "am[clip(PHCO(reference), .75), has the decoration, lacks the quinazoline scaffold]",
         ArithmeticMean((Clipped(Tanimoto("PHCO", HOP_REFERENCE), 0.75), Contains(HOP_DECORATION), Lacks(HOP_SCAFFOLD))),
+        optimum=1.0,
         elements="C N O S",
     ),
     _task(

@@ -25,6 +25,7 @@ MODULES = {
     "judge": "Text, and networks as rewards",
     "combine": "Combinations of rewards",
     "pool": "Rewards in worker processes",
+    "classifier": "Classifiers of molecules",
     "external": "External programs",
     "task": "Tasks of benchmarks",
 }

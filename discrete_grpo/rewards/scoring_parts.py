@@ -128,8 +128,8 @@ class Isomer:
     def __call__(self, mol: Chem.Mol) -> float:
         """Compute the closeness, in [0, 1]; 1 for an isomer and only for an isomer."""
         wanted, found = formula_counts(self.formula), _atom_counts(mol)
-        terms = [_gaussian(found.get(element, 0), count, 1.0) for element, count in wanted.items()]
-        terms.append(_gaussian(sum(found.values()), sum(wanted.values()), 2.0))
+        terms = [_gaussian(found.get(element, 0) - count, 0.0, 1.0) for element, count in wanted.items()]
+        terms.append(_gaussian(sum(found.values()) - sum(wanted.values()), 0.0, 2.0))
         return _geometric_mean(terms)
 
 
@@ -230,7 +230,7 @@ class ArithmeticMean:
 # -- the formulas
 
 
-def _gaussian(x: float, mean: float, sigma: float) -> float:
+def _gaussian(x: float | int, mean: float, sigma: float) -> float:
     return math.exp(-(((x - mean) / sigma) ** 2) / 2)
 
 

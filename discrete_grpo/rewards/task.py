@@ -7,6 +7,7 @@ import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import FunctionType
 from typing import Any, Literal, get_args
 
 from discrete_grpo.core.checks import check_range
@@ -113,8 +114,9 @@ def _settings(score: Callable[..., Any]) -> Any:
         return score
     if dataclasses.is_dataclass(score):
         return repr(score)
-    path = str(getattr(score, "__qualname__", "<"))
-    return score if "<" in path else f"{score.__module__}.{path}"
+    if not isinstance(score, FunctionType) or "<" in score.__qualname__:  # a method, a lambda, a function within another
+        return score
+    return f"{score.__module__}.{score.__qualname__}"
 
 
 # -- samples in their parsed form, None for an invalid one

@@ -36,6 +36,7 @@ KEEPERS = {
         "datasets.enumeration",
         "datasets.reading",
         "datasets.smiles",
+        "rewards.classifier",
         "rewards.conditions",
         "rewards.diversity",
         "rewards.docking",
@@ -50,6 +51,8 @@ KEEPERS = {
     "wandb": {"runs.trackers"},
     "vina": {"rewards.docking"},
     "meeko": {"rewards.docking"},
+    "skops": {"rewards.classifier"},
+    "onnxruntime": {"rewards.classifier"},
     "ray": {"rewards.pool_backends"},
     "torch_geometric": {"datasets.convert"},
     "networkx": {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import random
 import sqlite3
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError, score_samples
-from discrete_grpo.rewards.auc import auc_top_k
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.ledger import Ledger, molecule_key, text_key
 from discrete_grpo.rewards.molecules import qed, validity
@@ -369,43 +367,3 @@ def test_the_count_is_the_number_of_different_molecules() -> None:
         seen += samples
     assert ledger.calls == len({molecule_key(s) for s in seen} - {None}) == 5
     assert calls(ledger) == tuple(dict.fromkeys(k for k in map(molecule_key, seen) if k is not None))
-
-
-# -- the area under the curve
-
-
-def top_auc(scores: list[float], top_n: int, freq_log: int, budget: int) -> float:
-    """As PMO's own code reads (mol_opt, main/optimizer.py), for scores in order of their calls."""
-    total, previous, called = 0.0, 0.0, 0
-    for idx in range(freq_log, min(len(scores), budget), freq_log):
-        now = sum(sorted(scores[:idx], reverse=True)[:top_n]) / len(sorted(scores[:idx])[:top_n])
-        total += freq_log * (now + previous) / 2
-        previous, called = now, idx
-    best = sorted(scores, reverse=True)[:top_n]
-    now = sum(best) / len(best)
-    total += (len(scores) - called) * (now + previous) / 2
-    if len(scores) < budget:
-        total += (budget - len(scores)) * now
-    return total / budget
-
-
-@pytest.mark.parametrize("n", [1, 9, 99, 100, 101, 250, 700, 1000])
-@pytest.mark.parametrize("k", [1, 10, 100])
-def test_auc_is_pmos(n: int, k: int) -> None:
-    drawn = random.Random(n)
-    scores = [drawn.random() for _ in range(n)]
-    for freq in (100, 37):
-        assert auc_top_k(scores, k, 1000, freq) == pytest.approx(top_auc(scores, k, freq, 1000), abs=1e-12)
-
-
-def test_auc_by_hand() -> None:
-    assert auc_top_k([1.0] * 10_000) == pytest.approx(1 - 50 / 10_000)
-    assert auc_top_k([1.0] * 50, budget=100) == pytest.approx((50 / 2 + 50) / 100)
-    assert auc_top_k([0.0] * 100 + [1.0] * 100, k=1, budget=200) == pytest.approx(0.25)
-    assert auc_top_k([], budget=10) == 0.0
-    assert auc_top_k([0.5] * 1000 + [9.0], k=1, budget=1000) == auc_top_k([0.5] * 1000, k=1, budget=1000)
-    gaps = [math.nan if j % 2 else 1.0 for j in range(200)]
-    assert auc_top_k(gaps, k=200, budget=200) == auc_top_k([1.0] * 200, budget=200)
-    for wrong in ({"k": 0}, {"budget": 0}, {"freq_log": 0}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            auc_top_k([1.0], **wrong)
