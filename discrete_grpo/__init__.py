@@ -8,6 +8,8 @@ import importlib
 
 TYPE_CHECKING = False  # of the typing module, which this package does not load by itself
 if TYPE_CHECKING:
+    from discrete_grpo.benchmarking.method import Method
+    from discrete_grpo.benchmarking.runner import benchmark
     from discrete_grpo.core.categorical import Scores, Sites, score_sites
     from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, Scorer, group_contexts
     from discrete_grpo.core.scoring import RewardError
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from discrete_grpo.recipes.sample import sample
     from discrete_grpo.recipes.train import TrainRecipe, train
     from discrete_grpo.rewards.molecules import molecule_reward
+    from discrete_grpo.rewards.task import Task
     from discrete_grpo.testing import check_policy
     from discrete_grpo.training.config import GRPOConfig, PretrainConfig
     from discrete_grpo.training.trainer import GRPOTrainer
@@ -30,6 +33,7 @@ __all__ = [
     "GRPOConfig",
     "GRPOTrainer",
     "GraphBatch",
+    "Method",
     "Policy",
     "PretrainConfig",
     "Reward",
@@ -39,7 +43,9 @@ __all__ = [
     "Scorer",
     "Scores",
     "Sites",
+    "Task",
     "TrainRecipe",
+    "benchmark",
     "check_policy",
     "evaluate",
     "group_contexts",
@@ -69,6 +75,9 @@ _MODULES = {
     "recipes.sample": ("sample",),
     "recipes.train": ("TrainRecipe", "train"),
     "rewards.molecules": ("molecule_reward",),
+    "rewards.task": ("Task",),
+    "benchmarking.method": ("Method",),
+    "benchmarking.runner": ("benchmark",),
     "testing": ("check_policy",),
 }
 

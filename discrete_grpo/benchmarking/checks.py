@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from discrete_grpo.benchmarking.method import Method
@@ -68,15 +68,12 @@ def check_budget(budget: int, methods: Sequence[Method]) -> None:
 
 
 def check_fit(methods: Sequence[Method], tasks: Sequence[Task]) -> None:
-    """Raise ``ValueError`` for a method that does not work with the kind of a task, and for a task that cannot be scored here."""
+    """Raise ``ValueError`` for a method that does not work with the kind of a task."""
     for task in tasks:
         for method in methods:
             if task.kind not in method.kinds:
                 able = " and ".join(method.kinds)
                 raise ValueError(f"methods: {method.name} works with {able}, expected one for {task.kind} (task {task.name})")
-        check: Callable[[], None] | None = getattr(task, "check", None)
-        if check is not None:
-            check()
 
 
 # -- the policy

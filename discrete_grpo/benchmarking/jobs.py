@@ -17,7 +17,7 @@ import random
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,8 @@ __all__ = [
     "write_json",
 ]
 
+SECONDS_PER_SAMPLE = 600.0
+"""After which a sample of a pooled suite counts as one that cannot be scored."""
 ROW, FAILED, CALLS = "row.json", "failed.json", "calls.csv.gz"
 
 
@@ -89,12 +91,13 @@ class Job:
 
 def by_name(job: Job) -> Job:
     """A job as it is sent to another process: a task of a suite by its name, since its functions need not be importable."""
-    return job if job.suite not in SUITES else replace(job, task=job.task.name)  # type: ignore[arg-type]
+    fixed = job.suite in SUITES and SUITES[job.suite].fixed
+    return replace(job, task=job.task.name) if fixed else job  # type: ignore[arg-type]
 
 
 def with_task(job: Job) -> Job:
     """A job that came from another process, with its task."""
-    return job if not isinstance(job.task, str) else replace(job, task=SUITES[job.suite].tasks[job.task])
+    return job if not isinstance(job.task, str) else replace(job, task=SUITES[job.suite].tasks()[job.task])
 
 
 def sample_key(kind: str) -> Callable[[Any], str | None]:
@@ -113,8 +116,10 @@ def run_job(job: Job) -> dict[str, Any]:
     job.folder.mkdir(parents=True)
     wall, cpu = time.perf_counter(), _cpu_seconds()
     try:
+        with _seeded(0):  # loading may draw random numbers, or not; those of the method begin after it
+            policy = _policy(job)
         with _seeded(job.seed), _ledger(job) as ledger:
-            stopped = _optimise(job, ledger)
+            stopped = _optimise(job, policy, ledger)
             spent = {"wall_seconds": round(time.perf_counter() - wall, 2), "cpu_seconds": round(_cpu_seconds() - cpu, 2)}
             row = _finish(job, ledger, {"stopped": stopped} | spent)
     except Interrupted:
@@ -132,13 +137,38 @@ def write_failure(job: Job, reason: str, details: str = "") -> None:
     write_json(job.folder / FAILED, {**job.identity, "error": reason[:500], "details": details, "conditions": job.conditions})
 
 
-def _optimise(job: Job, ledger: Ledger) -> str:
+def _optimise(job: Job, policy: Any, ledger: Ledger) -> str:
     """Run the method; returns what ended it: the budget, or the method itself."""
     from discrete_grpo.core.scoring import BudgetExhausted
 
-    with contextlib.suppress(BudgetExhausted):
-        job.method(job.task, _policy(job), ledger, job.seed)
+    with contextlib.suppress(BudgetExhausted), _scorer(job) as task:
+        job.method(task, policy, ledger, job.seed)
     return "budget" if ledger.exhausted else "method"
+
+
+@contextlib.contextmanager
+def _scorer(job: Job) -> Iterator[Any]:
+    """The task as the method sees it; that of a suite whose scorer can crash is scored in a process of its own."""
+    if job.suite not in SUITES or not SUITES[job.suite].pooled:
+        yield job.task
+        return
+    from discrete_grpo.rewards.pool import RewardPool
+
+    with RewardPool(job.task, workers=1, timeout=SECONDS_PER_SAMPLE) as pool:
+        yield _Pooled(job.task, pool)
+
+
+class _Pooled:
+    """A task that is scored by a pool, so that a sample on which the scorer crashes is unknown, and the job goes on."""
+
+    def __init__(self, task: Task, pool: Any) -> None:
+        self._task, self._pool = task, pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def __call__(self, samples: Sequence[Any], **columns: Sequence[Any]) -> Any:
+        return self._pool(samples, **columns)
 
 
 def _policy(job: Job) -> Any:

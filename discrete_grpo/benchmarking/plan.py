@@ -12,7 +12,7 @@ from discrete_grpo.benchmarking.facts import circumstances, file_digest, policy_
 from discrete_grpo.benchmarking.jobs import ROW, Job, plain, read_json
 from discrete_grpo.benchmarking.method import Method, as_method
 from discrete_grpo.benchmarking.methods import METHODS
-from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, find_suite
+from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, Suite, find_suite
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.runs.recorder import check_unused
 
@@ -39,6 +39,8 @@ class Request:
     jobs: int = 1
     output_dir: str | Path = "runs/benchmark"
     screen: str | None = None
+    receptors: str | None = None
+    exhaustiveness: int = 1
     job_timeout: float | None = JOB_TIMEOUT
 
 
@@ -106,9 +108,9 @@ def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
     """Name of the suite, its chosen tasks, default policy and default budget."""
     if isinstance(request.suite, str):
         suite = find_suite(request.suite)
-        return suite.name, checks.chosen("tasks", request.tasks, suite.tasks), suite.policy, suite.budget
-    given = request.suite.values() if isinstance(request.suite, Mapping) else request.suite
-    tasks: list[Task] = list(given) if isinstance(given, Sequence) or isinstance(request.suite, Mapping) else [given]
+        return suite.name, _of_suite(suite, request), suite.policy, suite.budget
+    given = list(request.suite.values()) if isinstance(request.suite, Mapping) else request.suite
+    tasks: list[Task] = list(given) if isinstance(given, Sequence) else [given]
     for task in tasks:
         if not hasattr(task, "score") or not hasattr(task, "kind"):
             raise ValueError(f"suite: {task!r}, expected the name of a suite, a Task, or several")
@@ -116,6 +118,13 @@ def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
     known = {task.name: task for task in tasks}
     default = {"molecules": "smiles-zinc", "graphs": "planar-16", "text": "fill-in"}.get(tasks[0].kind if tasks else "")
     return OWN, checks.chosen("tasks", request.tasks, known), default, 10_000
+
+
+def _of_suite(suite: Suite, request: Request) -> list[Task]:
+    if suite.fixed and (request.receptors is not None or request.exhaustiveness != 1):
+        raise ValueError(f"receptors and exhaustiveness: expected none, since the tasks of {suite.name} dock nothing")
+    check_range("exhaustiveness", request.exhaustiveness, least=1)
+    return checks.chosen("tasks", request.tasks, suite.tasks(request.receptors, request.exhaustiveness))
 
 
 def _methods(request: Request) -> list[Method]:
@@ -152,10 +161,12 @@ def _folder(given: str | Path, suite: str) -> Path:
 
 def _policy(policy: Any, methods: Sequence[Method], tasks: Sequence[Task]) -> dict[str, Any]:
     """Load the policy once, check that it fits, and say what it is."""
+    from discrete_grpo.core.seeding import seeded
     from discrete_grpo.recipes.loading import load, policy_object
 
     name = str(policy) if isinstance(policy, str | Path) else None
-    loaded = load(name) if name is not None else policy_object(policy)
+    with seeded(0):
+        loaded = load(name) if name is not None else policy_object(policy)
     checks.check_policy_fits(name or type(policy).__name__, loaded, methods, tasks)
     return policy_facts(name, loaded)
 
@@ -170,6 +181,8 @@ def _conditions(
     for name, value in method.settings.items():
         if isinstance(value, str) and Path(value).is_file():
             found[f"{name}_sha256"] = file_digest(value)
+    if told := getattr(task.score, "settings", None):
+        found["task_settings"] = dict(told)
     if suite == OWN:
         found["task_source"] = _source(task)
     if METHODS.get(method.name) is None or METHODS[method.name].run is not method.run:
@@ -226,6 +239,7 @@ def _about(
                 "source": task.source,
                 "kind": task.kind,
                 "optimum": task.optimum,
+                "settings": plain(dict(getattr(task.score, "settings", {}))),
                 "published": dict(task.published),
                 "published_prescreened": dict(task.published_prescreened),
             }

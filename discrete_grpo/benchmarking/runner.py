@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.jobs import FAILED, ROW, Job, by_name, read_json, run_job
 from discrete_grpo.benchmarking.method import Method
+from discrete_grpo.benchmarking.page import write_page
 from discrete_grpo.benchmarking.plan import Plan, Request, make_plan
 from discrete_grpo.benchmarking.processes import portable, run_in_processes
 from discrete_grpo.benchmarking.results import Results, note_run, read_results, write_results
@@ -39,6 +40,8 @@ def benchmark(
     jobs: int = 1,
     output_dir: str | Path = "runs/benchmark",
     screen: str | None = None,
+    receptors: str | None = None,
+    exhaustiveness: int = 1,
     job_timeout: float | None = JOB_TIMEOUT,
     command: str | None = None,
 ) -> Results:
@@ -59,6 +62,8 @@ def benchmark(
         jobs: worker processes at a time, each with one thread, at least 1.
         output_dir: folder to make, or the folder of a benchmark of the same suite.
         screen: SMILES file that method ``random`` screens; None takes the bundled small molecules.
+        receptors: folder of the prepared receptors that the tasks of suite docking need.
+        exhaustiveness: of the search of suite docking, at least 1.
         job_timeout: seconds after which a job counts as hanging and is ended; None waits for ever.
         command: what the results name as their command; None names this function.
 
@@ -70,7 +75,20 @@ def benchmark(
             in ``output_dir`` that was made with other settings, and the like.
         Interrupted: after Ctrl-C; what is finished is kept.
     """
-    request = Request(suite, tasks, methods, policy, budget, tuple(seeds), jobs, output_dir, screen, job_timeout)
+    request = Request(
+        suite,
+        tasks=tasks,
+        methods=methods,
+        policy=policy,
+        budget=budget,
+        seeds=tuple(seeds),
+        jobs=jobs,
+        output_dir=output_dir,
+        screen=screen,
+        receptors=receptors,
+        exhaustiveness=exhaustiveness,
+        job_timeout=job_timeout,
+    )
     plan = make_plan(request)
     plan.folder.mkdir(parents=True, exist_ok=True)
     with _alone(plan.folder):
@@ -138,6 +156,7 @@ def _report(plan: Plan) -> Results:
     """Write the results of all rows in the folder."""
     results = read_results(plan.folder)
     write_results(results)
+    write_page(results)
     return results
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.core.checks import did_you_mean
 
@@ -27,10 +28,13 @@ class Suite:
     Attributes:
         name: as it is given to ``discrete-grpo benchmark``.
         about: one line.
-        module: where the tasks are defined, as ``TASKS``.
+        module: where the tasks are defined, as ``TASKS``; or as ``TARGETS`` with a function ``docking_task``, where each needs a
+            file of the user's.
         policy: the default policy.
         budget: the default number of oracle calls of a row.
         kind: of the samples: ``"molecules"``, ``"graphs"`` or ``"text"``.
+        fixed: whether its tasks need nothing from the user.
+        pooled: whether a sample can crash its scorer, which is then run in a process of its own.
     """
 
     name: str
@@ -39,12 +43,45 @@ class Suite:
     policy: str
     budget: int
     kind: str
+    fixed: bool = True
+    pooled: bool = False
 
-    @property
-    def tasks(self) -> Mapping[str, Task]:
-        """The tasks by name."""
-        found: Mapping[str, Task] = importlib.import_module(self.module).TASKS
-        return found
+    def lines(self) -> dict[str, str]:
+        """One line about each task."""
+        module = importlib.import_module(self.module)
+        return {name: one.about for name, one in (module.TASKS if self.fixed else module.TARGETS).items()}
+
+    def tasks(self, receptors: str | None = None, exhaustiveness: int = 1) -> Mapping[str, Task]:
+        """The tasks by name.
+
+        Args:
+            receptors: folder of the receptors of docking tasks.
+            exhaustiveness: of the search of docking tasks.
+        """
+        module = importlib.import_module(self.module)
+        if self.fixed:
+            found: Mapping[str, Task] = module.TASKS
+            return found
+        return _Made(module.TARGETS, partial(module.docking_task, data=receptors, exhaustiveness=exhaustiveness))
+
+
+class _Made(Mapping[str, Any]):
+    """Tasks that are made when they are asked for, since each needs a file."""
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], Any]) -> None:
+        self._names, self._make = tuple(names), make
+
+    def __getitem__(self, name: str) -> Any:
+        return self._make(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 SUITES: dict[str, Suite] = {
@@ -73,6 +110,8 @@ SUITES: dict[str, Suite] = {
             policy="smiles-zinc",
             budget=1_000,
             kind="molecules",
+            fixed=False,
+            pooled=True,
         ),
         Suite(
             name="graphs",

@@ -22,7 +22,7 @@ __all__ = [
 
 Row = Mapping[str, Any]
 SEARCH = "search of its settings"
-PRESCREEN = f"scores of ZINC250k before the first counted call (prescreen); {SEARCH}"
+PRESCREEN = f"scores of all of ZINC250k, made before the first counted call (prescreen); {SEARCH}"
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def _resume() -> _Parser:
 
 def _report() -> _Parser:
     parser = _Parser("report", "RUN", "runs/demo")
-    parser.add_argument("run", help="run folder, in which report.html is written")
+    parser.add_argument("run", help="run folder, in which report.html is written; of a benchmark, results.html")
     return parser
 
 
@@ -160,6 +160,8 @@ def _benchmark() -> _Parser:
     about = "folder to make; one that holds a benchmark of the suite goes on and keeps its rows"
     parser.option("output_dir", str, "FOLDER", about, "runs/benchmark")
     parser.option("screen", _text, "FILE", "SMILES file that method random screens; by default the bundled small molecules")
+    parser.option("receptors", _text, "FOLDER", "docking: folder of the prepared receptors (PDBQT)")
+    parser.option("exhaustiveness", _whole, "N", "docking: exhaustiveness of the search, at least 1", 1)
     parser.option("job_timeout", _real, "X", "seconds after which a job counts as hanging and is ended; null for none", JOB_TIMEOUT)
     return parser
 

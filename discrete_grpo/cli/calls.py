@@ -77,6 +77,12 @@ def _report(folder: Path) -> None:
     from discrete_grpo.recipes.families import run_family
     from discrete_grpo.runs.report.report import write_report
 
+    if (folder / "benchmark.json").is_file():
+        from discrete_grpo.benchmarking.page import write_page
+        from discrete_grpo.benchmarking.results import read_results
+
+        print(write_page(read_results(folder)))
+        return
     if not any((folder / name).is_file() for name in ("run.json", "metrics.jsonl")):
         raise UsageError(f"run: {folder} is no run folder, expected one with run.json or metrics.jsonl")
     print(write_report(folder, render=run_family(folder).draw))

@@ -100,4 +100,4 @@ def _print_tasks() -> None:
 
     for suite in SUITES.values():
         title = f"{suite.name}: {suite.about} (policy {suite.policy}, {suite.budget:,} calls)"
-        _print_section(title, {name: task.about for name, task in suite.tasks.items()})
+        _print_section(title, suite.lines())

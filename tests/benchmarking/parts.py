@@ -21,8 +21,17 @@ def oxygens(mol: Any) -> float:
     return min(1.0, sum(atom.GetSymbol() == "O" for atom in mol.GetAtoms()) / 20)
 
 
+def fragile(text: str) -> float:
+    """Kills its process on one text."""
+    if text == "CCC":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 0.5
+
+
 CARBONS = Task("carbons", "toy", "share of 20 carbon atoms", "", carbons, optimum=1.0, published={"REINVENT": 0.5})
 OXYGENS = Task("oxygens", "toy", "share of 20 oxygen atoms", "", oxygens)
+
+TASKS = {"fragile": Task("fragile", "toy", "crashes", "", fragile, kind="text")}
 
 
 def walk(task: Any, policy: Any, ledger: Any, seed: int, *, step: int = 1, pause: float = 0.0) -> None:

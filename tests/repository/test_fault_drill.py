@@ -127,7 +127,7 @@ def test_one_change_is_seen(pair: tuple[Path, Path], change: Callable[[Path], No
 
 def test_a_ledger_that_counts_what_was_never_sampled_is_seen_in_equal_runs_too(pair: tuple[Path, Path]) -> None:
     for run in pair:
-        change_ledger("INSERT INTO calls VALUES ('CCCC', 9, 0, 0, x'00')")(run)
+        change_ledger("INSERT INTO calls VALUES ('CCCC', 9, 0, 0, x'00', '')")(run)
     assert differences(*pair) == ["ledger.sqlite"]
 
 

@@ -501,7 +501,7 @@ def test_pickles_in_the_rows_of_the_cache(tmp_path: Path, canary: Path, blob: st
 def test_pickles_in_the_rows_of_the_ledger(tmp_path: Path, canary: Path) -> None:
     path, trap = tmp_path / "l.sqlite", pickle.dumps(Trap(canary))
     Ledger(path).close()
-    sql(path, "INSERT INTO calls VALUES (?, ?, ?, ?, ?)", values=(trap, trap, trap, trap, trap))
+    sql(path, "INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?)", values=(trap,) * 6)
     sql(path, "INSERT INTO scores VALUES (?, ?, ?, ?)", values=(trap, trap, trap, trap))
     with pytest.warns(RuntimeWarning, match="2 damaged rows were left out"):
         ledger = Ledger(path)

@@ -1,0 +1,180 @@
+"""What cannot be benchmarked is refused in one line, before any job starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from discrete_grpo.benchmarking import checks, plan
+from discrete_grpo.benchmarking.jobs import ROW
+from discrete_grpo.benchmarking.method import as_method
+from discrete_grpo.benchmarking.plan import Request, make_plan
+from discrete_grpo.benchmarking.suites import SUITES
+from discrete_grpo.cli import main
+from discrete_grpo.recipes.loading import load
+from discrete_grpo.rewards.task import Task
+from tests.benchmarking.parts import CARBONS, OXYGENS, WALK, carbons
+
+PHOSPHORUS = Task("phosphorus", "toy", "atoms", "", carbons, elements=frozenset({"C", "P", "Na"}))
+GRAPHS = Task("edges", "toy", "edges", "", len, kind="graphs")
+
+
+def refused(**request: Any) -> str:
+    given: dict[str, Any] = {"suite": [CARBONS], "methods": [WALK], "budget": 100, "output_dir": "nowhere"}
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        make_plan(Request(**(given | request)))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        ({"suite": "pno"}, "suite: 'pno' is unknown; did you mean 'pmo'?"),
+        ({"suite": "pmo", "tasks": ["zaleplonmpo"]}, "tasks: 'zaleplonmpo' is unknown; did you mean 'zaleplon_mpo'?"),
+        ({"suite": "pmo", "tasks": ["qed", "qed"]}, "tasks: 'qed' is given twice"),
+        ({"suite": "pmo", "tasks": []}, "tasks: no names, expected at least one of"),
+        ({"suite": 3}, "suite: 3, expected the name of a suite, a Task, or several"),
+        ({"suite": [CARBONS, CARBONS]}, "suite: two are named 'carbons', expected different names"),
+        ({"methods": ["best-of-priors"]}, "methods: 'best-of-priors' is unknown; did you mean 'best-of-prior'?"),
+        ({"methods": [WALK, WALK]}, "methods: two are named 'walk'"),
+        ({"methods": []}, "methods: no names"),
+        ({"methods": [7]}, "methods: 7, expected the name of a method"),
+        ({"methods": [replace(WALK, name="../up")]}, "methods: '../up', expected letters, digits"),
+        ({"budget": 9}, "budget: 9, expected at least 10, the first population of walk"),
+        ({"budget": 0}, "budget: 0, expected at least 1"),
+        ({"seeds": [0, 1, 0]}, "seeds: 0 is given twice"),
+        ({"seeds": []}, "seeds: an empty list"),
+        ({"seeds": [-1]}, "seeds: -1, expected at least 0"),
+        ({"seeds": [0.5]}, "seeds: 0.5, expected whole numbers"),
+        ({"jobs": 0}, "jobs: 0, expected at least 1"),
+        ({"job_timeout": 0.0}, "job_timeout: 0.0, expected more than 0"),
+        ({"output_dir": " "}, "output_dir: ' ', expected the name of a folder"),
+        ({"screen": "none.smi"}, "screen: 'none.smi' does not exist, expected a SMILES file"),
+        ({"suite": [GRAPHS], "methods": ["random"]}, "methods: random works with molecules, expected one for graphs (task edges)"),
+        ({"suite": "docking", "tasks": ["docking-parp1"]}, "receptor: none given for docking-parp1, expected its path"),
+        ({"suite": "docking", "tasks": ["docking-fa7"], "receptors": "."}, "data: '.' holds no fa7.pdbqt or fa7.pdbqt.gz"),
+        ({"suite": "docking", "tasks": ["docking-parp"]}, "tasks: 'docking-parp' is unknown; did you mean 'docking-parp1'?"),
+        ({"suite": "pmo", "receptors": "."}, "the tasks of pmo dock nothing"),
+        (
+            {"suite": [PHOSPHORUS], "methods": ["best-of-prior"], "policy": "qm9-small"},
+            "policy: qm9-small cannot make the atoms Na, P",
+        ),
+        ({"suite": [PHOSPHORUS], "methods": ["best-of-prior"]}, "policy: smiles-zinc cannot make the atoms Na of task phosphorus"),
+        ({"methods": ["best-of-prior"], "policy": "tree-16"}, "policy: tree-16 makes graphs, expected a policy of molecules"),
+        ({"methods": ["best-of-prior"], "policy": "smiles-zink"}, "policy: 'smiles-zink' is no checkpoint folder"),
+    ],
+)
+def test_bad_input_is_one_line(request_: dict[str, Any], said: str) -> None:
+    assert said in refused(**request_)
+
+
+def test_a_method_for_other_policies_is_refused() -> None:
+    only = replace(WALK, needs_policy=True, families=("tokens",))
+    said = refused(methods=[only], policy="qm9-small")
+    assert said == "policy: qm9-small is a graph policy, expected tokens for method walk"
+
+
+def test_the_elements_of_policies() -> None:
+    zinc = checks.policy_elements(load("smiles-zinc"))
+    assert zinc == frozenset({"C", "N", "O", "F", "P", "S", "Cl", "Br", "I"})
+    assert checks.policy_elements(load("qm9-small")) == frozenset({"C", "N", "O", "F"})
+    assert checks.policy_elements(load("tree-16")) is None
+    assert {task.elements <= zinc for task in SUITES["pmo"].tasks().values()} == {True}
+
+
+@pytest.mark.parametrize(
+    ("fill", "said"),
+    [
+        (lambda folder: (folder / "run.json").write_text('{"command": "train"}'), "holds a run of another kind"),
+        (lambda folder: (folder / "metrics.jsonl").touch(), "holds results of another run (metrics.jsonl)"),
+        (
+            lambda folder: (folder / plan.PLAN).write_text('{"suite": "guacamol"}'),
+            "holds a benchmark of guacamol",
+        ),
+    ],
+)
+def test_a_folder_of_something_else_is_refused(fill: Callable[[Path], Any], said: str, tmp_path: Path) -> None:
+    fill(tmp_path)
+    assert said in refused(output_dir=tmp_path)
+
+
+def test_a_file_as_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "is a file, expected a folder" in refused(output_dir=tmp_path / "file")
+
+
+def test_a_row_of_other_settings_is_refused_and_not_mixed(tmp_path: Path) -> None:
+    def request(**more: Any) -> Request:
+        base: dict[str, Any] = {"suite": [CARBONS], "methods": [WALK], "budget": 100, "seeds": [0], "output_dir": tmp_path}
+        return Request(**(base | more))
+
+    job = make_plan(request()).jobs[0]
+    job.folder.mkdir(parents=True)
+    (job.folder / ROW).write_text(json.dumps({"conditions": job.conditions}))
+    assert len(make_plan(request()).done) == 1
+    assert len(make_plan(request(suite=[CARBONS, OXYGENS], seeds=[0, 1])).done) == 1
+    with pytest.raises(ValueError, match=r"budget was 100 and is 200.*or name another folder"):
+        make_plan(request(budget=200))
+    changed = replace(WALK, settings={"step": 3})
+    with pytest.raises(ValueError, match=r"carbons, walk, seed 0 was made otherwise .settings.step was 1 and is 3.; remove .*walk"):
+        make_plan(request(methods=[changed]))
+    with pytest.raises(ValueError, match="task_source was"):
+        make_plan(request(suite=[replace(CARBONS, version=2)]))
+
+
+def test_jobs_go_by_seed_then_task_then_method(tmp_path: Path) -> None:
+    found = make_plan(Request([CARBONS, OXYGENS], methods=[WALK, "random"], seeds=[1, 0], output_dir=tmp_path)).jobs
+    assert [(job.seed, job.task.name, job.method.name) for job in found][:3] == [
+        (1, "carbons", "walk"),
+        (1, "carbons", "random"),
+        (1, "oxygens", "walk"),
+    ]
+    assert [job.seed for job in found] == [1] * 4 + [0] * 4
+
+
+def test_a_function_is_a_method_of_its_name() -> None:
+    def my_way(task: Any, policy: Any, ledger: Any, seed: int) -> None:
+        """Guesses."""
+
+    method = as_method(my_way)
+    assert (method.name, method.about, method.needs_policy) == ("my-way", "Guesses.", True)
+    assert as_method(WALK) is WALK
+    assert as_method(lambda task, policy, ledger, seed: None).name == "lambda"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["benchmark"], "suite"),
+        (["benchmark", "pmoo"], "suite: 'pmoo' is unknown; did you mean 'pmo'?"),
+        (["benchmark", "pmo", "--seeds=a"], "seeds: 'a', expected a list of int"),
+        (["benchmark", "pmo", "--method=grpo"], "unknown field 'method'; did you mean 'methods'?"),
+        (["benchmark", "pmo", "--methods=[randm]"], "methods: 'randm' is unknown; did you mean 'random'?"),
+        (["list", "task"], "task"),
+    ],
+)
+def test_bad_words_of_the_command_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("discrete-grpo: error: ")
+    assert told.count("\n") == 1
+    assert said in told
+
+
+def test_the_policy_is_part_of_the_conditions(tmp_path: Path) -> None:
+    class Half(torch.nn.Module):
+        """No policy."""
+
+    with pytest.raises(TypeError, match="expected a policy"):
+        make_plan(Request([CARBONS], methods=["best-of-prior"], policy=Half(), output_dir=tmp_path))
+    found = make_plan(Request([CARBONS], methods=["best-of-prior", WALK], policy="smiles-zinc", output_dir=tmp_path)).jobs
+    assert found[0].conditions["policy"] == "smiles-zinc"
+    assert len(found[0].conditions["policy_sha256"]) == 16
+    assert "policy" not in found[1].conditions

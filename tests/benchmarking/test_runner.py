@@ -1,0 +1,292 @@
+"""Jobs in processes: what is kept, what a kill costs, and that a row does not depend on either."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from discrete_grpo.benchmarking import runner
+from discrete_grpo.benchmarking.processes import portable
+from discrete_grpo.benchmarking.results import Results
+from discrete_grpo.benchmarking.runner import benchmark
+from discrete_grpo.benchmarking.suites import SUITES
+from discrete_grpo.cli import main
+from discrete_grpo.core.interrupt import Interrupted
+from tests.benchmarking.parts import CARBONS, CRASH, DIE, HANG, OXYGENS, SLOW, WALK, walk
+
+ROOT = Path(__file__).parents[2]
+TIMES = ("wall_seconds", "cpu_seconds", "made")
+ASKED: dict[str, Any] = {"budget": 100, "seeds": [0]}
+SCRIPT = """
+import sys
+from discrete_grpo.benchmarking.runner import benchmark
+from tests.benchmarking.parts import CARBONS, DIE, SLOW
+benchmark([CARBONS], methods=[SLOW, DIE], budget=100, seeds=[0], jobs=1, output_dir=sys.argv[1])
+"""
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs run in this process, which is faster."""
+    monkeypatch.setattr(runner, "portable", lambda job: "a test")
+
+
+def untimed(results: Results) -> list[dict[str, Any]]:
+    """The rows without what depends on the clock and the machine."""
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in results.rows]
+
+
+def calls(folder: Path) -> list[dict[str, str]]:
+    with gzip.open(folder / "calls.csv.gz", "rt") as file:
+        return list(csv.DictReader(file))
+
+
+def wait_until(done: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def scored(ledger: Path) -> int:
+    if not ledger.exists():
+        return 0
+    try:
+        return int(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True).execute("SELECT COUNT(*) FROM calls").fetchone()[0])
+    except sqlite3.Error:
+        return 0
+
+
+@pytest.mark.usefixtures("here")
+def test_rows_files_and_more_rows_in_the_same_folder(tmp_path: Path) -> None:
+    first = benchmark([CARBONS], methods=[WALK, CRASH], output_dir=tmp_path, command="the command", **ASKED)
+    assert [(row["task"], row["method"], row["seed"]) for row in first.rows] == [("carbons", "walk", 0)]
+    assert [(row["method"], row["error"]) for row in first.failed] == [("crash", "KeyError: 'a bug in a method'")]
+    made = tmp_path / "jobs" / "own" / "carbons" / "walk" / "0" / "row.json"
+    before = made.read_bytes()
+    more = benchmark([CARBONS, OXYGENS], methods=[WALK], budget=100, seeds=[0, 1], output_dir=tmp_path)
+    assert [(row["task"], row["seed"]) for row in more.rows] == [("carbons", 0), ("carbons", 1), ("oxygens", 0), ("oxygens", 1)]
+    assert made.read_bytes() == before
+    table = more.table()
+    assert (table.tasks, table.methods, table.seeds) == (("carbons", "oxygens"), ("walk", "crash"), (0, 1))
+    assert table.cells["carbons", "crash"].failures == ("seed 0: KeyError: 'a bug in a method'",)
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert len(content["rows"]) == 4
+    assert content["rows"][0]["auc_top10"] == more.rows[0]["auc_top10"]
+    assert [run["command"] for run in content["runs"]] == ["the command", "discrete_grpo.benchmark(...)"]
+    assert {"version", "torch", "rdkit", "processor", "cores", "date", "methods", "failed"} <= content.keys()
+    assert content["methods"]["walk"]["settings"] == {"step": 1}
+    kept = calls(made.parent)
+    assert [row["call"] for row in kept] == [str(k) for k in range(1, 101)]
+    assert [row["source"] for row in kept].count("first") == 10
+    assert max(float(row["score"]) for row in kept) == more.rows[0]["top1"]
+    assert not list(made.parent.glob("ledger.sqlite*"))
+
+
+@pytest.mark.usefixtures("here")
+def test_known_scores_change_no_count(tmp_path: Path) -> None:
+    other = replace(WALK, name="again")
+    found = untimed(benchmark([CARBONS], methods=[WALK, other], output_dir=tmp_path, **ASKED))
+    assert found[0] | {"method": "", "conditions": 0} == found[1] | {"method": "", "conditions": 0}
+
+
+@pytest.mark.usefixtures("here")
+def test_a_budget_is_hard_and_a_method_that_ends_early_is_carried_on(tmp_path: Path) -> None:
+    def once(task: Any, policy: Any, ledger: Any, seed: int) -> None:
+        ledger.score([task], ["CC", "CCCC"])
+
+    def greedy(task: Any, policy: Any, ledger: Any, seed: int) -> None:
+        assert policy is None
+        for k in range(1, 50):
+            ledger.score([task], ["C" * k])
+
+    methods = [replace(WALK, name=f.__name__, run=f, settings={}) for f in (once, greedy)]
+    rows = benchmark([CARBONS], methods=methods, budget=12, seeds=[0], output_dir=tmp_path).rows
+    assert [(row["calls"], row["stopped"]) for row in rows] == [(2, "method"), (12, "budget")]
+    assert rows[0]["auc_top10"] == pytest.approx((2 * 0.075 + 10 * 0.15) / 12)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_failed_job_runs_again_and_its_note_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert benchmark([CARBONS], methods=[CRASH], output_dir=tmp_path, **ASKED).failed
+    fixed = replace(CRASH, run=walk)
+    found = benchmark([CARBONS], methods=[fixed], output_dir=tmp_path, **ASKED)
+    assert (len(found.rows), found.failed) == (1, ())
+
+
+@pytest.mark.usefixtures("here")
+def test_ctrl_c_in_a_job_of_this_process_stops_and_goes_on(tmp_path: Path) -> None:
+    pressed: list[int] = []
+
+    def interrupted(task: Any, policy: Any, ledger: Any, seed: int) -> None:
+        ledger.score([task], ["CC"])
+        if not pressed:
+            pressed.append(1)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+
+    method = replace(WALK, name="interrupted", run=interrupted, settings={})
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        benchmark([CARBONS], methods=[WALK, method], output_dir=tmp_path, **ASKED)
+    found = benchmark([CARBONS], methods=[WALK, method], output_dir=tmp_path, **ASKED)
+    assert (len(found.rows), found.failed) == (2, ())
+
+
+@pytest.mark.usefixtures("here")
+def test_methods_do_not_share_a_policy_or_random_numbers(tmp_path: Path) -> None:
+    from discrete_grpo.recipes.loading import load_policy
+
+    seen = []
+
+    def train(task: Any, policy: Any, ledger: Any, seed: int) -> None:
+        first = next(policy.parameters())
+        seen.append((float(first.detach().sum()), float(torch.rand(()))))
+        with torch.no_grad():
+            first.add_(1.0)
+
+    state = torch.get_rng_state()
+    methods = [replace(WALK, name=name, run=train, settings={}, needs_policy=True) for name in ("a", "b")]
+    benchmark([CARBONS], methods=methods, policy="smiles-zinc", output_dir=tmp_path / "name", **ASKED)
+    assert torch.equal(torch.get_rng_state(), state)
+    benchmark([CARBONS], methods=methods, policy=load_policy("smiles-zinc"), output_dir=tmp_path / "object", **ASKED)
+    assert len(seen) == 4
+    assert len(set(seen)) == 1
+
+
+@pytest.mark.usefixtures("here")
+def test_the_controls_run_on_a_suite_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    screen = tmp_path / "screen.smi"
+    screen.write_text("CCO\nCCN\nnot a molecule\nCCO\nc1ccccc1\n")
+    words = ["benchmark", "pmo", "--tasks=qed", "--budget=20", "--seeds=[3]", f"--output_dir={tmp_path / 'out'}"]
+    assert main([*words, f"--screen={screen}"]) == 0
+    told = capsys.readouterr()
+    assert "best-of-prior" in told.out
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    rows = {row["method"]: row for row in content["rows"]}
+    assert (rows["best-of-prior"]["calls"], rows["best-of-prior"]["sources"]) == (20, {"policy": 20})
+    assert (rows["random"]["calls"], rows["random"]["sources"]) == (3, {"screen": 3})
+    assert content["command"].startswith("discrete-grpo benchmark pmo --tasks=")
+    assert content["policies"]["smiles-zinc"]["data"] == "ZINC250k"
+    page = tmp_path / "out" / "results.html"
+    page.unlink()
+    assert main(["report", str(tmp_path / "out")]) == 0
+    assert page.is_file()
+    capsys.readouterr()
+    screen.write_text("CCO\n")
+    assert main([*words, f"--screen={screen}"]) == 2
+    assert "file_sha256 was" in capsys.readouterr().err
+
+
+def test_list_tasks_and_methods(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discrete_grpo.benchmarking.suites.SUITES", {"pmo": SUITES["pmo"]})
+    assert main(["list", "tasks"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"  {name} " in told for name in SUITES["pmo"].tasks())
+    assert main(["list", "methods"]) == 0
+    assert "  best-of-prior  control: " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("here")
+def test_a_sample_that_crashes_the_scorer_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def three(task: Any, policy: Any, ledger: Any, seed: int) -> None:
+        assert (task.name, task.elements) == ("fragile", frozenset())
+        ledger.score([task], ["CC", "CCC", "CCCC"])
+
+    toy = replace(SUITES["pmo"], name="toy", module="tests.benchmarking.parts", pooled=True)
+    monkeypatch.setitem(SUITES, "toy", toy)
+    method = replace(WALK, name="three", run=three, settings={})
+    found = benchmark("toy", methods=[method], output_dir=tmp_path, **ASKED)
+    assert found.failed == ()
+    assert [call["score"] for call in calls(tmp_path / "jobs" / "toy" / "fragile" / "three" / "0")] == ["0.5", "", "0.5"]
+
+
+def test_what_a_worker_cannot_import_is_said() -> None:
+    def local(task: Any, policy: Any, ledger: Any, seed: int) -> None: ...
+
+    assert portable(WALK) is None
+    assert portable(CARBONS) is None
+    assert "local" in (portable(replace(WALK, run=local)) or "")
+    local.__module__ = "__main__"
+    assert "main script" in (portable(local) or "")
+
+
+def test_a_second_benchmark_in_the_folder_is_refused(tmp_path: Path) -> None:
+    with (
+        runner._alone(tmp_path),
+        pytest.raises(ValueError, match="another benchmark is running"),
+        runner._alone(tmp_path),
+    ):
+        pass
+    with runner._alone(tmp_path):
+        pass
+
+
+def test_hanging_and_crashing_methods_lose_only_their_own_rows(tmp_path: Path) -> None:
+    found = benchmark([CARBONS], methods=[HANG, CRASH, WALK], jobs=2, job_timeout=12.0, output_dir=tmp_path, **ASKED)
+    assert [row["method"] for row in found.rows] == ["walk"]
+    reasons = {row["method"]: row["error"] for row in found.failed}
+    assert reasons["crash"] == "KeyError: 'a bug in a method'"
+    assert "longer than the time limit" in reasons["hang"]
+
+
+def test_killed_and_resumed_rows_equal_undisturbed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL of the benchmark in the middle of a job, and of a worker in the middle of another."""
+    monkeypatch.setenv("TOY_MARKER", str(tmp_path / "marker"))
+    killed = tmp_path / "killed"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ledger = killed / "jobs" / "own" / "carbons" / "slow" / "0" / "ledger.sqlite"
+    with subprocess.Popen([sys.executable, "-c", SCRIPT, str(killed)], env=environment, stderr=subprocess.DEVNULL) as parent:
+        wait_until(lambda: scored(ledger) >= 20)
+        parent.kill()
+    wait_until(lambda: still(ledger))  # the worker ended with its parent
+    assert 20 <= scored(ledger) < 100
+
+    def go_on() -> Results:
+        return benchmark([CARBONS], methods=[SLOW, DIE], output_dir=killed, **ASKED)
+
+    half = go_on()
+    assert [row["method"] for row in half.rows] == ["slow"]
+    assert [row["error"] for row in half.failed] == ["its process was killed by SIGKILL"]
+    whole = go_on()
+    assert whole.failed == ()
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "portable", lambda job: "a test")
+        undisturbed = benchmark([CARBONS], methods=[SLOW, DIE], output_dir=tmp_path / "undisturbed", **ASKED)
+    assert untimed(whole) == untimed(undisturbed)
+    for method in ("slow", "die"):
+        folders = [root / "jobs" / "own" / "carbons" / method / "0" for root in (killed, tmp_path / "undisturbed")]
+        assert calls(folders[0]) == calls(folders[1])
+    assert not list(killed.rglob("*.log"))
+
+
+def still(ledger: Path) -> bool:
+    before = scored(ledger)
+    time.sleep(0.4)
+    return scored(ledger) == before
+
+
+def test_sigint_ends_the_workers_and_keeps_what_is_done(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOY_MARKER": str(tmp_path / "marker")}
+    (tmp_path / "marker").touch()
+    ledger = tmp_path / "jobs" / "own" / "carbons" / "slow" / "0" / "ledger.sqlite"
+    with subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], env=environment, stderr=subprocess.PIPE) as parent:
+        wait_until(lambda: scored(ledger) >= 10)
+        parent.send_signal(signal.SIGINT)
+        told = parent.communicate()[1].decode()
+    assert "Interrupted: stopped; finished rows are in" in told
+    assert still(ledger)
+    assert json.loads((tmp_path / "results.json").read_text())["rows"] == []
