@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from discrete_grpo.domains import molecule_properties
@@ -139,12 +140,17 @@ def _check_rewards(policy: Any, rewards: Sequence[Any]) -> None:
 
 
 def _read(file: str, options: FileOptions) -> tuple[list[str | None], Mapping[str, Sequence[Any]]]:
-    """The molecules of a file and one None per line that is none; these lines are listed on standard error."""
-    from discrete_grpo.datasets.reading import read_smiles
+    """The molecules of a file and one None per line that is none; these lines are listed on standard error.
+
+    For a suite all lines as they are written and in their order, as it repairs some and takes runs of them.
+    """
+    from discrete_grpo.datasets.reading import read_smiles, smiles_rows
     from discrete_grpo.recipes.molecules import report_broken
 
     found = read_smiles(file, max_broken=1.0, smiles_column=options.smiles_column, max_bytes=options.max_bytes)
     report_broken(file, found.broken, len(found.smiles))
+    if options.suite is not None:
+        return [text or None for _, text in smiles_rows(Path(file), options.smiles_column, options.max_bytes)], {}
     return [*found.smiles, *(None for _ in found.broken)], {}
 
 
