@@ -16,15 +16,13 @@ from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.metrics import graph_suite
 from discrete_grpo.metrics.graph_suite import graphs
 from discrete_grpo.metrics.graphs import GraphReference, evaluate, evaluate_folds
+from discrete_grpo.metrics.polygraph import pgd
 from discrete_grpo.metrics.suite import SuiteOptions
 
 SPLITS = load_splits("tree-16")
 REFERENCE = GraphReference(GraphSplits(SPLITS.train[:12], (), SPLITS.test[:10], "tree-16"), "tree")
-SAMPLES: list[str | None] = [graph6(g) for g in (*SPLITS.val[:8], *SPLITS.train[:3], SPLITS.val[0], nx.cycle_graph(5))] + [
-    None,
-    "~bad",
-    "B?",
-]
+TREES = [*SPLITS.val[:8], *SPLITS.train[:3], SPLITS.val[0], nx.cycle_graph(5)]
+SAMPLES: list[str | None] = [*map(graph6, TREES), None, "~bad", "B?"]
 OPTIONS = SuiteOptions(bootstrap=30, folds=2)
 
 
@@ -110,4 +108,4 @@ def test_polygraph_discrepancy_by_its_package(monkeypatch: pytest.MonkeyPatch) -
     said = "pgd: left out, it needs polygraph-benchmark; pip install 'discrete-grpo[polygraph]'"
     assert graphs(SAMPLES, REFERENCE, SuiteOptions(bootstrap=0)).notes == (said,)
     with pytest.raises(ImportError, match="polygraph-benchmark"):
-        graph_suite.polygraph.pgd([], [])
+        pgd([], [])
