@@ -1,7 +1,7 @@
 """A Gaussian process of the score that chooses which candidates to score: Tanimoto kernels of counts and a kernel of numbers.
 
-It is fitted to scored samples only, so what it knows was paid for. The prior covariance is k = Σ_j w_j T_j + w_d D with Σ w = 1,
-T_j the Tanimoto similarity of the j-th counts and D a Gaussian kernel of standardised numbers.
+It is fitted to scored samples only, so what it knows was paid for. The prior covariance is k = Σ_j w_j T_j + v D + Σ_j u_j T_j D
+with Σ_j w_j + v + Σ_j u_j = 1, T_j the Tanimoto similarity of the j-th counts and D a Gaussian kernel of standardised numbers.
 
 Source: Rasmussen and Williams (2006), Algorithm 2.1; Tanimoto kernels: Ralaivola et al. (2005), doi 10.1016/j.neunet.2005.07.009.
 """
@@ -47,7 +47,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Weights of the kernels, length of the Gaussian kernel, variance of the noise, and the common scale of all variances."""
+    """Weights of the kernels T_j, D and T_j D, length of D, variance of the noise, and the common scale of all variances."""
 
     weights: tuple[float, ...]
     length: float
@@ -117,9 +117,12 @@ class _Row:
 
 
 def _covariance(kernels: Sequence[Tensor], found: Hyperparameters) -> Tensor:
-    *tables, squares = kernels
-    gaussian = torch.exp(squares.double() / (-2 * found.length**2)) * found.weights[-1]
-    return gaussian + sum((w * t.double() for w, t in zip(found.weights, tables, strict=False)), start=torch.zeros(()).double())
+    """The prior covariance, float64, from Tanimoto tables and squared distances."""
+    tables = [table.double() for table in kernels[:-1]]
+    gaussian = torch.exp(kernels[-1].double() / (-2 * found.length**2))
+    parts = [*tables, gaussian, *(table * gaussian for table in tables)]
+    used = [w * part for w, part in zip(found.weights, parts, strict=True) if w > 0]
+    return sum(used[1:], start=used[0])
 
 
 def _simplex(count: int) -> Iterator[tuple[float, ...]]:
@@ -211,22 +214,23 @@ class GaussianProcessScreen:
         variance = (1 - left.square().sum(0)).clamp_min(1e-6) * self.found.scale
         return across @ alpha * spread + centre, variance.sqrt() * spread
 
-    def _best_hyperparameters(self, kernels: Sequence[Tensor], z: Tensor, most: int = 500) -> Hyperparameters:
-        """The largest marginal likelihood on a grid, of a draw of ``most`` samples; the scale has a closed form, zᵀ K⁻¹ z / n."""
-        rows = torch.randperm(len(z), generator=self.generator)[:most]
+    def _best_hyperparameters(self, kernels: Sequence[Tensor], z: Tensor, most: int = 400) -> Hyperparameters:
+        """The largest marginal likelihood on a grid, of the best and as many others; the scale has a closed form, zᵀ K⁻¹ z / n."""
+        best = z.topk(min(len(z), most // 2)).indices
+        rows = torch.cat([best, torch.randperm(len(z), generator=self.generator)[: most // 2]]).unique()
         part, target = [k[rows][:, rows] for k in kernels], z[rows]
-        best: tuple[float, Hyperparameters | None] = (-math.inf, None)
-        for weights in _simplex(len(kernels)):
-            for length in LENGTHS if weights[-1] > 0 else LENGTHS[:1]:
+        found: tuple[float, Hyperparameters | None] = (-math.inf, None)
+        for weights in _simplex(2 * len(kernels) - 1):
+            for length in LENGTHS if any(weights[len(kernels) - 1 :]) else LENGTHS[:1]:
                 prior = _covariance(part, Hyperparameters(weights, length, 0.0, 1.0))
                 for noise in NOISES:
                     root = _root(prior, noise)
                     scale = float(target @ torch.cholesky_solve(target[:, None], root)[:, 0]) / len(rows)
                     likelihood = -0.5 * len(rows) * math.log(scale) - float(root.diagonal().log().sum())
-                    if likelihood > best[0]:
-                        best = (likelihood, Hyperparameters(weights, length, noise, scale))
-        assert best[1] is not None
-        return best[1]
+                    if likelihood > found[0]:
+                        found = (likelihood, Hyperparameters(weights, length, noise, scale))
+        assert found[1] is not None
+        return found[1]
 
 
 def _root(covariance: Tensor, noise: float) -> Tensor:
