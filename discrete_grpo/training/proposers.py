@@ -17,8 +17,10 @@ __all__ = ["Proposer", "Screen"]
 class Proposer(Protocol):
     """A source of samples that learns from what was scored, such as genetic operators or a fragment library."""
 
-    name: str
-    """Short name, by which the ledger counts the calls of its samples."""
+    @property
+    def name(self) -> str:
+        """Short name, by which the ledger counts the calls of its samples."""
+        ...
 
     def propose(self, memory: ScoredMemory, count: int, generator: torch.Generator) -> list[Any]:
         """Return at most ``count`` samples, made from what the memory holds; none while it holds too little.

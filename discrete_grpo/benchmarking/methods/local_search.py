@@ -14,8 +14,8 @@ def search(task: Any, policy: Any, ledger: Any, seed: int, *, rounds: int, popul
     """Re-noise, regenerate, score and keep the best until the budget is used up or ``rounds`` are made."""
     from discrete_grpo.training.local_search import local_search
 
-    sizes = {"rounds": rounds, "population": population, "children": children}
-    local_search(policy, task, time=time, ledger=ledger, generator=generator_of(policy, seed), **sizes)
+    shared = {"ledger": ledger, "generator": generator_of(policy, seed)}
+    local_search(policy, task, rounds=rounds, population=population, children=children, time=time, **shared)
 
 
 METHOD = Method(
