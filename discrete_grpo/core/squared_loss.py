@@ -1,4 +1,4 @@
-"""Squared losses on the log-probability of whole samples: trajectory balance and REINVENT's augmented likelihood.
+"""Squared losses on the log-probability of whole samples: trajectory balance, its group relative form, augmented likelihood.
 
 They compare log π_θ(x) of a finished sample with a number that its reward decides. The sample may come from anywhere, as no
 ratio to the distribution that drew it takes part.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["augmented_likelihood_loss", "trajectory_balance_loss"]
+__all__ = ["augmented_likelihood_loss", "group_balance_loss", "trajectory_balance_loss"]
 
 
 def trajectory_balance_loss(
@@ -32,6 +32,34 @@ def trajectory_balance_loss(
     0.5
     """
     return (log_z + logp - beta * reward).square().mean()
+
+
+def group_balance_loss(
+    logp: Float[Tensor, " batch"], reward: Float[Tensor, " batch"], ref_logp: Float[Tensor, " batch"], beta: float, alpha: float
+) -> Float[Tensor, ""]:
+    """Mean of (δ_i - mean δ)² over a group, δ = log π_θ(x) - α log π_ref(x) - β R(x).
+
+    It is trajectory balance with the group's own estimate of log Z, and GRPO's gradient with one term more: each sample has
+    -2/B A_i ∇ log π_θ(x_i) with A_i = β (R_i - mean R) - (log π_θ/π_ref^α - its mean), which vanishes at
+    π_θ ∝ π_ref^α exp(β R). No sample has to be drawn by the policy, and no ratio is clipped.
+
+    Args:
+        logp: log π_θ(x) of whole samples of one group.
+        reward: R(x).
+        ref_logp: log π_ref(x) of the frozen prior.
+        beta: β, the inverse temperature of the reward.
+        alpha: α, the weight of the prior in the optimum; 0 leaves it out.
+
+    Source: log-variance loss of Richter et al. (2020), arXiv 2010.10436; with groups of off-policy samples: Bartoldson et al. (2025),
+    arXiv 2503.18929.
+
+    >>> import torch
+    >>> zero = torch.zeros(2)
+    >>> float(group_balance_loss(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, 0.25]), zero, 4.0, 0.0))
+    0.0
+    """
+    gap = logp - alpha * ref_logp - beta * reward
+    return (gap - gap.mean()).square().mean()
 
 
 def augmented_likelihood_loss(

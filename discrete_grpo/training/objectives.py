@@ -17,9 +17,9 @@ from discrete_grpo.core.advantages import group_advantages
 from discrete_grpo.core.categorical import Scores
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.loss import Level, LossType, grpo_loss, row_weights, unit_counts
-from discrete_grpo.core.squared_loss import augmented_likelihood_loss, trajectory_balance_loss
+from discrete_grpo.core.squared_loss import augmented_likelihood_loss, group_balance_loss, trajectory_balance_loss
 
-__all__ = ["AugmentedLikelihood", "GroupRelative", "Likelihood", "MemoryBatch", "Objective", "TrajectoryBalance"]
+__all__ = ["AugmentedLikelihood", "GroupBalance", "GroupRelative", "Likelihood", "MemoryBatch", "Objective", "TrajectoryBalance"]
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,32 @@ class Likelihood:
     def __call__(self, batch: MemoryBatch) -> Tensor:
         """Return the loss of a batch."""
         return -batch.logp.sum() / batch.scores.mask.sum().clamp_min(1)
+
+
+@dataclass(frozen=True)
+class GroupBalance:
+    """:func:`~discrete_grpo.core.squared_loss.group_balance_loss`, the batch being one group, plus c times the mean log π_θ/π_ref.
+
+    Attributes:
+        beta: β, more than 0.
+        alpha: α, at least 0.
+        kl_coef: c, at least 0.
+    """
+
+    beta: float = 50.0
+    alpha: float = 0.0
+    kl_coef: float = 0.0
+    needs_old = False
+
+    def __post_init__(self) -> None:
+        check_range("beta", self.beta, above=0)
+        check_range("alpha", self.alpha, least=0)
+        check_range("kl_coef", self.kl_coef, least=0)
+
+    def __call__(self, batch: MemoryBatch) -> Tensor:
+        """Return the loss of a batch."""
+        balance = group_balance_loss(batch.logp, batch.reward, batch.ref_logp, self.beta, self.alpha)
+        return balance + self.kl_coef * (batch.logp - batch.ref_logp).mean()
 
 
 @dataclass(frozen=True)

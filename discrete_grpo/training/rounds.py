@@ -48,7 +48,7 @@ class RoundsConfig:
         unscreened: of these, samples of the policy that are scored whatever the screen says.
         patience: rounds in a row without a new sample after which the run is stale, at least 1.
         when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with and keeps the memory.
-        bf16: whether networks run under bfloat16 autocast; ``auto`` if the device has units for it.
+        bf16: whether the passes run under bfloat16 autocast, ``auto`` if the device has units for it; samples are drawn without.
 
     Raises:
         ValueError: for a value out of its range.
@@ -175,8 +175,7 @@ class Rounds:
 
     def _propose(self) -> dict[Hashable, tuple[Any, str]]:
         """New valid candidates: key -> (canonical sample, source), the policy's first."""
-        with self._precision():
-            drawn = self.policy.sample([Context(k) for k in range(self.config.draws)], generator=self.generator).samples
+        drawn = self.policy.sample([Context(k) for k in range(self.config.draws)], generator=self.generator).samples
         found = self._new(drawn, "policy", {})
         for proposer in self.proposers:
             if self.config.children:
