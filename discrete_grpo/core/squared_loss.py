@@ -50,8 +50,8 @@ def group_balance_loss(
         beta: β, the inverse temperature of the reward.
         alpha: α, the weight of the prior in the optimum; 0 leaves it out.
 
-    Source: log-variance loss of Richter et al. (2020), arXiv 2010.10436; with groups of off-policy samples: Bartoldson et al. (2025),
-    arXiv 2503.18929.
+    Source: log-variance loss: Richter et al. (2020), arXiv 2010.10436; of off-policy groups: Bartoldson et al. (2025), arXiv
+    2503.18929.
 
     >>> import torch
     >>> zero = torch.zeros(2)
