@@ -10,15 +10,27 @@ Source: McKay, Description of graph6, https://users.cecs.anu.edu.au/~bdm/data/fo
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import networkx as nx
 import numpy as np
+import torch
 from jaxtyping import Bool, Int
 
-from discrete_grpo.domains.graphs import GraphBatch
+from discrete_grpo.domains.graphs import GraphBatch, node_mask
 
-__all__ = ["MAX_NODES", "GraphLike", "adjacency", "adjacency_to_graph6", "batch_to_graph6", "from_graph6", "graph6", "node_count"]
+__all__ = [
+    "MAX_NODES",
+    "GraphLike",
+    "adjacency",
+    "adjacency_to_graph6",
+    "batch_to_graph6",
+    "from_graph6",
+    "graph6",
+    "graphs_to_batch",
+    "node_count",
+]
 
 GraphLike: TypeAlias = "nx.Graph | str"
 """A graph, or its graph6 line."""
@@ -134,3 +146,22 @@ def batch_to_graph6(batch: GraphBatch) -> list[str]:
     """
     matrices, sizes = batch.edges.ne(0).cpu().numpy(), batch.sizes.tolist()
     return [adjacency_to_graph6(a[:n, :n]) for a, n in zip(matrices, sizes, strict=True)]
+
+
+def graphs_to_batch(graphs: Sequence[GraphLike]) -> GraphBatch:
+    """Plain graphs as a batch padded to the largest, nodes of class 0 and edges of class 1; inverse of :func:`batch_to_graph6`.
+
+    Raises:
+        ValueError: for what is no simple graph, and for a line with classes.
+
+    >>> graphs_to_batch(["Bg"]).edges.tolist()
+    [[[0, 1, 0], [1, 0, 1], [0, 1, 0]]]
+    """
+    for graph in graphs:
+        if not isinstance(graph, str | nx.Graph) or (isinstance(graph, str) and CLASSES.search(graph)):
+            raise ValueError(f"graph: {str(graph)[:60]!r}, expected a plain graph or a graph6 line")
+    matrices = [torch.from_numpy(adjacency(graph)).long() for graph in graphs]
+    n = max(len(matrix) for matrix in matrices)
+    edges = torch.stack([torch.nn.functional.pad(m, (0, n - len(m), 0, n - len(m))) for m in matrices])
+    sizes = torch.tensor([len(m) for m in matrices])
+    return GraphBatch(torch.zeros(len(matrices), n, dtype=torch.long), edges, node_mask(sizes, n))

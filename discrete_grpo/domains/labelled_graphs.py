@@ -8,15 +8,17 @@ have one; class 0 of a pair means that there is no edge. Readers of graph6 see t
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import networkx as nx
 import numpy as np
+import torch
 from jaxtyping import Int
 
 from discrete_grpo.domains import graph6
 from discrete_grpo.domains.graphs import GraphBatch
 
-__all__ = ["batch_to_lines", "from_line", "to_line"]
+__all__ = ["batch_to_lines", "from_line", "graphs_to_batch", "to_line"]
 
 FORM = re.compile(r"(?P<graph>\S+) nodes=(?P<nodes>[\d,]*) edges=(?P<edges>[\d,]*)")
 
@@ -68,3 +70,29 @@ def batch_to_lines(batch: GraphBatch) -> list[str]:
     """Every graph of a batch as a line with its node and edge classes."""
     nodes, edges = batch.nodes.cpu().numpy(), batch.edges.cpu().numpy()
     return [to_line(nodes[k, :n], edges[k, :n, :n]) for k, n in enumerate(batch.sizes.tolist())]
+
+
+def graphs_to_batch(graphs: Sequence[graph6.GraphLike]) -> GraphBatch:
+    """Graphs with classes as a batch padded to the largest; inverse of :func:`batch_to_lines`.
+
+    Args:
+        graphs: lines, or graphs whose nodes and edges have their class as the attribute ``label``.
+
+    Raises:
+        ValueError: for what is no simple graph with classes.
+
+    >>> graphs_to_batch(["Bg nodes=0,2,1 edges=1,3"]).edges.tolist()
+    [[[0, 1, 0], [1, 0, 3], [0, 3, 0]]]
+    """
+    parsed = [from_line(graph) if isinstance(graph, str) else graph for graph in graphs]
+    plain = graph6.graphs_to_batch(parsed)
+    nodes, edges = plain.nodes, torch.zeros_like(plain.edges)
+    for b, graph in enumerate(parsed):
+        place = {node: k for k, node in enumerate(graph)}
+        labels = [*graph.nodes(data="label"), *((i, j, c) for i, j, c in graph.edges(data="label"))]
+        if any(not isinstance(label[-1], int) for label in labels):
+            raise ValueError(f"graph: {str(graph)[:60]!r}, expected a whole number as the label of every node and edge")
+        nodes[b, : len(graph)] = torch.tensor([c for _, c in graph.nodes(data="label")], dtype=torch.long)
+        for i, j, c in graph.edges(data="label"):
+            edges[b, place[i], place[j]] = edges[b, place[j], place[i]] = c
+    return GraphBatch(nodes, edges, plain.mask)

@@ -13,9 +13,9 @@ Conventions:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import torch
 from rdkit import Chem
@@ -30,6 +30,7 @@ __all__ = [
     "classes_to_mol",
     "decode",
     "encode",
+    "encoder",
     "molecule_parts",
     "molecule_to_classes",
     "parse",
@@ -236,7 +237,7 @@ def encode(smiles: Sequence[str], vocabulary: Vocabulary) -> GraphBatch:
     """
     parts = []
     for k, text in enumerate(smiles):
-        mol = parse_smiles(text)
+        mol = parse_smiles(text) if isinstance(text, str) else None
         if mol is None:
             raise ValueError(f"smiles[{k}]: {text!r}, expected a SMILES string that RDKit parses")
         try:
@@ -252,6 +253,20 @@ def encode(smiles: Sequence[str], vocabulary: Vocabulary) -> GraphBatch:
         for i, j, order in bonds:
             edges[b, i, j] = edges[b, j, i] = order
     return GraphBatch(node_classes, edges, node_mask(sizes, n))
+
+
+def encoder(vocabulary: Vocabulary, bond_classes: int) -> Callable[[Sequence[str]], GraphBatch] | None:
+    """:func:`encode` for a policy of molecular graphs; None where its graphs have aromatic bonds or explicit hydrogens.
+
+    Args:
+        vocabulary: atom types of the node classes.
+        bond_classes: number of bond classes; more than 4 has the aromatic one.
+
+    >>> encoder(Vocabulary(("C", "O")), 4)(["OC"]).nodes.tolist(), encoder(Vocabulary(("H", "C")), 4)
+    ([[1, 0]], None)
+    """
+    kekule = bond_classes <= 1 + len(_BOND_CLASS) and all(t.symbol != "H" for t in vocabulary.types)
+    return partial(encode, vocabulary=vocabulary) if kekule else None
 
 
 def parse_smiles(text: str) -> Chem.Mol | None:

@@ -328,6 +328,10 @@ def _assemble(
     decode = partial(molecules.decode, vocabulary=stats.vocabulary) if stats else graph6.batch_to_graph6
     nodes, edges = kernels
     policy = GraphPolicy(network, nodes, edges, counts, num_steps=num_steps.value, decode=decode, **sampler)
+    if stats:
+        policy.encode = molecules.encoder(stats.vocabulary, edges.noise.num_clean)
+    elif (nodes.noise.num_clean, edges.noise.num_clean) == (1, 2):
+        policy.encode = graph6.graphs_to_batch
     return ImportedGraphs(policy.eval(), stats, _taken(source, policy, {"steps": num_steps, **facts}))
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from discrete_grpo.core.categorical import Sites
 from discrete_grpo.core.precision import full_precision
 from discrete_grpo.core.rollout import Context, Policy, Rollout, as_module
+from discrete_grpo.policies.bridging import accepts
 from discrete_grpo.policies.delegation import Inner, one_line
 
 __all__ = ["DecodedPolicy"]
@@ -39,7 +40,7 @@ class DecodedPolicy(nn.Module):
         super().__init__()
         as_module(policy)
         self.policy: Any = policy
-        self.decoder = decoder
+        self.decoder: Any = decoder
         if isinstance(decoder, nn.Module):
             decoder.requires_grad_(False).eval()
 
@@ -54,6 +55,22 @@ class DecodedPolicy(nn.Module):
     def device(self) -> torch.device:
         """Device of the inner policy's parameters."""
         return next(self.policy.parameters()).device
+
+    @property
+    def can_draw(self) -> Callable[[Any], bool]:
+        """Whether the inner policy draws the text of a sample; missing if the decoder has no ``encode``."""
+        encode, can_draw = self.decoder.encode, self.policy.can_draw
+        return lambda sample: accepts(encode, sample) and can_draw(encode([sample])[0])
+
+    @property
+    def rollout_of(self) -> Callable[..., Rollout]:
+        """The inner policy's trajectories of the texts that ``encode`` of the decoder gives; missing if it has none."""
+        encode, rollout_of = self.decoder.encode, self.policy.rollout_of
+
+        def encoded(samples: Sequence[Any], *, generator: torch.Generator | None = None) -> Rollout:
+            return replace(rollout_of(encode(samples), generator=generator), samples=tuple(samples))
+
+        return encoded
 
     def train(self, mode: bool = True) -> DecodedPolicy:
         """Train or eval mode of the inner policy; the decoder stays in eval mode."""

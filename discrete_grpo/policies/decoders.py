@@ -1,6 +1,7 @@
 """Frozen decoders from the text of a token policy to images, molecules and graphs.
 
-A decoder is a callable ``texts -> objects`` that gives None for a text that is no object.
+A decoder is a callable ``texts -> objects`` that gives None for a text that is no object. One with a method ``encode``, ``objects ->
+texts``, lets a policy learn from objects that it did not draw.
 
 =================== =============================== ==========================================
 decoder             text                            object
@@ -111,10 +112,7 @@ class SelfiesDecoder:
         Raises:
             ImportError: if the package ``selfies`` is not installed.
         """
-        try:
-            import selfies
-        except ImportError as error:
-            raise ImportError("decoder: selfies is not installed; pip install discrete-grpo[selfies]") from error
+        selfies = _selfies()
 
         def decode(text: str) -> str | None:
             try:
@@ -124,6 +122,35 @@ class SelfiesDecoder:
             return None if mol is None else chemistry.to_smiles(mol)
 
         return [decode(text) for text in texts]
+
+    def encode(self, samples: Sequence[str]) -> list[str]:
+        """A text of each SMILES string, one of the many that decode to it.
+
+        Raises:
+            ImportError: if the package ``selfies`` is not installed.
+            ValueError: for a sample that is no SMILES string, or that SELFIES cannot write.
+
+        >>> SelfiesDecoder().encode(["CCO"])
+        ['[C][C][O]']
+        """
+        selfies = _selfies()
+        found = []
+        for sample in samples:
+            if not isinstance(sample, str) or chemistry.parse(sample) is None:
+                raise ValueError(f"samples: {sample!r}, expected a valid, connected SMILES string")
+            try:
+                found.append(selfies.encoder(sample))
+            except selfies.EncoderError as error:
+                raise ValueError(f"samples: {sample!r}, expected a molecule that SELFIES can write") from error
+        return found
+
+
+def _selfies() -> Any:
+    try:
+        import selfies
+    except ImportError as error:
+        raise ImportError("decoder: selfies is not installed; pip install discrete-grpo[selfies]") from error
+    return selfies
 
 
 # -- graphs
@@ -180,6 +207,17 @@ class EdgeListDecoder:
     def __call__(self, texts: Sequence[str]) -> list[LabelledGraph | None]:
         """Decode each text to one graph."""
         return [self._decode(text) for text in texts]
+
+    def encode(self, samples: Sequence[LabelledGraph]) -> list[str]:
+        """The text of each graph with its edges in order, one of the many that decode to it.
+
+        Raises:
+            ValueError: for a sample that is no :class:`LabelledGraph`.
+        """
+        wrong = [sample for sample in samples if not isinstance(sample, LabelledGraph)]
+        if wrong:
+            raise ValueError(f"samples: {wrong[0]!r}, expected a LabelledGraph")
+        return [str(sample) for sample in samples]
 
     @staticmethod
     def _decode(text: str) -> LabelledGraph | None:

@@ -24,10 +24,11 @@ from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.diffusion.schedules import Schedule, time_grid
 from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, upper
 from discrete_grpo.domains.tokenizer import Property
+from discrete_grpo.policies.bridging import accepts, bridged_rollout, check_known, known_graphs
 from discrete_grpo.policies.conditions import FixedSites, fixed_states, hide_properties, property_table
 from discrete_grpo.policies.delegation import network_size, one_line
 from discrete_grpo.policies.node_count import checked_counts, draw_sizes
-from discrete_grpo.policies.noising import initial_graphs, noise_name, noised, pinned, renoised, stratified_times
+from discrete_grpo.policies.noising import initial_graphs, noise_name, noised, pinned, renoised, stratified_times, wide_logits
 from discrete_grpo.policies.restart import grid_point, restart_graphs, restarts_of
 from discrete_grpo.policies.trajectory import (
     all_steps,
@@ -41,7 +42,6 @@ from discrete_grpo.policies.trajectory import (
 )
 
 __all__ = ["FixedSites", "GraphPolicy", "size_buckets"]
-
 
 MIN_PROB = 1e-30
 """Floor of p̂: a softmax that underflows to 0 would make log-probs and the KL infinite. Sums do not notice it."""
@@ -61,8 +61,7 @@ class GraphPolicy(nn.Module):
         node_kernel, edge_kernel: reverse steps of nodes and of pairs; each holds its noise.
         node_counts: probability of a graph of 0, 1, 2, ... nodes; drawn once per group.
         num_steps: steps of the sampler, at least 1.
-        temperature: divides the network's logits (and not what ``precondition`` adds), in drawing and in scoring alike; more
-            than 0.
+        temperature: above 0; divides the network's logits (and not what ``precondition`` adds), in drawing and in scoring.
         share_initial_noise: whether the rows of a group start from the same x_1.
         shared_steps: number of first steps that the rows of a group share, from one x_1, before they separate; 0 to
             ``num_steps`` - 1. Only later steps differ within a group and are learned from. A group of one row shares nothing.
@@ -75,6 +74,7 @@ class GraphPolicy(nn.Module):
         sample_distortion: f of the sampler's grid, 1 - t_k = f(k/T); None is equal steps. Source of both: Qin et al. (2024),
             DeFoG, section 4.1, arXiv 2410.04263.
         decode: maps finished graphs to the samples that rewards see; None gives a :class:`GraphBatch` of one graph each.
+        encode: maps samples that rewards see to finished graphs; None knows a :class:`GraphBatch` of one graph each only.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -98,6 +98,7 @@ class GraphPolicy(nn.Module):
         train_distortion: Schedule | None = None,
         sample_distortion: Schedule | None = None,
         decode: Callable[[GraphBatch], Sequence[Any]] | None = None,
+        encode: Callable[[Sequence[Any]], GraphBatch] | None = None,
     ) -> None:
         super().__init__()
         for name, kernel in (("node_kernel", node_kernel), ("edge_kernel", edge_kernel)):
@@ -115,7 +116,7 @@ class GraphPolicy(nn.Module):
         self.num_steps, self.temperature, self.share_initial_noise = num_steps, temperature, share_initial_noise
         self.properties, self.guidance, self.condition_dropout = tuple(properties), guidance, condition_dropout
         self.train_distortion, self.sample_distortion = train_distortion, sample_distortion
-        self.decode = decode
+        self.decode, self.encode = decode, encode
         grid = time_grid(num_steps)
         check_range("shared_steps", shared_steps, least=0, most=num_steps - 1, note=", fewer than num_steps")
         self.shared_steps, self.precondition = shared_steps, precondition
@@ -141,7 +142,7 @@ class GraphPolicy(nn.Module):
         return len(self.node_counts) - 1
 
     def init_args(self) -> dict[str, Any]:
-        """Arguments from which a checkpoint builds this policy again (without ``decode``, which is set again after loading)."""
+        """Arguments from which a checkpoint builds this policy again (without ``decode`` and ``encode``, which are set again)."""
         names = ("network", "node_kernel", "edge_kernel", "node_counts", "num_steps", "temperature", "share_initial_noise")
         conditional = ("properties", "guidance", "condition_dropout") if self.properties else ()
         distorted = [name for name in ("train_distortion", "sample_distortion") if getattr(self, name) is not None]
@@ -183,11 +184,11 @@ class GraphPolicy(nn.Module):
     def _logits(self, state: GraphBatch, time: Tensor, properties: Tensor | None) -> tuple[Tensor, Tensor]:
         """The network's logits under guidance, at least float32; rows without properties get the unconditional branch from both."""
         if properties is None or not self.properties:
-            return _wide(self.network(state.nodes, state.edges, time, state.mask))
+            return wide_logits(self.network(state.nodes, state.edges, time, state.mask))
         if self.guidance == 1:
-            return _wide(self.network(state.nodes, state.edges, time, state.mask, properties))
+            return wide_logits(self.network(state.nodes, state.edges, time, state.mask, properties))
         both = [torch.cat([x, x]) for x in (state.nodes, state.edges, time, state.mask)]
-        nodes, edges = _wide(self.network(*both, torch.cat([properties, torch.full_like(properties, torch.nan)])))
+        nodes, edges = wide_logits(self.network(*both, torch.cat([properties, torch.full_like(properties, torch.nan)])))
         conditional, free = zip(nodes.chunk(2), edges.chunk(2), strict=True)
         with full_precision(nodes.device):
             x, e = (torch.lerp(u, c, self.guidance) for u, c in zip(free, conditional, strict=True))
@@ -282,6 +283,24 @@ class GraphPolicy(nn.Module):
         """The column ``restart`` of each of these samples: :meth:`sample` re-noises it to the grid point nearest to ``time``."""
         return restarts_of(rollout, rows, grid_point(self.grid, time))
 
+    # -- graphs that it did not draw
+
+    def graphs_of(self, samples: Sequence[Any]) -> GraphBatch:
+        """The finished graphs of samples; raises ValueError for one that this policy cannot draw."""
+        return known_graphs(samples, self.encode, self._kernels, self.node_counts).to(self.device)
+
+    def can_draw(self, sample: Any) -> bool:
+        """Whether a sample is a graph of the policy's classes whose node count has mass in ``node_counts``."""
+        return accepts(self.graphs_of, sample)
+
+    def rollout_of(self, samples: Sequence[Any], *, generator: torch.Generator | None = None) -> Rollout:
+        """A trajectory of each graph from the noising process given its end, see :mod:`~discrete_grpo.policies.bridging`.
+
+        No condition is given. Nodes are numbered as the samples list them. Raises ValueError as :meth:`graphs_of` does.
+        """
+        graphs = self.graphs_of(samples)
+        return bridged_rollout(samples, graphs, self._kernels, self.grid, self.max_nodes, self.dtype, generator)
+
     # -- likelihood training
 
     def likelihood_loss(
@@ -297,12 +316,12 @@ class GraphPolicy(nn.Module):
         properties: tuple[Tensor, ...] = ()
         if isinstance(graphs, ConditionedGraphs):
             properties, graphs = (hide_properties(graphs.properties, self.condition_dropout, generator),), graphs.graphs
-        self._check_known(graphs)
+        check_known(graphs, self._kernels, self.max_nodes)
         device = graphs.nodes.device
         t = stratified_times(len(graphs), device, self.train_distortion, generator)
         noisy = noised(self._kernels, graphs, t, generator)
         exists, both, clean_pairs = graphs.mask, pair_mask(graphs.mask), upper(graphs.edges)
-        node_logits, edge_logits = _wide(self.network(noisy.nodes, noisy.edges, t.to(self.dtype), exists, *properties))
+        node_logits, edge_logits = wide_logits(self.network(noisy.nodes, noisy.edges, t.to(self.dtype), exists, *properties))
         ce = nn.functional.cross_entropy
         with full_precision(device):
             of_nodes = self._given_state(self.node_kernel, node_logits, noisy.nodes, t)
@@ -310,13 +329,6 @@ class GraphPolicy(nn.Module):
             loss_nodes = ce(of_nodes[exists], graphs.nodes[exists])
             loss_edges = ce(of_pairs[both], clean_pairs[both]) if both.any() else loss_nodes.new_zeros(())
         return {"loss": loss_nodes + edge_weight * loss_edges, "loss_nodes": loss_nodes.detach(), "loss_edges": loss_edges.detach()}
-
-    def _check_known(self, graphs: GraphBatch) -> None:
-        check_range("nodes of graphs", graphs.num_nodes, most=self.max_nodes, note=" (max_nodes of the policy)")
-        kinds = (("node", graphs.nodes, self.node_kernel), ("edge", graphs.edges, self.edge_kernel))
-        for kind, classes, kernel in kinds:
-            low, high = (int(x) for x in classes.aminmax()) if classes.numel() else (0, 0)
-            check_range(f"{kind} class in graphs", low if low < 0 else high, least=0, most=kernel.noise.num_clean - 1)
 
     # -- drawing
 
@@ -386,9 +398,3 @@ class GraphPolicy(nn.Module):
         logp = logp + torch.where(free_pairs, gather(safe_log(q_pairs), pairs), 0.0).sum(-1)
         drawn = GraphBatch(nodes, symmetrise(pairs, state.num_nodes), exists)
         return pinned(self._kernels, drawn, fixed, self.grid, k + 1, generator), logp
-
-
-def _wide(logits: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Logits of nodes and edges in at least float32."""
-    nodes, edges = (z.to(torch.promote_types(z.dtype, torch.float32)) for z in logits)
-    return nodes, edges

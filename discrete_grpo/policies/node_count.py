@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from discrete_grpo.core.categorical import Sites, gather, safe_log, sample
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.rollout import Context, Refinable, Rollout, Scorer
+from discrete_grpo.domains.graphs import GraphBatch
+from discrete_grpo.policies.bridging import accepts
 from discrete_grpo.policies.conditions import FixedSites, columns_of
 from discrete_grpo.policies.delegation import Inner, one_line
 from discrete_grpo.policies.restart import asked_nodes
@@ -165,7 +167,7 @@ class SizedPolicy(nn.Module):
         ValueError: if the head knows larger graphs than the policy, or the policy scores itself (wrap the other way round).
     """
 
-    device, max_nodes, decode = Inner[torch.device](), Inner[int](), Inner[Any]()
+    device, max_nodes, decode, encode = Inner[torch.device](), Inner[int](), Inner[Any](), Inner[Any]()
     check_condition = Inner[Callable[..., None]]()
     likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()  # the head starts at the histogram, its likelihood's optimum
 
@@ -204,21 +206,39 @@ class SizedPolicy(nn.Module):
         drawn = sample(table.exp().to(where), generator).to(self.device)
         count = torch.where(chosen, drawn, given)
         inner = self.policy.sample(_with_sizes(contexts, asked, count.tolist()), generator=generator)
-        logp = torch.where(chosen, gather(table, count.clamp_max(table.shape[1] - 1)), 0.0).to(inner.logp.dtype)
+        logp = torch.where(chosen, gather(table, count.clamp_max(table.shape[1] - 1)), 0.0)
         states = {"size_count": count, "size_chosen": chosen, "size_least": least}
-        if isinstance(self.head, RunningSizes):
-            states["size_table"] = table
-        return Rollout(
-            states={**inner.states, **states},
-            group=torch.tensor([c.group for c in contexts], device=self.device),
-            logp=torch.cat([logp[:, None], inner.logp], 1),
-            units=torch.cat([chosen.to(inner.units.dtype)[:, None], inner.units], 1),
-            size=inner.size,
-            max_units=inner.max_units + 1,
-            max_steps=None if inner.max_steps is None else inner.max_steps + 1,
-            samples=inner.samples,
-            columns=columns_of(contexts),
-        )
+        made = self._outer(inner, states, table, logp)
+        return replace(made, group=torch.tensor([c.group for c in contexts], device=self.device), columns=columns_of(contexts))
+
+    # -- graphs that it did not draw
+
+    def graphs_of(self, samples: Sequence[Any]) -> GraphBatch:
+        """The finished graphs of samples; raises ValueError for one that the inner policy or the head cannot draw."""
+        graphs: GraphBatch = self.policy.graphs_of(samples)
+        table = self.head.log_probs()
+        for size in graphs.sizes.tolist():
+            if size >= len(table) or bool(table[size].isneginf()):
+                raise ValueError(f"samples: a graph of {size} nodes, expected a size to which the head gives mass")
+        return graphs
+
+    def can_draw(self, sample: Any) -> bool:
+        """Whether the inner policy draws a sample, and the head its node count."""
+        return accepts(self.graphs_of, sample)
+
+    @torch.no_grad()
+    def rollout_of(self, samples: Sequence[Any], *, generator: torch.Generator | None = None) -> Rollout:
+        """The inner policy's trajectories of finished graphs, each after the choice of its node count; ``logp`` is NaN.
+
+        Raises:
+            ValueError: for a sample that this policy cannot draw.
+        """
+        self.graphs_of(samples)
+        inner = self.policy.rollout_of(samples, generator=generator)
+        chosen, least = torch.ones_like(inner.size, dtype=torch.bool), torch.ones_like(inner.size)
+        table = self._table(self.head.log_probs(), least)
+        states = {"size_count": inner.size, "size_chosen": chosen, "size_least": least}
+        return self._outer(inner, states, table, torch.full_like(inner.logp[:, 0], torch.nan))
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
         """The choice of the node count [B, S', 1, N_max + 1], masked beyond step 0, and the inner policy's, masked in it."""
@@ -248,6 +268,18 @@ class SizedPolicy(nn.Module):
         return self.policy.restarts(self._inner(rollout), rows, time)
 
     # -- inside
+
+    def _outer(self, inner: Rollout, states: dict[str, Tensor], table: Tensor, logp: Tensor) -> Rollout:
+        """The inner policy's rollout after a step that chooses the node count, with log-prob ``logp`` [B]."""
+        running = {"size_table": table} if isinstance(self.head, RunningSizes) else {}
+        return replace(
+            inner,
+            states={**inner.states, **states, **running},
+            logp=torch.cat([logp.to(inner.logp.dtype)[:, None], inner.logp], 1),
+            units=torch.cat([states["size_chosen"].to(inner.units.dtype)[:, None], inner.units], 1),
+            max_units=inner.max_units + 1,
+            max_steps=None if inner.max_steps is None else inner.max_steps + 1,
+        )
 
     def _inner(self, rollout: Rollout) -> Rollout:
         """The rollout as the inner policy drew it."""

@@ -13,7 +13,7 @@ from discrete_grpo.diffusion.noise import Noise, NoiseProcess
 from discrete_grpo.diffusion.schedules import Schedule
 from discrete_grpo.domains.graphs import GraphBatch, num_pairs, pair_mask, symmetrise, upper
 
-__all__ = ["initial_graphs", "noise_name", "noised", "pinned", "renoised", "stratified_times"]
+__all__ = ["initial_graphs", "noise_name", "noised", "pinned", "renoised", "stratified_times", "wide_logits"]
 
 Kernels = tuple[Kernel, Kernel]
 """The kernel of nodes and the kernel of pairs."""
@@ -52,6 +52,12 @@ def stratified_times(
     u = torch.rand((), generator=generator, device=device, dtype=widest(device))
     t = ((torch.arange(count, device=device) + u) / count)[torch.randperm(count, generator=generator, device=device)]
     return t if distortion is None else 1 - distortion.alpha_bar(t)
+
+
+def wide_logits(logits: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Logits of nodes and edges in at least float32."""
+    nodes, edges = (z.to(torch.promote_types(z.dtype, torch.float32)) for z in logits)
+    return nodes, edges
 
 
 def noise_name(noise: NoiseProcess) -> str:

@@ -21,6 +21,7 @@ from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.kernels import Kernel, chain_law
 from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.domains.graphs import node_mask, num_pairs, pair_mask, upper
+from discrete_grpo.policies.bridging import known_step
 from discrete_grpo.policies.delegation import Inner, one_line
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.trajectory import Moments, all_steps, moments, step_units
@@ -74,8 +75,9 @@ class EagerLikelihood(nn.Module):
     """
 
     forward_kl_gradient = True
-    device, decode = Inner[torch.device](), Inner[Any]()
+    device, decode, encode = Inner[torch.device](), Inner[Any](), Inner[Any]()
     sample, sites = Inner[Callable[..., Rollout]](), Inner[Callable[..., Sequence[Sites]]]()
+    rollout_of, can_draw = Inner[Callable[..., Rollout]](), Inner[Callable[..., bool]]()
     restarts, check_condition = Inner[Callable[..., Sequence[Mapping[str, Any]]]](), Inner[Callable[..., None]]()
     likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()
 
@@ -136,7 +138,8 @@ class ElboLikelihood(nn.Module):
     """
 
     forward_kl_gradient = True
-    device, decode = Inner[torch.device](), Inner[Any]()
+    device, decode, encode = Inner[torch.device](), Inner[Any](), Inner[Any]()
+    can_draw = Inner[Callable[..., bool]]()
     restarts, check_condition = Inner[Callable[..., Sequence[Mapping[str, Any]]]](), Inner[Callable[..., None]]()
     likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()
 
@@ -161,7 +164,19 @@ class ElboLikelihood(nn.Module):
 
         State j is that of step floor((j + u) T/J), u uniform: each step is taken J/T times in the mean.
         """
-        drawn = self.policy.sample(contexts, generator=generator)
+        return self._at_drawn_steps(self.policy.sample(contexts, generator=generator), generator)
+
+    @torch.no_grad()
+    def rollout_of(self, samples: Sequence[Any], *, generator: torch.Generator | None = None) -> Rollout:
+        """The finished graphs of ``samples`` with J states of each, as in :meth:`sample`; ``logp`` is NaN.
+
+        Raises:
+            ValueError: for a sample that the inner policy cannot draw.
+        """
+        made = self._at_drawn_steps(self.policy.rollout_of(samples, generator=generator), generator)
+        return replace(made, logp=torch.full_like(made.logp, torch.nan))
+
+    def _at_drawn_steps(self, drawn: Rollout, generator: torch.Generator | None) -> Rollout:
         device = generator.device if generator is not None else self.device
         u = torch.rand(len(drawn), self.draws, generator=generator, device=device, dtype=widest(device)).to(self.device)
         total = self.policy.num_steps
@@ -243,17 +258,12 @@ class ElboLikelihood(nn.Module):
     @torch.no_grad()
     def _known_steps(self, rollout: Rollout, now: Moments, points: Tensor) -> list[Tensor]:
         """q(·| x_t, x_0) of every site, the kernel's step for a known x_0, as [B, S', U, K]; the last step gives x_0."""
-        grid, k = place(self.policy.grid, points.device), points.flatten()
-        wide = torch.promote_types(self.policy.dtype, torch.float32)
-        noisy = now.state.nodes, upper(now.state.edges)
-        ends = (k == self.policy.num_steps - 1)[:, None, None]
-        found = []
-        for kernel, x, clean in zip(self._kernels, noisy, _final(rollout, points.shape[1]), strict=True):
-            certain = nn.functional.one_hot(clean.flatten(0, 1), kernel.noise.num_states).to(wide)
-            with full_precision(x.device):
-                step = kernel.transition(certain[..., : kernel.noise.num_clean], x, grid[k], grid[k + 1])
-            found.append(torch.where(ends, certain, step).unflatten(0, points.shape))
-        return found
+        k, grid, dtype = points.flatten(), self.policy.grid, torch.promote_types(self.policy.dtype, torch.float32)
+        noisy, clean = (now.state.nodes, upper(now.state.edges)), _final(rollout, points.shape[1])
+        return [
+            known_step(kernel, ends.flatten(0, 1), x, grid, k, dtype).unflatten(0, points.shape)
+            for kernel, x, ends in zip(self._kernels, noisy, clean, strict=True)
+        ]
 
     @property
     def _kernels(self) -> tuple[Kernel, Kernel]:

@@ -75,6 +75,7 @@ def diffusion_policy(
     properties: Sequence[Property] = (),
     condition_dropout: float = 0.1,
     decode: Callable[[GraphBatch], Sequence[Any]] | None = None,
+    encode: Callable[[Sequence[Any]], GraphBatch] | None = None,
     seed: int = 42,
 ) -> GraphPolicy:
     """An untrained graph diffusion or flow policy.
@@ -88,6 +89,7 @@ def diffusion_policy(
         properties: numbers the policy is conditioned on.
         condition_dropout: share of training graphs whose properties are hidden.
         decode: turns finished graphs into the samples that rewards see.
+        encode: turns samples that rewards see into finished graphs.
         seed: random seed of the initial weights of a graph transformer; the global random state is not changed.
 
     Raises:
@@ -108,6 +110,7 @@ def diffusion_policy(
         train_distortion=choices.make_distortion(options.train_distortion),
         sample_distortion=choices.make_distortion(options.sample_distortion),
         decode=decode,
+        encode=encode,
     )
     if own:
         check_denoiser(policy)

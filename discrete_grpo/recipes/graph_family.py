@@ -55,6 +55,7 @@ def _decode(policy: Any, metadata: Columns) -> None:
     inner = innermost(policy)
     labelled = inner.node_kernel.noise.num_clean > 1 or inner.edge_kernel.noise.num_clean > 2
     inner.decode = labelled_graphs.batch_to_lines if labelled else graph6.batch_to_graph6
+    inner.encode = labelled_graphs.graphs_to_batch if labelled else graph6.graphs_to_batch
 
 
 def class_shares(samples: Sequence[str | None]) -> dict[str, float]:

@@ -82,7 +82,8 @@ def graph_policy(
         seed: random seed of the initial weights; the global random state is not changed.
     """
     shares = ((1.0,), stats.edge_marginal)
-    return diffusion_policy(shares, stats.node_counts, network, options, decode=topology.batch_to_graph6, seed=seed)
+    forms = {"decode": topology.batch_to_graph6, "encode": topology.graphs_to_batch}
+    return diffusion_policy(shares, stats.node_counts, network, options, **forms, seed=seed)
 
 
 def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | None = None, resume: bool = False) -> Path:

@@ -183,8 +183,9 @@ def _rebuilt(policy: Any, change: Callable[[Any], Mapping[str, Any]]) -> Any:
         return type(policy)(**policy.init_args() | {"policy": _rebuilt(policy.policy, change)}).eval()
     made = type(policy)(**policy.init_args() | change(policy))
     made.load_state_dict(policy.state_dict())
-    if hasattr(policy, "decode"):
-        made.decode = policy.decode
+    for name in ("decode", "encode"):
+        if hasattr(policy, name):
+            setattr(made, name, getattr(policy, name))
     return made.eval()
 
 

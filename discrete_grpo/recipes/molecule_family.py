@@ -82,6 +82,7 @@ def _decode(policy: Any, metadata: Columns) -> None:
         if types != classes:
             raise CheckpointError(f"checkpoint: it has a vocabulary of {types} atom types, expected the policy's {classes}")
         inner.decode = partial(chemistry.decode, vocabulary=vocabulary)
+        inner.encode = chemistry.encoder(vocabulary, inner.edge_kernel.noise.num_clean)
         return
     from discrete_grpo.policies.tokens import TokenPolicy
 

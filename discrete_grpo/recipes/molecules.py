@@ -69,6 +69,7 @@ def molecule_policy(
         properties=properties,
         condition_dropout=condition_dropout,
         decode=partial(chemistry.decode, vocabulary=stats.vocabulary),
+        encode=chemistry.encoder(stats.vocabulary, len(stats.edge_marginal)),
         seed=seed,
     )
 
