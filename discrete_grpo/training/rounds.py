@@ -39,7 +39,7 @@ class RoundsConfig:
         draws: samples that the policy draws per round, at least 1.
         children: samples that each proposer makes per round, at least 0.
         passes: updates per round, at least 0.
-        batch_size: remembered samples per update, at least 2.
+        batch_size: remembered samples per update, at least 0.
         explore: how many of a batch are drawn from all scored samples with equal odds instead of by rank, in [0, ``batch_size``].
         fresh_passes: how many of the passes learn from what the round has just scored too, in [0, ``passes``].
         learning_rate: of Adam, on the weights of the policy.
@@ -71,7 +71,7 @@ class RoundsConfig:
     bf16: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        least = {"draws": 1, "children": 0, "passes": 0, "batch_size": 2, "explore": 0, "take": 1, "unscreened": 0, "patience": 1}
+        least = {"draws": 1, "children": 0, "passes": 0, "batch_size": 0, "explore": 0, "take": 1, "unscreened": 0, "patience": 1}
         for name, low in least.items():
             check_range(name, getattr(self, name), least=low)
         check_range("fresh_passes", self.fresh_passes, least=0, most=self.passes, note=" (passes)")
