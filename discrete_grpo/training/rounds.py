@@ -48,6 +48,7 @@ class RoundsConfig:
         take: candidates per round that are scored if there is a screen, at least 1; the policy's come first until it is fitted.
         unscreened: of these, samples of the policy that are scored whatever the screen says.
         patience: rounds in a row without a new sample after which the run is stale, at least 1.
+        plateau: scored samples without a change among the ten best scores after which the run ends, at least 1; None goes on.
         when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with and keeps the memory.
         bf16: whether the passes run under bfloat16 autocast, ``auto`` if the device has units for it; samples are drawn without.
 
@@ -67,6 +68,7 @@ class RoundsConfig:
     take: int = 64
     unscreened: int = 0
     patience: int = 10
+    plateau: int | None = None
     when_stale: Literal["stop", "restart"] = "stop"
     bf16: bool | Literal["auto"] = "auto"
 
@@ -80,6 +82,8 @@ class RoundsConfig:
             check_range(name, getattr(self, name), above=0)
         if self.max_grad_norm is not None:
             check_range("max_grad_norm", self.max_grad_norm, above=0)
+        if self.plateau is not None:
+            check_range("plateau", self.plateau, least=1, note=" or None")
         if self.when_stale not in ("stop", "restart"):
             raise ValueError(f"when_stale: {self.when_stale!r}, expected stop or restart")
 
@@ -133,6 +137,8 @@ class Rounds:
         self._score_of: dict[Hashable, float] = {entry.key: entry.score for entry in self.memory.kept}
         self._drawn: list[Hashable | None] = []
         self.restarts, self.rounds = 0, 0
+        self._top: list[float] = []
+        self._risen_at = 0
         self._optimizer = self._new_optimizer()
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
@@ -148,9 +154,9 @@ class Rounds:
     # -- the loop
 
     def run(self) -> ScoredMemory:
-        """Make rounds until the budget is used up or the run is stale; returns everything that was scored."""
+        """Make rounds until the budget is used up, the run is stale or on a plateau; returns everything that was scored."""
         idle = 0
-        while not self.ledger.exhausted:
+        while not self.ledger.exhausted and not self._on_plateau():
             idle = 0 if self.round() else idle + 1
             if idle < self.config.patience:
                 continue
@@ -168,6 +174,12 @@ class Rounds:
         if self.config.passes and len(self.memory) > 1 and not self.ledger.exhausted:
             self._learn(new)
         return len(new)
+
+    def _on_plateau(self) -> bool:
+        top = [entry.score for entry in self.everything.kept[:10]]
+        if top != self._top:
+            self._top, self._risen_at = top, len(self.everything)
+        return self.config.plateau is not None and len(self.everything) - self._risen_at >= self.config.plateau
 
     def _restart(self) -> None:
         as_module(self.policy).load_state_dict(as_module(self.reference).state_dict())
