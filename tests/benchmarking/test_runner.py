@@ -117,7 +117,7 @@ def test_a_budget_is_hard_and_a_method_that_ends_early_is_carried_on(tmp_path: P
     methods = [replace(WALK, name=f.__name__, run=f, settings={}) for f in (once, greedy)]
     rows = benchmark([CARBONS], methods=methods, budget=12, seeds=[0], output_dir=tmp_path).rows
     assert [(row["calls"], row["stopped"]) for row in rows] == [(2, "method"), (12, "budget")]
-    assert rows[0]["auc_top10"] == pytest.approx((2 * 0.075 + 10 * 0.15) / 12)
+    assert rows[0]["auc_top10"] == pytest.approx((0.05 + 0.125 + 10 * 0.15) / 12)
 
 
 @pytest.mark.usefixtures("here")
