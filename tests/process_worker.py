@@ -41,6 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sizes": {"beta": 0.0},
     "idle": {"zero_std_groups": "mask"},
     "budget": {"max_steps": 50},
+    "stale": {"patience": 2, "when_stale": "restart", "beta": 0.0, "learning_rate": 0.1, "max_steps": 20, "save_steps": 20},
     "fails": {},
     "broken_metrics": {},
     "shards": {"generation_shards": 4},
@@ -74,10 +75,11 @@ def trainer(case: str, folder: Path, *, resume: bool = False, **changed: Any) ->
     if case == "sizes":
         policy = SizedPolicy(tiny_policy(layers=1).double(), RunningSizes([0.0, 0.3, 0.4, 0.3], rate=0.2))
     ledger = None
-    if case == "budget":
+    if case in ("budget", "stale"):
         path = folder / "ledger.sqlite"
         path.parent.mkdir(parents=True, exist_ok=True)
-        ledger = Ledger(path, max_oracle_calls=30, cache=ScoreCache(), rank=int(os.environ.get("RANK", "0")))
+        calls = 30 if case == "budget" else None
+        ledger = Ledger(path, max_oracle_calls=calls, cache=ScoreCache(), rank=int(os.environ.get("RANK", "0")))
     return GRPOTrainer(
         policy,
         REWARDS.get(case, share_of_class_two),

@@ -14,6 +14,7 @@ from discrete_grpo.core.categorical import Scores, Sites
 
 __all__ = [
     "Context",
+    "Encoder",
     "Observer",
     "Policy",
     "Refinable",
@@ -163,6 +164,26 @@ class Refinable(Protocol):
         They are added to the columns of the context of the sample. Values are plain, or dataclasses of plain values, as
         checkpoints store them. t = 0 is data and t = 1 is noise.
         """
+        ...
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """A policy that can learn from finished samples that it did not draw."""
+
+    def rollout_of(self, samples: Sequence[Any], *, generator: torch.Generator | None = None) -> Rollout:
+        """The trajectories by which this policy could have drawn these samples, one each, in groups of their own.
+
+        ``logp`` is NaN, as nobody drew them; :meth:`Policy.sites` gives log π_θ. Where a sample has many trajectories, one is drawn
+        with ``generator``.
+
+        Raises:
+            ValueError: for a sample that the policy cannot draw; see :meth:`can_draw`.
+        """
+        ...
+
+    def can_draw(self, sample: Any) -> bool:
+        """Whether the policy has a trajectory that ends in this sample."""
         ...
 
 

@@ -66,9 +66,13 @@ class Accounts(Protocol):
         ...
 
     def score(
-        self, rewards: Sequence[Reward], samples: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None
+        self,
+        rewards: Sequence[Reward],
+        samples: Sequence[Any],
+        columns: Mapping[str, Sequence[Any]] | None = None,
+        source: str | Sequence[str] = "",
     ) -> Float[Tensor, "batch reward"]:
-        """Score every sample by every reward; see :func:`score_samples`."""
+        """Score every sample by every reward; see :func:`score_samples`. ``source`` says who proposed the samples."""
         ...
 
     def metrics(self) -> dict[str, float]:

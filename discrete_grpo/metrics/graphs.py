@@ -161,15 +161,17 @@ class GraphFile:
     Attributes:
         graphs: graph6 lines that can be read, as written.
         broken: (line number from 1, text) of those that cannot; an empty field of a table is a sample that was invalid.
+        in_order: all in the order of the file, None for the broken ones.
     """
 
     graphs: tuple[str, ...]
     broken: tuple[tuple[int, str], ...]
+    in_order: tuple[str | None, ...]
 
     @property
     def samples(self) -> list[str | None]:
-        """All samples, None for the broken ones."""
-        return [*self.graphs, *(None for _ in self.broken)]
+        """All samples in the order of the file, None for the broken ones."""
+        return list(self.in_order)
 
 
 def read_graphs(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES) -> GraphFile:
@@ -202,7 +204,8 @@ def read_graphs(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int 
     if not lines:
         raise ValueError(f"file: {path} holds no graphs, expected at least one")
     good = {k: matrix_of(text) is not None for k, text in lines}
-    return GraphFile(tuple(s for k, s in lines if good[k]), tuple((k, s) for k, s in lines if not good[k]))
+    samples = tuple(s if good[k] else None for k, s in lines)
+    return GraphFile(tuple(s for s in samples if s is not None), tuple((k, s) for k, s in lines if not good[k]), samples)
 
 
 def _checked(path: Path, number: int, text: str, max_nodes: int) -> tuple[int, str]:

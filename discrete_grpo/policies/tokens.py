@@ -171,6 +171,46 @@ class TokenPolicy(nn.Module):
         log_probs, _ = self.tables(logits[row, at], at, packed)
         return [Sites(log_probs.unsqueeze(2), tokens[row, at].unsqueeze(2), (steps < length[:, None]).unsqueeze(2))]
 
+    # -- samples that it did not draw
+
+    def can_draw(self, sample: Any) -> bool:
+        """Whether a text has tokens of the alphabet only, and neither too few nor too many of them."""
+        if not isinstance(sample, str) or not self.tokenizer.knows(sample):
+            return False
+        ids = self.tokenizer.encode(sample)
+        return self.min_length <= len(ids) <= self.max_length and bool(self.drawable[ids].all())
+
+    def rollout_of(self, samples: Sequence[str], *, generator: torch.Generator | None = None) -> Rollout:
+        """The trajectory of each text, which is its only one, without a prompt and properties.
+
+        ``logp`` is NaN, as nobody drew them. The samples are texts as the alphabet spells them, whatever ``decode`` makes of them.
+
+        Raises:
+            ValueError: for a text that this policy cannot draw, or if its tables depend on top-k or top-p.
+        """
+        if not samples:
+            raise ValueError("samples: none given, expected at least one")
+        if self.truncation.restricts:
+            raise ValueError(f"rollout_of: {self.truncation}, expected top_k None and top_p 1")
+        unknown = [text for text in samples if not self.can_draw(text)]
+        if unknown:
+            raise ValueError(f"samples: {unknown[0]!r}, expected a text that the policy can draw")
+        rows = [[*self.tokenizer.encode(text), EOS][: self.max_length] for text in samples]
+        length = torch.tensor([len(row) for row in rows])
+        tokens = torch.full((len(rows), int(length.max())), PAD)
+        tokens[torch.arange(tokens.shape[1]) < length[:, None]] = torch.tensor([k for row in rows for k in row])
+        steps = torch.arange(tokens.shape[1])
+        return Rollout(
+            states={"tokens": tokens},
+            group=torch.arange(len(rows)),
+            logp=torch.full(tokens.shape, torch.nan),
+            units=(steps < length[:, None]).long(),
+            size=length,
+            max_units=self.max_length,
+            max_steps=self.max_length,
+            samples=tuple(samples),
+        ).to(self.device)
+
     # -- likelihood training
 
     def likelihood_loss(self, batch: TokenBatch, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:

@@ -3,30 +3,53 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import fields
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from discrete_grpo.datasets.text_files import text_lines
+from discrete_grpo.metrics.resampling import Estimate
+from discrete_grpo.metrics.suite import SUITES, SuiteOptions, SuiteResult, check_suite
 from discrete_grpo.recipes.families import KINDS, Family, FileOptions
 from discrete_grpo.recipes.sample import output_path
-from discrete_grpo.runs.console import print_table
+from discrete_grpo.runs.console import print_notes, print_table
 from discrete_grpo.runs.recorder import write_json
 
 __all__ = ["evaluate", "evaluate_file"]
 
+SUITE_OPTIONS = ("train", "bootstrap", "folds", "sbm_method")
 
+
+@overload
 def evaluate(
     samples: str | Path | Sequence[Any], *, kind: str | None = None, reference: str | None = None, shape: str | None = None
-) -> dict[str, float]:
+) -> dict[str, float]: ...
+
+
+@overload
+def evaluate(samples: str | Path | Sequence[Any], *, suite: str, **options: Any) -> dict[str, Estimate]: ...
+
+
+def evaluate(
+    samples: str | Path | Sequence[Any], *, kind: str | None = None, suite: str | None = None, **options: Any
+) -> dict[str, float] | dict[str, Estimate]:
     """Compute the numbers of an evaluation: validity, uniqueness, novelty and what else the kind of samples has.
+
+    With a suite, distribution metrics with intervals (``docs/metrics.md``); what could not be computed is told on standard error.
 
     Args:
         samples: the samples as rewards see them, with None for an invalid one, or a file of samples.
-        kind: molecules, graphs, text, images or samples; None recognises the kind of a file and takes a list for molecules.
-        reference: molecules that novelty is measured against, a SMILES file; of graphs a named set or an npz file of splits.
-        shape: what makes a graph valid: planar, tree, sbm or connected; None takes that of the reference's name.
+        kind: molecules, graphs, text, images or samples; None recognises the kind of a file and takes a list for what the suite
+            measures, without one for molecules.
+        suite: moses, guacamol or graphs; None computes the usual numbers.
+        options: fields of :class:`discrete_grpo.recipes.families.FileOptions`: ``reference``, molecules that samples are compared
+            with, a SMILES file, of graphs a named set or an npz file of splits; ``shape``, what makes a graph valid: planar, tree,
+            sbm or connected; with a suite ``train``, ``bootstrap``, ``folds`` and ``sbm_method``.
+
+    Returns:
+        Numbers by name; with a suite an :class:`discrete_grpo.metrics.resampling.Estimate` by name.
 
     Raises:
         ValueError: for an unknown kind, or an option that the kind of samples does not have.
@@ -36,11 +59,19 @@ def evaluate(
     """
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind: {kind!r}, expected one of {', '.join(KINDS)}")
-    options = FileOptions(reference=reference, shape=shape)
+    given = FileOptions(suite=suite, **options)
+    columns: Any = {}
     if isinstance(samples, str | Path):
-        family = KINDS[kind]({}) if kind else _recognised(samples, options)
-        return dict(_measured(family, *_read(family, samples, options), options))
-    return dict(_measured(KINDS[kind or "molecules"]({}), samples, {}, options))
+        family = KINDS[kind]({}) if kind else _recognised(samples, given)
+        _check_options(family, given)
+        samples, columns = _read(family, samples, given)
+    else:
+        family = KINDS[kind or SUITES.get(suite or "", "molecules")]({})
+    if suite is None:
+        return dict(_measured(family, samples, columns, given))
+    result = _suite(family, samples, given)
+    print_notes(result.notes)
+    return dict(result.metrics)
 
 
 def evaluate_file(file: str, options: FileOptions | None = None, *, out: str | None = None) -> dict[str, float]:
@@ -60,11 +91,19 @@ def evaluate_file(file: str, options: FileOptions | None = None, *, out: str | N
     family = KINDS["molecules"]({}) if options.smiles_column is not None else _recognised(file, options)
     _check_options(family, options)
     samples, columns = _read(family, file, options)
+    settings: dict[str, Any] = {name: getattr(options, name) for name in ("reference", "shape") if name in family.options}
+    if options.suite is not None:
+        measured = _suite(family, samples, options)
+        _report(f"{file}: {len(samples)} samples, suite {options.suite}", measured)
+        settings |= {"suite": options.suite, "train": options.train, **asdict(_suite_options(options)), **measured.settings}
+        table = {name: asdict(estimate) for name, estimate in measured.metrics.items()}
+        if path is not None:
+            write_json(path, {"file": file, **settings, "samples": len(samples), "notes": list(measured.notes), "metrics": table})
+        return {name: estimate.value for name, estimate in measured.metrics.items()}
     result = _measured(family, samples, columns, options)
     rows: dict[str, dict[str, float]] = {name: {"value": value} for name, value in result.items()}
     print_table(f"{file}: {len(samples)} samples", rows)
     if path is not None:
-        settings: dict[str, Any] = {name: getattr(options, name) for name in ("reference", "shape") if name in family.options}
         written: dict[str, Any] = {"file": file, **settings, "samples": len(samples), **result}
         write_json(path, written)
     return result
@@ -85,7 +124,13 @@ def _read(family: Family, file: str | Path, options: FileOptions) -> tuple[Seque
 
 
 def _check_options(family: Family, options: FileOptions) -> None:
-    """Raise ``ValueError`` for an option that is given and makes no difference to the family."""
+    """Raise ``ValueError`` for an option that is given and makes no difference to the family, or an unknown suite."""
+    if options.suite is not None:
+        check_suite(options.suite, family.name)
+        _suite_options(options)
+    for name in SUITE_OPTIONS:
+        if options.suite is None and getattr(options, name) is not None:
+            raise ValueError(f"{name}: {getattr(options, name)!r}, expected none without a suite")
     for f in fields(FileOptions):
         value = getattr(options, f.name)
         if f.default is None and value is not None and f.name not in family.options:
@@ -95,3 +140,26 @@ def _check_options(family: Family, options: FileOptions) -> None:
 def _measured(family: Family, samples: Sequence[Any], columns: Any, options: FileOptions) -> dict[str, float]:
     _check_options(family, options)
     return dict(family.evaluate(samples) if family.compare is None else family.compare(samples, columns, options))
+
+
+def _suite_options(options: FileOptions) -> SuiteOptions:
+    given = {name: getattr(options, name) for name in SUITE_OPTIONS[1:] if getattr(options, name) is not None}
+    return SuiteOptions(**given)
+
+
+def _suite(family: Family, samples: Sequence[Any], options: FileOptions) -> SuiteResult:
+    _check_options(family, options)
+    assert family.measure is not None  # the suites are of these families
+    return family.measure(samples, options, _suite_options(options))
+
+
+def _report(title: str, result: SuiteResult) -> None:
+    """Print the estimates that there are, and what was left out."""
+    rows = {name: asdict(estimate) for name, estimate in result.metrics.items()}
+    used = [column for column in ("value", "low", "high", "perfect", "mean", "deviation") if any(_known(rows, column))]
+    print_table(title, {name: {column: row[column] for column in used} for name, row in rows.items()})
+    print_notes(result.notes)
+
+
+def _known(rows: Mapping[str, Mapping[str, float]], column: str) -> Iterator[bool]:
+    return (column == "value" or not math.isnan(row[column]) for row in rows.values())

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, KernelName
 from discrete_grpo.rewards.ledger import text_key
 from discrete_grpo.runs.serialization import TRUSTED, CheckpointError
+
+if TYPE_CHECKING:
+    from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 
 __all__ = ["KINDS", "Columns", "Family", "FileOptions", "SamplerOptions", "family_of", "innermost", "run_family"]
 
@@ -70,6 +73,11 @@ class FileOptions:
         reference_smiles_column: name of the column of SMILES in the reference; None finds it.
         max_nodes: largest number of nodes of a graph.
         max_bytes: largest size that a gzipped file may unpack to.
+        suite: suite of distribution metrics: moses, guacamol or graphs; None computes the usual numbers.
+        train: with suite moses: training molecules that novelty is measured against, a SMILES file; None takes the reference.
+        bootstrap: with a suite: number of parts drawn for each interval; None takes 100, and 0 leaves intervals out.
+        folds: with a suite: number of equal runs of samples whose mean and deviation are computed; None leaves them out.
+        sbm_method: with suite graphs and shape sbm: how blocks are found: louvain or graph-tool; None takes louvain.
     """
 
     reference: str | None = None
@@ -78,6 +86,11 @@ class FileOptions:
     reference_smiles_column: str | None = None
     max_nodes: int = 10_000
     max_bytes: int = MAX_BYTES
+    suite: str | None = None
+    train: str | None = None
+    bootstrap: int | None = None
+    folds: int | None = None
+    sbm_method: str | None = None
 
 
 # -- families
@@ -123,6 +136,7 @@ class Family:
         holds: whether a file is of such samples, by its name and its first line.
         read: the samples of a file and its columns of labels.
         compare: the numbers of an evaluation of a file, against the reference of its options.
+        measure: the metrics of a suite, against the reference of the options.
         options: the fields of :class:`FileOptions` that make a difference, beside ``max_bytes``.
     """
 
@@ -142,6 +156,7 @@ class Family:
     holds: Callable[[Path, str], bool] = lambda path, first: False
     read: Callable[[str, FileOptions], tuple[Samples, Table]] | None = None
     compare: Callable[[Samples, Table, FileOptions], Mapping[str, float]] | None = None
+    measure: Callable[[Samples, FileOptions, SuiteOptions], SuiteResult] | None = None
     options: tuple[str, ...] = ()
 
 

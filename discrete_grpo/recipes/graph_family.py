@@ -11,6 +11,7 @@ from discrete_grpo.datasets.synthetic_graphs import load_splits
 from discrete_grpo.domains import graph6, labelled_graphs
 from discrete_grpo.domains.graph_validity import Shape
 from discrete_grpo.metrics import graphs as metrics
+from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
 from discrete_grpo.runs.report.graphs import render_graph
 
@@ -99,6 +100,19 @@ def _compare(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], optio
     return metrics.evaluate(samples, reference, shape) | class_shares(samples)
 
 
+def _measure(samples: Sequence[Any], options: FileOptions, settings: SuiteOptions) -> SuiteResult:
+    """V.U.N., MMDs and ratio with intervals against a set."""
+    from discrete_grpo.metrics.graph_suite import graphs
+
+    if options.reference is None:
+        raise ValueError("reference: None, expected a named set or an npz file of splits with suite 'graphs'")
+    splits = load_splits(options.reference, max_nodes=options.max_nodes, max_bytes=options.max_bytes)
+    reference = metrics.GraphReference(splits, cast(Shape, options.shape) or shape_of(splits.name))
+    if options.sbm_method is not None and reference.shape != "sbm":
+        raise ValueError(f"sbm_method: {options.sbm_method!r}, expected none with shape {reference.shape!r}")
+    return graphs(samples, reference, settings)
+
+
 def graph_family(metadata: Columns) -> Family:
     """Graphs, measured against the set their policy was trained on."""
     shape = metadata.get("shape", "connected")
@@ -117,5 +131,6 @@ def graph_family(metadata: Columns) -> Family:
         holds=_holds,
         read=_read,
         compare=_compare,
-        options=("reference", "shape", "max_nodes"),
+        measure=_measure,
+        options=("reference", "shape", "max_nodes", "suite", "bootstrap", "folds", "sbm_method"),
     )

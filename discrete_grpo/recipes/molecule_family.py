@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.metrics import molecules as metrics
+from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.policies.conditions import FixedSites
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
 from discrete_grpo.rewards.diversity import diversity_metrics
@@ -138,12 +140,17 @@ def _check_rewards(policy: Any, rewards: Sequence[Any]) -> None:
 
 
 def _read(file: str, options: FileOptions) -> tuple[list[str | None], Mapping[str, Sequence[Any]]]:
-    """The molecules of a file and one None per line that is none; these lines are listed on standard error."""
-    from discrete_grpo.datasets.reading import read_smiles
+    """The molecules of a file and one None per line that is none; these lines are listed on standard error.
+
+    For a suite all lines as they are written and in their order, as it repairs some and takes runs of them.
+    """
+    from discrete_grpo.datasets.reading import read_smiles, smiles_rows
     from discrete_grpo.recipes.molecules import report_broken
 
     found = read_smiles(file, max_broken=1.0, smiles_column=options.smiles_column, max_bytes=options.max_bytes)
     report_broken(file, found.broken, len(found.smiles))
+    if options.suite is not None:
+        return [text or None for _, text in smiles_rows(Path(file), options.smiles_column, options.max_bytes)], {}
     return [*found.smiles, *(None for _ in found.broken)], {}
 
 
@@ -151,15 +158,37 @@ def _compare(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], optio
     """Validity, uniqueness, novelty against the reference, diversity and property means."""
     if options.reference is None:
         return metrics.evaluate(samples)
+    stored = _stored(options.reference, options)
+    return metrics.evaluate(samples, {s for s in map(metrics.canonical, stored) if s is not None})
+
+
+def _stored(file: str, options: FileOptions) -> Sequence[str]:
+    """The molecules of a reference; lines that are none are listed on standard error."""
     from discrete_grpo.datasets.reading import read_smiles
     from discrete_grpo.recipes.molecules import report_broken
 
     try:
-        stored = read_smiles(options.reference, smiles_column=options.reference_smiles_column, max_bytes=options.max_bytes)
+        stored = read_smiles(file, smiles_column=options.reference_smiles_column, max_bytes=options.max_bytes)
     except ValueError as error:  # the option has another name here
         raise ValueError(str(error).replace("smiles_column", "reference_smiles_column")) from error
-    report_broken(options.reference, stored.broken, len(stored.smiles))
-    return metrics.evaluate(samples, {s for s in map(metrics.canonical, stored.smiles) if s is not None})
+    report_broken(file, stored.broken, len(stored.smiles))
+    return stored.smiles
+
+
+def _measure(samples: Sequence[Any], options: FileOptions, settings: SuiteOptions) -> SuiteResult:
+    """The metrics of MOSES or GuacaMol against the reference."""
+    if options.reference is None:
+        raise ValueError(f"reference: None, expected a file of molecules with suite {options.suite!r}")
+    if options.suite == "moses":
+        from discrete_grpo.metrics.moses import moses
+
+        train = None if options.train is None else _stored(options.train, options)
+        return moses(samples, _stored(options.reference, options), train, settings)
+    if options.train is not None:
+        raise ValueError(f"train: {options.train!r}, expected none with suite 'guacamol', whose reference is the training set")
+    from discrete_grpo.metrics.guacamol import guacamol
+
+    return guacamol(samples, _stored(options.reference, options), settings)
 
 
 MOLECULES = Family(
@@ -178,5 +207,6 @@ MOLECULES = Family(
     holds=lambda path, first: path.is_file(),
     read=_read,
     compare=_compare,
-    options=("reference", "smiles_column", "reference_smiles_column"),
+    measure=_measure,
+    options=("reference", "smiles_column", "reference_smiles_column", "suite", "train", "bootstrap", "folds"),
 )

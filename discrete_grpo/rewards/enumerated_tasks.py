@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from discrete_grpo.datasets.enumeration import BUNDLED_ATOMS, enumerated_smiles, gdb_like
-from discrete_grpo.rewards.scoring_parts import Gaussian, GeometricMean, Isomer, Part, Property, Tanimoto
+from discrete_grpo.rewards.scoring_parts import Gaussian, GeometricMean, Isomer, MoleculeProperty, Part, Tanimoto
 from discrete_grpo.rewards.task import Task
 
 __all__ = ["TASKS", "TOP10_OPTIMUM", "ListedMolecule", "Trap", "optima"]
@@ -71,16 +71,16 @@ def _plain(atom: Any) -> bool:
 
 
 PARTS: dict[str, tuple[str, Part, frozenset[str]]] = {
-    "enumerated_qed": ("QED", Property("qed"), frozenset()),
+    "enumerated_qed": ("QED", MoleculeProperty("qed"), frozenset()),
     "enumerated_logp": (
         "log P near 2.9 (standard deviation 0.2), where few molecules are",
-        Gaussian(Property("MolLogP"), 2.9, 0.2),
+        Gaussian(MoleculeProperty("MolLogP"), 2.9, 0.2),
         frozenset("C"),
     ),
     "enumerated_rediscovery": (f"atom pair similarity to {HIDDEN}", Tanimoto("AP", HIDDEN), frozenset("CNO")),
     "enumerated_polar": (
         "geometric mean of TPSA near 60 (standard deviation 5) and log P near 1 (0.2), which exclude each other",
-        GeometricMean((Gaussian(Property("TPSA"), 60.0, 5.0), Gaussian(Property("MolLogP"), 1.0, 0.2))),
+        GeometricMean((Gaussian(MoleculeProperty("TPSA"), 60.0, 5.0), Gaussian(MoleculeProperty("MolLogP"), 1.0, 0.2))),
         frozenset("CN"),
     ),
     "enumerated_isomers": ("isomers of C4H7NO2", Isomer("C4H7NO2"), frozenset("CNO")),

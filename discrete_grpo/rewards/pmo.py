@@ -25,8 +25,8 @@ from discrete_grpo.rewards.scoring_parts import (
     Lacks,
     MaxGaussian,
     MinGaussian,
+    MoleculeProperty,
     Part,
-    Property,
     Tanimoto,
 )
 from discrete_grpo.rewards.task import Task
@@ -34,7 +34,7 @@ from discrete_grpo.rewards.task import Task
 __all__ = ["PUBLISHED", "PUBLISHED_PRESCREENED", "TASKS"]
 
 GUACAMOL = "Brown et al. (2019), GuacaMol, https://doi.org/10.1021/acs.jcim.8b00839"
-LOGP, TPSA = Property("MolLogP"), Property("TPSA")
+LOGP, TPSA = MoleculeProperty("MolLogP"), MoleculeProperty("TPSA")
 
 ALBUTEROL = "CC(C)(C)NCC(O)c1ccc(O)c(CO)c1"
 MESTRANOL = "COc1ccc2[C@H]3CC[C@@]4(C)[C@@H](CC[C@@]4(O)C#C)[C@@H]3CCc2c1"
@@ -115,7 +115,7 @@ _ALL = (
     _task(
         "amlodipine_mpo",
         "gm[ECFP4(amlodipine), G(rings; 3, .5)]",
-        GeometricMean((Tanimoto("ECFP4", AMLODIPINE), Gaussian(Property("RingCount"), 3.0, 0.5))),
+        GeometricMean((Tanimoto("ECFP4", AMLODIPINE), Gaussian(MoleculeProperty("RingCount"), 3.0, 0.5))),
     ),
     _task("celecoxib_rediscovery", "ECFP4(celecoxib)", Tanimoto("ECFP4", CELECOXIB), optimum=1.0, elements="C N O S F"),
     _task(
@@ -171,12 +171,12 @@ _ALL = (
     _task(
         "perindopril_mpo",
         "gm[ECFP4(perindopril), G(aromatic rings; 2, .5)]",
-        GeometricMean((Tanimoto("ECFP4", PERINDOPRIL), Gaussian(Property("NumAromaticRings"), 2.0, 0.5))),
+        GeometricMean((Tanimoto("ECFP4", PERINDOPRIL), Gaussian(MoleculeProperty("NumAromaticRings"), 2.0, 0.5))),
     ),
     _task(
         "qed",
         "quantitative estimate of drug-likeness",
-        Property("qed"),
+        MoleculeProperty("qed"),
         source="Bickerton et al. (2012), https://doi.org/10.1038/nchem.1243",
     ),
     _task(
@@ -228,7 +228,7 @@ _ALL = (
                 Contains(VALSARTAN_PATTERN),
                 Gaussian(LOGP, SITAGLIPTIN_OF_VALSARTAN, 0.2),
                 Gaussian(TPSA, SITAGLIPTIN_OF_VALSARTAN, 5.0),
-                Gaussian(Property("BertzCT"), SITAGLIPTIN_OF_VALSARTAN, 30.0),
+                Gaussian(MoleculeProperty("BertzCT"), SITAGLIPTIN_OF_VALSARTAN, 30.0),
             )
         ),
         elements="C N O",

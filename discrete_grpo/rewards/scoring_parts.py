@@ -30,8 +30,8 @@ __all__ = [
     "Lacks",
     "MaxGaussian",
     "MinGaussian",
+    "MoleculeProperty",
     "Part",
-    "Property",
     "Tanimoto",
     "formula_counts",
     "property_of",
@@ -64,7 +64,7 @@ class Tanimoto:
 
 
 @dataclass(frozen=True)
-class Property:
+class MoleculeProperty:
     """RDKit's descriptor of this name: ``MolLogP``, ``TPSA``, ``BertzCT``, ``NumAromaticRings``, ``RingCount``, ``qed``."""
 
     name: str
@@ -154,7 +154,7 @@ class Gaussian:
 
     Attributes:
         part: the number x.
-        mean: where the maximum lies; a SMILES stands for RDKit's value of that molecule, where ``part`` is a :class:`Property`.
+        mean: where the maximum lies; a SMILES stands for the property of that molecule (``part`` is a :class:`MoleculeProperty`).
         sigma: standard deviation, more than 0.
     """
 
@@ -166,7 +166,7 @@ class Gaussian:
         """Compute the Gaussian."""
         mean = self.mean
         if isinstance(mean, str):
-            assert isinstance(self.part, Property)
+            assert isinstance(self.part, MoleculeProperty)
             mean = _property_of_target(self.part.name, mean)
         return _gaussian(self.part(mol), mean, self.sigma)
 

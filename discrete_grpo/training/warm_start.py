@@ -6,7 +6,7 @@ Each new sample is a call like any other: a start that is not counted would make
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -24,10 +24,10 @@ __all__ = ["Memory", "SourcedLedger", "WarmStart", "warm_start"]
 
 
 class Memory(Protocol):
-    """A memory of scored samples."""
+    """A memory of scored samples, such as :class:`discrete_grpo.training.memory.ScoredMemory`."""
 
-    def add(self, samples: Sequence[Any], scores: Sequence[float]) -> Any:
-        """Add samples, each with its total reward."""
+    def add(self, entries: Sequence[tuple[Hashable, Any, float]], source: str = "") -> int:
+        """Add samples as (key, sample, total reward); returns how many entered."""
         ...
 
 
@@ -36,7 +36,7 @@ class SourcedLedger(Protocol):
 
     @property
     def key(self) -> Any:
-        """Function from a sample to its canonical text, which is None for an invalid sample."""
+        """Function from a sample to its key, such as its canonical SMILES; None for an invalid sample."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class WarmStart:
         read: samples taken.
         invalid: those of them that are invalid; they cost no call and enter no memory.
         unknown: those whose reward is unknown, or for which the budget was too small; they enter no memory either.
-        added: samples handed to the memory, repeats included.
+        added: samples that entered the memory.
         calls: calls that the ledger added.
     """
 
@@ -98,7 +98,7 @@ def warm_start(
         limit: largest number of samples taken, at least 1; None takes all.
         weights: weights of the rewards in the total; None means 1 each.
         batch_size: samples per call of the rewards, at least 1.
-        source: source of the calls in the ledger.
+        source: source of the calls in the ledger, and of the samples in the memory.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -116,17 +116,14 @@ def warm_start(
             scores = ledger.score(rewards, batch, source=source)
         except BudgetExhausted as error:
             scores, spent = error.scores, True
-        done = _add(
-            done, batch, [ledger.key(sample) is not None for sample in batch], sum_rewards(scores, factors).tolist(), memory
+        entries = list(zip(map(ledger.key, batch), batch, sum_rewards(scores, factors).tolist(), strict=True))
+        valid = [entry for entry in entries if entry[0] is not None]
+        known = [entry for entry in valid if not math.isnan(entry[2])]
+        done = WarmStart(
+            read=done.read + len(batch),
+            invalid=done.invalid + len(batch) - len(valid),
+            unknown=done.unknown + len(valid) - len(known),
+            added=done.added + memory.add(known, source),
+            calls=ledger.calls - before,
         )
-    return WarmStart(done.read, done.invalid, done.unknown, done.added, ledger.calls - before)
-
-
-def _add(done: WarmStart, batch: Sequence[Any], valid: Sequence[bool], totals: Sequence[float], memory: Memory) -> WarmStart:
-    """Put the known samples of a batch into the memory, and count them."""
-    known = [k for k, total in enumerate(totals) if valid[k] and not math.isnan(total)]
-    if known:
-        memory.add([batch[k] for k in known], [totals[k] for k in known])
-    invalid = valid.count(False)
-    unknown = len(batch) - invalid - len(known)
-    return WarmStart(done.read + len(batch), done.invalid + invalid, done.unknown + unknown, done.added + len(known))
+    return done

@@ -103,7 +103,7 @@ def test_files_of_graphs(tmp_path: Path) -> None:
         found = read_graphs(tmp_path / name)
         assert found.graphs == (PATH3, TRIANGLE)
         assert found.broken == ((3, "no graph"), (5, "?"))
-        assert found.samples == [PATH3, TRIANGLE, None, None]
+        assert found.samples == [PATH3, None, TRIANGLE, None]
     (tmp_path / "a.csv").write_text(f"step,graph\n1,{PATH3}\n1,\n2,bad\n")
     assert read_graphs(tmp_path / "a.csv").graphs == (PATH3,)
     assert read_graphs(tmp_path / "a.csv").broken == ((3, ""), (4, "bad"))

@@ -1,0 +1,66 @@
+"""``augmented-memory``: REINVENT's loss on the best samples, each pass with other SMILES of them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from discrete_grpo.benchmarking.jobs import sample_key
+from discrete_grpo.benchmarking.method import Method
+from discrete_grpo.benchmarking.methods.trained import generator_of
+
+__all__ = ["METHOD", "augmented_memory"]
+
+
+def augmented_memory(task: Any, policy: Any, ledger: Any, seed: int, *, sigma: float, memory_size: int, **settings: Any) -> None:
+    """Fit log π to log π_prior + σ R on fresh samples, then on the whole memory in random spellings; see Augmented Memory."""
+    from discrete_grpo.policies.truncation import Truncation
+    from discrete_grpo.training.memory import ScoredMemory
+    from discrete_grpo.training.objectives import AugmentedLikelihood
+    from discrete_grpo.training.rounds import Rounds, RoundsConfig
+
+    policy.truncation = Truncation(temperature=1.0)
+    Rounds(
+        policy,
+        task,
+        ledger,
+        sample_key(task.kind),
+        AugmentedLikelihood(sigma),
+        RoundsConfig(**settings),
+        memory=ScoredMemory(memory_size, rank_coefficient=1.0),
+        rewrite=spelled_anew,
+        generator=generator_of(policy, seed),
+    ).run()
+
+
+def spelled_anew(smiles: str, generator: torch.Generator) -> str:
+    """The same molecule written from another atom on."""
+    from discrete_grpo.domains.molecules import parse
+    from discrete_grpo.domains.random_smiles import random_smiles
+
+    mol = parse(smiles)
+    return smiles if mol is None else random_smiles(mol, random.Random(int(torch.randint(2**62, (), generator=generator))))
+
+
+METHOD = Method(
+    name="augmented-memory",
+    about="REINVENT's loss on fresh samples, then twice on the best 100 in randomised SMILES",
+    source="Guo and Schwaller (2024), doi 10.1021/jacsau.4c00066",
+    run=augmented_memory,
+    settings={
+        "sigma": 500.0,
+        "memory_size": 100,
+        "draws": 64,
+        "passes": 3,
+        "fresh_passes": 1,
+        "batch_size": 100,
+        "learning_rate": 1e-4,
+        "patience": 20,
+        "when_stale": "restart",
+    },
+    families=("tokens",),
+    kinds=("molecules",),
+    least_budget=64,
+)

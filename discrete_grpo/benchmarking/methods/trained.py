@@ -1,0 +1,89 @@
+"""What the methods that train a policy share: GRPO's trainer and the rounds over a memory, on one task and one ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from discrete_grpo.benchmarking.jobs import sample_key
+from discrete_grpo.core.rollout import as_module
+
+if TYPE_CHECKING:
+    from discrete_grpo.rewards.ledger import Ledger
+    from discrete_grpo.rewards.task import Task
+    from discrete_grpo.training.memory import ScoredMemory
+    from discrete_grpo.training.objectives import Objective
+    from discrete_grpo.training.proposers import Proposer, Screen
+
+__all__ = ["generator_of", "in_rounds", "with_trainer"]
+
+
+def generator_of(policy: Any, seed: int) -> torch.Generator:
+    """A generator on the policy's device."""
+    return torch.Generator(next(as_module(policy).parameters()).device).manual_seed(seed)
+
+
+def with_trainer(task: Task, policy: Any, ledger: Ledger, seed: int, **settings: Any) -> None:
+    """Train the policy by :class:`~discrete_grpo.training.trainer.GRPOTrainer` until the budget is used up.
+
+    Args:
+        task: what is optimised.
+        policy: is trained in place.
+        ledger: counts the calls.
+        seed: of the run.
+        settings: fields of :class:`~discrete_grpo.training.config.GRPOConfig`.
+    """
+    from discrete_grpo.training.config import GRPOConfig
+    from discrete_grpo.training.trainer import GRPOTrainer
+
+    GRPOTrainer(policy, task, GRPOConfig(seed=seed, max_steps=1_000_000, **settings), ledger=ledger).train()
+
+
+def in_rounds(
+    task: Task,
+    policy: Any,
+    ledger: Ledger,
+    seed: int,
+    objective: Objective,
+    *,
+    memory: ScoredMemory | None = None,
+    proposers: Sequence[Proposer] = (),
+    screen: Screen | None = None,
+    temperature: float | None = None,
+    **settings: Any,
+) -> None:
+    """Train the policy by :class:`~discrete_grpo.training.rounds.Rounds` until the budget is used up or the run is stale.
+
+    Args:
+        task: what is optimised.
+        policy: is trained in place.
+        ledger: counts the calls.
+        seed: of all draws.
+        objective: loss of the passes.
+        memory: what the passes draw from; None takes the default.
+        proposers: whoever makes samples besides the policy.
+        screen: chooses among candidates; None scores all.
+        temperature: temperature at which a policy of tokens draws and is scored; None leaves its own.
+        settings: fields of :class:`~discrete_grpo.training.rounds.RoundsConfig`.
+    """
+    from discrete_grpo.training.memory import ScoredMemory
+    from discrete_grpo.training.rounds import Rounds, RoundsConfig
+
+    if temperature is not None:
+        from discrete_grpo.policies.truncation import Truncation
+
+        policy.truncation = Truncation(temperature=temperature)
+    Rounds(
+        policy,
+        task,
+        ledger,
+        sample_key(task.kind),
+        objective,
+        RoundsConfig(**settings),
+        memory=memory or ScoredMemory(),
+        proposers=proposers,
+        screen=screen,
+        generator=generator_of(policy, seed),
+    ).run()

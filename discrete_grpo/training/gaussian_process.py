@@ -1,0 +1,243 @@
+"""A Gaussian process of the score that chooses which candidates to score: Tanimoto kernels of counts and a kernel of numbers.
+
+It is fitted to scored samples only, so what it knows was paid for. The prior covariance is k = Σ_j w_j T_j + v D + Σ_j u_j T_j D
+with Σ_j w_j + v + Σ_j u_j = 1, T_j the Tanimoto similarity of the j-th counts and D a Gaussian kernel of standardised numbers.
+
+Source: Rasmussen and Williams (2006), Algorithm 2.1; Tanimoto kernels: Ralaivola et al. (2005), doi 10.1016/j.neunet.2005.07.009.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from discrete_grpo.core.checks import check_range
+
+__all__ = ["Features", "GaussianProcessScreen", "Hyperparameters", "tanimoto_table", "unary_bits"]
+
+WIDTH = 8192
+"""Bits of a folded fingerprint."""
+EXACT = 256
+"""Whole numbers up to this are exact in bfloat16, and so are sums over as many bits."""
+LEVELS = 16
+"""Counts above this are taken for this."""
+LENGTHS = (2.0, 4.0, 8.0)
+NOISES = (1e-3, 1e-2, 1e-1)
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the kernels see of a sample.
+
+    Attributes:
+        counts: fingerprints, each a mapping from a feature's number to how often it occurs.
+        numbers: descriptors on any scale.
+    """
+
+    counts: tuple[Mapping[int, int], ...]
+    numbers: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Weights of the kernels T_j, D and T_j D, length of D, variance of the noise, and the common scale of all variances."""
+
+    weights: tuple[float, ...]
+    length: float
+    noise: float
+    scale: float
+
+
+def unary_bits(counts: Mapping[int, int]) -> np.ndarray:
+    """Numbers of the bits (feature, level) with level ≤ count, folded to ``WIDTH``.
+
+    Up to collisions, the Tanimoto similarity of two such sets is Σ min / Σ max of the counts.
+    """
+    if not counts:
+        return np.empty(0, dtype=np.int64)
+    features = np.fromiter(counts, dtype=np.uint64, count=len(counts))
+    levels = np.minimum(np.fromiter(counts.values(), dtype=np.int64, count=len(counts)), LEVELS)
+    level = np.arange(levels.sum()) - np.repeat(levels.cumsum() - levels, levels)
+    mixed = np.repeat(features, levels) * np.uint64(0x9E3779B97F4A7C15) + level.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
+    mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    return np.unique((mixed >> np.uint64(51)).astype(np.int64))
+
+
+def tanimoto_table(x: Float[Tensor, "row bit"], y: Float[Tensor, "column bit"]) -> Float[Tensor, "row column"]:
+    """|x ∧ y| / |x ∨ y| of 0-1 rows, float32; 1 where both are empty.
+
+    Sums are exact in bfloat16 too, as they are formed over pieces of ``EXACT`` bits.
+    """
+    pieces = range(0, x.shape[1], EXACT if x.dtype == torch.bfloat16 else x.shape[1])
+    step = EXACT if x.dtype == torch.bfloat16 else x.shape[1]
+    both = torch.zeros(len(x), len(y))
+    for k in pieces:
+        both += (x[:, k : k + step] @ y[:, k : k + step].T).float()
+    either = x.float().sum(1)[:, None] + y.float().sum(1) - both
+    return torch.where(either > 0, both / either.clamp_min(1), 1.0)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """Features of a list of samples as tables: 0-1 rows of each fingerprint, and the numbers."""
+
+    bits: tuple[Tensor, ...]
+    numbers: Tensor
+
+    @classmethod
+    def of(cls, found: Sequence[_Row]) -> _Inputs:
+        tables = []
+        for k in range(len(found[0].bits)):
+            table = torch.zeros(len(found), WIDTH)
+            for row, one in enumerate(found):
+                table[row, torch.from_numpy(one.bits[k])] = 1
+            tables.append(table)
+        return cls(tuple(tables), torch.tensor([one.numbers for one in found], dtype=torch.float32))
+
+    def kernels(self, other: _Inputs) -> list[Tensor]:
+        """Tanimoto tables and squared distances of the numbers."""
+        tables = [tanimoto_table(x, y) for x, y in zip(self.bits, other.bits, strict=True)]
+        return [*tables, torch.cdist(self.numbers, other.numbers, compute_mode="donot_use_mm_for_euclid_dist").square()]
+
+    def standardised(self, mean: Tensor, std: Tensor) -> _Inputs:
+        return _Inputs(self.bits, (self.numbers - mean) / std)
+
+
+@dataclass(frozen=True)
+class _Row:
+    bits: tuple[np.ndarray, ...]
+    numbers: tuple[float, ...]
+
+
+def _covariance(kernels: Sequence[Tensor], found: Hyperparameters) -> Tensor:
+    """The prior covariance, float64, from Tanimoto tables and squared distances."""
+    tables = [table.double() for table in kernels[:-1]]
+    gaussian = torch.exp(kernels[-1].double() / (-2 * found.length**2))
+    parts = [*tables, gaussian, *(table * gaussian for table in tables)]
+    used = [w * part for w, part in zip(found.weights, parts, strict=True) if w > 0]
+    return sum(used[1:], start=used[0])
+
+
+def _simplex(count: int) -> Iterator[tuple[float, ...]]:
+    """Weights of ``count`` kernels: one alone, two alike, all alike, and one with most."""
+    yield from (tuple(float(k == j) for k in range(count)) for j in range(count))
+    yield from (tuple(0.5 if k in (i, j) else 0.0 for k in range(count)) for i in range(count) for j in range(i))
+    if count > 2:
+        yield (1 / count,) * count
+        yield from (tuple(0.7 if k == j else 0.3 / (count - 1) for k in range(count)) for j in range(count))
+
+
+class GaussianProcessScreen:
+    """Merit of a candidate: posterior mean + κ posterior deviation of its score, an upper confidence bound.
+
+    Args:
+        featurize: features of a valid sample.
+        kappa: κ, at least 0.
+        start: scored samples before which :meth:`merit` gives None, at least 2.
+        size: most samples that the process is fitted to: half the best, a quarter the newest, the rest drawn; at least 4.
+        generator: of that draw.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        featurize: Callable[[Any], Features],
+        *,
+        kappa: float = 0.5,
+        start: int = 200,
+        size: int = 1500,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        check_range("kappa", kappa, least=0)
+        check_range("start", start, least=2)
+        check_range("size", size, least=4)
+        self.featurize, self.kappa, self.start, self.size = featurize, kappa, start, size
+        self.generator = generator or torch.Generator()
+        self.found: Hyperparameters | None = None
+        self._rows: list[_Row] = []
+        self._scores: list[float] = []
+        self._fits = 0
+
+    def observe(self, samples: Sequence[Any], scores: Float[Tensor, " batch"]) -> None:
+        """Learn from scored samples; NaN is left out."""
+        for sample, score in zip(samples, scores.tolist(), strict=True):
+            if score == score:
+                self._rows.append(self._features(sample))
+                self._scores.append(score)
+
+    def merit(self, samples: Sequence[Any]) -> Float[Tensor, " batch"] | None:
+        """Upper confidence bound of each sample; None as long as fewer than ``start`` were observed, or all scores are equal."""
+        if len(self._rows) < self.start or not samples or max(self._scores) == min(self._scores):
+            return None
+        mean, deviation = self._posterior([self._features(sample) for sample in samples])
+        return mean + self.kappa * deviation
+
+    def _features(self, sample: Any) -> _Row:
+        found = self.featurize(sample)
+        return _Row(tuple(unary_bits(counts) for counts in found.counts), found.numbers)
+
+    def _chosen(self) -> list[int]:
+        """The samples to fit to."""
+        n, scores = len(self._scores), torch.tensor(self._scores)
+        if n <= self.size:
+            return list(range(n))
+        best = scores.topk(self.size // 2).indices.tolist()
+        kept = dict.fromkeys([*best, *range(n - self.size // 4, n)])
+        rest = [k for k in torch.randperm(n, generator=self.generator).tolist() if k not in kept]
+        return sorted([*kept, *rest[: self.size - len(kept)]])
+
+    def _posterior(self, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of the score of each row, float64."""
+        chosen = self._chosen()
+        seen = _Inputs.of([self._rows[k] for k in chosen])
+        mean, std = seen.numbers.mean(0), seen.numbers.std(0) + 1e-3
+        seen, new = seen.standardised(mean, std), _Inputs.of(rows).standardised(mean, std)
+        scores = torch.tensor([self._scores[k] for k in chosen], dtype=torch.float64)
+        centre, spread = scores.mean(), scores.std()
+        z, kernels = (scores - centre) / spread, seen.kernels(seen)
+        if self.found is None or self._fits % 8 == 0:
+            self.found = self._best_hyperparameters(kernels, z)
+        self._fits += 1
+        root = _root(_covariance(kernels, self.found), self.found.noise)
+        across = _covariance(new.kernels(seen), self.found)
+        alpha = torch.cholesky_solve(z[:, None], root)[:, 0]
+        left = torch.linalg.solve_triangular(root, across.T, upper=False)
+        variance = (1 - left.square().sum(0)).clamp_min(1e-6) * self.found.scale
+        return across @ alpha * spread + centre, variance.sqrt() * spread
+
+    def _best_hyperparameters(self, kernels: Sequence[Tensor], z: Tensor, most: int = 400) -> Hyperparameters:
+        """The largest marginal likelihood on a grid, of the best and as many others; the scale has a closed form, zᵀ K⁻¹ z / n."""
+        best = z.topk(min(len(z), most // 2)).indices
+        rows = torch.cat([best, torch.randperm(len(z), generator=self.generator)[: most // 2]]).unique()
+        part, target = [k[rows][:, rows] for k in kernels], z[rows]
+        found: tuple[float, Hyperparameters | None] = (-math.inf, None)
+        for weights in _simplex(2 * len(kernels) - 1):
+            for length in LENGTHS if any(weights[len(kernels) - 1 :]) else LENGTHS[:1]:
+                prior = _covariance(part, Hyperparameters(weights, length, 0.0, 1.0))
+                for noise in NOISES:
+                    root = _root(prior, noise)
+                    scale = float(target @ torch.cholesky_solve(target[:, None], root)[:, 0]) / len(rows)
+                    likelihood = -0.5 * len(rows) * math.log(scale) - float(root.diagonal().log().sum())
+                    if likelihood > found[0]:
+                        found = (likelihood, Hyperparameters(weights, length, noise, scale))
+        assert found[1] is not None
+        return found[1]
+
+
+def _root(covariance: Tensor, noise: float) -> Tensor:
+    """Cholesky factor of the covariance plus noise, with more noise where rounding needs it."""
+    unit = torch.eye(len(covariance), dtype=covariance.dtype)
+    for more in (0.0, 1e-5, 1e-4, 1e-3, 1e-2):
+        root, failed = torch.linalg.cholesky_ex(covariance + (noise + more) * unit)
+        if not failed:
+            break
+    return root

@@ -1,0 +1,273 @@
+"""Optimisation in rounds: propose, score, remember, and learn from the memory in several passes.
+
+A round takes samples of the policy and of other proposers, scores the new ones through the ledger, keeps them in a
+:class:`~discrete_grpo.training.memory.ScoredMemory`, and makes a number of updates on samples drawn from it by rank. Where
+:class:`~discrete_grpo.training.trainer.GRPOTrainer` learns from what its policy has just drawn, this loop learns from everything
+that was ever scored, whoever proposed it. Log-probs are computed anew in every pass.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from discrete_grpo.core.categorical import Scores, score_sites
+from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.rollout import Context, Encoder, Policy, Reward, Rollout, as_module
+from discrete_grpo.core.scoring import Accounts, BudgetExhausted
+from discrete_grpo.training.bf16 import decide_bf16
+from discrete_grpo.training.memory import Remembered, ScoredMemory
+from discrete_grpo.training.objectives import MemoryBatch, Objective
+from discrete_grpo.training.proposers import Proposer, Screen
+
+__all__ = ["Rounds", "RoundsConfig"]
+
+
+@dataclass(frozen=True)
+class RoundsConfig:
+    """Settings of :class:`Rounds`; the defaults are those of Genetic GFN, arXiv 2402.05961.
+
+    Attributes:
+        draws: samples that the policy draws per round, at least 1.
+        children: samples that each proposer makes per round, at least 0.
+        passes: updates per round, at least 0.
+        batch_size: remembered samples per update, at least 2.
+        explore: how many of a batch are drawn from all scored samples with equal odds instead of by rank, in [0, ``batch_size``].
+        fresh_passes: how many of the passes learn from what the round has just scored too, in [0, ``passes``].
+        learning_rate: of Adam, on the weights of the policy.
+        objective_learning_rate: the same on the objective's own parameters, such as log Z.
+        max_grad_norm: norm to which the gradient is clipped; None does not clip.
+        take: candidates per round that are scored if there is a screen, at least 1; the policy's come first until it is fitted.
+        unscreened: of these, samples of the policy that are scored whatever the screen says.
+        patience: rounds in a row without a new sample after which the run is stale, at least 1.
+        when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with and keeps the memory.
+        bf16: whether the passes run under bfloat16 autocast, ``auto`` if the device has units for it; samples are drawn without.
+
+    Raises:
+        ValueError: for a value out of its range.
+    """
+
+    draws: int = 64
+    children: int = 16
+    passes: int = 8
+    batch_size: int = 64
+    explore: int = 0
+    fresh_passes: int = 0
+    learning_rate: float = 5e-4
+    objective_learning_rate: float = 0.1
+    max_grad_norm: float | None = None
+    take: int = 64
+    unscreened: int = 0
+    patience: int = 10
+    when_stale: Literal["stop", "restart"] = "stop"
+    bf16: bool | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        least = {"draws": 1, "children": 0, "passes": 0, "batch_size": 2, "explore": 0, "take": 1, "unscreened": 0, "patience": 1}
+        for name, low in least.items():
+            check_range(name, getattr(self, name), least=low)
+        check_range("fresh_passes", self.fresh_passes, least=0, most=self.passes, note=" (passes)")
+        check_range("explore", self.explore, most=self.batch_size, note=" (batch_size)")
+        for name in ("learning_rate", "objective_learning_rate"):
+            check_range(name, getattr(self, name), above=0)
+        if self.max_grad_norm is not None:
+            check_range("max_grad_norm", self.max_grad_norm, above=0)
+        if self.when_stale not in ("stop", "restart"):
+            raise ValueError(f"when_stale: {self.when_stale!r}, expected stop or restart")
+
+
+@dataclass
+class Rounds:
+    """The loop over rounds.
+
+    Args:
+        policy: policy that draws and learns; with ``passes`` above 0 it must be an :class:`~discrete_grpo.core.rollout.Encoder`.
+        reward: what is optimised.
+        ledger: counter of the calls; its budget ends the run.
+        key: canonical form of a sample, None for an invalid one; the canonical form must itself be a sample.
+        objective: loss of an update.
+        config: settings.
+        memory: where scored samples are kept; what it holds already, such as a warm start, takes part from the first round.
+        proposers: whoever makes samples besides the policy.
+        screen: model that chooses among the candidates; None scores all of them.
+        rewrite: another text of the same sample for a pass, such as a SMILES in random order; None learns from the sample as it is.
+        generator: of all draws.
+
+    Raises:
+        ValueError: if the policy cannot learn from samples that it did not draw.
+    """
+
+    policy: Policy
+    reward: Reward
+    ledger: Accounts
+    key: Callable[[Any], Hashable | None]
+    objective: Objective
+    config: RoundsConfig = field(default_factory=RoundsConfig)
+    memory: ScoredMemory = field(default_factory=ScoredMemory)
+    proposers: Sequence[Proposer] = ()
+    screen: Screen | None = None
+    rewrite: Callable[[Any, torch.Generator], Any] | None = None
+    generator: torch.Generator = field(default_factory=torch.Generator)
+
+    def __post_init__(self) -> None:
+        if self.config.passes > 0 and not isinstance(self.policy, Encoder):
+            raise ValueError(
+                f"policy: {type(self.policy).__name__} has no method rollout_of, expected one that can learn from any sample"
+            )
+        module = as_module(self.policy)
+        self._device = next(module.parameters()).device
+        self._bf16 = decide_bf16(self.config.bf16, self._device)[0]
+        self.reference = cast(Policy, copy.deepcopy(module).eval().requires_grad_(False))
+        self.everything = ScoredMemory(size=None, rank_coefficient=self.memory.rank_coefficient)
+        for entry in self.memory.kept:
+            self.everything.add([(entry.key, entry.sample, entry.score)], entry.source)
+        self._ref_logp: dict[Hashable, float] = {}
+        self.restarts, self.rounds = 0, 0
+        self._optimizer = self._new_optimizer()
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        c = self.config
+        groups = [{"params": [p for p in as_module(self.policy).parameters() if p.requires_grad], "lr": c.learning_rate}]
+        if isinstance(self.objective, nn.Module) and (own := list(self.objective.parameters())):
+            groups.append({"params": own, "lr": c.objective_learning_rate})
+        return torch.optim.Adam(groups)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16)
+
+    # -- the loop
+
+    def run(self) -> ScoredMemory:
+        """Make rounds until the budget is used up or the run is stale; returns everything that was scored."""
+        idle = 0
+        while not self.ledger.exhausted:
+            idle = 0 if self.round() else idle + 1
+            if idle < self.config.patience:
+                continue
+            if self.config.when_stale == "stop":
+                break
+            self._restart()
+            idle = 0
+        return self.everything
+
+    def round(self) -> int:
+        """Propose, score, remember and learn once; returns the number of new samples that were scored."""
+        candidates = self._propose()
+        new = self._score(self._choose(candidates))
+        self.rounds += 1
+        if self.config.passes and len(self.memory) > 1 and not self.ledger.exhausted:
+            self._learn(new)
+        return len(new)
+
+    def _restart(self) -> None:
+        as_module(self.policy).load_state_dict(as_module(self.reference).state_dict())
+        self._optimizer = self._new_optimizer()
+        self.restarts += 1
+
+    # -- proposing and scoring
+
+    def _propose(self) -> dict[Hashable, tuple[Any, str]]:
+        """New valid candidates: key -> (canonical sample, source), the policy's first."""
+        drawn = self.policy.sample([Context(k) for k in range(self.config.draws)], generator=self.generator).samples
+        found = self._new(drawn, "policy", {})
+        for proposer in self.proposers:
+            if self.config.children:
+                found |= self._new(proposer.propose(self.memory, self.config.children, self.generator), proposer.name, found)
+        return found
+
+    def _new(self, samples: Sequence[Any], source: str, found: dict[Hashable, tuple[Any, str]]) -> dict[Hashable, tuple[Any, str]]:
+        keys = dict.fromkeys(key for sample in samples if (key := self.key(sample)) is not None)
+        return {key: (key, source) for key in keys if key not in found and key not in self.everything}
+
+    def _choose(self, candidates: dict[Hashable, tuple[Any, str]]) -> list[tuple[Hashable, Any, str]]:
+        """All candidates; with a screen ``take`` of them: the first ``unscreened`` of the policy and the best by merit."""
+        every = [(key, sample, source) for key, (sample, source) in candidates.items()]
+        if self.screen is None or not every:
+            return every
+        merit = self.screen.merit([sample for _, sample, _ in every])
+        if merit is None:
+            return every[: self.config.take]
+        free = [k for k, (_, _, source) in enumerate(every) if source == "policy"][: self.config.unscreened]
+        ranked = [k for k in merit.argsort(descending=True, stable=True).tolist() if k not in set(free)]
+        return [every[k] for k in [*ranked[: max(0, self.config.take - len(free))], *free]]
+
+    def _score(self, chosen: Sequence[tuple[Hashable, Any, str]]) -> list[Remembered]:
+        """Score samples and remember them; returns those with a known score."""
+        if not chosen:
+            return []
+        samples, sources = [sample for _, sample, _ in chosen], [source for _, _, source in chosen]
+        try:
+            scores = self.ledger.score([self.reward], samples, source=sources)[:, 0]
+        except BudgetExhausted as spent:
+            scores = spent.scores[:, 0]
+        if self.screen is not None:
+            self.screen.observe(samples, scores)
+        pairs = [(one, score) for one, score in zip(chosen, scores.tolist(), strict=True) if score == score]
+        for (key, sample, source), score in pairs:
+            self.memory.add([(key, sample, score)], source)
+            self.everything.add([(key, sample, score)], source)
+        return [Remembered(key, sample, score, source) for (key, sample, source), score in pairs]
+
+    # -- learning
+
+    def _learn(self, new: Sequence[Remembered]) -> None:
+        """Make the updates of a round, whose new samples are ``new``."""
+        fresh = self.config.fresh_passes
+        batches = [self._batch(new if k < fresh else ()) for k in range(self.config.passes)]
+        batches = [batch for batch in batches if len(batch) > 1]
+        old: list[Tensor | None] = [None] * len(batches)
+        if self.objective.needs_old and len(batches) > 1:
+            with torch.no_grad():
+                old[1:] = [self._policy_scores(self._rollout(batch)).logp for batch in batches[1:]]
+        for batch, old_logp in zip(batches, old, strict=True):
+            self._update(batch, old_logp)
+
+    def _batch(self, new: Sequence[Remembered]) -> list[Remembered]:
+        """Samples of one pass as the policy learns them: remembered ones, and ``new``."""
+        c = self.config
+        batch = list({entry.key: entry for entry in [*new, *self.memory.draw(c.batch_size - c.explore, self.generator)]}.values())
+        if c.explore:
+            count = len(self.everything)
+            rows = torch.randperm(count, generator=self.generator)[: c.explore].tolist()
+            taken = {entry.key for entry in batch}
+            batch += [entry for k in rows if (entry := self.everything.kept[k]).key not in taken]
+        if self.rewrite is not None:
+            batch = [replace(entry, sample=self.rewrite(entry.sample, self.generator)) for entry in batch]
+        return [entry for entry in batch if cast(Encoder, self.policy).can_draw(entry.sample)]
+
+    def _rollout(self, batch: Sequence[Remembered]) -> Rollout:
+        return cast(Encoder, self.policy).rollout_of([entry.sample for entry in batch], generator=self.generator)
+
+    def _policy_scores(self, rollout: Rollout) -> Scores:
+        with self._precision():
+            return score_sites(self.policy.sites(rollout))
+
+    def _update(self, batch: Sequence[Remembered], old_logp: Tensor | None) -> None:
+        rollout = self._rollout(batch)
+        ref_logp = self._reference_logp(batch, rollout)
+        scores = self._policy_scores(rollout)
+        reward = torch.tensor([entry.score for entry in batch], device=self._device, dtype=scores.logp.dtype)
+        loss = self.objective(MemoryBatch(scores, reward, ref_logp.to(scores.logp), old_logp, rollout.max_units))
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.config.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(as_module(self.policy).parameters(), self.config.max_grad_norm)
+        self._optimizer.step()
+
+    def _reference_logp(self, batch: Sequence[Remembered], rollout: Rollout) -> Float[Tensor, " batch"]:
+        """log π_ref of the samples, computed once per sample, as the reference never changes."""
+        rows = [k for k, entry in enumerate(batch) if entry.sample not in self._ref_logp]
+        if rows:
+            part = rollout.index(torch.tensor(rows, device=self._device))
+            with torch.no_grad(), self._precision():
+                scores = score_sites(self.reference.sites(part))
+            for k, value in zip(rows, (scores.logp * scores.mask).sum((-2, -1)).tolist(), strict=True):
+                self._ref_logp[batch[k].sample] = value
+        return torch.tensor([self._ref_logp[entry.sample] for entry in batch], device=self._device)

@@ -1,0 +1,250 @@
+"""The suites of MOSES and GuacaMol: each metric against its definition written out on a few molecules."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+from rdkit import Chem
+from rdkit.Chem import BRICS, QED, Crippen, Descriptors, rdFingerprintGenerator
+from rdkit.Chem.Scaffolds import MurckoScaffold
+from scipy.stats import entropy, gaussian_kde
+
+from discrete_grpo.metrics import chemnet
+from discrete_grpo.metrics.distances import cosine_of_counts
+from discrete_grpo.metrics.guacamol import guacamol
+from discrete_grpo.metrics.molecule_table import MoleculeTable
+from discrete_grpo.metrics.moses import _counts, moses
+from discrete_grpo.metrics.resampling import Estimate, whole
+from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult, check_suite
+
+VALUES = SuiteOptions(bootstrap=0)
+GENERATED = [
+    "CC(=O)Nc1ccccc1",
+    "C((",
+    "c1ccc(-c2ccccc2)cc1",
+    "CCOC(=O)c1ccc(N)cc1",
+    "OCC",
+    "CCO",
+    "C[C@H](N)C(=O)O",
+    "C[C@@H](N)C(=O)O",
+    "c1ccc2[nH]ccc2c1",
+    "CC.O",
+    None,
+    "CN(C)(C)C",
+]
+REFERENCE = [
+    "CCO",
+    "CC(=O)Nc1ccc(O)cc1",
+    "c1ccc2[nH]ccc2c1",
+    "Cc1ccc(-c2ccccc2)cc1",
+    "CCN(CC)CC",
+    "C[C@H](N)C(=O)O",
+    "CCOC(=O)C1CCNCC1",
+    "COc1ccc2ncccc2c1",
+]
+VALID = [Chem.MolToSmiles(m) for s in GENERATED if s and (m := Chem.MolFromSmiles(s))]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ChemNet is left out."""
+    monkeypatch.setattr(chemnet, "missing", lambda: "fcd: left out")
+
+
+def value(result: SuiteResult, name: str) -> float:
+    return result.metrics[name].value
+
+
+def mols(smiles: Sequence[str]) -> list[Chem.Mol]:
+    return [Chem.MolFromSmiles(s) for s in smiles]
+
+
+def similarities(left: Sequence[str], right: Sequence[str], size: int) -> np.ndarray:
+    morgan = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=size)
+    a, b = ([set(morgan.GetFingerprint(m).GetOnBits()) for m in mols(side)] for side in (left, right))
+    return np.array([[len(x & y) / len(x | y) for y in b] for x in a])
+
+
+# -- MOSES
+
+
+def test_moses_counts_by_hand() -> None:
+    found = moses(GENERATED, REFERENCE, options=VALUES)
+    assert value(found, "valid") == 9 / 12  # "CC.O" is valid in MOSES
+    assert value(found, "connected") == 8 / 9
+    assert value(found, "unique@1k") == value(found, "unique@10k") == 8 / 9  # ethanol twice; the stereo isomers differ
+    assert value(found, "novel") == 5 / 8  # ethanol, L-alanine and indole are known
+    assert value(found, "valid_relaxed") == 10 / 12
+    assert value(found, "unique_relaxed") == 9 / 10
+    assert value(found, "novel_relaxed") == 6 / 9
+    assert value(found, "molecule_stable") == 9 / 12
+    assert found.notes == ("fcd: left out",)
+    assert found.settings == {"reference_molecules": 8, "valid_molecules": 9}
+
+
+def test_moses_compares_with_the_training_strings_as_they_are() -> None:
+    assert value(moses(["OCC"], REFERENCE, train=["OCC"], options=VALUES), "novel") == 1.0
+    assert value(moses(["OCC"], REFERENCE, train=["CCO"], options=VALUES), "novel") == 0.0
+
+
+def test_moses_uniqueness_is_of_the_first_valid_ones() -> None:
+    smiles = ["C", "N"] * 500 + ["O", "F", "CC"]
+    found = _counts([None, *smiles], MoleculeTable(smiles), {"C"})
+    assert whole(found["unique@1k"]) == 2 / 1000
+    assert whole(found["unique@10k"]) == 5 / 1003
+    assert whole(found["valid"]) == 1003 / 1004
+
+
+def test_moses_similarities() -> None:
+    found = moses(GENERATED, REFERENCE, options=VALUES)
+    assert value(found, "snn") == pytest.approx(similarities(VALID, REFERENCE, 1024).max(1).mean())
+    own = similarities(VALID, VALID, 1024)
+    assert value(found, "int_div_1") == pytest.approx(1 - own.mean(), abs=1e-6)
+    assert value(found, "int_div_2") == pytest.approx(1 - np.sqrt((own**2).mean(1)).mean(), abs=1e-6)
+
+
+def test_moses_fragments_and_scaffolds() -> None:
+    found = moses(GENERATED, REFERENCE, options=VALUES)
+
+    def fragments(smiles: Sequence[str]) -> Counter[str]:
+        return Counter(part for m in mols(smiles) for part in Chem.MolToSmiles(BRICS.BreakBRICSBonds(m)).split("."))
+
+    assert value(found, "frag") == pytest.approx(cosine_of_counts(fragments(VALID), fragments(REFERENCE)))
+    # generated: biphenyl and indole; reference: indole, biphenyl, quinoline
+    assert value(found, "scaf") == pytest.approx(2 / math.sqrt(2 * 3))
+    parts = [Chem.MolToSmiles(MurckoScaffold.GetScaffoldForMol(m)) for m in mols(REFERENCE)]
+    assert {"c1ccc2[nH]ccc2c1", "c1ccc(-c2ccccc2)cc1", "c1ccc2ncccc2c1"} < set(parts)
+
+
+def test_moses_properties() -> None:
+    found = moses(GENERATED, REFERENCE, options=VALUES)
+    functions = {"logp": Crippen.MolLogP, "qed": QED.qed, "weight": Descriptors.MolWt}  # type: ignore[attr-defined]
+    for name, function in functions.items():
+        x, y = sorted(map(function, mols(VALID))), sorted(map(function, mols(REFERENCE)))
+        both = np.sort([*x, *y])
+        f, g = (np.searchsorted(side, both[:-1], side="right") / len(side) for side in (x, y))
+        assert value(found, f"w1_{name}") == pytest.approx((np.abs(f - g) * np.diff(both)).sum())
+    assert value(found, "filters_rdkit") == 1 - 1 / 9 * sum(bool(Chem.GetFormalCharge(m)) for m in mols(VALID))
+
+
+def test_the_order_of_samples_makes_no_difference() -> None:
+    shuffled = random.Random(0).sample(GENERATED, len(GENERATED))
+    for suite in (moses, guacamol):
+        first, second = (suite(samples, REFERENCE, options=VALUES) for samples in (GENERATED, shuffled))
+        for name, estimate in first.metrics.items():
+            assert value(second, name) == pytest.approx(estimate.value, abs=1e-6, nan_ok=True), name
+
+
+# -- GuacaMol
+
+
+def test_guacamol_counts_by_hand() -> None:
+    found = guacamol(GENERATED, REFERENCE, VALUES)
+    assert value(found, "valid") == 9 / 12
+    assert value(found, "unique") == 7 / 9  # ethanol and alanine twice, without stereo
+    assert value(found, "novel") == 4 / 7
+    assert found.settings == {"reference_molecules": 8, "distinct_molecules": 7}
+
+
+def test_guacamol_divides_by_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discrete_grpo.metrics.guacamol.REQUESTED", 3)
+    found = guacamol(["CCO", "CCO", None, "CCN", "CCC", "CCF", "CCCl"], ["CCF", "CCN", "CCCC"], VALUES)
+    assert value(found, "unique") == 2 / 3  # of CCO CCO CCN
+    assert value(found, "novel") == 2 / 3  # of CCO CCN CCC
+
+
+def test_guacamol_kl_against_a_transcription() -> None:
+    found = guacamol(GENERATED, REFERENCE, VALUES)
+    own = list(dict.fromkeys(Chem.MolToSmiles(m, isomericSmiles=False) for m in mols(VALID)))
+    other = list(dict.fromkeys(Chem.MolToSmiles(m, isomericSmiles=False) for m in mols(REFERENCE)))
+    functions = dict(Descriptors.descList)
+
+    def continuous(p: np.ndarray, q: np.ndarray) -> float:
+        grid = np.linspace(min([*p, *q]), max([*p, *q]), num=1000)
+        return float(entropy(gaussian_kde(p)(grid) + 1e-10, gaussian_kde(q)(grid) + 1e-10))
+
+    def discrete(p: np.ndarray, q: np.ndarray) -> float:
+        heights, edges = np.histogram(p, bins=10, density=True)
+        return float(entropy(heights + 1e-10, np.histogram(q, bins=edges, density=True)[0] + 1e-10))
+
+    names = ["BertzCT", "MolLogP", "MolWt", "TPSA", "NumHAcceptors", "NumHDonors", "NumRotatableBonds"]
+    names += ["NumAliphaticRings", "NumAromaticRings"]
+    expected = []
+    for k, name in enumerate(names):
+        p, q = (np.array([functions[name](m) for m in mols(side)], dtype=float) for side in (other, own))
+        expected.append((continuous if k < 4 else discrete)(p, q))
+    nearest = [(similarities(side, side, 4096) - np.eye(len(side))).max(1) for side in (other, own)]
+    expected.append(continuous(*nearest))
+    kl = [estimate.value for name, estimate in found.metrics.items() if name.startswith("kl_") and name != "kl_score"]
+    assert kl == pytest.approx(expected, rel=1e-5)
+    assert value(found, "kl_score") == pytest.approx(np.exp(-np.array(expected)).mean(), rel=1e-5)
+
+
+# -- both
+
+
+@pytest.mark.parametrize("suite", [moses, guacamol])
+@pytest.mark.parametrize("samples", [[], [None], ["C((", "C(C)(C)(C)(C)C"], ["CCO"], ["CCO", None]])
+def test_few_or_no_valid_samples(suite: Callable[..., SuiteResult], samples: list[str | None]) -> None:
+    found: Mapping[str, Estimate] = suite(samples, REFERENCE, options=SuiteOptions(bootstrap=3)).metrics
+    assert all(math.isnan(e.low) for e in found.values())
+    good = samples.count("CCO")
+    if samples:
+        assert found["valid"].value == good / len(samples)
+    name = "snn" if suite is moses else "novel"
+    assert math.isnan(found[name].value) == (not good)
+
+
+@pytest.mark.parametrize("suite", [moses, guacamol])
+@pytest.mark.parametrize("reference", [[], ["CCO"], ["C((", "CCO"]])
+def test_a_reference_of_one_molecule_is_refused(suite: Callable[..., SuiteResult], reference: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"reference: [01] different molecules, expected at least 2"):
+        suite(["CCO"], reference)
+
+
+@pytest.mark.parametrize("suite", [moses, guacamol])
+def test_intervals_folds_and_the_perfect_value(suite: Callable[..., SuiteResult]) -> None:
+    samples = ["CCO", "CCN", "CCC", None, "c1ccccc1O", "c1ccccc1N", "Cc1ccccc1", "CCCl"]
+    options = SuiteOptions(bootstrap=20, folds=2)
+    found = suite(samples, REFERENCE, options=options).metrics
+    assert repr(found) == repr(suite(samples, REFERENCE, options=options).metrics)  # NaN is not equal to itself
+    valid = found["valid"]
+    assert (valid.value, valid.mean, valid.deviation, valid.perfect) == (7 / 8, 7 / 8, 1 / 8, 1.0)
+    assert valid.low < 7 / 8 <= valid.high <= 1.0
+    halves = [suite(part, REFERENCE, options=VALUES).metrics for part in (samples[:4], samples[4:])]
+    for name, estimate in found.items():
+        values = [half[name].value for half in halves]
+        assert estimate.mean == pytest.approx(np.mean(values), abs=1e-6, nan_ok=True), name
+        assert estimate.deviation == pytest.approx(np.std(values), abs=1e-6, nan_ok=True), name
+        assert not estimate.low > estimate.value + 1e-9
+        assert not estimate.high < estimate.value - 1e-9
+    with pytest.raises(ValueError, match="folds: 3 of 8 samples, expected a divisor"):
+        suite(samples, REFERENCE, options=SuiteOptions(folds=3))
+
+
+def test_the_perfect_value_is_that_of_disjoint_parts_of_the_reference() -> None:
+    found = moses(["CCO", "CCN", None], REFERENCE, options=VALUES).metrics
+    assert found["novel"].perfect == 1.0  # no molecule of the reference occurs twice
+    assert 0 < found["snn"].perfect < 1
+    many = moses(REFERENCE * 2, REFERENCE * 2, train=REFERENCE, options=VALUES).metrics
+    assert many["snn"].value == pytest.approx(1.0)
+    assert many["novel"].perfect == 0.0
+
+
+def test_unknown_suites_and_options() -> None:
+    with pytest.raises(ValueError, match=r"suite: 'guacamoll' is unknown; did you mean 'guacamol'\?"):
+        check_suite("guacamoll", "molecules")
+    with pytest.raises(ValueError, match="'moses' measures molecules, expected graphs with graphs"):
+        check_suite("moses", "graphs")
+    with pytest.raises(ValueError, match="'moses' measures molecules, expected none with text"):
+        check_suite("moses", "text")
+    for options, said in (
+        ({"bootstrap": -1}, "bootstrap: -1"),
+        ({"folds": -1}, "folds: -1"),
+        ({"sbm_method": "x"}, "sbm_method: 'x'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            SuiteOptions(**options)

@@ -1,0 +1,145 @@
+"""Validity after repairs, stability of atoms, filters, and the neighbourhood kernel."""
+
+import math
+
+import numpy as np
+import pytest
+from rdkit import Chem
+
+from discrete_grpo.metrics.alerts import MCF, passes_filters
+from discrete_grpo.metrics.molecule_table import MoleculeTable
+from discrete_grpo.metrics.molecule_validity import atom_stability, relaxed_molecule, repaired
+from discrete_grpo.metrics.nspdk import nspdk_features, nspdk_statistic
+from discrete_grpo.metrics.resampling import whole
+
+
+@pytest.mark.parametrize(
+    ("sample", "plain", "relaxed"),
+    [
+        ("OCC", "CCO", "CCO"),
+        ("CC.CCO.C", "CCO", "CCO"),
+        ("CN(C)(C)C", None, "C[N+](C)(C)C"),
+        ("CO(C)C", None, "C[O+](C)C"),
+        ("c1ccn(C)(C)c1", None, None),
+        ("CN(C)(C)(C)C", None, None),  # two bonds too many
+        ("C(C)(C)(C)(C)C", None, None),  # carbon takes no charge
+        ("CN(=O)=O", "C[N+](=O)[O-]", "C[N+](=O)[O-]"),  # RDKit's clean-up, which DiGress applies too
+        ("CN(C)(C)C.CCCCCCC", None, "CCCCCCC"),
+        ("C((", None, None),
+        ("", None, None),
+        (None, None, None),
+    ],
+)
+def test_largest_fragment_and_charges(sample: str | None, plain: str | None, relaxed: str | None) -> None:
+    assert repaired([sample]) == [plain]
+    assert repaired([sample], relaxed=True) == [relaxed]
+
+
+def test_a_charged_atom_is_not_charged_again() -> None:
+    assert relaxed_molecule("C[N+](C)(C)(C)C") is None
+
+
+@pytest.mark.parametrize(
+    ("sample", "stable", "every"),
+    [
+        ("CCO", 3, 3),
+        ("C[N+](=O)[O-]", 4, 4),
+        ("c1ccccc1", 6, 6),
+        ("CS(C)(=O)=O", 5, 5),
+        ("CN(=O)=O", 3, 4),  # as written: nitrogen with five bonds
+        ("CN(C)(C)C", 4, 5),
+        ("[CH3]", 0, 1),
+        ("[H]C([H])([H])[H]", 5, 5),
+        ("[H]C([H])[H]", 3, 4),  # explicit hydrogens: none is added
+        ("[H]O", 1, 2),
+        ("C.[H]O[H]", 3, 4),
+        ("C((", 0, 0),
+        (None, 0, 0),
+    ],
+)
+def test_stable_atoms_by_hand(sample: str | None, stable: int, every: int) -> None:
+    assert atom_stability(sample) == (stable, every)
+
+
+# One molecule for each medicinal chemistry filter, in the order of their numbers. Filters 12, 13 and 15 write furan, thiophene and
+# aniline with Kekulé bonds, which RDKit's aromatic rings do not match, here as in MOSES.
+CAUGHT = [
+    "CC=CC#N",
+    "C=CS(C)(=O)=O",
+    "CC=CC(=O)NC",
+    "CCCl",
+    "CC1CO1",
+    "CN=C=O",
+    "CC=O",
+    "CC(=N)N",
+    "CC1CN1",
+    "CNNC",
+    "CN=NC",
+    None,
+    None,
+    "Clc1ccccn1",
+    None,
+    "CSSC",
+    "CNN(C)N",
+    "CNCNC",
+    "COCOC",
+    "BrC(Br)Br",
+    "ClC(Cl)(Cl)Cl",
+    "FC(F)(F)C(F)(F)C(F)F",
+]
+
+
+def test_filters_of_medicinal_chemistry() -> None:
+    for text, smarts in zip(CAUGHT, MCF, strict=True):
+        pattern = Chem.MolFromSmarts(smarts)
+        if text is not None:
+            assert Chem.AddHs(Chem.MolFromSmiles(text)).HasSubstructMatch(pattern), smarts
+            assert not passes_filters(Chem.MolFromSmiles(text)), text
+    assert passes_filters(Chem.MolFromSmiles("Cc1ccoc1"))
+    assert passes_filters(Chem.MolFromSmiles("Nc1ccccc1"))
+
+
+@pytest.mark.parametrize(
+    ("sample", "passes"),
+    [
+        ("Cc1ccccc1", True),
+        ("CC(=O)Nc1ccccc1", True),
+        ("C[NH3+]", False),  # charged
+        ("CP", False),  # element
+        ("C1CCCCCCC1", False),  # ring of 8
+        ("C1CCCCCC1", True),
+        ("O=C1C=CC(=O)C=C1", False),  # quinone, a PAINS
+        ("CC=O", False),
+    ],
+)
+def test_filters(sample: str, passes: bool) -> None:
+    assert passes_filters(Chem.MolFromSmiles(sample)) is passes
+
+
+# -- the neighbourhood kernel
+
+
+def nspdk(own: list[str], reference: list[str]) -> float:
+    return whole(nspdk_statistic(MoleculeTable(own), MoleculeTable(reference)))
+
+
+def test_neighbourhood_kernel_by_hand() -> None:
+    assert nspdk(["C"], ["C"]) == 0.0
+    assert nspdk(["C"], ["N"]) == pytest.approx(2.0)
+    # methane has one feature for each of 5 radii at distance 0, ethane one for each at distances 0 and 1; both share (0, 0, C, C)
+    assert nspdk(["C"], ["CC"]) == pytest.approx(2 - 2 / math.sqrt(5 * 10))
+    # of the mean vectors: methane twice and ethane once against methane
+    expected = (1 / 9) * (2 - 2 / math.sqrt(50))
+    assert nspdk(["C", "C", "CC"], ["C"]) == pytest.approx(expected)
+
+
+def test_neighbourhood_features_do_not_depend_on_the_order_of_atoms() -> None:
+    text = "CC(=O)Nc1ccc(O)cc1CN1CCOCC1"
+    mol = Chem.MolFromSmiles(text)
+    expected = nspdk_features(mol)
+    for seed in range(5):
+        order = np.random.default_rng(seed).permutation(mol.GetNumAtoms()).tolist()
+        found = nspdk_features(Chem.RenumberAtoms(mol, order))
+        assert found == pytest.approx(expected)
+    assert nspdk_features(Chem.MolFromSmiles("CCCO")) != nspdk_features(Chem.MolFromSmiles("CCOC"))
+    assert nspdk_features(Chem.MolFromSmiles("C=CC")) != nspdk_features(Chem.MolFromSmiles("CCC"))
