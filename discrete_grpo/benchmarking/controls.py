@@ -41,11 +41,17 @@ def _run_blind(run: Callable[..., None], task: Task, policy: Any, ledger: Ledger
 class _BlindLedger:
     """A ledger that counts as usual and shows random numbers in place of the scores."""
 
+    _ledger: Ledger
+    _seed: int
+
     def __init__(self, ledger: Ledger, seed: int) -> None:
-        self._ledger, self._seed = ledger, seed
+        vars(self).update(_ledger=ledger, _seed=seed)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ledger, name, value)
 
     def _numbers(self, scores: torch.Tensor, keys: Sequence[str | None]) -> torch.Tensor:
         """Random numbers where a score is known; 0 for an invalid sample."""

@@ -20,6 +20,8 @@ SEEN: list[Any] = []
 
 def look(task: Any, policy: Any, ledger: Any, seed: int) -> None:
     """Keeps what it is shown."""
+    ledger.rank = 0
+    assert ledger.exhausted is False
     SEEN.append(ledger.score([task], ["CC", "CCCC", "CC", "C.C"], source="policy")[:, 0])
     SEEN.append(ledger.history().scores[:, 0])
     with pytest.raises(BudgetExhausted) as over:

@@ -100,6 +100,9 @@ def test_missing_cells_are_said_and_never_filled() -> None:
     assert total_text(table.totals["x"]) == "0.900 ± 0.283 (2)"
     assert total_text(table.totals["y"]) == "0.900 ± 0.000 (1)"
     assert (table.common_totals["x"].mean, table.common_totals["x"].tasks) == (0.6, 1)
+    three = make_table(about(methods={"x": {}, "y": {}, "z": {}}), ROWS, [])
+    assert three.ranks == {"x": 2.0, "y": 1.0, "z": None}  # a method without results does not take the others' ranks
+    assert total_text(three.common_totals["z"]) == "– (0)"
     empty = make_table(about(), [], failed)
     assert [cell_text(empty.cells["two", method]) for method in ("x", "y")] == ["missing", "failed"]
     assert empty.ranks == {"x": None, "y": None}
