@@ -40,7 +40,18 @@ def modules_after(*arguments: str) -> set[str]:
     return set(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split())
 
 
-LIGHT = ["", "--version", "-h", "trian", "list", "list -h", "sample -h", "evaluate --refrence=x", *(f"{name} -h" for name in RUNS)]
+LIGHT = [
+    "",
+    "--version",
+    "-h",
+    "trian",
+    "list",
+    "list -h",
+    "sample -h",
+    "benchmark -h",
+    "evaluate --refrence=x",
+    *(f"{name} -h" for name in RUNS),
+]
 
 
 @pytest.mark.parametrize("arguments", LIGHT)
