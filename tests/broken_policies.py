@@ -107,7 +107,55 @@ class Words(nn.Module):
         return self.rollout([Context(m) for m, _ in rows], letters, mood, torch.zeros(letters.shape))
 
 
+class Spells(Words):
+    """Words in one mood, which learns from words that it did not draw."""
+
+    one_trajectory = True
+
+    def moods(self, contexts: Sequence[Context], generator: torch.Generator | None) -> Tensor:
+        return torch.zeros(len(contexts), dtype=torch.long, device=next(self.parameters()).device)
+
+    def can_draw(self, sample: Any) -> bool:
+        return isinstance(sample, str) and set(sample) <= {"a", "b"} and len(sample) <= self.length
+
+    def rollout_of(self, samples: Sequence[str], *, generator: torch.Generator | None = None) -> Rollout:
+        contexts, longest = [Context(k) for k in range(len(samples))], min(self.length, 1 + max(map(len, samples)))
+        mood = self.moods(contexts, generator)
+        rows = [["-ab".index(c) for c in word] + [0] * (longest - len(word)) for word in samples]
+        letters = torch.tensor(rows, dtype=torch.uint8, device=mood.device)
+        return self.rollout(contexts, letters, mood, torch.full(letters.shape, torch.nan, device=mood.device))
+
+
 # ---------------------------------------------------------------- twins of Words
+
+
+class SpellsWithoutStop(Spells):
+    """The stop after the last letter is no site of a word that it did not draw."""
+
+    def rollout_of(self, samples: Sequence[str], *, generator: torch.Generator | None = None) -> Rollout:
+        made = super().rollout_of(samples, generator=generator)
+        return replace(made, units=(made.states["letters"] > 0).long())
+
+
+class SpellsTheFirst(Spells):
+    """Every trajectory is that of the first sample."""
+
+    def rollout_of(self, samples: Sequence[str], *, generator: torch.Generator | None = None) -> Rollout:
+        return super().rollout_of([samples[0]] * len(samples), generator=generator)
+
+
+class SpellsImpossible(Spells):
+    """A word of a class that it never draws: log π is -inf."""
+
+    def tables(self, letters: Tensor, steps: Tensor, mood: Tensor) -> Tensor:
+        table = super().tables(letters, steps, mood)
+        return torch.cat(
+            [table[..., :2].logsumexp(-1, keepdim=True), table[..., 2:], torch.full_like(table[..., :1], -torch.inf)], -1
+        )
+
+    def rollout_of(self, samples: Sequence[str], *, generator: torch.Generator | None = None) -> Rollout:
+        made = super().rollout_of(samples, generator=generator)
+        return replace(made, states={**made.states, "letters": torch.full_like(made.states["letters"], 2)})
 
 
 class UnmaskedPadding(Words):

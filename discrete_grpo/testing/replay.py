@@ -10,12 +10,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from discrete_grpo.core.categorical import Sites, score_sites
-from discrete_grpo.core.rollout import Policy, as_module
+from discrete_grpo.core.rollout import Encoder, Policy, Rollout, as_module
 from discrete_grpo.testing.case import Case, Measured, Skip, claims, gap, per_step, same
 from discrete_grpo.testing.relabelling import obstacle, relabelled
 
 __all__ = [
     "batch_size",
+    "encoder",
     "masked_sites",
     "padding",
     "permutation",
@@ -74,6 +75,44 @@ def ratio_train(case: Case) -> Measured:
 def ratio_bf16(case: Case) -> Measured:
     """π/π_old = 1 to the bit under bfloat16 autocast, and log-probs stay float32."""
     return _ratio(case, training=False, bf16=True)
+
+
+def encoder(case: Case) -> Measured | Skip:
+    """An :class:`~discrete_grpo.core.rollout.Encoder` gives its own samples trajectories like those drawn, with finite log π.
+
+    Where a sample has one trajectory, log π of it is that of the draw.
+    """
+    policy = case.policy
+    if not isinstance(policy, Encoder):
+        return Skip(f"{type(policy).__name__} has no rollout_of and can_draw")
+    if getattr(getattr(policy, "truncation", None), "restricts", False):
+        return Skip("tables depend on top-k or top-p, so that only what was drawn has a log-prob")
+    rows = [b for b, sample in enumerate(case.rollout.samples) if policy.can_draw(sample)]
+    if not rows:
+        return Skip("can_draw is False for every sample drawn")
+    drawn = case.rollout.index(torch.tensor(rows, device=case.device))
+    made, again = (policy.rollout_of(drawn.samples, generator=case.generator(9)) for _ in range(2))
+    found = {
+        "samples as given": same(made.samples, drawn.samples),
+        "groups of one": len(made.group.unique()) == len(rows) == len(made),
+        "logp NaN": bool(made.logp.isnan().all()),
+        "equal seeds, equal states": same(dict(made.states), dict(again.states)),
+        "states known to a draw": made.states.keys() <= drawn.states.keys(),
+        "at most max_units sites": int(made.units.sum(-1).max()) <= made.max_units == drawn.max_units,
+        "classes of a draw": bool(case.no_sites) or _classes(case, made) == _classes(case, drawn),
+    }
+    scores = case.replay(made)
+    found["units are those of the mask"] = torch.equal(scores.mask.sum(-1), made.units)
+    found["finite log-probs"] = bool(scores.logp[scores.mask].isfinite().all())
+    if getattr(policy, "one_trajectory", False) and getattr(policy, "decode", None) is None and not drawn.columns:
+        found["log-probs of the draw"] = gap(scores.logp.sum((-2, -1)), drawn.logp.sum(-1)) <= case.close
+    return claims(found, f"{len(rows)} samples")
+
+
+def _classes(case: Case, rollout: Rollout) -> list[tuple[int, torch.dtype]]:
+    """Number of classes and type of the tables of each kind of site."""
+    with torch.no_grad():
+        return [(one.log_probs.shape[-1], one.log_probs.dtype) for one in case.policy.sites(rollout)]
 
 
 def _junk_under_mask(sites: Sites) -> Sites:

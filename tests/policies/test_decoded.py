@@ -14,7 +14,7 @@ import torch
 
 from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.loss import grpo_loss
-from discrete_grpo.core.rollout import Context, Policy, Rollout, group_contexts
+from discrete_grpo.core.rollout import Context, Encoder, Policy, Rollout, group_contexts
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.domains.images import Image
 from discrete_grpo.domains.tokenizer import NUM_SPECIAL, Tokenizer
@@ -204,6 +204,26 @@ def test_batches_of_images_change_nothing() -> None:
 
 
 # -- molecules
+
+
+def test_a_decoder_with_an_inverse_lets_the_policy_learn_from_any_object() -> None:
+    policy = DecodedPolicy(token_policy(["C", "O", ";", "0-1", "0=1"], EDGE_LIST, 4), EdgeListDecoder())
+    graph, other = LabelledGraph(("C", "O"), ((0, 1, 2),)), LabelledGraph(("N",))
+    assert isinstance(policy, Encoder)
+    assert policy.one_trajectory
+    assert policy.can_draw(graph)
+    assert not policy.can_draw(other)
+    assert not policy.can_draw("CO")
+    made = policy.rollout_of([graph])
+    assert made.samples == (graph,)
+    wanted = score_sites(policy.policy.sites(policy.policy.rollout_of(["CO;0=1"]))).logp
+    assert torch.equal(score_sites(policy.sites(made)).logp, wanted)
+
+
+def test_a_decoder_without_an_inverse_does_not() -> None:
+    policy = image_codes()
+    assert not hasattr(policy, "rollout_of")
+    assert not hasattr(policy, "can_draw")
 
 
 def test_selfies_become_canonical_smiles() -> None:
