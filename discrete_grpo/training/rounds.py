@@ -45,9 +45,10 @@ class RoundsConfig:
         objective_learning_rate: the same on the objective's own parameters, such as log Z.
         max_grad_norm: norm to which the gradient is clipped; None does not clip.
         take: candidates per round that are scored if there is a screen, at least 1; the policy's come first until it is fitted.
-        unscreened: of these, samples of the policy that are scored whatever the screen says.
+        unscreened: of these, samples of the policy that are scored whatever the screen says; in [0, ``take``].
         patience: rounds in a row without a new sample after which the run is stale, at least 1.
-        when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with and keeps the memory.
+        when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with and keeps the memory, and ends the
+            run only if nothing new was scored since the last restart.
         bf16: whether the passes run under bfloat16 autocast, ``auto`` if the device has units for it; samples are drawn without.
 
     Raises:
@@ -75,6 +76,7 @@ class RoundsConfig:
             check_range(name, getattr(self, name), least=low)
         check_range("fresh_passes", self.fresh_passes, least=0, most=self.passes, note=" (passes)")
         check_range("explore", self.explore, most=self.batch_size, note=" (batch_size)")
+        check_range("unscreened", self.unscreened, most=self.take, note=" (take)")
         for name in ("learning_rate", "objective_learning_rate"):
             check_range(name, getattr(self, name), above=0)
         if self.max_grad_norm is not None:
@@ -129,6 +131,7 @@ class Rounds:
         for entry in self.memory.kept:
             self.everything.add([(entry.key, entry.sample, entry.score)], entry.source)
         self._ref_logp: dict[Hashable, float] = {}
+        self._drawn = False  # whether the policy draws the trajectories of samples
         self.restarts, self.rounds = 0, 0
         self._optimizer = self._new_optimizer()
 
@@ -146,15 +149,15 @@ class Rounds:
 
     def run(self) -> ScoredMemory:
         """Make rounds until the budget is used up or the run is stale; returns everything that was scored."""
-        idle = 0
+        idle, known = 0, -1
         while not self.ledger.exhausted:
             idle = 0 if self.round() else idle + 1
             if idle < self.config.patience:
                 continue
-            if self.config.when_stale == "stop":
+            if self.config.when_stale == "stop" or len(self.everything) == known:
                 break
             self._restart()
-            idle = 0
+            idle, known = 0, len(self.everything)
         return self.everything
 
     def round(self) -> int:
@@ -222,12 +225,15 @@ class Rounds:
         fresh = self.config.fresh_passes
         batches = [self._batch(new if k < fresh else ()) for k in range(self.config.passes)]
         batches = [batch for batch in batches if len(batch) > 1]
+        before = self.generator.get_state()
+        rollouts = [self._rollout(batch) for batch in batches]
+        self._drawn = not torch.equal(before, self.generator.get_state())
         old: list[Tensor | None] = [None] * len(batches)
         if self.objective.needs_old and len(batches) > 1:
             with torch.no_grad():
-                old[1:] = [self._policy_scores(self._rollout(batch)).logp for batch in batches[1:]]
-        for batch, old_logp in zip(batches, old, strict=True):
-            self._update(batch, old_logp)
+                old[1:] = [self._policy_scores(rollout).logp for rollout in rollouts[1:]]
+        for batch, rollout, old_logp in zip(batches, rollouts, old, strict=True):
+            self._update(batch, rollout, old_logp)
 
     def _batch(self, new: Sequence[Remembered]) -> list[Remembered]:
         """Samples of one pass as the policy learns them: remembered ones, and ``new``."""
@@ -235,7 +241,7 @@ class Rounds:
         batch = list({entry.key: entry for entry in [*new, *self.memory.draw(c.batch_size - c.explore, self.generator)]}.values())
         if c.explore:
             count = len(self.everything)
-            rows = torch.randperm(count, generator=self.generator)[: c.explore].tolist()
+            rows = torch.randperm(count, generator=self.generator, device=self.generator.device)[: c.explore].tolist()
             taken = {entry.key for entry in batch}
             batch += [entry for k in rows if (entry := self.everything.kept[k]).key not in taken]
         if self.rewrite is not None:
@@ -249,8 +255,7 @@ class Rounds:
         with self._precision():
             return score_sites(self.policy.sites(rollout))
 
-    def _update(self, batch: Sequence[Remembered], old_logp: Tensor | None) -> None:
-        rollout = self._rollout(batch)
+    def _update(self, batch: Sequence[Remembered], rollout: Rollout, old_logp: Tensor | None) -> None:
         ref_logp = self._reference_logp(batch, rollout)
         scores = self._policy_scores(rollout)
         reward = torch.tensor([entry.score for entry in batch], device=self._device, dtype=scores.logp.dtype)
@@ -262,7 +267,9 @@ class Rounds:
         self._optimizer.step()
 
     def _reference_logp(self, batch: Sequence[Remembered], rollout: Rollout) -> Float[Tensor, " batch"]:
-        """log π_ref of the samples, computed once per sample, as the reference never changes."""
+        """log π_ref of the samples, computed once per sample that has one trajectory only, as the reference never changes."""
+        if self._drawn:
+            self._ref_logp.clear()
         rows = [k for k, entry in enumerate(batch) if entry.sample not in self._ref_logp]
         if rows:
             part = rollout.index(torch.tensor(rows, device=self._device))
