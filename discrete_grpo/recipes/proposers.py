@@ -21,7 +21,7 @@ TRIES = 6
 
 def _rng(generator: torch.Generator) -> random.Random:
     """A generator of Python's for the operators, seeded by one draw."""
-    return random.Random(int(torch.randint(2**62, (), generator=generator)))
+    return random.Random(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
 
 
 @dataclass(frozen=True)

@@ -111,13 +111,17 @@ class ScoredMemory:
         """At most ``count`` different entries, drawn without replacement with the weights of :func:`rank_weights`."""
         if not self.kept or count < 1:
             return []
-        weights = rank_weights(len(self.kept), self.rank_coefficient)
-        rows = torch.multinomial(weights, min(count, len(self.kept)), replacement=False, generator=generator)
+        rows = torch.multinomial(self._weights(generator), min(count, len(self.kept)), replacement=False, generator=generator)
         return [self.kept[k] for k in rows.tolist()]
 
     def parents(self, count: int, generator: torch.Generator | None = None) -> list[Remembered]:
         """``count`` entries, drawn with replacement by the same weights; an empty list while the memory is empty."""
         if not self.kept or count < 1:
             return []
+        rows = torch.multinomial(self._weights(generator), count, replacement=True, generator=generator)
+        return [self.kept[k] for k in rows.tolist()]
+
+    def _weights(self, generator: torch.Generator | None) -> Tensor:
         weights = rank_weights(len(self.kept), self.rank_coefficient)
-        return [self.kept[k] for k in torch.multinomial(weights, count, replacement=True, generator=generator).tolist()]
+        on_cpu = generator is None or generator.device.type == "cpu"
+        return weights if on_cpu else weights.float().to(generator.device)  # not every device has float64

@@ -46,124 +46,22 @@ class RoundsConfig:
         objective_learning_rate: the same on the objective's own parameters, such as log Z.
         max_grad_norm: norm to which the gradient is clipped; None does not clip.
         take: candidates per round that are scored if there is a screen, at least 1; the policy's come first until it is fitted.
-        unscreened: of these, samples of the policy that are scored whatever the screen says.
+        unscreened: of these, samples of the policy that are scored whatever the screen says; in [0, ``take``].
         patience: rounds in a row without a new sample after which the run is stale, at least 1.
-        plateau: scored samples without a change among the ten best scores after which the run ends, at least 1; None goes on.
-        when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with and keeps the memory.
-        bf16: whether the passes run under bfloat16 autocast, ``auto`` if the device has units for it; samples are drawn without.
+        """Make rounds until the budget is used up, or the run is stale or on a plateau; returns everything that was scored.
 
-    Raises:
-        ValueError: for a value out of its range.
-    """
-
-    draws: int = 64
-    children: int = 16
-    passes: int = 8
-    batch_size: int = 64
-    explore: int = 0
-    fresh_passes: int = 0
-    learning_rate: float = 5e-4
-    objective_learning_rate: float = 0.1
-    max_grad_norm: float | None = None
-    take: int = 64
-    unscreened: int = 0
-    patience: int = 10
-    plateau: int | None = None
-    when_stale: Literal["stop", "restart"] = "stop"
-    bf16: bool | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        least = {"draws": 1, "children": 0, "passes": 0, "batch_size": 0, "explore": 0, "take": 1, "unscreened": 0, "patience": 1}
-        for name, low in least.items():
-            check_range(name, getattr(self, name), least=low)
-        check_range("fresh_passes", self.fresh_passes, least=0, most=self.passes, note=" (passes)")
-        check_range("explore", self.explore, most=self.batch_size, note=" (batch_size)")
-        for name in ("learning_rate", "objective_learning_rate"):
-            check_range(name, getattr(self, name), above=0)
-        if self.max_grad_norm is not None:
-            check_range("max_grad_norm", self.max_grad_norm, above=0)
-        if self.plateau is not None:
-            check_range("plateau", self.plateau, least=1, note=" or None")
-        if self.when_stale not in ("stop", "restart"):
-            raise ValueError(f"when_stale: {self.when_stale!r}, expected stop or restart")
-
-
-@dataclass
-class Rounds:
-    """The loop over rounds.
-
-    Args:
-        policy: policy that draws and learns; with ``passes`` above 0 it must be an :class:`~discrete_grpo.core.rollout.Encoder`.
-        reward: what is optimised.
-        ledger: counter of the calls; its budget ends the run.
-        key: canonical form of a sample, None for an invalid one; the canonical form must itself be a sample.
-        objective: loss of an update.
-        config: settings.
-        memory: where scored samples are kept; what it holds already, such as a warm start, takes part from the first round.
-        proposers: whoever makes samples besides the policy.
-        screen: model that chooses among the candidates; None scores all of them.
-        rewrite: another text of the same sample for a pass, such as a SMILES in random order; None learns from the sample as it is.
-        generator: of all draws.
-
-    Raises:
-        ValueError: if the policy cannot learn from samples that it did not draw.
-    """
-
-    policy: Policy
-    reward: Reward
-    ledger: Accounts
-    key: Callable[[Any], Hashable | None]
-    objective: Objective
-    config: RoundsConfig = field(default_factory=RoundsConfig)
-    memory: ScoredMemory = field(default_factory=ScoredMemory)
-    proposers: Sequence[Proposer] = ()
-    screen: Screen | None = None
-    rewrite: Callable[[Any, torch.Generator], Any] | None = None
-    generator: torch.Generator = field(default_factory=torch.Generator)
-
-    def __post_init__(self) -> None:
-        if self.config.passes > 0 and not isinstance(self.policy, Encoder):
-            raise ValueError(
-                f"policy: {type(self.policy).__name__} has no method rollout_of, expected one that can learn from any sample"
-            )
-        module = as_module(self.policy)
-        self._device = next(module.parameters()).device
-        self._bf16 = decide_bf16(self.config.bf16, self._device)[0]
-        self.reference = cast(Policy, copy.deepcopy(module).eval().requires_grad_(False))
-        self.everything = ScoredMemory(size=None, rank_coefficient=self.memory.rank_coefficient)
-        for entry in self.memory.kept:
-            self.everything.add([(entry.key, entry.sample, entry.score)], entry.source)
-        self._ref_logp: dict[Hashable, float] = {}
-        self._score_of: dict[Hashable, float] = {entry.key: entry.score for entry in self.memory.kept}
-        self._drawn: list[Hashable | None] = []
-        self.restarts, self.rounds = 0, 0
-        self._top: list[float] = []
-        self._risen_at = 0
-        self._optimizer = self._new_optimizer()
-
-    def _new_optimizer(self) -> torch.optim.Optimizer:
-        c = self.config
-        groups = [{"params": [p for p in as_module(self.policy).parameters() if p.requires_grad], "lr": c.learning_rate}]
-        if isinstance(self.objective, nn.Module) and (own := list(self.objective.parameters())):
-            groups.append({"params": own, "lr": c.objective_learning_rate})
-        return torch.optim.Adam(groups)
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16)
-
-    # -- the loop
-
-    def run(self) -> ScoredMemory:
-        """Make rounds until the budget is used up, the run is stale or on a plateau; returns everything that was scored."""
-        idle = 0
-        while not self.ledger.exhausted and not self._on_plateau():
+        A restart that brings nothing, no new sample or no better one, ends the run.
+        """
+        idle, known, best = 0, -1, self._top
+        while not self.ledger.exhausted:
             idle = 0 if self.round() else idle + 1
-            if idle < self.config.patience:
+            stale, flat = idle >= self.config.patience, self._on_plateau()
+            if not (stale or flat):
                 continue
-            if self.config.when_stale == "stop":
+            if self.config.when_stale == "stop" or (stale and len(self.everything) == known) or (flat and self._top == best):
                 break
             self._restart()
-            idle = 0
+            idle, known, best, self._risen_at = 0, len(self.everything), self._top, len(self.everything)
         return self.everything
 
     def round(self) -> int:
@@ -191,7 +89,7 @@ class Rounds:
     def _propose(self) -> dict[Hashable, tuple[Any, str]]:
         """New valid candidates: key -> (canonical sample, source), the policy's first."""
         drawn = self.policy.sample([Context(k) for k in range(self.config.draws)], generator=self.generator).samples
-        self._drawn = [self.key(sample) for sample in drawn]
+        self._draws = [self.key(sample) for sample in drawn]
         found = self._new(drawn, "policy", {})
         for proposer in self.proposers:
             if self.config.children:
@@ -239,12 +137,15 @@ class Rounds:
         fresh = self.config.fresh_passes
         batches = [self._batch(new if k < fresh else ()) for k in range(self.config.passes)]
         batches = [batch for batch in batches if len(batch) > 1]
+        before = self.generator.get_state()
+        rollouts = [self._rollout(batch) for batch in batches]
+        self._drawn = not torch.equal(before, self.generator.get_state())
         old: list[Tensor | None] = [None] * len(batches)
         if self.objective.needs_old and len(batches) > 1:
             with torch.no_grad():
-                old[1:] = [self._policy_scores(self._rollout(batch)).logp for batch in batches[1:]]
-        for batch, old_logp in zip(batches, old, strict=True):
-            self._update(batch, old_logp)
+                old[1:] = [self._policy_scores(rollout).logp for rollout in rollouts[1:]]
+        for batch, rollout, old_logp in zip(batches, rollouts, old, strict=True):
+            self._update(batch, rollout, old_logp)
 
     def _batch(self, new: Sequence[Remembered]) -> list[Remembered]:
         """Samples of one pass as the policy learns them: remembered ones, and ``new``."""
@@ -252,7 +153,7 @@ class Rounds:
         batch = list({entry.key: entry for entry in [*new, *self.memory.draw(c.batch_size - c.explore, self.generator)]}.values())
         if c.explore:
             count = len(self.everything)
-            rows = torch.randperm(count, generator=self.generator)[: c.explore].tolist()
+            rows = torch.randperm(count, generator=self.generator, device=self.generator.device)[: c.explore].tolist()
             taken = {entry.key for entry in batch}
             batch += [entry for k in rows if (entry := self.everything.kept[k]).key not in taken]
         if self.rewrite is not None:
@@ -266,8 +167,7 @@ class Rounds:
         with self._precision():
             return score_sites(self.policy.sites(rollout))
 
-    def _update(self, batch: Sequence[Remembered], old_logp: Tensor | None) -> None:
-        rollout = self._rollout(batch)
+    def _update(self, batch: Sequence[Remembered], rollout: Rollout, old_logp: Tensor | None) -> None:
         ref_logp = self._reference_logp(batch, rollout)
         scores = self._policy_scores(rollout)
         reward = torch.tensor([entry.score for entry in batch], device=self._device, dtype=scores.logp.dtype)
@@ -280,11 +180,13 @@ class Rounds:
 
     def _level(self) -> float:
         """Mean score of what the policy drew in this round, 0 for invalid samples and as far as it is known for others."""
-        known = [0.0 if key is None else self._score_of[key] for key in self._drawn if key is None or key in self._score_of]
+        known = [0.0 if key is None else self._score_of[key] for key in self._draws if key is None or key in self._score_of]
         return sum(known) / len(known) if known else math.nan
 
     def _reference_logp(self, batch: Sequence[Remembered], rollout: Rollout) -> Float[Tensor, " batch"]:
-        """log π_ref of the samples, computed once per sample, as the reference never changes."""
+        """log π_ref of the samples, computed once per sample that has one trajectory only, as the reference never changes."""
+        if self._drawn:
+            self._ref_logp.clear()
         rows = [k for k, entry in enumerate(batch) if entry.sample not in self._ref_logp]
         if rows:
             part = rollout.index(torch.tensor(rows, device=self._device))

@@ -40,8 +40,8 @@ def spelled_anew(smiles: str, generator: torch.Generator) -> str:
     from discrete_grpo.domains.molecules import parse
     from discrete_grpo.domains.random_smiles import random_smiles
 
-    mol = parse(smiles)
-    return smiles if mol is None else random_smiles(mol, random.Random(int(torch.randint(2**62, (), generator=generator))))
+    mol, seed = parse(smiles), int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    return smiles if mol is None else random_smiles(mol, random.Random(seed))
 
 
 METHOD = Method(

@@ -82,7 +82,7 @@ def in_rounds(
         sample_key(task.kind),
         objective,
         RoundsConfig(**settings),
-        memory=memory or ScoredMemory(),
+        memory=ScoredMemory() if memory is None else memory,  # an empty one is False
         proposers=proposers,
         screen=screen,
         generator=generator_of(policy, seed),
