@@ -110,8 +110,6 @@ class Words(nn.Module):
 class Spells(Words):
     """Words in one mood, which learns from words that it did not draw."""
 
-    one_trajectory = True
-
     def moods(self, contexts: Sequence[Context], generator: torch.Generator | None) -> Tensor:
         return torch.zeros(len(contexts), dtype=torch.long, device=next(self.parameters()).device)
 

@@ -169,11 +169,7 @@ class Refinable(Protocol):
 
 @runtime_checkable
 class Encoder(Protocol):
-    """A policy that can learn from finished samples that it did not draw.
-
-    An attribute ``one_trajectory`` that is True says that :meth:`rollout_of` gives a sample the same trajectory every time, so that
-    log π of a sample can be kept. Without it log-probs are compared on one and the same rollout.
-    """
+    """A policy that can learn from finished samples that it did not draw."""
 
     def rollout_of(self, samples: Sequence[Any], *, generator: torch.Generator | None = None) -> Rollout:
         """The trajectories by which this policy could have drawn these samples, one each, in groups of their own.

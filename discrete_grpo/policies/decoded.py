@@ -34,7 +34,7 @@ class DecodedPolicy(nn.Module):
     """
 
     sites, check_condition = Inner[Callable[..., Sequence[Sites]]](), Inner[Callable[..., None]]()
-    likelihood_loss, one_trajectory = Inner[Callable[..., dict[str, Tensor]]](), Inner[bool]()
+    likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()
 
     def __init__(self, policy: Policy, decoder: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         super().__init__()

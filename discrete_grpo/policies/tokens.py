@@ -51,7 +51,6 @@ class TokenPolicy(nn.Module):
         ValueError: for an argument out of its range.
     """
 
-    one_trajectory = True
     drawable: Tensor
 
     def __init__(

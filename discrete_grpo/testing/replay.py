@@ -80,7 +80,7 @@ def ratio_bf16(case: Case) -> Measured:
 def encoder(case: Case) -> Measured | Skip:
     """An :class:`~discrete_grpo.core.rollout.Encoder` gives its own samples trajectories like those drawn, with finite log π.
 
-    Where a sample has one trajectory, log π of it is that of the draw.
+    Where no random number is drawn for them, a sample has one trajectory, and log π of it is that of the draw.
     """
     policy = case.policy
     if not isinstance(policy, Encoder):
@@ -91,7 +91,9 @@ def encoder(case: Case) -> Measured | Skip:
     if not rows:
         return Skip("can_draw is False for every sample drawn")
     drawn = case.rollout.index(torch.tensor(rows, device=case.device))
-    made, again = (policy.rollout_of(drawn.samples, generator=case.generator(9)) for _ in range(2))
+    generator = case.generator(9)
+    made, again = (policy.rollout_of(drawn.samples, generator=g) for g in (generator, case.generator(9)))
+    chosen = not torch.equal(generator.get_state(), case.generator(9).get_state())  # one of the trajectories of a sample
     found = {
         "samples as given": same(made.samples, drawn.samples),
         "groups of one": len(made.group.unique()) == len(rows) == len(made),
@@ -104,7 +106,7 @@ def encoder(case: Case) -> Measured | Skip:
     scores = case.replay(made)
     found["units are those of the mask"] = torch.equal(scores.mask.sum(-1), made.units)
     found["finite log-probs"] = bool(scores.logp[scores.mask].isfinite().all())
-    if getattr(policy, "one_trajectory", False) and getattr(policy, "decode", None) is None and not drawn.columns:
+    if not chosen and getattr(policy, "decode", None) is None and not drawn.columns:
         found["log-probs of the draw"] = gap(scores.logp.sum((-2, -1)), drawn.logp.sum(-1)) <= case.close
     return claims(found, f"{len(rows)} samples")
 

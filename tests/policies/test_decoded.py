@@ -210,7 +210,6 @@ def test_a_decoder_with_an_inverse_lets_the_policy_learn_from_any_object() -> No
     policy = DecodedPolicy(token_policy(["C", "O", ";", "0-1", "0=1"], EDGE_LIST, 4), EdgeListDecoder())
     graph, other = LabelledGraph(("C", "O"), ((0, 1, 2),)), LabelledGraph(("N",))
     assert isinstance(policy, Encoder)
-    assert policy.one_trajectory
     assert policy.can_draw(graph)
     assert not policy.can_draw(other)
     assert not policy.can_draw("CO")
