@@ -48,6 +48,115 @@ class RoundsConfig:
         take: candidates per round that are scored if there is a screen, at least 1; the policy's come first until it is fitted.
         unscreened: of these, samples of the policy that are scored whatever the screen says; in [0, ``take``].
         patience: rounds in a row without a new sample after which the run is stale, at least 1.
+        plateau: scored samples without a change of the ten best scores after which the run is stale too, at least 1; None goes on.
+        when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with and keeps the memory, and ends
+            the run only if nothing new, or nothing better, was scored since the last restart.
+        bf16: whether the passes run under bfloat16 autocast, ``auto`` if the device has units for it; samples are drawn without.
+
+    Raises:
+        ValueError: for a value out of its range.
+    """
+
+    draws: int = 64
+    children: int = 16
+    passes: int = 8
+    batch_size: int = 64
+    explore: int = 0
+    fresh_passes: int = 0
+    learning_rate: float = 5e-4
+    objective_learning_rate: float = 0.1
+    max_grad_norm: float | None = None
+    take: int = 64
+    unscreened: int = 0
+    patience: int = 10
+    plateau: int | None = None
+    when_stale: Literal["stop", "restart"] = "stop"
+    bf16: bool | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        least = {"draws": 1, "children": 0, "passes": 0, "batch_size": 0, "explore": 0, "take": 1, "unscreened": 0, "patience": 1}
+        for name, low in least.items():
+            check_range(name, getattr(self, name), least=low)
+        check_range("fresh_passes", self.fresh_passes, least=0, most=self.passes, note=" (passes)")
+        check_range("explore", self.explore, most=self.batch_size, note=" (batch_size)")
+        check_range("unscreened", self.unscreened, most=self.take, note=" (take)")
+        for name in ("learning_rate", "objective_learning_rate"):
+            check_range(name, getattr(self, name), above=0)
+        if self.max_grad_norm is not None:
+            check_range("max_grad_norm", self.max_grad_norm, above=0)
+        if self.plateau is not None:
+            check_range("plateau", self.plateau, least=1, note=" or None")
+        if self.when_stale not in ("stop", "restart"):
+            raise ValueError(f"when_stale: {self.when_stale!r}, expected stop or restart")
+
+
+@dataclass
+class Rounds:
+    """The loop over rounds.
+
+    Args:
+        policy: policy that draws and learns; with ``passes`` above 0 it must be an :class:`~discrete_grpo.core.rollout.Encoder`.
+        reward: what is optimised.
+        ledger: counter of the calls; its budget ends the run.
+        key: canonical form of a sample, None for an invalid one; the canonical form must itself be a sample.
+        objective: loss of an update.
+        config: settings.
+        memory: where scored samples are kept; what it holds already, such as a warm start, takes part from the first round.
+        proposers: whoever makes samples besides the policy.
+        screen: model that chooses among the candidates; None scores all of them.
+        rewrite: another text of the same sample for a pass, such as a SMILES in random order; None learns from the sample as it is.
+        generator: of all draws.
+
+    Raises:
+        ValueError: if the policy cannot learn from samples that it did not draw.
+    """
+
+    policy: Policy
+    reward: Reward
+    ledger: Accounts
+    key: Callable[[Any], Hashable | None]
+    objective: Objective
+    config: RoundsConfig = field(default_factory=RoundsConfig)
+    memory: ScoredMemory = field(default_factory=ScoredMemory)
+    proposers: Sequence[Proposer] = ()
+    screen: Screen | None = None
+    rewrite: Callable[[Any, torch.Generator], Any] | None = None
+    generator: torch.Generator = field(default_factory=torch.Generator)
+
+    def __post_init__(self) -> None:
+        if self.config.passes > 0 and not isinstance(self.policy, Encoder):
+            raise ValueError(
+                f"policy: {type(self.policy).__name__} has no method rollout_of, expected one that can learn from any sample"
+            )
+        module = as_module(self.policy)
+        self._device = next(module.parameters()).device
+        self._bf16 = decide_bf16(self.config.bf16, self._device)[0]
+        self.reference = cast(Policy, copy.deepcopy(module).eval().requires_grad_(False))
+        self.everything = ScoredMemory(size=None, rank_coefficient=self.memory.rank_coefficient)
+        for entry in self.memory.kept:
+            self.everything.add([(entry.key, entry.sample, entry.score)], entry.source)
+        self._ref_logp: dict[Hashable, float] = {}
+        self._score_of: dict[Hashable, float] = {entry.key: entry.score for entry in self.memory.kept}
+        self._draws: list[Hashable | None] = []  # keys of what the policy drew in this round
+        self._drawn = False  # whether the policy draws the trajectories of samples
+        self.restarts, self.rounds = 0, 0
+        self._top: list[float] = []
+        self._risen_at = 0
+        self._optimizer = self._new_optimizer()
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        c = self.config
+        groups = [{"params": [p for p in as_module(self.policy).parameters() if p.requires_grad], "lr": c.learning_rate}]
+        if isinstance(self.objective, nn.Module) and (own := list(self.objective.parameters())):
+            groups.append({"params": own, "lr": c.objective_learning_rate})
+        return torch.optim.Adam(groups)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16)
+
+    # -- the loop
+
+    def run(self) -> ScoredMemory:
         """Make rounds until the budget is used up, or the run is stale or on a plateau; returns everything that was scored.
 
         A restart that brings nothing, no new sample or no better one, ends the run.
