@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from discrete_grpo.core.rollout import Context
 from discrete_grpo.domains import labelled_graphs
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
@@ -48,7 +49,7 @@ def loop_of(policy: nn.Module, objective: Objective, passes: int = 3) -> Rounds:
     return Rounds(
         policy,  # type: ignore[arg-type]
         share_of_class_two,
-        Ledger(key=text_key, budget=500),
+        Ledger(key=text_key, max_oracle_calls=500),
         text_key,
         objective,
         config,
@@ -76,7 +77,6 @@ def test_two_rounds_of_a_graph_policy(objective: Objective, sized: bool) -> None
 def test_a_graph_policy_learns_from_graphs_that_others_proposed() -> None:
     """After some rounds the share of nodes of class 2 in fresh samples has risen by at least a fifth."""
     policy = lines_policy()
-    from discrete_grpo.core.rollout import Context
 
     def mean() -> float:
         drawn = policy.sample([Context(k) for k in range(200)], generator=torch.Generator().manual_seed(1)).samples
