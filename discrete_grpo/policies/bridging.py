@@ -83,7 +83,7 @@ def bridges(
         state = initial_graphs(kernels, end.mask, generator)
         for k in range(points):
             if k > 0:
-                state = end if k == points - 1 else _stepped(kernels, state, end, grid, k - 1, generator)
+                state = _stepped(kernels, state, end, grid, k - 1, generator)
             nodes[at, k, :n], pairs[at, k, : num_pairs(n)] = pack(state)
     return nodes, pairs
 

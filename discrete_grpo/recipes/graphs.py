@@ -82,8 +82,8 @@ def graph_policy(
         seed: random seed of the initial weights; the global random state is not changed.
     """
     shares = ((1.0,), stats.edge_marginal)
-    forms = {"decode": topology.batch_to_graph6, "encode": topology.graphs_to_batch}
-    return diffusion_policy(shares, stats.node_counts, network, options, **forms, seed=seed)
+    decode, encode = topology.batch_to_graph6, topology.graphs_to_batch
+    return diffusion_policy(shares, stats.node_counts, network, options, decode=decode, encode=encode, seed=seed)
 
 
 def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | None = None, resume: bool = False) -> Path:

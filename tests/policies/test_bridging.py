@@ -194,6 +194,14 @@ def test_the_end_of_a_rollout_is_the_graph_and_padding_is_zero() -> None:
     assert not bool(made.states["pairs"][2].any())
 
 
+def test_padding_within_a_batch_of_like_sizes_is_zero() -> None:
+    graphs, kernel = some_graphs([10, 9, 10]), D3PM(uniform(3, COSINE))
+    nodes, pairs = bridges((kernel, kernel), graphs, time_grid(3), seeded())
+    assert not bool(nodes[1, :, 9:].any())
+    assert not bool(pairs[1, :, num_pairs(9) :].any())
+    assert bool(nodes[0, :, 9:].any())
+
+
 def test_equal_generators_give_equal_bits() -> None:
     policy, samples = policy_of("uniform"), alone(some_graphs([3, 3, 2, 3]))
     one, equal, other = (policy.rollout_of(samples, generator=seeded(k)).states["nodes"] for k in (1, 1, 2))
@@ -297,7 +305,7 @@ def test_plain_graphs_become_batches_and_lines_again() -> None:
     assert graph6.batch_to_graph6(graph6.graphs_to_batch(graphs)) == lines
     for wrong in ("Bg nodes=0,2,1 edges=1,3", "~", 3, nx.DiGraph([(0, 1)])):
         with pytest.raises(ValueError, match=r"^graph: "):
-            graph6.graphs_to_batch([wrong])  # type: ignore[list-item]
+            graph6.graphs_to_batch([wrong])
 
 
 def test_labelled_graphs_become_batches_and_lines_again() -> None:

@@ -40,7 +40,7 @@ def share_of_class_two(samples: Sequence[str], **columns: Any) -> list[float]:
 def lines_policy() -> GraphPolicy:
     """The tiny graph policy whose samples are lines."""
     plain = tiny_policy()
-    forms = {"decode": labelled_graphs.batch_to_lines, "encode": labelled_graphs.graphs_to_batch}
+    forms: dict[str, Any] = {"decode": labelled_graphs.batch_to_lines, "encode": labelled_graphs.graphs_to_batch}
     return GraphPolicy(plain.network, plain.node_kernel, plain.edge_kernel, SIZES, num_steps=4, **forms)
 
 
