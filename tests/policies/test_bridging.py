@@ -26,6 +26,7 @@ from discrete_grpo.policies.decoders import EdgeListDecoder, LabelledGraph, Self
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.node_count import LearnedSizes, RunningSizes, SizedPolicy
 from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood
+from discrete_grpo.recipes.families import SamplerOptions
 from tests.denoiser import PlainDenoiser
 from tests.toys import node_classes, tiny_policy
 
@@ -317,7 +318,16 @@ def test_labelled_graphs_become_batches_and_lines_again() -> None:
         labelled_graphs.graphs_to_batch([nx.path_graph(3)])
 
 
-def test_a_loaded_policy_of_plain_graphs_encodes_its_samples() -> None:
+def test_a_bundled_policy_of_plain_graphs_encodes_its_samples() -> None:
+    policy = load_policy("tree-16", SamplerOptions(num_steps=3))  # other settings keep what loading has set
+    drawn = policy.sample([Context(k) for k in range(3)], generator=seeded())
+    made = policy.rollout_of(drawn.samples, generator=seeded())
+    assert made.samples == drawn.samples
+    assert torch.equal(made.states["pairs"][:, -1], drawn.states["pairs"][:, -1])
+    assert not policy.can_draw(graph6.graph6(nx.path_graph(40)))
+
+
+def test_a_policy_of_labelled_graphs_encodes_its_samples() -> None:
     policy = policy_of("uniform", decode=labelled_graphs.batch_to_lines, encode=labelled_graphs.graphs_to_batch)
     drawn = policy.sample([Context(k) for k in range(5)], generator=seeded())
     made = policy.rollout_of(drawn.samples, generator=seeded())
