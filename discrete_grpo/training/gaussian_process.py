@@ -175,10 +175,13 @@ class GaussianProcessScreen:
                 self._scores.append(score)
 
     def merit(self, samples: Sequence[Any]) -> Float[Tensor, " batch"] | None:
-        """Upper confidence bound of each sample; None as long as fewer than ``start`` were observed, or all scores are equal."""
-        if len(self._rows) < self.start or not samples or max(self._scores) == min(self._scores):
+        """Upper confidence bound of each sample; None as long as fewer than ``start`` were observed, or all scores that it is fitted to are equal."""
+        if len(self._rows) < self.start or not samples:
             return None
-        mean, deviation = self._posterior([self._features(sample) for sample in samples])
+        chosen = self._chosen()
+        if len({self._scores[k] for k in chosen}) < 2:
+            return None
+        mean, deviation = self._posterior([self._features(sample) for sample in samples], chosen)
         return mean + self.kappa * deviation
 
     def _features(self, sample: Any) -> _Row:
@@ -195,9 +198,8 @@ class GaussianProcessScreen:
         rest = [k for k in torch.randperm(n, generator=self.generator).tolist() if k not in kept]
         return sorted([*kept, *rest[: self.size - len(kept)]])
 
-    def _posterior(self, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of the score of each row, float64."""
-        chosen = self._chosen()
+    def _posterior(self, rows: Sequence[_Row], chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of the score of each row given the chosen samples, float64."""
         seen = _Inputs.of([self._rows[k] for k in chosen])
         mean, std = seen.numbers.mean(0), seen.numbers.std(0) + 1e-3
         seen, new = seen.standardised(mean, std), _Inputs.of(rows).standardised(mean, std)

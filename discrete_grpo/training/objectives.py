@@ -7,7 +7,7 @@ parameters the loop trains along with the policy's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, get_args
 
 import torch
 from jaxtyping import Float
@@ -147,10 +147,13 @@ class GroupRelative:
 
     Attributes:
         epsilon: ε, in (0, 1).
-        epsilon_high: ε_high; None means ε.
+        epsilon_high: ε_high, more than 0; None means ε. For cispo it is the cap of the ratio and must be given.
         beta: β, at least 0.
         level: sites that one ratio covers, see :func:`discrete_grpo.core.loss.unit_values`.
         loss_type: the surrogate and the weights, see :func:`discrete_grpo.core.loss.row_weights`.
+
+    Raises:
+        ValueError: for a value out of its range.
     """
 
     epsilon: float = 0.2
@@ -163,6 +166,13 @@ class GroupRelative:
     def __post_init__(self) -> None:
         check_range("epsilon", self.epsilon, above=0, below=1)
         check_range("beta", self.beta, least=0)
+        for name, kinds in (("level", get_args(Level)), ("loss_type", get_args(LossType))):
+            if getattr(self, name) not in kinds:
+                raise ValueError(f"{name}: {getattr(self, name)!r}, expected one of {', '.join(kinds)}")
+        if self.epsilon_high is not None:
+            check_range("epsilon_high", self.epsilon_high, above=0, note=" or None")
+        elif self.loss_type == "cispo":
+            raise ValueError("epsilon_high: None, expected the cap of the ratio with loss_type cispo (5.0, say)")
 
     def __call__(self, batch: MemoryBatch) -> Tensor:
         """Return the loss of a batch."""
