@@ -175,7 +175,7 @@ class GaussianProcessScreen:
                 self._scores.append(score)
 
     def merit(self, samples: Sequence[Any]) -> Float[Tensor, " batch"] | None:
-        """Upper confidence bound of each sample; None as long as fewer than ``start`` were observed, or all scores that it is fitted to are equal."""
+        """Upper confidence bound of each sample; None while fewer than ``start`` were observed, or equal scores only are fitted."""
         if len(self._rows) < self.start or not samples:
             return None
         chosen = self._chosen()
@@ -201,7 +201,8 @@ class GaussianProcessScreen:
     def _posterior(self, rows: Sequence[_Row], chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Mean and deviation of the score of each row given the chosen samples, float64."""
         seen = _Inputs.of([self._rows[k] for k in chosen])
-        mean, std = seen.numbers.mean(0), seen.numbers.std(0) + 1e-3
+        mean = seen.numbers.mean(0)
+        std = (seen.numbers - mean).square().sum(0).div(len(chosen) - 1).sqrt() + 1e-3
         seen, new = seen.standardised(mean, std), _Inputs.of(rows).standardised(mean, std)
         scores = torch.tensor([self._scores[k] for k in chosen], dtype=torch.float64)
         centre, spread = scores.mean(), scores.std()
