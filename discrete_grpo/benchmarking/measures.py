@@ -13,7 +13,7 @@ from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.auc import auc_top_k
 from discrete_grpo.rewards.ledger import Ledger
 
-__all__ = ["best_calls", "curve", "measure", "pairwise_diversity"]
+__all__ = ["auc_spacing", "best_calls", "curve", "measure", "pairwise_diversity"]
 
 CURVE_POINTS = 38
 """Points of a kept curve after the first, dense at the beginning."""
@@ -29,6 +29,15 @@ def best_calls(scores: Sequence[float], k: int) -> list[int]:
     """
     known = [place for place, score in enumerate(scores) if not math.isnan(score)]
     return heapq.nsmallest(k, known, key=lambda place: (-scores[place], place))
+
+
+def auc_spacing(budget: int) -> int:
+    """Calls between two points of the area under the curve: 100 as in PMO from 10,000 calls on, else a hundredth of the budget.
+
+    >>> auc_spacing(10_000), auc_spacing(1_000), auc_spacing(50)
+    (100, 10, 1)
+    """
+    return min(100, max(1, budget // 100))
 
 
 def curve(scores: Sequence[float], budget: int, k: int = 10) -> list[tuple[int, float]]:
@@ -74,14 +83,14 @@ def measure(ledger: Ledger, budget: int, kind: str) -> dict[str, Any]:
     Returns:
         ``calls``; ``auc_top1``, ``auc_top10``, ``auc_top100``; ``top1``, ``top10``, ``top100`` (means of the best); for molecules
         ``diversity_top100`` and ``sa_top10`` (None where there are none); ``sources`` (calls by source); ``asked`` (samples
-        handed to the ledger) and ``valid_share`` of them; ``best`` and ``curve`` for the page.
+        handed to the ledger) and, for molecules, ``valid_share`` of them; ``best`` and ``curve`` for the page.
     """
     history = ledger.history()
     scores = history.scores[:, 0].tolist() if history.names else []
     order = best_calls(scores, 100)
     top = [scores[place] for place in order]
     row: dict[str, Any] = {"calls": len(history.keys)}
-    row |= {f"auc_top{k}": auc_top_k(scores, k, budget) for k in (1, 10, 100)}
+    row |= {f"auc_top{k}": auc_top_k(scores, k, budget, auc_spacing(budget)) for k in (1, 10, 100)}
     row |= {f"top{k}": math.fsum(top[:k]) / len(top[:k]) if top else None for k in (1, 10, 100)}
     molecules = [history.keys[place] for place in order] if kind == "molecules" else []
     easy = [molecule_properties.sa_score(mol) for mol in chemistry.parse_all(molecules[:10]) if mol is not None]
@@ -89,7 +98,7 @@ def measure(ledger: Ledger, budget: int, kind: str) -> dict[str, Any]:
     row["sa_top10"] = math.fsum(easy) / len(easy) if easy else None
     row["sources"] = ledger.sources()
     row["asked"] = ledger.asked
-    row["valid_share"] = 1.0 - ledger.invalid / ledger.asked if ledger.asked else None
+    row["valid_share"] = 1.0 - ledger.invalid / ledger.asked if ledger.asked and kind == "molecules" else None
     row["best"] = [[history.keys[place], scores[place]] for place in order[:KEPT]]
     row["curve"] = [list(point) for point in curve(scores, budget)]
     return row

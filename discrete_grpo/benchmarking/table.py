@@ -68,7 +68,7 @@ class Table:
         seeds: all that were asked for.
         cells: (task, method) -> cell.
         totals: method -> sum over the tasks that all seeds of the method finished.
-        common: the tasks that all seeds of all methods finished.
+        common: the tasks that all seeds of all methods finished; a method that finished none is left out here.
         common_totals: method -> sum over these.
         ranks: method -> mean rank over these, 1 for the best; None without such tasks.
     """
@@ -139,8 +139,9 @@ def make_table(about: Mapping[str, Any], rows: Sequence[Row], failed: Sequence[R
     for key in ((task, method) for task in tasks for method in methods):
         found = list(values.get(key, {}).values())
         cells[key] = Cell(*mean_and_spread(found), len(found), len(seeds), tuple(reasons.get(key, ())))
-    common = tuple(task for task in tasks if all(cells[task, method].complete for method in methods))
     whole = {method: [task for task in tasks if cells[task, method].complete] for method in methods}
+    compared = [method for method in methods if whole[method]]
+    common = tuple(task for task in tasks if compared and all(task in whole[method] for method in compared))
     return Table(
         tasks,
         methods,
@@ -148,8 +149,8 @@ def make_table(about: Mapping[str, Any], rows: Sequence[Row], failed: Sequence[R
         cells,
         totals={method: _total(values, whole[method], method, seeds) for method in methods},
         common=common,
-        common_totals={method: _total(values, common, method, seeds) for method in methods},
-        ranks=_mean_ranks(cells, common, methods),
+        common_totals={m: _total(values, common if m in compared else (), m, seeds) for m in methods},
+        ranks=dict.fromkeys(methods) | _mean_ranks(cells, common, compared),
     )
 
 

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.training.bf16 import bf16_units
 
 __all__ = ["Features", "GaussianProcessScreen", "Hyperparameters", "tanimoto_table", "unary_bits"]
 
@@ -75,12 +76,11 @@ def tanimoto_table(x: Float[Tensor, "row bit"], y: Float[Tensor, "column bit"]) 
 
     Sums are exact in bfloat16 too, as they are formed over pieces of ``EXACT`` bits.
     """
-    pieces = range(0, x.shape[1], EXACT if x.dtype == torch.bfloat16 else x.shape[1])
     step = EXACT if x.dtype == torch.bfloat16 else x.shape[1]
     both = torch.zeros(len(x), len(y))
-    for k in pieces:
-        both += (x[:, k : k + step] @ y[:, k : k + step].T).float()
-    either = x.float().sum(1)[:, None] + y.float().sum(1) - both
+    for k in range(0, x.shape[1], step):
+        both += x[:, k : k + step] @ y[:, k : k + step].T
+    either = x.sum(1, dtype=torch.float32)[:, None] + y.sum(1, dtype=torch.float32) - both
     return torch.where(either > 0, both / either.clamp_min(1), 1.0)
 
 
@@ -93,11 +93,13 @@ class _Inputs:
 
     @classmethod
     def of(cls, found: Sequence[_Row]) -> _Inputs:
+        dtype = torch.bfloat16 if bf16_units(torch.device("cpu")) else torch.float32
         tables = []
         for k in range(len(found[0].bits)):
-            table = torch.zeros(len(found), WIDTH)
-            for row, one in enumerate(found):
-                table[row, torch.from_numpy(one.bits[k])] = 1
+            count = torch.tensor([len(one.bits[k]) for one in found])
+            columns = torch.from_numpy(np.concatenate([one.bits[k] for one in found]))
+            table = torch.zeros(len(found), WIDTH, dtype=dtype)
+            table[torch.arange(len(found)).repeat_interleave(count), columns] = 1
             tables.append(table)
         return cls(tuple(tables), torch.tensor([one.numbers for one in found], dtype=torch.float32))
 
@@ -195,8 +197,11 @@ class GaussianProcessScreen:
             return list(range(n))
         best = scores.topk(self.size // 2).indices.tolist()
         kept = dict.fromkeys([*best, *range(n - self.size // 4, n)])
-        rest = [k for k in torch.randperm(n, generator=self.generator).tolist() if k not in kept]
+        rest = [k for k in self._shuffled(n).tolist() if k not in kept]
         return sorted([*kept, *rest[: self.size - len(kept)]])
+
+    def _shuffled(self, count: int) -> Tensor:
+        return torch.randperm(count, generator=self.generator, device=self.generator.device).cpu()
 
     def _posterior(self, rows: Sequence[_Row], chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Mean and deviation of the score of each row given the chosen samples, float64."""
@@ -220,7 +225,7 @@ class GaussianProcessScreen:
     def _best_hyperparameters(self, kernels: Sequence[Tensor], z: Tensor, most: int = 400) -> Hyperparameters:
         """The largest marginal likelihood on a grid, of the best and as many others; the scale has a closed form, zᵀ K⁻¹ z / n."""
         best = z.topk(min(len(z), most // 2)).indices
-        rows = torch.cat([best, torch.randperm(len(z), generator=self.generator)[: most // 2]]).unique()
+        rows = torch.cat([best, self._shuffled(len(z))[: most // 2]]).unique()
         part, target = [k[rows][:, rows] for k in kernels], z[rows]
         found: tuple[float, Hyperparameters | None] = (-math.inf, None)
         for weights in _simplex(2 * len(kernels) - 1):

@@ -6,8 +6,9 @@ parameters the loop trains along with the policy's.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from jaxtyping import Float
@@ -32,6 +33,7 @@ class MemoryBatch:
         ref_logp: log π_ref(x) of every sample.
         old_logp: log π_old of every site at the beginning of the round; None in the first pass of a round, where it is π_θ.
         max_units: the most sites that a trajectory can have.
+        level: mean score of what the policy drew in this round, as far as it is known; NaN if nothing is.
     """
 
     scores: Scores
@@ -39,6 +41,7 @@ class MemoryBatch:
     ref_logp: Float[Tensor, " batch"]
     old_logp: Float[Tensor, "batch step site"] | None
     max_units: int
+    level: float = math.nan
 
     @property
     def logp(self) -> Float[Tensor, " batch"]:
@@ -143,9 +146,13 @@ class GroupBalance:
 class GroupRelative:
     """The clipped loss of GRPO, the batch being one group, with ratios to the policy at the beginning of the round.
 
-    L = -Σ_units w · surrogate(r, A) + β · mean log π_θ/π_ref per site, A = (R - mean R) / (std R + 1e-4).
+    L = -Σ_units w · surrogate(r, A) + β · mean log π_θ/π_ref per site. With baseline ``batch``, A = (R - mean R) / (std R + 1e-4)
+    as in GRPO. With ``policy``, the remembered samples are compared with what the policy draws by now: A = (R - b) / rms(R - b),
+    b the mean score of its draws in this round. What is better than the policy then counts as good, however it compares with the
+    rest of the memory.
 
     Attributes:
+        baseline: ``batch`` or ``policy``.
         epsilon: ε, in (0, 1).
         epsilon_high: ε_high, more than 0; None means ε. For cispo it is the cap of the ratio and must be given.
         beta: β, at least 0.
@@ -156,6 +163,7 @@ class GroupRelative:
         ValueError: for a value out of its range.
     """
 
+    baseline: Literal["batch", "policy"] = "batch"
     epsilon: float = 0.2
     epsilon_high: float | None = None
     beta: float = 0.0
@@ -166,7 +174,8 @@ class GroupRelative:
     def __post_init__(self) -> None:
         check_range("epsilon", self.epsilon, above=0, below=1)
         check_range("beta", self.beta, least=0)
-        for name, kinds in (("level", get_args(Level)), ("loss_type", get_args(LossType))):
+        choices = {"baseline": ("batch", "policy"), "level": get_args(Level), "loss_type": get_args(LossType)}
+        for name, kinds in choices.items():
             if getattr(self, name) not in kinds:
                 raise ValueError(f"{name}: {getattr(self, name)!r}, expected one of {', '.join(kinds)}")
         if self.epsilon_high is not None:
@@ -176,8 +185,7 @@ class GroupRelative:
 
     def __call__(self, batch: MemoryBatch) -> Tensor:
         """Return the loss of a batch."""
-        group = torch.zeros(len(batch.reward), dtype=torch.long, device=batch.reward.device)
-        advantage = group_advantages(batch.reward, group)
+        advantage = self.advantages(batch)
         sites = batch.scores.mask.sum(-1)
         weight = row_weights(sites, self.loss_type, batch.max_units, level=self.level)
         clip = {"epsilon": self.epsilon, "epsilon_high": self.epsilon_high}
@@ -192,3 +200,11 @@ class GroupRelative:
         )
         drift = (batch.logp - batch.ref_logp).sum() / unit_counts(sites, "token").sum().clamp_min(1)
         return part.loss + self.beta * drift
+
+    def advantages(self, batch: MemoryBatch) -> Float[Tensor, " batch"]:
+        """A of every sample, float64."""
+        if self.baseline == "policy" and not math.isnan(batch.level):
+            gap = batch.reward.double() - batch.level
+            return gap / gap.square().mean().sqrt().clamp_min(1e-4)
+        group = torch.zeros(len(batch.reward), dtype=torch.long, device=batch.reward.device)
+        return group_advantages(batch.reward, group)

@@ -9,6 +9,7 @@ that was ever scored, whoever proposed it. Log-probs are computed anew in every 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -38,7 +39,7 @@ class RoundsConfig:
         draws: samples that the policy draws per round, at least 1.
         children: samples that each proposer makes per round, at least 0.
         passes: updates per round, at least 0.
-        batch_size: remembered samples per update, at least 2.
+        batch_size: remembered samples per update, at least 0.
         explore: how many of a batch are drawn from all scored samples with equal odds instead of by rank, in [0, ``batch_size``].
         fresh_passes: how many of the passes learn from what the round has just scored too, in [0, ``passes``].
         learning_rate: of Adam, on the weights of the policy.
@@ -47,8 +48,9 @@ class RoundsConfig:
         take: candidates per round that are scored if there is a screen, at least 1; the policy's come first until it is fitted.
         unscreened: of these, samples of the policy that are scored whatever the screen says; in [0, ``take``].
         patience: rounds in a row without a new sample after which the run is stale, at least 1.
+        plateau: scored samples without a change of the ten best scores after which the run is stale too, at least 1; None goes on.
         when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with and keeps the memory, unless
-            nothing new was scored since the last restart.
+            nothing new, or nothing better, was scored since the last restart.
         bf16: whether the passes run under bfloat16 autocast, ``auto`` if the device has units for it; samples are drawn without.
 
     Raises:
@@ -67,11 +69,12 @@ class RoundsConfig:
     take: int = 64
     unscreened: int = 0
     patience: int = 10
+    plateau: int | None = None
     when_stale: Literal["stop", "restart"] = "stop"
     bf16: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        least = {"draws": 1, "children": 0, "passes": 0, "batch_size": 2, "explore": 0, "take": 1, "unscreened": 0, "patience": 1}
+        least = {"draws": 1, "children": 0, "passes": 0, "batch_size": 0, "explore": 0, "take": 1, "unscreened": 0, "patience": 1}
         for name, low in least.items():
             check_range(name, getattr(self, name), least=low)
         check_range("fresh_passes", self.fresh_passes, least=0, most=self.passes, note=" (passes)")
@@ -81,6 +84,8 @@ class RoundsConfig:
             check_range(name, getattr(self, name), above=0)
         if self.max_grad_norm is not None:
             check_range("max_grad_norm", self.max_grad_norm, above=0)
+        if self.plateau is not None:
+            check_range("plateau", self.plateau, least=1, note=" or None")
         if self.when_stale not in ("stop", "restart"):
             raise ValueError(f"when_stale: {self.when_stale!r}, expected stop or restart")
 
@@ -131,8 +136,12 @@ class Rounds:
         for entry in self.memory.kept:
             self.everything.add([(entry.key, entry.sample, entry.score)], entry.source)
         self._ref_logp: dict[Hashable, float] = {}
+        self._score_of: dict[Hashable, float] = {entry.key: entry.score for entry in self.memory.kept}
+        self._draws: list[Hashable | None] = []  # keys of what the policy drew in this round
         self._drawn = False  # whether the policy draws the trajectories of samples
         self.restarts, self.rounds = 0, 0
+        self._top: list[float] = []
+        self._risen_at = 0
         self._optimizer = self._new_optimizer()
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
@@ -148,16 +157,20 @@ class Rounds:
     # -- the loop
 
     def run(self) -> ScoredMemory:
-        """Make rounds until the budget is used up or the run is stale; returns everything that was scored."""
-        idle, known = 0, -1
+        """Make rounds until the budget is used up, or the run is stale or on a plateau; returns everything that was scored.
+
+        A restart that brings nothing, no new sample or no better one, ends the run.
+        """
+        idle, known, best = 0, -1, self._top
         while not self.ledger.exhausted:
             idle = 0 if self.round() else idle + 1
-            if idle < self.config.patience:
+            stale, flat = idle >= self.config.patience, self._on_plateau()
+            if not (stale or flat):
                 continue
-            if self.config.when_stale == "stop" or len(self.everything) == known:
+            if self.config.when_stale == "stop" or (stale and len(self.everything) == known) or (flat and self._top == best):
                 break
             self._restart()
-            idle, known = 0, len(self.everything)
+            idle, known, best, self._risen_at = 0, len(self.everything), self._top, len(self.everything)
         return self.everything
 
     def round(self) -> int:
@@ -169,6 +182,12 @@ class Rounds:
             self._learn(new)
         return len(new)
 
+    def _on_plateau(self) -> bool:
+        top = [entry.score for entry in self.everything.kept[:10]]
+        if top != self._top:
+            self._top, self._risen_at = top, len(self.everything)
+        return self.config.plateau is not None and len(self.everything) - self._risen_at >= self.config.plateau
+
     def _restart(self) -> None:
         as_module(self.policy).load_state_dict(as_module(self.reference).state_dict())
         self._optimizer = self._new_optimizer()
@@ -179,6 +198,7 @@ class Rounds:
     def _propose(self) -> dict[Hashable, tuple[Any, str]]:
         """New valid candidates: key -> (canonical sample, source), the policy's first."""
         drawn = self.policy.sample([Context(k) for k in range(self.config.draws)], generator=self.generator).samples
+        self._draws = [self.key(sample) for sample in drawn]
         found = self._new(drawn, "policy", {})
         for proposer in self.proposers:
             if self.config.children:
@@ -216,6 +236,7 @@ class Rounds:
         for (key, sample, source), score in pairs:
             self.memory.add([(key, sample, score)], source)
             self.everything.add([(key, sample, score)], source)
+            self._score_of[key] = score
         return [Remembered(key, sample, score, source) for (key, sample, source), score in pairs]
 
     # -- learning
@@ -259,12 +280,17 @@ class Rounds:
         ref_logp = self._reference_logp(batch, rollout)
         scores = self._policy_scores(rollout)
         reward = torch.tensor([entry.score for entry in batch], device=self._device, dtype=scores.logp.dtype)
-        loss = self.objective(MemoryBatch(scores, reward, ref_logp.to(scores.logp), old_logp, rollout.max_units))
+        loss = self.objective(MemoryBatch(scores, reward, ref_logp.to(scores.logp), old_logp, rollout.max_units, self._level()))
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self.config.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(as_module(self.policy).parameters(), self.config.max_grad_norm)
         self._optimizer.step()
+
+    def _level(self) -> float:
+        """Mean score of what the policy drew in this round, 0 for invalid samples and as far as it is known for others."""
+        known = [0.0 if key is None else self._score_of[key] for key in self._draws if key is None or key in self._score_of]
+        return sum(known) / len(known) if known else math.nan
 
     def _reference_logp(self, batch: Sequence[Remembered], rollout: Rollout) -> Float[Tensor, " batch"]:
         """log π_ref of the samples, computed once per sample that has one trajectory only, as the reference never changes."""

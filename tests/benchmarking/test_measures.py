@@ -53,8 +53,8 @@ def test_a_row_counts_every_call_by_its_source() -> None:
     scores = [0.05, 0.1, 0.2, 0.05]
     assert (row["calls"], row["sources"]) == (4, {"children": 1, "policy": 1, "screen": 2})
     assert (row["asked"], row["valid_share"]) == (8, 0.75)
-    assert row["auc_top10"] == auc_top_k(scores, 10, 4)
-    assert row["auc_top1"] == auc_top_k(scores, 1, 4)
+    assert row["auc_top10"] == auc_top_k(scores, 10, 4, 1)
+    assert row["auc_top1"] == auc_top_k(scores, 1, 4, 1)
     assert (row["top1"], row["top10"]) == (0.2, pytest.approx(0.1))
     assert row["best"][:2] == [["CCCC", 0.2], ["CC", 0.1]]
     assert row["sa_top10"] == pytest.approx(statistics.mean(sa_score(Chem.MolFromSmiles(s)) for s in ("C", "CC", "CCCC", "CO")))
@@ -100,6 +100,9 @@ def test_missing_cells_are_said_and_never_filled() -> None:
     assert total_text(table.totals["x"]) == "0.900 ± 0.283 (2)"
     assert total_text(table.totals["y"]) == "0.900 ± 0.000 (1)"
     assert (table.common_totals["x"].mean, table.common_totals["x"].tasks) == (0.6, 1)
+    three = make_table(about(methods={"x": {}, "y": {}, "z": {}}), ROWS, [])
+    assert three.ranks == {"x": 2.0, "y": 1.0, "z": None}  # a method without results does not take the others' ranks
+    assert total_text(three.common_totals["z"]) == "– (0)"
     empty = make_table(about(), [], failed)
     assert [cell_text(empty.cells["two", method]) for method in ("x", "y")] == ["missing", "failed"]
     assert empty.ranks == {"x": None, "y": None}

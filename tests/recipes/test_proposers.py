@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from discrete_grpo.domains.molecules import to_smiles
 from discrete_grpo.recipes import proposers
 from discrete_grpo.recipes.proposers import GraphGenetic, SmilesGenetic, Splicing
 from discrete_grpo.rewards.ledger import molecule_key
@@ -42,7 +43,7 @@ every = pytest.mark.parametrize("proposer", ALL, ids=lambda proposer: proposer.n
 def test_children_are_valid_new_and_different(proposer: Proposer) -> None:
     memory = memory_of(6)
     found = proposer.propose(memory, 12, generator())
-    assert 4 <= len(found) <= 12
+    assert 1 <= len(found) <= 12  # most mutations of a gene are silent, or give no molecule
     assert len(set(found)) == len(found)
     assert all(molecule_key(child) is not None for child in found)
     assert not set(found) & {entry.key for entry in memory.kept}
@@ -83,8 +84,8 @@ def test_parents_of_the_graph_operators_are_the_best_weighed_by_rank(monkeypatch
 
 
 def test_parents_of_splicing_have_the_odds_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str | None] = []
-    monkeypatch.setattr(proposers, "splice", lambda a, b, rng: seen.extend(molecule_key(x) for x in (a, b)))
+    seen: list[str] = []
+    monkeypatch.setattr(proposers, "splice", lambda a, b, rng: seen.extend(to_smiles(x) for x in (a, b)))
     memory = memory_of(6, rank_coefficient=0.1)
     assert Splicing(population=3).propose(memory, 250, generator()) == []
     counts = [seen.count(str(entry.key)) for entry in memory.kept]

@@ -30,10 +30,10 @@ LOGP = torch.where(MASK, -torch.rand(4, 4, 1, generator=torch.Generator().manual
 OLD = LOGP + torch.where(MASK, torch.tensor([0.3, -0.02, -0.4, 0.01], dtype=torch.float64)[:, None], 0.0)
 
 
-def batch_of(logp: Tensor = LOGP, old: Tensor | None = None, rows: Tensor | None = None) -> MemoryBatch:
+def batch_of(logp: Tensor = LOGP, old: Tensor | None = None, rows: Tensor | None = None, **more: float) -> MemoryBatch:
     rows = torch.arange(4) if rows is None else rows
     scores = Scores(logp[rows], torch.zeros_like(logp), MASK[rows])
-    return MemoryBatch(scores, REWARD[rows], REF[rows], None if old is None else old[rows], 4)
+    return MemoryBatch(scores, REWARD[rows], REF[rows], None if old is None else old[rows], 4, **more)
 
 
 def totals() -> list[float]:
@@ -101,6 +101,18 @@ def test_in_the_first_pass_its_gradient_is_reinforce_with_the_advantages_of_the_
     torch.testing.assert_close(gradient(GroupRelative(), old=LOGP), wanted, rtol=0, atol=1e-15)
 
 
+def test_compared_with_the_policy_what_is_better_than_its_draws_is_good() -> None:
+    objective = GroupRelative(baseline="policy")
+    found = objective.advantages(batch_of(level=0.1))
+    gaps = [0.1, 0.8, 0.3, 0.3]
+    size = math.sqrt(sum(g * g for g in gaps) / 4)
+    assert found.tolist() == pytest.approx([g / size for g in gaps], abs=1e-12)
+    unknown = objective.advantages(batch_of(level=math.nan))
+    assert torch.equal(unknown, GroupRelative().advantages(batch_of(level=0.1)))
+    (gradient,) = torch.autograd.grad(objective(batch_of(logp := LOGP.clone().requires_grad_(), level=0.1)), logp)
+    torch.testing.assert_close(gradient, -found[:, None, None] * MASK / sum(LENGTHS), rtol=0, atol=1e-15)
+
+
 def test_sites_whose_ratio_left_the_range_have_no_gradient() -> None:
     found = gradient(GroupRelative(epsilon=0.2), old=OLD)
     ratio = (LOGP - OLD).exp()
@@ -150,6 +162,7 @@ def test_only_clipped_ratios_need_the_old_policy() -> None:
         (GroupRelative, {"beta": -0.1}, "beta: -0.1"),
         (GroupRelative, {"loss_type": "cispo"}, "epsilon_high: None"),
         (GroupRelative, {"loss_type": "ppo"}, "loss_type: 'ppo', expected one of"),
+        (GroupRelative, {"baseline": "mean"}, "baseline: 'mean', expected one of batch, policy"),
         (GroupRelative, {"level": "word"}, "level: 'word', expected one of"),
     ],
 )

@@ -9,11 +9,13 @@ from discrete_grpo.benchmarking.methods import (
     dap,
     genetic,
     grpo,
+    grpo_memory,
     grpo_replay,
     hill_climb,
     local_search,
     ppo_clip,
     random_file,
+    random_reward,
     reinforce,
     tb_ga,
 )
@@ -23,6 +25,7 @@ __all__ = ["METHODS"]
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
+        grpo_memory.METHOD,
         grpo.METHOD,
         grpo_replay.METHOD,
         reinforce.METHOD,
@@ -36,6 +39,11 @@ METHODS: dict[str, Method] = {
         local_search.METHOD,
         best_of_prior.METHOD,
         random_file.METHOD,
+        random_reward.METHOD,
+        grpo_memory.NO_GA,
+        grpo_memory.NO_REPLAY,
+        grpo_memory.NO_GRPO,
+        grpo_memory.NO_SCREEN,
     )
 }
 """The methods of ``discrete-grpo benchmark`` by name."""

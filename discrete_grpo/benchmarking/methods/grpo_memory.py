@@ -1,0 +1,113 @@
+"""``grpo-memory`` and its ablations: GRPO on groups from a memory that policy and genetic operators feed, behind a screen.
+
+A round draws candidates from the policy and from a graph genetic algorithm, a Gaussian process fitted to what was scored so far
+chooses which of them are worth a call, and the policy makes GRPO updates on groups drawn by rank from everything scored, with
+advantages relative to its own draws and exact ratios to the beginning of the round. The Gaussian process sees scored molecules
+only, so what it knows is counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from discrete_grpo.benchmarking.method import Method
+from discrete_grpo.benchmarking.methods.trained import generator_of, in_rounds
+
+__all__ = ["METHOD", "NO_GA", "NO_GRPO", "NO_REPLAY", "NO_SCREEN", "grpo_memory"]
+
+
+def grpo_memory(
+    task: Any,
+    policy: Any,
+    ledger: Any,
+    seed: int,
+    *,
+    memory_size: int,
+    mutation_rate: float,
+    kappa: float,
+    screen: bool,
+    clip: dict[str, Any],
+    **settings: Any,
+) -> None:
+    """Propose by policy and genetic operators, choose by a Gaussian process, learn by GRPO on remembered groups.
+
+    Args:
+        task: what is optimised.
+        policy: is trained in place.
+        ledger: counts the calls.
+        seed: of all draws.
+        memory_size: number of the best from which groups are drawn.
+        mutation_rate: of the genetic operators.
+        kappa: weight of the uncertainty in the choice.
+        screen: whether a Gaussian process chooses among the candidates.
+        clip: fields of :class:`~discrete_grpo.training.objectives.GroupRelative`.
+        settings: fields of :class:`~discrete_grpo.training.rounds.RoundsConfig`, and ``temperature``.
+    """
+    from discrete_grpo.recipes.proposers import GraphGenetic
+    from discrete_grpo.training.memory import ScoredMemory
+    from discrete_grpo.training.objectives import GroupRelative
+
+    in_rounds(
+        task,
+        policy,
+        ledger,
+        seed,
+        GroupRelative(**clip),
+        memory=ScoredMemory(memory_size),
+        proposers=[GraphGenetic(mutation_rate=mutation_rate)],
+        screen=_screen(policy, kappa, seed) if screen else None,
+        **settings,
+    )
+
+
+def _screen(policy: Any, kappa: float, seed: int) -> Any:
+    from discrete_grpo.domains.molecule_features import molecule_counts, molecule_numbers
+    from discrete_grpo.training.gaussian_process import Features, GaussianProcessScreen
+
+    def featurize(smiles: str) -> Features:
+        return Features(molecule_counts(smiles), molecule_numbers(smiles))
+
+    return GaussianProcessScreen(featurize, kappa=kappa, generator=generator_of(policy, seed))
+
+
+SETTINGS: dict[str, Any] = {
+    "memory_size": 1024,
+    "mutation_rate": 0.3,
+    "kappa": 0.5,
+    "screen": True,
+    "clip": {"baseline": "policy", "epsilon": 0.2},
+    "draws": 192,
+    "children": 128,
+    "take": 48,
+    "unscreened": 16,
+    "passes": 8,
+    "batch_size": 64,
+    "learning_rate": 5e-4,
+    "max_grad_norm": 1.0,
+    "patience": 10,
+    "when_stale": "restart",
+}
+
+
+def _variant(name: str, about: str, **changes: Any) -> Method:
+    return Method(
+        name=name,
+        about=about,
+        source="this project",
+        run=grpo_memory,
+        settings=SETTINGS | changes,
+        families=("tokens",),
+        kinds=("molecules",),
+        least_budget=200,
+    )
+
+
+METHOD = _variant("grpo-memory", "this project's own: GRPO on groups of remembered samples, graph GA, Gaussian process as a screen")
+NO_GA = _variant("grpo-memory-no-ga", "ablation of grpo-memory: without children of the graph GA", children=0)
+NO_REPLAY = _variant(
+    "grpo-memory-no-replay", "ablation of grpo-memory: groups of the round's new samples only", batch_size=0, fresh_passes=8
+)
+NO_GRPO = _variant("grpo-memory-no-grpo", "ablation of grpo-memory: the policy is not trained", passes=0)
+NO_SCREEN = _variant(
+    "grpo-memory-no-screen", "ablation of grpo-memory: every candidate is scored", screen=False, draws=64, children=16
+)
