@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 from typing import Any
 
@@ -19,8 +18,7 @@ from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.rewards.ledger import History, Ledger, molecule_key
-from discrete_grpo.training.config import GRPOConfig
-from discrete_grpo.training.rounds import Rounds, RoundsConfig
+from discrete_grpo.training.rounds import Rounds
 from tests.benchmarking.parts import OXYGENS
 
 ATOMS = Tokenizer(("C", "N", "O"))
@@ -67,21 +65,12 @@ def test_it_spends_its_budget_names_its_sources_and_its_seed_decides(name: str) 
 
 
 @named
-def test_its_settings_are_plain_and_known(name: str) -> None:
+def test_it_is_described_and_its_settings_are_plain(name: str) -> None:
     method = METHODS[name]
     settings = dict(method.settings)
     assert json.loads(json.dumps(settings)) == settings
     assert method.name == name
     assert method.about
-    taken = inspect.signature(method.run).parameters
-    others = set(settings) - set(taken)
-    others -= {"temperature"}
-    if others:
-        assert any(p.kind is p.VAR_KEYWORD for p in taken.values())
-    if "num_generations" in others:
-        assert GRPOConfig(**{key: settings[key] for key in others})
-    else:
-        assert RoundsConfig(**{key: settings[key] for key in others})
 
 
 ROUNDS = [name for name in sorted(METHODS) if {"passes", "draws"} <= set(METHODS[name].settings)]
@@ -97,7 +86,7 @@ def test_what_it_is_set_to_reaches_the_rounds(name: str, monkeypatch: pytest.Mon
     for key, value in settings.items():
         if hasattr(loop.config, key):
             assert getattr(loop.config, key) == value
-        if hasattr(loop.objective, key):
+        if key in ("beta", "sigma", "kl_coef"):
             assert getattr(loop.objective, key) == value
     assert loop.memory.size == settings.get("memory_size", 1024)
     assert policy.truncation.temperature == settings.get("temperature", 1.0)
