@@ -66,7 +66,10 @@ def _benchmark(given: dict[str, Any]) -> None:
 
     if names_class(given["policy"] or ""):
         append_working_folder()
-    words = [f"--{name}={shlex.quote(str(value))}" for name, value in given.items() if name != "suite" and value is not None]
+    texts = {
+        name: f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value) for name, value in given.items()
+    }
+    words = [f"--{name}={shlex.quote(texts[name])}" for name, value in given.items() if name != "suite" and value is not None]
     command = " ".join(["discrete-grpo benchmark", given["suite"], *words])
     found = benchmark(**given, command=command)
     found.print()

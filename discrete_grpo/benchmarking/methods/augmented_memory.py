@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.jobs import sample_key
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.methods.trained import generator_of
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["METHOD", "augmented_memory"]
 
@@ -37,6 +38,8 @@ def augmented_memory(task: Any, policy: Any, ledger: Any, seed: int, *, sigma: f
 
 def spelled_anew(smiles: str, generator: torch.Generator) -> str:
     """The same molecule written from another atom on."""
+    import torch
+
     from discrete_grpo.domains.molecules import parse
     from discrete_grpo.domains.random_smiles import random_smiles
 

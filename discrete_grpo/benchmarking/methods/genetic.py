@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from discrete_grpo.benchmarking.jobs import sample_key
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.methods.trained import generator_of
-from discrete_grpo.core.rollout import Context
 
 if TYPE_CHECKING:
     from discrete_grpo.training.proposers import Proposer
@@ -57,6 +54,7 @@ def genetic(
         offspring: children per generation.
         patience: generations in a row without a new child after which the run ends.
     """
+    from discrete_grpo.core.rollout import Context
     from discrete_grpo.training.memory import ScoredMemory
 
     generator, key, memory = generator_of(policy, seed), sample_key(task.kind), ScoredMemory(size=None)
@@ -72,7 +70,7 @@ def genetic(
 def _score(task: Any, ledger: Any, memory: Any, keys: list[str], source: str) -> None:
     new = [key for key in dict.fromkeys(keys) if key not in memory]
     if new:
-        scores: torch.Tensor = ledger.score([task], new, source=source)[:, 0]
+        scores = ledger.score([task], new, source=source)[:, 0]
         memory.add([(key, key, score) for key, score in zip(new, scores.tolist(), strict=True)], source)
 
 

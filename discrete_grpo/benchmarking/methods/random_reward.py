@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.methods import grpo_memory
-from discrete_grpo.core.scoring import BudgetExhausted
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["METHOD", "Blindfold", "random_reward"]
 
@@ -40,12 +39,16 @@ class Blindfold:
         source: str | Sequence[str] = "",
     ) -> Tensor:
         """Score samples by the ledger and show random numbers where a score is known."""
+        from discrete_grpo.core.scoring import BudgetExhausted
+
         try:
             return self._hidden(samples, self.ledger.score(rewards, samples, columns, source))
         except BudgetExhausted as spent:
             raise BudgetExhausted(str(spent), self._hidden(samples, spent.scores)) from None
 
     def _hidden(self, samples: Sequence[Any], scores: Tensor) -> Tensor:
+        import torch
+
         shown = torch.tensor([self._number(self.ledger.key(sample)) for sample in samples], dtype=torch.float64)
         return torch.where(scores.isnan(), torch.nan, shown[:, None].expand_as(scores))
 

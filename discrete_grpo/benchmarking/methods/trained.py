@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from discrete_grpo.benchmarking.jobs import sample_key
-from discrete_grpo.core.rollout import as_module
 
 if TYPE_CHECKING:
+    import torch
+
     from discrete_grpo.rewards.ledger import Ledger
     from discrete_grpo.rewards.task import Task
     from discrete_grpo.training.memory import ScoredMemory
@@ -22,6 +21,10 @@ __all__ = ["generator_of", "in_rounds", "with_trainer"]
 
 def generator_of(policy: Any, seed: int) -> torch.Generator:
     """A generator on the policy's device."""
+    import torch
+
+    from discrete_grpo.core.rollout import as_module
+
     return torch.Generator(next(as_module(policy).parameters()).device).manual_seed(seed)
 
 
