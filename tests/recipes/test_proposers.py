@@ -70,9 +70,10 @@ def test_too_few_parents_have_no_children(proposer: Proposer) -> None:
 def test_parents_of_the_graph_operators_are_the_best_weighed_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[list[str], list[float]]] = []
 
-    def reproduce(parents: list[str], rng: Any, *, weights: list[float], mutation_rate: float) -> None:
+    def reproduce(parents: list[str], rng: Any, *, weights: list[float], mutation_rate: float) -> str | None:
         assert mutation_rate == 0.25
         seen.append((parents, weights))
+        return None if len(seen) % 2 else parents[0]  # no child, or one that is known
 
     monkeypatch.setattr(proposers, "reproduce", reproduce)
     memory = memory_of(6)
