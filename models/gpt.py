@@ -96,22 +96,31 @@ class Cache:
         return k[:, :, :stop], v[:, :, :stop]
 
 
+BLOCK = 128
+"""In bfloat16 on a CPU the number of packed tokens is a multiple of this, as each new shape of a product stays in a cache."""
+
+
 class _Layout:
     """Positions of the real tokens in the padded square [B, T]; all layers except attention run on these tokens only."""
 
     def __init__(self, counts: Bool[Tensor, "batch time"]) -> None:
         self.shape = counts.shape
         self.at = None if bool(counts.all()) else counts.flatten().nonzero().squeeze(1)
+        self.extra = 0
+        if self.at is not None and counts.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            self.extra = -len(self.at) % BLOCK
 
     def pack(self, x: Float[Tensor, "batch time width"]) -> Float[Tensor, "token width"]:
-        """Return the real tokens, end to end."""
+        """Return the real tokens, end to end, and after them ``extra`` rows that nothing reads."""
         flat = x.flatten(0, 1)
-        return flat if self.at is None else flat.index_select(0, self.at)
+        if self.at is None:
+            return flat
+        return flat.index_select(0, nn.functional.pad(self.at, (0, self.extra)) if self.extra else self.at)
 
     def spread(self, x: Float[Tensor, "token width"]) -> Float[Tensor, "batch time width"]:
         """Inverse of :meth:`pack`, with zeros elsewhere."""
         if self.at is not None:
-            x = x.new_zeros(self.shape.numel(), x.shape[1]).index_copy(0, self.at, x)
+            x = x.new_zeros(self.shape.numel(), x.shape[1]).index_copy(0, self.at, x[: len(self.at)] if self.extra else x)
         return x.unflatten(0, self.shape)
 
 

@@ -59,6 +59,11 @@ def _evaluate(given: dict[str, Any]) -> None:
     evaluate_file(given["file"], FileOptions(**{f.name: given[f.name] for f in fields(FileOptions)}), out=given["out"])
 
 
+def _as_given(value: Any) -> str:
+    """A value as the command line takes it."""
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
+
+
 def _benchmark(given: dict[str, Any]) -> None:
     import shlex
 
@@ -66,10 +71,8 @@ def _benchmark(given: dict[str, Any]) -> None:
 
     if names_class(given["policy"] or ""):
         append_working_folder()
-    texts = {
-        name: f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value) for name, value in given.items()
-    }
-    words = [f"--{name}={shlex.quote(texts[name])}" for name, value in given.items() if name != "suite" and value is not None]
+    shown = {name: value for name, value in given.items() if name != "suite" and value is not None}
+    words = [f"--{name}={shlex.quote(_as_given(value))}" for name, value in shown.items()]
     command = " ".join(["discrete-grpo benchmark", given["suite"], *words])
     found = benchmark(**given, command=command)
     found.print()

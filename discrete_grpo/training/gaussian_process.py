@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.training.bf16 import bf16_units
@@ -27,6 +27,8 @@ WIDTH = 8192
 """Bits of a folded fingerprint."""
 EXACT = 256
 """Whole numbers up to this are exact in bfloat16, and so are sums over as many bits."""
+BLOCK = 64
+"""Rows of products in bfloat16 are a multiple of this."""
 LEVELS = 16
 """Counts above this are taken for this."""
 LENGTHS = (2.0, 4.0, 8.0)
@@ -76,10 +78,12 @@ def tanimoto_table(x: Float[Tensor, "row bit"], y: Float[Tensor, "column bit"]) 
 
     Sums are exact in bfloat16 too, as they are formed over pieces of ``EXACT`` bits.
     """
-    step = EXACT if x.dtype == torch.bfloat16 else x.shape[1]
-    both = torch.zeros(len(x), len(y))
-    for k in range(0, x.shape[1], step):
-        both += x[:, k : k + step] @ y[:, k : k + step].T
+    if x.dtype == torch.bfloat16:  # rows in blocks: each new shape of a product stays in a cache
+        long, wide = (nn.functional.pad(table, (0, 0, 0, -len(table) % BLOCK)) for table in (x, y))
+        pieces = (long[:, k : k + EXACT] @ wide[:, k : k + EXACT].T for k in range(0, x.shape[1], EXACT))
+        both = sum(pieces, start=torch.zeros(len(long), len(wide)))[: len(x), : len(y)]
+    else:
+        both = x @ y.T
     either = x.sum(1, dtype=torch.float32)[:, None] + y.sum(1, dtype=torch.float32) - both
     return torch.where(either > 0, both / either.clamp_min(1), 1.0)
 
@@ -207,7 +211,7 @@ class GaussianProcessScreen:
         """Mean and deviation of the score of each row given the chosen samples, float64."""
         seen = _Inputs.of([self._rows[k] for k in chosen])
         mean = seen.numbers.mean(0)
-        std = (seen.numbers - mean).square().sum(0).div(len(chosen) - 1).sqrt() + 1e-3
+        std = (seen.numbers.std(0) if len(mean) else mean) + 1e-3
         seen, new = seen.standardised(mean, std), _Inputs.of(rows).standardised(mean, std)
         scores = torch.tensor([self._scores[k] for k in chosen], dtype=torch.float64)
         centre, spread = scores.mean(), scores.std()

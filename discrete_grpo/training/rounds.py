@@ -49,8 +49,8 @@ class RoundsConfig:
         unscreened: of these, samples of the policy that are scored whatever the screen says; in [0, ``take``].
         patience: rounds in a row without a new sample after which the run is stale, at least 1.
         plateau: scored samples without a change of the ten best scores after which the run is stale too, at least 1; None goes on.
-        when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with and keeps the memory, unless
-            nothing new, or nothing better, was scored since the last restart.
+        when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with and keeps the memory, and
+            ends the run only if nothing new, or nothing better, was scored since the last restart.
         bf16: whether the passes run under bfloat16 autocast, ``auto`` if the device has units for it; samples are drawn without.
 
     Raises:
