@@ -289,6 +289,7 @@ def score_samples(
     samples: Sequence[Any],
     columns: Mapping[str, Sequence[Any]] | None = None,
     ledger: Accounts | None = None,
+    source: str = "",
 ) -> Float[Tensor, "batch reward"]:
     """Score every sample by every reward, in float64; unknown values (None or NaN) are NaN.
 
@@ -297,6 +298,7 @@ def score_samples(
         samples: samples to score.
         columns: conditions by name, with one value per sample.
         ledger: counter of calls, which returns repeated samples from its cache; None scores every sample.
+        source: who proposed the samples, for the ledger.
 
     Raises:
         RewardError: in one line, if a reward raises, does not return one value per sample, or returns a value that is not a finite
@@ -304,7 +306,7 @@ def score_samples(
         BudgetExhausted: if there are new samples to score and the budget of the ledger was used up before.
     """
     if ledger is not None:
-        return ledger.score(rewards, samples, columns)
+        return ledger.score(rewards, samples, columns, source)
     result = torch.empty(len(samples), len(rewards), dtype=torch.float64)
     for k, (name, reward) in enumerate(zip(reward_names(rewards), rewards, strict=True)):
         result[:, k] = score_one(reward, samples, columns, name=name)

@@ -181,10 +181,13 @@ class GaussianProcessScreen:
                 self._scores.append(score)
 
     def merit(self, samples: Sequence[Any]) -> Float[Tensor, " batch"] | None:
-        """Upper confidence bound of each sample; None as long as fewer than ``start`` were observed, or all scores are equal."""
-        if len(self._rows) < self.start or not samples or max(self._scores) == min(self._scores):
+        """Upper confidence bound of each sample; None while fewer than ``start`` were observed, or equal scores only are fitted."""
+        if len(self._rows) < self.start or not samples:
             return None
-        mean, deviation = self._posterior([self._features(sample) for sample in samples])
+        chosen = self._chosen()
+        if len({self._scores[k] for k in chosen}) < 2:
+            return None
+        mean, deviation = self._posterior([self._features(sample) for sample in samples], chosen)
         return mean + self.kappa * deviation
 
     def _features(self, sample: Any) -> _Row:
@@ -198,14 +201,17 @@ class GaussianProcessScreen:
             return list(range(n))
         best = scores.topk(self.size // 2).indices.tolist()
         kept = dict.fromkeys([*best, *range(n - self.size // 4, n)])
-        rest = [k for k in torch.randperm(n, generator=self.generator).tolist() if k not in kept]
+        rest = [k for k in self._shuffled(n).tolist() if k not in kept]
         return sorted([*kept, *rest[: self.size - len(kept)]])
 
-    def _posterior(self, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of the score of each row, float64."""
-        chosen = self._chosen()
+    def _shuffled(self, count: int) -> Tensor:
+        return torch.randperm(count, generator=self.generator, device=self.generator.device).cpu()
+
+    def _posterior(self, rows: Sequence[_Row], chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of the score of each row given the chosen samples, float64."""
         seen = _Inputs.of([self._rows[k] for k in chosen])
-        mean, std = seen.numbers.mean(0), seen.numbers.std(0) + 1e-3
+        mean = seen.numbers.mean(0)
+        std = (seen.numbers.std(0) if len(mean) else mean) + 1e-3
         seen, new = seen.standardised(mean, std), _Inputs.of(rows).standardised(mean, std)
         scores = torch.tensor([self._scores[k] for k in chosen], dtype=torch.float64)
         centre, spread = scores.mean(), scores.std()
@@ -223,7 +229,7 @@ class GaussianProcessScreen:
     def _best_hyperparameters(self, kernels: Sequence[Tensor], z: Tensor, most: int = 400) -> Hyperparameters:
         """The largest marginal likelihood on a grid, of the best and as many others; the scale has a closed form, zᵀ K⁻¹ z / n."""
         best = z.topk(min(len(z), most // 2)).indices
-        rows = torch.cat([best, torch.randperm(len(z), generator=self.generator)[: most // 2]]).unique()
+        rows = torch.cat([best, self._shuffled(len(z))[: most // 2]]).unique()
         part, target = [k[rows][:, rows] for k in kernels], z[rows]
         found: tuple[float, Hyperparameters | None] = (-math.inf, None)
         for weights in _simplex(2 * len(kernels) - 1):

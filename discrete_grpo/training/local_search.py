@@ -69,7 +69,7 @@ class _Round:
     def _score(self, samples: Sequence[Any], seen: Mapping[str, Sequence[Any]]) -> Float[Tensor, "batch reward"]:
         """Rewards of the samples; NaN for those that the budget does not cover."""
         try:
-            return score_samples(self.rewards, samples, seen, self.ledger)
+            return score_samples(self.rewards, samples, seen, self.ledger, "policy")
         except BudgetExhausted as spent:
             return spent.scores
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from jaxtyping import Float
@@ -154,10 +154,13 @@ class GroupRelative:
     Attributes:
         baseline: ``batch`` or ``policy``.
         epsilon: ε, in (0, 1).
-        epsilon_high: ε_high; None means ε.
+        epsilon_high: ε_high, more than 0; None means ε. For cispo it is the cap of the ratio and must be given.
         beta: β, at least 0.
         level: sites that one ratio covers, see :func:`discrete_grpo.core.loss.unit_values`.
         loss_type: the surrogate and the weights, see :func:`discrete_grpo.core.loss.row_weights`.
+
+    Raises:
+        ValueError: for a value out of its range.
     """
 
     baseline: Literal["batch", "policy"] = "batch"
@@ -171,6 +174,14 @@ class GroupRelative:
     def __post_init__(self) -> None:
         check_range("epsilon", self.epsilon, above=0, below=1)
         check_range("beta", self.beta, least=0)
+        choices = {"baseline": ("batch", "policy"), "level": get_args(Level), "loss_type": get_args(LossType)}
+        for name, kinds in choices.items():
+            if getattr(self, name) not in kinds:
+                raise ValueError(f"{name}: {getattr(self, name)!r}, expected one of {', '.join(kinds)}")
+        if self.epsilon_high is not None:
+            check_range("epsilon_high", self.epsilon_high, above=0, note=" or None")
+        elif self.loss_type == "cispo":
+            raise ValueError("epsilon_high: None, expected the cap of the ratio with loss_type cispo (5.0, say)")
 
     def __call__(self, batch: MemoryBatch) -> Tensor:
         """Return the loss of a batch."""

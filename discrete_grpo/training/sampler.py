@@ -232,7 +232,7 @@ class GroupSampler:
         rollout = self.sample(shard, starts)
         if self.ledger is not None:
             self.ledger.rank = shard.number
-        rewards = score_samples(self.rewards, rollout.samples, seen_columns(rollout, starts), self.ledger)
+        rewards = score_samples(self.rewards, rollout.samples, seen_columns(rollout, starts), self.ledger, "policy")
         rows = [s for s in starts for _ in range(self.config.num_generations)]
         batch = Batch(rollout, rewards, torch.tensor([s.refined for s in rows]), [s.origin for s in rows])
         return replace(batch, kl=self.reward_kl(batch))

@@ -175,7 +175,7 @@ def test_the_memory_has_the_best_of_everything_and_a_warm_start_takes_part() -> 
     assert loop.memory.kept[0] == known[0]
     assert loop.everything.kept[-1] == known[1]
     assert not {"cab", "ccc"} & set(asked(loop))
-    assert len(loop.everything) == calls(loop) + 2
+    assert len(loop.everything) == len(asked(loop)) + 2 == calls(loop) + 2  # what the memory lost is known all the same
 
 
 def test_unknown_scores_are_not_remembered() -> None:
@@ -326,6 +326,26 @@ def test_where_trajectories_are_drawn_all_three_log_probs_are_of_the_same_one() 
             torch.testing.assert_close(batch.old_logp, batch.scores.logp.detach(), rtol=0, atol=1e-9)
 
 
+def test_the_level_is_the_mean_score_of_what_the_policy_drew_as_far_as_it_is_known() -> None:
+    spy = Spy(GroupBalance(5.0))
+    screen = Ranking(start=0)
+    loop = rounds(objective=spy, screen=screen, take=4, passes=1, draws=20)
+    drawn: list[str] = []
+    inner = loop.policy.sample
+
+    def sample(*given: Any, **options: Any) -> Rollout:
+        rollout = inner(*given, **options)
+        drawn[:] = rollout.samples
+        return rollout
+
+    loop.policy.sample = sample  # type: ignore[method-assign]
+    for _ in range(3):
+        loop.round()
+        known = [worth(text) if text else 0.0 for text in drawn if not text or text in asked(loop)]
+        assert 4 < len(known) < 20  # invalid ones and repeats take part, candidates that were not chosen do not
+        assert spy.batches[-1].level == pytest.approx(sum(known) / len(known))
+
+
 def test_the_objective_is_trained_with_a_rate_of_its_own() -> None:
     objective = TrajectoryBalance(beta=5.0, log_z=1.0)
     loop = rounds(objective=objective, passes=1, objective_learning_rate=0.25)
@@ -354,6 +374,19 @@ def test_a_stale_run_ends_after_its_patience() -> None:
     loop.run()
     assert loop.rounds == last + 3
     assert loop.restarts == 0
+
+
+@pytest.mark.parametrize("when_stale", ["stop", "restart"])
+def test_a_run_without_better_samples_ends_too(when_stale: Any) -> None:
+    loop = rounds(letters_policy(5), plateau=30, when_stale=when_stale, patience=50, passes=0)
+    loop.run()
+    scores = [worth(text) for text in asked(loop)]
+    tops = [sorted(scores[: n + 1], reverse=True)[:10] for n in range(len(scores))]
+    since = len(tops) - 1 - tops.index(tops[-1])  # calls since the ten best changed
+    assert loop.restarts >= (when_stale == "restart")
+    least = 60 if when_stale == "restart" else 30  # the last restart brought nothing better
+    assert least <= since < least + 3 * 12  # rounds are whole
+    assert len(scores) < 300  # of 363
 
 
 def test_a_restart_puts_the_first_weights_back_and_keeps_the_memory() -> None:
@@ -436,7 +469,7 @@ def test_the_generator_decides_everything() -> None:
         ({"draws": 0}, "draws: 0, expected at least 1"),
         ({"children": -1}, "children: -1"),
         ({"passes": -1}, "passes: -1"),
-        ({"batch_size": 1}, "batch_size: 1, expected at least 2"),
+        ({"batch_size": -1}, "batch_size: -1, expected at least 0"),
         ({"explore": 65}, "explore: 65"),
         ({"fresh_passes": 9}, "fresh_passes: 9"),
         ({"learning_rate": 0.0}, "learning_rate: 0"),
@@ -446,6 +479,7 @@ def test_the_generator_decides_everything() -> None:
         ({"unscreened": -1}, "unscreened: -1"),
         ({"take": 4, "unscreened": 5}, r"unscreened: 5, expected .* 4 \(take\)"),
         ({"patience": 0}, "patience: 0"),
+        ({"plateau": 0}, "plateau: 0, expected at least 1 or None"),
         ({"when_stale": "wait"}, "when_stale: 'wait', expected stop or restart"),
     ],
 )

@@ -1,0 +1,113 @@
+"""Every method of the benchmark on a toy task with a small budget: what it spends, what it names, and that its seed decides."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from discrete_grpo.benchmarking.methods import METHODS
+from discrete_grpo.core.scoring import BudgetExhausted
+from discrete_grpo.domains.tokenizer import Tokenizer
+from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig
+from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.recipes.families import SamplerOptions
+from discrete_grpo.recipes.loading import load_policy
+from discrete_grpo.rewards.ledger import History, Ledger, molecule_key
+from discrete_grpo.training.rounds import Rounds
+from tests.benchmarking.parts import OXYGENS
+
+ATOMS = Tokenizer(("C", "N", "O"))
+SOURCES = {"policy", "graph-ga", "smiles-ga", "splicing", "screen"}
+named = pytest.mark.parametrize("name", sorted(METHODS))
+
+
+def chains() -> TokenPolicy:
+    """A small policy of chains of 6 to 8 atoms, every one of which is a molecule."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = Recurrent(RecurrentConfig(len(ATOMS), "gru", layers=1, width=16, embedding=8))
+        for parameter in net.parameters():
+            nn.init.normal_(parameter, std=0.2)
+    return TokenPolicy(net, ATOMS, max_length=8, min_length=6).eval()
+
+
+def policy_for(name: str) -> Any:
+    method = METHODS[name]
+    if not method.needs_policy:
+        return None
+    if method.families and "tokens" not in method.families:
+        return load_policy("qm9-small", SamplerOptions(num_steps=4))
+    return chains()
+
+
+def spent(name: str, seed: int, budget: int) -> tuple[History, Ledger]:
+    ledger = Ledger(key=molecule_key, max_oracle_calls=budget)
+    with contextlib.suppress(BudgetExhausted):
+        METHODS[name](OXYGENS, policy_for(name), ledger, seed)
+    return ledger.history(), ledger
+
+
+@named
+def test_it_spends_its_budget_names_its_sources_and_its_seed_decides(name: str) -> None:
+    budget = METHODS[name].least_budget + 30
+    (first, ledger), (again, _), (other, _) = (spent(name, seed, budget) for seed in (3, 3, 4))
+    assert ledger.calls == len(first.keys) == len(set(first.keys)) == budget
+    assert bool(first.scores.isfinite().all())
+    assert first.keys == again.keys
+    assert first.sources == again.sources
+    assert set(first.keys) != set(other.keys)
+    assert set(first.sources) <= SOURCES
+
+
+@named
+def test_it_is_described_and_its_settings_are_plain(name: str) -> None:
+    method = METHODS[name]
+    settings = dict(method.settings)
+    assert json.loads(json.dumps(settings)) == settings
+    assert method.name == name
+    assert method.about
+
+
+ROUNDS = [name for name in sorted(METHODS) if {"passes", "draws"} <= set(METHODS[name].settings)]
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_what_it_is_set_to_reaches_the_rounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Rounds] = []
+    monkeypatch.setattr(Rounds, "run", lambda self: made.append(self))
+    settings, policy = METHODS[name].settings, chains()
+    METHODS[name](OXYGENS, policy, Ledger(key=molecule_key), 0)
+    (loop,) = made
+    for key, value in settings.items():
+        if hasattr(loop.config, key):
+            assert getattr(loop.config, key) == value
+        if key in ("beta", "sigma", "kl_coef"):
+            assert getattr(loop.objective, key) == value
+    assert loop.memory.size == settings.get("memory_size", 1024)
+    assert policy.truncation.temperature == settings.get("temperature", 1.0)
+    assert loop.generator.initial_seed() == 0
+    assert [proposer.name for proposer in loop.proposers] == (["graph-ga"] if "mutation_rate" in settings else [])
+
+
+def test_augmented_memory_learns_other_spellings_of_the_same_molecule() -> None:
+    from discrete_grpo.benchmarking.methods.augmented_memory import spelled_anew
+
+    generator = torch.Generator().manual_seed(0)
+    spelled = {spelled_anew("CCOC(=O)c1ccccc1", generator) for _ in range(30)}
+    assert len(spelled) > 5
+    assert {molecule_key(text) for text in spelled} == {molecule_key("CCOC(=O)c1ccccc1")}
+    assert spelled_anew("no molecule", generator) == "no molecule"
+
+
+def test_rounds_of_a_used_up_space_end() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = Recurrent(RecurrentConfig(len(ATOMS), "gru", layers=1, width=8, embedding=4))
+    policy, ledger = TokenPolicy(net, ATOMS, max_length=2).eval(), Ledger(key=molecule_key, max_oracle_calls=500)
+    METHODS["dap"](OXYGENS, policy, ledger, 0)
+    assert ledger.calls == 3 + 6  # C, N, O and the six pairs without order

@@ -1,0 +1,171 @@
+"""Objectives over remembered samples against loops, and against GRPO's own loss where they must agree."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from discrete_grpo.core.advantages import group_advantages
+from discrete_grpo.core.categorical import Scores
+from discrete_grpo.core.loss import grpo_loss, row_weights
+from discrete_grpo.training.objectives import (
+    AugmentedLikelihood,
+    GroupBalance,
+    GroupRelative,
+    Likelihood,
+    MemoryBatch,
+    Objective,
+    TrajectoryBalance,
+)
+
+LENGTHS = (3, 1, 4, 2)
+REWARD = torch.tensor([0.2, 0.9, 0.4, 0.4], dtype=torch.float64)
+REF = torch.tensor([-3.0, -1.5, -2.0, -4.0], dtype=torch.float64)
+MASK = (torch.arange(4) < torch.tensor(LENGTHS)[:, None])[:, :, None]
+LOGP = torch.where(MASK, -torch.rand(4, 4, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2, 0.0)
+OLD = LOGP + torch.where(MASK, torch.tensor([0.3, -0.02, -0.4, 0.01], dtype=torch.float64)[:, None], 0.0)
+
+
+def batch_of(logp: Tensor = LOGP, old: Tensor | None = None, rows: Tensor | None = None, **more: float) -> MemoryBatch:
+    rows = torch.arange(4) if rows is None else rows
+    scores = Scores(logp[rows], torch.zeros_like(logp), MASK[rows])
+    return MemoryBatch(scores, REWARD[rows], REF[rows], None if old is None else old[rows], 4, **more)
+
+
+def totals() -> list[float]:
+    """log π of whole samples, by a loop."""
+    return [sum(LOGP[k, :n, 0].tolist()) for k, n in enumerate(LENGTHS)]
+
+
+def gradient(objective: Objective, old: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+    logp = LOGP.clone().requires_grad_()
+    (found,) = torch.autograd.grad(objective(batch_of(logp, old, rows)), logp)
+    return found
+
+
+def test_log_probs_of_whole_samples_leave_masked_sites_out() -> None:
+    noisy = torch.where(MASK, LOGP, 7.0)
+    assert batch_of(noisy).logp.tolist() == pytest.approx(totals(), abs=1e-14)
+
+
+@pytest.mark.parametrize("c", [0.0, 0.3])
+def test_trajectory_balance_by_hand_and_log_z_has_a_gradient(c: float) -> None:
+    objective = TrajectoryBalance(beta=4.0, log_z=1.5, kl_coef=c)
+    loss = objective(batch_of())
+    gaps = [1.5 + logp - 4 * r for logp, r in zip(totals(), REWARD.tolist(), strict=True)]
+    drift = sum(logp - ref for logp, ref in zip(totals(), REF.tolist(), strict=True)) / 4
+    assert float(loss.detach()) == pytest.approx(sum(g * g for g in gaps) / 4 + c * drift, abs=1e-6)
+    loss.backward()
+    assert objective.log_z.grad is not None
+    assert float(objective.log_z.grad) == pytest.approx(2 * sum(gaps) / 4, abs=1e-6)
+    assert [name for name, _ in objective.named_parameters()] == ["log_z"]
+
+
+def test_augmented_likelihood_by_hand() -> None:
+    gaps = [ref + 2 * r - logp for logp, r, ref in zip(totals(), REWARD.tolist(), REF.tolist(), strict=True)]
+    assert float(AugmentedLikelihood(2.0)(batch_of())) == pytest.approx(sum(g * g for g in gaps) / 4, abs=1e-13)
+
+
+def test_likelihood_is_per_site_as_in_pretraining() -> None:
+    assert float(Likelihood()(batch_of())) == pytest.approx(-sum(totals()) / sum(LENGTHS), abs=1e-13)
+
+
+def test_group_balance_by_hand() -> None:
+    gaps = [logp - 0.5 * ref - 3 * r for logp, r, ref in zip(totals(), REWARD.tolist(), REF.tolist(), strict=True)]
+    drift = sum(logp - ref for logp, ref in zip(totals(), REF.tolist(), strict=True)) / 4
+    wanted = sum((g - sum(gaps) / 4) ** 2 for g in gaps) / 4 + 0.2 * drift
+    assert float(GroupBalance(beta=3.0, alpha=0.5, kl_coef=0.2)(batch_of())) == pytest.approx(wanted, abs=1e-13)
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_group_relative_is_the_trainers_loss(loss_type: Any, level: Any) -> None:
+    advantage = group_advantages(REWARD, torch.zeros(4, dtype=torch.long))
+    weight = row_weights(MASK.sum(-1), loss_type, 4, level=level)
+    options: dict[str, Any] = {"level": level, "loss_type": loss_type, "epsilon": 0.1, "epsilon_high": 0.25}
+    for old in (None, OLD):
+        wanted = grpo_loss(batch_of().scores, old, advantage, weight, **options).loss
+        assert float(GroupRelative(**options)(batch_of(old=old))) == pytest.approx(float(wanted), abs=1e-14)
+
+
+def test_in_the_first_pass_its_gradient_is_reinforce_with_the_advantages_of_the_group() -> None:
+    mean = sum(REWARD.tolist()) / 4
+    deviation = math.sqrt(sum((r - mean) ** 2 for r in REWARD.tolist()) / 3)
+    advantage = torch.tensor([(r - mean) / (deviation + 1e-4) for r in REWARD.tolist()], dtype=torch.float64)
+    wanted = -advantage[:, None, None] * MASK / sum(LENGTHS)
+    torch.testing.assert_close(gradient(GroupRelative()), wanted, rtol=0, atol=1e-15)
+    torch.testing.assert_close(gradient(GroupRelative(), old=LOGP), wanted, rtol=0, atol=1e-15)
+
+
+def test_compared_with_the_policy_what_is_better_than_its_draws_is_good() -> None:
+    objective = GroupRelative(baseline="policy")
+    found = objective.advantages(batch_of(level=0.1))
+    gaps = [0.1, 0.8, 0.3, 0.3]
+    size = math.sqrt(sum(g * g for g in gaps) / 4)
+    assert found.tolist() == pytest.approx([g / size for g in gaps], abs=1e-12)
+    unknown = objective.advantages(batch_of(level=math.nan))
+    assert torch.equal(unknown, GroupRelative().advantages(batch_of(level=0.1)))
+    (gradient,) = torch.autograd.grad(objective(batch_of(logp := LOGP.clone().requires_grad_(), level=0.1)), logp)
+    torch.testing.assert_close(gradient, -found[:, None, None] * MASK / sum(LENGTHS), rtol=0, atol=1e-15)
+
+
+def test_sites_whose_ratio_left_the_range_have_no_gradient() -> None:
+    found = gradient(GroupRelative(epsilon=0.2), old=OLD)
+    ratio = (LOGP - OLD).exp()
+    better = REWARD.gt(REWARD.mean())[:, None, None]
+    clipped = MASK & ((better & (ratio > 1.2)) | (~better & (ratio < 0.8)))
+    assert bool(clipped.any())
+    assert bool((found[clipped] == 0).all())
+    assert bool((found[MASK & ~clipped] != 0).all())
+
+
+def test_the_drift_of_group_relative_is_per_site() -> None:
+    drift = sum(logp - ref for logp, ref in zip(totals(), REF.tolist(), strict=True)) / sum(LENGTHS)
+    difference = float(GroupRelative(beta=0.3)(batch_of())) - float(GroupRelative()(batch_of()))
+    assert difference == pytest.approx(0.3 * drift, abs=1e-13)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [TrajectoryBalance(5.0), AugmentedLikelihood(2.0), Likelihood(), GroupBalance(3.0, 0.5, 0.1), GroupRelative(beta=0.1)],
+    ids=lambda objective: type(objective).__name__,
+)
+def test_the_order_of_the_samples_does_not_matter(objective: Objective) -> None:
+    order = torch.tensor([2, 0, 3, 1])
+    old = OLD if objective.needs_old else None
+    there, here = objective(batch_of(old=old, rows=order)), objective(batch_of(old=old))
+    assert float(there.detach()) == pytest.approx(float(here.detach()), abs=1e-6)
+    torch.testing.assert_close(gradient(objective, old, order), gradient(objective, old), rtol=0, atol=1e-6)
+
+
+def test_only_clipped_ratios_need_the_old_policy() -> None:
+    assert GroupRelative.needs_old
+    assert not any(kind.needs_old for kind in (TrajectoryBalance, AugmentedLikelihood, Likelihood, GroupBalance))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        (TrajectoryBalance, {"beta": 0.0}, "beta: 0"),
+        (TrajectoryBalance, {"kl_coef": -0.1}, "kl_coef: -0.1"),
+        (AugmentedLikelihood, {"sigma": 0.0}, "sigma: 0"),
+        (GroupBalance, {"beta": 0.0}, "beta: 0"),
+        (GroupBalance, {"alpha": -1.0}, "alpha: -1"),
+        (GroupBalance, {"kl_coef": -1.0}, "kl_coef: -1"),
+        (GroupRelative, {"epsilon": 0.0}, "epsilon: 0"),
+        (GroupRelative, {"epsilon": 1.0}, "epsilon: 1"),
+        (GroupRelative, {"epsilon_high": 0.0}, "epsilon_high: 0"),
+        (GroupRelative, {"beta": -0.1}, "beta: -0.1"),
+        (GroupRelative, {"loss_type": "cispo"}, "epsilon_high: None"),
+        (GroupRelative, {"loss_type": "ppo"}, "loss_type: 'ppo', expected one of"),
+        (GroupRelative, {"baseline": "mean"}, "baseline: 'mean', expected one of batch, policy"),
+        (GroupRelative, {"level": "word"}, "level: 'word', expected one of"),
+    ],
+)
+def test_settings_are_refused(kind: Any, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        kind(**given)
