@@ -17,7 +17,7 @@ import random
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,34 +141,27 @@ def _optimise(job: Job, policy: Any, ledger: Ledger) -> str:
     """Run the method; returns what ended it: the budget, or the method itself."""
     from discrete_grpo.core.scoring import BudgetExhausted
 
-    with contextlib.suppress(BudgetExhausted), _scorer(job) as task:
+    with contextlib.suppress(BudgetExhausted), _counted(job, ledger) as task:
         job.method(task, policy, ledger, job.seed)
     return "budget" if ledger.exhausted else "method"
 
 
 @contextlib.contextmanager
-def _scorer(job: Job) -> Iterator[Any]:
-    """The task as the method sees it; that of a suite whose scorer can crash is scored in a process of its own."""
+def _counted(job: Job, ledger: Ledger) -> Iterator[Any]:
+    """The task as the method sees it.
+
+    That of a suite whose scorer can crash is scored in a process of its own, so that a sample on which it crashes is unknown, and
+    the job goes on.
+    """
+    from discrete_grpo.benchmarking.counted import CountedTask
+
     if job.suite not in SUITES or not SUITES[job.suite].pooled:
-        yield job.task
+        yield CountedTask(job.task, ledger)
         return
     from discrete_grpo.rewards.pool import RewardPool
 
     with RewardPool(job.task, workers=1, timeout=SECONDS_PER_SAMPLE) as pool:
-        yield _Pooled(job.task, pool)
-
-
-class _Pooled:
-    """A task that is scored by a pool, so that a sample on which the scorer crashes is unknown, and the job goes on."""
-
-    def __init__(self, task: Task, pool: Any) -> None:
-        self._task, self._pool = task, pool
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)
-
-    def __call__(self, samples: Sequence[Any], **columns: Sequence[Any]) -> Any:
-        return self._pool(samples, **columns)
+        yield CountedTask(job.task, ledger, pool)
 
 
 def _policy(job: Job) -> Any:
@@ -215,7 +208,7 @@ def _seeded(seed: int) -> Iterator[None]:
 def _finish(job: Job, ledger: Ledger, more: dict[str, Any]) -> dict[str, Any]:
     from discrete_grpo.benchmarking.measures import measure
 
-    row = {**job.identity, **measure(ledger, job.budget, job.task.kind), **more, "conditions": job.conditions, "made": job.made}
+    row = {**job.identity, **measure(ledger, job.budget, job.task.kind, job.task.name), **more, "conditions": job.conditions, "made": job.made}
     _write_calls(job, ledger)
     ledger.close()
     for file in job.folder.glob("ledger.sqlite*"):
@@ -226,10 +219,11 @@ def _finish(job: Job, ledger: Ledger, more: dict[str, Any]) -> dict[str, Any]:
 
 def _write_calls(job: Job, ledger: Ledger) -> None:
     """``calls.csv.gz``: call number from 1, canonical sample, score (empty where unknown), source."""
+    from discrete_grpo.benchmarking.measures import task_scores
     from discrete_grpo.core.atomic import atomic_write
 
     history = ledger.history()
-    scores = history.scores[:, 0].tolist() if history.names else []
+    scores = task_scores(history, job.task.name)
     column = "smiles" if job.task.kind == "molecules" else "sample"
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")

@@ -11,9 +11,9 @@ from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.auc import auc_top_k
-from discrete_grpo.rewards.ledger import Ledger
+from discrete_grpo.rewards.ledger import History, Ledger
 
-__all__ = ["auc_spacing", "best_calls", "curve", "measure", "pairwise_diversity"]
+__all__ = ["auc_spacing", "best_calls", "curve", "measure", "pairwise_diversity", "task_scores"]
 
 CURVE_POINTS = 38
 """Points of a kept curve after the first, dense at the beginning."""
@@ -77,16 +77,28 @@ def pairwise_diversity(smiles: Sequence[str]) -> float | None:
     return 1.0 - math.fsum(pairs) / len(pairs) if pairs else None
 
 
-def measure(ledger: Ledger, budget: int, kind: str) -> dict[str, Any]:
-    """The numbers of a row, from the calls of a ledger.
+def task_scores(history: History, name: str) -> list[float]:
+    """What the reward of this name gave for each call, NaN where it is unknown or was not asked; other rewards do not count."""
+    if name not in history.names:
+        return [math.nan] * len(history.keys)
+    found: list[float] = history.scores[:, history.names.index(name)].tolist()
+    return found
+
+
+def measure(ledger: Ledger, budget: int, kind: str, name: str) -> dict[str, Any]:
+    """The numbers of a row, from what the task ``name`` gave for the calls of a ledger.
 
     Returns:
         ``calls``; ``auc_top1``, ``auc_top10``, ``auc_top100``; ``top1``, ``top10``, ``top100`` (means of the best); for molecules
         ``diversity_top100`` and ``sa_top10`` (None where there are none); ``sources`` (calls by source); ``asked`` (samples
         handed to the ledger) and, for molecules, ``valid_share`` of them; ``best`` and ``curve`` for the page.
+
+    Raises:
+        ValueError: if the ledger holds more calls than the budget, since somebody changed its limit.
     """
     history = ledger.history()
-    scores = history.scores[:, 0].tolist() if history.names else []
+    check_range("calls", len(history.keys), most=budget, note=" (budget)")
+    scores = task_scores(history, name)
     order = best_calls(scores, 100)
     top = [scores[place] for place in order]
     row: dict[str, Any] = {"calls": len(history.keys)}

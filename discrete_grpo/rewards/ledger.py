@@ -83,6 +83,8 @@ class Ledger:
     Attributes:
         asked: samples handed to :meth:`score` by this object, repeats and invalid ones included.
         invalid: those of them that are invalid.
+        scoring: the reward that is being asked at this moment, None outside of :meth:`score`.
+        owners: name -> the one reward that may have it, so that no other's scores are taken for its own.
 
     Args:
         path: SQLite file in the run folder that all processes of the run on this machine share; None: in memory, and what was
@@ -110,6 +112,8 @@ class Ledger:
             check_range("max_oracle_calls", max_oracle_calls, least=1, note=" or None")
         self.key, self.max_oracle_calls, self.cache, self.rank = key, max_oracle_calls, cache, rank
         self.asked = self.invalid = 0
+        self.scoring: Reward | None = None
+        self.owners: dict[str, Reward] = {}
         self._file = Database(path, TABLES, added=ADDED)
         self._identities: dict[int, tuple[Reward, str | None]] = {}
         damaged = self._run(forget_damaged)
@@ -190,11 +194,15 @@ class Ledger:
         Raises:
             RewardError: as :func:`discrete_grpo.core.scoring.score_one`, and if the file cannot be written.
             BudgetExhausted: if there is a new sample and the budget was used up in earlier turns.
-            ValueError: if there are not as many sources as samples.
+            ValueError: if there are not as many sources as samples, or a reward has a name that another one owns.
         """
         sources = [source] * len(samples) if isinstance(source, str) else list(source)
         if len(sources) != len(samples):
             raise ValueError(f"source: {len(sources)} texts, expected one or one per sample ({len(samples)})")
+        named = list(zip(reward_names(rewards), rewards, strict=True))
+        for name, reward in named:
+            if self.owners.get(name, reward) is not reward:
+                raise ValueError(f"rewards: {name!r} is the name of the task, expected the task that was given, or another name")
         self.turn += 1
         chemistry.reserve(len(samples))  # whoever scores and measures these samples next finds their molecules parsed
         keys = [self.key(sample) for sample in samples]
@@ -203,7 +211,7 @@ class Ledger:
         rows = [k for k, key in enumerate(keys) if key is None or key in paid]
         result = torch.full((len(samples), len(rewards)), torch.nan, dtype=torch.float64)
         picked = {name: [values[k] for k in rows] for name, values in (columns or {}).items()}
-        for j, (name, reward) in enumerate(zip(reward_names(rewards), rewards, strict=True)):
+        for j, (name, reward) in enumerate(named):
             found = self._scored(name, reward, [samples[k] for k in rows], [keys[k] for k in rows], picked)
             result[rows, j] = torch.tensor(found, dtype=torch.float64)
             pairs = reversed(list(zip(rows, found, strict=True)))  # of equal samples the first stands
@@ -242,7 +250,12 @@ class Ledger:
         values = [math.nan] * len(samples)
         if todo:
             picked = {column: [given[k] for k in todo] for column, given in columns.items()}
-            for k, value in zip(todo, score_one(reward, [samples[k] for k in todo], picked, name=name).tolist(), strict=True):
+            self.scoring = reward
+            try:
+                found = score_one(reward, [samples[k] for k in todo], picked, name=name).tolist()
+            finally:
+                self.scoring = None
+            for k, value in zip(todo, found, strict=True):
                 values[k] = value
         new = {key: values[k] for k in todo if (key := ids[k]) is not None and not math.isnan(values[k])}
         if self.cache is not None:

@@ -49,7 +49,7 @@ def test_a_row_counts_every_call_by_its_source() -> None:
     ledger = Ledger(key=molecule_key, max_oracle_calls=4)
     ledger.score([CARBONS], ["C", "CC", "C.C", None], source="screen")
     ledger.score([CARBONS], ["CC", "CCCC", "OC", "CCCCCC"], source=["policy", "children", "policy", "policy"])
-    row = measure(ledger, 4, "molecules")
+    row = measure(ledger, 4, "molecules", "carbons")
     scores = [0.05, 0.1, 0.2, 0.05]
     assert (row["calls"], row["sources"]) == (4, {"children": 1, "policy": 1, "screen": 2})
     assert (row["asked"], row["valid_share"]) == (8, 0.75)
@@ -62,7 +62,7 @@ def test_a_row_counts_every_call_by_its_source() -> None:
 
 
 def test_a_row_without_calls_has_no_numbers() -> None:
-    row = measure(Ledger(key=molecule_key), 10, "molecules")
+    row = measure(Ledger(key=molecule_key), 10, "molecules", "carbons")
     assert (row["calls"], row["auc_top10"], row["top10"], row["diversity_top100"], row["valid_share"]) == (0, 0.0, None, None, None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.method import Method
@@ -13,23 +13,40 @@ from discrete_grpo.benchmarking.methods import grpo_memory
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from discrete_grpo.rewards.ledger import History
+
 __all__ = ["METHOD", "Blindfold", "random_reward"]
 
 
-@dataclass(frozen=True)
 class Blindfold:
     """A ledger that shows a random number in place of each score, uniform in [0, 1) and the same for equal samples.
 
-    Attributes:
+    It has the counts of the ledger, a history with the random numbers, and nothing else that holds real scores.
+
+    Args:
         ledger: counts the calls and keeps the real scores.
         seed: of the random numbers.
     """
 
-    ledger: Any
-    seed: int
+    _COUNTS = ("key", "calls", "exhausted", "max_oracle_calls", "asked", "invalid", "metrics", "sources", "turn", "rank")
+
+    def __init__(self, ledger: Any, seed: int) -> None:
+        self.__dict__.update(_ledger=ledger, _seed=seed)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.ledger, name)
+        if name not in self._COUNTS:
+            raise AttributeError(f"{name}: a ledger that hides its scores has no such attribute")
+        return getattr(self._ledger, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("turn", "rank"):  # which a trainer sets
+            raise AttributeError(f"{name}: a ledger that hides its scores keeps it as it is")
+        setattr(self._ledger, name, value)
+
+    def history(self) -> History:
+        """Every call up to now, in order, with the numbers that were shown."""
+        found: History = self._ledger.history()
+        return replace(found, scores=self._hidden(found.keys, found.scores))
 
     def score(
         self,
@@ -42,18 +59,21 @@ class Blindfold:
         from discrete_grpo.core.scoring import BudgetExhausted
 
         try:
-            return self._hidden(samples, self.ledger.score(rewards, samples, columns, source))
+            return self._shown(samples, self._ledger.score(rewards, samples, columns, source))
         except BudgetExhausted as spent:
-            raise BudgetExhausted(str(spent), self._hidden(samples, spent.scores)) from None
+            raise BudgetExhausted(str(spent), self._shown(samples, spent.scores)) from None
 
-    def _hidden(self, samples: Sequence[Any], scores: Tensor) -> Tensor:
+    def _shown(self, samples: Sequence[Any], scores: Tensor) -> Tensor:
+        return self._hidden([self._ledger.key(sample) for sample in samples], scores)
+
+    def _hidden(self, keys: Sequence[Any], scores: Tensor) -> Tensor:
         import torch
 
-        shown = torch.tensor([self._number(self.ledger.key(sample)) for sample in samples], dtype=torch.float64)
+        shown = torch.tensor([self._number(key) for key in keys], dtype=torch.float64)
         return torch.where(scores.isnan(), torch.nan, shown[:, None].expand_as(scores))
 
     def _number(self, key: Any) -> float:
-        digest = hashlib.blake2b(f"{self.seed} {key}".encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(f"{self._seed} {key}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") / 2**64
 
 

@@ -1,0 +1,55 @@
+"""The task as a method sees it: what is known about it, and a score that only the ledger can ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from discrete_grpo.rewards.ledger import Ledger
+    from discrete_grpo.rewards.task import Task
+
+__all__ = ["CountedTask"]
+
+
+class CountedTask:
+    """A task that is scored through one ledger and in no other way, so that no score is used without being counted.
+
+    It has every attribute of the task but ``score``.
+
+    Args:
+        task: what is optimised.
+        ledger: counts the calls; no other reward may have the name of the task in it.
+        scorer: what scores in place of the task, such as a pool of processes; None is the task itself.
+    """
+
+    def __init__(self, task: Task, ledger: Ledger, scorer: Callable[..., Any] | None = None) -> None:
+        self._task, self._ledger, self._scorer = task, ledger, task if scorer is None else scorer
+        self.name = task.name
+        ledger.owners[task.name] = self
+
+    @property
+    def cached_as(self) -> Any:
+        """Kept scores are those of the task."""
+        return None if self._task.cached_as is None else self._task
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name == "score":
+            raise AttributeError(self._refusal)
+        return getattr(self._task, name)
+
+    def __call__(self, samples: Sequence[Any], **columns: Sequence[Any]) -> Any:
+        """Score samples for the ledger.
+
+        Raises:
+            RuntimeError: if anyone else asks.
+        """
+        if self._ledger.scoring is not self:
+            raise RuntimeError(self._refusal)
+        return self._scorer(samples, **columns)
+
+    @property
+    def _refusal(self) -> str:
+        return f"task {self.name}: asked directly, which counts no call; score through the ledger: ledger.score([task], samples)"
