@@ -74,7 +74,7 @@ def make_plan(request: Request) -> Plan:
         check_range("job_timeout", request.job_timeout, above=0, note=" or None")
     checks.check_seeds(request.seeds)
     suite, tasks, default_policy, default_budget = _tasks(request)
-    methods = _methods(request)
+    methods = _methods(request, tasks)
     budget = default_budget if request.budget is None else request.budget
     checks.check_budget(budget, methods)
     folder = _folder(request.output_dir, suite)
@@ -101,6 +101,7 @@ def make_plan(request: Request) -> Plan:
         for method in methods
     )
     done = tuple(job for job in jobs if _is_done(job))
+    _check_other_rows(folder, jobs)
     return Plan(folder, suite, jobs, done, _about(suite, tasks, methods, facts, request.seeds, budget))
 
 
@@ -124,11 +125,18 @@ def _of_suite(suite: Suite, request: Request) -> list[Task]:
     if suite.fixed and (request.receptors is not None or request.exhaustiveness != 1):
         raise ValueError(f"receptors and exhaustiveness: expected none, since the tasks of {suite.name} dock nothing")
     check_range("exhaustiveness", request.exhaustiveness, least=1)
-    return checks.chosen("tasks", request.tasks, suite.tasks(request.receptors, request.exhaustiveness))
+    known = suite.tasks(request.receptors, request.exhaustiveness)
+    checks.chosen("tasks", request.tasks, dict.fromkeys(known))
+    if not suite.fixed and (request.receptors is None or not Path(request.receptors).is_dir()):
+        found = "none given" if request.receptors is None else f"{request.receptors!r} is no folder"
+        raise ValueError(f"receptors: {found}, expected the folder of the prepared receptors (PDBQT) of suite {suite.name}")
+    return checks.chosen("tasks", request.tasks, known)
 
 
-def _methods(request: Request) -> list[Method]:
-    given = DEFAULT_METHODS if request.methods is None else request.methods
+def _methods(request: Request, tasks: Sequence[Task]) -> list[Method]:
+    kinds = {task.kind for task in tasks}
+    fitting = [name for name in DEFAULT_METHODS if kinds <= set(METHODS[name].kinds)]
+    given = fitting if request.methods is None else request.methods
     names = [one for one in given if isinstance(one, str)]
     checks.chosen("methods", names, METHODS) if names or not given else None
     methods = [METHODS[one] if isinstance(one, str) else as_method(one) for one in given]
@@ -181,6 +189,8 @@ def _conditions(
     for name, value in method.settings.items():
         if isinstance(value, str) and Path(value).is_file():
             found[f"{name}_sha256"] = file_digest(value)
+    if task.version != 1:
+        found["task_version"] = task.version
     if told := getattr(task.score, "settings", None):
         found["task_settings"] = dict(told)
     if suite == OWN:
@@ -207,14 +217,32 @@ def _is_done(job: Job) -> bool:
     row = read_json(job.folder / ROW)
     if row is None:
         return False
-    before, now = _flat(row.get("conditions") or {}), _flat(job.conditions)
+    _refuse_changes(job.label, job.folder, _flat(row.get("conditions") or {}), _flat(job.conditions))
+    return True
+
+
+def _check_other_rows(folder: Path, jobs: Sequence[Job]) -> None:
+    """Compare the rows that the folder holds beside those of the jobs: one table has one budget, and each method one way.
+
+    Raises:
+        ValueError: for a row of another budget, or of one of the methods with other settings or another policy.
+    """
+    asked, by_method = {job.folder for job in jobs}, {job.method.name: _flat(job.conditions) for job in jobs}
+    for path in sorted(folder.glob(f"jobs/*/*/*/*/{ROW}")):
+        row = None if path.parent in asked else read_json(path)
+        if row is None:
+            continue
+        before, now = _flat(row.get("conditions") or {}), by_method.get(row["method"], {"budget": jobs[0].budget})
+        names = {name for name in {**before, **now} if not name.startswith("task_")} if row["method"] in by_method else {"budget"}
+        label = f"{row['task']}, {row['method']}, seed {row['seed']}"
+        _refuse_changes(label, path.parent, *({name: one.get(name) for name in sorted(names)} for one in (before, now)))
+
+
+def _refuse_changes(label: str, folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if changed:
         what = ", ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in changed[:2])
-        raise ValueError(
-            f"output_dir: the row of {job.label} was made otherwise ({what}); remove {job.folder} or name another folder"
-        )
-    return True
+        raise ValueError(f"output_dir: the row of {label} was made otherwise ({what}); remove {folder} or name another folder")
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:

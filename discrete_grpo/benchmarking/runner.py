@@ -90,7 +90,10 @@ def benchmark(
         job_timeout=job_timeout,
     )
     plan = make_plan(request)
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"output_dir: {plan.folder} cannot be made ({error.strerror}), expected a folder to write in") from error
     with _alone(plan.folder):
         note_run(plan, command or "discrete_grpo.benchmark(...)")
         _run(plan, request)
@@ -165,14 +168,17 @@ def _alone(folder: Path) -> Iterator[None]:
     """Refuse a folder in which another process runs a benchmark; the lock ends with this process, whatever ends it.
 
     Raises:
-        ValueError: if there is one.
+        ValueError: if there is one, or the folder cannot be written.
     """
     if sys.platform == "win32":
         yield
         return
     import fcntl
 
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise ValueError(f"output_dir: {folder} cannot be written ({error.strerror}), expected a folder to write in") from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -151,7 +151,7 @@ def find_receptor(target: DockingTarget, receptor: str | Path | None = None, dat
     for name in names:
         if (path := Path(data) / name).is_file():
             return path
-    raise ValueError(f"data: {str(data)!r} holds no {' or '.join(names)}, expected the prepared receptor of {target.name}")
+    raise ValueError(f"receptor: {str(data)!r} holds no {' or '.join(names)}, expected the prepared receptor of {target.name}")
 
 
 def _target(name: str) -> DockingTarget:

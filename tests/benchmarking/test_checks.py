@@ -15,6 +15,7 @@ from discrete_grpo.benchmarking import checks, plan
 from discrete_grpo.benchmarking.jobs import ROW
 from discrete_grpo.benchmarking.method import as_method
 from discrete_grpo.benchmarking.plan import Request, make_plan
+from discrete_grpo.benchmarking.runner import benchmark
 from discrete_grpo.benchmarking.suites import SUITES
 from discrete_grpo.cli import main
 from discrete_grpo.recipes.loading import load
@@ -58,8 +59,9 @@ def refused(**request: Any) -> str:
         ({"output_dir": " "}, "output_dir: ' ', expected the name of a folder"),
         ({"screen": "none.smi"}, "screen: 'none.smi' does not exist, expected a SMILES file"),
         ({"suite": [GRAPHS], "methods": ["random"]}, "methods: random works with molecules, expected one for graphs (task edges)"),
-        ({"suite": "docking", "tasks": ["docking-parp1"]}, "receptor: none given for docking-parp1, expected its path"),
-        ({"suite": "docking", "tasks": ["docking-fa7"], "receptors": "."}, "data: '.' holds no fa7.pdbqt or fa7.pdbqt.gz"),
+        ({"suite": "docking", "tasks": ["docking-parp1"]}, "receptors: none given, expected the folder of the prepared"),
+        ({"suite": "docking", "receptors": "nowhere"}, "receptors: 'nowhere' is no folder, expected the folder of the prepared"),
+        ({"suite": "docking", "tasks": ["docking-fa7"], "receptors": "."}, "receptor: '.' holds no fa7.pdbqt or fa7.pdbqt.gz"),
         ({"suite": "docking", "tasks": ["docking-parp"]}, "tasks: 'docking-parp' is unknown; did you mean 'docking-parp1'?"),
         ({"suite": "pmo", "receptors": "."}, "the tasks of pmo dock nothing"),
         (
@@ -127,6 +129,48 @@ def test_a_row_of_other_settings_is_refused_and_not_mixed(tmp_path: Path) -> Non
         make_plan(request(methods=[changed]))
     with pytest.raises(ValueError, match="task_source was"):
         make_plan(request(suite=[replace(CARBONS, version=2)]))
+
+
+def test_rows_of_another_budget_or_policy_are_not_put_into_one_table(tmp_path: Path) -> None:
+    def request(**more: Any) -> Request:
+        base: dict[str, Any] = {"suite": [CARBONS], "methods": [WALK], "budget": 100, "seeds": [0], "output_dir": tmp_path}
+        return Request(**(base | more))
+
+    job = make_plan(request()).jobs[0]
+    job.folder.mkdir(parents=True)
+    (job.folder / ROW).write_text(json.dumps({**job.identity, "conditions": job.conditions}))
+    make_plan(request(suite=[OXYGENS], seeds=[1]))
+    make_plan(request(methods=[replace(WALK, name="other", settings={"step": 3})]))
+    with pytest.raises(ValueError, match=r"row of carbons, walk, seed 0 was made otherwise .budget was 100 and is 200.; remove"):
+        make_plan(request(suite=[OXYGENS], methods=[replace(WALK, name="other")], budget=200))
+    with pytest.raises(ValueError, match=r"row of carbons, walk, seed 0 .*settings.step was 1 and is 2"):
+        make_plan(request(suite=[OXYGENS], seeds=[1], methods=[replace(WALK, settings={"step": 2})]))
+
+
+def test_a_suite_without_named_methods_takes_the_controls_that_fit_it(tmp_path: Path) -> None:
+    def named(**request: Any) -> set[str]:
+        return {job.method.name for job in make_plan(Request(seeds=[0], output_dir=tmp_path, **request)).jobs}
+
+    assert named(suite="graphs") == {"best-of-prior"}
+    assert named(suite="pmo", tasks=["qed"]) == {"best-of-prior", "random"}
+
+
+def test_a_new_version_of_a_task_is_another_condition(tmp_path: Path) -> None:
+    def conditions(version: int) -> dict[str, Any]:
+        asked = Request([replace(CARBONS, version=version)], methods=[WALK], seeds=[0], output_dir=tmp_path)
+        return make_plan(asked).jobs[0].conditions
+
+    assert "task_version" not in conditions(1)
+    assert conditions(2)["task_version"] == 2
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"output_dir: .*inner cannot be made .Not a directory., expected a folder to write in"):
+        benchmark([CARBONS], methods=[WALK], budget=10, seeds=[0], output_dir=tmp_path / "file" / "inner")
+    (tmp_path / "taken" / "lock").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"output_dir: .*taken cannot be written .Is a directory., expected a folder to write in"):
+        benchmark([CARBONS], methods=[WALK], budget=10, seeds=[0], output_dir=tmp_path / "taken")
 
 
 def test_jobs_go_by_seed_then_task_then_method(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_what_is_missing_is_one_line(data: Path, monkeypatch: pytest.MonkeyPatch
             {"target": "parp1"},
             "receptor: none given for docking-parp1, expected its path (receptor) or a folder with parp1.pdbqt.gz",
         ),
-        ({"target": "braf", "data": data}, f"data: {str(data)!r} holds no braf.pdbqt or braf.pdbqt.gz, expected the prepared"),
+        ({"target": "braf", "data": data}, f"receptor: {str(data)!r} holds no braf.pdbqt or braf.pdbqt.gz, expected the prepared"),
         (
             {"target": "parp1", "receptor": "no.pdbqt"},
             "receptor: 'no.pdbqt' is no file, expected the prepared receptor of docking-parp1",
