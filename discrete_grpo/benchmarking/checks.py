@@ -64,7 +64,11 @@ def check_budget(budget: int, methods: Sequence[Method]) -> None:
     check_range("budget", budget, least=1)
     for method in methods:
         if budget < method.least_budget:
-            raise ValueError(f"budget: {budget}, expected at least {method.least_budget}, the first population of {method.name}")
+            calls = method.settings.get("warm_start_calls")
+            warm = f" after a warm start of {calls} calls" if calls else ""
+            raise ValueError(
+                f"budget: {budget}, expected at least {method.least_budget}, the first population of {method.name}{warm}"
+            )
 
 
 def check_fit(methods: Sequence[Method], tasks: Sequence[Task]) -> None:

@@ -208,7 +208,13 @@ def _seeded(seed: int) -> Iterator[None]:
 def _finish(job: Job, ledger: Ledger, more: dict[str, Any]) -> dict[str, Any]:
     from discrete_grpo.benchmarking.measures import measure
 
-    row = {**job.identity, **measure(ledger, job.budget, job.task.kind, job.task.name), **more, "conditions": job.conditions, "made": job.made}
+    row = {
+        **job.identity,
+        **measure(ledger, job.budget, job.task.kind, job.task.name),
+        **more,
+        "conditions": job.conditions,
+        "made": job.made,
+    }
     _write_calls(job, ledger)
     ledger.close()
     for file in job.folder.glob("ledger.sqlite*"):

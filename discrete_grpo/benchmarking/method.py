@@ -31,6 +31,8 @@ class Method:
         families: kinds of policies it works with (``"tokens"``, ``"graph"``, ``"masked text"``); empty for any.
         kinds: kinds of tasks it works with.
         least_budget: the smallest budget with which it can begin, such as the size of its first population.
+        warm: whether it takes settings ``warm_start`` (a SMILES file) and ``warm_start_calls`` (how many of its molecules are
+            scored first), with which its memory is filled.
         uncounted: what was done for it that its calls do not hold, such as the tasks on which its settings were chosen.
     """
 
@@ -44,6 +46,7 @@ class Method:
     kinds: tuple[str, ...] = ("molecules", "graphs", "text")
     least_budget: int = 1
     uncounted: str = ""
+    warm: bool = False
 
     def __call__(self, task: Task, policy: Any, ledger: Ledger, seed: int) -> None:
         """Run the method with its settings."""

@@ -39,6 +39,8 @@ class Request:
     jobs: int = 1
     output_dir: str | Path = "runs/benchmark"
     screen: str | None = None
+    warm_start: str | None = None
+    warm_start_calls: int | None = None
     receptors: str | None = None
     exhaustiveness: int = 1
     job_timeout: float | None = JOB_TIMEOUT
@@ -141,11 +143,32 @@ def _methods(request: Request, tasks: Sequence[Task]) -> list[Method]:
     checks.chosen("methods", names, METHODS) if names or not given else None
     methods = [METHODS[one] if isinstance(one, str) else as_method(one) for one in given]
     checks.check_names("methods", [method.name for method in methods])
-    if request.screen is None:
+    for name, path in (("screen", request.screen), ("warm_start", request.warm_start)):
+        if path is not None and not Path(path).is_file():
+            raise ValueError(f"{name}: {path!r} does not exist, expected a SMILES file")
+    if request.screen is not None:
+        methods = [replace(m, settings={**m.settings, "file": str(request.screen)}) if "file" in m.settings else m for m in methods]
+    return _warmed(methods, kinds, request.warm_start, request.warm_start_calls)
+
+
+def _warmed(methods: list[Method], kinds: set[str], file: str | None, calls: int | None) -> list[Method]:
+    """The methods, those that have a memory with a file to fill it from."""
+    if file is None:
+        if calls is not None:
+            raise ValueError(f"warm_start_calls: {calls}, expected none without a file to score (warm_start)")
         return methods
-    if not Path(request.screen).is_file():
-        raise ValueError(f"screen: {request.screen!r} does not exist, expected a SMILES file")
-    return [replace(m, settings={**m.settings, "file": str(request.screen)}) if "file" in m.settings else m for m in methods]
+    if calls is not None:
+        check_range("warm_start_calls", calls, least=1)
+    if kinds != {"molecules"}:
+        raise ValueError(
+            f"warm_start: {file!r}, expected none, since a SMILES file starts no search for {' and '.join(sorted(kinds))}"
+        )
+    if not any(method.warm for method in methods):
+        able = ", ".join(name for name, method in METHODS.items() if method.warm)
+        raise ValueError(f"warm_start: {file!r}, expected a method with a memory that it can fill, one of {able}")
+    told = {"warm_start": str(file), "warm_start_calls": calls}
+    more = calls or 0
+    return [replace(m, settings={**m.settings, **told}, least_budget=m.least_budget + more) if m.warm else m for m in methods]
 
 
 def _folder(given: str | Path, suite: str) -> Path:

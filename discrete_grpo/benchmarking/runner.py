@@ -40,6 +40,8 @@ def benchmark(
     jobs: int = 1,
     output_dir: str | Path = "runs/benchmark",
     screen: str | None = None,
+    warm_start: str | None = None,
+    warm_start_calls: int | None = None,
     receptors: str | None = None,
     exhaustiveness: int = 1,
     job_timeout: float | None = JOB_TIMEOUT,
@@ -62,6 +64,9 @@ def benchmark(
         jobs: worker processes at a time, each with one thread, at least 1.
         output_dir: folder to make, or the folder of a benchmark of the same suite.
         screen: SMILES file that method ``random`` screens; None takes the bundled small molecules.
+        warm_start: SMILES file whose molecules the methods with a memory score first, each counted as a call with the source
+            ``file``; None starts with an empty memory.
+        warm_start_calls: how many of them, the first different valid ones, at least 1; None takes all that the budget covers.
         receptors: folder of the prepared receptors that the tasks of suite docking need.
         exhaustiveness: of the search of suite docking, at least 1.
         job_timeout: seconds after which a job counts as hanging and is ended; None waits for ever.
@@ -85,6 +90,8 @@ def benchmark(
         jobs=jobs,
         output_dir=output_dir,
         screen=screen,
+        warm_start=warm_start,
+        warm_start_calls=warm_start_calls,
         receptors=receptors,
         exhaustiveness=exhaustiveness,
         job_timeout=job_timeout,

@@ -160,6 +160,9 @@ def _benchmark() -> _Parser:
     about = "folder to make; one that holds a benchmark of the suite goes on and keeps its rows"
     parser.option("output_dir", str, "FOLDER", about, "runs/benchmark")
     parser.option("screen", _text, "FILE", "SMILES file that method random screens; by default the bundled small molecules")
+    about = "SMILES file whose molecules the methods with a memory score first, each counted as a call"
+    parser.option("warm_start", _text, "FILE", about)
+    parser.option("warm_start_calls", _whole, "N", "how many of them, in their order, at least 1; by default all within the budget")
     parser.option("receptors", _text, "FOLDER", "docking: folder of the prepared receptors (PDBQT)")
     parser.option("exhaustiveness", _whole, "N", "docking: exhaustiveness of the search, at least 1", 1)
     parser.option("job_timeout", _real, "X", "seconds after which a job counts as hanging and is ended; null for none", JOB_TIMEOUT)

@@ -39,4 +39,5 @@ METHOD = Method(
     },
     families=("tokens",),
     least_budget=64,
+    warm=True,
 )

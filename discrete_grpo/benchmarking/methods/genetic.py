@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.jobs import sample_key
 from discrete_grpo.benchmarking.method import Method
-from discrete_grpo.benchmarking.methods.trained import generator_of
+from discrete_grpo.benchmarking.methods.trained import fill_memory, generator_of
 
 if TYPE_CHECKING:
     from discrete_grpo.training.proposers import Proposer
@@ -24,23 +24,33 @@ def graph_ga(
     offspring: int,
     mutation_rate: float,
     rank_coefficient: float,
+    **warm: Any,
 ) -> None:
     """Crossover and mutation of molecular graphs on the best so far."""
     from discrete_grpo.recipes.proposers import GraphGenetic
 
     proposer = GraphGenetic(population, mutation_rate, rank_coefficient)
-    genetic(task, policy, ledger, seed, proposer, population, offspring)
+    genetic(task, policy, ledger, seed, proposer, population, offspring, **warm)
 
 
-def smiles_ga(task: Any, policy: Any, ledger: Any, seed: int, *, population: int, offspring: int) -> None:
+def smiles_ga(task: Any, policy: Any, ledger: Any, seed: int, *, population: int, offspring: int, **warm: Any) -> None:
     """Mutation of the grammatical genes of SMILES on the best so far."""
     from discrete_grpo.recipes.proposers import SmilesGenetic
 
-    genetic(task, policy, ledger, seed, SmilesGenetic(population), population, offspring)
+    genetic(task, policy, ledger, seed, SmilesGenetic(population), population, offspring, **warm)
 
 
 def genetic(
-    task: Any, policy: Any, ledger: Any, seed: int, proposer: Proposer, population: int, offspring: int, patience: int = 20
+    task: Any,
+    policy: Any,
+    ledger: Any,
+    seed: int,
+    proposer: Proposer,
+    population: int,
+    offspring: int,
+    patience: int = 20,
+    warm_start: str | None = None,
+    warm_start_calls: int | None = None,
 ) -> None:
     """Score a first population drawn from the policy, then children of the best so far until the budget is used up.
 
@@ -53,11 +63,15 @@ def genetic(
         population: size of the first population.
         offspring: children per generation.
         patience: generations in a row without a new child after which the run ends.
+        warm_start: SMILES file whose molecules are scored before the first population and are parents like any other.
+        warm_start_calls: how many of them; None takes all.
     """
     from discrete_grpo.core.rollout import Context
     from discrete_grpo.training.memory import ScoredMemory
 
     generator, key, memory = generator_of(policy, seed), sample_key(task.kind), ScoredMemory(size=None)
+    if warm_start is not None:
+        fill_memory(task, ledger, memory, warm_start, warm_start_calls)
     first = policy.sample([Context(k) for k in range(population)], generator=generator).samples
     _score(task, ledger, memory, [k for sample in first if (k := key(sample)) is not None], "policy")
     idle = 0
@@ -82,6 +96,7 @@ GRAPH_GA = Method(
     settings={"population": 120, "offspring": 70, "mutation_rate": 0.067, "rank_coefficient": 0.1},
     kinds=("molecules",),
     least_budget=120,
+    warm=True,
 )
 SMILES_GA = Method(
     name="smiles-ga",
@@ -91,4 +106,5 @@ SMILES_GA = Method(
     settings={"population": 100, "offspring": 200},
     kinds=("molecules",),
     least_budget=100,
+    warm=True,
 )

@@ -100,6 +100,7 @@ def _variant(name: str, about: str, **changes: Any) -> Method:
         families=("tokens",),
         kinds=("molecules",),
         least_budget=200,
+        warm=True,
         uncounted="its settings were chosen on zaleplon_mpo, perindopril_mpo and median1 in 20 trials of at most 4,000 calls",
     )
 

@@ -34,4 +34,5 @@ METHOD = Method(
         "when_stale": "restart",
     },
     least_budget=128,
+    warm=True,
 )

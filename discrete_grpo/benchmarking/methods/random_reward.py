@@ -91,4 +91,5 @@ METHOD = Method(
     families=("tokens",),
     kinds=("molecules",),
     least_budget=200,
+    warm=True,
 )

@@ -42,4 +42,5 @@ METHOD = Method(
     families=("tokens",),
     kinds=("molecules",),
     least_budget=80,
+    warm=True,
 )

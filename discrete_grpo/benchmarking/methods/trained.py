@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.jobs import sample_key
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from discrete_grpo.training.objectives import Objective
     from discrete_grpo.training.proposers import Proposer, Screen
 
-__all__ = ["generator_of", "in_rounds", "with_trainer"]
+__all__ = ["fill_memory", "generator_of", "in_rounds", "with_trainer"]
 
 
 def generator_of(policy: Any, seed: int) -> torch.Generator:
@@ -44,6 +46,44 @@ def with_trainer(task: Task, policy: Any, ledger: Ledger, seed: int, **settings:
     GRPOTrainer(policy, task, GRPOConfig(seed=seed, max_steps=1_000_000, **settings), ledger=ledger).train()
 
 
+def fill_memory(
+    task: Task, ledger: Ledger, memory: ScoredMemory, file: str, calls: int | None = None, screen: Screen | None = None
+) -> None:
+    """Score the first different valid molecules of a SMILES file, in their order, and remember them under the source ``file``.
+
+    Args:
+        task: what is optimised.
+        ledger: counts each as a call.
+        memory: takes the best of them.
+        file: SMILES file.
+        calls: how many molecules; None takes all that the budget covers.
+        screen: learns from all of them; None if there is no screen.
+    """
+    import torch
+
+    from discrete_grpo.training.memory import ScoredMemory
+    from discrete_grpo.training.warm_start import warm_start
+
+    scored = ScoredMemory(size=None)
+    warm_start(islice(_different(file, ledger.key), calls), [task], ledger, scored)
+    memory.add([(entry.key, entry.sample, entry.score) for entry in scored.kept], "file")
+    if screen is not None:
+        scores = torch.tensor([entry.score for entry in scored.kept], dtype=torch.float64)
+        screen.observe([entry.sample for entry in scored.kept], scores)
+
+
+def _different(file: str, key: Callable[[Any], str | None]) -> Iterator[str]:
+    """The canonical forms of the valid molecules of a file, each once."""
+    from discrete_grpo.datasets.reading import smiles_rows
+
+    seen: set[str] = set()
+    for _, text in smiles_rows(Path(file)):
+        found = key(text)
+        if found is not None and found not in seen:
+            seen.add(found)
+            yield found
+
+
 def in_rounds(
     task: Task,
     policy: Any,
@@ -54,7 +94,10 @@ def in_rounds(
     memory: ScoredMemory | None = None,
     proposers: Sequence[Proposer] = (),
     screen: Screen | None = None,
+    rewrite: Callable[[Any, torch.Generator], Any] | None = None,
     temperature: float | None = None,
+    warm_start: str | None = None,
+    warm_start_calls: int | None = None,
     **settings: Any,
 ) -> None:
     """Train the policy by :class:`~discrete_grpo.training.rounds.Rounds` until the budget is used up or the run is stale.
@@ -68,7 +111,10 @@ def in_rounds(
         memory: what the passes draw from; None takes the default.
         proposers: whoever makes samples besides the policy.
         screen: chooses among candidates; None scores all.
+        rewrite: another text of the same sample for a pass; None learns from the sample as it is.
         temperature: temperature at which a policy of tokens draws and is scored; None leaves its own.
+        warm_start: SMILES file whose molecules are scored first, counted, and put into the memory, where the screen sees them too.
+        warm_start_calls: how many of them; None takes all.
         settings: fields of :class:`~discrete_grpo.training.rounds.RoundsConfig`.
     """
     from discrete_grpo.training.memory import ScoredMemory
@@ -78,6 +124,9 @@ def in_rounds(
         from discrete_grpo.policies.truncation import Truncation
 
         policy.truncation = Truncation(temperature=temperature)
+    memory = ScoredMemory() if memory is None else memory  # an empty one is False
+    if warm_start is not None:
+        fill_memory(task, ledger, memory, warm_start, warm_start_calls, screen)
     Rounds(
         policy,
         task,
@@ -85,8 +134,9 @@ def in_rounds(
         sample_key(task.kind),
         objective,
         RoundsConfig(**settings),
-        memory=ScoredMemory() if memory is None else memory,  # an empty one is False
+        memory=memory,
         proposers=proposers,
         screen=screen,
+        rewrite=rewrite,
         generator=generator_of(policy, seed),
     ).run()
