@@ -136,7 +136,7 @@ def _of_suite(suite: Suite, request: Request) -> list[Task]:
 
 
 def _methods(request: Request, tasks: Sequence[Task]) -> list[Method]:
-    kinds = {task.kind for task in tasks}
+    kinds: set[str] = {task.kind for task in tasks}
     fitting = [name for name in DEFAULT_METHODS if kinds <= set(METHODS[name].kinds)]
     given = fitting if request.methods is None else request.methods
     names = [one for one in given if isinstance(one, str)]

@@ -78,6 +78,7 @@ def benchmark(
     Raises:
         ValueError: in one line, for unknown names, a budget below a method's first population, a policy that does not fit, a row
             in ``output_dir`` that was made with other settings, and the like.
+        OSError: if the disk is full; what is finished is kept.
         Interrupted: after Ctrl-C; what is finished is kept.
     """
     request = Request(
@@ -102,9 +103,14 @@ def benchmark(
     except OSError as error:
         raise ValueError(f"output_dir: {plan.folder} cannot be made ({error.strerror}), expected a folder to write in") from error
     with _alone(plan.folder):
-        note_run(plan, command or "discrete_grpo.benchmark(...)")
-        _run(plan, request)
-        return _report(plan)
+        try:
+            note_run(plan, command or "discrete_grpo.benchmark(...)")
+            _run(plan, request)
+            return _report(plan)
+        except OSError as error:
+            why = error.strerror or error
+            told = f"output_dir: {plan.folder} cannot be written ({why}); finished rows are kept, and the same command goes on"
+            raise OSError(told) from error
 
 
 def _run(plan: Plan, request: Request) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.benchmarking import checks, plan
+from discrete_grpo.benchmarking import checks, plan, runner
 from discrete_grpo.benchmarking.jobs import ROW
 from discrete_grpo.benchmarking.method import as_method
 from discrete_grpo.benchmarking.plan import Request, make_plan
@@ -171,6 +172,20 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "taken" / "lock").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"output_dir: .*taken cannot be written .Is a directory., expected a folder to write in"):
         benchmark([CARBONS], methods=[WALK], budget=10, seeds=[0], output_dir=tmp_path / "taken")
+
+
+def test_a_full_disk_is_one_line_and_what_is_finished_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(runner, "portable", lambda job: "a test")
+    asked: dict[str, Any] = {"methods": [WALK], "budget": 20, "seeds": [0], "output_dir": tmp_path}
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "write_page", full)
+        with pytest.raises(OSError, match=r"output_dir: .* cannot be written .No space left on device.; finished rows are kept"):
+            benchmark([CARBONS], **asked)
+    assert len(make_plan(Request([CARBONS], **asked)).done) == 1
+    assert len(benchmark([CARBONS], **asked).rows) == 1
 
 
 def test_jobs_go_by_seed_then_task_then_method(tmp_path: Path) -> None:

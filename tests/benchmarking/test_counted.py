@@ -55,7 +55,8 @@ def test_no_other_reward_may_have_its_name() -> None:
         return [1.0] * len(samples)
 
     flattering.name = "carbons"  # type: ignore[attr-defined]
-    for rewards in ([flattering], [flattering, task], [CARBONS]):
+    cases: list[list[Any]] = [[flattering], [flattering, task], [CARBONS]]
+    for rewards in cases:
         with pytest.raises(ValueError, match="'carbons' is the name of the task"):
             ledger.score(rewards, ["C"])
     assert ledger.calls == 0

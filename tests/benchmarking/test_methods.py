@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from discrete_grpo.benchmarking.counted import CountedTask
 from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.core.scoring import BudgetExhausted
 from discrete_grpo.domains.tokenizer import Tokenizer
@@ -48,7 +49,7 @@ def policy_for(name: str) -> Any:
 def spent(name: str, seed: int, budget: int) -> tuple[History, Ledger]:
     ledger = Ledger(key=molecule_key, max_oracle_calls=budget)
     with contextlib.suppress(BudgetExhausted):
-        METHODS[name](OXYGENS, policy_for(name), ledger, seed)
+        METHODS[name](CountedTask(OXYGENS, ledger), policy_for(name), ledger, seed)
     return ledger.history(), ledger
 
 
