@@ -48,8 +48,9 @@ def policy_for(name: str) -> Any:
 
 def spent(name: str, seed: int, budget: int) -> tuple[History, Ledger]:
     ledger = Ledger(key=molecule_key, max_oracle_calls=budget)
+    task: Any = CountedTask(OXYGENS, ledger)
     with contextlib.suppress(BudgetExhausted):
-        METHODS[name](CountedTask(OXYGENS, ledger), policy_for(name), ledger, seed)
+        METHODS[name](task, policy_for(name), ledger, seed)
     return ledger.history(), ledger
 
 
