@@ -326,7 +326,7 @@ def test_where_trajectories_are_drawn_all_three_log_probs_are_of_the_same_one() 
             torch.testing.assert_close(batch.old_logp, batch.scores.logp.detach(), rtol=0, atol=1e-9)
 
 
-def test_the_level_is_the_mean_score_of_what_the_policy_drew_as_far_as_it_is_known() -> None:
+def test_the_policy_mean_is_the_mean_score_of_what_the_policy_drew_as_far_as_it_is_known() -> None:
     spy = Spy(GroupBalance(5.0))
     screen = Ranking(start=0)
     loop = rounds(objective=spy, screen=screen, take=4, passes=1, draws=20)
@@ -343,7 +343,7 @@ def test_the_level_is_the_mean_score_of_what_the_policy_drew_as_far_as_it_is_kno
         loop.round()
         known = [worth(text) if text else 0.0 for text in drawn if not text or text in asked(loop)]
         assert 4 < len(known) < 20  # invalid ones and repeats take part, candidates that were not chosen do not
-        assert spy.batches[-1].level == pytest.approx(sum(known) / len(known))
+        assert spy.batches[-1].policy_mean == pytest.approx(sum(known) / len(known))
 
 
 def test_the_objective_is_trained_with_a_rate_of_its_own() -> None:

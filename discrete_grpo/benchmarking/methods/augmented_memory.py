@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from discrete_grpo.benchmarking.jobs import sample_key
 from discrete_grpo.benchmarking.method import Method
-from discrete_grpo.benchmarking.methods.trained import generator_of
+from discrete_grpo.benchmarking.methods.trained import in_rounds
 
 if TYPE_CHECKING:
     import torch
@@ -17,23 +16,12 @@ __all__ = ["METHOD", "augmented_memory"]
 
 def augmented_memory(task: Any, policy: Any, ledger: Any, seed: int, *, sigma: float, memory_size: int, **settings: Any) -> None:
     """Fit log π to log π_prior + σ R on fresh samples, then on the whole memory in random spellings; see Augmented Memory."""
-    from discrete_grpo.policies.truncation import Truncation
     from discrete_grpo.training.memory import ScoredMemory
     from discrete_grpo.training.objectives import AugmentedLikelihood
-    from discrete_grpo.training.rounds import Rounds, RoundsConfig
 
-    policy.truncation = Truncation(temperature=1.0)
-    Rounds(
-        policy,
-        task,
-        ledger,
-        sample_key(task.kind),
-        AugmentedLikelihood(sigma),
-        RoundsConfig(**settings),
-        memory=ScoredMemory(memory_size, rank_coefficient=1.0),
-        rewrite=spelled_anew,
-        generator=generator_of(policy, seed),
-    ).run()
+    memory = ScoredMemory(memory_size, rank_coefficient=1.0)
+    objective = AugmentedLikelihood(sigma)
+    in_rounds(task, policy, ledger, seed, objective, memory=memory, rewrite=spelled_anew, temperature=1.0, **settings)
 
 
 def spelled_anew(smiles: str, generator: torch.Generator) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.jobs import sample_key
@@ -54,6 +54,7 @@ def in_rounds(
     memory: ScoredMemory | None = None,
     proposers: Sequence[Proposer] = (),
     screen: Screen | None = None,
+    rewrite: Callable[[Any, torch.Generator], Any] | None = None,
     temperature: float | None = None,
     **settings: Any,
 ) -> None:
@@ -68,6 +69,7 @@ def in_rounds(
         memory: what the passes draw from; None takes the default.
         proposers: whoever makes samples besides the policy.
         screen: chooses among candidates; None scores all.
+        rewrite: another text of the same sample for a pass; None learns from the sample as it is.
         temperature: temperature at which a policy of tokens draws and is scored; None leaves its own.
         settings: fields of :class:`~discrete_grpo.training.rounds.RoundsConfig`.
     """
@@ -88,5 +90,6 @@ def in_rounds(
         memory=ScoredMemory() if memory is None else memory,  # an empty one is False
         proposers=proposers,
         screen=screen,
+        rewrite=rewrite,
         generator=generator_of(policy, seed),
     ).run()
