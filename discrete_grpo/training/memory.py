@@ -123,5 +123,6 @@ class ScoredMemory:
 
     def _weights(self, generator: torch.Generator | None) -> Tensor:
         weights = rank_weights(len(self.kept), self.rank_coefficient)
-        on_cpu = generator is None or generator.device.type == "cpu"
-        return weights if on_cpu else weights.float().to(generator.device)  # not every device has float64
+        if generator is None or generator.device.type == "cpu":
+            return weights
+        return weights.float().to(generator.device)  # not every device has float64

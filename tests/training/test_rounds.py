@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,9 +148,8 @@ def test_the_budget_is_never_exceeded_and_nothing_is_learned_after_it(budget: in
 def test_proposals_are_filtered_counted_and_remembered_by_source() -> None:
     first, second = Fixed("first", "", "aa", "bb", "aa"), Fixed("second", "bb", "cc", "ab", "ba", "bc")
     loop = rounds(proposers=[first, second], children=4, memory=ScoredMemory(kept=[Remembered("cc", "cc", 0.1)]))
-    loop.policy.sample = lambda *_, **__: Rollout(  # type: ignore[method-assign]
-        **dict.fromkeys(("states", "group", "logp", "units", "size"), torch.zeros(4, 1)), max_units=1, samples=("a", "c", "", "a")
-    )
+    drawn = SimpleNamespace(samples=("a", "c", "", "a"))
+    loop.policy.sample = lambda *_, **__: drawn  # type: ignore
     assert loop.round() == 6
     assert sources(loop) == {"policy": 2, "first": 2, "second": 2}  # bb is first's, cc is known, bc is one too many
     assert asked(loop) == ["a", "c", "aa", "bb", "ab", "ba"]
@@ -180,7 +180,7 @@ def test_the_memory_has_the_best_of_everything_and_a_warm_start_takes_part() -> 
 
 def test_unknown_scores_are_not_remembered() -> None:
     loop = rounds()
-    loop.reward = lambda samples, **_: [math.nan if "a" in text else 0.5 for text in samples]  # type: ignore[misc]
+    loop.reward = lambda samples, **_: [math.nan if "a" in text else 0.5 for text in samples]
     new = loop.round()
     assert new == len(loop.everything) < calls(loop)
     assert not any("a" in str(entry.key) for entry in loop.everything.kept)
