@@ -27,7 +27,6 @@ from discrete_grpo.training.objectives import (
 )
 from discrete_grpo.training.rounds import Rounds, RoundsConfig
 from tests.letters import Worth, letters_policy, not_empty, texts, worth
-from tests.toys import tiny_policy
 
 SMALL: dict[str, Any] = {"draws": 12, "passes": 2, "batch_size": 4, "children": 0, "bf16": False}
 
@@ -489,9 +488,14 @@ def test_settings_are_refused(given: dict[str, Any], said: str) -> None:
 
 
 def test_a_policy_that_cannot_learn_from_others_is_refused_unless_it_need_not() -> None:
-    def loop(passes: int) -> Rounds:
-        return Rounds(tiny_policy(), Worth(), Ledger(), str, Likelihood(), RoundsConfig(passes=passes))
+    class DrawsOnly(nn.Linear):
+        def sample(self, contexts: Any, *, generator: Any = None) -> Any: ...
 
-    with pytest.raises(ValueError, match="policy: GraphPolicy has no method rollout_of"):
+        def sites(self, rollout: Any, steps: Any = None) -> Any: ...
+
+    def loop(passes: int) -> Rounds:
+        return Rounds(DrawsOnly(1, 1), Worth(), Ledger(), str, Likelihood(), RoundsConfig(passes=passes))
+
+    with pytest.raises(ValueError, match="policy: DrawsOnly has no method rollout_of"):
         loop(1)
     assert loop(0).rounds == 0
