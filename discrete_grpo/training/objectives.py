@@ -122,6 +122,9 @@ class Likelihood:
 class GroupBalance:
     """:func:`~discrete_grpo.core.squared_loss.group_balance_loss`, the batch being one group, plus c times the mean log π_θ/π_ref.
 
+    A policy whose samples have several trajectories, such as one of graphs, needs α = 1: the probability of the trajectory given
+    the sample, which is left out, then cancels.
+
     Attributes:
         beta: β, more than 0.
         alpha: α, at least 0.
