@@ -103,7 +103,8 @@ class Rounds:
         key: canonical form of a sample, None for an invalid one; the canonical form must itself be a sample.
         objective: loss of an update.
         config: settings.
-        memory: where scored samples are kept; what it holds already, such as a warm start, takes part from the first round.
+        memory: where scored samples are kept; what it holds already, such as a warm start, takes part from the first round,
+            in the screen too.
         proposers: whoever makes samples besides the policy.
         screen: model that chooses among the candidates; None scores all of them.
         rewrite: another text of the same sample for a pass, such as a SMILES in random order; None learns from the sample as it is.
@@ -137,6 +138,9 @@ class Rounds:
         self.everything = ScoredMemory(size=None, rank_coefficient=self.memory.rank_coefficient)
         for entry in self.memory.kept:
             self.everything.add([(entry.key, entry.sample, entry.score)], entry.source)
+        if self.screen is not None and (known := self.memory.kept):
+            scores = torch.tensor([entry.score for entry in known], dtype=torch.float64)
+            self.screen.observe([entry.sample for entry in known], scores)
         self._ref_logp: dict[Hashable, float] = {}
         self._score_of: dict[Hashable, float] = {entry.key: entry.score for entry in self.memory.kept}
         self._draws: list[Hashable | None] = []  # keys of what the policy drew in this round

@@ -222,6 +222,14 @@ def test_the_screen_chooses_and_some_of_the_policy_pass(unscreened: int) -> None
     assert asked(loop)[3:] == others[: 3 - unscreened] + own
 
 
+def test_the_screen_learns_from_a_warm_start() -> None:
+    screen = Ranking(start=1)
+    loop = rounds(screen=screen, memory=ScoredMemory(kept=[Remembered("cab", "cab", 9.0, "file")]), take=3)
+    assert screen.observed == {"cab": 9.0}
+    loop.round()
+    assert asked(loop) == sorted(screen.offered[0], reverse=True)[:3]
+
+
 def test_the_screen_is_told_that_the_budget_ended() -> None:
     screen = Ranking(start=99)
     loop = rounds(screen=screen, budget=2)
