@@ -13,7 +13,7 @@ from rdkit.Chem import rdFingerprintGenerator
 
 from discrete_grpo.domains.molecule_properties import Fingerprint
 
-__all__ = ["FINGERPRINTS", "folded_counts", "morgan_counts", "pharmacophore"]
+__all__ = ["FINGERPRINTS", "atom_pairs", "folded_counts", "morgan_counts", "pharmacophore"]
 
 
 @lru_cache(maxsize=16)
@@ -57,7 +57,7 @@ def atom_pairs(mol: Chem.Mol) -> DataStructs.ULongSparseIntVect:
 
 
 def pharmacophore(mol: Chem.Mol) -> DataStructs.SparseBitVect:
-    """Bits of pairs and triples of pharmacophoric features with their distances in bonds, one million triples in 0.2 s.
+    """Bits of pairs and triples of pharmacophoric features with their distances in bonds.
 
     Equal to RDKit's ``Gen2DFingerprint`` with the factory of ``Gobbi_Pharm2D``, which visits the triples one by one.
 

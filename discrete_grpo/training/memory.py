@@ -62,6 +62,7 @@ class ScoredMemory:
     Args:
         size: number of samples kept, at least 1; None keeps all.
         rank_coefficient: k of :func:`rank_weights`, with which :meth:`draw` prefers the best.
+        kept: entries to begin with, best first.
 
     Raises:
         ValueError: for an argument out of its range.

@@ -33,7 +33,7 @@ class MemoryBatch:
         ref_logp: log π_ref(x) of every sample.
         old_logp: log π_old of every site at the beginning of the round; None in the first pass of a round, where it is π_θ.
         max_units: the most sites that a trajectory can have.
-        level: mean score of what the policy drew in this round, as far as it is known; NaN if nothing is.
+        policy_mean: mean score of what the policy drew in this round, of the draws whose score is known; NaN if none is.
     """
 
     scores: Scores
@@ -41,7 +41,7 @@ class MemoryBatch:
     ref_logp: Float[Tensor, " batch"]
     old_logp: Float[Tensor, "batch step site"] | None
     max_units: int
-    level: float = math.nan
+    policy_mean: float = math.nan
 
     @property
     def logp(self) -> Float[Tensor, " batch"]:
@@ -62,6 +62,8 @@ class Objective(Protocol):
 
 class TrajectoryBalance(nn.Module):
     """:func:`~discrete_grpo.core.squared_loss.trajectory_balance_loss` with a learned log Z, plus c times the mean log π_θ/π_ref.
+
+    On remembered samples that mean is no estimate of a KL: its gradient lowers their likelihood, as in the source.
 
     Args:
         beta: β, more than 0.
@@ -120,6 +122,9 @@ class Likelihood:
 class GroupBalance:
     """:func:`~discrete_grpo.core.squared_loss.group_balance_loss`, the batch being one group, plus c times the mean log π_θ/π_ref.
 
+    A policy whose samples have several trajectories, such as one of graphs, needs α = 1: the probability of the trajectory given
+    the sample, which is left out, then cancels.
+
     Attributes:
         beta: β, more than 0.
         alpha: α, at least 0.
@@ -149,7 +154,12 @@ class GroupRelative:
     L = -Σ_units w · surrogate(r, A) + β · mean log π_θ/π_ref per site. With baseline ``batch``, A = (R - mean R) / (std R + 1e-4)
     as in GRPO. With ``policy``, the remembered samples are compared with what the policy draws by now: A = (R - b) / rms(R - b),
     b the mean score of its draws in this round. What is better than the policy then counts as good, however it compares with the
-    rest of the memory.
+    rest of the memory, and the advantages of a batch do not sum to 0.
+
+    b is over draws of known score: invalid ones count 0, repeats count each time. A screen decides which new draws are scored, so b
+    is biased by its choice, upwards if it chooses well. Where no score is known, the baseline is that of ``batch``.
+
+    The last term is over remembered samples, not over draws of π_θ, and is therefore no estimate of the KL.
 
     Attributes:
         baseline: ``batch`` or ``policy``.
@@ -203,8 +213,8 @@ class GroupRelative:
 
     def advantages(self, batch: MemoryBatch) -> Float[Tensor, " batch"]:
         """A of every sample, float64."""
-        if self.baseline == "policy" and not math.isnan(batch.level):
-            gap = batch.reward.double() - batch.level
+        if self.baseline == "policy" and not math.isnan(batch.policy_mean):
+            gap = batch.reward.double() - batch.policy_mean
             return gap / gap.square().mean().sqrt().clamp_min(1e-4)
         group = torch.zeros(len(batch.reward), dtype=torch.long, device=batch.reward.device)
         return group_advantages(batch.reward, group)

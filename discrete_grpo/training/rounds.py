@@ -40,17 +40,19 @@ class RoundsConfig:
         children: samples that each proposer makes per round, at least 0.
         passes: updates per round, at least 0.
         batch_size: remembered samples per update, at least 0.
-        explore: how many of a batch are drawn from all scored samples with equal odds instead of by rank, in [0, ``batch_size``].
+        explore: how many of a batch are drawn from all scored samples with equal odds instead of by rank, in [0, ``batch_size``];
+            one that is in the batch already is not added again.
         fresh_passes: how many of the passes learn from what the round has just scored too, in [0, ``passes``].
         learning_rate: of Adam, on the weights of the policy.
         objective_learning_rate: the same on the objective's own parameters, such as log Z.
-        max_grad_norm: norm to which the gradient is clipped; None does not clip.
+        max_grad_norm: norm to which the gradient of the policy's weights is clipped; None does not clip.
         take: candidates per round that are scored if there is a screen, at least 1; the policy's come first until it is fitted.
         unscreened: of these, samples of the policy that are scored whatever the screen says; in [0, ``take``].
         patience: rounds in a row without a new sample after which the run is stale, at least 1.
         plateau: scored samples without a change of the ten best scores after which the run is stale too, at least 1; None goes on.
-        when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with and keeps the memory, and
-            ends the run only if nothing new, or nothing better, was scored since the last restart.
+        when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with, keeps the memory, the
+            screen and the objective's own parameters, and ends the run only if nothing new, or nothing better, was scored since
+            the last restart.
         bf16: whether the passes run under bfloat16 autocast, ``auto`` if the device has units for it; samples are drawn without.
 
     Raises:
@@ -101,11 +103,12 @@ class Rounds:
         key: canonical form of a sample, None for an invalid one; the canonical form must itself be a sample.
         objective: loss of an update.
         config: settings.
-        memory: where scored samples are kept; what it holds already, such as a warm start, takes part from the first round.
+        memory: where scored samples are kept; what it holds already, such as a warm start, takes part from the first round,
+            in the screen too.
         proposers: whoever makes samples besides the policy.
         screen: model that chooses among the candidates; None scores all of them.
         rewrite: another text of the same sample for a pass, such as a SMILES in random order; None learns from the sample as it is.
-        generator: of all draws.
+        generator: of all draws, on the policy's device.
 
     Raises:
         ValueError: if the policy cannot learn from samples that it did not draw.
@@ -135,6 +138,9 @@ class Rounds:
         self.everything = ScoredMemory(size=None, rank_coefficient=self.memory.rank_coefficient)
         for entry in self.memory.kept:
             self.everything.add([(entry.key, entry.sample, entry.score)], entry.source)
+        if self.screen is not None and (known := self.memory.kept):
+            scores = torch.tensor([entry.score for entry in known], dtype=torch.float64)
+            self.screen.observe([entry.sample for entry in known], scores)
         self._ref_logp: dict[Hashable, float] = {}
         self._score_of: dict[Hashable, float] = {entry.key: entry.score for entry in self.memory.kept}
         self._draws: list[Hashable | None] = []  # keys of what the policy drew in this round
@@ -280,15 +286,16 @@ class Rounds:
         ref_logp = self._reference_logp(batch, rollout)
         scores = self._policy_scores(rollout)
         reward = torch.tensor([entry.score for entry in batch], device=self._device, dtype=scores.logp.dtype)
-        loss = self.objective(MemoryBatch(scores, reward, ref_logp.to(scores.logp), old_logp, rollout.max_units, self._level()))
+        seen = MemoryBatch(scores, reward, ref_logp.to(scores.logp), old_logp, rollout.max_units, self._policy_mean())
+        loss = self.objective(seen)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self.config.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(as_module(self.policy).parameters(), self.config.max_grad_norm)
         self._optimizer.step()
 
-    def _level(self) -> float:
-        """Mean score of what the policy drew in this round, 0 for invalid samples and as far as it is known for others."""
+    def _policy_mean(self) -> float:
+        """Mean score of those draws of the policy in this round whose score is known; an invalid draw scores 0."""
         known = [0.0 if key is None else self._score_of[key] for key in self._draws if key is None or key in self._score_of]
         return sum(known) / len(known) if known else math.nan
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from discrete_grpo.domains.tokenizer import PAD
+from discrete_grpo.models import gpt
 from discrete_grpo.models.attention import attention
 from discrete_grpo.models.gpt import GPT, GPTConfig
 
@@ -137,3 +139,17 @@ def test_half_precision_attention_equals_torchs(mask_of: str) -> None:
 def test_sizes_out_of_range_are_named(sizes: dict[str, float], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         GPTConfig(**({"num_tokens": 11, "block_size": 9} | sizes))  # type: ignore[arg-type]
+
+
+def test_rows_that_fill_a_block_in_bfloat16_reach_neither_logits_nor_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = TOKENS.clone()
+    tokens[1, 3:], tokens[4, 6:] = PAD, PAD
+    found = []
+    for block in (1, 64):
+        monkeypatch.setattr(gpt, "BLOCK", block)
+        net = network(num_properties=0).float()
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = net(tokens)
+        logits.float().square().sum().backward()
+        found.append([logits, *(p.grad for p in net.parameters() if p.grad is not None)])
+    torch.testing.assert_close(*found, rtol=0.02, atol=0.02 * float(found[0][0].detach().abs().max()))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,3 +123,15 @@ def test_parents_of_the_genes_are_the_population(monkeypatch: pytest.MonkeyPatch
 def test_settings_are_refused(kind: Any, given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         kind(**given)
+
+
+def all_children() -> list[list[str]]:
+    return [proposer.propose(memory_of(6), 12, generator(3)) for proposer in ALL]
+
+
+@pytest.mark.slow
+def test_children_are_the_same_in_a_process_with_other_hashes() -> None:
+    code = "from tests.recipes.test_proposers import all_children; print(all_children())"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "7"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == str(all_children())

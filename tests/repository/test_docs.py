@@ -19,6 +19,7 @@ PAGES = [
     "docs/runs.md",
     "docs/training.md",
     "docs/benchmarking.md",
+    "docs/optimising.md",
 ]
 
 

@@ -103,13 +103,13 @@ def test_in_the_first_pass_its_gradient_is_reinforce_with_the_advantages_of_the_
 
 def test_compared_with_the_policy_what_is_better_than_its_draws_is_good() -> None:
     objective = GroupRelative(baseline="policy")
-    found = objective.advantages(batch_of(level=0.1))
+    found = objective.advantages(batch_of(policy_mean=0.1))
     gaps = [0.1, 0.8, 0.3, 0.3]
     size = math.sqrt(sum(g * g for g in gaps) / 4)
     assert found.tolist() == pytest.approx([g / size for g in gaps], abs=1e-12)
-    unknown = objective.advantages(batch_of(level=math.nan))
-    assert torch.equal(unknown, GroupRelative().advantages(batch_of(level=0.1)))
-    (gradient,) = torch.autograd.grad(objective(batch_of(logp := LOGP.clone().requires_grad_(), level=0.1)), logp)
+    unknown = objective.advantages(batch_of(policy_mean=math.nan))
+    assert torch.equal(unknown, GroupRelative().advantages(batch_of(policy_mean=0.1)))
+    (gradient,) = torch.autograd.grad(objective(batch_of(logp := LOGP.clone().requires_grad_(), policy_mean=0.1)), logp)
     torch.testing.assert_close(gradient, -found[:, None, None] * MASK / sum(LENGTHS), rtol=0, atol=1e-15)
 
 

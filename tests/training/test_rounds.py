@@ -27,7 +27,6 @@ from discrete_grpo.training.objectives import (
 )
 from discrete_grpo.training.rounds import Rounds, RoundsConfig
 from tests.letters import Worth, letters_policy, not_empty, texts, worth
-from tests.toys import tiny_policy
 
 SMALL: dict[str, Any] = {"draws": 12, "passes": 2, "batch_size": 4, "children": 0, "bf16": False}
 
@@ -223,6 +222,14 @@ def test_the_screen_chooses_and_some_of_the_policy_pass(unscreened: int) -> None
     assert asked(loop)[3:] == others[: 3 - unscreened] + own
 
 
+def test_the_screen_learns_from_a_warm_start() -> None:
+    screen = Ranking(start=1)
+    loop = rounds(screen=screen, memory=ScoredMemory(kept=[Remembered("cab", "cab", 9.0, "file")]), take=3)
+    assert screen.observed == {"cab": 9.0}
+    loop.round()
+    assert asked(loop) == sorted(screen.offered[0], reverse=True)[:3]
+
+
 def test_the_screen_is_told_that_the_budget_ended() -> None:
     screen = Ranking(start=99)
     loop = rounds(screen=screen, budget=2)
@@ -326,7 +333,7 @@ def test_where_trajectories_are_drawn_all_three_log_probs_are_of_the_same_one() 
             torch.testing.assert_close(batch.old_logp, batch.scores.logp.detach(), rtol=0, atol=1e-9)
 
 
-def test_the_level_is_the_mean_score_of_what_the_policy_drew_as_far_as_it_is_known() -> None:
+def test_the_policy_mean_is_the_mean_score_of_what_the_policy_drew_as_far_as_it_is_known() -> None:
     spy = Spy(GroupBalance(5.0))
     screen = Ranking(start=0)
     loop = rounds(objective=spy, screen=screen, take=4, passes=1, draws=20)
@@ -343,7 +350,7 @@ def test_the_level_is_the_mean_score_of_what_the_policy_drew_as_far_as_it_is_kno
         loop.round()
         known = [worth(text) if text else 0.0 for text in drawn if not text or text in asked(loop)]
         assert 4 < len(known) < 20  # invalid ones and repeats take part, candidates that were not chosen do not
-        assert spy.batches[-1].level == pytest.approx(sum(known) / len(known))
+        assert spy.batches[-1].policy_mean == pytest.approx(sum(known) / len(known))
 
 
 def test_the_objective_is_trained_with_a_rate_of_its_own() -> None:
@@ -489,9 +496,14 @@ def test_settings_are_refused(given: dict[str, Any], said: str) -> None:
 
 
 def test_a_policy_that_cannot_learn_from_others_is_refused_unless_it_need_not() -> None:
-    def loop(passes: int) -> Rounds:
-        return Rounds(tiny_policy(), Worth(), Ledger(), str, Likelihood(), RoundsConfig(passes=passes))
+    class DrawsOnly(nn.Linear):
+        def sample(self, contexts: Any, *, generator: Any = None) -> Any: ...
 
-    with pytest.raises(ValueError, match="policy: GraphPolicy has no method rollout_of"):
+        def sites(self, rollout: Any, steps: Any = None) -> Any: ...
+
+    def loop(passes: int) -> Rounds:
+        return Rounds(DrawsOnly(1, 1), Worth(), Ledger(), str, Likelihood(), RoundsConfig(passes=passes))
+
+    with pytest.raises(ValueError, match="policy: DrawsOnly has no method rollout_of"):
         loop(1)
     assert loop(0).rounds == 0

@@ -20,8 +20,8 @@ def augmented_memory(task: Any, policy: Any, ledger: Any, seed: int, *, sigma: f
     from discrete_grpo.training.objectives import AugmentedLikelihood
 
     memory = ScoredMemory(memory_size, rank_coefficient=1.0)
-    shared: dict[str, Any] = {"memory": memory, "rewrite": spelled_anew, "temperature": 1.0}
-    in_rounds(task, policy, ledger, seed, AugmentedLikelihood(sigma), **shared, **settings)
+    objective = AugmentedLikelihood(sigma)
+    in_rounds(task, policy, ledger, seed, objective, memory=memory, rewrite=spelled_anew, temperature=1.0, **settings)
 
 
 def spelled_anew(smiles: str, generator: torch.Generator) -> str:

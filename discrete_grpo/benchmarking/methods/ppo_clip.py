@@ -1,4 +1,4 @@
-"""``ppo-clip``: four updates on each generation with PPO's clipped ratios of whole samples."""
+"""``ppo-clip``: four updates on each generation with PPO's clipped ratios of single tokens or sites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``reinforce``: one update per generation with the mean of the batch as baseline, without ratios and without a KL."""
+"""``reinforce``: one update per generation with the mean of the other samples as baseline, without ratios and without a KL."""
 
 from __future__ import annotations
 
