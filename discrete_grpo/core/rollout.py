@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -23,6 +23,7 @@ __all__ = [
     "Scorer",
     "as_module",
     "group_contexts",
+    "is_encoder",
 ]
 
 
@@ -167,7 +168,6 @@ class Refinable(Protocol):
         ...
 
 
-@runtime_checkable
 class Encoder(Protocol):
     """A policy that can learn from finished samples that it did not draw."""
 
@@ -185,6 +185,11 @@ class Encoder(Protocol):
     def can_draw(self, sample: Any) -> bool:
         """Whether the policy has a trajectory that ends in this sample."""
         ...
+
+
+def is_encoder(policy: Any) -> TypeGuard[Encoder]:
+    """Whether a policy has ``rollout_of`` and ``can_draw``; those of a wrapper can be missing in one instance and not in another."""
+    return hasattr(policy, "rollout_of") and hasattr(policy, "can_draw")
 
 
 @runtime_checkable

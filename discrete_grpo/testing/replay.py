@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from discrete_grpo.core.categorical import Sites, score_sites
-from discrete_grpo.core.rollout import Encoder, Policy, Rollout, as_module
+from discrete_grpo.core.rollout import Policy, Rollout, as_module, is_encoder
 from discrete_grpo.testing.case import Case, Measured, Skip, claims, gap, per_step, same
 from discrete_grpo.testing.relabelling import obstacle, relabelled
 
@@ -83,7 +83,7 @@ def encoder(case: Case) -> Measured | Skip:
     Where no random number is drawn for them, a sample has one trajectory, and log π of it is that of the draw.
     """
     policy = case.policy
-    if not isinstance(policy, Encoder):
+    if not is_encoder(policy):
         return Skip(f"{type(policy).__name__} has no rollout_of and can_draw")
     if getattr(getattr(policy, "truncation", None), "restricts", False):
         return Skip("tables depend on top-k or top-p, so that only what was drawn has a log-prob")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Scores, score_sites
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.rollout import Context, Encoder, Policy, Reward, Rollout, as_module
+from discrete_grpo.core.rollout import Context, Encoder, Policy, Reward, Rollout, as_module, is_encoder
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted
 from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.memory import Remembered, ScoredMemory
@@ -127,7 +127,7 @@ class Rounds:
     generator: torch.Generator = field(default_factory=torch.Generator)
 
     def __post_init__(self) -> None:
-        if self.config.passes > 0 and not isinstance(self.policy, Encoder):
+        if self.config.passes > 0 and not is_encoder(self.policy):
             raise ValueError(
                 f"policy: {type(self.policy).__name__} has no method rollout_of, expected one that can learn from any sample"
             )
