@@ -14,16 +14,16 @@ from discrete_grpo.core.categorical import Scores, Sites
 
 __all__ = [
     "Context",
-    "Encoder",
     "Observer",
     "Policy",
     "Refinable",
+    "Replayable",
     "Reward",
     "Rollout",
     "Scorer",
     "as_module",
     "group_contexts",
-    "is_encoder",
+    "is_replayable",
 ]
 
 
@@ -168,7 +168,7 @@ class Refinable(Protocol):
         ...
 
 
-class Encoder(Protocol):
+class Replayable(Protocol):
     """A policy that can learn from finished samples that it did not draw."""
 
     def rollout_of(self, samples: Sequence[Any], *, generator: torch.Generator | None = None) -> Rollout:
@@ -187,7 +187,7 @@ class Encoder(Protocol):
         ...
 
 
-def is_encoder(policy: Any) -> TypeGuard[Encoder]:
+def is_replayable(policy: Any) -> TypeGuard[Replayable]:
     """Whether a policy has ``rollout_of`` and ``can_draw``; those of a wrapper can be missing in one instance and not in another."""
     return hasattr(policy, "rollout_of") and hasattr(policy, "can_draw")
 

@@ -34,7 +34,7 @@ LAWS: Mapping[str, Law] = MappingProxyType(
         "batch size": replay.batch_size,
         "steps": replay.steps,
         "permutation": replay.permutation,
-        "encoder": replay.encoder,
+        "replayable": replay.replayable,
         "total mass": probability.total_mass,
         "frequencies": probability.frequencies,
         "calibration": probability.calibration,

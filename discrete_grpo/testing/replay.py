@@ -10,13 +10,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from discrete_grpo.core.categorical import Sites, score_sites
-from discrete_grpo.core.rollout import Policy, Rollout, as_module, is_encoder
+from discrete_grpo.core.rollout import Policy, Rollout, as_module, is_replayable
 from discrete_grpo.testing.case import Case, Measured, Skip, claims, gap, per_step, same
 from discrete_grpo.testing.relabelling import obstacle, relabelled
 
 __all__ = [
     "batch_size",
-    "encoder",
     "masked_sites",
     "padding",
     "permutation",
@@ -24,6 +23,7 @@ __all__ = [
     "ratio_eval",
     "ratio_train",
     "reference",
+    "replayable",
     "steps",
     "stored_log_probs",
     "units",
@@ -77,13 +77,13 @@ def ratio_bf16(case: Case) -> Measured:
     return _ratio(case, training=False, bf16=True)
 
 
-def encoder(case: Case) -> Measured | Skip:
-    """An :class:`~discrete_grpo.core.rollout.Encoder` gives its own samples trajectories like those drawn, with finite log π.
+def replayable(case: Case) -> Measured | Skip:
+    """An :class:`~discrete_grpo.core.rollout.Replayable` gives its own samples trajectories like those drawn, with finite log π.
 
     Where no random number is drawn for them, a sample has one trajectory, and log π of it is that of the draw.
     """
     policy = case.policy
-    if not is_encoder(policy):
+    if not is_replayable(policy):
         return Skip(f"{type(policy).__name__} has no rollout_of and can_draw")
     if getattr(getattr(policy, "truncation", None), "restricts", False):
         return Skip("tables depend on top-k or top-p, so that only what was drawn has a log-prob")

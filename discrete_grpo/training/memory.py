@@ -2,7 +2,7 @@
 
 Unlike :class:`~discrete_grpo.training.replay_buffer.ReplayBuffer`, which keeps trajectories that the policy drew, it keeps samples
 alone: those of a policy, of genetic operators, of a file. A policy with ``rollout_of``
-(:class:`~discrete_grpo.core.rollout.Encoder`) computes their log-probs anew whenever it learns from them.
+(:class:`~discrete_grpo.core.rollout.Replayable`) computes their log-probs anew whenever it learns from them.
 """
 
 from __future__ import annotations

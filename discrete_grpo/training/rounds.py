@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Scores, score_sites
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.rollout import Context, Encoder, Policy, Reward, Rollout, as_module, is_encoder
+from discrete_grpo.core.rollout import Context, Policy, Replayable, Reward, Rollout, as_module, is_replayable
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted
 from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.memory import Remembered, ScoredMemory
@@ -97,7 +97,7 @@ class Rounds:
     """The loop over rounds.
 
     Args:
-        policy: policy that draws and learns; with ``passes`` above 0 it must be an :class:`~discrete_grpo.core.rollout.Encoder`.
+        policy: policy that draws and learns; with ``passes`` above 0 it must be an :class:`~discrete_grpo.core.rollout.Replayable`.
         reward: what is optimised.
         ledger: counter of the calls; its budget ends the run.
         key: canonical form of a sample, None for an invalid one; the canonical form must itself be a sample.
@@ -127,7 +127,7 @@ class Rounds:
     generator: torch.Generator = field(default_factory=torch.Generator)
 
     def __post_init__(self) -> None:
-        if self.config.passes > 0 and not is_encoder(self.policy):
+        if self.config.passes > 0 and not is_replayable(self.policy):
             raise ValueError(
                 f"policy: {type(self.policy).__name__} has no method rollout_of, expected one that can learn from any sample"
             )
@@ -273,10 +273,10 @@ class Rounds:
             batch += [entry for k in rows if (entry := self.everything.kept[k]).key not in taken]
         if self.rewrite is not None:
             batch = [replace(entry, sample=self.rewrite(entry.sample, self.generator)) for entry in batch]
-        return [entry for entry in batch if cast(Encoder, self.policy).can_draw(entry.sample)]
+        return [entry for entry in batch if cast(Replayable, self.policy).can_draw(entry.sample)]
 
     def _rollout(self, batch: Sequence[Remembered]) -> Rollout:
-        return cast(Encoder, self.policy).rollout_of([entry.sample for entry in batch], generator=self.generator)
+        return cast(Replayable, self.policy).rollout_of([entry.sample for entry in batch], generator=self.generator)
 
     def _policy_scores(self, rollout: Rollout) -> Scores:
         with self._precision():

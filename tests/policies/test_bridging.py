@@ -14,7 +14,7 @@ from torch import Tensor
 
 from discrete_grpo import load_policy
 from discrete_grpo.core.categorical import score_sites
-from discrete_grpo.core.rollout import Context, is_encoder
+from discrete_grpo.core.rollout import Context, is_replayable
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
 from discrete_grpo.diffusion.kernels import D3PM, Kernel, chain_law
 from discrete_grpo.diffusion.noise import Noise, absorbing, marginal, uniform
@@ -166,7 +166,7 @@ def test_log_probs_are_finite_and_the_layout_is_that_of_a_draw(kind: str) -> Non
     samples = alone(some_graphs(sizes))
     made = policy.rollout_of(samples, generator=seeded())
     drawn = policy.sample([Context(k, {"num_nodes": n}) for k, n in enumerate(sizes)], generator=seeded())
-    assert is_encoder(policy)
+    assert is_replayable(policy)
     assert policy.can_draw(samples[0])
     assert made.samples == tuple(samples)
     assert bool(made.logp.isnan().all())
@@ -362,7 +362,7 @@ def test_surrogates_encode_as_the_policy_inside() -> None:
     eager, elbo = EagerLikelihood(inner), ElboLikelihood(inner, draws=3)
     for policy in (eager, elbo):
         made = policy.rollout_of(samples, generator=seeded())
-        assert is_encoder(policy)
+        assert is_replayable(policy)
         assert policy.can_draw(samples[0])
         assert not policy.can_draw("CC")
         assert made.samples == tuple(samples)

@@ -14,7 +14,7 @@ import torch
 
 from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.loss import grpo_loss
-from discrete_grpo.core.rollout import Context, is_encoder, Policy, Rollout, group_contexts
+from discrete_grpo.core.rollout import Context, Policy, Rollout, group_contexts, is_replayable
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.domains.images import Image
 from discrete_grpo.domains.tokenizer import NUM_SPECIAL, Tokenizer
@@ -209,7 +209,7 @@ def test_batches_of_images_change_nothing() -> None:
 def test_a_decoder_with_an_inverse_lets_the_policy_learn_from_any_object() -> None:
     policy = DecodedPolicy(token_policy(["C", "O", ";", "0-1", "0=1"], EDGE_LIST, 4), EdgeListDecoder())
     graph, other = LabelledGraph(("C", "O"), ((0, 1, 2),)), LabelledGraph(("N",))
-    assert is_encoder(policy)
+    assert is_replayable(policy)
     assert policy.can_draw(graph)
     assert not policy.can_draw(other)
     assert not policy.can_draw("CO")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from discrete_grpo import Context, score_sites
-from discrete_grpo.core.rollout import is_encoder
+from discrete_grpo.core.rollout import is_replayable
 from discrete_grpo.domains.tokenizer import BOS, EOS
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
@@ -53,7 +53,7 @@ def test_it_is_the_trajectory_that_the_policy_would_have_drawn() -> None:
     assert torch.equal(made.size, drawn.size)
     assert torch.equal(made.group, drawn.group)
     assert bool(made.logp.isnan().all())
-    assert is_encoder(policy)
+    assert is_replayable(policy)
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,16 @@ print(json.dumps(found))
 def test_every_bundled_reward_is_the_same_in_every_process() -> None:
     first, second = (in_process("-c", BUNDLED, seed=seed) for seed in (1, 2))
     assert first == second
-    others = {"DiversityContribution", "DiversityFilter", "MeanDistance", "Docking", "ExternalReward", "ModuleReward", "Task", "Classifier"}
+    others = {
+        "DiversityContribution",
+        "DiversityFilter",
+        "MeanDistance",
+        "Docking",
+        "ExternalReward",
+        "ModuleReward",
+        "Task",
+        "Classifier",
+    }
     assert set(known_rewards()) - others - {"RewardPool", "WeightedSum"} <= set(first)
     assert [name for name, identity in first.items() if identity is None] == ["NovelTo"]  # it compares the samples of a batch
     assert first.pop("pool") == first["logp"]

@@ -85,8 +85,8 @@ def test_a_graph_policy_passes_without_a_space() -> None:
     contexts = [Context(k // 2, {"num_nodes": [4, 2, 3][k // 2]}) for k in range(6)]
     report = check_policy(tiny_policy(), contexts, reward=share_of_class_two, samples=1000)
     report.raise_on_failure()
-    assert report.skipped == ("encoder", "total mass", "frequencies")
-    assert row(report, "encoder").note == "can_draw is False for every sample drawn"
+    assert report.skipped == ("replayable", "total mass", "frequencies")
+    assert row(report, "replayable").note == "can_draw is False for every sample drawn"
     assert row(report, "permutation").note == "nodes relabelled by the kit"
 
 
@@ -95,7 +95,7 @@ def test_words_of_any_length_pass_every_law() -> None:
     assert policy.sample(WORDS, generator=torch.Generator().manual_seed(0)).num_steps <= 3
     report = check_words(policy, samples=3000, skip=[])
     report.raise_on_failure()
-    assert report.skipped == ("permutation", "encoder")
+    assert report.skipped == ("permutation", "replayable")
     assert row(report, "permutation").note == "no permute given"
     assert int(row(report, "padding").note.split()[3]) > 0  # there were steps without units
 
@@ -134,7 +134,7 @@ MISTAKES: list[tuple[type[twins.Words], str]] = [
     (twins.HalfTables, "ratio bf16"),
     (twins.MatrixTables, "probabilities bf16"),
     (twins.SeesItsBatch, "batch size"),
-    (twins.SpellsImpossible, "encoder"),
+    (twins.SpellsImpossible, "replayable"),
     (twins.StepsDescending, "steps"),
     (twins.Raises, "steps"),
     (twins.RawLogits, "frequencies"),
@@ -169,7 +169,7 @@ def test_a_mistake_is_caught_by_name(kind: type[twins.Words], law: str) -> None:
 def test_a_policy_that_learns_from_any_word_passes() -> None:
     report = check_words(twins.Spells(), group_contexts(6, 3))
     report.raise_on_failure()
-    assert row(report, "encoder").note == "18 samples"
+    assert row(report, "replayable").note == "18 samples"
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ def test_a_policy_that_learns_from_any_word_passes() -> None:
 )
 def test_mistakes_in_the_trajectories_of_words_that_were_not_drawn(kind: type[twins.Words], claim: str) -> None:
     report = check_words(kind(), group_contexts(6, 3))
-    assert report.failed == ("encoder",)
-    assert claim in row(report, "encoder").note
+    assert report.failed == ("replayable",)
+    assert claim in row(report, "replayable").note
 
 
 def test_every_law_is_seen_to_fail() -> None:

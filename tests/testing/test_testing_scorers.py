@@ -29,7 +29,7 @@ def check_words(kind: type[twins.ScoredWords], contexts: Sequence[Context] = WOR
 def test_scores_pass_every_law_that_needs_no_tables() -> None:
     report = check_words(twins.ScoredWords, skip=[])
     report.raise_on_failure()
-    assert set(report.skipped) == {*ON_TABLES, "permutation", "encoder"}
+    assert set(report.skipped) == {*ON_TABLES, "permutation", "replayable"}
     notes = {row.law: row.note for row in report.rows}
     assert {notes[law] for law in ON_TABLES} == {"needs sites; ScoredWords gives scores only (TypeError)"}
 
@@ -40,21 +40,21 @@ def test_the_lower_bound_passes(dtype: torch.dtype) -> None:
     assert isinstance(policy, Scorer)
     report = check_policy(policy, SIZES, reward=share_of_class_two, pad=more_padding, seconds=20.0)
     report.raise_on_failure()
-    assert set(report.skipped) == {*ON_TABLES, "encoder"}
+    assert set(report.skipped) == {*ON_TABLES, "replayable"}
 
 
 def test_the_eager_likelihood_passes_with_its_scores_and_its_tables() -> None:
     report = check_policy(EagerLikelihood(tiny_policy()), SIZES, reward=share_of_class_two, samples=300, seconds=20.0)
     report.raise_on_failure()
-    assert set(report.skipped) == {"encoder", "total mass", "frequencies"}
+    assert set(report.skipped) == {"replayable", "total mass", "frequencies"}
 
 
 @pytest.mark.parametrize("kind", [EagerLikelihood, ElboLikelihood])
 def test_surrogates_encode_their_own_samples(kind: type[EagerLikelihood] | type[ElboLikelihood]) -> None:
     inner = tiny_policy()
     inner.decode = None
-    report = check_policy(kind(inner), SIZES, skip=[law for law in LAWS if law != "encoder"])
-    assert [(row.outcome, row.note) for row in report.rows if row.law == "encoder"] == [("passed", "6 samples")]
+    report = check_policy(kind(inner), SIZES, skip=[law for law in LAWS if law != "replayable"])
+    assert [(row.outcome, row.note) for row in report.rows if row.law == "replayable"] == [("passed", "6 samples")]
 
 
 MISTAKES: list[tuple[type[twins.ScoredWords], str]] = [
