@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -187,8 +187,8 @@ class Replayable(Protocol):
         ...
 
 
-def is_replayable(policy: Any) -> TypeGuard[Replayable]:
-    """Whether a policy has ``rollout_of`` and ``can_draw``; those of a wrapper can be missing in one instance and not in another."""
+def is_replayable(policy: Any) -> bool:
+    """Whether a policy is :class:`Replayable`, which of two wrappers of one class can be true of one alone."""
     return hasattr(policy, "rollout_of") and hasattr(policy, "can_draw")
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import cast
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from discrete_grpo.core.categorical import Sites, score_sites
-from discrete_grpo.core.rollout import Policy, Rollout, as_module, is_replayable
+from discrete_grpo.core.rollout import Policy, Replayable, Rollout, as_module, is_replayable
 from discrete_grpo.testing.case import Case, Measured, Skip, claims, gap, per_step, same
 from discrete_grpo.testing.relabelling import obstacle, relabelled
 
@@ -87,12 +88,13 @@ def replayable(case: Case) -> Measured | Skip:
         return Skip(f"{type(policy).__name__} has no rollout_of and can_draw")
     if getattr(getattr(policy, "truncation", None), "restricts", False):
         return Skip("tables depend on top-k or top-p, so that only what was drawn has a log-prob")
-    rows = [b for b, sample in enumerate(case.rollout.samples) if policy.can_draw(sample)]
+    own = cast(Replayable, policy)
+    rows = [b for b, sample in enumerate(case.rollout.samples) if own.can_draw(sample)]
     if not rows:
         return Skip("can_draw is False for every sample drawn")
     drawn = case.rollout.index(torch.tensor(rows, device=case.device))
     generator = case.generator(9)
-    made, again = (policy.rollout_of(drawn.samples, generator=g) for g in (generator, case.generator(9)))
+    made, again = (own.rollout_of(drawn.samples, generator=g) for g in (generator, case.generator(9)))
     chosen = not torch.equal(generator.get_state(), case.generator(9).get_state())  # one of the trajectories of a sample
     found = {
         "samples as given": same(made.samples, drawn.samples),

@@ -212,7 +212,7 @@ def test_every_bundled_reward_is_the_same_in_every_process() -> None:
         "Task",
         "Classifier",
     }
-    assert set(known_rewards()) - others - {"RewardPool", "WeightedSum"} <= set(first)
+    assert set(known_rewards()) - others <= set(first)
     assert [name for name, identity in first.items() if identity is None] == ["NovelTo"]  # it compares the samples of a batch
     assert first.pop("pool") == first["logp"]
     assert len(set(first.values())) == len(first)
