@@ -208,7 +208,7 @@ def test_every_bundled_reward_is_the_same_in_every_process() -> None:
         "WeightedSum",
         "Task",
         "Classifier",
-    }  # tests/rewards/test_task.py and test_classifier.py have the last two
+    }  # the last two have tests of their own
     assert set(known_rewards()) - others <= set(first)
     assert [name for name, identity in first.items() if identity is None] == ["NovelTo"]  # it compares the samples of a batch
     assert first.pop("pool") == first["logp"]
