@@ -69,7 +69,7 @@ class ScoredMemory:
 
     >>> memory = ScoredMemory(size=2)
     >>> memory.add([("a", "a", 0.1), ("b", "b", 0.3), ("c", "c", 0.2)], source="file")
-    2
+    3
     >>> [entry.sample for entry in memory.kept]
     ['b', 'c']
     """
@@ -91,7 +91,7 @@ class ScoredMemory:
         return key in self._keys
 
     def add(self, entries: Sequence[tuple[Hashable, Any, float]], source: str = "") -> int:
-        """Add scored samples as (key, sample, score); returns how many entered.
+        """Add scored samples as (key, sample, score); returns how many entered, those that left again included.
 
         A known key keeps its first score. Unknown scores (NaN) are skipped.
         """

@@ -320,7 +320,7 @@ def test_the_conformance_kit_passes(options: dict[str, Any]) -> None:
     policy = make(**options)
     contexts = [Context(k // 2, {"masked": p}) for k, p in enumerate(["_b__", "_b__", "a__", "a__", "____ab", "____ab"])]
     report = check_policy(policy, contexts, space=every_rollout(policy, "_b__"), pad=wider)
-    assert (report.failed, report.skipped) == ((), ("permutation", "encoder")), str(report)
+    assert (report.failed, report.skipped) == ((), ("permutation", "replayable")), str(report)
 
 
 # ---------------------------------------------------------------- errors and checkpoints
