@@ -48,6 +48,7 @@ class RoundsConfig:
         max_grad_norm: norm to which the gradient of the policy's weights is clipped; None does not clip.
         take: candidates per round that are scored if there is a screen, at least 1; the policy's come first until it is fitted.
         unscreened: of these, samples of the policy that are scored whatever the screen says; in [0, ``take``].
+        take_children: of these, at most so many that proposers made; None sets no limit.
         patience: rounds in a row without a new sample after which the run is stale, at least 1.
         plateau: scored samples without a change of the ten best scores after which the run is stale too, at least 1; None goes on.
         when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with, keeps the memory, the
@@ -70,6 +71,7 @@ class RoundsConfig:
     max_grad_norm: float | None = None
     take: int = 64
     unscreened: int = 0
+    take_children: int | None = None
     patience: int = 10
     plateau: int | None = None
     when_stale: Literal["stop", "restart"] = "stop"
@@ -82,6 +84,8 @@ class RoundsConfig:
         check_range("fresh_passes", self.fresh_passes, least=0, most=self.passes, note=" (passes)")
         check_range("explore", self.explore, most=self.batch_size, note=" (batch_size)")
         check_range("unscreened", self.unscreened, most=self.take, note=" (take)")
+        if self.take_children is not None:
+            check_range("take_children", self.take_children, least=0, most=self.take, note=" (take)")
         for name in ("learning_rate", "objective_learning_rate"):
             check_range(name, getattr(self, name), above=0)
         if self.max_grad_norm is not None:
@@ -225,7 +229,10 @@ class Rounds:
             return every[: self.config.take]
         free = [k for k, (_, _, source) in enumerate(every) if source == "policy"][: self.config.unscreened]
         ranked = [k for k in merit.argsort(descending=True, stable=True).tolist() if k not in set(free)]
-        return [every[k] for k in [*ranked[: max(0, self.config.take - len(free))], *free]]
+        if self.config.take_children is not None:
+            beyond = [k for k in ranked if every[k][2] != "policy"][self.config.take_children :]
+            ranked = [k for k in ranked if k not in set(beyond)]
+        return [every[k] for k in [*ranked[: self.config.take - len(free)], *free]]
 
     def _score(self, chosen: Sequence[tuple[Hashable, Any, str]]) -> list[Remembered]:
         """Score samples and remember them; returns those with a known score."""

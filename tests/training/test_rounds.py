@@ -222,6 +222,20 @@ def test_the_screen_chooses_and_some_of_the_policy_pass(unscreened: int) -> None
     assert asked(loop)[3:] == others[: 3 - unscreened] + own
 
 
+@pytest.mark.parametrize("most", [0, 1, 3, None])
+def test_the_screen_takes_no_more_children_than_allowed(most: int | None) -> None:
+    screen = Ranking(start=1)
+    made = Fixed("made", *("cab" * n for n in range(5, 11)))  # too long for the policy to draw
+    loop = rounds(screen=screen, proposers=[made], children=6, take=5, take_children=most, draws=24)
+    first = loop.round()
+    loop.round()
+    ranked = sorted(screen.offered[1], reverse=True)
+    children = [text for text in ranked if text in made.made]
+    allowed = set(children[:most]) | {text for text in ranked if text not in made.made}
+    assert len(children) > 3
+    assert asked(loop)[first:] == [text for text in ranked if text in allowed][:5]
+
+
 def test_the_screen_learns_from_a_warm_start() -> None:
     screen = Ranking(start=1)
     loop = rounds(screen=screen, memory=ScoredMemory(kept=[Remembered("cab", "cab", 9.0, "file")]), take=3)
@@ -484,6 +498,7 @@ def test_the_generator_decides_everything() -> None:
         ({"max_grad_norm": 0.0}, "max_grad_norm: 0"),
         ({"take": 0}, "take: 0"),
         ({"unscreened": -1}, "unscreened: -1"),
+        ({"take": 4, "take_children": 5}, r"take_children: 5, expected .* 4 \(take\)"),
         ({"take": 4, "unscreened": 5}, r"unscreened: 5, expected .* 4 \(take\)"),
         ({"patience": 0}, "patience: 0"),
         ({"plateau": 0}, "plateau: 0, expected at least 1 or None"),
