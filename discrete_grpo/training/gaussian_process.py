@@ -76,16 +76,29 @@ def unary_bits(counts: Mapping[int, int]) -> np.ndarray:
 def tanimoto_table(x: Float[Tensor, "row bit"], y: Float[Tensor, "column bit"]) -> Float[Tensor, "row column"]:
     """|x ∧ y| / |x ∨ y| of 0-1 rows, float32; 1 where both are empty.
 
-    Sums are exact in bfloat16 too, as they are formed over pieces of ``EXACT`` bits.
+    Sums are exact in bfloat16 too, as they are formed over pieces in which no row has more than ``EXACT`` bits.
     """
     if x.dtype == torch.bfloat16:  # rows in blocks: each new shape of a product stays in a cache
         long, wide = (nn.functional.pad(table, (0, 0, 0, -len(table) % BLOCK)) for table in (x, y))
-        pieces = (long[:, k : k + EXACT] @ wide[:, k : k + EXACT].T for k in range(0, x.shape[1], EXACT))
-        both = sum(pieces, start=torch.zeros(len(long), len(wide)))[: len(x), : len(y)]
+        size = _piece(x if len(x) < len(y) else y)
+        pieces = [long[:, k : k + size] @ wide[:, k : k + size].T for k in range(0, x.shape[1], size)]
+        both = sum(pieces[1:], start=pieces[0].float())[: len(x), : len(y)]
     else:
         both = x @ y.T
     either = x.sum(1, dtype=torch.float32)[:, None] + y.sum(1, dtype=torch.float32) - both
     return torch.where(either > 0, both / either.clamp_min(1), 1.0)
+
+
+def _piece(rows: Float[Tensor, "row bit"]) -> int:
+    """The most columns, ``EXACT`` times a power of two, such that no row has more than ``EXACT`` bits in any piece of so many."""
+    count = nn.functional.pad(rows, (0, -rows.shape[1] % EXACT)).unflatten(1, (-1, EXACT)).sum(-1, dtype=torch.float32)
+    size = EXACT
+    while size < rows.shape[1]:
+        count = nn.functional.pad(count, (0, count.shape[1] % 2)).unflatten(1, (-1, 2)).sum(-1)
+        if count.numel() and count.max() > EXACT:
+            break
+        size *= 2
+    return size
 
 
 @dataclass(frozen=True)
@@ -109,8 +122,16 @@ class _Inputs:
 
     def kernels(self, other: _Inputs) -> list[Tensor]:
         """Tanimoto tables and squared distances of the numbers."""
-        tables = [tanimoto_table(x, y) for x, y in zip(self.bits, other.bits, strict=True)]
-        return [*tables, torch.cdist(self.numbers, other.numbers, compute_mode="donot_use_mm_for_euclid_dist").square()]
+        return [*self.tanimoto(other), self.distances(other)]
+
+    def tanimoto(self, other: _Inputs) -> list[Tensor]:
+        return [tanimoto_table(x, y) for x, y in zip(self.bits, other.bits, strict=True)]
+
+    def distances(self, other: _Inputs) -> Tensor:
+        return torch.cdist(self.numbers, other.numbers, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+    def rows(self, at: Tensor) -> _Inputs:
+        return _Inputs(tuple(table[at] for table in self.bits), self.numbers[at])
 
     def standardised(self, mean: Tensor, std: Tensor) -> _Inputs:
         return _Inputs(self.bits, (self.numbers - mean) / std)
@@ -172,6 +193,8 @@ class GaussianProcessScreen:
         self._rows: list[_Row] = []
         self._scores: list[float] = []
         self._fits = 0
+        self._fitted: list[int] = []  # the samples of the last fit
+        self._tables: list[Tensor] = []  # their Tanimoto tables
 
     def observe(self, samples: Sequence[Any], scores: Float[Tensor, " batch"]) -> None:
         """Learn from scored samples; NaN is left out."""
@@ -215,7 +238,7 @@ class GaussianProcessScreen:
         seen, new = seen.standardised(mean, std), _Inputs.of(rows).standardised(mean, std)
         scores = torch.tensor([self._scores[k] for k in chosen], dtype=torch.float64)
         centre, spread = scores.mean(), scores.std()
-        z, kernels = (scores - centre) / spread, seen.kernels(seen)
+        z, kernels = (scores - centre) / spread, [*self._tanimoto_of(seen, chosen), seen.distances(seen)]
         if self.found is None or self._fits % 8 == 0:
             self.found = self._best_hyperparameters(kernels, z)
         self._fits += 1
@@ -225,6 +248,21 @@ class GaussianProcessScreen:
         left = torch.linalg.solve_triangular(root, across.T, upper=False)
         variance = (1 - left.square().sum(0)).clamp_min(1e-6) * self.found.scale
         return across @ alpha * spread + centre, variance.sqrt() * spread
+
+    def _tanimoto_of(self, seen: _Inputs, chosen: Sequence[int]) -> list[Tensor]:
+        """Tanimoto tables of the chosen samples with each other; pairs that the last fit had too are taken from it."""
+        known = {sample: k for k, sample in enumerate(self._fitted)}
+        old = torch.tensor([k for k, sample in enumerate(chosen) if sample in known], dtype=torch.long)
+        new = torch.tensor([k for k, sample in enumerate(chosen) if sample not in known], dtype=torch.long)
+        at = torch.tensor([known[chosen[k]] for k in old.tolist()], dtype=torch.long)
+        tables = []
+        for before, part in zip(self._tables or [torch.empty(0, 0)] * len(seen.bits), seen.rows(new).tanimoto(seen), strict=True):
+            table = part.new_empty(len(chosen), len(chosen))
+            table[old[:, None], old] = before[at[:, None], at]
+            table[new], table[:, new] = part, part.T
+            tables.append(table)
+        self._fitted, self._tables = list(chosen), tables
+        return tables
 
     def _best_hyperparameters(self, kernels: Sequence[Tensor], z: Tensor, most: int = 400) -> Hyperparameters:
         """The largest marginal likelihood on a grid, of the best and as many others; the scale has a closed form, zᵀ K⁻¹ z / n."""

@@ -227,6 +227,24 @@ def test_of_many_samples_the_best_the_newest_and_others_are_taken() -> None:
     assert len({k for chosen in draws for k in chosen}) > 25
 
 
+def test_tables_kept_from_the_last_fit_are_those_of_a_first_fit() -> None:
+    samples, asked = made(90), made(7, seed=1)
+
+    def screen() -> GaussianProcessScreen:
+        return GaussianProcessScreen(featurize, start=10, size=40)
+
+    often, once = screen(), screen()
+    for first in range(0, 90, 15):
+        rows = samples[first : first + 15]
+        for one in (often, once):
+            one.observe(rows, torch.tensor([score(row) for row in rows]))
+        often.merit(asked)  # of 40 samples, other ones each time
+    for one in (often, once):
+        one.generator.manual_seed(5)
+        one.found, one._fits = Hyperparameters((0.2, 0.1, 0.3, 0.2, 0.2), 2.0, 1e-2, 1.3), 1
+    assert torch.equal(often.merit(asked), once.merit(asked))  # type: ignore[arg-type]
+
+
 def test_equal_generators_give_equal_merits_and_the_fit_is_kept_for_a_while() -> None:
     new = made(5, seed=3)
     one, two = (fitted(50, size=30, generator=torch.Generator().manual_seed(1))[0] for _ in range(2))
