@@ -1,4 +1,4 @@
-"""Objectives of learning from remembered samples: trajectory balance, augmented likelihood, likelihood, GRPO's clipped loss.
+"""Objectives of learning from remembered samples: squared losses, likelihood, GRPO's clipped loss and self-imitation by it.
 
 An objective maps a :class:`MemoryBatch` to a loss. Those with parameters of their own, such as log Z, are modules, whose
 parameters the loop trains along with the policy's.
@@ -6,9 +6,8 @@ parameters the loop trains along with the policy's.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 import torch
 from jaxtyping import Float
@@ -20,7 +19,30 @@ from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.loss import Level, LossType, grpo_loss, row_weights, unit_counts
 from discrete_grpo.core.squared_loss import augmented_likelihood_loss, group_balance_loss, trajectory_balance_loss
 
-__all__ = ["AugmentedLikelihood", "GroupBalance", "GroupRelative", "Likelihood", "MemoryBatch", "Objective", "TrajectoryBalance"]
+__all__ = [
+    "AugmentedLikelihood",
+    "Draws",
+    "GroupBalance",
+    "GroupRelative",
+    "Likelihood",
+    "MemoryBatch",
+    "Objective",
+    "SelfImitation",
+    "TrajectoryBalance",
+]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What the policy drew in a round: the valid samples whose score is known, repeated ones each time.
+
+    Attributes:
+        reward: R(x) of every draw; there may be none.
+        logp: log π(x) of every draw as it was drawn.
+    """
+
+    reward: Float[Tensor, " draw"]
+    logp: Float[Tensor, " draw"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +55,7 @@ class MemoryBatch:
         ref_logp: log π_ref(x) of every sample.
         old_logp: log π_old of every site at the beginning of the round; None in the first pass of a round, where it is π_θ.
         max_units: the most sites that a trajectory can have.
-        policy_mean: mean score of what the policy drew in this round, of the draws whose score is known; NaN if none is.
+        draws: what the policy drew in this round; None if that is unknown.
     """
 
     scores: Scores
@@ -41,7 +63,7 @@ class MemoryBatch:
     ref_logp: Float[Tensor, " batch"]
     old_logp: Float[Tensor, "batch step site"] | None
     max_units: int
-    policy_mean: float = math.nan
+    draws: Draws | None = None
 
     @property
     def logp(self) -> Float[Tensor, " batch"]:
@@ -151,18 +173,11 @@ class GroupBalance:
 class GroupRelative:
     """The clipped loss of GRPO, the batch being one group, with ratios to the policy at the beginning of the round.
 
-    L = -Σ_units w · surrogate(r, A) + β · mean log π_θ/π_ref per site. With baseline ``batch``, A = (R - mean R) / (std R + 1e-4)
-    as in GRPO. With ``policy``, the remembered samples are compared with what the policy draws by now: A = (R - b) / rms(R - b),
-    b the mean score of its draws in this round. What is better than the policy then counts as good, however it compares with the
-    rest of the memory, and the advantages of a batch do not sum to 0.
-
-    b is over draws of known score: invalid ones count 0, repeats count each time. A screen decides which new draws are scored, so b
-    is biased by its choice, upwards if it chooses well. Where no score is known, the baseline is that of ``batch``.
+    L = -Σ_units w · surrogate(r, A) + β · mean log π_θ/π_ref per site, A = (R - mean R) / (std R + 1e-4).
 
     The last term is over remembered samples, not over draws of π_θ, and is therefore no estimate of the KL.
 
     Attributes:
-        baseline: ``batch`` or ``policy``.
         epsilon: ε, in (0, 1).
         epsilon_high: ε_high, more than 0; None means ε. For cispo it is the cap of the ratio and must be given.
         beta: β, at least 0.
@@ -173,7 +188,6 @@ class GroupRelative:
         ValueError: for a value out of its range.
     """
 
-    baseline: Literal["batch", "policy"] = "batch"
     epsilon: float = 0.2
     epsilon_high: float | None = None
     beta: float = 0.0
@@ -184,8 +198,7 @@ class GroupRelative:
     def __post_init__(self) -> None:
         check_range("epsilon", self.epsilon, above=0, below=1)
         check_range("beta", self.beta, least=0)
-        choices = {"baseline": ("batch", "policy"), "level": get_args(Level), "loss_type": get_args(LossType)}
-        for name, kinds in choices.items():
+        for name, kinds in {"level": get_args(Level), "loss_type": get_args(LossType)}.items():
             if getattr(self, name) not in kinds:
                 raise ValueError(f"{name}: {getattr(self, name)!r}, expected one of {', '.join(kinds)}")
         if self.epsilon_high is not None:
@@ -195,26 +208,70 @@ class GroupRelative:
 
     def __call__(self, batch: MemoryBatch) -> Tensor:
         """Return the loss of a batch."""
-        advantage = self.advantages(batch)
+        group = torch.zeros(len(batch.reward), dtype=torch.long, device=batch.reward.device)
         sites = batch.scores.mask.sum(-1)
-        weight = row_weights(sites, self.loss_type, batch.max_units, level=self.level)
-        clip = {"epsilon": self.epsilon, "epsilon_high": self.epsilon_high}
         part = grpo_loss(
             batch.scores,
             batch.old_logp,
-            advantage,
-            weight,
+            group_advantages(batch.reward, group),
+            row_weights(sites, self.loss_type, batch.max_units, level=self.level),
             level=self.level,
             loss_type=self.loss_type,
-            **clip,  # type: ignore[arg-type]
+            epsilon=self.epsilon,
+            epsilon_high=self.epsilon_high,
         )
         drift = (batch.logp - batch.ref_logp).sum() / unit_counts(sites, "token").sum().clamp_min(1)
         return part.loss + self.beta * drift
 
+
+@dataclass(frozen=True)
+class SelfImitation:
+    """The clipped loss of GRPO on remembered samples that are better than the policy's own draws, which are the group.
+
+    L = -Σ_units w · min(r A, clip(r, 1-ε, 1+ε_high) A), w = 1/(B n_max), A_i = max(0, R_i - τ log π_θ(x_i) - V),
+    V = mean_j (R_j - τ log π(x_j)) over the policy's valid draws j of this round whose score is known.
+
+    A has no gradient. The term τ log π makes a sample that the policy draws often count less, so that learning ends at
+    log π_θ(x) = (R(x) - V) / τ instead of at one molecule. Negative advantages are left out: to lower the probability of remembered
+    samples moves it to strings that nobody has scored, most of them invalid. If no draw is known, V is the mean over the batch.
+
+    Attributes:
+        temperature: τ, the reward that a factor e of probability is worth, more than 0.
+        epsilon: ε, in (0, 1).
+        epsilon_high: ε_high, more than 0; None means ε.
+        level: sites that one ratio covers, see :func:`discrete_grpo.core.loss.unit_values`.
+
+    Raises:
+        ValueError: for a value out of its range.
+
+    Source: the entropy-regularised advantage and its positive part: Oh et al. (2018), section 4.2, arXiv 1806.05635; the mean of a
+    group in place of a learned value: Shao et al. (2024), arXiv 2402.03300.
+    """
+
+    temperature: float = 0.005
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    level: Level = "token"
+    needs_old = True
+
+    def __post_init__(self) -> None:
+        check_range("temperature", self.temperature, above=0)
+        check_range("epsilon", self.epsilon, above=0, below=1)
+        if self.epsilon_high is not None:
+            check_range("epsilon_high", self.epsilon_high, above=0, note=" or None")
+        if self.level not in get_args(Level):
+            raise ValueError(f"level: {self.level!r}, expected one of {', '.join(get_args(Level))}")
+
+    def __call__(self, batch: MemoryBatch) -> Tensor:
+        """Return the loss of a batch."""
+        weight = row_weights(batch.scores.mask.sum(-1), "dr_grpo", batch.max_units, level=self.level)
+        clip = {"epsilon": self.epsilon, "epsilon_high": self.epsilon_high}
+        return grpo_loss(batch.scores, batch.old_logp, self.advantages(batch), weight, level=self.level, **clip).loss  # type: ignore[arg-type]
+
     def advantages(self, batch: MemoryBatch) -> Float[Tensor, " batch"]:
         """A of every sample, float64."""
-        if self.baseline == "policy" and not math.isnan(batch.policy_mean):
-            gap = batch.reward.double() - batch.policy_mean
-            return gap / gap.square().mean().sqrt().clamp_min(1e-4)
-        group = torch.zeros(len(batch.reward), dtype=torch.long, device=batch.reward.device)
-        return group_advantages(batch.reward, group)
+        value = batch.reward.double() - self.temperature * batch.logp.detach().double()
+        group = value
+        if batch.draws is not None and len(batch.draws.reward):
+            group = batch.draws.reward.double() - self.temperature * batch.draws.logp.double()
+        return (value - group.mean()).clamp_min(0)

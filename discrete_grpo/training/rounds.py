@@ -9,7 +9,6 @@ that was ever scored, whoever proposed it. Log-probs are computed anew in every 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from discrete_grpo.core.rollout import Context, Policy, Replayable, Reward, Roll
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted
 from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.memory import Remembered, ScoredMemory
-from discrete_grpo.training.objectives import MemoryBatch, Objective
+from discrete_grpo.training.objectives import Draws, MemoryBatch, Objective
 from discrete_grpo.training.proposers import Proposer, Screen
 
 __all__ = ["Rounds", "RoundsConfig"]
@@ -147,7 +146,7 @@ class Rounds:
             self.screen.observe([entry.sample for entry in known], scores)
         self._ref_logp: dict[Hashable, float] = {}
         self._score_of: dict[Hashable, float] = {entry.key: entry.score for entry in self.memory.kept}
-        self._draws: list[Hashable | None] = []  # keys of what the policy drew in this round
+        self._draws: list[tuple[Hashable | None, float]] = []  # key and log-prob of what the policy drew in this round
         self._drawn = False  # whether the policy draws the trajectories of samples
         self.restarts, self.rounds = 0, 0
         self._top: list[float] = []
@@ -207,9 +206,9 @@ class Rounds:
 
     def _propose(self) -> dict[Hashable, tuple[Any, str]]:
         """New valid candidates: key -> (canonical sample, source), the policy's first."""
-        drawn = self.policy.sample([Context(k) for k in range(self.config.draws)], generator=self.generator).samples
-        self._draws = [self.key(sample) for sample in drawn]
-        found = self._new(drawn, "policy", {})
+        drawn = self.policy.sample([Context(k) for k in range(self.config.draws)], generator=self.generator)
+        self._draws = [(self.key(sample), logp) for sample, logp in zip(drawn.samples, drawn.logp.sum(1).tolist(), strict=True)]
+        found = self._new(drawn.samples, "policy", {})
         for proposer in self.proposers:
             if self.config.children:
                 found |= self._new(proposer.propose(self.memory, self.config.children, self.generator), proposer.name, found)
@@ -293,7 +292,7 @@ class Rounds:
         ref_logp = self._reference_logp(batch, rollout)
         scores = self._policy_scores(rollout)
         reward = torch.tensor([entry.score for entry in batch], device=self._device, dtype=scores.logp.dtype)
-        seen = MemoryBatch(scores, reward, ref_logp.to(scores.logp), old_logp, rollout.max_units, self._policy_mean())
+        seen = MemoryBatch(scores, reward, ref_logp.to(scores.logp), old_logp, rollout.max_units, self._known_draws(reward))
         loss = self.objective(seen)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -301,10 +300,9 @@ class Rounds:
             nn.utils.clip_grad_norm_(as_module(self.policy).parameters(), self.config.max_grad_norm)
         self._optimizer.step()
 
-    def _policy_mean(self) -> float:
-        """Mean score of those draws of the policy in this round whose score is known; an invalid draw scores 0."""
-        known = [0.0 if key is None else self._score_of[key] for key in self._draws if key is None or key in self._score_of]
-        return sum(known) / len(known) if known else math.nan
+    def _known_draws(self, like: Tensor) -> Draws:
+        known = [(self._score_of[key], logp) for key, logp in self._draws if key is not None and key in self._score_of]
+        return Draws(like.new_tensor([score for score, _ in known]), like.new_tensor([logp for _, logp in known]))
 
     def _reference_logp(self, batch: Sequence[Remembered], rollout: Rollout) -> Float[Tensor, " batch"]:
         """log π_ref of the samples, computed once per sample that has one trajectory only, as the reference never changes."""

@@ -14,11 +14,13 @@ from discrete_grpo.core.categorical import Scores
 from discrete_grpo.core.loss import grpo_loss, row_weights
 from discrete_grpo.training.objectives import (
     AugmentedLikelihood,
+    Draws,
     GroupBalance,
     GroupRelative,
     Likelihood,
     MemoryBatch,
     Objective,
+    SelfImitation,
     TrajectoryBalance,
 )
 
@@ -30,10 +32,10 @@ LOGP = torch.where(MASK, -torch.rand(4, 4, 1, generator=torch.Generator().manual
 OLD = LOGP + torch.where(MASK, torch.tensor([0.3, -0.02, -0.4, 0.01], dtype=torch.float64)[:, None], 0.0)
 
 
-def batch_of(logp: Tensor = LOGP, old: Tensor | None = None, rows: Tensor | None = None, **more: float) -> MemoryBatch:
+def batch_of(logp: Tensor = LOGP, old: Tensor | None = None, rows: Tensor | None = None, draws: Draws | None = None) -> MemoryBatch:
     rows = torch.arange(4) if rows is None else rows
     scores = Scores(logp[rows], torch.zeros_like(logp), MASK[rows])
-    return MemoryBatch(scores, REWARD[rows], REF[rows], None if old is None else old[rows], 4, **more)
+    return MemoryBatch(scores, REWARD[rows], REF[rows], None if old is None else old[rows], 4, draws)
 
 
 def totals() -> list[float]:
@@ -101,16 +103,56 @@ def test_in_the_first_pass_its_gradient_is_reinforce_with_the_advantages_of_the_
     torch.testing.assert_close(gradient(GroupRelative(), old=LOGP), wanted, rtol=0, atol=1e-15)
 
 
-def test_compared_with_the_policy_what_is_better_than_its_draws_is_good() -> None:
-    objective = GroupRelative(baseline="policy")
-    found = objective.advantages(batch_of(policy_mean=0.1))
-    gaps = [0.1, 0.8, 0.3, 0.3]
-    size = math.sqrt(sum(g * g for g in gaps) / 4)
-    assert found.tolist() == pytest.approx([g / size for g in gaps], abs=1e-12)
-    unknown = objective.advantages(batch_of(policy_mean=math.nan))
-    assert torch.equal(unknown, GroupRelative().advantages(batch_of(policy_mean=0.1)))
-    (gradient,) = torch.autograd.grad(objective(batch_of(logp := LOGP.clone().requires_grad_(), policy_mean=0.1)), logp)
-    torch.testing.assert_close(gradient, -found[:, None, None] * MASK / sum(LENGTHS), rtol=0, atol=1e-15)
+DRAWS = Draws(torch.tensor([0.1, 0.5, 0.5], dtype=torch.float64), torch.tensor([-2.5, -6.0, -6.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("tau", [0.02, 0.1])
+def test_self_imitation_takes_what_is_worth_more_than_the_draws_of_the_policy(tau: float) -> None:
+    level = (0.1 + 2.5 * tau + 2 * (0.5 + 6 * tau)) / 3
+    wanted = [max(0.0, r - tau * logp - level) for r, logp in zip(REWARD.tolist(), totals(), strict=True)]
+    assert 0 < sum(a > 0 for a in wanted) < 4
+    objective = SelfImitation(tau)
+    assert objective.advantages(batch_of(draws=DRAWS)).tolist() == pytest.approx(wanted, abs=1e-13)
+    (found,) = torch.autograd.grad(objective(batch_of(logp := LOGP.clone().requires_grad_(), draws=DRAWS)), logp)
+    expected = -torch.tensor(wanted, dtype=torch.float64)[:, None, None] * MASK / (4 * 4)  # constant weights, no gradient of A
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
+
+
+def test_self_imitation_without_a_known_draw_compares_within_the_batch() -> None:
+    value = [r - 0.1 * logp for r, logp in zip(REWARD.tolist(), totals(), strict=True)]
+    wanted = [max(0.0, v - sum(value) / 4) for v in value]
+    nothing = Draws(REWARD[:0], REF[:0])
+    for draws in (None, nothing):
+        assert SelfImitation(0.1).advantages(batch_of(draws=draws)).tolist() == pytest.approx(wanted, abs=1e-13)
+
+
+def test_self_imitation_clips_ratios_as_the_trainer_does() -> None:
+    objective = SelfImitation(0.02, epsilon=0.1, epsilon_high=0.25, level="token")
+    advantage = objective.advantages(batch_of(draws=DRAWS))
+    weight = row_weights(MASK.sum(-1), "dr_grpo", 4)
+    wanted = grpo_loss(batch_of().scores, OLD, advantage, weight, level="token", epsilon=0.1, epsilon_high=0.25).loss
+    assert float(objective(batch_of(old=OLD, draws=DRAWS))) == pytest.approx(float(wanted), abs=1e-15)
+    logp = LOGP.clone().requires_grad_()
+    (found,) = torch.autograd.grad(objective(batch_of(logp, OLD, draws=DRAWS)), logp)
+    risen = MASK & ((LOGP - OLD).exp() > 1.25)
+    assert bool(risen.any())
+    assert bool((found[risen] == 0).all())
+
+
+def test_self_imitation_of_a_whole_space_ends_at_the_boltzmann_distribution() -> None:
+    """All samples in every batch and in the draws: A vanishes where log π = (R - V) / τ, that is π = exp(R/τ) / Z."""
+    reward = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.05], dtype=torch.float64)
+    logits, tau = torch.zeros(5, dtype=torch.float64, requires_grad=True), 0.1
+    everything = torch.ones(5, 1, 1, dtype=torch.bool)
+    optimizer = torch.optim.SGD([logits], lr=5.0)
+    for _ in range(2000):
+        logp = logits.log_softmax(0)
+        scores = Scores(logp[:, None, None], torch.zeros(5, 1, 1), everything)
+        batch = MemoryBatch(scores, reward, reward, None, 1, Draws(reward, logp.detach()))
+        optimizer.zero_grad()
+        SelfImitation(tau)(batch).backward()
+        optimizer.step()
+    torch.testing.assert_close(logits.detach().softmax(0), (reward / tau).softmax(0), rtol=0, atol=2e-3)
 
 
 def test_sites_whose_ratio_left_the_range_have_no_gradient() -> None:
@@ -131,7 +173,14 @@ def test_the_drift_of_group_relative_is_per_site() -> None:
 
 @pytest.mark.parametrize(
     "objective",
-    [TrajectoryBalance(5.0), AugmentedLikelihood(2.0), Likelihood(), GroupBalance(3.0, 0.5, 0.1), GroupRelative(beta=0.1)],
+    [
+        TrajectoryBalance(5.0),
+        AugmentedLikelihood(2.0),
+        Likelihood(),
+        GroupBalance(3.0, 0.5, 0.1),
+        GroupRelative(beta=0.1),
+        SelfImitation(0.1),
+    ],
     ids=lambda objective: type(objective).__name__,
 )
 def test_the_order_of_the_samples_does_not_matter(objective: Objective) -> None:
@@ -144,6 +193,7 @@ def test_the_order_of_the_samples_does_not_matter(objective: Objective) -> None:
 
 def test_only_clipped_ratios_need_the_old_policy() -> None:
     assert GroupRelative.needs_old
+    assert SelfImitation.needs_old
     assert not any(kind.needs_old for kind in (TrajectoryBalance, AugmentedLikelihood, Likelihood, GroupBalance))
 
 
@@ -162,8 +212,11 @@ def test_only_clipped_ratios_need_the_old_policy() -> None:
         (GroupRelative, {"beta": -0.1}, "beta: -0.1"),
         (GroupRelative, {"loss_type": "cispo"}, "epsilon_high: None"),
         (GroupRelative, {"loss_type": "ppo"}, "loss_type: 'ppo', expected one of"),
-        (GroupRelative, {"baseline": "mean"}, "baseline: 'mean', expected one of batch, policy"),
         (GroupRelative, {"level": "word"}, "level: 'word', expected one of"),
+        (SelfImitation, {"temperature": 0.0}, "temperature: 0"),
+        (SelfImitation, {"epsilon": 1.0}, "epsilon: 1"),
+        (SelfImitation, {"epsilon_high": 0.0}, "epsilon_high: 0"),
+        (SelfImitation, {"level": "word"}, "level: 'word', expected one of"),
     ],
 )
 def test_settings_are_refused(kind: Any, given: dict[str, Any], said: str) -> None:

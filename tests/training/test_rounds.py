@@ -23,6 +23,7 @@ from discrete_grpo.training.objectives import (
     Likelihood,
     MemoryBatch,
     Objective,
+    SelfImitation,
     TrajectoryBalance,
 )
 from discrete_grpo.training.rounds import Rounds, RoundsConfig
@@ -147,7 +148,7 @@ def test_the_budget_is_never_exceeded_and_nothing_is_learned_after_it(budget: in
 def test_proposals_are_filtered_counted_and_remembered_by_source() -> None:
     first, second = Fixed("first", "", "aa", "bb", "aa"), Fixed("second", "bb", "cc", "ab", "ba", "bc")
     loop = rounds(proposers=[first, second], children=4, memory=ScoredMemory(kept=[Remembered("cc", "cc", 0.1)]))
-    drawn = SimpleNamespace(samples=("a", "c", "", "a"))
+    drawn = SimpleNamespace(samples=("a", "c", "", "a"), logp=torch.zeros(4, 1))
     loop.policy.sample = lambda *_, **__: drawn  # type: ignore
     assert loop.round() == 6
     assert sources(loop) == {"policy": 2, "first": 2, "second": 2}  # bb is first's, cc is known, bc is one too many
@@ -347,24 +348,27 @@ def test_where_trajectories_are_drawn_all_three_log_probs_are_of_the_same_one() 
             torch.testing.assert_close(batch.old_logp, batch.scores.logp.detach(), rtol=0, atol=1e-9)
 
 
-def test_the_policy_mean_is_the_mean_score_of_what_the_policy_drew_as_far_as_it_is_known() -> None:
+def test_an_objective_sees_what_the_policy_drew_as_far_as_it_is_valid_and_its_score_known() -> None:
     spy = Spy(GroupBalance(5.0))
     screen = Ranking(start=0)
     loop = rounds(objective=spy, screen=screen, take=4, passes=1, draws=20)
-    drawn: list[str] = []
+    drawn: list[tuple[str, float]] = []
     inner = loop.policy.sample
 
     def sample(*given: Any, **options: Any) -> Rollout:
         rollout = inner(*given, **options)
-        drawn[:] = rollout.samples
+        drawn[:] = zip(rollout.samples, rollout.logp.sum(1).tolist(), strict=True)
         return rollout
 
     loop.policy.sample = sample  # type: ignore[method-assign]
     for _ in range(3):
         loop.round()
-        known = [worth(text) if text else 0.0 for text in drawn if not text or text in asked(loop)]
-        assert 4 < len(known) < 20  # invalid ones and repeats take part, candidates that were not chosen do not
-        assert spy.batches[-1].policy_mean == pytest.approx(sum(known) / len(known))
+        known = [(worth(text), logp) for text, logp in drawn if text and text in asked(loop)]
+        assert 3 < len(known) < 20  # repeats take part, candidates that were not chosen do not
+        draws = spy.batches[-1].draws
+        assert draws is not None
+        assert draws.reward.tolist() == pytest.approx([score for score, _ in known])
+        assert draws.logp.tolist() == pytest.approx([logp for _, logp in known])
 
 
 def test_the_objective_is_trained_with_a_rate_of_its_own() -> None:
@@ -442,7 +446,14 @@ def test_restarts_find_more_than_a_stop_and_end_when_nothing_is_left() -> None:
 
 @pytest.mark.parametrize(
     "objective",
-    [TrajectoryBalance(30.0, 0.0), GroupBalance(30.0), AugmentedLikelihood(60.0), Likelihood(), GroupRelative()],
+    [
+        TrajectoryBalance(30.0, 0.0),
+        GroupBalance(30.0),
+        AugmentedLikelihood(60.0),
+        Likelihood(),
+        GroupRelative(),
+        SelfImitation(0.02),
+    ],
     ids=lambda objective: type(objective).__name__,
 )
 def test_the_policy_reaches_the_best_text_of_the_space(objective: Objective) -> None:

@@ -1,9 +1,9 @@
-"""``grpo-memory`` and its ablations: GRPO on groups from a memory that policy and genetic operators feed, behind a screen.
+"""``grpo-memory`` and its ablations: GRPO's clipped loss on a memory that policy and genetic operators feed, behind a screen.
 
 A round draws candidates from the policy and from a graph genetic algorithm, a Gaussian process fitted to what was scored so far
-chooses which of them are worth a call, and the policy makes GRPO updates on groups drawn by rank from everything scored, with
-advantages relative to its own draws and exact ratios to the beginning of the round. The Gaussian process sees scored molecules
-only, so what it knows is counted.
+chooses which of them are worth a call, and the policy makes updates with GRPO's clipped loss on samples drawn by rank from the best
+that was scored, with advantages relative to its own draws and exact ratios to the beginning of the round. The Gaussian process sees
+scored molecules only, so what it knows is counted.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ def grpo_memory(
     mutation_rate: float,
     kappa: float,
     screen: bool,
-    clip: dict[str, Any],
+    objective: dict[str, Any],
     **settings: Any,
 ) -> None:
-    """Propose by policy and genetic operators, choose by a Gaussian process, learn by GRPO on remembered groups.
+    """Propose by policy and genetic operators, choose by a Gaussian process, learn by GRPO's clipped loss on a memory.
 
     Args:
         task: what is optimised.
         policy: is trained in place.
         ledger: counts the calls.
         seed: of all draws.
-        memory_size: number of the best from which groups are drawn.
+        memory_size: number of the best from which the passes draw.
         mutation_rate: of the genetic operators.
         kappa: weight of the uncertainty in the choice.
         screen: whether a Gaussian process chooses among the candidates.
-        clip: fields of :class:`~discrete_grpo.training.objectives.GroupRelative`.
+        objective: fields of :class:`~discrete_grpo.training.objectives.SelfImitation`.
         settings: fields of :class:`~discrete_grpo.training.rounds.RoundsConfig`, and ``temperature``.
     """
     from discrete_grpo.recipes.proposers import GraphGenetic
     from discrete_grpo.training.memory import ScoredMemory
-    from discrete_grpo.training.objectives import GroupRelative
+    from discrete_grpo.training.objectives import SelfImitation
 
     in_rounds(
         task,
         policy,
         ledger,
         seed,
-        GroupRelative(**clip),
+        SelfImitation(**objective),
         memory=ScoredMemory(memory_size),
         proposers=[GraphGenetic(mutation_rate=mutation_rate)],
         screen=_screen(policy, kappa, seed) if screen else None,
@@ -75,7 +75,7 @@ SETTINGS: dict[str, Any] = {
     "mutation_rate": 0.3,
     "kappa": 0.3,
     "screen": True,
-    "clip": {"baseline": "policy", "epsilon": 0.2},
+    "objective": {"temperature": 0.005, "epsilon": 0.2},
     "draws": 192,
     "children": 64,
     "take": 64,
@@ -83,9 +83,8 @@ SETTINGS: dict[str, Any] = {
     "take_children": 16,
     "passes": 6,
     "batch_size": 64,
-    "learning_rate": 7e-4,
+    "learning_rate": 5e-4,
     "temperature": 1.0,
-    "max_grad_norm": 1.0,
     "patience": 10,
     "plateau": 3000,
     "when_stale": "restart",
@@ -107,7 +106,7 @@ def _variant(name: str, about: str, **changes: Any) -> Method:
     )
 
 
-METHOD = _variant("grpo-memory", "this project's own: GRPO on groups of remembered samples, graph GA, Gaussian process as a screen")
+METHOD = _variant("grpo-memory", "this project's own: GRPO's clipped loss on remembered samples, graph GA, Gaussian process as a screen")
 NO_GA = _variant("grpo-memory-no-ga", "ablation of grpo-memory: without children of the graph GA", children=0)
 NO_REPLAY = _variant(
     "grpo-memory-no-replay", "ablation of grpo-memory: groups of the round's new samples only", batch_size=0, fresh_passes=6
