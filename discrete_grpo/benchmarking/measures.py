@@ -1,4 +1,4 @@
-"""What is reported of one run of a method: areas under the curve, means of the best, diversity, calls by source."""
+"""Measures of one run of a method: areas under the curve, means of the best, diversity, calls by source."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def pairwise_diversity(smiles: Sequence[str]) -> float | None:
 
 
 def task_scores(history: History, name: str) -> list[float]:
-    """What the reward of this name gave for each call, NaN where it is unknown or was not asked; other rewards do not count."""
+    """Values of the reward of this name for each call, NaN where it is unknown or was not asked; other rewards do not count."""
     if name not in history.names:
         return [math.nan] * len(history.keys)
     found: list[float] = history.scores[:, history.names.index(name)].tolist()

@@ -28,7 +28,7 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class Request:
-    """What a benchmark is asked for; see :func:`discrete_grpo.benchmarking.runner.benchmark`."""
+    """The request of a benchmark; see :func:`discrete_grpo.benchmarking.runner.benchmark`."""
 
     suite: Any
     tasks: Sequence[str] | None = None
@@ -205,7 +205,7 @@ def _policy(policy: Any, methods: Sequence[Method], tasks: Sequence[Task]) -> di
 def _conditions(
     suite: str, task: Task, method: Method, budget: int, policy: Mapping[str, Any] | None, version: str
 ) -> dict[str, Any]:
-    """What a row depends on: where it changes, the row is not valid any more."""
+    """The conditions of a row: where one changes, the row is not valid any more."""
     found: dict[str, Any] = {"version": version, "budget": budget, "settings": dict(method.settings)}
     if method.needs_policy and policy is not None:
         found |= {"policy": policy["name"], "policy_sha256": policy["sha256"]}

@@ -37,7 +37,7 @@ NOISES = (1e-3, 1e-2, 1e-1)
 
 @dataclass(frozen=True)
 class Features:
-    """What the kernels see of a sample.
+    """Features of a sample, as the kernels see them.
 
     Attributes:
         counts: fingerprints, each a mapping from a feature's number to how often it occurs.

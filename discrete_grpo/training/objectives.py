@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Draws:
-    """What the policy drew in a round: the valid samples whose score is known, repeated ones each time.
+    """Draws of the policy in a round: the valid ones whose score is known, repeated ones each time.
 
     Attributes:
         reward: R(x) of every draw; there may be none.

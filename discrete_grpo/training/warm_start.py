@@ -57,7 +57,7 @@ class SourcedLedger(Protocol):
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What a warm start did.
+    """Outcome of a warm start.
 
     Attributes:
         read: samples taken.

@@ -1,4 +1,4 @@
-"""What the methods that train a policy share: GRPO's trainer and the rounds over a memory, on one task and one ledger."""
+"""Shared parts of the methods that train a policy: GRPO's trainer and the rounds over a memory, on one task and one ledger."""
 
 from __future__ import annotations
 
