@@ -1,4 +1,4 @@
-"""Shared parts of the suites of molecules: their sets, counts of distinct and novel molecules, cosines, and counts after repairs."""
+"""Shared parts of the suites of molecules: sets, counts of distinct and novel molecules, cosines, and counts after repairs."""
 
 from __future__ import annotations
 

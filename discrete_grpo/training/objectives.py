@@ -7,7 +7,7 @@ parameters the loop trains along with the policy's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, get_args
+from typing import Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -20,6 +20,7 @@ from discrete_grpo.core.loss import Level, LossType, grpo_loss, row_weights, uni
 from discrete_grpo.core.squared_loss import augmented_likelihood_loss, group_balance_loss, trajectory_balance_loss
 
 __all__ = [
+    "Adaptive",
     "AugmentedLikelihood",
     "Draws",
     "GroupBalance",
@@ -32,6 +33,10 @@ __all__ = [
 ]
 
 
+TEMPERATURES = (0.001, 0.05)
+"""Range of a temperature that adapts."""
+
+
 @dataclass(frozen=True)
 class Draws:
     """Draws of the policy in a round: the valid ones whose score is known, repeated ones each time.
@@ -39,10 +44,12 @@ class Draws:
     Attributes:
         reward: R(x) of every draw; there may be none.
         logp: log π(x) of every draw as it was drawn.
+        new_share: share of different new valid samples among all draws of the round, in [0, 1].
     """
 
     reward: Float[Tensor, " draw"]
     logp: Float[Tensor, " draw"]
+    new_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,15 @@ class Objective(Protocol):
 
     def __call__(self, batch: MemoryBatch) -> Tensor:
         """Return the loss, a scalar."""
+        ...
+
+
+@runtime_checkable
+class Adaptive(Protocol):
+    """An objective that changes from round to round."""
+
+    def begin_round(self, draws: Draws) -> None:
+        """Adapt to what the policy drew in the round that begins."""
         ...
 
 
@@ -224,7 +240,7 @@ class GroupRelative:
         return part.loss + self.beta * drift
 
 
-@dataclass(frozen=True)
+@dataclass
 class SelfImitation:
     """The clipped loss of GRPO on remembered samples that are better than the policy's own draws, which are the group.
 
@@ -235,8 +251,13 @@ class SelfImitation:
     log π_θ(x) = (R(x) - V) / τ instead of at one molecule. Negative advantages are left out: to lower the probability of remembered
     samples moves it to strings that nobody has scored, most of them invalid. If no draw is known, V is the mean over the batch.
 
+    τ can follow the share of new samples among the draws: below ``new_share`` it is multiplied by ``rate`` at the beginning of a
+    round, which spreads the policy over more of the memory, otherwise divided, within ``TEMPERATURES``.
+
     Attributes:
-        temperature: τ, the reward that a factor e of probability is worth, more than 0.
+        temperature: τ, the reward that a factor e of probability is worth, more than 0; where it adapts, the present one.
+        new_share: share of new samples that τ aims at, in [0, 1]; None leaves τ as it is.
+        rate: factor by which τ changes per round, at least 1.
         epsilon: ε, in (0, 1).
         epsilon_high: ε_high, more than 0; None means ε.
         level: sites that one ratio covers, see :func:`discrete_grpo.core.loss.unit_values`.
@@ -249,6 +270,8 @@ class SelfImitation:
     """
 
     temperature: float = 0.005
+    new_share: float | None = None
+    rate: float = 1.1
     epsilon: float = 0.2
     epsilon_high: float | None = None
     level: Level = "token"
@@ -256,6 +279,9 @@ class SelfImitation:
 
     def __post_init__(self) -> None:
         check_range("temperature", self.temperature, above=0)
+        check_range("rate", self.rate, least=1)
+        if self.new_share is not None:
+            check_range("new_share", self.new_share, least=0, most=1, note=" or None")
         check_range("epsilon", self.epsilon, above=0, below=1)
         if self.epsilon_high is not None:
             check_range("epsilon_high", self.epsilon_high, above=0, note=" or None")
@@ -267,6 +293,13 @@ class SelfImitation:
         weight = row_weights(batch.scores.mask.sum(-1), "dr_grpo", batch.max_units, level=self.level)
         clip = {"epsilon": self.epsilon, "epsilon_high": self.epsilon_high}
         return grpo_loss(batch.scores, batch.old_logp, self.advantages(batch), weight, level=self.level, **clip).loss  # type: ignore[arg-type]
+
+    def begin_round(self, draws: Draws) -> None:
+        """Adapt τ to the share of new samples."""
+        if self.new_share is not None:
+            least, most = TEMPERATURES
+            factor = self.rate if draws.new_share < self.new_share else 1 / self.rate
+            self.temperature = min(most, max(least, self.temperature * factor))
 
     def advantages(self, batch: MemoryBatch) -> Float[Tensor, " batch"]:
         """A of every sample, float64."""

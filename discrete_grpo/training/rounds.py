@@ -24,7 +24,7 @@ from discrete_grpo.core.rollout import Context, Policy, Replayable, Reward, Roll
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted
 from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.memory import Remembered, ScoredMemory
-from discrete_grpo.training.objectives import Draws, MemoryBatch, Objective
+from discrete_grpo.training.objectives import Adaptive, Draws, MemoryBatch, Objective
 from discrete_grpo.training.proposers import Proposer, Screen
 
 __all__ = ["Rounds", "RoundsConfig"]
@@ -147,6 +147,7 @@ class Rounds:
         self._ref_logp: dict[Hashable, float] = {}
         self._score_of: dict[Hashable, float] = {entry.key: entry.score for entry in self.memory.kept}
         self._draws: list[tuple[Hashable | None, float]] = []  # key and log-prob of what the policy drew in this round
+        self._new_share = 0.0
         self._drawn = False  # whether the policy draws the trajectories of samples
         self.restarts, self.rounds = 0, 0
         self._top: list[float] = []
@@ -209,6 +210,7 @@ class Rounds:
         drawn = self.policy.sample([Context(k) for k in range(self.config.draws)], generator=self.generator)
         self._draws = [(self.key(sample), logp) for sample, logp in zip(drawn.samples, drawn.logp.sum(1).tolist(), strict=True)]
         found = self._new(drawn.samples, "policy", {})
+        self._new_share = len(found) / len(self._draws)
         for proposer in self.proposers:
             if self.config.children:
                 found |= self._new(proposer.propose(self.memory, self.config.children, self.generator), proposer.name, found)
@@ -255,7 +257,9 @@ class Rounds:
 
     def _learn(self, new: Sequence[Remembered]) -> None:
         """Make the updates of a round, whose new samples are ``new``."""
-        fresh = self.config.fresh_passes
+        fresh, draws = self.config.fresh_passes, self._known_draws()
+        if isinstance(self.objective, Adaptive):
+            self.objective.begin_round(draws)
         batches = [self._batch(new if k < fresh else ()) for k in range(self.config.passes)]
         batches = [batch for batch in batches if len(batch) > 1]
         before = self.generator.get_state()
@@ -266,7 +270,7 @@ class Rounds:
             with torch.no_grad():
                 old[1:] = [self._policy_scores(rollout).logp for rollout in rollouts[1:]]
         for batch, rollout, old_logp in zip(batches, rollouts, old, strict=True):
-            self._update(batch, rollout, old_logp)
+            self._update(batch, rollout, old_logp, draws)
 
     def _batch(self, new: Sequence[Remembered]) -> list[Remembered]:
         """Samples of one pass as the policy learns them: remembered ones, and ``new``."""
@@ -288,11 +292,11 @@ class Rounds:
         with self._precision():
             return score_sites(self.policy.sites(rollout))
 
-    def _update(self, batch: Sequence[Remembered], rollout: Rollout, old_logp: Tensor | None) -> None:
+    def _update(self, batch: Sequence[Remembered], rollout: Rollout, old_logp: Tensor | None, draws: Draws) -> None:
         ref_logp = self._reference_logp(batch, rollout)
         scores = self._policy_scores(rollout)
         reward = torch.tensor([entry.score for entry in batch], device=self._device, dtype=scores.logp.dtype)
-        seen = MemoryBatch(scores, reward, ref_logp.to(scores.logp), old_logp, rollout.max_units, self._known_draws(reward))
+        seen = MemoryBatch(scores, reward, ref_logp.to(scores.logp), old_logp, rollout.max_units, draws)
         loss = self.objective(seen)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -300,9 +304,10 @@ class Rounds:
             nn.utils.clip_grad_norm_(as_module(self.policy).parameters(), self.config.max_grad_norm)
         self._optimizer.step()
 
-    def _known_draws(self, like: Tensor) -> Draws:
+    def _known_draws(self) -> Draws:
         known = [(self._score_of[key], logp) for key, logp in self._draws if key is not None and key in self._score_of]
-        return Draws(like.new_tensor([score for score, _ in known]), like.new_tensor([logp for _, logp in known]))
+        table = torch.tensor(known, device=self._device).reshape(-1, 2)
+        return Draws(table[:, 0], table[:, 1], self._new_share)
 
     def _reference_logp(self, batch: Sequence[Remembered], rollout: Rollout) -> Float[Tensor, " batch"]:
         """log π_ref of the samples, computed once per sample that has one trajectory only, as the reference never changes."""

@@ -155,6 +155,23 @@ def test_self_imitation_of_a_whole_space_ends_at_the_boltzmann_distribution() ->
     torch.testing.assert_close(logits.detach().softmax(0), (reward / tau).softmax(0), rtol=0, atol=2e-3)
 
 
+def test_the_temperature_follows_the_share_of_new_samples() -> None:
+    objective = SelfImitation(0.01, new_share=0.4, rate=1.5)
+
+    def after(share: float, rounds: int = 1) -> float:
+        for _ in range(rounds):
+            objective.begin_round(Draws(REWARD, REF, share))
+        return objective.temperature
+
+    assert after(0.39) == pytest.approx(0.015)
+    assert after(0.4) == pytest.approx(0.01)
+    assert after(0.0, 9) == 0.05
+    assert after(1.0, 20) == 0.001
+    still = SelfImitation(0.01)
+    still.begin_round(Draws(REWARD, REF, 0.0))
+    assert still.temperature == 0.01
+
+
 def test_sites_whose_ratio_left_the_range_have_no_gradient() -> None:
     found = gradient(GroupRelative(epsilon=0.2), old=OLD)
     ratio = (LOGP - OLD).exp()
@@ -214,6 +231,8 @@ def test_only_clipped_ratios_need_the_old_policy() -> None:
         (GroupRelative, {"loss_type": "ppo"}, "loss_type: 'ppo', expected one of"),
         (GroupRelative, {"level": "word"}, "level: 'word', expected one of"),
         (SelfImitation, {"temperature": 0.0}, "temperature: 0"),
+        (SelfImitation, {"new_share": 1.1}, "new_share: 1.1"),
+        (SelfImitation, {"rate": 0.9}, "rate: 0.9"),
         (SelfImitation, {"epsilon": 1.0}, "epsilon: 1"),
         (SelfImitation, {"epsilon_high": 0.0}, "epsilon_high: 0"),
         (SelfImitation, {"level": "word"}, "level: 'word', expected one of"),

@@ -361,8 +361,12 @@ def test_an_objective_sees_what_the_policy_drew_as_far_as_it_is_valid_and_its_sc
         return rollout
 
     loop.policy.sample = sample  # type: ignore[method-assign]
+    shares: list[float] = []
+    spy.begin_round = lambda draws: shares.append(draws.new_share)  # type: ignore[attr-defined]
     for _ in range(3):
+        before = set(asked(loop))
         loop.round()
+        assert shares[-1] == len({text for text, _ in drawn if text} - before) / 20
         known = [(worth(text), logp) for text, logp in drawn if text and text in asked(loop)]
         assert 3 < len(known) < 20  # repeats take part, candidates that were not chosen do not
         draws = spy.batches[-1].draws

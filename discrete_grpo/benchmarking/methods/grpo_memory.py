@@ -106,7 +106,9 @@ def _variant(name: str, about: str, **changes: Any) -> Method:
     )
 
 
-METHOD = _variant("grpo-memory", "this project's own: GRPO's clipped loss on remembered samples, graph GA, Gaussian process as a screen")
+METHOD = _variant(
+    "grpo-memory", "this project's own: GRPO's clipped loss on remembered samples, graph GA, Gaussian process as a screen"
+)
 NO_GA = _variant("grpo-memory-no-ga", "ablation of grpo-memory: without children of the graph GA", children=0)
 NO_REPLAY = _variant(
     "grpo-memory-no-replay", "ablation of grpo-memory: groups of the round's new samples only", batch_size=0, fresh_passes=6
