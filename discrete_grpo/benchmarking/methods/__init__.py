@@ -44,6 +44,7 @@ METHODS: dict[str, Method] = {
         grpo_memory.NO_REPLAY,
         grpo_memory.NO_GRPO,
         grpo_memory.NO_SCREEN,
+        grpo_memory.NO_CLIP,
     )
 }
 """The methods of ``discrete-grpo benchmark`` by name."""
