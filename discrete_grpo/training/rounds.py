@@ -53,6 +53,7 @@ class RoundsConfig:
         when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with, keeps the memory, the
             screen and the objective's own parameters, and ends the run only if nothing new, or nothing better, was scored since
             the last restart.
+        goal: score that ends the run once the ten best have it, to 1e-9; None goes on.
         bf16: whether the passes run under bfloat16 autocast, ``auto`` if the device has units for it; samples are drawn without.
 
     Raises:
@@ -74,6 +75,7 @@ class RoundsConfig:
     patience: int = 10
     plateau: int | None = None
     when_stale: Literal["stop", "restart"] = "stop"
+    goal: float | None = None
     bf16: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
@@ -167,7 +169,7 @@ class Rounds:
     # -- the loop
 
     def run(self) -> ScoredMemory:
-        """Make rounds until the budget is used up, or the run is stale or on a plateau; returns everything that was scored.
+        """Make rounds until the budget is used up, the goal is reached, or the run is stale or flat; returns everything scored.
 
         A restart that brings nothing, no new sample or no better one, ends the run.
         """
@@ -175,6 +177,8 @@ class Rounds:
         while not self.ledger.exhausted:
             idle = 0 if self.round() else idle + 1
             stale, flat = idle >= self.config.patience, self._on_plateau()
+            if self.config.goal is not None and len(self._top) == 10 and self._top[-1] >= self.config.goal - 1e-9:
+                break
             if not (stale or flat):
                 continue
             if self.config.when_stale == "stop" or (stale and len(self.everything) == known) or (flat and self._top == best):

@@ -405,6 +405,16 @@ def test_a_stale_run_ends_after_its_patience() -> None:
     assert loop.restarts == 0
 
 
+def test_a_run_ends_when_its_ten_best_have_the_goal() -> None:
+    goal = sorted((worth(text) for text in texts(5) if text), reverse=True)[29]  # thirty texts have it
+    loop = rounds(letters_policy(5), goal=goal + 5e-10, patience=50, passes=0)
+    loop.run()
+    scores = [worth(text) for text in asked(loop)]
+    assert 10 <= sum(score >= goal for score in scores) < 30
+    last = len(scores) - loop.config.draws
+    assert sum(score >= goal for score in scores[: max(last, 0)]) < 10  # a round earlier it went on
+
+
 @pytest.mark.parametrize("when_stale", ["stop", "restart"])
 def test_a_run_without_better_samples_ends_too(when_stale: Any) -> None:
     loop = rounds(letters_policy(5), plateau=30, when_stale=when_stale, patience=50, passes=0)

@@ -102,7 +102,7 @@ def _variant(name: str, about: str, **changes: Any) -> Method:
         kinds=("molecules",),
         least_budget=200,
         warm=True,
-        uncounted="its settings were chosen in about 45 trials on zaleplon_mpo, perindopril_mpo and median1, and after five rows on others",
+        uncounted="settings chosen in about 45 trials on three tasks, after five rows on others; see docs/benchmarking.md",
     )
 
 

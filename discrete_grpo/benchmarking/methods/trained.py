@@ -102,6 +102,8 @@ def in_rounds(
 ) -> None:
     """Train the policy by :class:`~discrete_grpo.training.rounds.Rounds` until the budget is used up or the run is stale.
 
+    A run also ends when its ten best samples have the task's optimum.
+
     Args:
         task: what is optimised.
         policy: is trained in place.
@@ -133,7 +135,7 @@ def in_rounds(
         ledger,
         sample_key(task.kind),
         objective,
-        RoundsConfig(**settings),
+        RoundsConfig(goal=task.optimum, **settings),
         memory=memory,
         proposers=proposers,
         screen=screen,
