@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
-__all__ = ["Scores", "Sites", "entropy", "gather", "kl_divergence", "safe_log", "sample", "score_sites"]
+__all__ = ["Scores", "SiteKind", "Sites", "entropy", "gather", "kl_divergence", "safe_log", "sample", "score_sites"]
 
 
 MIRRORED = 1e-6
@@ -85,6 +86,19 @@ class Sites:
                 " one site per unordered pair: pack it with discrete_grpo.domains.graphs.upper, or call discrete_grpo.posterior_kl"
             )
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[B, S, U, C]."""
+        return tuple(self.log_probs.shape)
+
+    def score(self, reference: Any | None = None, *, forward_gradient: bool = False) -> Scores:
+        """Log-prob, entropy and exact KL of every site; see :func:`score_sites`."""
+        return _score_one(self, reference, forward_gradient)
+
+    def entropy(self) -> Float[Tensor, "batch step site"]:
+        """H(π_θ) of every site in nats, differentiable; 0 where the mask is False."""
+        return entropy(torch.where(self.mask.unsqueeze(-1), self.log_probs, 0.0)) * self.mask
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -104,6 +118,28 @@ class Scores:
     mask: Bool[Tensor, "batch step site"]
     kl: Float[Tensor, "batch step site"] | None = None
     kl_forward: Float[Tensor, "batch step site"] | None = None
+
+
+class SiteKind(Protocol):
+    """Sites of one kind, categorical (:class:`Sites`) or continuous (:class:`~discrete_grpo.core.gaussian.GaussianSites`)."""
+
+    @property
+    def mask(self) -> Bool[Tensor, "batch step site"]:
+        """True where the site exists and the policy chose it."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[B, S, U] and the number of classes or of coordinates."""
+        ...
+
+    def score(self, reference: Any | None = None, *, forward_gradient: bool = False) -> Scores:
+        """Log-prob, entropy and exact KL to the same sites of a frozen reference; 0 where the mask is False."""
+        ...
+
+    def entropy(self) -> Float[Tensor, "batch step site"]:
+        """Entropy of every site in nats, differentiable; 0 where the mask is False."""
+        ...
 
 
 def safe_log(probs: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
@@ -180,8 +216,10 @@ def _score_one(sites: Sites, reference: Sites | None, forward_gradient: bool) ->
     return Scores(logp, spread, mask, kl, forward)
 
 
-def score_sites(sites: Sequence[Sites], reference: Sequence[Sites] | None = None, *, forward_gradient: bool = False) -> Scores:
-    """Log-prob, entropy and exact KL of every site; kinds of sites (nodes, edges) are concatenated along U.
+def score_sites(
+    sites: Sequence[SiteKind], reference: Sequence[SiteKind] | None = None, *, forward_gradient: bool = False
+) -> Scores:
+    """Log-prob, entropy and exact KL of every site; kinds of sites (nodes, edges, positions) are concatenated along U.
 
     Args:
         sites: sites of the policy, one entry per kind of site; kinds may differ in U and C.
@@ -192,10 +230,11 @@ def score_sites(sites: Sequence[Sites], reference: Sequence[Sites] | None = None
         ValueError: if the reference has another number of kinds or other shapes than the policy.
     """
     if reference is not None:
-        shapes, other = [s.log_probs.shape for s in sites], [s.log_probs.shape for s in reference]
+        shapes, other = [s.shape for s in sites], [s.shape for s in reference]
         if shapes != other:
-            raise ValueError(f"reference: tables of shapes {[tuple(s) for s in other]}, expected {[tuple(s) for s in shapes]}")
-    parts = [_score_one(s, None if reference is None else reference[k], forward_gradient) for k, s in enumerate(sites)]
+            raise ValueError(f"reference: tables of shapes {other}, expected {shapes}")
+    others = [None] * len(sites) if reference is None else reference
+    parts = [one.score(other, forward_gradient=forward_gradient) for one, other in zip(sites, others, strict=True)]
     both = [(p.kl, p.kl_forward) for p in parts if p.kl is not None and p.kl_forward is not None]
     return Scores(
         logp=torch.cat([p.logp for p in parts], -1),

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from discrete_grpo.core.categorical import Sites, entropy
+from discrete_grpo.core.categorical import SiteKind
 from discrete_grpo.core.precision import widen
 
 __all__ = ["EntropyController", "entropy_bonus", "high_entropy", "site_entropy", "top_entropy_threshold"]
@@ -18,12 +18,12 @@ ROUNDING = 1e-5
 """Entropies that differ by less than this many nats count as equal, so that rounding does not choose between equal sites."""
 
 
-def site_entropy(sites: Sequence[Sites]) -> Float[Tensor, "batch step site"]:
-    """H(π_θ) = -Σ_c p_c log p_c of each site in nats, exact, differentiable; 0 where the mask is False.
+def site_entropy(sites: Sequence[SiteKind]) -> Float[Tensor, "batch step site"]:
+    """H(π_θ) of each site in nats, exact, differentiable; 0 where the mask is False.
 
     Kinds of sites are concatenated along U, as in :func:`discrete_grpo.core.categorical.score_sites`.
     """
-    return torch.cat([entropy(torch.where(s.mask.unsqueeze(-1), s.log_probs, 0.0)) * s.mask for s in sites], -1)
+    return torch.cat([one.entropy() for one in sites], -1)
 
 
 def entropy_bonus(

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.core.categorical import Scores, Sites
+from discrete_grpo.core.categorical import Scores, SiteKind
 
 __all__ = [
     "Context",
@@ -133,8 +133,8 @@ class Policy(Protocol):
         """Draw one trajectory per context, without gradient."""
         ...
 
-    def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
-        """Compute the categoricals of stored steps, differentiable; ``steps[b]`` are step numbers of row b, None means all."""
+    def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[SiteKind]:
+        """Compute the laws of the sites of stored steps, differentiable; ``steps[b]`` are step numbers of row b, None means all."""
         ...
 
 

@@ -41,26 +41,30 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class CosineSchedule:
-    """Cosine schedule ᾱ(t) = g(t)/g(0), g(t) = cos²(π/2 · (t + o)/(1 + o)).
+    """Cosine schedule ᾱ(t) = g(t)/g(0), g(t) = cos²(π/2 · (t^ν + o)/(1 + o)).
 
-    Source: Nichol & Dhariwal (2021), Eq. 17, arXiv 2102.09672; used by DiGress (arXiv 2209.14734).
+    Source: Nichol & Dhariwal (2021), Eq. 17, arXiv 2102.09672; used by DiGress (arXiv 2209.14734); the exponent: Vignac et al.
+    (2023), MiDi, section 3.1, arXiv 2302.09048.
 
     Attributes:
         offset: o, in [0, 1).
+        exponent: ν, more than 0; above 1 a field loses its information later, below 1 earlier.
 
     >>> CosineSchedule().alpha_bar(torch.tensor([0.0, 0.5, 1.0])).tolist()
     [1.0, 0.4938..., 0.0]
     """
 
     offset: float = 0.008
+    exponent: float = 1.0
 
     def __post_init__(self) -> None:
         check_range("offset", self.offset, least=0, below=1)
+        check_range("exponent", self.exponent, above=0)
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """ᾱ(t), elementwise: the share of the clean signal left at time t, in [0, 1], float64."""
         t = widen(t)
-        angle = math.pi / 2 * (t + self.offset) / (1 + self.offset)
+        angle = math.pi / 2 * (t.clamp_min(0) ** self.exponent + self.offset) / (1 + self.offset)
         value = torch.cos(angle) ** 2 / math.cos(math.pi / 2 * self.offset / (1 + self.offset)) ** 2
         return torch.where(t <= 0, 1.0, torch.where(t >= 1, 0.0, value))
 

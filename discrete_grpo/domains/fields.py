@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-__all__ = ["FieldBatch", "FieldLogits", "centred"]
+from discrete_grpo.domains.graphs import pair_index, pair_mask, symmetrise, upper
+
+__all__ = ["FieldBatch", "FieldLogits", "centred", "matrix_of", "pairs_mask", "pairs_of"]
 
 
 class FieldLogits(NamedTuple):
@@ -93,3 +95,42 @@ def centred(positions: Float[Tensor, "*batch node 3"], mask: Bool[Tensor, "*batc
     kept = torch.where(mask.unsqueeze(-1), positions, 0.0)
     mean = kept.sum(-2, keepdim=True) / there.sum(-2, keepdim=True).clamp_min(1)
     return torch.where(mask.unsqueeze(-1), kept - mean, 0.0)
+
+
+# -- pairs as a list
+
+
+def pairs_of(matrix: Shaped[Tensor, "batch node node *rest"], *, directed: bool) -> Shaped[Tensor, "batch pair *rest"]:
+    """Entries of a matrix of pairs as a list: i < j for an undirected field, else (0,1), (1,0), (0,2), (2,0), (1,2), ...
+
+    Pairs are in the order of :mod:`discrete_grpo.domains.graphs`; of a directed field each stands twice, once per direction.
+    Padding a graph appends pairs. The diagonal is never read.
+
+    >>> pairs_of(torch.tensor([[[0, 1], [2, 0]]]), directed=True).tolist()
+    [[1, 2]]
+    """
+    if not directed:
+        return upper(matrix)
+    i, j = pair_index(matrix.shape[1], matrix.device)
+    return torch.stack([matrix[:, i, j], matrix[:, j, i]], 2).flatten(1, 2)
+
+
+def matrix_of(pairs: Shaped[Tensor, "batch pair"], num_nodes: int, *, directed: bool) -> Shaped[Tensor, "batch node node"]:
+    """Inverse of :func:`pairs_of`, with a zero diagonal.
+
+    >>> matrix_of(torch.tensor([[1, 2]]), 2, directed=True).tolist()
+    [[[0, 1], [2, 0]]]
+    """
+    if not directed:
+        return symmetrise(pairs, num_nodes)
+    i, j = pair_index(num_nodes, pairs.device)
+    both = pairs.unflatten(1, (-1, 2))
+    found = pairs.new_zeros(len(pairs), num_nodes, num_nodes)
+    found[:, i, j], found[:, j, i] = both[:, :, 0], both[:, :, 1]
+    return found
+
+
+def pairs_mask(mask: Bool[Tensor, "batch node"], *, directed: bool) -> Bool[Tensor, "batch pair"]:
+    """True where both ends of a pair exist, in the order of :func:`pairs_of`."""
+    both = pair_mask(mask)
+    return both.repeat_interleave(2, 1) if directed else both

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from discrete_grpo.core.categorical import Scores, score_sites
+from discrete_grpo.core.categorical import Scores, SiteKind, Sites, score_sites
+from discrete_grpo.core.gaussian import GaussianSites
 from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, Scorer, as_module
 from discrete_grpo.training.config import GRPOConfig
 
@@ -95,6 +96,19 @@ class Case:
         with torch.no_grad():
             other = reference.sites(rollout, steps)
         return score_sites(own, other)
+
+    def kinds(self, rollout: Rollout) -> Sequence[SiteKind]:
+        """Sites of all stored steps, without gradient."""
+        with torch.no_grad():
+            return self.policy.sites(rollout)
+
+    def categoricals(self, rollout: Rollout) -> list[Sites]:
+        """Those kinds of :meth:`kinds` that are categorical."""
+        return [one for one in self.kinds(rollout) if isinstance(one, Sites)]
+
+    def gaussians(self, rollout: Rollout) -> list[GaussianSites]:
+        """Those kinds of :meth:`kinds` that are Gaussian."""
+        return [one for one in self.kinds(rollout) if isinstance(one, GaussianSites)]
 
     def replay(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Scores:
         """Compute the scores of stored steps without gradient."""

@@ -78,7 +78,7 @@ def _listed(names: list[str]) -> str:
 def _sixteen_bits(name: str, law: Law, case: Case) -> str:
     """Seen: the tables, or the scores, are of a 16-bit dtype, or have no more digits than one."""
     with torch.autocast(case.device.type, torch.bfloat16, enabled=name == "ratio bf16"), torch.no_grad():
-        tables = [case.scores(case.rollout).logp] if case.no_sites else [s.log_probs for s in case.policy.sites(case.rollout)]
+        tables = [case.scores(case.rollout).logp] if case.no_sites else [s.log_probs for s in case.categoricals(case.rollout)]
     advice = "cast the logits to float32 before they are normalised"
     for table in tables:
         if table.dtype in HALF_PRECISION:

@@ -24,6 +24,7 @@ LAWS: Mapping[str, Law] = MappingProxyType(
         "contexts": behaviour.contexts,
         "probabilities": probability.probabilities,
         "probabilities bf16": probability.probabilities_bf16,
+        "gaussian sites": probability.gaussian_sites,
         "units": replay.units,
         "mask": replay.masked_sites,
         "stored log-probs": replay.stored_log_probs,
@@ -53,8 +54,8 @@ LAWS: Mapping[str, Law] = MappingProxyType(
 )
 """Every law by name, in the order of the report."""
 
-ON_TABLES = frozenset({"probabilities", "probabilities bf16", "mask", "total mass", "frequencies", "calibration"})
-"""Laws of categorical tables, which are skipped for a policy without sites."""
+ON_TABLES = frozenset({"probabilities", "probabilities bf16", "gaussian sites", "mask", "total mass", "frequencies", "calibration"})
+"""Laws of sites, which are skipped for a policy without sites."""
 
 LEARNING_CONFIG = GRPOConfig(
     max_steps=400, num_generations=16, generation_batch_size=128, per_device_batch_size=128, learning_rate=5e-3

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from discrete_grpo.core.categorical import Scores, Sites, gather, kl_divergence
+from discrete_grpo.core.gaussian import GaussianSites
 from discrete_grpo.core.precision import widen
 from discrete_grpo.core.rollout import Rollout, Scorer
 from discrete_grpo.testing.case import LOG_PROB_TOLERANCE, ROUND, Case, Measured, Skip, claims, gap
 
-__all__ = ["calibration", "frequencies", "probabilities", "probabilities_bf16", "shapes", "total_mass"]
+__all__ = ["calibration", "frequencies", "gaussian_sites", "probabilities", "probabilities_bf16", "shapes", "total_mass"]
 
 RARE = 4.0
 """-log10 of the smallest p-value that passes."""
@@ -23,6 +25,8 @@ LEAST = 5.0
 SKEW = 0.1
 """Σ E|f - E f|³ / (Σ Var f)^1.5 up to which a sum is taken as normal."""
 NO_SPACE = "no space given"
+NO_TABLES = "no categorical sites"
+NO_GAUSSIANS = "no Gaussian sites"
 
 
 def _shape_claims(kind: int, sites: Sites, rollout: Rollout) -> dict[str, bool]:
@@ -46,6 +50,17 @@ def _shape_claims(kind: int, sites: Sites, rollout: Rollout) -> dict[str, bool]:
     return found
 
 
+def _gaussian_claims(kind: int, sites: GaussianSites, rollout: Rollout) -> dict[str, bool]:
+    mean, mask = sites.mean, sites.mask
+    name = f"kind {kind}: "
+    return {
+        name + "mean [B, S, U, D]": mean.shape[:2] == rollout.logp.shape,
+        name + "mean float32 or float64": mean.dtype in (torch.float32, torch.float64),
+        name + "mean and points are finite": bool((mean[mask].isfinite() & sites.action[mask].isfinite()).all()),
+        name + "deviations are finite and more than 0": bool((sites.std[mask].isfinite() & (sites.std[mask] > 0)).all()),
+    }
+
+
 def _score_claims(scores: Scores, rollout: Rollout) -> dict[str, bool]:
     logp, spread, mask = scores.logp, scores.entropy, scores.mask
     found = {
@@ -62,7 +77,10 @@ def _score_claims(scores: Scores, rollout: Rollout) -> dict[str, bool]:
 
 @torch.no_grad()
 def shapes(case: Case) -> Measured:
-    """Tables [B, S, U, C], action and mask [B, S, U] of the right kind; what was drawn has mass; the same of own scores."""
+    """Tables [B, S, U, C], action and mask [B, S, U] of the right kind; what was drawn has mass; the same of own scores.
+
+    Of Gaussian sites: means [B, S, U, D] and points that are finite, and deviations more than 0.
+    """
     found, notes = dict[str, bool](), list[str]()
     if isinstance(case.policy, Scorer):
         scores = case.replay(case.rollout)
@@ -72,30 +90,70 @@ def shapes(case: Case) -> Measured:
         sites = case.policy.sites(case.rollout)
         found |= {"at least one kind of site": len(sites) > 0}
         for kind, one in enumerate(sites):
-            found |= _shape_claims(kind, one, case.rollout)
-        notes += [str([*one.log_probs.shape]) for one in sites]
+            if isinstance(one, GaussianSites):
+                found |= _gaussian_claims(kind, one, case.rollout)
+            else:
+                found |= _shape_claims(kind, cast(Sites, one), case.rollout)
+        notes += [str([*one.shape]) for one in sites]
     return claims(found, "; ".join(notes))
 
 
 @torch.no_grad()
-def probabilities(case: Case) -> Measured:
+def probabilities(case: Case) -> Measured | Skip:
     """Σ_c p_c = 1 at every site."""
-    tables = [s.log_probs[s.mask] for s in case.policy.sites(case.rollout)]
+    tables = [s.log_probs[s.mask] for s in case.categoricals(case.rollout)]
+    if not tables:
+        return Skip(NO_TABLES)
     error = max(gap(table.cpu().double().exp().sum(-1), torch.ones(len(table))) for table in tables)
     return Measured(error, max(LOG_PROB_TOLERANCE.get(t.dtype, math.nan) for t in tables) / 10, f"{sum(map(len, tables))} tables")
 
 
 @torch.no_grad()
-def probabilities_bf16(case: Case) -> Measured:
+def probabilities_bf16(case: Case) -> Measured | Skip:
     """Σ_c p_c = 1 under bfloat16 autocast too, and no site has a negative KL to its table without autocast."""
-    plain = [s.log_probs[s.mask] for s in case.policy.sites(case.rollout)]
+    plain = [s.log_probs[s.mask] for s in case.categoricals(case.rollout)]
+    if not plain:
+        return Skip(NO_TABLES)
     with torch.autocast(case.device.type, torch.bfloat16):
-        tables = [s.log_probs[s.mask] for s in case.policy.sites(case.rollout)]
+        tables = [s.log_probs[s.mask] for s in case.categoricals(case.rollout)]
     error = max(gap(table.cpu().double().exp().sum(-1), torch.ones(len(table))) for table in tables)
     for table, other in zip(tables, plain, strict=True):
         below = -kl_divergence(table.cpu().double(), other.cpu().double())
         error = max(error, float(below.nan_to_num(nan=torch.inf).max()) if below.numel() else 0.0)
     return Measured(error, max(LOG_PROB_TOLERANCE.get(t.dtype, math.nan) for t in tables) / 10, f"{sum(map(len, tables))} tables")
+
+
+def gaussian_sites(case: Case) -> Measured | Skip:
+    """log N(y; Bᵀμ, σ² I) of all sites of a step, y = Bᵀx and B an orthonormal basis of the space they move in, in float64.
+
+    Where the sites of a step count d < D dimensions each, that space is the subspace of zero mean, of D (n - 1) dimensions; x and μ
+    must lie in it. Otherwise it is the whole space.
+    """
+    found = case.gaussians(case.rollout)
+    if not found:
+        return Skip(NO_GAUSSIANS)
+    error, rows = 0.0, 0
+    for sites in found:
+        logp = sites.score().logp.sum(-1)
+        for b, s in sites.mask.any(-1).nonzero().tolist():
+            error = max(error, _step_error(sites, b, s, float(logp[b, s])))
+            rows += 1
+    return Measured(error, case.close, f"{rows} steps")
+
+
+def _step_error(sites: GaussianSites, b: int, s: int, logp: float) -> float:
+    """Relative gap of the log-density of a step, or the distance from the subspace where that is larger."""
+    on = sites.mask[b, s]
+    x, mean, std = (value[b, s][on].cpu().double() for value in (sites.action, sites.mean, sites.std))
+    count, width = x.shape
+    basis, outside = torch.eye(count, dtype=torch.float64), 0.0
+    if sites.dimension is not None and float(sites.dimension[b, s][on].sum()) < count * width - 0.5:
+        ones = torch.ones(count, 1, dtype=torch.float64)
+        basis = torch.linalg.qr(torch.cat([ones, basis[:, 1:]], 1)).Q[:, 1:]
+        outside = max(float(value.mean(0).abs().max() / (1 + value.abs().max())) for value in (x, mean))
+    y, centre = basis.T @ x, basis.T @ mean
+    wanted = float(torch.distributions.Normal(centre, std[0].expand_as(centre)).log_prob(y).sum())
+    return max(abs(wanted - logp) / max(1.0, abs(wanted)), outside)
 
 
 def _space_log_probs(case: Case, space: Rollout) -> Float[Tensor, " batch"]:
@@ -121,9 +179,7 @@ def total_mass(case: Case) -> Measured | Skip:
 def _actions(case: Case, rollout: Rollout) -> list[tuple[Hashable, ...]]:
     """Return the actions of each trajectory, independent of the padding."""
     rows: list[tuple[Hashable, ...]] = [()] * len(rollout)
-    with torch.no_grad():
-        kinds = case.policy.sites(rollout)
-    for sites in kinds:
+    for sites in case.categoricals(rollout):
         for b, (action, mask) in enumerate(zip(sites.action, sites.mask, strict=True)):
             steps, places = mask.nonzero().T.tolist()
             rows[b] += (*steps, *places, *action[mask].tolist())
@@ -216,17 +272,31 @@ def _moments(sites: Sites) -> Float[Tensor, "3 step statistic"]:
     return torch.where(on, torch.cat([classes, surprise], -1), 0.0).sum((1, 3))
 
 
+def _gaussian_moments(sites: GaussianSites) -> Float[Tensor, "3 step statistic"]:
+    """The same of |x - μ|²/σ², a χ² of d degrees of freedom, and of μ·(x - μ)/σ², normal of variance |μ|²/σ²."""
+    on = sites.mask
+    mean, point = (widen(torch.where(on.unsqueeze(-1), x, 0.0)) for x in (sites.mean, sites.action))
+    std = widen(torch.where(on, sites.std, 1.0))
+    d = torch.full_like(std, mean.shape[-1]) if sites.dimension is None else widen(sites.dimension)
+    z, m = (point - mean) / std.unsqueeze(-1), mean / std.unsqueeze(-1)
+    long = m.square().sum(-1)
+    squares = torch.stack([z.square().sum(-1) - d, 2 * d, (12 * d**2 + 48 * d) ** 0.75])
+    along = torch.stack([(m * z).sum(-1), long, 2 * math.sqrt(2 / math.pi) * long**1.5])
+    return torch.where(on.unsqueeze(-1), torch.stack([squares, along], -1), 0.0).sum((1, 3))
+
+
 @torch.no_grad()
 def calibration(case: Case) -> Measured | Skip:
     """z = Σ (f(a) - E_p f) / √Σ Var_p f of every step and class, and of log p; the error is -log10 of the least p-value.
 
-    Given the state before a step, its sites are independent, so each z is a martingale sum and near normal; the least
-    p-value is multiplied by the number of sums.
+    Of Gaussian sites f is |x - μ|²/σ² and μ·(x - μ)/σ². Given the state before a step, its sites are independent, so each z is a
+    martingale sum and near normal; the least p-value is multiplied by the number of sums.
     """
     sums: dict[int, Tensor] = {}
     for rollout in case.draws(case.contexts, 2):
         for kind, sites in enumerate(case.policy.sites(rollout)):
-            new, old = _moments(sites), sums.get(kind)
+            new = _gaussian_moments(sites) if isinstance(sites, GaussianSites) else _moments(cast(Sites, sites))
+            old = sums.get(kind)
             if old is not None:
                 longest = max(new.shape[1], old.shape[1])
                 new, old = (torch.nn.functional.pad(x, (0, 0, 0, longest - x.shape[1])) for x in (new, old))

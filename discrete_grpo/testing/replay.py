@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from discrete_grpo.core.categorical import Sites, score_sites
+from discrete_grpo.core.categorical import SiteKind, Sites, score_sites
+from discrete_grpo.core.gaussian import GaussianSites
 from discrete_grpo.core.rollout import Policy, Replayable, Rollout, as_module, is_replayable
 from discrete_grpo.testing.case import Case, Measured, Skip, claims, gap, per_step, same
 from discrete_grpo.testing.relabelling import obstacle, relabelled
@@ -114,20 +115,27 @@ def replayable(case: Case) -> Measured | Skip:
 
 
 def _classes(case: Case, rollout: Rollout) -> list[tuple[int, torch.dtype]]:
-    """Number of classes and type of the tables of each kind of site."""
-    with torch.no_grad():
-        return [(one.log_probs.shape[-1], one.log_probs.dtype) for one in case.policy.sites(rollout)]
+    """Number of classes or coordinates of each kind of site, and the type of its numbers."""
+    return [(one.shape[-1], _numbers(one).dtype) for one in case.kinds(rollout)]
 
 
-def _junk_under_mask(sites: Sites) -> Sites:
-    table = torch.where(sites.mask.unsqueeze(-1), sites.log_probs, torch.nan)
-    return replace(sites, log_probs=table, action=torch.where(sites.mask, sites.action.long(), -1))
+def _numbers(sites: SiteKind) -> Tensor:
+    return sites.mean if isinstance(sites, GaussianSites) else cast(Sites, sites).log_probs
+
+
+def _junk_under_mask(sites: SiteKind) -> SiteKind:
+    table = torch.where(sites.mask.unsqueeze(-1), _numbers(sites), torch.nan)
+    if isinstance(sites, GaussianSites):
+        points = torch.where(sites.mask.unsqueeze(-1), sites.action, torch.nan)
+        return replace(sites, mean=table, std=torch.where(sites.mask, sites.std, -1.0), action=points)
+    one = cast(Sites, sites)
+    return replace(one, log_probs=table, action=torch.where(one.mask, one.action.long(), -1))
 
 
 def masked_sites(case: Case) -> Measured:
     """Scores stay the same bits with NaN tables and class -1 at every masked site."""
+    sites = case.kinds(case.rollout)
     with torch.no_grad():
-        sites = case.policy.sites(case.rollout)
         found = score_sites([_junk_under_mask(one) for one in sites])
     hidden = sum(int((~one.mask).sum()) for one in sites)
     return Measured(float(not same(found, score_sites(sites))), 0.0, f"{hidden} masked sites")

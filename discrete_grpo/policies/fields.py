@@ -1,0 +1,320 @@
+"""Diffusion over graphs with several categorical fields per node and per pair, and with positions, as a policy.
+
+A step draws every field of every node, every field of every pair and the positions of all nodes, independently given the state
+before. A trajectory is x_1 -> ... -> x_0 on a grid of times that the fields share; each has its own noise. Drawing and scoring
+share :meth:`FieldPolicy.transition`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from discrete_grpo.core.categorical import SiteKind, Sites, gather, safe_log, sample
+from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.gaussian import GaussianSites, log_density, normal
+from discrete_grpo.core.precision import full_precision, place
+from discrete_grpo.core.rollout import Context, Rollout
+from discrete_grpo.diffusion.schedules import time_grid
+from discrete_grpo.domains.fields import FieldBatch, matrix_of, pairs_mask, pairs_of
+from discrete_grpo.domains.graphs import node_mask
+from discrete_grpo.policies.bridging import accepts
+from discrete_grpo.policies.conditions import columns_of
+from discrete_grpo.policies.delegation import network_size, one_line
+from discrete_grpo.policies.field_noise import (
+    Field,
+    Positions,
+    check_graphs,
+    field_losses,
+    initial_graphs,
+    known_step,
+    noised,
+    wide,
+)
+from discrete_grpo.policies.field_states import FieldLayout, alone, joined
+from discrete_grpo.policies.node_count import checked_counts, draw_sizes
+from discrete_grpo.policies.noising import stratified_times
+from discrete_grpo.policies.trajectory import all_steps, size_buckets
+
+__all__ = ["Field", "FieldPolicy", "FieldStep", "Positions"]
+
+MIN_PROB = 1e-30
+"""Floor of p̂, as in :mod:`discrete_grpo.policies.graph`."""
+
+
+@dataclass(frozen=True)
+class FieldStep:
+    """Law of one step: tables [B, N, K] and [B, P, K] per field, and mean [B, N, 3] and deviation [B] of the positions."""
+
+    nodes: dict[str, Tensor]
+    pairs: dict[str, Tensor]
+    positions: tuple[Tensor, Tensor] | None
+
+
+class FieldPolicy(nn.Module):
+    """Diffusion over several fields as a policy for GRPO.
+
+    p_θ(x_s | x_t) = Π_fields Π_sites Σ_c p̂_θ(c | x_t) q(x_s | x_t, c) · N(r_s; μ_θ(x_t), σ²) on the subspace of zero mean.
+
+    Args:
+        network: ``(nodes, edges, positions, time, mask) -> FieldLogits``, see :mod:`discrete_grpo.domains.fields`.
+        node_fields: fields of nodes, at least one.
+        edge_fields: fields of pairs.
+        node_counts: probability of a graph of 0, 1, 2, ... nodes; drawn once per group.
+        positions: the positions of nodes; None for graphs without.
+        num_steps: steps of the sampler, at least 1.
+        temperature: above 0; divides the logits of the categorical fields, in drawing and in scoring.
+        decode: maps finished graphs to the samples that rewards see; None gives a :class:`FieldBatch` of one graph each.
+        encode: maps samples that rewards see to finished graphs; None knows a :class:`FieldBatch` of one graph each only.
+
+    Raises:
+        ValueError: for an argument out of its range, or two fields of one name.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        node_fields: Sequence[Field],
+        edge_fields: Sequence[Field],
+        node_counts: Sequence[float],
+        *,
+        positions: Positions | None = None,
+        num_steps: int = 50,
+        temperature: float = 1.0,
+        decode: Callable[[FieldBatch], Sequence[Any]] | None = None,
+        encode: Callable[[Sequence[Any]], FieldBatch] | None = None,
+    ) -> None:
+        super().__init__()
+        names = [field.name for field in (*node_fields, *edge_fields)]
+        if not node_fields:
+            raise ValueError("node_fields: none, expected at least one")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"node_fields, edge_fields: two of the name {twice[0]!r}, expected different names")
+        if wrong := [field.name for field in node_fields if field.directed]:
+            raise ValueError(f"node_fields: {wrong[0]!r} is directed, expected a direction of fields of pairs only")
+        check_range("temperature", temperature, above=0)
+        self.network, self.node_fields, self.edge_fields = network, tuple(node_fields), tuple(edge_fields)
+        self.node_counts = checked_counts(node_counts)
+        self.positions, self.num_steps, self.temperature = positions, num_steps, temperature
+        self.decode, self.encode = decode, encode
+        self.grid = time_grid(num_steps)
+        learned = positions is not None and positions.learned_variance
+        self.variance = nn.Parameter(torch.full((num_steps,), -4.0)) if learned else None  # v = sigmoid, 0.018 at the start
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the network's parameters."""
+        return next(self.network.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the network's parameters."""
+        return next(self.network.parameters()).dtype
+
+    @property
+    def max_nodes(self) -> int:
+        """The largest graph this policy has a size probability for."""
+        return len(self.node_counts) - 1
+
+    def init_args(self) -> dict[str, Any]:
+        """Arguments from which a checkpoint builds this policy again (without ``decode`` and ``encode``, which are set again)."""
+        names = ("network", "node_fields", "edge_fields", "node_counts", "positions", "num_steps", "temperature")
+        return {name: getattr(self, name) for name in names}
+
+    def __repr__(self) -> str:
+        fields = ", ".join(field.name for field in (*self.node_fields, *self.edge_fields))
+        space = [] if self.positions is None else ["positions"]
+        return one_line(self, network_size(self.network), f"{self.num_steps} steps", fields, *space)
+
+    # -- the one function that drawing and scoring share
+
+    def transition(self, state: FieldBatch, step: Int[Tensor, " batch"]) -> FieldStep:
+        """p_θ(x_s | x_t) of step ``step[b]`` from ``state``, at least float32."""
+        grid = place(self.grid, step.device)
+        t, s = grid[step], grid[step + 1]
+        found = self.network(state.nodes, state.edges, state.positions, t.to(self.dtype), state.mask)
+        with full_precision(step.device):
+            nodes = {f.name: self._table(f, found.nodes[f.name], state.nodes[f.name], t, s) for f in self.node_fields}
+            pairs = {}
+            for f in self.edge_fields:
+                logits, now = (pairs_of(x[f.name], directed=f.directed) for x in (found.edges, state.edges))
+                pairs[f.name] = self._table(f, logits, now, t, s)
+            if self.positions is None:
+                return FieldStep(nodes, pairs, None)
+            clean = wide(found.positions)
+            v = 0.0 if self.variance is None else torch.sigmoid(self.variance)[step]
+            return FieldStep(nodes, pairs, self.positions.diffusion.step(clean, state.positions.to(clean), t, s, v))  # type: ignore[union-attr]
+
+    def _table(self, field: Field, logits: Tensor, state: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        p = (wide(logits) / self.temperature).softmax(-1).clamp_min(MIN_PROB)
+        return field.kernel.transition(p, state, t, s)
+
+    # -- Policy protocol
+
+    @torch.no_grad()
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        """Draw one trajectory per context. The column ``num_nodes`` is read; it is drawn once per group otherwise.
+
+        Raises:
+            ValueError: if there is no context, or one asks for a size that this policy does not know or fixes sites.
+        """
+        if not contexts:
+            raise ValueError("contexts: none given, expected at least one")
+        if any(context.columns.get("fixed") is not None for context in contexts):
+            raise ValueError("fixed: given, expected none: a policy over fields fixes no sites")
+        device = self.device if generator is None else generator.device
+        sizes = draw_sizes(contexts, torch.tensor(self.node_counts, device=device), generator)
+        layout = self.layout
+        states = layout.storage(len(contexts), self.num_steps + 1, int(sizes.max()), self.device, self.dtype)
+        logp = torch.zeros(len(contexts), self.num_steps, device=self.device, dtype=self._wide_dtype)
+        for rows in size_buckets(sizes):
+            at = rows.to(self.device)
+            mask = node_mask(sizes[rows].to(self.device), int(sizes[rows].max()))
+            state = initial_graphs(self.node_fields, self.edge_fields, self.positions, mask, self.dtype, generator)
+            layout.store(states, at, 0, state)
+            for k in range(self.num_steps):
+                state, logp[at, k] = self._step(state, k, generator)
+                layout.store(states, at, k + 1, state)
+        return self._rollout(states, logp, sizes.to(self.device), contexts, None)
+
+    def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[SiteKind]:
+        """Categoricals of every field and Gaussians of the positions of stored steps; all steps if None."""
+        steps = all_steps(rollout) if steps is None else steps
+        now, then = (self.layout.read(rollout.states, rollout.size, points) for points in (steps, steps + 1))
+        law = self.transition(now, steps.flatten())
+        found: list[SiteKind] = []
+        for f in (*self.node_fields, *self.edge_fields):
+            table, action, mask = self._field(f, law, then)
+            found.append(Sites(*(x.unflatten(0, steps.shape) for x in (safe_log(table), action, mask))))
+        if law.positions is not None:
+            parts = (x.unflatten(0, steps.shape) for x in self._gaussian(law, then))
+            found.append(GaussianSites(*parts))
+        return found
+
+    def _field(self, field: Field, law: FieldStep, then: FieldBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Table, class and mask of the sites of a field."""
+        if field in self.node_fields:
+            return law.nodes[field.name], then.nodes[field.name], then.mask
+        action = pairs_of(then.edges[field.name], directed=field.directed)
+        return law.pairs[field.name], action, pairs_mask(then.mask, directed=field.directed)
+
+    def _gaussian(self, law: FieldStep, then: FieldBatch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Mean, deviation, point, mask and dimension of the positions; a lone node cannot move and is masked out."""
+        assert law.positions is not None
+        assert then.positions is not None
+        mean, std = law.positions
+        count = then.sizes[:, None].expand_as(then.mask)
+        dimension = 3 * (count - 1).to(mean) / count.clamp_min(1)
+        return mean, std[:, None].expand_as(dimension), then.positions.to(mean), then.mask & (count > 1), dimension
+
+    # -- drawing
+
+    def _step(self, state: FieldBatch, k: int, generator: torch.Generator | None) -> tuple[FieldBatch, Tensor]:
+        """The state after step ``k``, and the log-prob of what was drawn [b]."""
+        law = self.transition(state, torch.full((len(state),), k, device=state.mask.device))
+        drawn = self._drawn(law, state.mask, generator)
+        logp = torch.zeros(len(state), device=state.mask.device, dtype=self._wide_dtype)
+        for f in (*self.node_fields, *self.edge_fields):
+            table, action, mask = self._field(f, law, drawn)
+            logp = logp + torch.where(mask, gather(safe_log(table), action), 0.0).sum(-1)
+        if law.positions is not None:
+            mean, std, point, mask, dimension = self._gaussian(law, drawn)
+            logp = logp + torch.where(mask, log_density(point, mean, std, dimension), 0.0).sum(-1)
+        return drawn, logp
+
+    def _drawn(self, law: FieldStep, mask: Tensor, generator: torch.Generator | None) -> FieldBatch:
+        """Draw from the law of a step."""
+        nodes = {f.name: torch.where(mask, sample(law.nodes[f.name], generator), 0) for f in self.node_fields}
+        edges = {}
+        for f in self.edge_fields:
+            pairs = torch.where(pairs_mask(mask, directed=f.directed), sample(law.pairs[f.name], generator), 0)
+            edges[f.name] = matrix_of(pairs, mask.shape[1], directed=f.directed)
+        if law.positions is None:
+            return FieldBatch(nodes, edges, None, mask)
+        mean, std = law.positions
+        return FieldBatch(nodes, edges, normal(mean, std[:, None].expand(mask.shape), mask, generator, zero_mean=True), mask)
+
+    # -- graphs that it did not draw
+
+    def graphs_of(self, samples: Sequence[Any]) -> FieldBatch:
+        """The finished graphs of samples; raises ValueError for one that this policy cannot draw."""
+        graphs = joined(samples) if self.encode is None or isinstance(samples[0], FieldBatch) else self.encode(samples)
+        check_graphs(graphs, self.node_fields, self.edge_fields, self.positions, self.node_counts)
+        return graphs.to(self.device)
+
+    def can_draw(self, sample: Any) -> bool:
+        """Whether a sample is a graph of the policy's fields and classes whose node count has mass in ``node_counts``."""
+        return accepts(self.graphs_of, sample)
+
+    def rollout_of(self, samples: Sequence[Any], *, generator: torch.Generator | None = None) -> Rollout:
+        """A trajectory of each graph from the noising process given its end: x_1 from its law, then x_s from q(x_s | x_t, x_0).
+
+        Nodes are numbered as the samples list them. Raises ValueError as :meth:`graphs_of` does.
+        """
+        graphs = self.graphs_of(samples)
+        states = self.layout.storage(len(graphs), self.num_steps + 1, graphs.num_nodes, self.device, self.dtype)
+        everyone = torch.arange(len(graphs), device=self.device)
+        state = initial_graphs(self.node_fields, self.edge_fields, self.positions, graphs.mask, self.dtype, generator)
+        self.layout.store(states, everyone, 0, state)
+        for k in range(self.num_steps):
+            t, s = (place(self.grid[point], self.device).expand(len(graphs)) for point in (k, k + 1))
+            state = known_step(self.node_fields, self.edge_fields, self.positions, graphs, state, t, s, generator)
+            self.layout.store(states, everyone, k + 1, graphs if k + 1 == self.num_steps else state)
+        logp = torch.full((len(graphs), self.num_steps), torch.nan, device=self.device, dtype=self._wide_dtype)
+        contexts = [Context(k) for k in range(len(graphs))]
+        return self._rollout(states, logp, graphs.sizes, contexts, samples)
+
+    # -- likelihood training
+
+    def likelihood_loss(self, graphs: FieldBatch, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Σ_fields w CE of the clean class + w_r mean |r̂_0 - r_0|², at one stratified time per graph.
+
+        Means run over the existing nodes, or over the pairs of existing nodes, of the batch. Source: Vignac et al. (2023), MiDi,
+        Eq. 5, arXiv 2302.09048.
+
+        Raises:
+            ValueError: for a graph that this policy cannot draw.
+        """
+        check_graphs(graphs, self.node_fields, self.edge_fields, self.positions, self.node_counts)
+        t = stratified_times(len(graphs), graphs.mask.device, None, generator)
+        noisy = noised(self.node_fields, self.edge_fields, self.positions, graphs, t, generator)
+        found = self.network(noisy.nodes, noisy.edges, noisy.positions, t.to(self.dtype), noisy.mask)
+        with full_precision(graphs.mask.device):
+            return field_losses(self.node_fields, self.edge_fields, self.positions, found, graphs)
+
+    # -- trajectories
+
+    @property
+    def layout(self) -> FieldLayout:
+        """Names and directions of the states of a trajectory."""
+        edges = tuple((f.name, f.directed) for f in self.edge_fields)
+        return FieldLayout(tuple(f.name for f in self.node_fields), edges, self.positions is not None)
+
+    @property
+    def _wide_dtype(self) -> torch.dtype:
+        return torch.promote_types(self.dtype, torch.float32)
+
+    def _rollout(
+        self, states: dict[str, Tensor], logp: Tensor, size: Tensor, contexts: Sequence[Context], samples: Sequence[Any] | None
+    ) -> Rollout:
+        """The rollout of finished trajectories; without ``samples`` their last states are decoded."""
+        final = self.layout.read(states, size, torch.full((len(size), 1), self.num_steps, device=size.device))
+        if samples is None:
+            samples = alone(final) if self.decode is None else self.decode(final.to("cpu"))
+        per_step = self.layout.units(size)
+        return Rollout(
+            states=states,
+            group=torch.tensor([context.group for context in contexts], device=size.device),
+            logp=logp,
+            units=per_step[:, None].expand_as(logp).contiguous(),
+            size=size,
+            max_units=self.num_steps * int(self.layout.units(torch.tensor([self.max_nodes]))),
+            max_steps=self.num_steps,
+            samples=tuple(samples),
+            columns=columns_of(contexts),
+        )
