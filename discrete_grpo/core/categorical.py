@@ -56,6 +56,7 @@ class Sites:
         action: the class drawn at every site [B, S, U].
         mask: True where the site exists and the policy chose it [B, S, U]. A fixed or padded site is False and
             contributes nothing, in value or gradient, whatever the other fields hold there.
+        name: name of this kind of site, by which metrics tell kinds apart; empty for none.
 
     An unordered pair is one site. A full edge matrix [B, N, N, C], in which it would count twice, is refused: where S = U > 1,
     the values are compared with their mirror images, which synchronises with an accelerator; other shapes cost nothing.
@@ -67,6 +68,7 @@ class Sites:
     log_probs: Float[Tensor, "batch step site class"]
     action: Integer[Tensor, "batch step site"]
     mask: Bool[Tensor, "batch step site"]
+    name: str = ""
 
     def __post_init__(self) -> None:
         """Check the shapes and dtypes, and that no pair stands twice."""
@@ -111,6 +113,7 @@ class Scores:
         kl: exact KL(π_θ ‖ π_ref), differentiable; None without a reference.
         kl_forward: exact KL(π_ref ‖ π_θ), which sees classes the policy has dropped; without gradient unless :func:`score_sites`
             was asked for it. None without a reference.
+        kinds: name and number of sites U of each kind, in order; empty if no kind has a name.
     """
 
     logp: Float[Tensor, "batch step site"]
@@ -118,6 +121,7 @@ class Scores:
     mask: Bool[Tensor, "batch step site"]
     kl: Float[Tensor, "batch step site"] | None = None
     kl_forward: Float[Tensor, "batch step site"] | None = None
+    kinds: tuple[tuple[str, int], ...] = ()
 
 
 class SiteKind(Protocol):
@@ -126,6 +130,11 @@ class SiteKind(Protocol):
     @property
     def mask(self) -> Bool[Tensor, "batch step site"]:
         """True where the site exists and the policy chose it."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Name of this kind of site; empty for none."""
         ...
 
     @property
@@ -242,4 +251,5 @@ def score_sites(
         mask=torch.cat([p.mask for p in parts], -1),
         kl=torch.cat([k for k, _ in both], -1) if both else None,
         kl_forward=torch.cat([f for _, f in both], -1) if both else None,
+        kinds=tuple((one.name, one.shape[2]) for one in sites) if any(one.name for one in sites) else (),
     )

@@ -29,6 +29,7 @@ class GaussianSites:
         action: the point drawn at every site [B, S, U, D].
         mask: True where the site exists and the policy chose it [B, S, U]; whatever the other fields hold elsewhere does not count.
         dimension: d [B, S, U], the number of dimensions that a site counts; None is D. With zero-mean points it is D (N - 1) / N.
+        name: name of this kind of site, as in :class:`~discrete_grpo.core.categorical.Sites`.
 
     Raises:
         ValueError: for other shapes or dtypes.
@@ -39,6 +40,7 @@ class GaussianSites:
     action: Float[Tensor, "batch step site coordinate"]
     mask: Bool[Tensor, "batch step site"]
     dimension: Float[Tensor, "batch step site"] | None = None
+    name: str = ""
 
     def __post_init__(self) -> None:
         """Check the shapes and dtypes."""

@@ -327,7 +327,8 @@ def grpo_loss(
     loss = policy = -(_kept_units(scores.mask, keep, level) * w * surrogate).sum()
     if beta > 0:
         loss = policy + beta * _kl_sum(scores, penalty, w, level)
-    return Loss(loss, _sums(scores, policy, _clipped(loss_type, r.detach(), a, epsilon, epsilon_high)))
+    sums = _sums(scores, policy, _clipped(loss_type, r.detach(), a, epsilon, epsilon_high)) | _kind_sums(scores, old)
+    return Loss(loss, sums)
 
 
 def _check_rows(advantage: Tensor, weight: Tensor, count: int) -> None:
@@ -363,3 +364,17 @@ def _sums(scores: Scores, policy: Tensor, clipped: dict[str, Tensor]) -> dict[st
     if scores.kl is not None and scores.kl_forward is not None:
         sums |= {"kl": scores.kl.sum(), "kl_forward": scores.kl_forward.sum()}
     return {name: widen(value.detach()) for name, value in sums.items()}
+
+
+@torch.no_grad()
+def _kind_sums(scores: Scores, old: Tensor) -> dict[str, Tensor]:
+    """Sums over the sites of each named kind: their number, entropy, |log π_θ/π_old| and KL, as ``NAME/entropy`` and so on."""
+    if not scores.kinds:
+        return {}
+    values = {"sites": scores.mask, "entropy": scores.entropy, "log_ratio": torch.where(scores.mask, scores.logp - old, 0.0).abs()}
+    if scores.kl is not None:
+        values["kl"] = scores.kl
+    found: dict[str, Tensor] = {}
+    for (kind, _), *parts in zip(scores.kinds, *(v.split([n for _, n in scores.kinds], -1) for v in values.values()), strict=True):
+        found |= {f"{kind}/{name}": widen(part.sum()) for name, part in zip(values, parts, strict=True)}
+    return found

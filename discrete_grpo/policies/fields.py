@@ -189,11 +189,11 @@ class FieldPolicy(nn.Module):
         law = self.transition(now, steps.flatten())
         found: list[SiteKind] = []
         for f in (*self.node_fields, *self.edge_fields):
-            table, action, mask = self._field(f, law, then)
-            found.append(Sites(*(x.unflatten(0, steps.shape) for x in (safe_log(table), action, mask))))
+            table, action, mask = (x.unflatten(0, steps.shape) for x in self._field(f, law, then))
+            found.append(Sites(safe_log(table), action, mask, f.name))
         if law.positions is not None:
-            parts = (x.unflatten(0, steps.shape) for x in self._gaussian(law, then))
-            found.append(GaussianSites(*parts))
+            mean, std, point, mask, dimension = (x.unflatten(0, steps.shape) for x in self._gaussian(law, then))
+            found.append(GaussianSites(mean, std, point, mask, dimension, "positions"))
         return found
 
     def _field(self, field: Field, law: FieldStep, then: FieldBatch) -> tuple[Tensor, Tensor, Tensor]:

@@ -296,6 +296,10 @@ def update_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
         line["cispo_clip_ratio"] = float(sums["cispo_clip"]) / n
     if "replay_sites" in sums:
         line["replay/ratio"] = float(sums["replay_ratio"]) / max(1.0, float(sums["replay_sites"]))
+    for name, value in sums.items():  # means over the sites of one kind, where kinds have names
+        kind, _, what = name.rpartition("/")
+        if kind and what != "sites":
+            line[f"fields/{kind}/{what}"] = float(value) / max(1.0, float(sums[f"{kind}/sites"]))
     return line | {name: float(sums[name]) / n for name in ("kl", "kl_forward") if name in sums}
 
 

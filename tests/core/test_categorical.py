@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -295,7 +296,7 @@ def test_only_as_many_steps_as_sites_are_looked_at(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_wrong_shapes_and_dtypes_of_sites_are_named(changed: dict[str, Tensor], said: str) -> None:
-    given = {
+    given: dict[str, Any] = {
         "log_probs": torch.zeros(2, 5, 4, 3),
         "action": torch.zeros(2, 5, 4, dtype=torch.uint8),
         "mask": torch.ones(2, 5, 4, dtype=torch.bool),

@@ -20,6 +20,8 @@ from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
 from discrete_grpo.domains.fields import FieldBatch, FieldLogits, centred, matrix_of, pairs_mask, pairs_of
 from discrete_grpo.policies.fields import Field, FieldPolicy, Positions
 from discrete_grpo.testing import check_policy
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.trainer import GRPOTrainer
 
 ATOM = Field("atom", D3PM(marginal((0.5, 0.3, 0.2), CosineSchedule(exponent=1.5))))
 CHARGE = Field("charge", D3PM(absorbing(2, LinearSchedule())), weight=0.5)
@@ -286,3 +288,19 @@ def test_a_context_that_fixes_sites_is_refused() -> None:
         policy().sample([Context(0, {"fixed": object()})])
     with pytest.raises(ValueError, match="contexts: none given"):
         policy().sample([])
+
+
+def test_an_update_reports_every_field() -> None:
+    made = policy(counts=(0.0, 0.0, 0.0, 1.0))
+
+    def text(samples: list[FieldBatch], **columns: Any) -> list[float]:
+        return [float(sample.nodes["charge"].sum()) for sample in samples]
+
+    config = GRPOConfig(max_steps=2, num_generations=4, generation_batch_size=8, num_iterations=2, beta=0.1, learning_rate=1e-2)
+    seen = GRPOTrainer(made, text, config).train()
+    for name in ("atom", "charge", "bond", "positions"):
+        for what in ("kl", "entropy", "log_ratio"):
+            assert math.isfinite(seen[1][f"fields/{name}/{what}"])
+        assert seen[0][f"fields/{name}/log_ratio"] == 0.0  # the first update of a generation
+        assert seen[1][f"fields/{name}/log_ratio"] > 0.0
+    assert {"atom", "charge", "bond", "positions"} == {key.split("/")[1] for key in seen[0] if key.startswith("fields/")}
