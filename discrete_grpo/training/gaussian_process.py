@@ -203,6 +203,11 @@ class GaussianProcessScreen:
                 self._rows.append(self._features(sample))
                 self._scores.append(score)
 
+    def forget(self) -> None:
+        """Forget all samples, and the weights that were found for them."""
+        self._rows, self._scores, self._fitted, self._tables = [], [], [], []
+        self.found, self._fits = None, 0
+
     def merit(self, samples: Sequence[Any]) -> Float[Tensor, " batch"] | None:
         """Upper confidence bound of each sample; None while fewer than ``start`` were observed, or equal scores only are fitted."""
         if len(self._rows) < self.start or not samples:

@@ -108,6 +108,11 @@ class ScoredMemory:
             entered += 1
         return entered
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self.kept.clear()
+        self._keys.clear()
+
     def draw(self, count: int, generator: torch.Generator | None = None) -> list[Remembered]:
         """At most ``count`` different entries, drawn without replacement with the weights of :func:`rank_weights`."""
         if not self.kept or count < 1:

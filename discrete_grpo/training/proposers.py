@@ -37,6 +37,10 @@ class Screen(Protocol):
         """Learn from scored samples; NaN is unknown."""
         ...
 
+    def forget(self) -> None:
+        """Forget everything that was observed."""
+        ...
+
     def merit(self, samples: Sequence[Any]) -> Float[Tensor, " batch"] | None:
         """Expected use of scoring each sample, higher is better; None as long as too little was observed."""
         ...

@@ -52,7 +52,9 @@ class RoundsConfig:
         plateau: scored samples without a change of the ten best scores after which the run is stale too, at least 1; None goes on.
         when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with, keeps the memory, the
             screen and the objective's own parameters, and ends the run only if nothing new, or nothing better, was scored since
-            the last restart.
+            the last restart. ``islands`` begins anew, with the first weights, an empty memory and screen and the first objective,
+            and at every second time with all that was scored in the memory and the screen; it ends the run only if nothing new was
+            scored since the last time.
         goal: score that ends the run once the ten best have it, to 1e-9; None goes on.
         bf16: whether the passes run under bfloat16 autocast, ``auto`` if the device has units for it; samples are drawn without.
 
@@ -74,7 +76,7 @@ class RoundsConfig:
     take_children: int | None = None
     patience: int = 10
     plateau: int | None = None
-    when_stale: Literal["stop", "restart"] = "stop"
+    when_stale: Literal["stop", "restart", "islands"] = "stop"
     goal: float | None = None
     bf16: bool | Literal["auto"] = "auto"
 
@@ -93,8 +95,8 @@ class RoundsConfig:
             check_range("max_grad_norm", self.max_grad_norm, above=0)
         if self.plateau is not None:
             check_range("plateau", self.plateau, least=1, note=" or None")
-        if self.when_stale not in ("stop", "restart"):
-            raise ValueError(f"when_stale: {self.when_stale!r}, expected stop or restart")
+        if self.when_stale not in ("stop", "restart", "islands"):
+            raise ValueError(f"when_stale: {self.when_stale!r}, expected stop, restart or islands")
 
 
 @dataclass
@@ -148,12 +150,15 @@ class Rounds:
             self.screen.observe([entry.sample for entry in known], scores)
         self._ref_logp: dict[Hashable, float] = {}
         self._score_of: dict[Hashable, float] = {entry.key: entry.score for entry in self.memory.kept}
+        self._entry_of = {entry.key: entry for entry in self.memory.kept}
+        self._met: set[Hashable] = set(self._entry_of)  # keys of the samples of this island
         self._draws: list[tuple[Hashable | None, float]] = []  # key and log-prob of what the policy drew in this round
         self._new_share = 0.0
         self._drawn = False  # whether the policy draws the trajectories of samples
         self.restarts, self.rounds = 0, 0
         self._top: list[float] = []
         self._risen_at = 0
+        self._first_objective = copy.deepcopy(self.objective)
         self._optimizer = self._new_optimizer()
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
@@ -181,7 +186,10 @@ class Rounds:
                 break
             if not (stale or flat):
                 continue
-            if self.config.when_stale == "stop" or (stale and len(self.everything) == known) or (flat and self._top == best):
+            alone = self.config.when_stale == "islands"
+            if self.config.when_stale == "stop" or (stale and len(self.everything) == known):
+                break
+            if flat and self._top == best and not alone:
                 break
             self._restart()
             idle, known, best, self._risen_at = 0, len(self.everything), self._top, len(self.everything)
@@ -197,15 +205,36 @@ class Rounds:
         return len(new)
 
     def _on_plateau(self) -> bool:
-        top = [entry.score for entry in self.everything.kept[:10]]
+        top = [entry.score for entry in self.memory.kept[:10]]
         if top != self._top:
             self._top, self._risen_at = top, len(self.everything)
         return self.config.plateau is not None and len(self.everything) - self._risen_at >= self.config.plateau
 
     def _restart(self) -> None:
         as_module(self.policy).load_state_dict(as_module(self.reference).state_dict())
+        if self.config.when_stale == "islands":
+            self._leave_island()
         self._optimizer = self._new_optimizer()
         self.restarts += 1
+
+    def _leave_island(self) -> None:
+        """Begin an empty island, or at every second time one with all that was scored."""
+        self.objective = copy.deepcopy(self._first_objective)
+        self.memory.clear()
+        self._met.clear()
+        if self.screen is not None:
+            self.screen.forget()
+        if self.restarts % 2:
+            self._met.update(self._entry_of)
+            self._remember(self.everything.kept)
+        self._top = []
+
+    def _remember(self, entries: Sequence[Remembered]) -> None:
+        """Put samples of known score into memory and screen."""
+        for entry in entries:
+            self.memory.add([(entry.key, entry.sample, entry.score)], entry.source)
+        if self.screen is not None and entries:
+            self.screen.observe([entry.sample for entry in entries], torch.tensor([entry.score for entry in entries]))
 
     # -- proposing and scoring
 
@@ -222,7 +251,15 @@ class Rounds:
 
     def _new(self, samples: Sequence[Any], source: str, found: dict[Hashable, tuple[Any, str]]) -> dict[Hashable, tuple[Any, str]]:
         keys = dict.fromkeys(key for sample in samples if (key := self.key(sample)) is not None)
+        if self.config.when_stale == "islands":
+            self._meet([key for key in keys if key in self.everything])
         return {key: (key, source) for key in keys if key not in found and key not in self.everything}
+
+    def _meet(self, keys: Sequence[Hashable]) -> None:
+        """Take samples of earlier islands, whose scores are known, into this one."""
+        new = [key for key in keys if key not in self._met]
+        self._met.update(new)
+        self._remember([self._entry_of[key] for key in new])
 
     def _choose(self, candidates: dict[Hashable, tuple[Any, str]]) -> list[tuple[Hashable, Any, str]]:
         """All candidates; with a screen ``take`` of them: the first ``unscreened`` of the policy and the best by merit."""
@@ -255,6 +292,8 @@ class Rounds:
             self.memory.add([(key, sample, score)], source)
             self.everything.add([(key, sample, score)], source)
             self._score_of[key] = score
+            self._entry_of[key] = Remembered(key, sample, score, source)
+            self._met.add(key)
         return [Remembered(key, sample, score, source) for (key, sample, source), score in pairs]
 
     # -- learning
