@@ -317,7 +317,7 @@ def test_reversing_every_edge_is_no_transposition_of_the_result(kind: str) -> No
 def test_each_part_of_a_layer_reads_both_directions(part: str, silent: list[str]) -> None:
     """With the other readers of pair states silent, what belongs to (0, 1) depends on the arrow from 0 to 1 and on that back."""
     net = network("directed", layers=1)
-    for name in silent:
+    for name in [*silent, "pool"]:  # nodes also hear of each other by the state of the graph
         getattr(net.blocks[0], name).weight.data.zero_()
     empty, there, back = (arrow(net, i, j, (0, 1, 2)) for i, j in ((2, 2), (0, 1), (1, 0)))
     for found in (there, back):
@@ -420,10 +420,16 @@ def test_bad_settings_are_named(options: dict[str, Any], text: str) -> None:
         network(**options)
 
 
+own_errors = pytest.mark.skipif(
+    hasattr(EquivariantTransformer.forward, "__wrapped__"), reason="under jaxtyping's hook its own error comes first"
+)
+
+
 def _without(name: str) -> Callable[[FieldBatch], FieldBatch]:
     return lambda batch: replace(batch, nodes={k: v for k, v in batch.nodes.items() if k != name})
 
 
+@own_errors
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
@@ -445,6 +451,7 @@ def test_bad_input_is_named(spoil: Callable[[FieldBatch], FieldBatch], text: str
         run(network(), spoil(batch), time)
 
 
+@own_errors
 def test_bad_times_and_unwanted_positions_are_named() -> None:
     batch, time = graphs()
     with pytest.raises(ValueError, match=r"^time: shape \(3,\), expected \(4,\)$"):

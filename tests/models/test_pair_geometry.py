@@ -97,6 +97,15 @@ def test_nodes_move_along_relative_vectors(ordered: bool) -> None:
         np.testing.assert_allclose(found[b].numpy(), wanted, atol=1e-7)
 
 
+def test_moves_keep_their_precision_under_autocast() -> None:
+    mask = node_mask(torch.tensor(SIZES), N)
+    pairs, positions = Pairs.of(mask, torch.float32, False), centred(torch.randn(3, N, 3), mask)
+    arguments = positions, torch.randn(3, 6, 1) * pairs.weight, torch.randn(3, N, 2), pairs
+    with torch.autocast("cpu", torch.bfloat16):
+        found = moved(*arguments)
+    assert torch.equal(found, moved(*arguments))
+
+
 def test_lengths_have_a_gradient_at_zero() -> None:
     vectors = torch.zeros(2, 3, requires_grad=True)
     lengths(vectors).sum().backward()
