@@ -149,8 +149,7 @@ class Rounds:
             scores = torch.tensor([entry.score for entry in known], dtype=torch.float64)
             self.screen.observe([entry.sample for entry in known], scores)
         self._ref_logp: dict[Hashable, float] = {}
-        self._score_of: dict[Hashable, float] = {entry.key: entry.score for entry in self.memory.kept}
-        self._entry_of = {entry.key: entry for entry in self.memory.kept}
+        self._entry_of: dict[Hashable, Remembered] = {entry.key: entry for entry in self.memory.kept}  # in the order of scoring
         self._met: set[Hashable] = set(self._entry_of)  # keys of the samples of this island
         self._draws: list[tuple[Hashable | None, float]] = []  # key and log-prob of what the policy drew in this round
         self._new_share = 0.0
@@ -186,10 +185,8 @@ class Rounds:
                 break
             if not (stale or flat):
                 continue
-            alone = self.config.when_stale == "islands"
-            if self.config.when_stale == "stop" or (stale and len(self.everything) == known):
-                break
-            if flat and self._top == best and not alone:
+            nothing = (stale and len(self.everything) == known) or (flat and self._top == best)
+            if self.config.when_stale == "stop" or nothing:
                 break
             self._restart()
             idle, known, best, self._risen_at = 0, len(self.everything), self._top, len(self.everything)
@@ -226,7 +223,7 @@ class Rounds:
             self.screen.forget()
         if self.restarts % 2:
             self._met.update(self._entry_of)
-            self._remember(self.everything.kept)
+            self._remember(list(self._entry_of.values()))
         self._top = []
 
     def _remember(self, entries: Sequence[Remembered]) -> None:
@@ -291,7 +288,6 @@ class Rounds:
         for (key, sample, source), score in pairs:
             self.memory.add([(key, sample, score)], source)
             self.everything.add([(key, sample, score)], source)
-            self._score_of[key] = score
             self._entry_of[key] = Remembered(key, sample, score, source)
             self._met.add(key)
         return [Remembered(key, sample, score, source) for (key, sample, source), score in pairs]
@@ -348,7 +344,7 @@ class Rounds:
         self._optimizer.step()
 
     def _known_draws(self) -> Draws:
-        known = [(self._score_of[key], logp) for key, logp in self._draws if key is not None and key in self._score_of]
+        known = [(self._entry_of[key].score, logp) for key, logp in self._draws if key is not None and key in self._entry_of]
         table = torch.tensor(known, device=self._device).reshape(-1, 2)
         return Draws(table[:, 0], table[:, 1], self._new_share)
 

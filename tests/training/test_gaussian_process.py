@@ -245,6 +245,19 @@ def test_tables_kept_from_the_last_fit_are_those_of_a_first_fit() -> None:
     assert torch.equal(often.merit(asked), once.merit(asked))  # type: ignore[arg-type]
 
 
+def test_after_forgetting_it_is_as_new() -> None:
+    samples, asked = made(60), made(7, seed=1)
+    used, new = GaussianProcessScreen(featurize, start=10), GaussianProcessScreen(featurize, start=10)
+    used.observe(samples, torch.tensor([score(row) for row in samples]))
+    used.merit(asked)
+    used.forget()
+    assert used.merit(asked) is None
+    for one in (used, new):
+        one.generator.manual_seed(3)
+        one.observe(samples[:30], torch.tensor([-score(row) for row in samples[:30]]))
+    assert torch.equal(used.merit(asked), new.merit(asked))  # type: ignore[arg-type]
+
+
 def test_equal_generators_give_equal_merits_and_the_fit_is_kept_for_a_while() -> None:
     new = made(5, seed=3)
     one, two = (fitted(50, size=30, generator=torch.Generator().manual_seed(1))[0] for _ in range(2))

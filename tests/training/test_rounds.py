@@ -200,6 +200,9 @@ class Ranking:
     def observe(self, samples: Sequence[str], scores: Tensor) -> None:
         self.observed |= dict(zip(samples, scores.tolist(), strict=True))
 
+    def forget(self) -> None:
+        self.observed.clear()
+
     def merit(self, samples: Sequence[str]) -> Tensor | None:
         self.offered.append(list(samples))
         ready = len(self.observed) >= self.start
@@ -455,6 +458,41 @@ def test_restarts_find_more_than_a_stop_and_end_when_nothing_is_left() -> None:
     assert 1 <= small.restarts <= 3
 
 
+def test_an_island_begins_anew_and_every_second_one_knows_everything() -> None:
+    screen, objective = Ranking(start=50), SelfImitation(0.02, new_share=1.0)
+    loop = rounds(letters_policy(4), objective=objective, screen=screen, learning_rate=0.1, when_stale="islands")
+    first = weights(loop)
+    for _ in range(3):
+        loop.round()
+    assert not equal(first, weights(loop))
+    assert loop.objective.temperature > 0.02  # type: ignore[attr-defined]
+    scored = asked(loop)[:]
+    loop._restart()
+    assert equal(first, weights(loop))
+    assert loop.objective.temperature == 0.02  # type: ignore[attr-defined]
+    assert not loop.memory.kept
+    assert not screen.observed
+    assert {entry.key for entry in loop.everything.kept} == set(scored)
+    loop.round()  # what it draws again is known: it enters without a call
+    again = {text for text, _ in loop._draws if text in scored}
+    assert again
+    assert len(asked(loop)) == len(set(asked(loop)))
+    new = set(asked(loop)[len(scored) :])
+    assert {entry.key for entry in loop.memory.kept} == again | new == set(screen.observed)
+    assert all(entry.score == worth(str(entry.key)) for entry in loop.memory.kept)
+    loop._restart()
+    assert {entry.key for entry in loop.memory.kept} == set(asked(loop)) == set(screen.observed)
+
+
+def test_islands_go_on_until_the_budget_is_used_up() -> None:
+    loop = rounds(letters_policy(5), plateau=20, when_stale="islands", patience=50, passes=0, budget=300)
+    assert len(loop.run()) == 300
+    assert loop.restarts >= 3
+    small = rounds(letters_policy(1), patience=4, when_stale="islands", budget=80)  # of only three texts
+    assert len(small.run()) <= 3
+    assert small.restarts <= 3
+
+
 # -- as a whole
 
 
@@ -527,7 +565,7 @@ def test_the_generator_decides_everything() -> None:
         ({"take": 4, "unscreened": 5}, r"unscreened: 5, expected .* 4 \(take\)"),
         ({"patience": 0}, "patience: 0"),
         ({"plateau": 0}, "plateau: 0, expected at least 1 or None"),
-        ({"when_stale": "wait"}, "when_stale: 'wait', expected stop or restart"),
+        ({"when_stale": "wait"}, "when_stale: 'wait', expected stop, restart or islands"),
     ],
 )
 def test_settings_are_refused(given: dict[str, Any], said: str) -> None:
