@@ -170,7 +170,8 @@ def random_state(
             shapes |= {f"mlp_out_{name}.0": (mlp[k], widths[k]), f"mlp_out_{name}.2": (last, mlp[k])}
     for name in ("mlp_in_pos", "mlp_out_pos"):
         shapes |= {f"{name}.mlp.0": (mlp[3], 1), f"{name}.mlp.2": (1, mlp[3])}
-    without_bias, norms = set(), {}
+    without_bias: set[str] = set()
+    norms: dict[str, int] = {}
     for n in range(layers):
         at = f"tf_layers.{n}.self_attn."
         shapes |= {at + m: (dx, dx) for m in ("q", "k", "v", "x_out")} | {at + "out": (dx, heads * dx), at + "a": (heads, dx)}
