@@ -26,6 +26,7 @@ __all__ = [
     "PolyincDistortion",
     "RevcosDistortion",
     "Schedule",
+    "SquaredSchedule",
     "time_grid",
 ]
 
@@ -148,17 +149,18 @@ def time_grid(num_steps: int) -> Float[Tensor, " point"]:
 
 @dataclass(frozen=True)
 class DigressSchedule:
-    """Schedule of DiGress's T + 1 discrete steps, ᾱ(i/T) = g((i+1)/(T+1))/g(0), with g as in :class:`CosineSchedule`.
+    """Schedule of DiGress's T + 1 discrete steps, ᾱ(i/T) = g(u_{i+1})/g(0), with g as in :class:`CosineSchedule`.
 
-    It is the product of α_i = g(u_{i+1})/g(u_i), u_i = i/(T+1), and keeps the off-by-one of DiGress's code. A time between two
+    It is the product of α_i = g(u_{i+1})/g(u_i), u_i = (i/(T+1))^ν, and keeps the off-by-one of DiGress's code. A time between two
     steps is rounded to the nearer one. At t = 0 its value is ᾱ_0 and not 1 (0.99991 at T = 500), so the last draw keeps a trace
     of noise. At t = 1 its value is 0, where DiGress has 1e-9 in one place and 0 in another.
 
-    Source: Vignac et al. (2022), arXiv 2209.14734, and its code.
+    Source: Vignac et al. (2022), arXiv 2209.14734, and its code; the exponent: Vignac et al. (2023), MiDi, arXiv 2302.09048.
 
     Attributes:
         steps: T of the training, at least 1.
         offset: offset o of the cosine, in [0, 1).
+        exponent: ν, more than 0; MiDi has its own per field, and 1 in DiGress. The larger, the later the signal is lost.
 
     >>> DigressSchedule(4).alpha_bar(torch.tensor([0.0, 0.5, 1.0]))
     tensor([0.8987, 0.3408, 0.0000], dtype=torch.float64)
@@ -166,11 +168,36 @@ class DigressSchedule:
 
     steps: int
     offset: float = 0.008
+    exponent: float = 1.0
 
     def __post_init__(self) -> None:
         check_range("steps", self.steps, least=1)
+        check_range("exponent", self.exponent, above=0)
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """ᾱ(t), elementwise: the share of the clean signal left at time t, in [0, 1], float64."""
         step = torch.round(widen(t).clamp(0.0, 1.0) * self.steps)
-        return CosineSchedule(self.offset).alpha_bar((step + 1) / (self.steps + 1))
+        return CosineSchedule(self.offset).alpha_bar(((step + 1) / (self.steps + 1)) ** self.exponent)
+
+
+@dataclass(frozen=True)
+class SquaredSchedule:
+    """Schedule ᾱ(t)² of another schedule ᾱ(t).
+
+    A Gaussian process scales clean positions by the square root of its schedule. MiDi scales them by ᾱ(t) itself, so its
+    positions have the square of its cosine schedule.
+
+    Source: Vignac et al. (2023), section 3.1, arXiv 2302.09048.
+
+    Attributes:
+        schedule: ᾱ(t).
+
+    >>> SquaredSchedule(LinearSchedule()).alpha_bar(torch.tensor([0.0, 0.5, 1.0])).tolist()
+    [1.0, 0.25, 0.0]
+    """
+
+    schedule: Schedule
+
+    def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+        """ᾱ(t)², elementwise: the share of the variance of the clean signal left at time t, in [0, 1], float64."""
+        return self.schedule.alpha_bar(t).square()

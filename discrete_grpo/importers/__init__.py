@@ -13,6 +13,7 @@ from torch import nn
 
 from discrete_grpo.importers.digress import ImportedGraphs, import_defog, import_digress, import_graph_grpo
 from discrete_grpo.importers.huggingface import import_huggingface
+from discrete_grpo.importers.midi import MidiModel, import_midi
 from discrete_grpo.importers.molgpt import import_molgpt
 from discrete_grpo.importers.reinvent import import_reinvent
 from discrete_grpo.importers.tensors import read_json
@@ -20,12 +21,14 @@ from discrete_grpo.runs.checkpoint import CheckpointError, save
 
 __all__ = [
     "ImportedGraphs",
+    "MidiModel",
     "Source",
     "import_checkpoint",
     "import_defog",
     "import_digress",
     "import_graph_grpo",
     "import_huggingface",
+    "import_midi",
     "import_molgpt",
     "import_reinvent",
     "importer",

@@ -25,7 +25,8 @@ from discrete_grpo.diffusion.schedules import DigressSchedule, LinearSchedule
 from discrete_grpo.domains import graph6, molecules
 from discrete_grpo.domains.molecules import Vocabulary
 from discrete_grpo.importers.graph_data import DataName, PriorName, one_of, prior
-from discrete_grpo.importers.graph_source import Fact, GraphSource, shape
+from discrete_grpo.importers.graph_source import GraphSource, shape
+from discrete_grpo.importers.settings import Fact
 from discrete_grpo.importers.tensors import check_tensors
 from discrete_grpo.models.digress_features import MoleculeFeatures
 from discrete_grpo.models.digress_pooling import Pooling
@@ -98,10 +99,10 @@ def import_digress(
     source = GraphSource.read(path, dataset, statistics, noise)
     if source.noise.value not in ("marginal", "uniform"):
         raise ValueError(f"noise: {source.noise.value!r}, expected marginal or uniform")
-    source.expect("model", "type", ("discrete",), "Gaussian diffusion of graphs is not known")
-    source.expect("model", "diffusion_noise_schedule", ("cosine",), "other schedules are not known")
+    source.settings.expect("model", "type", ("discrete",), "Gaussian diffusion of graphs is not known")
+    source.settings.expect("model", "diffusion_noise_schedule", ("cosine",), "other schedules are not known")
     fixed = one_of("variant", variant, ("main", "fixed_bug")) == "fixed_bug"
-    diffusion = source.whole(diffusion_steps, "model", "diffusion_steps", source.data.steps)
+    diffusion = source.settings.whole(diffusion_steps, "model", "diffusion_steps", source.data.steps)
     steps = Fact(num_steps, "option") if num_steps is not None else diffusion
     published = one_of("padding", padding, get_args(Padding)) == "published"
     pooling: Pooling = "variance" if fixed else "padded" if published else "masked"
@@ -153,11 +154,12 @@ def import_defog(
     source = GraphSource.read(path, dataset, statistics, noise)
     _refuse_graph_grpo(source)
     published = one_of("padding", padding, get_args(Padding)) == "published"
-    etas = source.number(eta, "sample", "eta", 0.0)
-    omegas = source.number(omega, "sample", "omega", 0.0)
+    etas = source.settings.number(eta, "sample", "eta", 0.0)
+    omegas = source.settings.number(omega, "sample", "omega", 0.0)
     if etas.value > 0:
-        source.expect("sample", "rdb", ("general",), "other designs of the stochastic rates are not known (eta=0 leaves them out)")
-    steps = source.whole(num_steps, "sample", "sample_steps", source.data.steps)
+        what = "other designs of the stochastic rates are not known (eta=0 leaves them out)"
+        source.settings.expect("sample", "rdb", ("general",), what)
+    steps = source.settings.whole(num_steps, "sample", "sample_steps", source.data.steps)
     pooling: Pooling = "padded" if published else "masked"
     config, facts = _config(source, heads, rrwp_steps, clock="data", time_width=TIME_WIDTH, pooling=pooling, published=published)
     facts |= {"eta": etas, "omega": omegas, "padding": Fact(padding, "option")}
@@ -212,13 +214,14 @@ def import_graph_grpo(
     """
     source = GraphSource.read(path, dataset, statistics, noise)
     published = one_of("padding", padding, get_args(Padding)) == "published"
-    tuned = source.setting("grpo", "forward_steps") is not None
-    steps = source.whole(num_steps, *(("grpo", "forward_steps") if tuned else ("sample", "sample_steps")), source.data.steps)
+    tuned = source.settings.get("grpo", "forward_steps") is not None
+    named = ("grpo", "forward_steps") if tuned else ("sample", "sample_steps")
+    steps = source.settings.whole(num_steps, *named, source.data.steps)
     config, facts = _config(
         source, heads, rrwp_steps, clock="data", time_width=TIME_WIDTH, pooling="biased_std", published=published
     )
     facts |= {name: Fact(value, "option" if value else "published") for name, value in (("eta", eta), ("omega", omega))}
-    facts["temperature"] = source.number(None, "grpo", "sampling_temperature", 1.0)
+    facts["temperature"] = source.settings.number(None, "grpo", "sampling_temperature", 1.0)
     facts["padding"] = Fact(padding, "option")
     return _flow(source, config, steps, (eta, omega), sample_distortion, checkpoint_layers, facts)
 
@@ -235,7 +238,7 @@ def _flow(
     """Make a policy of flow matching; ``rates`` is (eta, omega)."""
     priors = zip(source.priors(), (config.node_classes, config.edge_classes), strict=True)
     kernels = [FlowEuler(Noise(prior, LinearSchedule(), classes), *rates) for prior, classes in priors]
-    named = source.text(sample_distortion, "sample", "time_distortion", "identity")
+    named = source.settings.text(sample_distortion, "sample", "time_distortion", "identity")
     distortion = choices.make_distortion(cast(choices.Distortion, named.value))
     facts |= {"time distortion": named}
     temperature = facts["temperature"].value if "temperature" in facts else 1.0
@@ -300,7 +303,7 @@ def _config(
 
 def _heads(source: GraphSource, given: int | None) -> Fact[int]:
     """Return the number of attention heads, which no shape determines."""
-    stored = source.setting("model", "hidden_dims")
+    stored = source.settings.get("model", "hidden_dims")
     if given is None and isinstance(stored, Mapping) and isinstance(stored.get("n_head"), int):
         return Fact(int(stored["n_head"]), "file")
     return Fact(HEADS if given is None else given, "published" if given is None else "option")
@@ -352,6 +355,4 @@ def _taken(source: GraphSource, policy: GraphPolicy, facts: Mapping[str, Fact[An
         "n is divided by": Fact(source.largest, origin),
         **facts,
     }
-    return {
-        name: (f"{fact.value:g}" if isinstance(fact.value, float) else str(fact.value), fact.origin) for name, fact in rows.items()
-    }
+    return {name: fact.text for name, fact in rows.items()}

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
@@ -26,11 +26,12 @@ from discrete_grpo.importers.graph_data import (
     prior,
     read_statistics,
 )
-from discrete_grpo.importers.lightning import plain, read_lightning, tensors
+from discrete_grpo.importers.lightning import read_lightning, tensors, tensors_below
+from discrete_grpo.importers.settings import Fact, Settings, brief, hyper_parameters
 from discrete_grpo.models.digress_features import Features, feature_widths
 from discrete_grpo.runs.checkpoint import CheckpointError
 
-__all__ = ["Fact", "GraphSource"]
+__all__ = ["GraphSource"]
 
 PUBLISHED_WALKS = (12, 20)
 """K of the random-walk features in every published model."""
@@ -40,16 +41,6 @@ BUFFERS = ("p0_node_dist", "p0_edge_dist", "node_count_prob")
 IGNORED = ("noise_schedule.", "train_loss.", "p0_", "node_count_", "_device_buffer", "val_", "test_")
 NETWORK = ("mlp_in_", "mlp_out_", "tf_layers.")
 FIRST = "mlp_in_X.0.weight"
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Fact(Generic[_T]):
-    """Value and its origin: ``option``, ``file``, ``published`` or the name of a data set."""
-
-    value: _T
-    origin: str
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,7 @@ class GraphSource:
     data_origin: str
     noise: Fact[PriorName]
     largest: int
-    settings: Mapping[str, Any]
+    settings: Settings
 
     @staticmethod
     def read(
@@ -88,67 +79,20 @@ class GraphSource:
         """
         content = read_lightning(path)
         named = dict(tensors(content))
-        prefix = _prefix(named, path)
-        inside = {k.removeprefix(prefix): t for k, t in named.items() if k.startswith(prefix)}
-        network = {k: t for k, t in inside.items() if k.startswith(NETWORK) or not _ignored(k)}
+        inside = tensors_below(named, FIRST, path, "DiGress, DeFoG or Graph-GRPO")
+        network = {k: t for k, t in inside.items() if k.startswith(NETWORK) or not ignored(k)}
+        if any(k.startswith("mlp_in_pos.") for k in network):
+            raise CheckpointError(f"path: {path} is a network of MiDi (mlp_in_pos), expected one of DiGress, DeFoG or Graph-GRPO")
         buffers = {k.rsplit(".", 1)[-1]: t for k, t in named.items() if k.rsplit(".", 1)[-1] in BUFFERS}
-        hyper = plain(content.get("hyper_parameters")) if isinstance(content, Mapping) else None
-        hyper = hyper if isinstance(hyper, Mapping) else {}
-        settings = hyper.get("cfg", hyper)
-        settings = settings if isinstance(settings, Mapping) else {}
+        settings = Settings.of(content, path)
         outputs = num_rows(network, "mlp_out_X.2.weight", path), num_rows(network, "mlp_out_E.2.weight", path)
-        stored = hyper.get("dataset_infos")
+        stored = hyper_parameters(content).get("dataset_infos")
         data, origin = _data(dataset, statistics, stored, path, outputs)
         largest = stored.get("max_n_nodes") if isinstance(stored, Mapping) and origin == "file" else None
         largest = largest if isinstance(largest, int) and largest > 0 else len(data.node_counts) - 1
         source = GraphSource(path, network, buffers, data, origin, _noise(noise, settings), largest, settings)
         source._check_classes(outputs)
         return source
-
-    # -- what the file states
-
-    def setting(self, group: str, name: str) -> Any:
-        """Return a value of the stored configuration; None where there is none."""
-        found = self.settings.get(group)
-        return found.get(name) if isinstance(found, Mapping) else None
-
-    def number(self, given: float | None, group: str, name: str, otherwise: float, origin: str = "published") -> Fact[float]:
-        """Return an option if it is given, else a stored number, else ``otherwise``.
-
-        Raises:
-            CheckpointError: if what is stored is no finite number.
-        """
-        if given is not None:
-            return Fact(given, "option")
-        stored = self.setting(group, name)
-        if stored is None:
-            return Fact(otherwise, origin)
-        if isinstance(stored, bool) or not isinstance(stored, int | float) or not math.isfinite(stored):
-            raise CheckpointError(f"path: {self.path} stores {group}.{name} {brief(stored)}, expected a number")
-        return Fact(stored, "file")
-
-    def whole(self, given: int | None, group: str, name: str, otherwise: int, origin: str = "published") -> Fact[int]:
-        """Return an option, stored value or default as :meth:`number` does, for integers; a stored one is at least 1."""
-        found = self.number(given, group, name, otherwise, origin)
-        if found.origin == "file" and (found.value != int(found.value) or found.value < 1):
-            raise CheckpointError(f"path: {self.path} stores {group}.{name} {found.value}, expected a whole number of at least 1")
-        return Fact(int(found.value), found.origin)
-
-    def text(self, given: str | None, group: str, name: str, otherwise: str) -> Fact[str]:
-        """Return an option, stored value or default as :meth:`number` does, for names."""
-        if given is not None:
-            return Fact(given, "option")
-        stored = self.setting(group, name)
-        return Fact(otherwise, "published") if stored is None else Fact(str(stored), "file")
-
-    def expect(self, group: str, name: str, known: tuple[Any, ...], what: str) -> None:
-        """Raise CheckpointError if the file states a setting that is none of ``known``."""
-        stored = self.setting(group, name)
-        if stored is not None and stored not in known:
-            expected = " or ".join(str(k) for k in known)
-            raise CheckpointError(f"path: {self.path} stores {group}.{name} {brief(stored)}, expected {expected}: {what}")
-
-    # -- what follows from it
 
     def priors(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return the priors of nodes and edges: the stored buffers, else the priors of the named noise.
@@ -191,7 +135,7 @@ class GraphSource:
 
     def _bound(self, name: str, otherwise: int) -> int:
         """Return a bound on the number of nodes of a fine-tuned checkpoint; 0 and None mean no bound."""
-        stored = self.setting("grpo", name)
+        stored = self.settings.get("grpo", name)
         if stored is None:
             return otherwise
         if isinstance(stored, bool) or not isinstance(stored, int) or not 0 <= stored < MOST_NODES:
@@ -224,7 +168,7 @@ class GraphSource:
                 f"{states} classes (data {self.data.name}, noise {self.noise.value}){self._other_noises(inputs, time_width)}"
             )
         kind, length, molecular = found
-        self.expect("model", "extra_features", _names(kind), "features of this name are not known")
+        self.settings.expect("model", "extra_features", _names(kind), "features of this name are not known")
         if kind.startswith("rrwp"):
             self._check_walks(length, rrwp_steps, inputs, time_width)
         elif rrwp_steps is not None:
@@ -233,7 +177,7 @@ class GraphSource:
         return kind, length, molecular
 
     def _check_walks(self, length: int, given: int | None, inputs: tuple[int, ...], time_width: int) -> None:
-        stored = self.setting("model", "rrwp_steps")
+        stored = self.settings.get("model", "rrwp_steps")
         hint = self._other_noises(inputs, time_width)
         read = f"{self.path} reads {length} with noise {self.noise.value}{hint}"
         if given is not None and given != length:
@@ -268,11 +212,6 @@ class GraphSource:
                 )
 
 
-def brief(value: Any) -> str:
-    """Return the representation of a stored value in one line of at most 40 characters."""
-    return " ".join(repr(value).split())[:40]
-
-
 def num_rows(network: Mapping[str, Tensor], name: str, path: object) -> int:
     """Return the number of rows of a matrix of the network."""
     return shape(network, name, path)[0]
@@ -295,23 +234,14 @@ def _fitting(classes: tuple[int, int]) -> str:
     return ", ".join(f"--dataset={name}" for name in fitting(*classes)) or "none of the published data sets, give statistics"
 
 
-def _ignored(name: str) -> bool:
+def ignored(name: str) -> bool:
+    """Return whether a tensor belongs to the training and not to the network."""
     return name.startswith(IGNORED) or "metrics" in name
 
 
-def _prefix(named: Mapping[str, Tensor], path: object) -> str:
-    """Return the prefix of the names of the network, such as ``model.``; the shortest if there are several."""
-    found = sorted((k[: -len(FIRST)] for k in named if k.endswith(FIRST)), key=len)
-    if not found:
-        first = ", ".join(sorted(named)[:3]) or "no tensors"
-        raise CheckpointError(f"path: {path} has no {FIRST} ({first}), expected a network of DiGress, DeFoG or Graph-GRPO")
-    return found[0]
-
-
-def _noise(given: PriorName | None, settings: Mapping[str, Any]) -> Fact[PriorName]:
+def _noise(given: PriorName | None, settings: Settings) -> Fact[PriorName]:
     """Return the name of the prior: the option, else the stored one, else marginal as in most published models."""
-    group = settings.get("model")
-    stored = group.get("transition") if isinstance(group, Mapping) else None
+    stored = settings.get("model", "transition")
     found = given or (str(stored) if stored else "marginal")
     one_of("noise", found, get_args(PriorName))
     return Fact(cast(PriorName, found), "option" if given else "file" if stored else "assumed")

@@ -22,7 +22,7 @@ from torch import Tensor
 from discrete_grpo.importers.tensors import read_pickle
 from discrete_grpo.runs.checkpoint import CheckpointError
 
-__all__ = ["Record", "plain", "read_lightning"]
+__all__ = ["Record", "plain", "read_lightning", "tensors", "tensors_below"]
 
 REBUILD: Mapping[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
@@ -156,3 +156,22 @@ def tensors(content: Any) -> Iterator[tuple[str, Tensor]]:
     for name, value in state.items() if isinstance(state, Mapping) else ():
         if isinstance(name, str) and isinstance(value, Tensor):
             yield name, value
+
+
+def tensors_below(named: Mapping[str, Tensor], first: str, path: object, expected: str) -> dict[str, Tensor]:
+    """Return the tensors of a network without the prefix of their names, such as ``model.``; the shortest if there are several.
+
+    Args:
+        named: all tensors of a file.
+        first: name of a tensor that the network has.
+        path: path of the file.
+        expected: programs that have such networks.
+
+    Raises:
+        CheckpointError: if no name ends with ``first``.
+    """
+    found = sorted((k[: -len(first)] for k in named if k.endswith(first)), key=len)
+    if not found:
+        start = ", ".join(sorted(named)[:3]) or "no tensors"
+        raise CheckpointError(f"path: {path} has no {first} ({start}), expected a network of {expected}")
+    return {k.removeprefix(found[0]): t for k, t in named.items() if k.startswith(found[0])}

@@ -1,0 +1,100 @@
+"""Settings that the checkpoint of another program states, and facts about a model with their origins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from discrete_grpo.importers.lightning import plain
+from discrete_grpo.runs.checkpoint import CheckpointError
+
+__all__ = ["Fact", "Settings", "brief", "hyper_parameters"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Fact(Generic[_T]):
+    """Value and its origin: ``option``, ``file``, ``published``, ``shapes``, ``assumed`` or the name of a data set."""
+
+    value: _T
+    origin: str
+
+    @property
+    def text(self) -> tuple[str, str]:
+        """Value in words and origin."""
+        return f"{self.value:g}" if isinstance(self.value, float) else str(self.value), self.origin
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Stored configuration of a checkpoint: groups of named values.
+
+    Attributes:
+        path: path of the file, for messages.
+        values: groups; empty where the file states nothing.
+    """
+
+    path: object
+    values: Mapping[str, Any]
+
+    @staticmethod
+    def of(content: Any, path: object) -> Settings:
+        """Read the configuration that Lightning stores as ``cfg``, or as the hyper-parameters themselves."""
+        hyper = hyper_parameters(content)
+        values = hyper.get("cfg", hyper)
+        return Settings(path, values if isinstance(values, Mapping) else {})
+
+    def get(self, group: str, name: str) -> Any:
+        """Return a stored value; None where there is none."""
+        found = self.values.get(group)
+        return found.get(name) if isinstance(found, Mapping) else None
+
+    def number(self, given: float | None, group: str, name: str, otherwise: float, origin: str = "published") -> Fact[float]:
+        """Return an option if it is given, else a stored number, else ``otherwise``.
+
+        Raises:
+            CheckpointError: if what is stored is no finite number.
+        """
+        if given is not None:
+            return Fact(given, "option")
+        stored = self.get(group, name)
+        if stored is None:
+            return Fact(otherwise, origin)
+        if isinstance(stored, bool) or not isinstance(stored, int | float) or not math.isfinite(stored):
+            raise CheckpointError(f"path: {self.path} stores {group}.{name} {brief(stored)}, expected a number")
+        return Fact(stored, "file")
+
+    def whole(self, given: int | None, group: str, name: str, otherwise: int, origin: str = "published") -> Fact[int]:
+        """Return an option, stored value or default as :meth:`number` does, for integers; a stored one is at least 1."""
+        found = self.number(given, group, name, otherwise, origin)
+        if found.origin == "file" and (found.value != int(found.value) or found.value < 1):
+            raise CheckpointError(f"path: {self.path} stores {group}.{name} {found.value}, expected a whole number of at least 1")
+        return Fact(int(found.value), found.origin)
+
+    def text(self, given: str | None, group: str, name: str, otherwise: str) -> Fact[str]:
+        """Return an option, stored value or default as :meth:`number` does, for names."""
+        if given is not None:
+            return Fact(given, "option")
+        stored = self.get(group, name)
+        return Fact(otherwise, "published") if stored is None else Fact(str(stored), "file")
+
+    def expect(self, group: str, name: str, known: tuple[Any, ...], what: str) -> None:
+        """Raise CheckpointError if the file states a setting that is none of ``known``."""
+        stored = self.get(group, name)
+        if stored is not None and stored not in known:
+            expected = " or ".join(str(k) for k in known)
+            raise CheckpointError(f"path: {self.path} stores {group}.{name} {brief(stored)}, expected {expected}: {what}")
+
+
+def brief(value: Any) -> str:
+    """Return the representation of a stored value in one line of at most 40 characters."""
+    return " ".join(repr(value).split())[:40]
+
+
+def hyper_parameters(content: Any) -> Mapping[str, Any]:
+    """Return the hyper-parameters of a Lightning checkpoint as plain values; empty where there are none."""
+    found = plain(content.get("hyper_parameters")) if isinstance(content, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
