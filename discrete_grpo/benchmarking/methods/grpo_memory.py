@@ -103,7 +103,7 @@ def _variant(name: str, about: str, **changes: Any) -> Method:
         kinds=("molecules",),
         least_budget=200,
         warm=True,
-        uncounted="settings chosen in about 50 trials on three tasks, after five rows on others; see docs/benchmarking.md",
+        uncounted="settings chosen in about 50 trials on three tasks, after eight rows on others; see docs/benchmarking.md",
     )
 
 
