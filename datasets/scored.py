@@ -167,9 +167,7 @@ def _table(path: Path, rows: Iterable[tuple[int, list[str]]], columns: _Columns,
     if not scores:
         said = f"has no score in its {unscored} rows" if unscored else "has no rows below its header"
         raise ValueError(f"data: {str(path)!r} {said}, expected at least one sample with a score")
-    return ScoredTable(
-        tuple(samples), tuple(scores), None if columns.group is None else tuple(groups), tuple(lines), unscored
-    )
+    return ScoredTable(tuple(samples), tuple(scores), None if columns.group is None else tuple(groups), tuple(lines), unscored)
 
 
 def _score(text: str, path: Path, line: int, column: str) -> float | None:

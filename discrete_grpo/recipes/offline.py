@@ -195,6 +195,4 @@ def offline_trainer(
 ) -> OfflineTrainer:
     """The trainer of the off-line updates of the run in ``folder``; it trains ``policy`` in place."""
     learner = offline_likelihood(policy, options.offline_likelihood, elbo_draws)
-    return OfflineTrainer(
-        learner, data, grpo, steps=options.offline_steps, run=folder / FOLDER, metadata=metadata, resume=resume
-    )
+    return OfflineTrainer(learner, data, grpo, steps=options.offline_steps, run=folder / FOLDER, metadata=metadata, resume=resume)

@@ -39,6 +39,7 @@ __all__ = ["TrainRecipe", "check_budget", "run_train", "train"]
 
 Results = dict[str, dict[str, float]]
 
+
 @dataclass(frozen=True)
 class TrainRecipe(OfflineOptions):
     """GRPO fine-tuning of a policy of any family.
@@ -154,7 +155,8 @@ def train(
 def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | None = None) -> Results:
     """Measure, train, measure again, export the policy and write the report; returns both measurements.
 
-    With ``data``, updates on its samples come first, and on-line training begins with the weights that they end with. Under ``torchrun`` every process calls this; the first one measures and writes.
+    With ``data``, updates on its samples come first, and on-line training begins with the weights that they end with. Under
+    ``torchrun`` every process calls this; the first one measures and writes.
 
     Args:
         recipe: the settings.

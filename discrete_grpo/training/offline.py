@@ -100,7 +100,9 @@ def offline_config(config: GRPOConfig, steps: int) -> GRPOConfig:
         ValueError: if ``steps`` is below 1, or for an estimated KL, which needs samples of the policy.
     """
     if config.beta > 0 and config.kl_estimator != "exact":
-        raise ValueError(f"kl_estimator: {config.kl_estimator!r}, expected exact off-line, where the policy did not draw the samples")
+        raise ValueError(
+            f"kl_estimator: {config.kl_estimator!r}, expected exact off-line, where the policy did not draw the samples"
+        )
     if steps < 1:
         raise ValueError(f"offline_steps: {steps}, expected at least 1")
     return replace(

@@ -22,7 +22,12 @@ def written(folder: Path, text: str, name: str = "scored.csv") -> Path:
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 @pytest.mark.parametrize("name", ["scored.csv", "scored.tsv.gz"])
 def test_columns_are_found_by_name_under_every_delimiter(tmp_path: Path, delimiter: str, name: str) -> None:
-    rows = [["id", "Canonical SMILES", "pIC50", "assay"], ["1", "CCO", "6.5", "a"], ["2", "CCN", "7", "b"], ["3", "C", "-1e-2", "a"]]
+    rows = [
+        ["id", "Canonical SMILES", "pIC50", "assay"],
+        ["1", "CCO", "6.5", "a"],
+        ["2", "CCN", "7", "b"],
+        ["3", "C", "-1e-2", "a"],
+    ]
     path = written(tmp_path, "\n".join(delimiter.join(row) for row in rows), name)
     found = read_scored(path, "PIC50", group_column="assay")
     assert found == ScoredTable(("CCO", "CCN", "C"), (6.5, 7.0, -0.01), ("a", "b", "a"), (2, 3, 4))
@@ -67,5 +72,5 @@ def test_bad_input_is_one_line(tmp_path: Path, text: str, arguments: dict[str, s
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="data: .*absent.csv' is no file"):
+    with pytest.raises(FileNotFoundError, match=r"data: .*absent\.csv' is no file"):
         read_scored(tmp_path / "absent.csv", "y")

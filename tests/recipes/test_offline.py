@@ -120,7 +120,7 @@ def test_without_rewards_a_run_ends_after_the_off_line_updates(tmp_path: Path, t
     ledger.catch_up()
     assert ledger.calls == 0
     ledger.close()
-    with pytest.raises(ValueError, match="holds results of another run .*offline"):
+    with pytest.raises(ValueError, match=r"holds results of another run .*offline"):
         run(tmp_path / "run", table, [])
 
 
