@@ -171,20 +171,16 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
     loaded = _load(recipe, policy, resume)
     family, metadata = loaded.family, {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
     family.check_rewards(loaded.policy, recipe.rewards)
-    resumed = resume and bool(Checkpoints(folder).all())
-    scored = None
-    if recipe.data is not None and not resumed:  # a checkpoint of on-line training comes after the updates on them
-        scored = scored_samples(recipe, loaded.policy, family.key, folder, resume=resume)
-        metadata["offline_steps"] = recipe.offline_steps
+    scored = _scores_given(recipe, loaded, resume, resumed := resume and bool(Checkpoints(folder).all()))
     start = copy.deepcopy(loaded.policy) if processes.first and recipe.evaluation_samples else None
     loaded = replace(loaded, policy=_trained(loaded.policy, recipe))
     columns, held_out = _conditions(recipe, loaded, processes, resume)
-    budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
     tracker = open_trackers(folder, recipe.report_to, {"grpo": asdict(recipe.grpo)}, picture=family.picture)
+    budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
     with open_ledger(folder, family.key, rank=processes.rank, **budget) as ledger:
         measure = partial(_measure, recipe, family, folder, held_out, ledger)
         if not recipe.rewards and scored is not None:
-            return _train_offline(recipe, loaded, scored, metadata, lambda policy, when: measure(policy or start, when), resume)
+            return _train_offline(recipe, loaded, scored, start, measure, resume)
         trainer = GRPOTrainer(
             loaded.policy,
             recipe.rewards,
@@ -205,8 +201,8 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
             trainer.state.begin_here()
         with reserved(ledger, recipe.evaluation_samples):
             trainer.train()
-        told = {**metadata, "grpo_steps": trainer.step}
-        return _in_first(processes, ledger, lambda: _finish(recipe, family, trainer.best_policy, told, measure))
+        metadata["grpo_steps"] = trainer.step
+        return _in_first(processes, ledger, lambda: _finish(recipe, family, trainer.best_policy, metadata, measure))
 
 
 def _load(recipe: TrainRecipe, policy: nn.Module | None, resume: bool) -> LoadedPolicy:
@@ -246,9 +242,16 @@ def _in_first(processes: ProcessGroup, ledger: Ledger, work: Callable[[], Result
     return result
 
 
+def _scores_given(recipe: TrainRecipe, loaded: LoadedPolicy, resume: bool, resumed: bool) -> ScoredSamples | None:
+    """The samples of the off-line updates; None without any, or where a checkpoint of on-line training says that they are made."""
+    if recipe.data is None or resumed:
+        return None
+    return scored_samples(recipe, loaded.policy, loaded.family.key, Path(recipe.output_dir), resume=resume)
+
+
 def _offline(recipe: TrainRecipe, policy: Any, scored: ScoredSamples, metadata: Columns, resume: bool) -> OfflineTrainer:
     """The trainer of the off-line updates, which change ``policy`` in place."""
-    options = {"elbo_draws": recipe.elbo_draws, "metadata": metadata, "resume": resume}
+    options: dict[str, Any] = {"elbo_draws": recipe.elbo_draws, "metadata": metadata, "resume": resume}
     return offline_trainer(policy, scored, recipe, recipe.grpo, Path(recipe.output_dir), **options)
 
 
@@ -256,13 +259,14 @@ def _train_offline(
     recipe: TrainRecipe,
     loaded: LoadedPolicy,
     scored: ScoredSamples,
-    metadata: Columns,
+    start: Any,
     measure: Callable[[Any, str], Results],
     resume: bool,
 ) -> Results:
     """A run without rewards: off-line updates alone."""
+    metadata = {**loaded.metadata, "policy": recipe.policy, "offline_steps": recipe.offline_steps}
     offline = _offline(recipe, loaded.policy, scored, metadata, resume)
-    measure(None, "before")
+    measure(start, "before")
     offline.train()
     return _finish(recipe, loaded.family, without_lora(loaded.policy), metadata, measure)
 
