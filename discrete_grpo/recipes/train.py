@@ -196,11 +196,7 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
         offline = None if scored is None else _offline(recipe, trainer.policy, scored, metadata, resume)
         # "before" is kept by a run that is resumed: it comes before any checkpoint
         _in_first(processes, ledger, lambda: measure(start, "before"))
-        if offline is not None:
-            offline.train()
-            trainer.state.begin_here()
-        with reserved(ledger, recipe.evaluation_samples):
-            trainer.train()
+        _learn(trainer, offline, ledger, recipe.evaluation_samples)
         metadata["grpo_steps"] = trainer.step
         return _in_first(processes, ledger, lambda: _finish(recipe, family, trainer.best_policy, metadata, measure))
 
@@ -253,6 +249,15 @@ def _offline(recipe: TrainRecipe, policy: Any, scored: ScoredSamples, metadata: 
     """The trainer of the off-line updates, which change ``policy`` in place."""
     options: dict[str, Any] = {"elbo_draws": recipe.elbo_draws, "metadata": metadata, "resume": resume}
     return offline_trainer(policy, scored, recipe, recipe.grpo, Path(recipe.output_dir), **options)
+
+
+def _learn(trainer: GRPOTrainer, offline: OfflineTrainer | None, ledger: Ledger, kept_calls: int) -> None:
+    """Off-line updates, if there are any, and then on-line training from the weights that they end with."""
+    if offline is not None:
+        offline.train()
+        trainer.state.begin_here()
+    with reserved(ledger, kept_calls):
+        trainer.train()
 
 
 def _train_offline(
