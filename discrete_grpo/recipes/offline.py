@@ -109,9 +109,9 @@ def scored_samples(
         raise ValueError(f"data: {options.data!r}, expected none: {type(policy).__name__} cannot learn from any sample")
     from discrete_grpo.datasets.scored import read_scored  # it imports RDKit
 
-    columns = {"sample_column": options.sample_column, "group_column": options.group_column}
-    table = read_scored(str(options.data), str(options.score_column), **columns)
-    rows = _drawable(str(options.data), table, policy, key)
+    file, column = str(options.data), str(options.score_column)
+    table = read_scored(file, column, sample_column=options.sample_column, group_column=options.group_column)
+    rows = _drawable(file, table, policy, key)
     _tell_groups(rows, str(options.group_column))
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, Sequence[Any]] = {"sample": rows.samples, "score": rows.scores}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_a_quoted_cell_may_hold_the_delimiter(tmp_path: Path) -> None:
         ("smiles,y\nC,1\n", {"sample_column": "y"}, "expected different columns"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, text: str, arguments: dict[str, str], said: str) -> None:
+def test_bad_input_is_one_line(tmp_path: Path, text: str, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said) as error:
         read_scored(written(tmp_path, text), **{"score_column": "y"} | arguments)
     assert "\n" not in str(error.value)

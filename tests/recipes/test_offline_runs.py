@@ -39,7 +39,7 @@ def table(tmp_path: Path) -> str:
 
 def run(folder: Path, table: str | None, reward: Any = None, **settings: Any) -> Any:
     given = {"data": table, "score_column": "y", "offline_steps": 3} if table is not None else {}
-    options = {"grpo": GRPO, "evaluation_samples": 8} | given | settings
+    options: dict[str, Any] = {"grpo": GRPO, "evaluation_samples": 8} | given | settings
     return train(letters_policy(), Worth() if reward is None else reward, output_dir=folder, **options)
 
 
