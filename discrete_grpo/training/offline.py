@@ -175,6 +175,8 @@ class OfflineTrainer:
         self.accelerator = accelerator()
         self._check()
         self.module: nn.Module = as_module(policy).to(self.accelerator.device).eval()
+        probe = torch.Generator(self.accelerator.device)
+        cast(Replayable, policy).rollout_of([data.samples[0]], generator=probe)  # with top-k or top-p it raises, here and not later
         self.checkpoints = None if run is None else Checkpoints(run, config.save_total_limit)
         stored = None
         if resume and self.checkpoints is not None and self.checkpoints.all():

@@ -17,6 +17,7 @@ from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.rollout import Rollout, group_contexts
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, unpack
 from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood
+from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.runs.recorder import read_metrics
 from discrete_grpo.training import offline
 from discrete_grpo.training.config import GRPOConfig
@@ -279,6 +280,8 @@ def test_settings_of_drawing_are_off() -> None:
         ({"data": ScoredSamples(["a", "b"], torch.tensor([2.0, 2.0]))}, "the scores are all equal"),
         ({"data": ScoredSamples(["a", "b"], torch.tensor([2.0, 3.0]), torch.tensor([0, 1]))}, "within every group are all equal"),
         ({"policy": nn.Linear(1, 1)}, "policy: Linear has no method rollout_of"),
+        ({"policy": letters_policy(truncation=Truncation(top_k=2))}, "expected top_k None"),
+        ({"config": replace(SMALL, importance_sampling_level="sequence", timestep_chunk=1)}, "timestep_chunk: 1, expected none"),
     ],
 )
 def test_bad_input_is_one_line(change: dict[str, Any], said: str) -> None:
