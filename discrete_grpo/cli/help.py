@@ -66,6 +66,7 @@ TOPICS = {
         "grpo.entropy_target",
         "grpo.top_entropy_quantile",
     ],
+    "measured scores": ["data", "score_column", "group_column", "sample_column", "offline_steps", "offline_likelihood"],
     "replay": ["grpo.replay_samples", "grpo.replay_memory", "grpo.refine_fraction", "grpo.refine_time", "grpo.refine_memory"],
     "run": [
         "report_to",
@@ -83,7 +84,7 @@ TOPICS = {
 """The options of ``train`` by topic; all others are about the policy (``what to train``) or the loss (``GRPO``)."""
 
 _BOUNDS = ("least", "above", "most", "below")
-_TITLES = ("what to train", "reward", "GRPO", "KL", "entropy", "replay", "run")
+_TITLES = ("what to train", "reward", "measured scores", "GRPO", "KL", "entropy", "replay", "run")
 _VALUES = {"int": "N", "float": "X", "str": "TEXT", "tuple": "LIST", "list": "LIST", "dict": "MAPPING", "Callable": "REWARD"}
 
 EXAMPLES = {

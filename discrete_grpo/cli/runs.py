@@ -80,15 +80,18 @@ def _withdraw(folder: Path, made: bool) -> None:
         return
     databases = [f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm")]
     evaluation = ("evaluation.json", "evaluation_before.csv.gz")
-    for name in ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", *evaluation, *databases):
+    for name in ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", "scored.csv.gz", *evaluation, *databases):
         (folder / name).unlink(missing_ok=True)
+    offline = folder / "offline"
+    if offline.is_dir() and not any(offline.iterdir()):
+        offline.rmdir()
     if made and not any(folder.iterdir()):
         folder.rmdir()
 
 
 def has_results(folder: Path) -> bool:
     """Whether a run that failed is worth continuing: it has a checkpoint, or is a search that has scored something."""
-    if (folder / "checkpoints").exists():
+    if (folder / "checkpoints").exists() or (folder / "offline" / "checkpoints").exists():
         return True
     if json.loads((folder / "run.json").read_text())["command"] != "search" or not (folder / "ledger.sqlite").exists():
         return False

@@ -20,8 +20,9 @@ from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, reward_names, score_samples
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
 from discrete_grpo.recipes.conditions import prepare_columns, read_columns
-from discrete_grpo.recipes.families import Columns, Family, SamplerOptions
+from discrete_grpo.recipes.families import Columns, Family
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
+from discrete_grpo.recipes.offline import OfflineOptions, offline_trainer, scored_samples
 from discrete_grpo.recipes.sample import as_text, plain_columns, sample_policy
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save
@@ -30,27 +31,24 @@ from discrete_grpo.runs.recorder import EVALUATION, check_unused, read_evaluatio
 from discrete_grpo.runs.trackers import ReportTo, open_trackers
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
-from discrete_grpo.training.lora import LoraOptions, add_lora
+from discrete_grpo.training.lora import LoraOptions, add_lora, without_lora
+from discrete_grpo.training.offline import OfflineTrainer, ScoredSamples
 from discrete_grpo.training.trainer import GRPOTrainer
 
 __all__ = ["TrainRecipe", "check_budget", "run_train", "train"]
 
 Results = dict[str, dict[str, float]]
 
-# -- pretraining
-
-
-# -- fine-tuning
-
 
 @dataclass(frozen=True)
-class TrainRecipe(SamplerOptions):
+class TrainRecipe(OfflineOptions):
     """GRPO fine-tuning of a policy of any family.
 
     Attributes:
         policy: a bundled policy's name, a checkpoint folder, a run folder, or a class of your own as module:Class (new) or
             module:Class@FOLDER (from a checkpoint).
-        reward: one reward or several, by import path (a bare name is looked up in ``discrete_grpo.rewards``).
+        reward: one reward or several, by import path (a bare name is looked up in ``discrete_grpo.rewards``); an empty list with
+            data: the run ends after the off-line updates.
         output_dir: run folder to make.
         grpo: settings of the training loop.
         columns: conditions, one mapping per group, visited in turn; or a file of JSON lines. Rewards see each as a keyword
@@ -90,6 +88,9 @@ class TrainRecipe(SamplerOptions):
     def __post_init__(self) -> None:
         check_range("evaluation_samples", self.evaluation_samples, least=0)
         check_budget(self.max_oracle_calls, self.evaluation_samples)
+        self.check_offline(columns=self.columns, scaffold=self.scaffold)
+        if not self.rewards and self.data is None:
+            raise ValueError("reward: an empty list, expected at least one reward, or data (a table of scored samples)")
         if self.shared_steps and self.grpo.replay_samples > 0:
             raise ValueError(f"shared_steps: {self.shared_steps}, expected 0 with replay_samples: replayed rows share no steps")
 
@@ -154,7 +155,8 @@ def train(
 def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | None = None) -> Results:
     """Measure, train, measure again, export the policy and write the report; returns both measurements.
 
-    Under ``torchrun`` every process calls this; the first one measures and writes.
+    With ``data``, updates on its samples come first, and on-line training begins with the weights that they end with. Under
+    ``torchrun`` every process calls this; the first one measures and writes.
 
     Args:
         recipe: the settings.
@@ -169,12 +171,16 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
     loaded = _load(recipe, policy, resume)
     family, metadata = loaded.family, {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
     family.check_rewards(loaded.policy, recipe.rewards)
+    scored = _scores_given(recipe, loaded, resume, resumed := resume and bool(Checkpoints(folder).all()))
     start = copy.deepcopy(loaded.policy) if processes.first and recipe.evaluation_samples else None
     loaded = replace(loaded, policy=_trained(loaded.policy, recipe))
     columns, held_out = _conditions(recipe, loaded, processes, resume)
-    budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
     tracker = open_trackers(folder, recipe.report_to, {"grpo": asdict(recipe.grpo)}, picture=family.picture)
+    budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
     with open_ledger(folder, family.key, rank=processes.rank, **budget) as ledger:
+        measure = partial(_measure, recipe, family, folder, held_out, ledger)
+        if not recipe.rewards and scored is not None:
+            return _train_offline(recipe, loaded, scored, start, measure, resume)
         trainer = GRPOTrainer(
             loaded.policy,
             recipe.rewards,
@@ -183,16 +189,16 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
             run=folder,
             sample_metrics=family.sample_metrics,
             metadata=metadata,
-            resume=resume and bool(Checkpoints(folder).all()),
+            resume=resumed,
             ledger=ledger,
             tracker=tracker if processes.first else None,
         )
-        measure = partial(_measure, recipe, family, folder, held_out, ledger)
+        offline = None if scored is None else _offline(recipe, trainer.policy, scored, metadata, resume)
         # "before" is kept by a run that is resumed: it comes before any checkpoint
         _in_first(processes, ledger, lambda: measure(start, "before"))
-        with reserved(ledger, recipe.evaluation_samples):
-            trainer.train()
-        return _in_first(processes, ledger, lambda: _finish(recipe, family, trainer, metadata, measure))
+        _learn(trainer, offline, ledger, recipe.evaluation_samples)
+        metadata["grpo_steps"] = trainer.step
+        return _in_first(processes, ledger, lambda: _finish(recipe, family, trainer.best_policy, metadata, measure))
 
 
 def _load(recipe: TrainRecipe, policy: nn.Module | None, resume: bool) -> LoadedPolicy:
@@ -232,14 +238,52 @@ def _in_first(processes: ProcessGroup, ledger: Ledger, work: Callable[[], Result
     return result
 
 
+def _scores_given(recipe: TrainRecipe, loaded: LoadedPolicy, resume: bool, resumed: bool) -> ScoredSamples | None:
+    """The samples of the off-line updates; None without any, or where a checkpoint of on-line training says that they are made."""
+    if recipe.data is None or resumed:
+        return None
+    return scored_samples(recipe, loaded.policy, loaded.family.key, Path(recipe.output_dir), resume=resume)
+
+
+def _offline(recipe: TrainRecipe, policy: Any, scored: ScoredSamples, metadata: Columns, resume: bool) -> OfflineTrainer:
+    """The trainer of the off-line updates, which change ``policy`` in place."""
+    options: dict[str, Any] = {"elbo_draws": recipe.elbo_draws, "metadata": metadata, "resume": resume}
+    return offline_trainer(policy, scored, recipe, recipe.grpo, Path(recipe.output_dir), **options)
+
+
+def _learn(trainer: GRPOTrainer, offline: OfflineTrainer | None, ledger: Ledger, kept_calls: int) -> None:
+    """Off-line updates, if there are any, and then on-line training from the weights that they end with."""
+    if offline is not None:
+        offline.train()
+        trainer.state.begin_here()
+    with reserved(ledger, kept_calls):
+        trainer.train()
+
+
+def _train_offline(
+    recipe: TrainRecipe,
+    loaded: LoadedPolicy,
+    scored: ScoredSamples,
+    start: Any,
+    measure: Callable[[Any, str], Results],
+    resume: bool,
+) -> Results:
+    """A run without rewards: off-line updates alone."""
+    metadata = {**loaded.metadata, "policy": recipe.policy, "offline_steps": recipe.offline_steps}
+    offline = _offline(recipe, loaded.policy, scored, metadata, resume)
+    measure(start, "before")
+    offline.train()
+    return _finish(recipe, loaded.family, without_lora(loaded.policy), metadata, measure)
+
+
 def _finish(
-    recipe: TrainRecipe, family: Family, trainer: GRPOTrainer, metadata: Columns, measure: Callable[[Any, str], Results]
+    recipe: TrainRecipe, family: Family, trained: Any, metadata: Columns, measure: Callable[[Any, str], Results]
 ) -> Results:
     """Export the policy, measure it and write the report."""
     from discrete_grpo.runs.report.report import write_report
 
-    folder, best = Path(recipe.output_dir), without_likelihood(trainer.best_policy)
-    save(folder / "policy", best, metadata={**metadata, "grpo_steps": trainer.step})
+    folder, best = Path(recipe.output_dir), without_likelihood(trained)
+    save(folder / "policy", best, metadata=metadata)
     result = measure(best, "after")
     write_report(folder, render=family.draw)
     if result:
@@ -290,6 +334,8 @@ def _scored(
     recipe: TrainRecipe, samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], ledger: Ledger
 ) -> tuple[dict[str, Sequence[Any]], dict[str, float]]:
     """The rewards of samples, as columns of a table and as means; where the budget ends, the others are unknown."""
+    if not recipe.rewards:
+        return {}, {}
     try:
         scores = score_samples(recipe.rewards, samples, columns, ledger)
     except BudgetExhausted as spent:

@@ -43,7 +43,17 @@ EVALUATION = "evaluation.json"
 SAMPLES = "samples.csv.gz"
 KEPT = "what was there is as it was"
 _EVALUATION = ("evaluation.json", "evaluation_before.csv.gz", "evaluation_after.csv.gz")
-_OTHERS = ("failures.jsonl", "checkpoints", "policy", "ledger.sqlite", "search.json", "best.csv.gz", "report.html")
+_OTHERS = (
+    "failures.jsonl",
+    "checkpoints",
+    "offline",
+    "scored.csv.gz",
+    "policy",
+    "ledger.sqlite",
+    "search.json",
+    "best.csv.gz",
+    "report.html",
+)
 
 
 def check_unused(folder: str | os.PathLike[str]) -> None:

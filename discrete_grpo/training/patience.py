@@ -65,6 +65,11 @@ class Patience:
         optimizer.state.clear()
         self.stale, self.restarts = 0, self.restarts + 1
 
+    def begin_here(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Take the present weights as those that a restart puts back."""
+        if self.first is not None:
+            self.first = [p.detach().clone() for p in parameters]
+
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""
         return {"stale": self.stale, "restarts": self.restarts, "first": self.first}

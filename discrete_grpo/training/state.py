@@ -115,10 +115,20 @@ class RunState:
         if self.patience is None or not self.patience.restarts_now:
             return
         self.patience.restart(self.parameters, self.optimizer)
+        self._follow()  # the reference has moved with sync_ref_model
+
+    def begin_here(self) -> None:
+        """Make the present weights those that the run begins with: of the reference, the moving average and a restart."""
+        self._follow()
+        if self.patience is not None:
+            self.patience.begin_here(self.parameters)
+
+    def _follow(self) -> None:
+        """Copy the weights of the policy into the moving average and the reference."""
         if self.average is not None:
             mix_reference(self.average.module, self.module, 1.0)
             self.average.n_averaged.zero_()
-        if self.reference is not None:  # it has moved with sync_ref_model
+        if self.reference is not None:
             mix_reference(cast(nn.Module, self.reference), self.module, 1.0)
 
     def snapshot(self) -> dict[str, Any]:

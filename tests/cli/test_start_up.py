@@ -106,7 +106,7 @@ def test_the_help_names_every_option_once_with_its_true_default(command: str) ->
 
 def test_the_help_of_train_starts_with_the_ten_most_used_and_ends_with_two_examples() -> None:
     found = topics("train")
-    assert list(found) == ["most used", "what to train", "reward", "GRPO", "KL", "entropy", "replay", "run"]
+    assert list(found) == ["most used", "what to train", "reward", "measured scores", "GRPO", "KL", "entropy", "replay", "run"]
     assert tuple(option.name for option in found["most used"]) == MOST_USED
     assert len(MOST_USED) == 10
     known = {option.name for option in options("train")}

@@ -18,6 +18,7 @@ PAGES = [
     "docs/rewards.md",
     "docs/runs.md",
     "docs/training.md",
+    "docs/offline.md",
     "docs/benchmarking.md",
     "docs/optimising.md",
 ]
