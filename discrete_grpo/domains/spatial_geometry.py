@@ -19,6 +19,7 @@ __all__ = [
     "CLASH_RATIO",
     "MIDI_VALENCES",
     "Terms",
+    "angle_centres",
     "bond_angles",
     "bond_lengths",
     "count_clashes",
@@ -27,7 +28,7 @@ __all__ = [
     "octet_stable",
 ]
 
-CLASH_RATIO = 0.65
+CLASH_RATIO = 0.6
 """Distance of a clash as a share of the sum of two van der Waals radii."""
 _KEKULE = Chem.SanitizeFlags.SANITIZE_SYMMRINGS | Chem.SanitizeFlags.SANITIZE_KEKULIZE
 _STRAIGHT = 1e-6
@@ -83,6 +84,13 @@ def bond_angles(molecule: SpatialMolecule) -> Terms:
     across = np.linalg.norm(np.cross(first, second), axis=-1)
     angles = np.degrees(np.arctan2(across, (first * second).sum(-1)))
     return _terms([table.GetAtomicNumber(molecule.symbols[centre]) for _, centre, _ in triples], angles)
+
+
+def angle_centres(molecule: SpatialMolecule) -> list[int]:
+    """Atomic number of each atom with two bonds or more."""
+    table = Chem.GetPeriodicTable()
+    pairs = zip(molecule.symbols, _neighbours(molecule), strict=True)
+    return [table.GetAtomicNumber(symbol) for symbol, around in pairs if len(around) > 1]
 
 
 def dihedral_angles(molecule: SpatialMolecule) -> Terms:

@@ -10,6 +10,7 @@ distances).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -19,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from discrete_grpo.domains.force_field import relax
 from discrete_grpo.domains.spatial_geometry import (
     Terms,
+    angle_centres,
     bond_angles,
     bond_lengths,
     count_clashes,
@@ -53,7 +55,7 @@ def spatial(samples: Samples, reference: Sequence[SpatialMolecule], options: Sui
 
     Returns:
         The metrics of :func:`stability_statistics`, :func:`validity_statistics`, :func:`w1_statistics` and
-        :func:`relaxation_statistics`. The perfect value is that of the reference; of distances, that between its halves.
+        :func:`relaxation_statistics`. Their perfect value is that of one part of the reference held against the rest.
         ``bonded_pairs`` of the settings is the share of bonds among all pairs of atoms of the reference: MiDi's code weighs
         bond lengths by shares among all pairs, so its number is ``w1_bond_length`` times that.
 
@@ -169,42 +171,52 @@ def _validity(samples: Samples) -> dict[str, Part]:
 # -- distances to a reference
 
 
-def weighted_w1(own: Terms, reference: Terms) -> float:
-    """Σ_y p(y) W1(own of kind y, reference of kind y), p(y) the share of kind y among the reference's terms.
+def weighted_w1(own: Terms, reference: Terms, weights: Mapping[int, float] | None = None) -> float:
+    """Σ_y p(y) W1(own of kind y, reference of kind y).
 
     Kinds that the samples do not have are left out, and the other weights scaled to sum to 1; NaN if there is none in common.
 
-    Source: Vignac et al. (2023), MiDi, arXiv 2302.09048, section on metrics; without its rounding to bins.
+    Args:
+        own: terms of the samples.
+        reference: terms of the reference.
+        weights: p of each kind of the reference, of any sum; None takes the number of the reference's terms of the kind.
+
+    Source: Vignac et al. (2023), MiDi, arXiv 2302.09048, without the rounding to bins of its code.
 
     >>> own, other = (Terms(np.array([1, 1, 2]), np.array(x)) for x in ([1.0, 2.0, 5.0], [1.5, 2.5, 8.0]))
     >>> weighted_w1(own, other)  # 2/3 · 0.5 + 1/3 · 3
     1.3333333333333333
     """
-    kinds, counts = np.unique(reference.kind, return_counts=True)
-    shared = [(y, count) for y, count in zip(kinds.tolist(), counts.tolist(), strict=True) if (own.kind == y).any()]
-    if not shared:
-        return math.nan
-    total = sum(count for _, count in shared)
-    distances = [wasserstein(own.value[own.kind == y], reference.value[reference.kind == y]) for y, _ in shared]
-    return sum(count / total * distance for (_, count), distance in zip(shared, distances, strict=True))
+    if weights is None:
+        kinds, counts = np.unique(reference.kind, return_counts=True)
+        weights = dict(zip(kinds.tolist(), counts.tolist(), strict=True))
+    shared = {y: weight for y, weight in weights.items() if (own.kind == y).any() and (reference.kind == y).any()}
+    distances = [wasserstein(own.value[own.kind == y], reference.value[reference.kind == y]) for y in shared]
+    total = sum(shared.values())
+    return sum(w * d for w, d in zip(shared.values(), distances, strict=True)) / total if total else math.nan
 
 
 def w1_statistics(samples: Samples, reference: Sequence[SpatialMolecule]) -> dict[str, Statistic]:
     """Compute :func:`weighted_w1` of the geometry of all samples that are molecules, valid or not.
 
     Returns:
-        ``w1_bond_length``: of bond lengths in Å, by order of the bond; ``w1_bond_angle``: of angles between bonds in degrees, by
-        central element, so that p(y) is its share among angles; ``w1_dihedral``: of unsigned dihedrals in degrees, by order of
-        the central bond.
+        ``w1_bond_length``: of bond lengths in Å; p(y) is the share of bonds of order y. ``w1_bond_angle``: of angles between bonds
+        in degrees; p(y) is the share of element y among atoms with two bonds or more. ``w1_dihedral``: of unsigned dihedrals in
+        degrees; p(y) is the share of dihedrals about bonds of order y.
     """
     return _all(_w1(samples, reference), len(samples))
 
 
 def _w1(samples: Samples, reference: Sequence[SpatialMolecule]) -> dict[str, Part]:
-    return {name: _distance([m and terms(m) for m in samples], [terms(m) for m in reference]) for name, terms in _TERMS.items()}
+    centres = Counter(y for m in reference for y in angle_centres(m))
+    weights = {"w1_bond_angle": {y: float(count) for y, count in centres.items()}}
+    return {
+        name: _distance([None if m is None else of(m) for m in samples], [of(m) for m in reference], weights.get(name))
+        for name, of in _TERMS.items()
+    }
 
 
-def _distance(own: Sequence[Terms | None], reference: Sequence[Terms]) -> Part:
+def _distance(own: Sequence[Terms | None], reference: Sequence[Terms], weights: Mapping[int, float] | None) -> Part:
     none = Terms(np.zeros(0, dtype=np.int64), np.zeros(0))
     table, target = _joined([none if t is None else t for t in own]), _joined(reference)
     sizes = np.array([0 if t is None else len(t.kind) for t in own], dtype=np.int64)
@@ -215,7 +227,7 @@ def _distance(own: Sequence[Terms | None], reference: Sequence[Terms]) -> Part:
             chosen: Bool[np.ndarray, " sample"] = np.zeros(len(own), dtype=bool)
             chosen[rows[part]] = True
             kept = chosen[owner]
-            return weighted_w1(Terms(table.kind[kept], table.value[kept]), target)
+            return weighted_w1(Terms(table.kind[kept], table.value[kept]), target, weights)
 
         return Statistic(of, len(rows), 0.0)
 
