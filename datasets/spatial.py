@@ -14,17 +14,15 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from rdkit import Chem
-from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
-from rdkit.rdBase import BlockLogs, rdkitVersion
+from rdkit.rdBase import rdkitVersion
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.reading import array_lines, check_broken, content_key, from_cache, text_array, write_arrays
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
-from discrete_grpo.domains.molecules import parse_smiles
+from discrete_grpo.domains.conformers import DECIMALS, as_stored, embed
 from discrete_grpo.domains.spatial_molecules import (
     SpatialMolecule,
-    from_mol,
     perceive_bonds,
     read_record,
     sdf_records,
@@ -35,12 +33,8 @@ from discrete_grpo.domains.spatial_molecules import (
 __all__ = ["SpatialDataset", "SpatialStatistics", "conformers", "load_spatial", "spatial_statistics"]
 
 _CACHE_VERSION = "spatial 1"
-_DECIMALS = 4
-"""Decimals of a coordinate of a conformer, as in an SDF file."""
 _CHUNK = 64
 """SMILES that a process is given at once."""
-_MAX_STEPS = 2000
-"""Largest number of steps of MMFF94."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +83,7 @@ def conformers(
     Args:
         smiles: the molecules. What does not parse, cannot be embedded or has no MMFF94 parameters is left out and stands in
             ``broken`` of the result.
-        seed: of the embedding, from 0 to 2³¹ - 1.
+        seed: of the embedding, from 0 to 2³¹ - 2.
         hydrogens: whether hydrogens stay as atoms afterwards.
         aromatic: whether aromatic bonds have the order 4; otherwise rings are kekulised. It needs hydrogens, without which a ring
             does not tell which nitrogen has one.
@@ -107,7 +101,7 @@ def conformers(
     >>> water[0].symbols, water.broken
     (('O', 'H', 'H'), ((1, 'no molecule: does not parse'),))
     """
-    check_range("seed", seed, least=0, most=2**31 - 1)
+    check_range("seed", seed, least=0, most=2**31 - 2)
     check_range("jobs", jobs, least=1)
     if aromatic and not hydrogens:
         raise ValueError("aromatic: True, expected False where hydrogens is False")
@@ -117,18 +111,18 @@ def conformers(
     stored = None if cache is None else Path(cache) / f"{name}-{digest.hexdigest()[:32]}.npz"
 
     def make() -> SpatialDataset:
-        embed = partial(_embedded, seed=seed, hydrogens=hydrogens, aromatic=aromatic)
-        return _collected(texts, _mapped(embed, texts, jobs), name)
+        one = partial(embed, seed=seed, hydrogens=hydrogens, aromatic=aromatic)
+        return _collected(texts, _mapped(one, texts, jobs), name)
 
     return _cached(stored, make, name)
 
 
-def _mapped(embed: Callable[[str], SpatialMolecule | str], texts: list[str], jobs: int) -> Iterator[SpatialMolecule | str]:
+def _mapped(one: Callable[[str], SpatialMolecule | str], texts: list[str], jobs: int) -> Iterator[SpatialMolecule | str]:
     if jobs == 1 or len(texts) < 2:
-        yield from map(embed, texts)
+        yield from map(one, texts)
         return
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(embed, texts, chunksize=max(1, min(_CHUNK, len(texts) // jobs)))
+        yield from pool.map(one, texts, chunksize=max(1, min(_CHUNK, len(texts) // jobs)))
 
 
 def _collected(texts: Iterable[str], results: Iterable[SpatialMolecule | str], name: str) -> SpatialDataset:
@@ -141,33 +135,6 @@ def _collected(texts: Iterable[str], results: Iterable[SpatialMolecule | str], n
         else:
             broken.append((k, " ".join(f"{text[:60]}: {found}".split())))
     return SpatialDataset(tuple(m for _, m in good), tuple(k for k, _ in good), tuple(broken), name)
-
-
-def _embedded(text: str, seed: int, hydrogens: bool, aromatic: bool) -> SpatialMolecule | str:
-    """The conformer of a SMILES, or why there is none."""
-    mol = parse_smiles(text)
-    if mol is None:
-        return "does not parse"
-    full, options = Chem.AddHs(mol), rdDistGeom.ETKDGv3()
-    options.randomSeed = seed  # type: ignore[assignment]  # wrong in RDKit's stubs
-    with BlockLogs():
-        if rdDistGeom.EmbedMolecule(full, options) != 0:
-            options.useRandomCoords = True  # type: ignore[assignment]
-            if rdDistGeom.EmbedMolecule(full, options) != 0:
-                return "cannot be embedded"
-        if rdForceFieldHelpers.MMFFOptimizeMolecule(full, mmffVariant="MMFF94", maxIters=_MAX_STEPS) < 0:
-            return "no MMFF94 parameters"
-        return _described(full, hydrogens, aromatic)
-
-
-def _described(mol: Chem.Mol, hydrogens: bool, aromatic: bool) -> SpatialMolecule | str:
-    """The molecule as a set holds it, or why it cannot."""
-    try:
-        made = from_mol(mol if hydrogens else Chem.RemoveHs(mol), aromatic=aromatic)
-    except ValueError as error:
-        return str(error)
-    positions = made.coordinates.round(_DECIMALS) + 0.0  # no -0.0
-    return SpatialMolecule(made.symbols, made.charges, made.bonds, tuple(map(tuple, positions.tolist())))
 
 
 # -- files
@@ -233,7 +200,7 @@ def _resolved(read: Callable[[], SpatialMolecule], hydrogens: bool, aromatic: bo
         mol = to_mol(read())
     except ValueError as error:
         return str(error)
-    return "does not sanitise" if mol is None else _described(mol, hydrogens, aromatic)
+    return "does not sanitise" if mol is None else as_stored(mol, hydrogens=hydrogens, aromatic=aromatic)
 
 
 # -- cache
@@ -260,7 +227,7 @@ def _write_cache(path: Path, data: SpatialDataset) -> None:
         charges=np.array([q for m in every for q in m.charges], dtype=np.int8),
         num_bonds=np.array([len(m.bonds) for m in every], dtype=np.int32),
         bonds=np.array([bond for m in every for bond in m.bonds], dtype=np.int32).reshape(-1, 3),
-        positions=np.rint(positions * 10**_DECIMALS).astype(np.int32),
+        positions=np.rint(positions * 10**DECIMALS).astype(np.int32),
         sources=np.array(data.sources, dtype=np.int64),
         broken=text_array([f"{k}\t{reason}" for k, reason in data.broken]),
     )
@@ -271,7 +238,7 @@ def _read_cache(file: BinaryIO, name: str) -> SpatialDataset:
     table = Chem.GetPeriodicTable()
     symbols = [table.GetElementSymbol(z) for z in stored["elements"].tolist()]
     charges, bonds = stored["charges"].tolist(), stored["bonds"].tolist()
-    positions = (stored["positions"] / 10**_DECIMALS).tolist()
+    positions = (stored["positions"] / 10**DECIMALS).tolist()
     molecules, atom, bond = [], 0, 0
     for n, m in zip(stored["sizes"].tolist(), stored["num_bonds"].tolist(), strict=True):
         rows = slice(atom, atom + n)

@@ -26,7 +26,8 @@ class Relaxation:
     Attributes:
         energy: at the given positions, in kcal/mol.
         relaxed_energy: after minimisation, in kcal/mol.
-        rmsd: root mean square distance of the given atoms before and after, superposed, in Å.
+        rmsd: root mean square distance of the given atoms before and after, superposed, in Å. Where two minima are equally near,
+            it can depend on the order of the atoms.
         num_atoms: number of atoms, with hydrogens that were filled in.
         converged: whether the minimisation ended within 1,000 steps.
     """
@@ -57,7 +58,8 @@ class Relaxation:
 def relax(molecule: SpatialMolecule) -> Relaxation | None:
     """Minimise the MMFF94 energy of a valid molecule from its positions on.
 
-    Hydrogens that are no atoms are filled in and moved to their own minimum first, so that they add nothing to the strain.
+    Hydrogens that are no atoms are filled in and moved to a minimum of their own first, so that they add little to the strain. Where
+    they can turn about a bond there are several such minima, and the energies can depend on the pose and the order of the atoms.
 
     Returns:
         None for an invalid molecule, one with atoms that MMFF94 has no parameters for, or without a finite energy.

@@ -5,6 +5,7 @@ Every number is unchanged by a rotation, translation or reflection of the molecu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ __all__ = [
 CLASH_RATIO = 0.6
 """Distance of a clash as a share of the sum of two van der Waals radii."""
 _KEKULE = Chem.SanitizeFlags.SANITIZE_SYMMRINGS | Chem.SanitizeFlags.SANITIZE_KEKULIZE
-_STRAIGHT = 1e-6
+_STRAIGHT = math.sin(math.radians(1))
 """Sine of a bond angle below which a dihedral is not defined."""
 
 
@@ -97,7 +98,7 @@ def dihedral_angles(molecule: SpatialMolecule) -> Terms:
     """Unsigned dihedral |φ_ijkl| in [0, 180] degrees of each chain i-j-k-l; its kind is the order of the bond j-k.
 
     The sign is left out, so that the distribution does not live on a circle and mirror images are alike. Chains of which three
-    atoms lie on a line have no dihedral.
+    atoms lie on a line, to one degree, have no dihedral.
     """
     around, x = _neighbours(molecule), molecule.coordinates
     chains = [

@@ -29,6 +29,7 @@ FAMILIES = {"domains", "policies", "models", "datasets", "metrics", "rewards", "
 # Libraries that only these modules may import.
 KEEPERS = {
     "rdkit": {
+        "domains.conformers",
         "domains.force_field",
         "domains.molecules",
         "domains.molecule_features",
