@@ -58,8 +58,8 @@ class Relaxation:
 def relax(molecule: SpatialMolecule) -> Relaxation | None:
     """Minimise the MMFF94 energy of a valid molecule from its positions on.
 
-    Hydrogens that are no atoms are filled in and moved to a minimum of their own first, so that they add little to the strain. Where
-    they can turn about a bond there are several such minima, and the energies can depend on the pose and the order of the atoms.
+    Hydrogens that are no atoms are filled in and moved to a minimum of their own first, so that they add little to the strain.
+    Where they can turn about a bond there are several minima, and the energies can depend on the pose and the order of the atoms.
 
     Returns:
         None for an invalid molecule, one with atoms that MMFF94 has no parameters for, or without a finite energy.

@@ -99,7 +99,7 @@ def test_the_cache_gives_back_the_same(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_cache_is_of_content_and_options(tmp_path: Path) -> None:
     for options in ({}, {"seed": 1}, {"hydrogens": False}, {"aromatic": True}):
-        conformers(["CCO"], cache=tmp_path, **options)  # type: ignore[arg-type]
+        conformers(["CCO"], cache=tmp_path, **options)
     conformers(["CCN"], cache=tmp_path)
     assert len(list(tmp_path.iterdir())) == 5
     conformers(["CCO"], cache=tmp_path, jobs=2)
@@ -179,7 +179,7 @@ def test_statistics_of_two_small_molecules() -> None:
     assert (found.symbols, found.symbol_marginal) == (("H", "C", "O"), (0.4, 0.4, 0.2))
     assert (found.charges, found.charge_marginal) == ((-1, 0), (0.2, 0.8))
     assert found.bond_marginal == (0.25, 0.5, 0.0, 0.25, 0.0)
-    centred = [[-0.37, 0, 0], [0.37, 0, 0], [-1, -1, 0], [2, -1, 0], [-1, 2, 0]]
+    centred = [[-0.37, 0.0, 0.0], [0.37, 0.0, 0.0], [-1.0, -1.0, 0.0], [2.0, -1.0, 0.0], [-1.0, 2.0, 0.0]]
     assert found.position_std == pytest.approx(np.sqrt(np.mean(np.square(centred))))
     assert (found.num_molecules, found.name) == (2, "two")
 

@@ -229,10 +229,17 @@ def test_columns_are_passed_on(molecules: list[SpatialMolecule]) -> None:
 def test_every_reward_is_unchanged_by_motions_and_orders(molecules: list[SpatialMolecule]) -> None:
     samples = [*(shaken(m, 0.03, k) for k, m in enumerate(molecules)), radical(molecules[0]), CROWDED, None]
     turned = [None if m is None else moved(m, k) for k, m in enumerate(samples)]
-    exact = [spatial_validity, molecule_stability, molecule_stability_midi, atom_stability, OfSmiles(flat.qed, stereo=True)]
+    exact: list[Any] = [
+        spatial_validity,
+        molecule_stability,
+        molecule_stability_midi,
+        atom_stability,
+        OfSmiles(flat.qed, stereo=True),
+    ]
     for reward in exact:
         assert reward(turned) == reward(samples), reward_name(reward)
-    for reward in (mmff_energy, negative_strain, LowStrain()):
+    uncertain: list[Any] = [mmff_energy, negative_strain, LowStrain()]
+    for reward in uncertain:
         found, again = reward(samples[:5]), reward(turned[:5])  # a hydrogen that is filled in has no one place
         assert found == pytest.approx(again, rel=1e-3, abs=1e-4), reward_name(reward)
     shape = ShapeSimilarity(molecules[1])
@@ -241,7 +248,7 @@ def test_every_reward_is_unchanged_by_motions_and_orders(molecules: list[Spatial
 
 
 def test_the_trainer_can_score_them(molecules: list[SpatialMolecule]) -> None:
-    rewards = [molecule_stability, LowStrain(), negative_strain, ShapeSimilarity(molecules[0]), OfSmiles(flat.qed)]
+    rewards: list[Any] = [molecule_stability, LowStrain(), negative_strain, ShapeSimilarity(molecules[0]), OfSmiles(flat.qed)]
     scores = score_samples(rewards, [*molecules, None])
     assert scores.shape == (6, 5)
     assert scores[:5].isfinite().all()
