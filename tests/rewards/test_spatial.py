@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rdkit import Chem
-from rdkit.Chem import rdForceFieldHelpers, rdShapeHelpers
+from rdkit.Chem import rdForceFieldHelpers, rdMolAlign, rdMolTransforms, rdShapeHelpers
 
 from discrete_grpo.core.scoring import reward_name, score_samples
 from discrete_grpo.datasets.spatial import conformers
@@ -156,6 +156,27 @@ def test_alignment_helps(molecules: list[SpatialMolecule]) -> None:
     assert one is not None
     assert other is not None
     assert ShapeSimilarity(reference)([probe])[0] > 1.3 * (1 - rdShapeHelpers.ShapeTanimotoDist(one, other))
+
+
+def test_a_part_is_laid_upon_its_like(molecules: list[SpatialMolecule]) -> None:
+    """A tail moves the centroid and the axes, not what Open3DAlign finds alike."""
+    probe, reference = conformers(["CC(=O)Nc1ccc(OCCCCCCCC)cc1"])[0], molecules[1]
+    one, other = (Chem.RemoveHs(to_mol(m)) for m in (probe, reference))
+    rdMolAlign.GetCrippenO3A(one, other).Align()
+    wanted = 1 - rdShapeHelpers.ShapeTanimotoDist(one, other)
+    assert ShapeSimilarity(reference)([moved(probe, 4)])[0] == pytest.approx(wanted, abs=0.05)
+    centred = [Chem.Mol(mol) for mol in (one, other)]
+    for mol in centred:
+        rdMolTransforms.CanonicalizeConformer(mol.GetConformer())
+    assert wanted > 0.1 + 1 - rdShapeHelpers.ShapeTanimotoDist(*centred)
+
+
+def test_a_mirror_image_is_another_shape() -> None:
+    menthol = conformers(["CC1CCC(C(C)C)C(O)C1"])[0]
+    mirrored = replace(menthol, positions=(menthol.coordinates * [-1.0, 1.0, 1.0]).tolist())
+    same, other = ShapeSimilarity(menthol)([moved(menthol, 1), mirrored])
+    assert same == pytest.approx(1.0, abs=0.01)
+    assert other < 0.95
 
 
 def test_the_reference_can_be_a_file(tmp_path: Path, molecules: list[SpatialMolecule]) -> None:
