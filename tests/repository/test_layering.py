@@ -29,6 +29,8 @@ FAMILIES = {"domains", "policies", "models", "datasets", "metrics", "rewards", "
 # Libraries that only these modules may import.
 KEEPERS = {
     "rdkit": {
+        "domains.conformers",
+        "domains.force_field",
         "domains.molecules",
         "domains.molecule_features",
         "domains.molecule_mutations",
@@ -36,10 +38,13 @@ KEEPERS = {
         "domains.fingerprints",
         "domains.molecule_properties",
         "domains.random_smiles",
+        "domains.spatial_geometry",
+        "domains.spatial_molecules",
         "datasets.molecules",
         "datasets.enumeration",
         "datasets.reading",
         "datasets.smiles",
+        "datasets.spatial",
         "rewards.classifier",
         "rewards.conditions",
         "rewards.diversity",
@@ -47,6 +52,7 @@ KEEPERS = {
         "rewards.docking_targets",
         "rewards.molecules",
         "rewards.scoring_parts",
+        "rewards.spatial",
         "metrics.alerts",
         "metrics.molecule_suite",
         "metrics.molecule_table",

@@ -1,0 +1,394 @@
+"""Molecules in space: atoms with charges, bonds and positions, as RDKit molecules and as SDF and xyz files.
+
+Conventions:
+
+* Positions are in Å. Hydrogens are atoms like others; where an atom has too few, RDKit counts implicit ones.
+* A bond is (i, j, order) with i < j and order 1, 2, 3, or 4 for an aromatic one.
+* Nothing is corrected: a molecule that breaks a valence has no RDKit molecule (``None``).
+* A molecule is **valid** when it sanitises, is connected and has no two atoms nearer than 0.1 Å (:func:`valid_mol`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from jaxtyping import Float
+from rdkit import Chem
+from rdkit.Chem import rdDetermineBonds
+from rdkit.rdBase import BlockLogs
+
+__all__ = [
+    "MIN_DISTANCE",
+    "SpatialMolecule",
+    "check_apart",
+    "from_mol",
+    "from_sdf",
+    "from_xyz",
+    "perceive_bonds",
+    "read_record",
+    "sdf_records",
+    "smiles_of",
+    "to_mol",
+    "to_sdf",
+    "to_xyz",
+    "valid_mol",
+    "xyz_frames",
+]
+
+MIN_DISTANCE = 0.1
+"""Smallest distance of two atoms of a molecule, in Å."""
+_ORDER = {Chem.BondType.SINGLE: 1, Chem.BondType.DOUBLE: 2, Chem.BondType.TRIPLE: 3, Chem.BondType.AROMATIC: 4}
+_BOND_TYPE = {order: kind for kind, order in _ORDER.items()}
+_CHARGE = re.compile(r"\bcharge=([+-]?\d+)\b")
+_SYMBOLS = frozenset(Chem.GetPeriodicTable().GetElementSymbol(z) for z in range(1, 119))
+# RDKit's clean-up step rewrites valence errors such as neutral N(=O)=O into charged atoms: a correction, so left out.
+_NO_CLEANUP = Chem.SanitizeFlags.SANITIZE_ALL ^ Chem.SanitizeFlags.SANITIZE_CLEANUP
+
+
+@dataclass(frozen=True)
+class SpatialMolecule:
+    """A molecule with the positions of its atoms, whether its valences are right or not.
+
+    Attributes:
+        symbols: element of each atom.
+        charges: formal charge of each atom.
+        bonds: (i, j, order) of each bond, i < j, order 1, 2, 3, or 4 for an aromatic bond.
+        positions: coordinates of each atom in Å.
+
+    Raises:
+        ValueError: for an unknown element, a position that is not three finite numbers, a bond between atoms that do not exist or
+            of another order, a pair that is bonded twice, or numbers of entries that differ.
+
+    >>> SpatialMolecule(("H", "H"), (0, 0), ((0, 1, 1),), ((0, 0, 0), (0.74, 0, 0))).positions
+    ((0.0, 0.0, 0.0), (0.74, 0.0, 0.0))
+    """
+
+    symbols: tuple[str, ...]
+    charges: tuple[int, ...]
+    bonds: tuple[tuple[int, int, int], ...]
+    positions: tuple[tuple[float, float, float], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "symbols", tuple(self.symbols))
+        object.__setattr__(self, "charges", tuple(int(q) for q in self.charges))
+        object.__setattr__(self, "bonds", tuple((int(i), int(j), int(order)) for i, j, order in self.bonds))
+        object.__setattr__(self, "positions", tuple(tuple(float(x) for x in row) for row in self.positions))
+        n = len(self.symbols)
+        if not len(self.charges) == len(self.positions) == n:
+            given = f"{len(self.charges)} and {len(self.positions)} entries for {n} symbols"
+            raise ValueError(f"charges, positions: {given}, expected one per atom")
+        for k, symbol in enumerate(self.symbols):
+            if symbol not in _SYMBOLS:
+                raise ValueError(f"symbols[{k}]: {symbol!r}, expected the symbol of an element")
+        for k, row in enumerate(self.positions):
+            if len(row) != 3 or not all(map(math.isfinite, row)):
+                raise ValueError(f"positions[{k}]: {row}, expected three finite numbers")
+        self._check_bonds(n)
+
+    def _check_bonds(self, n: int) -> None:
+        seen: set[tuple[int, int]] = set()
+        for k, (i, j, order) in enumerate(self.bonds):
+            if not 0 <= i < j < n or order not in _BOND_TYPE:
+                wanted = f"(i, j, order) with 0 <= i < j < {n} and order 1, 2, 3 or 4"
+                raise ValueError(f"bonds[{k}]: {(i, j, order)}, expected {wanted}")
+            if (i, j) in seen:
+                raise ValueError(f"bonds[{k}]: {(i, j, order)}, expected each pair of atoms once")
+            seen.add((i, j))
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    @property
+    def coordinates(self) -> Float[np.ndarray, "atom 3"]:
+        """Positions in Å as an array."""
+        return np.array(self.positions, dtype=np.float64).reshape(-1, 3)
+
+
+def check_apart(molecule: SpatialMolecule) -> None:
+    """Raise ``ValueError`` if two atoms are nearer than 0.1 Å; the nearest pair is named.
+
+    >>> check_apart(SpatialMolecule(("C", "H"), (0, 0), (), ((0, 0, 0), (0, 0, 0.01))))
+    Traceback (most recent call last):
+    ValueError: positions: atoms 0 and 1 are 0.010 Å apart, expected at least 0.1 Å
+    """
+    distance, i, j = _nearest(molecule)
+    if distance < MIN_DISTANCE:
+        raise ValueError(f"positions: atoms {i} and {j} are {distance:.3f} Å apart, expected at least {MIN_DISTANCE} Å")
+
+
+def _nearest(molecule: SpatialMolecule) -> tuple[float, int, int]:
+    """Smallest distance of two atoms, infinite for fewer than two, and the atoms."""
+    n, x = len(molecule), molecule.coordinates
+    if n < 2:
+        return math.inf, 0, 0
+    rows, columns = np.triu_indices(n, 1)
+    squared = ((x[rows] - x[columns]) ** 2).sum(-1)
+    k = int(squared.argmin())
+    return math.sqrt(squared[k]), int(rows[k]), int(columns[k])
+
+
+# -- RDKit
+
+
+def _unsanitised(molecule: SpatialMolecule) -> Chem.RWMol:
+    mol = Chem.RWMol()
+    for symbol, charge in zip(molecule.symbols, molecule.charges, strict=True):
+        atom = Chem.Atom(symbol)
+        atom.SetFormalCharge(charge)
+        mol.AddAtom(atom)
+    for i, j, order in molecule.bonds:
+        mol.AddBond(i, j, _BOND_TYPE[order])
+    conformer = Chem.Conformer(len(molecule))
+    conformer.Set3D(True)
+    for k, position in enumerate(molecule.positions):
+        conformer.SetAtomPosition(k, position)
+    mol.AddConformer(conformer, assignId=True)
+    return mol
+
+
+def to_mol(molecule: SpatialMolecule) -> Chem.Mol | None:
+    """The sanitised RDKit molecule with one conformer, atoms in the same order, connected or not.
+
+    Returns:
+        None where RDKit does not sanitise it, two atoms are nearer than 0.1 Å, or there are no atoms.
+
+    >>> to_mol(SpatialMolecule(("H", "H"), (0, 0), ((0, 1, 1),), ((0, 0, 0), (0.74, 0, 0)))).GetNumAtoms()
+    2
+    """
+    if not len(molecule) or _nearest(molecule)[0] < MIN_DISTANCE:
+        return None
+    mol = _unsanitised(molecule)
+    with BlockLogs():
+        failed = Chem.SanitizeMol(mol, _NO_CLEANUP, catchErrors=True)
+    return None if failed else mol.GetMol()
+
+
+@lru_cache(maxsize=4096)
+def _valid(molecule: SpatialMolecule) -> Chem.Mol | None:
+    mol = to_mol(molecule)
+    return mol if mol is not None and len(Chem.GetMolFrags(mol)) == 1 else None
+
+
+def valid_mol(sample: SpatialMolecule | None) -> Chem.Mol | None:
+    """The RDKit molecule of a sample if it is **valid**: sanitises, is connected, has no two atoms at one place. Else None.
+
+    The molecules used last are kept, so that the rewards and metrics of a batch share them. Do not modify them.
+
+    Raises:
+        ValueError: if the sample is neither a :class:`SpatialMolecule` nor None.
+    """
+    if sample is None:
+        return None
+    if not isinstance(sample, SpatialMolecule):
+        raise ValueError(f"sample: {type(sample).__name__}, expected a SpatialMolecule or None")
+    return _valid(sample)
+
+
+def smiles_of(sample: SpatialMolecule | None, *, stereo: bool = False) -> str | None:
+    """Canonical SMILES of a valid molecule with implicit hydrogens; None for an invalid one.
+
+    Args:
+        sample: the molecule.
+        stereo: whether the SMILES has the stereochemistry that the positions imply.
+    """
+    mol = valid_mol(sample)
+    if mol is None:
+        return None
+    mol = Chem.Mol(mol)
+    if stereo:
+        Chem.AssignStereochemistryFrom3D(mol)
+    with BlockLogs():
+        bare = Chem.RemoveHs(mol)
+    return str(Chem.MolToSmiles(bare, isomericSmiles=stereo))
+
+
+def from_mol(mol: Chem.Mol, *, aromatic: bool = False) -> SpatialMolecule:
+    """The molecule of an RDKit molecule's first conformer; hydrogens that are no atoms are dropped.
+
+    Args:
+        mol: a sanitised molecule with a conformer.
+        aromatic: whether aromatic bonds keep the order 4; otherwise rings are kekulised.
+
+    Raises:
+        ValueError: without a conformer, for a bond that is not single, double, triple or aromatic, or for bad positions.
+    """
+    flat = Chem.Mol(mol)
+    if not aromatic:
+        Chem.Kekulize(flat, clearAromaticFlags=True)
+    return _as_written(flat)
+
+
+def _as_written(mol: Chem.Mol) -> SpatialMolecule:
+    """The atoms, bonds and positions of a molecule, sanitised or not."""
+    if not mol.GetNumConformers():
+        raise ValueError("mol: no conformer, expected positions of the atoms")
+    bonds = []
+    for bond in mol.GetBonds():
+        order = _ORDER.get(bond.GetBondType())
+        if order is None:
+            raise ValueError(f"mol: bond of type {bond.GetBondType()}, expected single, double, triple or aromatic")
+        i, j = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
+        bonds.append((min(i, j), max(i, j), order))
+    atoms = list(mol.GetAtoms())
+    made = SpatialMolecule(
+        tuple(a.GetSymbol() for a in atoms),
+        tuple(a.GetFormalCharge() for a in atoms),
+        tuple(sorted(bonds)),
+        tuple(map(tuple, mol.GetConformer().GetPositions().tolist())),
+    )
+    check_apart(made)
+    return made
+
+
+# -- SDF
+
+
+def to_sdf(molecules: Iterable[SpatialMolecule], names: Sequence[str] | None = None) -> str:
+    """Text of an SDF file, valid molecules or not; positions have four decimals.
+
+    Args:
+        molecules: one record each.
+        names: title line of each record; empty by default.
+
+    Raises:
+        ValueError: if there are not as many names as molecules.
+    """
+    molecules = list(molecules)
+    names = [""] * len(molecules) if names is None else names
+    if len(names) != len(molecules):
+        raise ValueError(f"names: {len(names)} for {len(molecules)} molecules, expected one per molecule")
+    blocks = []
+    for molecule, name in zip(molecules, names, strict=True):
+        mol = _unsanitised(molecule)
+        mol.UpdatePropertyCache(strict=False)
+        mol.SetProp("_Name", name)
+        blocks.append(f"{Chem.MolToMolBlock(mol, includeStereo=False, kekulize=False)}$$$$\n")
+    return "".join(blocks)
+
+
+def sdf_records(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the text of each record of an SDF file, without the line ``$$$$``."""
+    record: list[str] = []
+    for line in lines:
+        if line.strip() == "$$$$":
+            yield "".join(record)
+            record = []
+        else:
+            record.append(line if line.endswith("\n") else f"{line}\n")
+    if any(line.strip() for line in record):
+        yield "".join(record)
+
+
+def read_record(text: str) -> SpatialMolecule:
+    """The molecule of one record of an SDF file, with the bond orders that stand there.
+
+    Raises:
+        ValueError: if RDKit does not read it, it has no atoms, or has bad positions.
+    """
+    with BlockLogs():
+        mol = Chem.MolFromMolBlock(text, sanitize=False, removeHs=False)
+    if mol is None or not mol.GetNumAtoms():
+        raise ValueError("no molecule that RDKit reads, expected the block of a molecule")
+    return _as_written(mol)
+
+
+def from_sdf(text: str) -> list[SpatialMolecule]:
+    """The molecules of an SDF file, with the bond orders that stand there; data items are dropped.
+
+    Raises:
+        ValueError: naming the record, counted from 1, if it cannot be read or has bad positions.
+    """
+    found = []
+    for k, record in enumerate(sdf_records(text.splitlines(keepends=True)), 1):
+        try:
+            found.append(read_record(record))
+        except ValueError as error:
+            raise ValueError(f"sdf: record {k}: {error}") from None
+    return found
+
+
+# -- xyz
+
+
+def to_xyz(molecules: Iterable[SpatialMolecule]) -> str:
+    """Text of an xyz file: elements and positions only, and the total charge in the comment line of each frame."""
+    lines = []
+    for molecule in molecules:
+        lines += [f"{len(molecule)}\n", f"charge={sum(molecule.charges)}\n"]
+        atoms = zip(molecule.symbols, molecule.positions, strict=True)
+        lines += [f"{symbol} {x:.6f} {y:.6f} {z:.6f}\n" for symbol, (x, y, z) in atoms]
+    return "".join(lines)
+
+
+def xyz_frames(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the comment line of each frame of an xyz file and the lines of its atoms.
+
+    Raises:
+        ValueError: naming the line, counted from 1, if a frame does not begin with a number of atoms, or if the last one is short.
+    """
+    rows = enumerate(lines, 1)
+    for number, line in rows:
+        if not line.strip():
+            continue
+        count = int(line) if line.strip().isdecimal() else 0
+        if count < 1:
+            raise ValueError(f"xyz: line {number}: {line.strip()[:60]!r}, expected a number of atoms")
+        frame = [text for _, (_, text) in zip(range(count + 1), rows, strict=False)]
+        if len(frame) <= count:
+            raise ValueError(f"xyz: line {number}: {max(len(frame) - 1, 0)} of {count} atoms, expected one line per atom")
+        yield frame
+
+
+def perceive_bonds(frame: Sequence[str], charge: int | None = None, *, aromatic: bool = False) -> SpatialMolecule:
+    """The molecule of an xyz frame, with bonds and formal charges from RDKit's ``rdDetermineBonds``.
+
+    Args:
+        frame: a comment and one line per atom, hydrogens included: element, x, y, z in Å; further columns are ignored.
+        charge: total charge of the molecule; None takes it from ``charge=...`` in the comment, or else 0.
+        aromatic: whether aromatic bonds have the order 4.
+
+    Raises:
+        ValueError: for an unknown element, bad positions, or where RDKit finds no bonds that fit the charge.
+
+    Source: Kim and Kim (2015), doi 10.1002/bkcs.10334, as in RDKit.
+    """
+    noted = _CHARGE.search(frame[0])
+    charge = (int(noted[1]) if noted else 0) if charge is None else charge
+    symbols, positions = [], []
+    for k, line in enumerate(frame[1:]):
+        try:
+            symbol, x, y, z, *_ = line.split()
+            positions.append((float(x), float(y), float(z)))
+        except ValueError:
+            raise ValueError(f"atom {k}: {line.strip()[:60]!r}, expected an element and three numbers") from None
+        symbols.append(symbol)
+    atoms = SpatialMolecule(tuple(symbols), (0,) * len(symbols), (), tuple(positions))
+    check_apart(atoms)
+    mol = _unsanitised(atoms)
+    try:
+        with BlockLogs():
+            rdDetermineBonds.DetermineBonds(mol, charge=charge)
+            Chem.SanitizeMol(mol)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"charge: {charge}: no bonds that fit it; {' '.join(str(error).split())[:120]}") from None
+    return from_mol(mol, aromatic=aromatic)
+
+
+def from_xyz(text: str, charge: int | None = None, *, aromatic: bool = False) -> list[SpatialMolecule]:
+    """The molecules of an xyz file of one or more frames; see :func:`perceive_bonds` for the arguments.
+
+    Raises:
+        ValueError: naming the frame, counted from 1, if it cannot be read, has bad positions or no bonds that fit the charge.
+    """
+    found = []
+    for k, frame in enumerate(xyz_frames(text.splitlines()), 1):
+        try:
+            found.append(perceive_bonds(frame, charge, aromatic=aromatic))
+        except ValueError as error:
+            raise ValueError(f"xyz: frame {k}: {error}") from None
+    return found

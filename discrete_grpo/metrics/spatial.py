@@ -1,0 +1,271 @@
+"""Metrics of generated molecules in space: stability, validity, distances to a reference set, strain and clashes.
+
+Samples are :class:`~discrete_grpo.domains.spatial_molecules.SpatialMolecule` or None. Every metric is unchanged by the order of
+the atoms and by motions of a molecule.
+
+Sources: Hoogeboom et al. (2022), EDM, arXiv 2203.17003 (stability); Vignac et al. (2023), MiDi, arXiv 2302.09048 (charges, W1
+distances).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from discrete_grpo.domains.force_field import relax
+from discrete_grpo.domains.spatial_geometry import (
+    Terms,
+    angle_centres,
+    bond_angles,
+    bond_lengths,
+    count_clashes,
+    dihedral_angles,
+    midi_stable,
+    octet_stable,
+)
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule, smiles_of, to_mol, valid_mol
+from discrete_grpo.metrics.distances import wasserstein
+from discrete_grpo.metrics.molecule_suite import distinct_share
+from discrete_grpo.metrics.resampling import Statistic, disjoint_halves, whole
+from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult, estimates
+
+__all__ = ["relaxation_statistics", "spatial", "stability_statistics", "validity_statistics", "w1_statistics", "weighted_w1"]
+
+Samples = Sequence[SpatialMolecule | None]
+Rows: TypeAlias = Int[np.ndarray, " row"]
+_TERMS: Mapping[str, Callable[[SpatialMolecule], Terms]] = {
+    "w1_bond_length": bond_lengths,
+    "w1_bond_angle": bond_angles,
+    "w1_dihedral": dihedral_angles,
+}
+
+
+def spatial(samples: Samples, reference: Sequence[SpatialMolecule], options: SuiteOptions | None = None) -> SuiteResult:
+    """Evaluate a generator of molecules in space against a reference set.
+
+    Args:
+        samples: molecules, or None where nothing could be made of a sample.
+        reference: molecules of the test set, in the same form: hydrogens as atoms or not, aromatic bonds or kekulised.
+        options: of intervals and folds.
+
+    Returns:
+        The metrics of :func:`stability_statistics`, :func:`validity_statistics`, :func:`w1_statistics` and
+        :func:`relaxation_statistics`. Their perfect value is that of one part of the reference held against the rest.
+        ``bonded_pairs`` of the settings is the share of bonds among all pairs of atoms of the reference: MiDi's code weighs
+        bond lengths by shares among all pairs, so its number is ``w1_bond_length`` times that.
+
+    Raises:
+        ValueError: if the reference has fewer than 2 molecules, or the folds do not divide the samples.
+    """
+    options = options or SuiteOptions()
+    if len(reference) < 2:
+        raise ValueError(f"reference: {len(reference)} molecules, expected at least 2")
+    made = _Table(samples, reference)
+
+    def perfect() -> dict[str, float]:
+        first, second = ([reference[k] for k in rows] for rows in disjoint_halves(len(reference), len(samples), options.seed))
+        ideal = _Table(first, second).statistics(np.arange(len(first)))
+        return {name: whole(statistic) for name, statistic in ideal.items()}
+
+    found = estimates(made.statistics, len(samples), perfect, options)
+    pairs = sum(len(m) * (len(m) - 1) // 2 for m in reference)
+    settings = {"reference_molecules": len(reference), "bonded_pairs": sum(len(m.bonds) for m in reference) / max(pairs, 1)}
+    return SuiteResult(found, settings=settings)
+
+
+class _Table:
+    """Statistics of parts of the samples, from numbers of each molecule that are computed once."""
+
+    def __init__(self, samples: Samples, reference: Sequence[SpatialMolecule]) -> None:
+        self._parts = {
+            **_stability(samples),
+            **_validity(samples),
+            **_w1(samples, reference),
+            **_relaxations(samples),
+        }
+
+    def statistics(self, rows: Rows) -> dict[str, Statistic]:
+        return {name: make(rows) for name, make in self._parts.items()}
+
+
+Part: TypeAlias = Callable[[Rows], Statistic]
+
+
+def _all(parts: Mapping[str, Part], count: int) -> dict[str, Statistic]:
+    return {name: make(np.arange(count)) for name, make in parts.items()}
+
+
+def _mean(values: Float[np.ndarray, " sample"], most: float = math.inf, of: Callable[..., float] = np.mean) -> Part:
+    """The mean, or another number, of the values that are known (not NaN) among some rows."""
+
+    def make(rows: Rows) -> Statistic:
+        known = values[rows][~np.isnan(values[rows])]
+        return Statistic(lambda part: float(of(known[part])), len(known), 0.0, most)
+
+    return make
+
+
+def _ratio(above: Float[np.ndarray, " sample"], below: Float[np.ndarray, " sample"]) -> Part:
+    """Σ above / Σ below over rows; NaN where nothing is counted."""
+
+    def make(rows: Rows) -> Statistic:
+        def of(part: Rows) -> float:
+            total = float(below[rows[part]].sum())
+            return float(above[rows[part]].sum()) / total if total else math.nan
+
+        return Statistic(of, len(rows), 0.0, 1.0)
+
+    return make
+
+
+# -- stability and validity
+
+
+def stability_statistics(samples: Samples) -> dict[str, Statistic]:
+    """Compute shares of stable atoms and of molecules whose atoms are all stable; hydrogens must be atoms.
+
+    Returns:
+        ``atom_stable``, ``molecule_stable``: by :func:`~discrete_grpo.domains.spatial_geometry.midi_stable`, the table of MiDi;
+        ``atom_octet``, ``molecule_octet``: by :func:`~discrete_grpo.domains.spatial_geometry.octet_stable`, which calls no
+        radical stable. Shares of molecules are of all samples, of atoms are of all atoms there are.
+    """
+    return _all(_stability(samples), len(samples))
+
+
+def _stability(samples: Samples) -> dict[str, Part]:
+    found = {}
+    for name, rule in (("stable", midi_stable), ("octet", octet_stable)):
+        flags = [[] if m is None else rule(m) for m in samples]
+        good, every = (np.array([f(row) for row in flags], dtype=np.float64) for f in (sum, len))
+        found[f"atom_{name}"] = _ratio(good, every)
+        found[f"molecule_{name}"] = _mean(((every > 0) & (good == every)).astype(np.float64), 1.0)
+    return found
+
+
+def validity_statistics(samples: Samples) -> dict[str, Statistic]:
+    """Compute shares of molecules that are right by RDKit, from the bonds and charges as they are.
+
+    Returns:
+        ``valid``: sanitises, is in one piece, and has no two atoms at one place / all; ``valid_any``: in one piece or not / all;
+        ``unique``: distinct canonical SMILES / valid.
+    """
+    return _all(_validity(samples), len(samples))
+
+
+def _validity(samples: Samples) -> dict[str, Part]:
+    names = [smiles_of(m) for m in samples]
+    loose = [m is not None and (name is not None or to_mol(m) is not None) for m, name in zip(samples, names, strict=True)]
+
+    def unique(rows: Rows) -> Statistic:
+        return distinct_share([names[k] for k in rows if names[k] is not None])
+
+    valid = np.array([name is not None for name in names], dtype=np.float64)
+    return {"valid": _mean(valid, 1.0), "valid_any": _mean(np.array(loose, dtype=np.float64), 1.0), "unique": unique}
+
+
+# -- distances to a reference
+
+
+def weighted_w1(own: Terms, reference: Terms, weights: Mapping[int, float] | None = None) -> float:
+    """Σ_y p(y) W1(own of kind y, reference of kind y).
+
+    Kinds that the samples do not have are left out, and the other weights scaled to sum to 1; NaN if there is none in common.
+
+    Args:
+        own: terms of the samples.
+        reference: terms of the reference.
+        weights: p of each kind of the reference, of any sum; None takes the number of the reference's terms of the kind.
+
+    Source: Vignac et al. (2023), MiDi, arXiv 2302.09048, without the rounding to bins of its code.
+
+    >>> own, other = (Terms(np.array([1, 1, 2]), np.array(x)) for x in ([1.0, 2.0, 5.0], [1.5, 2.5, 8.0]))
+    >>> weighted_w1(own, other)  # 2/3 · 0.5 + 1/3 · 3
+    1.3333333333333333
+    """
+    if weights is None:
+        kinds, counts = np.unique(reference.kind, return_counts=True)
+        weights = dict(zip(kinds.tolist(), counts.tolist(), strict=True))
+    shared = {y: weight for y, weight in weights.items() if (own.kind == y).any() and (reference.kind == y).any()}
+    distances = [wasserstein(own.value[own.kind == y], reference.value[reference.kind == y]) for y in shared]
+    total = sum(shared.values())
+    return sum(w * d for w, d in zip(shared.values(), distances, strict=True)) / total if total else math.nan
+
+
+def w1_statistics(samples: Samples, reference: Sequence[SpatialMolecule]) -> dict[str, Statistic]:
+    """Compute :func:`weighted_w1` of the geometry of all samples that are molecules, valid or not.
+
+    Returns:
+        ``w1_bond_length``: of bond lengths in Å; p(y) is the share of bonds of order y. ``w1_bond_angle``: of angles between bonds
+        in degrees; p(y) is the share of element y among atoms with two bonds or more. ``w1_dihedral``: of unsigned dihedrals in
+        degrees; p(y) is the share of dihedrals about bonds of order y.
+    """
+    return _all(_w1(samples, reference), len(samples))
+
+
+def _w1(samples: Samples, reference: Sequence[SpatialMolecule]) -> dict[str, Part]:
+    centres = Counter(y for m in reference for y in angle_centres(m))
+    weights = {"w1_bond_angle": {y: float(count) for y, count in centres.items()}}
+    return {
+        name: _distance([None if m is None else of(m) for m in samples], [of(m) for m in reference], weights.get(name))
+        for name, of in _TERMS.items()
+    }
+
+
+def _distance(own: Sequence[Terms | None], reference: Sequence[Terms], weights: Mapping[int, float] | None) -> Part:
+    none = Terms(np.zeros(0, dtype=np.int64), np.zeros(0))
+    table, target = _joined([none if t is None else t for t in own]), _joined(reference)
+    sizes = np.array([0 if t is None else len(t.kind) for t in own], dtype=np.int64)
+    owner = np.repeat(np.arange(len(own)), sizes)
+
+    def make(rows: Rows) -> Statistic:
+        def of(part: Rows) -> float:
+            chosen: Bool[np.ndarray, " sample"] = np.zeros(len(own), dtype=bool)
+            chosen[rows[part]] = True
+            kept = chosen[owner]
+            return weighted_w1(Terms(table.kind[kept], table.value[kept]), target, weights)
+
+        return Statistic(of, len(rows), 0.0)
+
+    return make
+
+
+def _joined(terms: Sequence[Terms]) -> Terms:
+    kinds = np.concatenate([t.kind for t in terms] or [np.zeros(0, dtype=np.int64)])
+    return Terms(kinds, np.concatenate([t.value for t in terms] or [np.zeros(0)]))
+
+
+# -- relaxation and clashes
+
+
+def relaxation_statistics(samples: Samples) -> dict[str, Statistic]:
+    """Compute how far valid molecules are from their nearest minimum of MMFF94, and their clashes.
+
+    Returns:
+        ``rmsd``: mean RMSD of the relaxation in Å; ``strain``, ``strain_per_atom``: median of E before minus E after, in kcal/mol,
+        since a few bad molecules decide a mean; ``mean_strain``: that mean; ``relaxable``: valid molecules that MMFF94 has
+        parameters for / valid; ``clashing``: valid molecules with a clash / valid; see
+        :func:`~discrete_grpo.domains.spatial_geometry.count_clashes`.
+    """
+    return _all(_relaxations(samples), len(samples))
+
+
+def _relaxations(samples: Samples) -> dict[str, Part]:
+    valid = [m if valid_mol(m) is not None else None for m in samples]
+    relaxed = [None if m is None else relax(m) for m in valid]
+    rows = [(math.nan,) * 3 if r is None else (r.rmsd, r.strain, r.strain_per_atom) for r in relaxed]
+    rmsd, strain, per_atom = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+    known = np.array([math.nan if m is None else r is not None for m, r in zip(valid, relaxed, strict=True)], dtype=np.float64)
+    clashing = np.array([math.nan if m is None else count_clashes(m) > 0 for m in valid], dtype=np.float64)
+    return {
+        "rmsd": _mean(rmsd),
+        "strain": _mean(strain, of=np.median),
+        "strain_per_atom": _mean(per_atom, of=np.median),
+        "mean_strain": _mean(strain),
+        "relaxable": _mean(known, 1.0),
+        "clashing": _mean(clashing, 1.0),
+    }

@@ -1,0 +1,398 @@
+"""Molecules in space: construction, RDKit, files, geometry, stability, force field."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+
+import numpy as np
+import pytest
+from rdkit import Chem
+from rdkit.Chem import rdDistGeom, rdForceFieldHelpers, rdMolTransforms
+
+from discrete_grpo.domains.force_field import relax
+from discrete_grpo.domains.spatial_geometry import (
+    angle_centres,
+    bond_angles,
+    bond_lengths,
+    count_clashes,
+    dihedral_angles,
+    midi_stable,
+    octet_stable,
+)
+from discrete_grpo.domains.spatial_molecules import (
+    SpatialMolecule,
+    check_apart,
+    from_mol,
+    from_sdf,
+    from_xyz,
+    smiles_of,
+    to_mol,
+    to_sdf,
+    to_xyz,
+    valid_mol,
+)
+
+WATER = SpatialMolecule(("O", "H", "H"), (0, 0, 0), ((0, 1, 1), (0, 2, 1)), ((0, 0, 0), (0.96, 0, 0), (-0.24, 0.93, 0)))
+SMILES = ["CCO", "c1cc[nH]c1", "C[N+](=O)[O-]", "CC(=O)[O-]", "C#CC=O", "CS(C)(=O)=O", "C[C@H](N)C(=O)O", "FC(F)=C"]
+
+
+def embedded(smiles: str, seed: int = 1) -> Chem.Mol:
+    mol = Chem.AddHs(Chem.MolFromSmiles(smiles))
+    assert rdDistGeom.EmbedMolecule(mol, randomSeed=seed) == 0
+    return mol
+
+
+def alone(symbol: str, charge: int, orders: list[int], partner: str = "H") -> SpatialMolecule:
+    """An atom with bonds of these orders to partners far apart."""
+    n = len(orders)
+    bonds = [(0, k + 1, order) for k, order in enumerate(orders)]
+    places = [(0.0, 0.0, 0.0), *((1.0 + k, 1.0, 0.0) for k in range(n))]
+    return SpatialMolecule((symbol, *[partner] * n), (charge, *[0] * n), tuple(bonds), tuple(places))
+
+
+# -- construction
+
+
+def test_lists_become_tuples_and_molecules_compare() -> None:
+    loose = SpatialMolecule(["O", "H", "H"], [0, 0, 0], [[0, 1, 1], [0, 2, 1]], WATER.coordinates.tolist())  # type: ignore[arg-type]
+    assert loose == WATER
+    assert hash(loose) == hash(WATER)
+    assert pickle.loads(pickle.dumps(WATER)) == WATER
+    assert len(WATER) == 3
+
+
+@pytest.mark.parametrize(
+    ("symbols", "charges", "bonds", "positions", "said"),
+    [
+        (["Xx"], [0], [], [[0, 0, 0]], "symbols[0]: 'Xx', expected the symbol of an element"),
+        (["*"], [0], [], [[0, 0, 0]], "symbols[0]: '*', expected the symbol of an element"),
+        (["C"], [0], [], [[0, math.nan, 0]], "positions[0]: (0.0, nan, 0.0), expected three finite numbers"),
+        (["C"], [0], [], [[0, math.inf, 0]], "positions[0]: (0.0, inf, 0.0), expected three finite numbers"),
+        (["C"], [0], [], [[0, 0]], "positions[0]: (0.0, 0.0), expected three finite numbers"),
+        (["C"], [], [], [[0, 0, 0]], "charges, positions: 0 and 1 entries for 1 symbols, expected one per atom"),
+        (["C", "C"], [0, 0], [(1, 0, 1)], [[0, 0, 0]] * 2, "bonds[0]: (1, 0, 1), expected (i, j, order) with 0 <= i < j < 2"),
+        (["C", "C"], [0, 0], [(0, 2, 1)], [[0, 0, 0]] * 2, "bonds[0]: (0, 2, 1), expected (i, j, order) with 0 <= i < j < 2"),
+        (["C", "C"], [0, 0], [(0, 1, 5)], [[0, 0, 0]] * 2, "bonds[0]: (0, 1, 5), expected (i, j, order)"),
+        (["C", "C"], [0, 0], [(0, 1, 1)] * 2, [[0, 0, 0]] * 2, "bonds[1]: (0, 1, 1), expected each pair of atoms once"),
+    ],
+)
+def test_bad_input_is_one_clear_line(symbols: list, charges: list, bonds: list, positions: list, said: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        SpatialMolecule(symbols, charges, bonds, positions)  # type: ignore[arg-type]
+    assert str(error.value).startswith(said)
+    assert "\n" not in str(error.value)
+
+
+def test_two_atoms_at_one_place_are_named_and_invalid() -> None:
+    close = SpatialMolecule(("C", "O", "H"), (0, 0, 0), ((0, 1, 1), (1, 2, 1)), ((0, 0, 0), (1.4, 0, 0), (1.4, 0.05, 0)))
+    with pytest.raises(ValueError, match=r"^positions: atoms 1 and 2 are 0\.050 Å apart, expected at least 0\.1 Å$"):
+        check_apart(close)
+    assert to_mol(close) is None
+    check_apart(WATER)
+
+
+# -- RDKit
+
+
+@pytest.mark.parametrize("smiles", SMILES)
+@pytest.mark.parametrize("aromatic", [False, True])
+def test_a_molecule_survives_the_way_to_rdkit_and_back(smiles: str, aromatic: bool) -> None:
+    mol = embedded(smiles)
+    made = from_mol(mol, aromatic=aromatic)
+    again = to_mol(made)
+    assert again is not None
+    assert from_mol(again, aromatic=aromatic) == made
+    np.testing.assert_array_equal(again.GetConformer().GetPositions(), mol.GetConformer().GetPositions())
+    assert smiles_of(made) == Chem.CanonSmiles(Chem.MolToSmiles(Chem.MolFromSmiles(smiles), isomericSmiles=False))
+    assert any(order == 4 for _, _, order in made.bonds) == (aromatic and "c1" in smiles)
+
+
+def test_stereochemistry_is_read_from_the_positions() -> None:
+    for text in ("C[C@H](N)C(=O)O", "C[C@@H](N)C(=O)O"):
+        assert smiles_of(from_mol(embedded(text)), stereo=True) == Chem.CanonSmiles(text)
+
+
+def test_what_is_invalid_has_no_molecule() -> None:
+    crowded = alone("C", 0, [1] * 5)
+    apart = SpatialMolecule(("He", "He"), (0, 0), (), ((0, 0, 0), (3, 0, 0)))
+    assert to_mol(crowded) is None
+    assert valid_mol(crowded) is None
+    assert to_mol(apart) is not None
+    assert valid_mol(apart) is None
+    assert smiles_of(apart) is None
+    assert to_mol(SpatialMolecule((), (), (), ())) is None
+    assert valid_mol(None) is None
+    with pytest.raises(ValueError, match="sample: str, expected a SpatialMolecule or None"):
+        valid_mol("CCO")  # type: ignore[arg-type]
+
+
+def test_nothing_is_corrected() -> None:
+    nitro = SpatialMolecule(
+        ("C", "N", "O", "O"), (0,) * 4, ((0, 1, 1), (1, 2, 2), (1, 3, 2)), ((0, 0, 0), (1.5, 0, 0), (2, 1, 0), (2, -1, 0))
+    )
+    assert to_mol(nitro) is None
+
+
+def test_a_molecule_without_positions_is_refused() -> None:
+    with pytest.raises(ValueError, match="mol: no conformer, expected positions of the atoms"):
+        from_mol(Chem.MolFromSmiles("CCO"))
+    dative = Chem.MolFromMolBlock(Chem.MolToMolBlock(embedded("N")), removeHs=False)
+    dative = Chem.RWMol(dative)
+    dative.GetBondWithIdx(0).SetBondType(Chem.BondType.DATIVE)
+    with pytest.raises(ValueError, match="mol: bond of type DATIVE, expected single"):
+        from_mol(dative)
+
+
+# -- files
+
+
+@pytest.mark.parametrize("aromatic", [False, True])
+def test_sdf_keeps_atoms_charges_orders_and_four_decimals(aromatic: bool) -> None:
+    made = [from_mol(embedded(s), aromatic=aromatic) for s in SMILES]
+    again = from_sdf(to_sdf(made, names=SMILES))
+    assert [(m.symbols, m.charges, m.bonds) for m in again] == [(m.symbols, m.charges, tuple(sorted(m.bonds))) for m in made]
+    for one, other in zip(made, again, strict=True):
+        np.testing.assert_allclose(one.coordinates, other.coordinates, atol=5.1e-5)
+    supplier = Chem.SDMolSupplier()
+    supplier.SetData(to_sdf(made, names=SMILES))
+    assert [mol.GetProp("_Name") for mol in supplier] == SMILES
+
+
+def test_sdf_keeps_an_invalid_molecule() -> None:
+    crowded = alone("C", 0, [1] * 5)
+    assert from_sdf(to_sdf([crowded])) == [crowded]
+
+
+def test_sdf_with_data_items_and_without_a_last_separator() -> None:
+    text = to_sdf([WATER, WATER]).replace("M  END\n", "M  END\n> <energy>\n-1.0\n\n").removesuffix("$$$$\n")
+    assert from_sdf(text) == [WATER, WATER]
+    assert from_sdf("") == []
+
+
+def test_bad_sdf_names_the_record() -> None:
+    bad = to_sdf([WATER]) + "no molecule\n$$$$\n"
+    with pytest.raises(ValueError, match=r"^sdf: record 2: no molecule that RDKit reads, expected the block of a molecule$"):
+        from_sdf(bad)
+    close = to_sdf([SpatialMolecule(("C", "C"), (0, 0), (), ((0, 0, 0), (0, 0, 0.01)))])
+    with pytest.raises(ValueError, match=r"^sdf: record 1: positions: atoms 0 and 1 are 0\.010 Å apart"):
+        from_sdf(close)
+    with pytest.raises(ValueError, match="names: 1 for 2 molecules, expected one per molecule"):
+        to_sdf([WATER, WATER], ["water"])
+
+
+@pytest.mark.parametrize("smiles", SMILES)
+def test_bonds_of_an_xyz_file_are_perceived(smiles: str) -> None:
+    made = from_mol(embedded(smiles))
+    (again,) = from_xyz(to_xyz([made]))
+    assert smiles_of(again) == smiles_of(made)
+    assert sum(again.charges) == sum(made.charges)
+    np.testing.assert_allclose(again.coordinates, made.coordinates, atol=1e-6)
+
+
+def test_an_xyz_file_has_frames() -> None:
+    made = [from_mol(embedded(s)) for s in ("CCO", "CC(=O)[O-]")]
+    assert [smiles_of(m) for m in from_xyz(to_xyz(made))] == ["CCO", "CC(=O)[O-]"]
+    bare = to_xyz([made[1]]).replace("charge=-1", "acetate")
+    assert [smiles_of(m) for m in from_xyz(bare, charge=-1)] == ["CC(=O)[O-]"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("water\n", "xyz: line 1: 'water', expected a number of atoms"),
+        ("2\n\nH 0 0 0\n", "xyz: line 1: 1 of 2 atoms, expected one line per atom"),
+        ("1\n\nH 0 0\n", "xyz: frame 1: atom 0: 'H 0 0', expected an element and three numbers"),
+        ("1\n\nXx 0 0 0\n", "xyz: frame 1: symbols[0]: 'Xx', expected the symbol of an element"),
+        ("1\n\nH nan 0 0\n", "xyz: frame 1: positions[0]: (nan, 0.0, 0.0), expected three finite numbers"),
+        ("2\n\nH 0 0 0\nH 0 0 0\n", "xyz: frame 1: positions: atoms 0 and 1 are 0.000 Å apart, expected at least 0.1 Å"),
+        ("2\n\nC 0 0 0\nH 0 0 1\n", "xyz: frame 1: charge: 0: no bonds that fit it; "),
+    ],
+)
+def test_bad_xyz_names_the_place(text: str, said: str) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        from_xyz(text)
+    assert str(error.value).startswith(said)
+    assert "\n" not in str(error.value)
+
+
+# -- geometry
+
+
+@pytest.mark.parametrize("smiles", SMILES)
+def test_geometry_is_that_of_rdkit(smiles: str) -> None:
+    mol = embedded(smiles)
+    made, conformer = from_mol(mol), mol.GetConformer()
+    numbers = [atom.GetAtomicNum() for atom in mol.GetAtoms()]
+    around = [[n.GetIdx() for n in atom.GetNeighbors()] for atom in mol.GetAtoms()]
+    lengths = sorted((order, rdMolTransforms.GetBondLength(conformer, i, j)) for i, j, order in made.bonds)
+    angles = sorted(
+        (numbers[c], rdMolTransforms.GetAngleDeg(conformer, i, c, k))
+        for c in range(len(made))
+        for i, k in itertools.combinations(around[c], 2)
+    )
+    dihedrals = sorted(
+        (order, abs(rdMolTransforms.GetDihedralDeg(conformer, i, j, k, l)))
+        for j, k, order in made.bonds
+        for i in around[j]
+        for l in around[k]
+        if len({i, j, k, l}) == 4 and max(rdMolTransforms.GetAngleDeg(conformer, *three) for three in ((i, j, k), (j, k, l))) < 179
+    )
+    for terms, wanted in ((bond_lengths(made), lengths), (bond_angles(made), angles), (dihedral_angles(made), dihedrals)):
+        assert sorted(terms.kind.tolist()) == [kind for kind, _ in wanted]
+        for kind in set(terms.kind.tolist()):
+            np.testing.assert_allclose(np.sort(terms.value[terms.kind == kind]), [x for y, x in wanted if y == kind], atol=1e-5)
+    assert sorted(angle_centres(made)) == sorted(z for z, others in zip(numbers, around, strict=True) if len(others) > 1)
+
+
+def test_dihedrals_of_known_chains() -> None:
+    chain = ((0, 1, 1), (1, 2, 2), (2, 3, 1))
+    for last, wanted in (((1, 1, 0), 0.0), ((1, -1, 0), 180.0), ((1, 0, 1), 90.0), ((1, 0, -1), 90.0)):
+        terms = dihedral_angles(SpatialMolecule(("C",) * 4, (0,) * 4, chain, ((0, 1, 0), (0, 0, 0), (1, 0, 0), last)))
+        assert terms.kind.tolist() == [2]
+        assert terms.value.tolist() == pytest.approx([wanted])
+
+
+def test_a_straight_chain_has_no_dihedral() -> None:
+    line = SpatialMolecule(("C",) * 4, (0,) * 4, ((0, 1, 1), (1, 2, 3), (2, 3, 1)), ((0, 0, 0), (1, 0, 0), (2, 0, 0), (3, 1, 0)))
+    assert dihedral_angles(line).value.tolist() == []
+    assert bond_angles(line).value.tolist() == pytest.approx([180.0, 135.0])
+
+
+def test_nothing_has_no_geometry() -> None:
+    nothing = SpatialMolecule((), (), (), ())
+    assert [len(f(nothing).value) for f in (bond_lengths, bond_angles, dihedral_angles)] == [0, 0, 0]
+    assert count_clashes(nothing) == 0
+
+
+def test_clashes_are_of_pairs_far_along_the_bonds() -> None:
+    table = Chem.GetPeriodicTable()
+    chain = [(1.5 * k, 0.0, 0.0) for k in range(4)]
+    bonds = tuple((k, k + 1, 1) for k in range(4))
+    limit = 0.6 * 2 * table.GetRvdw("C")
+    for gap, wanted in ((limit - 0.01, 1), (limit + 0.01, 0)):
+        five = SpatialMolecule(("C",) * 5, (0,) * 5, bonds, (*chain, (0.0, gap, 0.0)))
+        assert count_clashes(five) == wanted
+    assert count_clashes(SpatialMolecule(("C",) * 4, (0,) * 4, bonds[:3], (*chain[:3], (0.0, 0.5, 0.0)))) == 0  # three bonds apart
+    assert count_clashes(SpatialMolecule(("C",) * 2, (0,) * 2, (), ((0, 0, 0), (1.0, 0, 0)))) == 1  # not bonded at all
+    assert [count_clashes(from_mol(embedded(s))) for s in SMILES] == [0] * len(SMILES)
+
+
+# -- stability
+
+
+@pytest.mark.parametrize(
+    ("symbol", "charge", "orders", "octet", "midi"),
+    [
+        ("C", 0, [1, 1, 1, 1], True, True),
+        ("C", 0, [2, 1, 1], True, True),
+        ("C", 0, [1, 1, 1], False, True),  # a radical, which MiDi's table allows
+        ("C", 0, [1] * 5, False, False),
+        ("C", -1, [1, 1, 1], True, True),
+        ("C", 1, [1, 1, 1], True, True),
+        ("N", 0, [1, 1, 1], True, True),
+        ("N", 0, [1, 1], False, True),
+        ("N", 0, [1, 1, 1, 1], False, False),
+        ("N", 1, [1, 1, 1, 1], True, True),
+        ("N", 1, [1, 1], False, True),
+        ("N", -1, [1, 1], True, True),
+        ("O", 0, [1, 1], True, True),
+        ("O", 0, [1], False, False),
+        ("O", -1, [1], True, True),
+        ("O", 1, [1, 1, 1], True, True),
+        ("F", 0, [1], True, True),
+        ("F", 0, [], False, False),
+        ("F", -1, [], True, True),
+        ("H", 0, [1], True, True),
+        ("H", 1, [], True, True),
+        ("S", 0, [1, 1], True, True),
+        ("S", 0, [2, 2, 1, 1], True, True),
+        ("Cl", 0, [1], True, True),
+        ("P", 0, [2, 1, 1, 1], True, True),
+    ],
+)
+def test_stability_of_one_atom(symbol: str, charge: int, orders: list[int], octet: bool, midi: bool) -> None:
+    made = alone(symbol, charge, orders)
+    assert (octet_stable(made)[0], midi_stable(made)[0]) == (octet, midi)
+
+
+def test_an_unknown_charge_counts_as_neutral_for_midi() -> None:
+    assert midi_stable(alone("O", 2, [1, 1]))[0]
+    assert not midi_stable(alone("He", 0, []))[0]
+
+
+@pytest.mark.parametrize("aromatic", [False, True])
+@pytest.mark.parametrize("smiles", [*SMILES, "c1ccncc1", "O=c1cc[nH]cc1", "[NH3+]CC(=O)[O-]"])
+def test_real_molecules_are_stable(smiles: str, aromatic: bool) -> None:
+    assert all(octet_stable(from_mol(embedded(smiles), aromatic=aromatic)))
+
+
+def test_halves_of_aromatic_bonds_are_cut_off_for_midi() -> None:
+    pyrrole, pyridine = (from_mol(embedded(s), aromatic=True) for s in ("c1cc[nH]c1", "c1ccncc1"))
+    assert midi_stable(pyrrole)[pyrrole.symbols.index("N")] is False  # 1.5 + 1.5 + 1 = 4, as in MiDi's code
+    assert all(midi_stable(pyridine))
+
+
+def test_a_lost_hydrogen_is_seen() -> None:
+    ethanol = from_mol(embedded("CCO"))
+    bonds = tuple(bond for bond in ethanol.bonds if 8 not in bond[:2])
+    lost = SpatialMolecule(ethanol.symbols[:8], ethanol.charges[:8], bonds, ethanol.positions[:8])
+    assert to_mol(lost) is not None  # RDKit fills it in
+    assert octet_stable(lost).count(False) == 1
+
+
+# -- force field
+
+
+def test_relaxation_is_that_of_rdkit() -> None:
+    mol = embedded("C[C@H](N)C(=O)O", seed=3)
+    made, properties = from_mol(mol), rdForceFieldHelpers.MMFFGetMoleculeProperties(mol)
+    before = rdForceFieldHelpers.MMFFGetMoleculeForceField(mol, properties).CalcEnergy()
+    positions = mol.GetConformer().GetPositions()
+    assert rdForceFieldHelpers.MMFFOptimizeMolecule(mol, maxIters=1000) == 0
+    after = rdForceFieldHelpers.MMFFGetMoleculeForceField(mol, properties).CalcEnergy()
+    found = relax(made)
+    assert found is not None
+    assert found.energy == pytest.approx(before, rel=1e-9)
+    assert found.relaxed_energy == pytest.approx(after, abs=1e-6)
+    assert found.strain == pytest.approx(before - after, abs=1e-6)
+    assert found.strain > 1.0
+    assert found.strain_per_atom == pytest.approx((before - after) / 13, abs=1e-6)
+    one, other = positions - positions.mean(0), mol.GetConformer().GetPositions() - mol.GetConformer().GetPositions().mean(0)
+    left, values, right = np.linalg.svd(one.T @ other)  # Kabsch
+    values[2] *= np.sign(np.linalg.det(left @ right))
+    wanted = math.sqrt(((one**2).sum() + (other**2).sum() - 2 * values.sum()) / len(one))
+    assert found.rmsd == pytest.approx(wanted, abs=1e-4)
+    assert found.converged
+
+
+def test_a_relaxed_molecule_has_no_strain() -> None:
+    mol = embedded("CCO")
+    rdForceFieldHelpers.MMFFOptimizeMolecule(mol, maxIters=2000)
+    found = relax(from_mol(mol))
+    assert found is not None
+    assert found.strain == pytest.approx(0.0, abs=1e-3)
+    assert found.rmsd == pytest.approx(0.0, abs=1e-2)
+
+
+def test_hydrogens_that_are_filled_in_add_no_strain() -> None:
+    mol = embedded("CCO")
+    rdForceFieldHelpers.MMFFOptimizeMolecule(mol, maxIters=2000)
+    found = relax(from_mol(Chem.RemoveHs(mol)))
+    assert found is not None
+    assert found.num_atoms == 9
+    assert 0 <= found.strain < 0.3
+
+
+def test_no_energy_where_there_can_be_none() -> None:
+    assert relax(alone("C", 0, [1] * 5)) is None
+    assert relax(from_mol(embedded("C[SiH3]"))) is not None
+    boron = SpatialMolecule(
+        ("B", "F", "F", "F"),
+        (0,) * 4,
+        tuple((0, k, 1) for k in (1, 2, 3)),
+        ((0, 0, 0), (1.3, 0, 0), (-0.65, 1.13, 0), (-0.65, -1.13, 0)),
+    )
+    assert valid_mol(boron) is not None
+    assert relax(boron) is None  # MMFF94 has no parameters for boron
