@@ -81,7 +81,12 @@ def _graphml(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
 
 
 def _gml(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
-    yield nx.parse_gml(_text(path, max_bytes), label="id")
+    """One graph; ``label`` of a node is its name in GML, and an attribute only where nodes have no other one."""
+    graph = nx.parse_gml(_text(path, max_bytes), label="id")
+    if any(row.keys() - {"label"} for _, row in graph.nodes(data=True)):
+        for _, row in graph.nodes(data=True):
+            row.pop("label", None)
+    yield graph
 
 
 def _json(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
