@@ -86,9 +86,7 @@ class OwnGraphs:
 
     def _graph(self, row: int) -> nx.Graph:
         batch, graph, named = self.graphs.batch([row]), nx.Graph(), not self.labels.plain
-        graph.add_nodes_from(
-            (k, {"label": self.labels.nodes[c]} if named else {}) for k, c in enumerate(batch.nodes[0].tolist())
-        )
+        graph.add_nodes_from((k, {"label": self.labels.nodes[c]} if named else {}) for k, c in enumerate(batch.nodes[0].tolist()))
         i, j = batch.edges[0].triu(1).nonzero().unbind(1)
         for a, b, c in zip(i.tolist(), j.tolist(), batch.edges[0, i, j].tolist(), strict=True):
             graph.add_edge(a, b, **({"label": self.labels.edges[c]} if named else {}))

@@ -26,7 +26,7 @@ def is_directed(data: Data) -> bool:
 def listed(
     data: Data, name: str, node_attribute: str | None, edge_attribute: str | None
 ) -> tuple[list[str], list[tuple[int, int]], list[str]]:
-    """Names of the nodes, the edges as pairs i < j, and names of these; those of graphs without classes where there is no attribute.
+    """Names of the nodes, the edges as pairs i < j, and their names; those of graphs without classes where there is no attribute.
 
     Raises:
         ValueError: beginning with ``name``, for a self-loop, an edge that stands twice, two classes in its two directions, an

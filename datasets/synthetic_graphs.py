@@ -291,8 +291,8 @@ def load_splits(source: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: in
 def read_npz(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES) -> GraphSplits:
     """Read splits from an npz file: ``<split>_num_nodes`` [G], ``<split>_edges`` [E, 2] and ``<split>_offsets`` [G+1].
 
-    Where the file has ``<split>_node_classes`` [sum of num_nodes] and ``<split>_edge_classes`` [E], whole numbers or text, the nodes
-    and edges of its graphs have them as the attribute ``label``, as text.
+    Where it has ``<split>_node_classes`` [sum of num_nodes] and ``<split>_edge_classes`` [E], whole numbers or text, its nodes and
+    edges have them as the attribute ``label``, as text.
 
     Args:
         path: the file.

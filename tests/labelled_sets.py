@@ -46,9 +46,7 @@ def as_data(graph: nx.Graph, one_hot: bool) -> Data:
     ends = torch.tensor([(a, b) for a, b in graph.edges] + [(b, a) for a, b in graph.edges]).T
     kinds = torch.tensor([KINDS.index(c) for *_, c in graph.edges(data="kind")] * 2)
     if one_hot:
-        return Data(
-            x=torch.eye(3)[colours], edge_index=ends, edge_attr=torch.eye(2)[kinds], num_nodes=len(graph)
-        )
+        return Data(x=torch.eye(3)[colours], edge_index=ends, edge_attr=torch.eye(2)[kinds], num_nodes=len(graph))
     return Data(x=colours[:, None], edge_index=ends, edge_attr=kinds + 1)
 
 

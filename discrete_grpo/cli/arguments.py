@@ -174,7 +174,9 @@ def _benchmark() -> _Parser:
 def _sample() -> _Parser:
     parser = _Parser("sample", "CHECKPOINT --out=FILE [--name=value ...]", "qm9-small -n 1000 --out=molecules.smi --seed=1")
     parser.add_argument("checkpoint", help="bundled policy, checkpoint folder or run folder")
-    about = "file to write: .csv or .csv.gz for a table with the conditions, .png for images, .graphml or .json for graphs, else lines"
+    about = (
+        "file to write: .csv or .csv.gz for a table with the conditions, .png for images, .graphml or .json for graphs, else lines"
+    )
     parser.option("out", str, "FILE", about)
     parser.option("n", _whole, "N", "number of samples, at least 1", 100, short="n")
     parser.option("seed", _whole, "N", "random seed of the sampler", 0)

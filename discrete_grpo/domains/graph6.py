@@ -1,8 +1,8 @@
 """Plain graphs as text: conversions between graph6 lines, adjacency matrices and ``networkx.Graph``.
 
 A plain graph has no node or edge classes; those of a line of :mod:`~discrete_grpo.domains.labelled_graphs` or
-:mod:`~discrete_grpo.domains.named_graphs` are not read here. As text it can be written to a table, compared, sent to a worker process and used as a key; so rewards and metrics
-of plain graphs see graph6 lines as those of molecules see SMILES.
+:mod:`~discrete_grpo.domains.named_graphs` are not read here. As text it can be written to a table, compared, sent to a worker
+process and used as a key; so rewards and metrics of plain graphs see graph6 lines as those of molecules see SMILES.
 
 Source: McKay, Description of graph6, https://users.cecs.anu.edu.au/~bdm/data/formats.txt
 """

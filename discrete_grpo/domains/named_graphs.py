@@ -272,7 +272,7 @@ def labelled_form(sample: str | nx.Graph) -> Form:
     split.add_nodes_from(("node", node) for node in graph)
     colours = [_hash("node", c) for _, c in graph.nodes(data="label")]
     for i, j, c in graph.edges(data="label"):
-        split.add_edges_from(((("edge", i, j), ("node", end)) for end in (i, j)))
+        split.add_edges_from((("edge", i, j), ("node", end)) for end in (i, j))
         colours.append(_hash("edge", c))
     return form(split, np.array(colours, dtype=np.uint64))
 

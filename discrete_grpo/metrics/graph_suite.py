@@ -42,8 +42,8 @@ def graphs(samples: Sequence[GraphLike | None], reference: GraphReference, optio
 
     Returns:
         The metrics of :func:`discrete_grpo.metrics.graphs.evaluate`, ``num_samples`` left out, and ``pgd``, without an interval,
-        where its package is installed; classes are compared without intervals too. The perfect value of the MMDs, of their ratio and of ``pgd`` is that of the training graphs,
-        of the others that of the test graphs.
+        where its package is installed; classes are compared without intervals too. The perfect value of the MMDs, of their ratio
+        and of ``pgd`` is that of the training graphs, of the others that of the test graphs.
 
     Raises:
         ImportError: if the block-model test asks for graph-tool and it is not installed.

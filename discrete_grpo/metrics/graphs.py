@@ -42,8 +42,8 @@ class GraphReference:
         splits: training graphs for novelty and for the ratio, test graphs for the MMDs.
         shape: the test that makes a graph valid.
         budget: bound on the work of an isomorphism test.
-        labels: names of the classes, which the graphs have as the attribute ``label``; None for plain graphs. Without labels novelty
-            and distances are those of the plain graphs, whatever classes the samples have.
+        labels: names of the classes, which the graphs have as the attribute ``label``; None for plain graphs. Without labels
+            novelty and distances are those of the plain graphs, whatever classes the samples have.
 
     Raises:
         ValueError: for an unknown shape.

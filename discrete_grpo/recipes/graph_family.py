@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from discrete_grpo.datasets.graph_files import to_graphml, to_node_link
-from discrete_grpo.datasets.own_graphs import is_own, labelled_splits, own_graphs
+from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits, own_graphs
 from discrete_grpo.datasets.synthetic_graphs import load_splits
 from discrete_grpo.datasets.text_files import suffix_of
 from discrete_grpo.domains import graph6, labelled_graphs
@@ -72,16 +72,27 @@ def _trained_on(source: str, data: Columns, metadata: Columns) -> metrics.GraphR
     return metrics.GraphReference(labelled_splits(own, float(data["test_share"])), shape, labels=labels)
 
 
+def _own(source: str, options: FileOptions) -> OwnGraphs:
+    return own_graphs(
+        source,
+        node_attribute=options.node_attribute,
+        edge_attribute=options.edge_attribute,
+        max_nodes=options.max_nodes,
+        max_bytes=options.max_bytes,
+    )
+
+
 def load_reference(options: FileOptions) -> metrics.GraphReference:
     """The set that samples of a file are compared with: a named set, an npz file of splits, or a file or folder of own graphs.
 
     Graphs of a source without splits are both training and test graphs.
     """
-    source, limits = str(options.reference), {"max_nodes": options.max_nodes, "max_bytes": options.max_bytes}
+    source = str(options.reference)
+    labels = None
     if not is_own(source) and not source.endswith(".npz"):
-        splits, labels = load_splits(source, **limits), None
+        splits = load_splits(source, max_nodes=options.max_nodes, max_bytes=options.max_bytes)
     else:
-        own = own_graphs(source, node_attribute=options.node_attribute, edge_attribute=options.edge_attribute, **limits)
+        own = _own(source, options)
         splits, labels = labelled_splits(own), None if own.labels.plain else own.labels
     return metrics.GraphReference(splits, cast(Shape, options.shape) or shape_of(splits.name), labels=labels)
 
@@ -138,11 +149,10 @@ def _read(file: str, options: FileOptions) -> tuple[Sequence[Any], Mapping[str, 
     """The graphs of graph6 lines, of a csv file with a column ``graph``, the test graphs of an npz file, or own graphs."""
     from discrete_grpo.recipes.molecules import report_broken
 
-    limits = {"max_nodes": options.max_nodes, "max_bytes": options.max_bytes}
     if is_own(file) and suffix_of(Path(file)) not in (".g6", ".txt"):
-        own = own_graphs(file, node_attribute=options.node_attribute, edge_attribute=options.edge_attribute, **limits)
+        own = _own(file, options)
         return [to_line(graph) for graph in own.networkx(range(len(own)))], {}
-    found = metrics.read_graphs(file, **limits)
+    found = metrics.read_graphs(file, max_nodes=options.max_nodes, max_bytes=options.max_bytes)
     report_broken(file, found.broken, len(found.graphs), "graph6")
     return found.samples, {}
 

@@ -18,6 +18,7 @@ from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits, own_graphs
 from discrete_grpo.datasets.synthetic_graphs import (
     GraphDataset,
+    GraphSplits,
     GraphStatistics,
     dataset_from_networkx,
     graph_statistics,
@@ -133,6 +134,25 @@ def own_graph_policy(
     return diffusion_policy(shares, counts, network, options, decode=decode, encode=encode, seed=seed)
 
 
+def _own_graphs(recipe: PretrainGraphsRecipe) -> OwnGraphs:
+    return own_graphs(
+        recipe.data,
+        node_attribute=recipe.node_attribute,
+        edge_attribute=recipe.edge_attribute,
+        max_nodes=recipe.max_nodes,
+        max_bytes=recipe.max_bytes,
+    )
+
+
+def _named_graphs(recipe: PretrainGraphsRecipe) -> tuple[GraphSplits, GraphDataset]:
+    """A named set and its training graphs, packed."""
+    for name in ("node_attribute", "edge_attribute"):
+        if (value := getattr(recipe, name)) is not None:
+            raise ValueError(f"{name}: {value!r}, expected none with {recipe.data}")
+    splits = load_splits(recipe.data, max_nodes=recipe.max_nodes, max_bytes=recipe.max_bytes)
+    return splits, dataset_from_networkx(splits.train, splits.name)
+
+
 def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | None = None, resume: bool = False) -> Path:
     """Pretrain a policy of graphs; returns the folder of the exported policy.
 
@@ -141,26 +161,24 @@ def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | No
         network: a network of your own in place of ``recipe.network``, see :class:`~discrete_grpo.recipes.diffusion.Denoiser`.
         resume: whether to continue a stopped run.
     """
-    limits: dict[str, int] = {"max_nodes": recipe.max_nodes, "max_bytes": recipe.max_bytes}
-    attributes = {"node_attribute": recipe.node_attribute, "edge_attribute": recipe.edge_attribute}
     chosen, seed = recipe.network if network is None else network, recipe.pretrain.seed
+    data: OwnGraphs | GraphDataset
+    about: dict[str, Any] = {}
+    labels = None
     if recipe.data.endswith(".npz") or is_own(recipe.data):
-        own = own_graphs(recipe.data, **attributes, **limits)
-        data: OwnGraphs | GraphDataset = own.index(own.split(recipe.test_share)[0])
-        policy, splits = own_graph_policy(data, chosen, recipe, seed=seed), labelled_splits(own, recipe.test_share)
-        labels = None if own.labels.plain else own.labels
+        own = _own_graphs(recipe)
+        train = data = own.index(own.split(recipe.test_share)[0])
+        splits, labels = labelled_splits(own, recipe.test_share), None if own.labels.plain else own.labels
+        policy = own_graph_policy(train, chosen, recipe, seed=seed)
+        if is_own(recipe.data) or labels is not None:  # what it takes to read the file again
+            attributes = {"node_attribute": recipe.node_attribute, "edge_attribute": recipe.edge_attribute}
+            about = {**attributes, "test_share": recipe.test_share}
     else:
-        for name, value in attributes.items():
-            if value is not None:
-                raise ValueError(f"{name}: {value!r}, expected none with {recipe.data}")
-        splits, labels = load_splits(recipe.data, **limits), None
-        data = dataset_from_networkx(splits.train, splits.name)
+        splits, data = _named_graphs(recipe)
         policy = graph_policy(graph_statistics(data), chosen, recipe, seed=seed)
     shape = recipe.shape or shape_of(splits.name)
-    about: dict[str, Any] = {"name": splits.name, "source": recipe.data, "graphs": len(data), "licence": recipe.data_licence}
-    if is_own(recipe.data) or labels is not None:
-        about |= {**attributes, "test_share": recipe.test_share}
-    metadata = {"kind": "graphs", "data": about, "shape": shape}
+    kept = {"name": splits.name, "source": recipe.data, "graphs": len(data), "licence": recipe.data_licence, **about}
+    metadata = {"kind": "graphs", "data": kept, "shape": shape}
     if labels is not None:
         metadata["labels"] = labels.to_json()
     reference, count = GraphReference(splits, shape, labels=labels), recipe.evaluation_samples

@@ -39,7 +39,9 @@ def test_classes_are_those_of_the_graphs() -> None:
     for k, graph in enumerate(GRAPHS):
         n = len(graph)
         assert [COLOURS[c] for c in batch.nodes[k, :n].tolist()] == [c for _, c in graph.nodes(data="colour")]
-        matrix = [[("", *KINDS).index(graph.edges[i, j]["kind"]) if graph.has_edge(i, j) else 0 for j in range(n)] for i in range(n)]
+        matrix = [
+            [("", *KINDS).index(graph.edges[i, j]["kind"]) if graph.has_edge(i, j) else 0 for j in range(n)] for i in range(n)
+        ]
         assert batch.edges[k, :n, :n].tolist() == matrix
 
 
@@ -136,7 +138,11 @@ BOTH = as_data(GRAPHS[0], False)
         (GRAPHS, {"edge_attribute": "weight"}, "edge_attribute: 'weight', expected one of kind"),
         ([BOTH], {"node_attribute": "z"}, "node_attribute: 'z', expected one of x, edge_index, edge_attr"),
         (changed(lambda g: g.nodes[0].pop("colour")), {}, "data: graph 1, node 0 has no attribute 'colour'"),
-        (changed(lambda g: g.nodes[0].update(size=1)), {}, "node_attribute: None, expected one of colour, size: the graphs have sev"),
+        (
+            changed(lambda g: g.nodes[0].update(size=1)),
+            {},
+            "node_attribute: None, expected one of colour, size: the graphs have sev",
+        ),
         (changed(lambda g: g.nodes[0].update(colour=0.5)), {}, "data: graph 1, node 0 has 0.5 as its colour, expected a class"),
         ([REAL], {}, r"data: graph 0: x is torch.float32 of shape \[2, 3\], expected whole numbers \[2\] or one-hot rows"),
         (

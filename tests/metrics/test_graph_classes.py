@@ -35,7 +35,12 @@ def by_hand(a: list[nx.Graph], b: list[nx.Graph]) -> float:
     for ends in combinations_with_replacement(COLOURS, 2):
         tables = []
         for graphs in (a, b):
-            kinds = [c for g in graphs for i, j, c in g.edges(data="label") if sorted((g.nodes[i]["label"], g.nodes[j]["label"])) == [*ends]]
+            kinds = [
+                c
+                for g in graphs
+                for i, j, c in g.edges(data="label")
+                if sorted((g.nodes[i]["label"], g.nodes[j]["label"])) == [*ends]
+            ]
             tables.append(kinds)
         own, other = tables
         share = len(other) / sum(g.number_of_edges() for g in b)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 import networkx as nx
@@ -51,9 +51,17 @@ def render_graph(text: str, *, width: int = 220, height: int = 170, labels: Labe
     edges = {(u, v): "" if name is None else str(name) for u, v, name in graph.edges(data="label")}
     known = (labels.nodes, labels.edges[1:]) if labels else (ordered_names(nodes.values()), ordered_names(edges.values()))
     labelled = any(nodes.values())
-    lines = "".join(_edges([e for e, own in edges.items() if own == name], at, name, known[1]) for name in _used(edges, known[1]) or [""])
-    dots = "".join(_nodes([v for v, own in nodes.items() if own == name], at, radius, name, known[0]) for name in _used(nodes, known[0]))
-    legend, below = _legend(_used(nodes, known[0]), _used(edges, known[1]), known, width, height) if labelled else ("", 0.0)
+    lines = "".join(
+        _edges([e for e, own in edges.items() if own == name], at, name, known[1])
+        for name in _used(edges.values(), known[1]) or [""]
+    )
+    dots = "".join(
+        _nodes([v for v, own in nodes.items() if own == name], at, radius, name, known[0])
+        for name in _used(nodes.values(), known[0])
+    )
+    legend, below = (
+        _legend(_used(nodes.values(), known[0]), _used(edges.values(), known[1]), known, width, height) if labelled else ("", 0.0)
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + below:g}" role="img">'
         f"<title>graph of {len(graph)} nodes and {graph.number_of_edges()} edges</title>"
@@ -61,9 +69,9 @@ def render_graph(text: str, *, width: int = 220, height: int = 170, labels: Labe
     )
 
 
-def _used(names: Mapping[object, str], known: Sequence[str]) -> list[str]:
+def _used(names: Iterable[str], known: Sequence[str]) -> list[str]:
     """The classes that occur, in the order of the known ones."""
-    found = set(names.values())
+    found = set(names)
     return [*(name for name in known if name in found), *ordered_names(found - set(known))]
 
 

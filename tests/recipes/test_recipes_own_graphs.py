@@ -1,4 +1,4 @@
-"""A labelled graph set goes from a file through pretraining, GRPO, sampling and evaluation to the report with every class intact."""
+"""A labelled graph set goes through pretraining, GRPO, sampling and evaluation to the report with every class intact."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ def test_every_class_survives_from_the_file_to_the_report(pretrained: Path, file
 
 def test_rewards_see_pyg_data_by_choice(pretrained: Path, tmp_path: Path) -> None:
     grpo = GRPOConfig(max_steps=1, num_generations=2, generation_batch_size=4)
-    recipe = TrainRecipe(policy=str(pretrained), reward=thick, output_dir=str(tmp_path), grpo=grpo, evaluation_samples=4, rewards_see="pyg")
+    recipe = TrainRecipe(
+        policy=str(pretrained), reward=thick, output_dir=str(tmp_path), grpo=grpo, evaluation_samples=4, rewards_see="pyg"
+    )
     SEEN.clear()
     run_train(recipe)
     assert all(isinstance(graph, Data) for graph in SEEN)
