@@ -49,7 +49,7 @@ class GraphView:
         """The name in logs, that of the inner reward."""
         return reward_name(self.reward)
 
-    def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> Sequence[float | None]:
+    def __call__(self, lines: Sequence[str | None], **columns: Sequence[Any]) -> Sequence[float | None]:
         """The inner reward's numbers."""
         view = _VIEWS[self.view]
-        return self.reward([None if sample is None else view(sample, self.labels) for sample in samples], **columns)
+        return self.reward([None if line is None else view(line, self.labels) for line in lines], **columns)
