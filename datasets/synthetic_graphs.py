@@ -291,6 +291,9 @@ def load_splits(source: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: in
 def read_npz(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES) -> GraphSplits:
     """Read splits from an npz file: ``<split>_num_nodes`` [G], ``<split>_edges`` [E, 2] and ``<split>_offsets`` [G+1].
 
+    Where it has ``<split>_node_classes`` [sum of num_nodes] and ``<split>_edge_classes`` [E], whole numbers or text, its nodes and
+    edges have them as the attribute ``label``, as text.
+
     Args:
         path: the file.
         max_nodes: largest number of nodes of a graph.
@@ -326,7 +329,29 @@ def _split(arrays: Mapping[str, np.ndarray], split: str, file: str, max_nodes: i
         graph = nx.empty_graph(n)
         graph.add_edges_from(own.tolist())
         graphs.append(graph)
+    _add_classes(arrays, split, file, graphs, edges)
     return tuple(graphs)
+
+
+def _add_classes(
+    arrays: Mapping[str, np.ndarray], split: str, file: str, graphs: Sequence[nx.Graph], edges: Int[np.ndarray, "edge 2"]
+) -> None:
+    """Give nodes and edges their classes, where the file has any."""
+    names = [f"{split}_{part}_classes" for part in ("node", "edge")]
+    if not any(name in arrays for name in names):
+        return
+    for name, count in zip(names, (sum(map(len, graphs)), len(edges)), strict=True):
+        found = arrays.get(name)
+        if found is None or found.shape != (count,) or found.dtype.kind not in "iuU":
+            told = "no such array" if found is None else f"{found.dtype} of shape {found.shape}"
+            raise ValueError(f"data: {file}, {name}: {told}, expected whole numbers or text of shape ({count},)")
+    nodes, kinds = (iter(arrays[name].tolist()) for name in names)
+    place = 0
+    for graph in graphs:
+        nx.set_node_attributes(graph, {v: str(next(nodes)) for v in graph}, "label")
+        own = edges[place : place + graph.number_of_edges()].tolist()
+        place += len(own)
+        nx.set_edge_attributes(graph, {(i, j): str(next(kinds)) for i, j in own}, "label")
 
 
 def _check_arrays(name: str, sizes: np.ndarray, edges: np.ndarray, offsets: np.ndarray) -> None:
@@ -359,10 +384,15 @@ def _check_edges(name: str, edges: np.ndarray, num_nodes: int) -> None:
 
 
 def write_npz(path: str | Path, splits: GraphSplits) -> None:
-    """Write splits in the format of :func:`read_npz`."""
+    """Write splits in the format of :func:`read_npz`, with the classes of graphs that have them as the attribute ``label``."""
     arrays: dict[str, Any] = {}
+    labelled = any("label" in row for graph in splits.train for _, row in graph.nodes(data=True))
     for split in SPLITS:
         graphs = getattr(splits, split)
+        if labelled:
+            kinds = [str(g.edges[e]["label"]) for g in graphs for e in sorted((min(e), max(e)) for e in g.edges)]
+            arrays[f"{split}_edge_classes"] = np.array(kinds, dtype=np.str_)
+            arrays[f"{split}_node_classes"] = np.array([str(c) for g in graphs for _, c in g.nodes(data="label")], dtype=np.str_)
         edges = [np.array(sorted((min(e), max(e)) for e in g.edges), dtype=np.int32).reshape(-1, 2) for g in graphs]
         arrays[f"{split}_num_nodes"] = np.array([g.number_of_nodes() for g in graphs], dtype=np.int32)
         arrays[f"{split}_edges"] = np.concatenate([np.zeros((0, 2), np.int32), *edges])

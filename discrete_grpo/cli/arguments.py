@@ -174,7 +174,9 @@ def _benchmark() -> _Parser:
 def _sample() -> _Parser:
     parser = _Parser("sample", "CHECKPOINT --out=FILE [--name=value ...]", "qm9-small -n 1000 --out=molecules.smi --seed=1")
     parser.add_argument("checkpoint", help="bundled policy, checkpoint folder or run folder")
-    about = "file to write: .csv or .csv.gz for a table with the conditions, .png for images, else one sample per line"
+    about = (
+        "file to write: .csv or .csv.gz for a table with the conditions, .png for images, .graphml or .json for graphs, else lines"
+    )
     parser.option("out", str, "FILE", about)
     parser.option("n", _whole, "N", "number of samples, at least 1", 100, short="n")
     parser.option("seed", _whole, "N", "random seed of the sampler", 0)
@@ -188,9 +190,9 @@ def _sample() -> _Parser:
 
 def _evaluate() -> _Parser:
     parser = _Parser("evaluate", "FILE [--name=value ...]", "molecules.smi --reference=train.smi --out=metrics.json")
-    about = "file of samples (.smi, .txt, .csv, .tsv, .g6, each optionally with .gz; .npz of splits of graphs)"
+    about = "file of samples (.smi, .txt, .csv, .tsv, .g6, .graphml, .json, each optionally with .gz; .npz of splits of graphs)"
     parser.add_argument("file", help=about)
-    about = "data that novelty is measured against: a SMILES file; of graphs, a named set or an .npz file"
+    about = "data that novelty is measured against: a SMILES file; of graphs, a named set or a file or folder of graphs"
     parser.option("reference", _text, "FILE", about)
     parser.option("shape", _text, "NAME", "graphs that count as valid: planar, tree, sbm or connected; by default those of the set")
     parser.option("out", _text, "FILE", "JSON file for the numbers")
@@ -199,6 +201,8 @@ def _evaluate() -> _Parser:
     parser.option("bootstrap", _whole, "N", "suites: parts drawn for each interval, 0 for none; by default 100")
     parser.option("folds", _whole, "N", "suites: equal runs of samples whose mean and deviation are shown")
     parser.option("sbm_method", _text, "NAME", "suite graphs, shape sbm: louvain (default) or graph-tool")
+    parser.option("node_attribute", _text, "NAME", "graphs: attribute of nodes that holds their class; by default the only one")
+    parser.option("edge_attribute", _text, "NAME", "graphs: attribute of edges that holds their class; by default the only one")
     parser.option("smiles_column", _text, "NAME", "column of SMILES; by default it is found by its name")
     parser.option("reference_smiles_column", _text, "NAME", "column of SMILES in the reference; by default it is found by its name")
     parser.option("max_bytes", _whole, "N", "largest size in bytes that a gzipped file may unpack to", 4 << 30)

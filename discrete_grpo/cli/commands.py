@@ -40,7 +40,7 @@ RUNS: dict[str, Recipe] = {
 COMMANDS = {
     "train": "fine-tune a policy against a reward",
     "pretrain": "train a graph diffusion policy of molecules by likelihood",
-    "pretrain-graphs": "train a diffusion or flow policy of plain graphs by likelihood",
+    "pretrain-graphs": "train a diffusion or flow policy of plain or labelled graphs by likelihood",
     "pretrain-smiles": "train an autoregressive SMILES policy by likelihood",
     "pretrain-text": "train a policy that fills blanks in text by likelihood",
     "judge": "train a judge of text, to be used as a reward",

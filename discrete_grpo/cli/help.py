@@ -36,6 +36,7 @@ TOPICS = {
     "reward": [
         "columns",
         "evaluation_columns",
+        "rewards_see",
         "max_oracle_calls",
         "reward_cache",
         "grpo.scale_rewards",

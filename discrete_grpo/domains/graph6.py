@@ -1,8 +1,8 @@
 """Plain graphs as text: conversions between graph6 lines, adjacency matrices and ``networkx.Graph``.
 
-A plain graph has no node or edge classes; those of a line of :mod:`~discrete_grpo.domains.labelled_graphs` are
-not read here. As text it can be written to a table, compared, sent to a worker process and used as a key; so rewards and metrics
-of plain graphs see graph6 lines as those of molecules see SMILES.
+A plain graph has no node or edge classes; those of a line of :mod:`~discrete_grpo.domains.labelled_graphs` or
+:mod:`~discrete_grpo.domains.named_graphs` are not read here. As text it can be written to a table, compared, sent to a worker
+process and used as a key; so rewards and metrics of plain graphs see graph6 lines as those of molecules see SMILES.
 
 Source: McKay, Description of graph6, https://users.cecs.anu.edu.au/~bdm/data/formats.txt
 """
@@ -36,7 +36,7 @@ GraphLike: TypeAlias = "nx.Graph | str"
 """A graph, or its graph6 line."""
 MAX_NODES = 10_000
 """Nodes of the largest graph that is read from a file, unless a caller says otherwise."""
-CLASSES = re.compile(r" nodes=[\d,]* edges=[\d,]*$")
+CLASSES = re.compile(r" nodes=\S* edges=\S*$")
 
 
 def graph6(graph: nx.Graph) -> str:

@@ -49,19 +49,25 @@ class Form:
     discrete: bool
 
 
-def form(graph: nx.Graph | str) -> Form:
+def form(graph: nx.Graph | str, colours: Colours | None = None) -> Form:
     """Prepare a graph or graph6 line.
+
+    Args:
+        graph: the graph.
+        colours: colour of each node to begin with, which an isomorphism must keep; None gives all nodes the same one.
 
     Raises:
         ValueError: if the text is no graph6 line, or the graph is not simple and undirected.
     """
     matrix = adjacency(graph)
     neighbours, ends = np.nonzero(matrix)[1], np.concatenate([[0], matrix.sum(0).cumsum()])
-    colours = _refine(neighbours, ends, np.zeros(len(matrix), dtype=np.uint64))
-    discrete = len(np.unique(colours)) == len(colours)
-    order = np.argsort(colours, kind="stable")
-    body = np.packbits(matrix[np.ix_(order, order)]) if discrete else colours[order]
-    return Form(matrix, neighbours, ends, colours, len(matrix).to_bytes(8, "little") + body.tobytes(), discrete)
+    refined = _refine(neighbours, ends, np.zeros(len(matrix), dtype=np.uint64) if colours is None else colours)
+    discrete = len(np.unique(refined)) == len(refined)
+    order = np.argsort(refined, kind="stable")
+    body = (np.packbits(matrix[np.ix_(order, order)]) if discrete else refined[order]).tobytes()
+    if colours is not None:
+        body += refined[order].tobytes()
+    return Form(matrix, neighbours, ends, refined, len(matrix).to_bytes(8, "little") + body, discrete)
 
 
 def isomorphic(a: nx.Graph | str | Form, b: nx.Graph | str | Form, budget: int = BUDGET) -> bool | None:

@@ -18,8 +18,10 @@ from jaxtyping import Bool, Float, Int
 from discrete_grpo.domains.graph6 import GraphLike, from_graph6
 from discrete_grpo.domains.graph_statistics import DESCRIPTORS, SIGMA, Descriptor, descriptor_table, gaussian_tv_kernel
 from discrete_grpo.domains.graph_validity import BlockMethod, has_shape, is_block_model, matrix_of, num_components
-from discrete_grpo.domains.isomorphism import Form, form, isomorphic
+from discrete_grpo.domains.isomorphism import Form, isomorphic
+from discrete_grpo.domains.named_graphs import labelled_form
 from discrete_grpo.metrics import polygraph
+from discrete_grpo.metrics.graph_classes import class_distances
 from discrete_grpo.metrics.graphs import GraphReference, ratio
 from discrete_grpo.metrics.resampling import Estimate, Statistic, whole
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult, estimates
@@ -40,8 +42,8 @@ def graphs(samples: Sequence[GraphLike | None], reference: GraphReference, optio
 
     Returns:
         The metrics of :func:`discrete_grpo.metrics.graphs.evaluate`, ``num_samples`` left out, and ``pgd``, without an interval,
-        where its package is installed. The perfect value of the MMDs, of their ratio and of ``pgd`` is that of the training graphs,
-        of the others that of the test graphs.
+        where its package is installed; classes are compared without intervals too. The perfect value of the MMDs, of their ratio
+        and of ``pgd`` is that of the training graphs, of the others that of the test graphs.
 
     Raises:
         ImportError: if the block-model test asks for graph-tool and it is not installed.
@@ -61,6 +63,8 @@ def graphs(samples: Sequence[GraphLike | None], reference: GraphReference, optio
         return {name: whole(statistic) for name, statistic in found.items()}
 
     found = estimates(lambda rows: _counts(facts, rows) | distances.statistics(rows), len(samples), perfect, options)
+    if reference.labels is not None:
+        found |= {name: Estimate(value) for name, value in class_distances(samples, reference.splits.test).items()}
     note = polygraph.missing()
     if not note:
         found["pgd"] = _discrepancy(samples, reference)
@@ -111,10 +115,11 @@ def _facts(samples: Sequence[GraphLike | None], reference: GraphReference, metho
     buckets: defaultdict[bytes, list[tuple[Form, int]]] = defaultdict(list)
     trained: dict[int, bool | None] = {}
     for k in np.flatnonzero(valid).tolist():
-        own = form(cast(GraphLike, samples[k]))
+        sample = cast(GraphLike, samples[k])
+        own = labelled_form(sample)
         kind[k], sure = _class_of(own, buckets[own.key], len(trained), reference.budget)
         if int(kind[k]) not in trained:
-            trained[int(kind[k])] = reference.known.find(own)
+            trained[int(kind[k])] = reference.known.find(reference.form(sample))
             sure = trained[int(kind[k])] is not None
         new[k], undecided[k] = trained[int(kind[k])] is False, not sure
     connected = np.array([m is not None and num_components(m) == 1 for m in matrices], dtype=bool)

@@ -1,6 +1,7 @@
-"""Metrics of generated plain graphs: V.U.N., the five MMDs and their ratio.
+"""Metrics of generated graphs: V.U.N., the five MMDs and their ratio, and the classes of nodes and edges.
 
-Samples are graph6 lines or None. Two samples are the same when they are isomorphic; where that could not be decided within a
+Samples are graph6 lines, with classes of nodes and edges or without, or None. Two samples are the same when they are isomorphic, by
+a map that keeps their classes; where that could not be decided within a
 bound on the work (:mod:`discrete_grpo.domains.isomorphism`) they count as the same, so that V.U.N. is never overstated, and
 ``undecided`` says how many.
 
@@ -21,10 +22,12 @@ from jaxtyping import Float
 
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits, read_npz
 from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
-from discrete_grpo.domains.graph6 import MAX_NODES, graph6, node_count
+from discrete_grpo.domains.graph6 import MAX_NODES, GraphLike, node_count
 from discrete_grpo.domains.graph_statistics import DESCRIPTORS, SIGMA, Descriptor, descriptor_table, mmd_of
 from discrete_grpo.domains.graph_validity import SHAPES, Shape, has_shape, is_connected, matrix_of
-from discrete_grpo.domains.isomorphism import BUDGET, GraphSet
+from discrete_grpo.domains.isomorphism import BUDGET, Form, GraphSet, form
+from discrete_grpo.domains.named_graphs import Labels, labelled_form, named_graph, to_line
+from discrete_grpo.metrics.graph_classes import class_distances
 
 __all__ = ["GraphFile", "GraphReference", "distances", "evaluate", "evaluate_folds", "ratio", "read_graphs", "sample_metrics"]
 
@@ -39,6 +42,8 @@ class GraphReference:
         splits: training graphs for novelty and for the ratio, test graphs for the MMDs.
         shape: the test that makes a graph valid.
         budget: bound on the work of an isomorphism test.
+        labels: names of the classes, which the graphs have as the attribute ``label``; None for plain graphs. Without labels
+            novelty and distances are those of the plain graphs, whatever classes the samples have.
 
     Raises:
         ValueError: for an unknown shape.
@@ -47,6 +52,7 @@ class GraphReference:
     splits: GraphSplits
     shape: Shape = "connected"
     budget: int = BUDGET
+    labels: Labels | None = None
 
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
@@ -55,7 +61,11 @@ class GraphReference:
     @cached_property
     def known(self) -> GraphSet:
         """The training graphs up to isomorphism."""
-        return GraphSet(self.splits.train, self.budget)
+        return GraphSet(map(self.form, self.splits.train), self.budget)
+
+    def form(self, graph: GraphLike) -> Form:
+        """A graph prepared for comparison with the training graphs."""
+        return form(graph) if self.labels is None else labelled_form(graph)
 
     @cached_property
     def test(self) -> Mapping[Descriptor, Float[np.ndarray, "graph bin"]]:
@@ -75,7 +85,7 @@ def sample_metrics(samples: Samples, shape: Shape = "connected") -> dict[str, fl
     {'valid': 0.6, 'unique': 0.6666666666666666}
     """
     valid = [s for s in samples if s is not None and has_shape(s, shape)]
-    return {"valid": _share(len(valid), len(samples)), "unique": _share(len(GraphSet(valid)), len(valid))}
+    return {"valid": _share(len(valid), len(samples)), "unique": _share(len(GraphSet(map(labelled_form, valid))), len(valid))}
 
 
 def distances(samples: Samples, reference: GraphReference) -> dict[Descriptor, float]:
@@ -97,10 +107,10 @@ def ratio(found: Mapping[Descriptor, float], floor: Mapping[Descriptor, float]) 
 
 
 def evaluate(samples: Samples, reference: GraphReference | None = None, shape: Shape = "connected") -> dict[str, float]:
-    """Evaluate a generator of plain graphs.
+    """Evaluate a generator of graphs.
 
     Args:
-        samples: graph6 lines or None, one per generated object.
+        samples: graph6 lines, with classes or without, or None, one per generated object.
         reference: graphs to compare with; None leaves novelty, V.U.N., MMDs and ratio out.
         shape: the test that makes a graph valid; a reference has its own.
 
@@ -108,15 +118,16 @@ def evaluate(samples: Samples, reference: GraphReference | None = None, shape: S
         ``num_samples``; ``valid``: of the shape / all; ``unique``: distinct / valid; ``novel``: distinct and not in the training
         set / distinct; ``vun``: valid, distinct and not in the training set / all, the product of the three; ``undecided``: samples
         with an isomorphism test that was given up / all; ``connected``: / all; ``nodes``, ``edges``: means over readable
-        samples; ``mmd_degree``, ``mmd_clustering``, ``mmd_orbit``, ``mmd_spectral``, ``mmd_wavelet``, ``ratio``.
+        samples; ``mmd_degree``, ``mmd_clustering``, ``mmd_orbit``, ``mmd_spectral``, ``mmd_wavelet``, ``ratio``, and with
+        labels those of :func:`~discrete_grpo.metrics.graph_classes.class_distances`.
     """
     shape = shape if reference is None else reference.shape
     budget = BUDGET if reference is None else reference.budget
     valid = [s for s in samples if s is not None and has_shape(s, shape)]
     distinct, undecided, novel = GraphSet(budget=budget), 0, 0
     for sample in valid:
-        repeated = distinct.add(sample)
-        trained = reference.known.find(sample) if reference is not None and repeated is False else False
+        repeated = distinct.add(labelled_form(sample))
+        trained = reference.known.find(reference.form(sample)) if reference is not None and repeated is False else False
         novel += repeated is False and trained is False
         undecided += repeated is None or trained is None
     found = {"num_samples": float(len(samples)), "valid": _share(len(valid), len(samples))}
@@ -132,6 +143,8 @@ def evaluate(samples: Samples, reference: GraphReference | None = None, shape: S
         measured = distances(samples, reference)
         found |= {f"mmd_{kind}": value for kind, value in measured.items()}
         found["ratio"] = ratio(measured, reference.floor)
+        if reference.labels is not None:
+            found |= class_distances(samples, reference.splits.test)
     return found
 
 
@@ -194,7 +207,7 @@ def read_graphs(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int 
         raise FileNotFoundError(f"file: {path} does not exist, expected a file of graphs")
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     if path.suffix == ".npz":
-        lines = list(enumerate((graph6(g) for g in read_npz(path, max_nodes=max_nodes, max_bytes=max_bytes).test), 1))
+        lines = list(enumerate((to_line(g) for g in read_npz(path, max_nodes=max_nodes, max_bytes=max_bytes).test), 1))
     elif kind in (".g6", ".txt", ".csv"):
         text = text_lines(path, max_bytes, argument="file")
         numbered = _csv_column(path, text) if kind == ".csv" else ((k, line.strip()) for k, line in enumerate(text, 1))
@@ -203,9 +216,17 @@ def read_graphs(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int 
         raise ValueError(f"file: {str(path)!r}, expected one ending in .g6, .txt or .csv, also with .gz, or .npz")
     if not lines:
         raise ValueError(f"file: {path} holds no graphs, expected at least one")
-    good = {k: matrix_of(text) is not None for k, text in lines}
+    good = {k: _is_graph(text) for k, text in lines}
     samples = tuple(s if good[k] else None for k, s in lines)
     return GraphFile(tuple(s for s in samples if s is not None), tuple((k, s) for k, s in lines if not good[k]), samples)
+
+
+def _is_graph(text: str) -> bool:
+    """Whether a line is a graph with nodes, and has a class at each node and edge or at none."""
+    try:
+        return len(named_graph(text)) > 0
+    except ValueError:
+        return False
 
 
 def _checked(path: Path, number: int, text: str, max_nodes: int) -> tuple[int, str]:

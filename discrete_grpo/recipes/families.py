@@ -6,7 +6,7 @@ The modules of a kind are imported when one of its policies or files is used, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,8 @@ class FileOptions:
     """Options of reading a file of samples and of the reference that they are compared with.
 
     Attributes:
-        reference: molecules that novelty is measured against, a SMILES file; of graphs a named set or an npz file of splits.
+        reference: molecules that novelty is measured against, a SMILES file; of graphs a named set, an npz file of splits, or any
+            file or folder of graphs.
         shape: what makes a graph valid: planar, tree, sbm or connected; None takes that of the reference's name.
         smiles_column: name of the column of SMILES in the file; None finds it.
         reference_smiles_column: name of the column of SMILES in the reference; None finds it.
@@ -78,6 +79,8 @@ class FileOptions:
         bootstrap: with a suite: number of parts drawn for each interval; None takes 100, and 0 leaves intervals out.
         folds: with a suite: number of equal runs of samples whose mean and deviation are computed; None leaves them out.
         sbm_method: with suite graphs and shape sbm: how blocks are found: louvain or graph-tool; None takes louvain.
+        node_attribute: of graphs: attribute of nodes that holds their class, in both files; None takes the only one.
+        edge_attribute: of graphs: attribute of edges that holds their class, in both files; None takes the only one.
     """
 
     reference: str | None = None
@@ -91,6 +94,8 @@ class FileOptions:
     bootstrap: int | None = None
     folds: int | None = None
     sbm_method: str | None = None
+    node_attribute: str | None = None
+    edge_attribute: str | None = None
 
 
 # -- families
@@ -128,6 +133,9 @@ class Family:
         draw: turns a sample's text into an SVG element, or None where it cannot be drawn.
         picture: draws several samples with captions as one PNG image, for trackers.
         sheet: writes the samples as one PNG file.
+        writers: the content of a file of samples, by the file's ending, where it is no table and no list of lines.
+        reward_view: makes a reward that sees samples as objects of another library (``networkx``, ``pyg``) one that sees them as
+            the policy gives them, from the reward and the name of the library.
         key: canonical form of a sample for the ledger; None for an invalid one.
         decode: sets what rewards see of a policy's samples, from the checkpoint's metadata.
         condition: a condition as the policy reads it.
@@ -148,6 +156,8 @@ class Family:
     draw: Callable[[str], str | None] | None = None
     picture: Callable[[Sequence[str], Sequence[str]], bytes | None] | None = None
     sheet: Callable[[Path, Samples], Path] | None = None
+    writers: Mapping[str, Callable[[Samples], bytes]] = field(default_factory=dict)
+    reward_view: Callable[[Any, Any], Any] | None = None
     key: Callable[[Any], str | None] = text_key
     decode: Callable[[Any, Columns], None] = _keep
     condition: Callable[[Any, Columns, Columns], Columns] = _no_scaffold

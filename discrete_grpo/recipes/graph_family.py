@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from discrete_grpo.datasets.graph_files import to_graphml, to_node_link
+from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits, own_graphs
 from discrete_grpo.datasets.synthetic_graphs import load_splits
+from discrete_grpo.datasets.text_files import suffix_of
 from discrete_grpo.domains import graph6, labelled_graphs
 from discrete_grpo.domains.graph_validity import Shape
+from discrete_grpo.domains.named_graphs import Labels, batch_to_lines, lines_to_batch, to_line, to_networkx
 from discrete_grpo.metrics import graphs as metrics
+from discrete_grpo.metrics.graph_classes import check_classes, class_shares
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
+from discrete_grpo.rewards.graph_views import GraphView
 from discrete_grpo.runs.report.graphs import render_graph
+from discrete_grpo.runs.serialization import CheckpointError
 
-__all__ = ["class_shares", "graph_family", "reference_of", "shape_of"]
+__all__ = ["graph_family", "labels_of", "load_reference", "reference_of", "shape_of"]
 
 
 def shape_of(name: str) -> Shape:
@@ -28,17 +35,66 @@ def shape_of(name: str) -> Shape:
     return known.get(name.split("-")[0], "connected")
 
 
+def labels_of(metadata: Columns) -> Labels | None:
+    """The names of the classes that a checkpoint's policy makes; None where it has none.
+
+    Raises:
+        CheckpointError: if they cannot be read.
+    """
+    if metadata.get("labels") is None:
+        return None
+    try:
+        return Labels.from_json(metadata["labels"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"labels: {str(metadata['labels'])[:60]} of the checkpoint, expected names of classes") from error
+
+
 def reference_of(metadata: Columns) -> metrics.GraphReference | None:
     """The set that a checkpoint was trained on, to measure samples against; None where it cannot be had any more."""
     data = metadata.get("data")
     if not isinstance(data, Mapping):
         return None
-    for source in (data.get("name"), data.get("source")):
+    for source in (data.get("source"),) if "test_share" in data else (data.get("name"), data.get("source")):
         try:
-            return metrics.GraphReference(load_splits(str(source)), metadata.get("shape", "connected"))
-        except (FileNotFoundError, ValueError):
+            return _trained_on(str(source), data, metadata)
+        except (FileNotFoundError, ValueError, CheckpointError):
             continue
     return None
+
+
+def _trained_on(source: str, data: Columns, metadata: Columns) -> metrics.GraphReference:
+    """The reference of a set as a policy was trained on it."""
+    shape = metadata.get("shape", "connected")
+    if "test_share" not in data:
+        return metrics.GraphReference(load_splits(source), shape)
+    labels = labels_of(metadata)
+    own = own_graphs(source, node_attribute=data.get("node_attribute"), edge_attribute=data.get("edge_attribute"), labels=labels)
+    return metrics.GraphReference(labelled_splits(own, float(data["test_share"])), shape, labels=labels)
+
+
+def _own(source: str, options: FileOptions) -> OwnGraphs:
+    return own_graphs(
+        source,
+        node_attribute=options.node_attribute,
+        edge_attribute=options.edge_attribute,
+        max_nodes=options.max_nodes,
+        max_bytes=options.max_bytes,
+    )
+
+
+def load_reference(options: FileOptions) -> metrics.GraphReference:
+    """The set that samples of a file are compared with: a named set, an npz file of splits, or a file or folder of own graphs.
+
+    Graphs of a source without splits are both training and test graphs.
+    """
+    source = str(options.reference)
+    labels = None
+    if not is_own(source) and not source.endswith(".npz"):
+        splits = load_splits(source, max_nodes=options.max_nodes, max_bytes=options.max_bytes)
+    else:
+        own = _own(source, options)
+        splits, labels = labelled_splits(own), None if own.labels.plain else own.labels
+    return metrics.GraphReference(splits, cast(Shape, options.shape) or shape_of(splits.name), labels=labels)
 
 
 def _sizes(samples: Sequence[str | None]) -> dict[str, list[int | None]]:
@@ -51,53 +107,62 @@ def _sizes(samples: Sequence[str | None]) -> dict[str, list[int | None]]:
 
 
 def _decode(policy: Any, metadata: Columns) -> None:
-    """Let rewards see graph6 lines, followed by the classes where a policy has more of them than one of nodes and two of edges."""
-    inner = innermost(policy)
-    labelled = inner.node_kernel.noise.num_clean > 1 or inner.edge_kernel.noise.num_clean > 2
+    """Let rewards see graph6 lines, followed by the classes where a policy has more of them than one of nodes and two of edges.
+
+    Classes are written by name where the checkpoint has names.
+    """
+    inner, labels = innermost(policy), labels_of(metadata)
+    counts = inner.node_kernel.noise.num_clean, inner.edge_kernel.noise.num_clean
+    if labels is not None:
+        if counts != (len(labels.nodes), len(labels.edges)):
+            told = f"{len(labels.nodes)} names of node classes and {len(labels.edges)} of edge classes"
+            raise CheckpointError(f"checkpoint: it has {told}, expected {counts[0]} and {counts[1]} as its policy has")
+        inner.decode, inner.encode = partial(batch_to_lines, labels=labels), partial(lines_to_batch, labels=labels)
+        return
+    labelled = counts[0] > 1 or counts[1] > 2
     inner.decode = labelled_graphs.batch_to_lines if labelled else graph6.batch_to_graph6
     inner.encode = labelled_graphs.graphs_to_batch if labelled else graph6.graphs_to_batch
 
 
-def class_shares(samples: Sequence[str | None]) -> dict[str, float]:
-    """The share of each class among the nodes and among the edges of labelled samples; nothing for plain graphs.
+def _writers(labels: Labels | None) -> dict[str, Callable[[Sequence[Any]], bytes]]:
+    """Writers of files of graphs by their ending, with the attributes that ``labels`` names."""
 
-    >>> class_shares(["Bg nodes=0,2,0 edges=1,3", None])["edge_class_3"]
-    0.5
-    """
-    found: dict[str, list[int]] = {"node": [], "edge": []}
-    for sample in samples:
-        if sample is not None and " " in sample:
-            graph = labelled_graphs.from_line(sample)
-            found["node"] += [label for _, label in graph.nodes(data="label")]
-            found["edge"] += [label for _, _, label in graph.edges(data="label")]
-    return {f"{part}_class_{c}": all_.count(c) / len(all_) for part, all_ in found.items() for c in sorted(set(all_))}
+    def graphs(samples: Sequence[Any]) -> Iterator[Any]:
+        return (to_networkx(sample, labels) for sample in samples if sample is not None)
+
+    return {
+        ".graphml": lambda samples: to_graphml(graphs(samples)),
+        ".json": lambda samples: to_node_link(graphs(samples)),
+    }
 
 
 # -- files
 
 
 def _holds(path: Path, first: str) -> bool:
-    """Whether a file is of graphs: graph6 or npz by its ending, or a table with a column ``graph``."""
-    name = str(path).removesuffix(".gz")
-    return "graph" in first.split(",") if name.endswith(".csv") else name.endswith((".g6", ".npz"))
+    """Whether a file is of graphs: by its ending, which says so of all but .txt and .csv, or a table with a column ``graph``."""
+    kind = suffix_of(path)
+    return "graph" in first.strip().split(",") if kind == ".csv" else kind == ".npz" or (is_own(path) and kind != ".txt")
 
 
 def _read(file: str, options: FileOptions) -> tuple[Sequence[Any], Mapping[str, Sequence[Any]]]:
-    """The graphs of graph6 lines, of a csv file with a column ``graph``, or the test graphs of an npz file."""
+    """The graphs of graph6 lines, of a csv file with a column ``graph``, the test graphs of an npz file, or own graphs."""
     from discrete_grpo.recipes.molecules import report_broken
 
+    if is_own(file) and suffix_of(Path(file)) not in (".g6", ".txt"):
+        own = _own(file, options)
+        return [to_line(graph) for graph in own.networkx(range(len(own)))], {}
     found = metrics.read_graphs(file, max_nodes=options.max_nodes, max_bytes=options.max_bytes)
     report_broken(file, found.broken, len(found.graphs), "graph6")
     return found.samples, {}
 
 
 def _compare(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], options: FileOptions) -> Mapping[str, float]:
-    """V.U.N., MMDs and ratio against a set; without a set what can be said without one."""
-    splits = None
-    if options.reference is not None:
-        splits = load_splits(options.reference, max_nodes=options.max_nodes, max_bytes=options.max_bytes)
-    shape = cast(Shape, options.shape) or shape_of(splits.name if splits else "")
-    reference = None if splits is None else metrics.GraphReference(splits, shape)
+    """V.U.N., MMDs, ratio and classes against a set; without a set what can be said without one."""
+    reference = None if options.reference is None else load_reference(options)
+    if reference is not None and reference.labels is not None:
+        check_classes(samples, reference.labels)
+    shape = cast(Shape, options.shape) or shape_of("")
     return metrics.evaluate(samples, reference, shape) | class_shares(samples)
 
 
@@ -106,9 +171,8 @@ def _measure(samples: Sequence[Any], options: FileOptions, settings: SuiteOption
     from discrete_grpo.metrics.graph_suite import graphs
 
     if options.reference is None:
-        raise ValueError("reference: None, expected a named set or an npz file of splits with suite 'graphs'")
-    splits = load_splits(options.reference, max_nodes=options.max_nodes, max_bytes=options.max_bytes)
-    reference = metrics.GraphReference(splits, cast(Shape, options.shape) or shape_of(splits.name))
+        raise ValueError("reference: None, expected a named set or a file of graphs with suite 'graphs'")
+    reference = load_reference(options)
     if options.sbm_method is not None and reference.shape != "sbm":
         raise ValueError(f"sbm_method: {options.sbm_method!r}, expected none with shape {reference.shape!r}")
     return graphs(samples, reference, settings)
@@ -116,7 +180,7 @@ def _measure(samples: Sequence[Any], options: FileOptions, settings: SuiteOption
 
 def graph_family(metadata: Columns) -> Family:
     """Graphs, measured against the set their policy was trained on."""
-    shape = metadata.get("shape", "connected")
+    shape, labels = metadata.get("shape", "connected"), labels_of(metadata)
 
     def evaluate(samples: Sequence[Any]) -> Mapping[str, float]:
         return metrics.evaluate(samples, reference_of(metadata), shape) | class_shares(samples)
@@ -127,11 +191,23 @@ def graph_family(metadata: Columns) -> Family:
         sample_metrics=partial(metrics.sample_metrics, shape=shape),
         evaluate=evaluate,
         table=_sizes,
-        draw=render_graph,
+        draw=partial(render_graph, labels=labels),
+        writers=_writers(labels),
+        reward_view=partial(GraphView, labels=labels),
         decode=_decode,
         holds=_holds,
         read=_read,
         compare=_compare,
         measure=_measure,
-        options=("reference", "shape", "max_nodes", "suite", "bootstrap", "folds", "sbm_method"),
+        options=(
+            "reference",
+            "shape",
+            "max_nodes",
+            "suite",
+            "bootstrap",
+            "folds",
+            "sbm_method",
+            "node_attribute",
+            "edge_attribute",
+        ),
     )

@@ -1,20 +1,36 @@
-"""Policies of plain graphs, such as planar graphs, trees and block models, and their pretraining; samples are graph6 lines."""
+"""Policies of graphs, such as planar graphs, trees, block models and your own labelled graphs, and their pretraining.
+
+Samples are graph6 lines, with the names of the classes of nodes and edges where the data has classes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import nn
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.datasets.synthetic_graphs import GraphStatistics, dataset_from_networkx, graph_statistics, load_splits
+from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits, own_graphs
+from discrete_grpo.datasets.synthetic_graphs import (
+    GraphDataset,
+    GraphSplits,
+    GraphStatistics,
+    dataset_from_networkx,
+    graph_statistics,
+    load_splits,
+)
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, ScheduleName
 from discrete_grpo.domains import graph6 as topology
 from discrete_grpo.domains.graph6 import MAX_NODES
 from discrete_grpo.domains.graph_validity import Shape
+from discrete_grpo.domains.graphs import GraphBatch
+from discrete_grpo.domains.named_graphs import batch_to_lines, lines_to_batch
 from discrete_grpo.metrics.graphs import GraphReference, evaluate
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.graph import GraphPolicy
@@ -27,25 +43,30 @@ from discrete_grpo.training.pretrain import fit
 __all__ = [
     "PretrainGraphsRecipe",
     "graph_policy",
+    "own_graph_policy",
     "run_pretrain_graphs",
 ]
 
 
 @dataclass(frozen=True)
 class PretrainGraphsRecipe(DiffusionOptions):
-    """Likelihood training of a diffusion or flow policy on plain graphs.
+    """Likelihood training of a diffusion or flow policy on plain graphs, or on your own with classes of nodes and edges.
 
     Attributes:
-        data: a named set (planar-16, tree-16, planar-64, tree-64, sbm, community-20), generated on the spot, or an npz file of
-            splits.
+        data: a named set (planar-16, tree-16, planar-64, tree-64, sbm, community-20), generated on the spot, an npz file of
+            splits, or a file or folder of your own graphs (.graphml, .gml, .json, .jsonl, .edgelist, .g6, .pt).
         output_dir: run folder to make.
         network: sizes of the graph transformer.
         pretrain: settings of the training loop.
         evaluation_samples: graphs sampled at every checkpoint to log validity; 0 means none.
         data_licence: text kept with the checkpoint.
         shape: the property that makes a graph valid: planar, tree, sbm or connected; None means that of the named set.
-        max_nodes: largest number of nodes of a graph of an npz file.
-        max_bytes: largest size of the arrays of an npz file.
+        max_nodes: largest number of nodes of a graph of a file.
+        max_bytes: largest size of a file, unpacked.
+        node_attribute: of own graphs: attribute of nodes that holds their class; None takes the only one, and ``x`` of PyG data.
+        edge_attribute: of own graphs: attribute of edges that holds their class; None takes the only one, and ``edge_attr`` of
+            PyG data.
+        test_share: share of own graphs without splits that is not trained on and that samples are compared with.
     """
 
     data: str = "planar-16"
@@ -60,9 +81,13 @@ class PretrainGraphsRecipe(DiffusionOptions):
     shape: Shape | None = None
     max_nodes: int = MAX_NODES
     max_bytes: int = MAX_BYTES
+    node_attribute: str | None = None
+    edge_attribute: str | None = None
+    test_share: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_range("test_share", self.test_share, above=0, below=1)
         check_range("evaluation_samples", self.evaluation_samples, least=0)
 
 
@@ -86,24 +111,77 @@ def graph_policy(
     return diffusion_policy(shares, stats.node_counts, network, options, decode=decode, encode=encode, seed=seed)
 
 
+def own_graph_policy(
+    data: OwnGraphs, network: NetworkSizes | nn.Module | None = None, options: DiffusionOptions | None = None, *, seed: int = 42
+) -> GraphPolicy:
+    """An untrained policy of graphs with the classes of ``data``; its samples are graph6 lines with the names of the classes.
+
+    Args:
+        data: training graphs, see :func:`~discrete_grpo.datasets.own_graphs.own_graphs`.
+        network: as for :func:`graph_policy`.
+        options: as for :func:`graph_policy`.
+        seed: as for :func:`graph_policy`.
+    """
+    labels, counts = data.labels, (torch.bincount(data.sizes).double() / len(data)).tolist()
+    found = ((data.graphs.nodes, len(labels.nodes)), (data.graphs.pairs, 2 if labels.plain else len(labels.edges)))
+    nodes, edges = (torch.bincount(classes.long(), minlength=c).double() for classes, c in found)
+    shares = (nodes / nodes.sum()).tolist(), (edges / edges.sum().clamp_min(1)).tolist()
+    if labels.plain:
+        decode: Callable[[GraphBatch], Sequence[str]] = topology.batch_to_graph6
+        encode: Callable[[Sequence[Any]], GraphBatch] = topology.graphs_to_batch
+    else:
+        decode, encode = partial(batch_to_lines, labels=labels), partial(lines_to_batch, labels=labels)
+    return diffusion_policy(shares, counts, network, options, decode=decode, encode=encode, seed=seed)
+
+
+def _own_graphs(recipe: PretrainGraphsRecipe) -> OwnGraphs:
+    return own_graphs(
+        recipe.data,
+        node_attribute=recipe.node_attribute,
+        edge_attribute=recipe.edge_attribute,
+        max_nodes=recipe.max_nodes,
+        max_bytes=recipe.max_bytes,
+    )
+
+
+def _named_graphs(recipe: PretrainGraphsRecipe) -> tuple[GraphSplits, GraphDataset]:
+    """A named set and its training graphs, packed."""
+    for name in ("node_attribute", "edge_attribute"):
+        if (value := getattr(recipe, name)) is not None:
+            raise ValueError(f"{name}: {value!r}, expected none with {recipe.data}")
+    splits = load_splits(recipe.data, max_nodes=recipe.max_nodes, max_bytes=recipe.max_bytes)
+    return splits, dataset_from_networkx(splits.train, splits.name)
+
+
 def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | None = None, resume: bool = False) -> Path:
-    """Pretrain a policy of plain graphs; returns the folder of the exported policy.
+    """Pretrain a policy of graphs; returns the folder of the exported policy.
 
     Args:
         recipe: the settings.
         network: a network of your own in place of ``recipe.network``, see :class:`~discrete_grpo.recipes.diffusion.Denoiser`.
         resume: whether to continue a stopped run.
     """
-    splits = load_splits(recipe.data, max_nodes=recipe.max_nodes, max_bytes=recipe.max_bytes)
-    data = dataset_from_networkx(splits.train, splits.name)
-    policy = graph_policy(graph_statistics(data), recipe.network if network is None else network, recipe, seed=recipe.pretrain.seed)
+    chosen, seed = recipe.network if network is None else network, recipe.pretrain.seed
+    data: OwnGraphs | GraphDataset
+    about: dict[str, Any] = {}
+    labels = None
+    if recipe.data.endswith(".npz") or is_own(recipe.data):
+        own = _own_graphs(recipe)
+        train = data = own.index(own.split(recipe.test_share)[0])
+        splits, labels = labelled_splits(own, recipe.test_share), None if own.labels.plain else own.labels
+        policy = own_graph_policy(train, chosen, recipe, seed=seed)
+        if is_own(recipe.data) or labels is not None:  # what it takes to read the file again
+            attributes = {"node_attribute": recipe.node_attribute, "edge_attribute": recipe.edge_attribute}
+            about = {**attributes, "test_share": recipe.test_share}
+    else:
+        splits, data = _named_graphs(recipe)
+        policy = graph_policy(graph_statistics(data), chosen, recipe, seed=seed)
     shape = recipe.shape or shape_of(splits.name)
-    metadata = {
-        "kind": "graphs",
-        "data": {"name": splits.name, "source": recipe.data, "graphs": len(data), "licence": recipe.data_licence},
-        "shape": shape,
-    }
-    reference, count = GraphReference(splits, shape), recipe.evaluation_samples
+    kept = {"name": splits.name, "source": recipe.data, "graphs": len(data), "licence": recipe.data_licence, **about}
+    metadata = {"kind": "graphs", "data": kept, "shape": shape}
+    if labels is not None:
+        metadata["labels"] = labels.to_json()
+    reference, count = GraphReference(splits, shape, labels=labels), recipe.evaluation_samples
 
     def measure(averaged: GraphPolicy) -> Mapping[str, float]:
         return evaluate(sample(averaged, count, batch_size=40), reference)

@@ -14,6 +14,7 @@ import torch
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.rollout import Context, as_module
+from discrete_grpo.datasets.text_files import suffix_of
 from discrete_grpo.recipes.conditions import prepare_columns, read_columns
 from discrete_grpo.recipes.families import Columns, SamplerOptions
 from discrete_grpo.recipes.loading import load, with_sampler
@@ -105,8 +106,8 @@ def sample_file(
     Args:
         checkpoint: name of the policy, as for :func:`~discrete_grpo.recipes.loading.load_policy`.
         n: number of samples.
-        out: ``.csv`` or ``.csv.gz`` for a table with all columns, ``.png`` for images, any other ending for one valid sample
-            per line.
+        out: ``.csv`` or ``.csv.gz`` for a table with all columns, ``.png`` for images, ``.graphml`` or ``.json`` (node-link) for
+            graphs with their classes as attributes, any other ending for one valid sample per line; also with ``.gz``.
         seed: of the draws.
         scaffold: SMILES that every sample should contain.
         columns: conditions, as for :func:`sample`.
@@ -120,12 +121,15 @@ def sample_file(
     samples, found = sample_policy(loaded.policy, n, seed=seed, columns=conditions)
     if path.suffix == ".png" and family.sheet is not None:
         return family.sheet(path, samples)
-    if path.name.removesuffix(".gz").endswith(".csv"):
-        text = _table_text({family.column: as_text(samples), **plain_columns(found), **family.table(samples)})
+    kind = suffix_of(path)
+    if kind in family.writers:
+        content = family.writers[kind](samples)
+    elif kind == ".csv":
+        content = _table_text({family.column: as_text(samples), **plain_columns(found), **family.table(samples)}).encode()
     else:
-        text = "".join(f"{s}\n" for s in samples if s is not None)
+        content = "".join(f"{s}\n" for s in samples if s is not None).encode()
     with atomic_write(path) as file:
-        file.write(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
+        file.write(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
     print_table(f"{n} samples of {checkpoint}", {str(path): dict(family.evaluate(samples))})
     return path
 

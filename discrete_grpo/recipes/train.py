@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,8 @@ class TrainRecipe(OfflineOptions):
         reward_cache: SQLite file of scores that several runs may share; None takes one in the run folder. A score from the
             cache is not computed again, and counts as a call all the same.
         report_to: copies of the metrics: ``tensorboard``, ``wandb``; each is an extra to install.
+        rewards_see: form in which rewards see graphs: text (graph6 lines with classes), networkx (graphs with the class of a node
+            or edge by its attribute) or pyg (``Data`` with numbers of classes).
     """
 
     policy: str = "qm9-small"
@@ -84,9 +86,12 @@ class TrainRecipe(OfflineOptions):
     max_oracle_calls: int | None = None
     reward_cache: str | None = None
     report_to: tuple[ReportTo, ...] = ()
+    rewards_see: Literal["text", "networkx", "pyg"] = "text"
 
     def __post_init__(self) -> None:
         check_range("evaluation_samples", self.evaluation_samples, least=0)
+        if self.rewards_see not in ("text", "networkx", "pyg"):
+            raise ValueError(f"rewards_see: {self.rewards_see!r}, expected text, networkx or pyg")
         check_budget(self.max_oracle_calls, self.evaluation_samples)
         self.check_offline(columns=self.columns, scaffold=self.scaffold)
         if not self.rewards and self.data is None:
@@ -169,6 +174,7 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
     processes, folder = ProcessGroup(accelerator()), Path(recipe.output_dir)
     processes.run_all(lambda: check_unused(folder) if processes.first and not resume else None)
     loaded = _load(recipe, policy, resume)
+    recipe = replace(recipe, reward=_seeing(recipe, loaded.family))
     family, metadata = loaded.family, {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
     family.check_rewards(loaded.policy, recipe.rewards)
     scored = _scores_given(recipe, loaded, resume, resumed := resume and bool(Checkpoints(folder).all()))
@@ -212,6 +218,20 @@ def _load(recipe: TrainRecipe, policy: nn.Module | None, resume: bool) -> Loaded
         except CheckpointError:
             continue
     return load(recipe.policy, recipe, seed=recipe.grpo.seed)
+
+
+def _seeing(recipe: TrainRecipe, family: Family) -> list[Reward]:
+    """The rewards, each given samples in the form that it sees.
+
+    Raises:
+        ValueError: if samples of the kind have the form of the policy alone.
+    """
+    view = recipe.rewards_see
+    if view == "text":
+        return recipe.rewards
+    if family.reward_view is None:
+        raise ValueError(f"rewards_see: {view!r}, expected 'text' with samples of the kind {family.name}")
+    return [family.reward_view(reward, view) for reward in recipe.rewards]
 
 
 def _trained(policy: Any, recipe: TrainRecipe) -> Any:

@@ -43,6 +43,8 @@ class Seen:
     def observe(self, samples: Any, scores: Any) -> None:
         self.rows.update(zip(samples, scores.tolist(), strict=True))
 
+    def forget(self) -> None: ...
+
     def merit(self, samples: Any) -> None: ...
 
 

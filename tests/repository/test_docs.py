@@ -15,6 +15,7 @@ PAGES = [
     "docs/extending.md",
     "docs/importing.md",
     "docs/graphs.md",
+    "docs/own-graphs.md",
     "docs/rewards.md",
     "docs/runs.md",
     "docs/training.md",

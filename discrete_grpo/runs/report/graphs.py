@@ -1,34 +1,45 @@
-"""Pictures of plain graphs for the report."""
+"""Pictures of graphs for the report, with a colour per class and a legend where nodes or edges have classes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import colorsys
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 
 import networkx as nx
 import numpy as np
 from jaxtyping import Float
 
-from discrete_grpo.domains.graph6 import from_graph6
+from discrete_grpo.domains.named_graphs import Labels, named_graph, ordered_names
 
 __all__ = ["layout", "render_graph"]
 
 LARGEST = 400  # nodes; a picture of more shows nothing
 BY_DISTANCE = 100  # nodes; placing more of them by their distances takes seconds
+PLAIN = "#3b7dd8"
+NODE_COLOURS = (PLAIN, "#e07b39", "#4aa564", "#c44e52", "#8c6bb1", "#b8860b", "#2aa5a0", "#d4679f")  # apart in light and in dark
+EDGE_COLOURS = ("currentColor", "#c44e52", "#3b7dd8", "#4aa564", "#e07b39", "#8c6bb1", "#b8860b", "#2aa5a0")
+DASHES = ("", "5 2", "1.5 1.5", "6 2 1.5 2")  # classes can be told apart without colours
+ROW, LETTER = 11.0, 4.6  # height of a row of the legend, width of a letter
 
 
-def render_graph(text: str, *, width: int = 220, height: int = 170) -> str | None:
-    """Render a graph6 line as an SVG element: one path of all edges and one circle per node, in the page's text colour.
+def render_graph(text: str, *, width: int = 220, height: int = 170, labels: Labels | None = None) -> str | None:
+    """Render a graph6 line as an SVG element: a path of all edges of a class and one circle per node.
+
+    Without classes edges have the page's text colour. With classes each has a colour, edges also a pattern of dashes, and a
+    legend below names those that occur.
 
     Args:
-        text: the graph.
+        text: the graph, with the names of the classes of nodes and edges or without.
         width: of the picture's own coordinates.
-        height: of the picture's own coordinates; the picture fills both.
+        height: of the picture's own coordinates, without the legend; the picture fills both.
+        labels: all classes in their order, so that a class has one colour in all pictures; None takes those of this graph.
 
     Returns:
         The ``<svg>`` element; None if ``text`` is no graph6 line, or the graph has no nodes or more than 400.
     """
     try:
-        graph = from_graph6(text)
+        graph = named_graph(text)
     except ValueError:
         return None
     if not 0 < len(graph) <= LARGEST:
@@ -36,14 +47,82 @@ def render_graph(text: str, *, width: int = 220, height: int = 170) -> str | Non
     radius = max(1.2, min(4.0, 24 / len(graph) ** 0.5))
     margin = np.array([1.0, 1.0]) * (radius + 2)
     at = margin + layout(graph) * (np.array([width, height]) - 2 * margin)
-    lines = "".join(f"M{at[u, 0]:.1f} {at[u, 1]:.1f}L{at[v, 0]:.1f} {at[v, 1]:.1f}" for u, v in graph.edges)
-    dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"/>' for x, y in at)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
-        f"<title>graph of {len(graph)} nodes and {graph.number_of_edges()} edges</title>"
-        f'<path d="{lines}" fill="none" stroke="currentColor" stroke-width="0.8" stroke-opacity="0.55"/>'
-        f'<g fill="#3b7dd8">{dots}</g></svg>'
+    nodes = {v: "" if name is None else str(name) for v, name in graph.nodes(data="label")}
+    edges = {(u, v): "" if name is None else str(name) for u, v, name in graph.edges(data="label")}
+    known = (labels.nodes, labels.edges[1:]) if labels else (ordered_names(nodes.values()), ordered_names(edges.values()))
+    labelled = any(nodes.values())
+    lines = "".join(
+        _edges([e for e, own in edges.items() if own == name], at, name, known[1])
+        for name in _used(edges.values(), known[1]) or [""]
     )
+    dots = "".join(
+        _nodes([v for v, own in nodes.items() if own == name], at, radius, name, known[0])
+        for name in _used(nodes.values(), known[0])
+    )
+    legend, below = (
+        _legend(_used(nodes.values(), known[0]), _used(edges.values(), known[1]), known, width, height) if labelled else ("", 0.0)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + below:g}" role="img">'
+        f"<title>graph of {len(graph)} nodes and {graph.number_of_edges()} edges</title>"
+        f"{lines}{dots}{legend}</svg>"
+    )
+
+
+def _used(names: Iterable[str], known: Sequence[str]) -> list[str]:
+    """The classes that occur, in the order of the known ones."""
+    found = set(names)
+    return [*(name for name in known if name in found), *ordered_names(found - set(known))]
+
+
+def _style(name: str, known: Sequence[str]) -> str:
+    """Attributes of the lines of an edge class."""
+    k = known.index(name) if name in known else len(known)
+    dash = DASHES[k % len(DASHES)]
+    look = 'stroke-width="0.8" stroke-opacity="0.55"' if not name else 'stroke-width="1.2" stroke-opacity="0.8"'
+    pattern = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'fill="none" stroke="{_colour(k, EDGE_COLOURS)}" {look}{pattern}'
+
+
+def _colour(k: int, palette: Sequence[str]) -> str:
+    """Colour of class k; beyond the palette hues a golden ratio apart."""
+    if k < len(palette):
+        return palette[k]
+    parts = colorsys.hls_to_rgb(0.618 * k % 1, 0.5, 0.5)
+    return "#" + "".join(f"{round(255 * x):02x}" for x in parts)
+
+
+def _edges(pairs: Sequence[tuple[int, int]], at: Float[np.ndarray, "node 2"], name: str, known: Sequence[str]) -> str:
+    path = "".join(f"M{at[u, 0]:.1f} {at[u, 1]:.1f}L{at[v, 0]:.1f} {at[v, 1]:.1f}" for u, v in pairs)
+    return f'<path d="{path}" {_style(name, known)}/>'
+
+
+def _fill(name: str, known: Sequence[str]) -> str:
+    return _colour(known.index(name) if name in known else len(known), NODE_COLOURS)
+
+
+def _nodes(places: Sequence[int], at: Float[np.ndarray, "node 2"], radius: float, name: str, known: Sequence[str]) -> str:
+    dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"/>' for x, y in at[list(places)])
+    return f'<g fill="{_fill(name, known)}">{dots}</g>'
+
+
+def _legend(
+    nodes: Sequence[str], edges: Sequence[str], known: tuple[Sequence[str], Sequence[str]], width: int, top: int
+) -> tuple[str, float]:
+    """Names of the classes beside a mark of each, in rows below the picture, and the height of these rows."""
+    parts, x, y = [], 4.0, top + ROW
+    for is_node, name in [*((True, name) for name in nodes), *((False, name) for name in edges)]:
+        shown = name if len(name) <= 24 else f"{name[:23]}…"
+        size = (10 if is_node else 18) + LETTER * len(shown) + 8
+        if x > 4 and x + size > width:
+            x, y = 4.0, y + ROW
+        if is_node:
+            mark = f'<rect x="{x:.1f}" y="{y - 6:.1f}" width="6" height="6" rx="3" fill="{_fill(name, known[0])}"/>'
+        else:
+            mark = f'<line x1="{x:.1f}" y1="{y - 3:.1f}" x2="{x + 14:.1f}" y2="{y - 3:.1f}" {_style(name, known[1])}/>'
+        parts.append(f'{mark}<text x="{x + (10 if is_node else 18):.1f}" y="{y:.1f}">{escape(shown)}</text>')
+        x += size
+    return f'<g font-size="8" font-family="sans-serif" fill="currentColor">{"".join(parts)}</g>', y + 4 - top
 
 
 def layout(graph: nx.Graph) -> Float[np.ndarray, "node 2"]:

@@ -1,0 +1,207 @@
+"""Files of graphs with classes: GraphML, GML, JSON node-link, edge lists, graph6 lines, and PyG data saved by torch.
+
+A file of one graph or of many, or a folder of such files. Reading runs no code from a file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import ParseError
+
+import networkx as nx
+import torch
+
+from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
+from discrete_grpo.domains.named_graphs import named_graph
+
+__all__ = ["SUFFIXES", "read_graph_objects", "to_graphml", "to_node_link"]
+
+
+def read_graph_objects(path: Path, max_bytes: int = MAX_BYTES) -> list[Any]:
+    """The graphs of a file, or of all files of a folder by name, as networkx graphs or PyG data.
+
+    ========================  ===============================================================================
+    ending                    content
+    ========================  ===============================================================================
+    .graphml, .gml            networkx graphs with node and edge attributes; a GraphML file may hold many
+    .json, .jsonl             node-link data: one graph, a list of graphs, or one graph per line
+    .edgelist, .edges         ``u v``, ``u v class`` or ``u v {'attribute': value}`` per line; a blank line ends a graph
+    .g6, .txt                 graph6 lines, with ``nodes=NAMES edges=NAMES`` after them or without
+    .pt, .pth                 a list of PyG ``Data``, or what ``InMemoryDataset`` saves
+    ========================  ===============================================================================
+
+    All but the last may be gzipped (``.gz``).
+
+    Args:
+        path: the file or folder.
+        max_bytes: largest size of a file, unpacked.
+
+    Raises:
+        FileNotFoundError: if there is no such file or folder.
+        ValueError: naming the file, for another ending, or if it cannot be read or is too large.
+    """
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if suffix_of(p) in SUFFIXES)
+        if not files:
+            raise ValueError(f"data: folder {str(path)!r} has no file ending in {', '.join(SUFFIXES)}, expected at least one")
+        return [graph for file in files for graph in read_graph_objects(file, max_bytes)]
+    kind = suffix_of(path)
+    if kind not in SUFFIXES:
+        raise ValueError(f"data: {str(path)!r}, expected a folder or a file ending in {', '.join(SUFFIXES)} or .npz")
+    if not path.is_file():
+        raise FileNotFoundError(f"data: {path} does not exist, expected a file of graphs")
+    try:
+        return list(SUFFIXES[kind](path, max_bytes))
+    except (OSError, EOFError, zlib.error, nx.NetworkXException, ParseError, ValueError, TypeError, KeyError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        if said.startswith("data: "):
+            raise
+        raise ValueError(f"data: {str(path)!r} cannot be read as {kind[1:]}: {said}") from error
+
+
+# -- text
+
+
+def _text(path: Path, max_bytes: int) -> str:
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"data: {str(path)!r} has more than {max_bytes:,} bytes (max_bytes)")
+    return content.decode("utf-8-sig")
+
+
+def _graphml(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
+    return iter(nx.readwrite.graphml.GraphMLReader()(string=_text(path, max_bytes)))
+
+
+def _gml(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
+    """One graph; ``label`` of a node is its name in GML, and an attribute only where nodes have no other one."""
+    graph = nx.parse_gml(_text(path, max_bytes), label="id")
+    if any(row.keys() - {"label"} for _, row in graph.nodes(data=True)):
+        for _, row in graph.nodes(data=True):
+            row.pop("label", None)
+    yield graph
+
+
+def _json(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
+    found = json.loads(_text(path, max_bytes))
+    return map(_node_link, found if isinstance(found, list) else [found])
+
+
+def _json_lines(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
+    return (_node_link(json.loads(line)) for line in text_lines(path, max_bytes, argument="data") if line.strip())
+
+
+def _node_link(value: Any) -> nx.Graph:
+    key = "links" if isinstance(value, Mapping) and "edges" not in value else "edges"
+    if not isinstance(value, Mapping) or "nodes" not in value or key not in value:
+        raise ValueError("no node-link data, expected a mapping with nodes and edges (or links)")
+    return nx.node_link_graph(dict(value), edges=key)
+
+
+def _edge_list(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
+    block: list[str] = []
+    for line in (*text_lines(path, max_bytes, argument="data"), ""):
+        if line.strip():
+            block.append(line)
+        elif block:
+            yield _edges(block)
+            block = []
+
+
+def _edges(lines: Sequence[str]) -> nx.Graph:
+    """One graph of an edge list; a third column is the class, or a mapping of attributes."""
+    rows = [line.split(None, 2) for line in lines if not line.lstrip().startswith("#")]
+    if any(len(row) < 2 for row in rows):
+        raise ValueError(f"{next(row for row in rows if len(row) < 2)}, expected two nodes, and a class or nothing")
+    named = any(len(row) == 3 and not row[2].startswith("{") for row in rows)
+    return nx.parse_edgelist(lines, data=[("label", str)] if named else True)
+
+
+def _graph6(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
+    for number, line in enumerate(text_lines(path, max_bytes, argument="data"), 1):
+        if line.strip():
+            try:
+                yield named_graph(line)
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from error
+
+
+# -- PyG
+
+
+def _saved(path: Path, max_bytes: int) -> Iterable[Any]:
+    """A list of ``Data``, or the pair or triple that ``InMemoryDataset.save`` writes; only classes of PyG's storage are built."""
+    from torch_geometric.data import Data
+    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+    from torch_geometric.data.storage import GlobalStorage
+
+    if path.stat().st_size > max_bytes:
+        raise ValueError(f"data: {str(path)!r} has more than {max_bytes:,} bytes (max_bytes)")
+    try:
+        with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]):
+            found = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # a pickle of anything may be given
+        about = "expected a list of Data, or the file that InMemoryDataset.save writes"
+        raise ValueError(f"data: {str(path)!r} holds objects that are not read ({_first(error)}), {about}") from error
+    if isinstance(found, Data):
+        return [found]
+    if isinstance(found, list) and all(isinstance(data, Data) for data in found):
+        return found
+    if isinstance(found, tuple) and len(found) in (2, 3) and isinstance(found[0], Data | dict):
+        return _separated(Data.from_dict(found[0]) if isinstance(found[0], dict) else found[0], found[1])
+    raise ValueError(f"data: {str(path)!r} holds a {type(found).__name__}, expected a list of PyG Data or a saved InMemoryDataset")
+
+
+def _first(error: Exception) -> str:
+    """The first sentence of an error of torch, which goes on with advice."""
+    return " ".join(str(error).split()).partition(". ")[0][:120] or type(error).__name__
+
+
+def _separated(data: Any, slices: Any) -> Iterator[Any]:
+    from torch_geometric.data.separate import separate
+
+    if slices is None:
+        yield data
+        return
+    count = max(len(at) for at in slices.values()) - 1
+    yield from (separate(type(data), data, k, slices, decrement=False) for k in range(count))
+
+
+SUFFIXES: Mapping[str, Callable[[Path, int], Iterable[Any]]] = {
+    ".graphml": _graphml,
+    ".gml": _gml,
+    ".json": _json,
+    ".jsonl": _json_lines,
+    ".edgelist": _edge_list,
+    ".edges": _edge_list,
+    ".g6": _graph6,
+    ".txt": _graph6,
+    ".pt": _saved,
+    ".pth": _saved,
+}
+"""Readers by ending."""
+
+
+# -- writing
+
+
+def to_graphml(graphs: Iterable[nx.Graph]) -> bytes:
+    """The content of one GraphML file with all graphs."""
+    writer, buffer = nx.readwrite.graphml.GraphMLWriter(), io.BytesIO()
+    for graph in graphs:
+        writer.add_graph_element(graph)
+        writer.attributes.clear()  # which would otherwise be written again with every later graph
+    writer.dump(buffer)
+    return buffer.getvalue()
+
+
+def to_node_link(graphs: Iterable[nx.Graph]) -> bytes:
+    """The content of a JSON file with a list of graphs in node-link form."""
+    return (json.dumps([nx.node_link_data(graph, edges="edges") for graph in graphs]) + "\n").encode()
