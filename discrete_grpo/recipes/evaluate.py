@@ -24,7 +24,13 @@ SUITE_OPTIONS = ("train", "bootstrap", "folds", "sbm_method")
 
 @overload
 def evaluate(
-    samples: str | Path | Sequence[Any], *, kind: str | None = None, reference: str | None = None, shape: str | None = None
+    samples: str | Path | Sequence[Any],
+    *,
+    kind: str | None = None,
+    reference: str | None = None,
+    shape: str | None = None,
+    node_attribute: str | None = None,
+    edge_attribute: str | None = None,
 ) -> dict[str, float]: ...
 
 
@@ -46,7 +52,8 @@ def evaluate(
         suite: moses, guacamol or graphs; None computes the usual numbers.
         options: fields of :class:`discrete_grpo.recipes.families.FileOptions`: ``reference``, molecules that samples are compared
             with, a SMILES file, of graphs a named set or an npz file of splits; ``shape``, what makes a graph valid: planar, tree,
-            sbm or connected; with a suite ``train``, ``bootstrap``, ``folds`` and ``sbm_method``.
+            sbm or connected; ``node_attribute`` and ``edge_attribute``, which hold the classes of own graphs; with a suite
+            ``train``, ``bootstrap``, ``folds`` and ``sbm_method``.
 
     Returns:
         Numbers by name; with a suite an :class:`discrete_grpo.metrics.resampling.Estimate` by name.
