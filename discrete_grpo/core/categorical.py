@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
@@ -124,6 +124,7 @@ class Scores:
     kinds: tuple[tuple[str, int], ...] = ()
 
 
+@runtime_checkable
 class SiteKind(Protocol):
     """Sites of one kind, categorical (:class:`Sites`) or continuous (:class:`~discrete_grpo.core.gaussian.GaussianSites`)."""
 

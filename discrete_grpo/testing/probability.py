@@ -26,7 +26,6 @@ SKEW = 0.1
 """Σ E|f - E f|³ / (Σ Var f)^1.5 up to which a sum is taken as normal."""
 NO_SPACE = "no space given"
 NO_TABLES = "no categorical sites"
-NO_GAUSSIANS = "no Gaussian sites"
 
 
 def _shape_claims(kind: int, sites: Sites, rollout: Rollout) -> dict[str, bool]:
@@ -123,17 +122,14 @@ def probabilities_bf16(case: Case) -> Measured | Skip:
     return Measured(error, max(LOG_PROB_TOLERANCE.get(t.dtype, math.nan) for t in tables) / 10, f"{sum(map(len, tables))} tables")
 
 
-def gaussian_sites(case: Case) -> Measured | Skip:
+def gaussian_sites(case: Case) -> Measured:
     """log N(y; Bᵀμ, σ² I) of all sites of a step, y = Bᵀx and B an orthonormal basis of the space they move in, in float64.
 
     Where the sites of a step count d < D dimensions each, that space is the subspace of zero mean, of D (n - 1) dimensions; x and μ
     must lie in it. Otherwise it is the whole space.
     """
-    found = case.gaussians(case.rollout)
-    if not found:
-        return Skip(NO_GAUSSIANS)
     error, rows = 0.0, 0
-    for sites in found:
+    for sites in case.gaussians(case.rollout):
         logp = sites.score().logp.sum(-1)
         for b, s in sites.mask.any(-1).nonzero().tolist():
             error = max(error, _step_error(sites, b, s, float(logp[b, s])))

@@ -154,7 +154,7 @@ MISTAKES: list[tuple[type[twins.Words], str]] = [
     (twins.ForgetsTemperature, "checkpoint"),
     (twins.OddStates, "rollout file"),
 ]
-ELSEWHERE = {"mask", "ratio train", "permutation", "learning"}  # tests of their own below
+ELSEWHERE = {"mask", "ratio train", "permutation", "learning", "gaussian sites"}  # below, and in tests/policies/test_fields.py
 REPORTS: dict[type[twins.Words], Report] = {}
 
 
