@@ -58,7 +58,7 @@ def _classes(data: Data, wanted: str | None, usual: str, count: int, where: str)
         return None
     if not isinstance(value, Tensor):
         part = "node" if usual == "x" else "edge"
-        raise ValueError(f"{part}_attribute: {attribute!r}, expected one of {', '.join(data.keys())}")
+        raise ValueError(f"{part}_attribute: {attribute!r}, expected one of {', '.join(sorted(data.keys()))}")
     value = value.cpu()
     found = value[:, 0] if value.dim() == 2 and value.shape[1] == 1 else value
     if found.dim() == 2 and bool(((found == 0) | (found == 1)).all() and (found.sum(1) == 1).all()):

@@ -144,7 +144,7 @@ def refuse(capsys: pytest.CaptureFixture[str]) -> Refuse:
         ("resume", "the following arguments are required: run"),
         ("evaluate nosuch.smi", "path: 'nosuch.smi' is no file"),
         ("evaluate empty.smi", "path: 'empty.smi' holds no molecules"),
-        ("evaluate folder", "path: 'folder' is no file"),
+        ("evaluate folder", "data: folder 'folder' has no file ending in .graphml"),
         ("evaluate good.smi --reference=nosuch.smi", "path: 'nosuch.smi' is no file"),
         ("evaluate good.smi --out=nowhere/x.json", "out: folder nowhere does not exist"),
         ("evaluate good.smi --refrence=good.smi", "unknown field 'refrence'; did you mean 'reference'?"),

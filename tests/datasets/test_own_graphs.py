@@ -136,7 +136,7 @@ BOTH = as_data(GRAPHS[0], False)
         ([nx.MultiGraph(GRAPHS[0])], {}, "data: graph 0 is a multigraph"),
         (GRAPHS, {"node_attribute": "color"}, "node_attribute: 'color', expected one of colour"),
         (GRAPHS, {"edge_attribute": "weight"}, "edge_attribute: 'weight', expected one of kind"),
-        ([BOTH], {"node_attribute": "z"}, "node_attribute: 'z', expected one of x, edge_index, edge_attr"),
+        ([BOTH], {"node_attribute": "z"}, "node_attribute: 'z', expected one of edge_attr, edge_index, x"),
         (changed(lambda g: g.nodes[0].pop("colour")), {}, "data: graph 1, node 0 has no attribute 'colour'"),
         (
             changed(lambda g: g.nodes[0].update(size=1)),

@@ -73,7 +73,7 @@ def test_a_suite_of_graphs() -> None:
         ),
         ("gen.csv --suite=moses --reference=ref.smi", "suite: 'moses' measures molecules, expected graphs with graphs"),
         ("gen.smi --suite=moses", "reference: None, expected a file of molecules with suite 'moses'"),
-        ("gen.csv --suite=graphs", "reference: None, expected a named set or an npz file"),
+        ("gen.csv --suite=graphs", "reference: None, expected a named set or a file of graphs"),
         (
             "gen.smi --suite=guacamol --reference=ref.smi --train=train.smi",
             "train: 'train.smi', expected none with suite 'guacamol'",

@@ -178,12 +178,15 @@ from discrete_grpo.cli.listing import known_rewards
 from discrete_grpo.rewards import combine, external, molecules, pool
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.pool_worker import find, resolve
-PLAIN = ("conditions", "graphs", "images", "judge", "molecules")  # the modules whose rewards hold no process or memory
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule
+PLAIN = ("conditions", "graphs", "images", "judge", "molecules", "spatial")  # the modules whose rewards hold no process or memory
+carbon = SpatialMolecule(("C", "C"), (0, 0), ((0, 1, 1),), ((0, 0, 0), (1.5, 0, 0)))
 arguments = {
     "Similarity": {"target": "CC"}, "Substructure": {"smarts": "[OH]"}, "HitsProperty": {"property": "TPSA"},
     "Target": {"property": molecules.qed, "value": 1.0, "scale": 1.0},
     "InRange": {"property": molecules.qed, "low": 0.0, "high": 1.0},
     "InkAmount": {"value": 0.5}, "ShapeMatch": {"data": "planar-16"}, "SingleMMD": {"data": "planar-16"},
+    "ShapeSimilarity": {"reference": carbon}, "OfSmiles": {"reward": molecules.qed},
     "NovelTo": {"reward": molecules.qed, "data": "planar-16"},
 }
 made = {
