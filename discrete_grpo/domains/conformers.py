@@ -1,4 +1,4 @@
-"""One conformer of a SMILES by RDKit. Processes that make many import nothing heavier than this module."""
+"""A conformer of a SMILES string by RDKit, in a module without torch, so that worker processes start quickly."""
 
 from __future__ import annotations
 

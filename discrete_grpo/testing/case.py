@@ -103,11 +103,11 @@ class Case:
             return self.policy.sites(rollout)
 
     def categoricals(self, rollout: Rollout) -> list[Sites]:
-        """Those kinds of :meth:`kinds` that are categorical."""
+        """The categorical ones of :meth:`kinds`."""
         return [one for one in self.kinds(rollout) if isinstance(one, Sites)]
 
     def gaussians(self, rollout: Rollout) -> list[GaussianSites]:
-        """Those kinds of :meth:`kinds` that are Gaussian."""
+        """The Gaussian ones of :meth:`kinds`."""
         return [one for one in self.kinds(rollout) if isinstance(one, GaussianSites)]
 
     def replay(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Scores:

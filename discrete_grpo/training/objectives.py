@@ -265,7 +265,7 @@ class SelfImitation:
     Raises:
         ValueError: for a value out of its range.
 
-    Source: the entropy-regularised advantage and its positive part: Oh et al. (2018), section 4.2, arXiv 1806.05635; the mean of a
+    Source: the entropy-regularised advantage and its positive part: Oh et al. (2018), sections 3 and 4, arXiv 1806.05635; the mean of a
     group in place of a learned value: Shao et al. (2024), arXiv 2402.03300.
     """
 
