@@ -265,8 +265,8 @@ class SelfImitation:
     Raises:
         ValueError: for a value out of its range.
 
-    Source: the entropy-regularised advantage and its positive part: Oh et al. (2018), sections 3 and 4, arXiv 1806.05635; the mean of a
-    group in place of a learned value: Shao et al. (2024), arXiv 2402.03300.
+    Source: the entropy-regularised advantage and its positive part: Oh et al. (2018), sections 3 and 4, arXiv 1806.05635; the
+    mean of a group in place of a learned value: Shao et al. (2024), arXiv 2402.03300.
     """
 
     temperature: float = 0.005
