@@ -45,7 +45,7 @@ from discrete_grpo.domains.fields import FieldLogits, centred
 from discrete_grpo.models.pair_geometry import Pairs, lengths, moved, pair_invariants, radial_features
 from discrete_grpo.models.recompute import run_layer
 
-__all__ = ["BASE", "SMALL", "EquivariantConfig", "EquivariantTransformer", "SingleFieldNetwork"]
+__all__ = ["BASE", "SMALL", "EquivariantConfig", "EquivariantSizes", "EquivariantTransformer", "SingleFieldNetwork"]
 
 SMALL: dict[str, Any] = {"layers": 6, "heads": 8, "width": 128, "edge_width": 48, "global_width": 64}
 """About 1 M parameters: laptops, QM9-sized molecules."""
@@ -57,16 +57,10 @@ TIMES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class EquivariantConfig:
-    """Fields and sizes of an :class:`EquivariantTransformer`. The order of the fields does not matter.
+class EquivariantSizes:
+    """Sizes of an :class:`EquivariantTransformer`, whatever the fields of its graphs.
 
     Attributes:
-        node_fields: classes of the (noisy) input of each node field, a mask class included.
-        edge_fields: classes of the (noisy) input of each pair field, a mask class included.
-        node_classes: classes of the output, for the same node fields.
-        edge_classes: classes of the output, for the same pair fields.
-        directed: the pair fields in which the edge from i to j differs from that from j to i.
-        positions: whether nodes have positions.
         layers: depth.
         heads: attention heads.
         width: d, width of node states, a multiple of ``heads``.
@@ -78,6 +72,40 @@ class EquivariantConfig:
         dropout: dropout probability in the feed-forward parts of nodes.
 
     Raises:
+        ValueError: for a value out of its range.
+    """
+
+    layers: int = 6
+    heads: int = 8
+    width: int = 128
+    edge_width: int = 48
+    global_width: int = 64
+    expansion: int = 2
+    radial: int = 16
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "heads", "width", "edge_width", "global_width", "expansion"):
+            check_range(name, getattr(self, name), least=1)
+        if self.width % self.heads:
+            raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
+        check_range("radial", self.radial, least=2)
+        check_range("dropout", self.dropout, least=0, below=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EquivariantConfig(EquivariantSizes):
+    """Fields and sizes of an :class:`EquivariantTransformer`. The order of the fields does not matter.
+
+    Attributes:
+        node_fields: classes of the (noisy) input of each node field, a mask class included.
+        edge_fields: classes of the (noisy) input of each pair field, a mask class included.
+        node_classes: classes of the output, for the same node fields.
+        edge_classes: classes of the output, for the same pair fields.
+        directed: the pair fields in which the edge from i to j differs from that from j to i.
+        positions: whether nodes have positions.
+
+    Raises:
         ValueError: for a value out of its range, or fields that do not agree.
     """
 
@@ -87,14 +115,6 @@ class EquivariantConfig:
     edge_classes: Mapping[str, int]
     directed: Collection[str] = ()
     positions: bool = False
-    layers: int = 6
-    heads: int = 8
-    width: int = 128
-    edge_width: int = 48
-    global_width: int = 64
-    expansion: int = 2
-    radial: int = 16
-    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         for kind in ("node", "edge"):
@@ -108,12 +128,7 @@ class EquivariantConfig:
         if unknown := sorted(set(self.directed) - set(self.edge_fields)):
             raise ValueError(f"directed: {', '.join(unknown)}, expected some of {', '.join(sorted(self.edge_fields))}")
         object.__setattr__(self, "directed", tuple(sorted(set(self.directed))))
-        for name in ("layers", "heads", "width", "edge_width", "global_width", "expansion"):
-            check_range(name, getattr(self, name), least=1)
-        if self.width % self.heads:
-            raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
-        check_range("radial", self.radial, least=2)
-        check_range("dropout", self.dropout, least=0, below=1)
+        super().__post_init__()
 
 
 def _check_names(name: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:

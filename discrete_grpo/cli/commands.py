@@ -33,6 +33,7 @@ RUNS: dict[str, Recipe] = {
     "pretrain-text": Recipe("discrete_grpo.recipes.text", "PretrainTextRecipe", "run_pretrain_text"),
     "judge": Recipe("discrete_grpo.recipes.judge", "JudgeRecipe", "run_judge"),
     "pretrain-digits": Recipe("discrete_grpo.recipes.digits", "PretrainDigitsRecipe", "run_pretrain_digits"),
+    "pretrain-spatial": Recipe("discrete_grpo.recipes.spatial", "PretrainSpatialRecipe", "run_pretrain_spatial"),
     "search": Recipe("discrete_grpo.recipes.search", "SearchRecipe", "run_search"),
 }
 """The commands that make a run folder."""
@@ -45,6 +46,7 @@ COMMANDS = {
     "pretrain-text": "train a policy that fills blanks in text by likelihood",
     "judge": "train a judge of text, to be used as a reward",
     "pretrain-digits": "train a policy of handwritten digits by likelihood",
+    "pretrain-spatial": "train a diffusion policy of molecules with their positions in space by likelihood",
     "search": "search around the best samples of a policy without changing it",
     "benchmark": "compare methods of reward optimisation on a suite of tasks, within a budget of oracle calls",
     "resume": "continue a stopped run",

@@ -1,4 +1,4 @@
-"""Molecules in space: atoms with charges, bonds and positions, as RDKit molecules and as SDF and xyz files.
+"""Molecules in space: atoms with charges, bonds and positions, as RDKit molecules and as one line of text.
 
 Conventions:
 
@@ -11,43 +11,38 @@ Conventions:
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from rdkit import Chem
-from rdkit.Chem import rdDetermineBonds
 from rdkit.rdBase import BlockLogs
 
 __all__ = [
     "MIN_DISTANCE",
     "SpatialMolecule",
+    "as_written",
     "check_apart",
+    "from_cxsmiles",
     "from_mol",
-    "from_sdf",
-    "from_xyz",
-    "perceive_bonds",
-    "read_record",
-    "sdf_records",
     "smiles_of",
+    "to_cxsmiles",
     "to_mol",
-    "to_sdf",
-    "to_xyz",
+    "unsanitised",
     "valid_mol",
-    "xyz_frames",
 ]
 
 MIN_DISTANCE = 0.1
 """Smallest distance of two atoms of a molecule, in Å."""
 _ORDER = {Chem.BondType.SINGLE: 1, Chem.BondType.DOUBLE: 2, Chem.BondType.TRIPLE: 3, Chem.BondType.AROMATIC: 4}
 _BOND_TYPE = {order: kind for kind, order in _ORDER.items()}
-_CHARGE = re.compile(r"\bcharge=([+-]?\d+)\b")
 _SYMBOLS = frozenset(Chem.GetPeriodicTable().GetElementSymbol(z) for z in range(1, 119))
 # RDKit's clean-up step rewrites valence errors such as neutral N(=O)=O into charged atoms: a correction, so left out.
 _NO_CLEANUP = Chem.SanitizeFlags.SANITIZE_ALL ^ Chem.SanitizeFlags.SANITIZE_CLEANUP
+_UNCHANGED: Any = Chem.SmilesParserParams()  # RDKit's stubs type its options wrongly
+_UNCHANGED.sanitize = _UNCHANGED.removeHs = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +98,9 @@ class SpatialMolecule:
     def __len__(self) -> int:
         return len(self.symbols)
 
+    def __str__(self) -> str:
+        return to_cxsmiles(self)
+
     @property
     def coordinates(self) -> Float[np.ndarray, "atom 3"]:
         """Positions in Å as an array."""
@@ -135,7 +133,8 @@ def _nearest(molecule: SpatialMolecule) -> tuple[float, int, int]:
 # -- RDKit
 
 
-def _unsanitised(molecule: SpatialMolecule) -> Chem.RWMol:
+def unsanitised(molecule: SpatialMolecule) -> Chem.RWMol:
+    """The RDKit molecule with one conformer, not sanitised."""
     mol = Chem.RWMol()
     for symbol, charge in zip(molecule.symbols, molecule.charges, strict=True):
         atom = Chem.Atom(symbol)
@@ -162,7 +161,7 @@ def to_mol(molecule: SpatialMolecule) -> Chem.Mol | None:
     """
     if not len(molecule) or _nearest(molecule)[0] < MIN_DISTANCE:
         return None
-    mol = _unsanitised(molecule)
+    mol = unsanitised(molecule)
     with BlockLogs():
         failed = Chem.SanitizeMol(mol, _NO_CLEANUP, catchErrors=True)
     return None if failed else mol.GetMol()
@@ -220,11 +219,18 @@ def from_mol(mol: Chem.Mol, *, aromatic: bool = False) -> SpatialMolecule:
     flat = Chem.Mol(mol)
     if not aromatic:
         Chem.Kekulize(flat, clearAromaticFlags=True)
-    return _as_written(flat)
+    made = as_written(flat)
+    check_apart(made)
+    return made
 
 
-def _as_written(mol: Chem.Mol) -> SpatialMolecule:
-    """The atoms, bonds and positions of a molecule, sanitised or not."""
+def as_written(mol: Chem.Mol) -> SpatialMolecule:
+    """The atoms, bonds and positions of an RDKit molecule, sanitised or not.
+
+    Raises:
+        ValueError: without a conformer, for a bond that is not single, double, triple or aromatic, or a position that is
+            not finite.
+    """
     if not mol.GetNumConformers():
         raise ValueError("mol: no conformer, expected positions of the atoms")
     bonds = []
@@ -235,160 +241,47 @@ def _as_written(mol: Chem.Mol) -> SpatialMolecule:
         i, j = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
         bonds.append((min(i, j), max(i, j), order))
     atoms = list(mol.GetAtoms())
-    made = SpatialMolecule(
+    return SpatialMolecule(
         tuple(a.GetSymbol() for a in atoms),
         tuple(a.GetFormalCharge() for a in atoms),
         tuple(sorted(bonds)),
         tuple(map(tuple, mol.GetConformer().GetPositions().tolist())),
     )
-    check_apart(made)
-    return made
 
 
-# -- SDF
+# -- one line of text
 
 
-def to_sdf(molecules: Iterable[SpatialMolecule], names: Sequence[str] | None = None) -> str:
-    """Text of an SDF file, valid molecules or not; positions have four decimals.
+def to_cxsmiles(molecule: SpatialMolecule) -> str:
+    """One line of text of a molecule, valid or not: its SMILES with all atoms and bonds, and the positions as ChemAxon's extension.
 
-    Args:
-        molecules: one record each.
-        names: title line of each record; empty by default.
+    Positions have six significant digits, and atoms come in the order of the SMILES.
 
-    Raises:
-        ValueError: if there are not as many names as molecules.
+    Source: ChemAxon Extended SMILES, as in RDKit.
+
+    >>> to_cxsmiles(SpatialMolecule(("H", "H"), (0, 0), ((0, 1, 1),), ((0, 0, 0), (0.74, 0.5, 0.25))))
+    '[H][H] |(0,0,;0.74,0.5,0.25)|'
     """
-    molecules = list(molecules)
-    names = [""] * len(molecules) if names is None else names
-    if len(names) != len(molecules):
-        raise ValueError(f"names: {len(names)} for {len(molecules)} molecules, expected one per molecule")
-    blocks = []
-    for molecule, name in zip(molecules, names, strict=True):
-        mol = _unsanitised(molecule)
-        mol.UpdatePropertyCache(strict=False)
-        mol.SetProp("_Name", name)
-        blocks.append(f"{Chem.MolToMolBlock(mol, includeStereo=False, kekulize=False)}$$$$\n")
-    return "".join(blocks)
+    mol = unsanitised(molecule)
+    mol.UpdatePropertyCache(strict=False)
+    params: Any = Chem.SmilesWriteParams()
+    params.canonical = False
+    params.allBondsExplicit = any(order == 4 for _, _, order in molecule.bonds)  # else one to a hydrogen would read as single
+    with BlockLogs():
+        return str(Chem.MolToCXSmiles(mol, params, Chem.CXSmilesFields.CX_COORDS))
 
 
-def sdf_records(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the text of each record of an SDF file, without the line ``$$$$``."""
-    record: list[str] = []
-    for line in lines:
-        if line.strip() == "$$$$":
-            yield "".join(record)
-            record = []
-        else:
-            record.append(line if line.endswith("\n") else f"{line}\n")
-    if any(line.strip() for line in record):
-        yield "".join(record)
-
-
-def read_record(text: str) -> SpatialMolecule:
-    """The molecule of one record of an SDF file, with the bond orders that stand there.
+def from_cxsmiles(text: str) -> SpatialMolecule:
+    """The molecule of such a line, with the bonds that stand there.
 
     Raises:
-        ValueError: if RDKit does not read it, it has no atoms, or has bad positions.
+        ValueError: if RDKit does not read it, or it has no atoms, no positions or bad ones.
+
+    >>> from_cxsmiles("[H][H] |(0,0,;0.74,0.5,0.25)|").positions
+    ((0.0, 0.0, 0.0), (0.74, 0.5, 0.25))
     """
     with BlockLogs():
-        mol = Chem.MolFromMolBlock(text, sanitize=False, removeHs=False)
-    if mol is None or not mol.GetNumAtoms():
-        raise ValueError("no molecule that RDKit reads, expected the block of a molecule")
-    return _as_written(mol)
-
-
-def from_sdf(text: str) -> list[SpatialMolecule]:
-    """The molecules of an SDF file, with the bond orders that stand there; data items are dropped.
-
-    Raises:
-        ValueError: naming the record, counted from 1, if it cannot be read or has bad positions.
-    """
-    found = []
-    for k, record in enumerate(sdf_records(text.splitlines(keepends=True)), 1):
-        try:
-            found.append(read_record(record))
-        except ValueError as error:
-            raise ValueError(f"sdf: record {k}: {error}") from None
-    return found
-
-
-# -- xyz
-
-
-def to_xyz(molecules: Iterable[SpatialMolecule]) -> str:
-    """Text of an xyz file: elements and positions only, and the total charge in the comment line of each frame."""
-    lines = []
-    for molecule in molecules:
-        lines += [f"{len(molecule)}\n", f"charge={sum(molecule.charges)}\n"]
-        atoms = zip(molecule.symbols, molecule.positions, strict=True)
-        lines += [f"{symbol} {x:.6f} {y:.6f} {z:.6f}\n" for symbol, (x, y, z) in atoms]
-    return "".join(lines)
-
-
-def xyz_frames(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the comment line of each frame of an xyz file and the lines of its atoms.
-
-    Raises:
-        ValueError: naming the line, counted from 1, if a frame does not begin with a number of atoms, or if the last one is short.
-    """
-    rows = enumerate(lines, 1)
-    for number, line in rows:
-        if not line.strip():
-            continue
-        count = int(line) if line.strip().isdecimal() else 0
-        if count < 1:
-            raise ValueError(f"xyz: line {number}: {line.strip()[:60]!r}, expected a number of atoms")
-        frame = [text for _, (_, text) in zip(range(count + 1), rows, strict=False)]
-        if len(frame) <= count:
-            raise ValueError(f"xyz: line {number}: {max(len(frame) - 1, 0)} of {count} atoms, expected one line per atom")
-        yield frame
-
-
-def perceive_bonds(frame: Sequence[str], charge: int | None = None, *, aromatic: bool = False) -> SpatialMolecule:
-    """The molecule of an xyz frame, with bonds and formal charges from RDKit's ``rdDetermineBonds``.
-
-    Args:
-        frame: a comment and one line per atom, hydrogens included: element, x, y, z in Å; further columns are ignored.
-        charge: total charge of the molecule; None takes it from ``charge=...`` in the comment, or else 0.
-        aromatic: whether aromatic bonds have the order 4.
-
-    Raises:
-        ValueError: for an unknown element, bad positions, or where RDKit finds no bonds that fit the charge.
-
-    Source: Kim and Kim (2015), doi 10.1002/bkcs.10334, as in RDKit.
-    """
-    noted = _CHARGE.search(frame[0])
-    charge = (int(noted[1]) if noted else 0) if charge is None else charge
-    symbols, positions = [], []
-    for k, line in enumerate(frame[1:]):
-        try:
-            symbol, x, y, z, *_ = line.split()
-            positions.append((float(x), float(y), float(z)))
-        except ValueError:
-            raise ValueError(f"atom {k}: {line.strip()[:60]!r}, expected an element and three numbers") from None
-        symbols.append(symbol)
-    atoms = SpatialMolecule(tuple(symbols), (0,) * len(symbols), (), tuple(positions))
-    check_apart(atoms)
-    mol = _unsanitised(atoms)
-    try:
-        with BlockLogs():
-            rdDetermineBonds.DetermineBonds(mol, charge=charge)
-            Chem.SanitizeMol(mol)
-    except (ValueError, RuntimeError) as error:
-        raise ValueError(f"charge: {charge}: no bonds that fit it; {' '.join(str(error).split())[:120]}") from None
-    return from_mol(mol, aromatic=aromatic)
-
-
-def from_xyz(text: str, charge: int | None = None, *, aromatic: bool = False) -> list[SpatialMolecule]:
-    """The molecules of an xyz file of one or more frames; see :func:`perceive_bonds` for the arguments.
-
-    Raises:
-        ValueError: naming the frame, counted from 1, if it cannot be read, has bad positions or no bonds that fit the charge.
-    """
-    found = []
-    for k, frame in enumerate(xyz_frames(text.splitlines()), 1):
-        try:
-            found.append(perceive_bonds(frame, charge, aromatic=aromatic))
-        except ValueError as error:
-            raise ValueError(f"xyz: frame {k}: {error}") from None
-    return found
+        mol = Chem.MolFromSmiles(text, _UNCHANGED)
+    if mol is None or not mol.GetNumAtoms() or not mol.GetNumConformers():
+        raise ValueError(f"text: {text[:60]!r}, expected a SMILES with positions, such as '[H][H] |(0,0,;0.74,0,)|'")
+    return as_written(mol)

@@ -34,7 +34,16 @@ from discrete_grpo.metrics.molecule_suite import distinct_share
 from discrete_grpo.metrics.resampling import Statistic, disjoint_halves, whole
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult, estimates
 
-__all__ = ["relaxation_statistics", "spatial", "stability_statistics", "validity_statistics", "w1_statistics", "weighted_w1"]
+__all__ = [
+    "evaluate",
+    "relaxation_statistics",
+    "sample_metrics",
+    "spatial",
+    "stability_statistics",
+    "validity_statistics",
+    "w1_statistics",
+    "weighted_w1",
+]
 
 Samples = Sequence[SpatialMolecule | None]
 Rows: TypeAlias = Int[np.ndarray, " row"]
@@ -76,6 +85,38 @@ def spatial(samples: Samples, reference: Sequence[SpatialMolecule], options: Sui
     pairs = sum(len(m) * (len(m) - 1) // 2 for m in reference)
     settings = {"reference_molecules": len(reference), "bonded_pairs": sum(len(m.bonds) for m in reference) / max(pairs, 1)}
     return SuiteResult(found, settings=settings)
+
+
+def sample_metrics(samples: Samples) -> dict[str, float]:
+    """Compute the numbers of :func:`stability_statistics` and :func:`validity_statistics`.
+
+    >>> found = sample_metrics([SpatialMolecule(("H", "H"), (0, 0), ((0, 1, 1),), ((0, 0, 0), (0.74, 0, 0))), None])
+    >>> found["molecule_stable"], found["valid"]
+    (0.5, 0.5)
+    """
+    return {name: whole(one) for name, one in (stability_statistics(samples) | validity_statistics(samples)).items()}
+
+
+def evaluate(samples: Samples, reference: Sequence[SpatialMolecule] | None = None) -> dict[str, float]:
+    """Evaluate a generator of molecules in space.
+
+    Args:
+        samples: molecules, or None where nothing could be made of a sample.
+        reference: molecules that the geometry is held against; None leaves these numbers out.
+
+    Returns:
+        ``num_samples`` and the numbers of :func:`stability_statistics`, :func:`validity_statistics`,
+        :func:`relaxation_statistics` and, with a reference, ``novel`` (distinct SMILES that it does not have / distinct SMILES)
+        and those of :func:`w1_statistics`.
+    """
+    found = {"num_samples": float(len(samples)), **sample_metrics(samples)}
+    found |= {name: whole(one) for name, one in relaxation_statistics(samples).items()}
+    if reference is not None:
+        distinct = {name for name in map(smiles_of, samples) if name is not None}
+        known = {smiles_of(one) for one in reference} if distinct else set()
+        found["novel"] = len(distinct - known) / len(distinct) if distinct else 0.0
+        found |= {name: whole(one) for name, one in w1_statistics(samples, reference).items()}
+    return found
 
 
 class _Table:

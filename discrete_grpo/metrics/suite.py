@@ -15,7 +15,7 @@ from discrete_grpo.metrics.resampling import Estimate, Statistic, interval, whol
 
 __all__ = ["SBM_METHODS", "SUITES", "SuiteOptions", "SuiteResult", "check_suite", "estimates"]
 
-SUITES: Mapping[str, str] = {"moses": "molecules", "guacamol": "molecules", "graphs": "graphs"}
+SUITES: Mapping[str, str] = {"moses": "molecules", "guacamol": "molecules", "graphs": "graphs", "spatial": "spatial"}
 """Each suite and the kind of samples that it measures."""
 
 SbmMethod = Literal["louvain", "graph-tool"]
@@ -69,7 +69,7 @@ def check_suite(name: str, kind: str) -> None:
 
     >>> check_suite("mose", "molecules")
     Traceback (most recent call last):
-    ValueError: suite: 'mose' is unknown; did you mean 'moses'? known: moses, guacamol, graphs
+    ValueError: suite: 'mose' is unknown; did you mean 'moses'? known: moses, guacamol, graphs, spatial
     """
     if name not in SUITES:
         hint = f"{did_you_mean(name, SUITES)} ".lstrip()

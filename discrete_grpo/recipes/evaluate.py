@@ -47,9 +47,9 @@ def evaluate(
 
     Args:
         samples: the samples as rewards see them, with None for an invalid one, or a file of samples.
-        kind: molecules, graphs, text, images or samples; None recognises the kind of a file and takes a list for what the suite
-            measures, without one for molecules.
-        suite: moses, guacamol or graphs; None computes the usual numbers.
+        kind: molecules, spatial, graphs, text, images or samples; None recognises the kind of a file and takes a list for
+            what the suite measures, without one for molecules.
+        suite: moses, guacamol, graphs or spatial; None computes the usual numbers.
         options: fields of :class:`discrete_grpo.recipes.families.FileOptions`: ``reference``, molecules that samples are compared
             with, a SMILES file, of graphs a named set or an npz file of splits; ``shape``, what makes a graph valid: planar, tree,
             sbm or connected; ``node_attribute`` and ``edge_attribute``, which hold the classes of own graphs; with a suite
@@ -85,8 +85,8 @@ def evaluate_file(file: str, options: FileOptions | None = None, *, out: str | N
     """Evaluate a file of samples, print the table and, with ``out``, write it as JSON.
 
     Args:
-        file: molecules (.smi, .txt, .csv, .tsv), graphs (.g6, .npz, a csv file with a column ``graph``), or images and text as
-            lines or tables, each optionally .gz.
+        file: molecules (.smi, .txt, .csv, .tsv), molecules in space (.sdf, .xyz), graphs (.g6, .npz, a csv file with
+            a column ``graph``), or images and text as lines or tables, each optionally .gz.
         options: how it is read and what it is compared with.
         out: JSON file for the numbers.
 

@@ -67,14 +67,14 @@ class FileOptions:
     """Options of reading a file of samples and of the reference that they are compared with.
 
     Attributes:
-        reference: molecules that novelty is measured against, a SMILES file; of graphs a named set, an npz file of splits, or any
-            file or folder of graphs.
+        reference: molecules that novelty is measured against, a SMILES file; of molecules in space an SDF or xyz
+            file; of graphs a named set, an npz file of splits, or any file or folder of graphs.
         shape: what makes a graph valid: planar, tree, sbm or connected; None takes that of the reference's name.
         smiles_column: name of the column of SMILES in the file; None finds it.
         reference_smiles_column: name of the column of SMILES in the reference; None finds it.
         max_nodes: largest number of nodes of a graph.
         max_bytes: largest size that a gzipped file may unpack to.
-        suite: suite of distribution metrics: moses, guacamol or graphs; None computes the usual numbers.
+        suite: suite of distribution metrics: moses, guacamol, graphs or spatial; None computes the usual numbers.
         train: with suite moses: training molecules that novelty is measured against, a SMILES file; None takes the reference.
         bootstrap: with a suite: number of parts drawn for each interval; None takes 100, and 0 leaves intervals out.
         folds: with a suite: number of equal runs of samples whose mean and deviation are computed; None leaves them out.
@@ -134,8 +134,8 @@ class Family:
         picture: draws several samples with captions as one PNG image, for trackers.
         sheet: writes the samples as one PNG file.
         writers: the content of a file of samples, by the file's ending, where it is no table and no list of lines.
-        reward_view: makes a reward that sees samples as objects of another library (``networkx``, ``pyg``) one that sees them as
-            the policy gives them, from the reward and the name of the library.
+        reward_view: makes a reward that sees samples as objects of another library (``networkx``, ``pyg``, ``smiles``) one
+            that sees them as the policy gives them, from the reward and the name of the library.
         key: canonical form of a sample for the ledger; None for an invalid one.
         decode: sets what rewards see of a policy's samples, from the checkpoint's metadata.
         condition: a condition as the policy reads it.
@@ -194,6 +194,12 @@ def _images(metadata: Columns) -> Family:
     return IMAGES
 
 
+def _spatial(metadata: Columns) -> Family:
+    from discrete_grpo.recipes.spatial_family import SPATIAL
+
+    return SPATIAL
+
+
 def _other(metadata: Columns) -> Family:
     from discrete_grpo.recipes.text_family import OTHER
 
@@ -204,6 +210,7 @@ KINDS: Mapping[str, Callable[[Columns], Family]] = {
     "graphs": _graphs,
     "images": _images,
     "text": _text,
+    "spatial": _spatial,
     "molecules": _molecules,
     "samples": _other,
 }

@@ -87,10 +87,17 @@ def validity_metrics(count: int) -> Callable[[Any], Mapping[str, float]] | None:
 # -- sampling and evaluation
 
 
-def report_broken(file: str | Path, broken: Sequence[tuple[int, str]], good: int, kind: str = "molecule", shown: int = 5) -> None:
-    """Count and list on standard error the lines of a file that are no molecule, or none of ``kind``; silent without any."""
+def report_broken(
+    file: str | Path,
+    broken: Sequence[tuple[int, str]],
+    good: int,
+    kind: str = "molecule",
+    shown: int = 5,
+    unit: str = "line",
+) -> None:
+    """Count and list on standard error the lines of a file, or other units, that are no molecule, or none of ``kind``."""
     if not broken:
         return
-    listed = "; ".join(f"line {number}: {text[:60]!r}" for number, text in broken[:shown])
+    listed = "; ".join(f"{unit} {number}: {text[:60]!r}" for number, text in broken[:shown])
     more = f"; and {len(broken) - shown} more" if len(broken) > shown else ""
-    print(f"{file}: {len(broken)} of {good + len(broken)} lines are no {kind}: {listed}{more}", file=sys.stderr)
+    print(f"{file}: {len(broken)} of {good + len(broken)} {unit}s are no {kind}: {listed}{more}", file=sys.stderr)

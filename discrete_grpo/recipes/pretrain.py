@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
     from discrete_grpo.recipes.judge import JudgeRecipe
     from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
+    from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
     from discrete_grpo.recipes.text import PretrainTextRecipe
 
 __all__ = ["PretrainRecipe", "pretrain", "run_pretrain"]
@@ -117,6 +118,7 @@ def run_pretrain(recipe: PretrainRecipe, *, network: nn.Module | None = None, re
 
 AnyRecipe: TypeAlias = (
     "PretrainRecipe | PretrainGraphsRecipe | PretrainSmilesRecipe | PretrainTextRecipe | JudgeRecipe | PretrainDigitsRecipe"
+    " | PretrainSpatialRecipe"
 )
 
 
@@ -134,6 +136,7 @@ def pretrain(recipe: AnyRecipe, *, network: nn.Module | None = None, resume: boo
     :class:`~discrete_grpo.recipes.text.PretrainTextRecipe`       text with blanks to fill
     :class:`~discrete_grpo.recipes.judge.JudgeRecipe`             a judge of text, which is a reward and no policy
     :class:`~discrete_grpo.recipes.digits.PretrainDigitsRecipe`   images of digits
+    :class:`~discrete_grpo.recipes.spatial.PretrainSpatialRecipe` diffusion over molecules with their positions in space
     ============================================================  =====================================================
 
     Args:
@@ -146,7 +149,7 @@ def pretrain(recipe: AnyRecipe, *, network: nn.Module | None = None, resume: boo
         ValueError: for a ``network`` that does not fit, or one with another recipe.
         TypeError: for anything but a recipe of pretraining.
     """
-    from discrete_grpo.recipes import digits, graphs, judge, smiles, text
+    from discrete_grpo.recipes import digits, graphs, judge, smiles, spatial, text
 
     if isinstance(recipe, PretrainRecipe):
         return run_pretrain(recipe, network=network, resume=resume)
@@ -162,4 +165,6 @@ def pretrain(recipe: AnyRecipe, *, network: nn.Module | None = None, resume: boo
         return judge.run_judge(recipe, resume=resume)
     if isinstance(recipe, digits.PretrainDigitsRecipe):
         return digits.run_pretrain_digits(recipe, resume=resume)
+    if isinstance(recipe, spatial.PretrainSpatialRecipe):
+        return spatial.run_pretrain_spatial(recipe, resume=resume)
     raise TypeError(f"recipe: {type(recipe).__name__}, expected a recipe of pretraining such as PretrainRecipe")

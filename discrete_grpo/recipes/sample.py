@@ -107,7 +107,8 @@ def sample_file(
         checkpoint: name of the policy, as for :func:`~discrete_grpo.recipes.loading.load_policy`.
         n: number of samples.
         out: ``.csv`` or ``.csv.gz`` for a table with all columns, ``.png`` for images, ``.graphml`` or ``.json`` (node-link) for
-            graphs with their classes as attributes, any other ending for one valid sample per line; also with ``.gz``.
+            graphs with their classes as attributes, ``.sdf`` or ``.xyz`` for molecules in space, any other ending for one valid
+            sample per line; also with ``.gz``.
         seed: of the draws.
         scaffold: SMILES that every sample should contain.
         columns: conditions, as for :func:`sample`.

@@ -1,29 +1,49 @@
-"""Policies of molecules in space: fields of atoms and bonds, positions, and the data they are trained on."""
+"""Policies of molecules in space: fields of atoms and bonds, positions, the data they are trained on, and pretraining."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.seeding import seeded
-from discrete_grpo.datasets.spatial import SpatialStatistics
+from discrete_grpo.datasets.reading import check_broken, read_smiles
+from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
+from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of
 from discrete_grpo.diffusion.gaussian import GaussianDiffusion
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.noise import marginal
 from discrete_grpo.diffusion.schedules import CosineSchedule
 from discrete_grpo.domains.fields import FieldBatch, centred
+from discrete_grpo.domains.spatial_files import to_sdf
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule
-from discrete_grpo.models.equivariant import SMALL, EquivariantConfig, EquivariantTransformer
+from discrete_grpo.metrics.spatial import sample_metrics
+from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantSizes, EquivariantTransformer
 from discrete_grpo.policies.fields import Field, FieldPolicy, Positions
+from discrete_grpo.recipes.molecules import data_file, report_broken
+from discrete_grpo.recipes.sample import sample
+from discrete_grpo.training.config import PretrainConfig
+from discrete_grpo.training.pretrain import fit
 
-__all__ = ["SpatialGraphs", "SpatialOptions", "decode", "encode", "spatial_policy"]
+__all__ = [
+    "PretrainSpatialRecipe",
+    "SpatialGraphs",
+    "SpatialOptions",
+    "decode",
+    "encode",
+    "run_pretrain_spatial",
+    "spatial_policy",
+]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +83,7 @@ class SpatialOptions:
 
 def spatial_policy(
     stats: SpatialStatistics,
-    sizes: dict[str, Any] | None = None,
+    sizes: EquivariantSizes | None = None,
     options: SpatialOptions | None = None,
     *,
     seed: int = 42,
@@ -74,7 +94,7 @@ def spatial_policy(
 
     Args:
         stats: elements, charges, sizes, class frequencies and spread of the training data.
-        sizes: sizes of the network, see :class:`~discrete_grpo.models.equivariant.EquivariantConfig`; None means ``SMALL``.
+        sizes: sizes of the network, see :class:`~discrete_grpo.models.equivariant.EquivariantSizes`; None means the defaults.
         options: noise and sampler; None means the defaults.
         seed: random seed of the initial weights; the global random state is not changed.
     """
@@ -94,7 +114,7 @@ def spatial_policy(
         node_classes={name: classes[name] for name in ("atom", "charge")},
         edge_classes={"bond": classes["bond"]},
         positions=True,
-        **(SMALL if sizes is None else sizes),
+        **vars(sizes or EquivariantSizes()),
     )
     with seeded(seed):
         network = EquivariantTransformer(config)
@@ -194,3 +214,146 @@ class SpatialGraphs:
     def batch(self, rows: Int[Tensor, " row"]) -> FieldBatch:
         """The molecules at ``rows``."""
         return encode([self.molecules[k] for k in rows.tolist()], self.stats)
+
+
+# -- pretraining
+
+
+@dataclass(frozen=True)
+class PretrainSpatialRecipe(SpatialOptions):
+    """Likelihood training of a diffusion policy of molecules in space: atoms, charges, bonds and positions.
+
+    Attributes:
+        data: molecules with positions (.sdf, .xyz), or without, for which conformers are made: a SMILES file (.smi, .txt, .csv,
+            .tsv), ``enumerated`` for the bundled set, or the name of a download (``qm9``, ``zinc250k``); files optionally .gz.
+        output_dir: run folder to make.
+        max_molecules: number of molecules of ``data`` that are taken, drawn at random by ``conformer_seed``; None takes all.
+        hydrogens: whether hydrogens are atoms; stability needs them.
+        aromatic: whether aromatic bonds are a class of their own; otherwise rings are kekulised.
+        conformer_seed: of the conformers, and of what is taken and held out.
+        jobs: number of processes that make conformers.
+        cache_dir: folder where the conformers are kept for the next run.
+        test_share: share of the molecules that is not trained on; it is written to ``test.sdf`` of the run folder.
+        network: sizes of the equivariant transformer.
+        pretrain: settings of the training loop.
+        max_broken: largest share of ``data`` that may be no molecule or have no conformer.
+        smiles_column: name of the column of SMILES in ``data``; None finds it by its name.
+        max_bytes: largest size that a gzipped file may unpack to.
+        evaluation_samples: molecules sampled at every checkpoint to log stability and validity; 0 means none.
+        data_name: name kept with the checkpoint; None means that of ``data``.
+        data_licence: licence kept with the checkpoint.
+    """
+
+    data: str = "qm9"
+    output_dir: str = "runs/pretrain-spatial"
+    max_molecules: int | None = None
+    hydrogens: bool = True
+    aromatic: bool = False
+    conformer_seed: int = 0
+    jobs: int = 1
+    cache_dir: str | None = None
+    test_share: float = 0.05
+    network: EquivariantSizes = field(default_factory=EquivariantSizes)
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    max_broken: float = 0.05
+    smiles_column: str | None = None
+    max_bytes: int = MAX_BYTES
+    evaluation_samples: int = 64
+    data_name: str | None = None
+    data_licence: str = "unknown"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("evaluation_samples", self.evaluation_samples, least=0)
+        check_range("test_share", self.test_share, above=0, below=1)
+        check_range("jobs", self.jobs, least=1)
+        if self.max_molecules is not None:
+            check_range("max_molecules", self.max_molecules, least=2)
+        if self.aromatic and not self.hydrogens:
+            raise ValueError("aromatic: True, expected False where hydrogens is False")
+
+
+def run_pretrain_spatial(recipe: PretrainSpatialRecipe, *, resume: bool = False) -> Path:
+    """Pretrain a policy of molecules in space; returns the folder of the exported policy.
+
+    Args:
+        recipe: the settings.
+        resume: whether to continue a stopped run.
+    """
+    data = _molecules(recipe)
+    held_out, train = _split(data.molecules, recipe)
+    stats = spatial_statistics(train, recipe.data_name or data.name)
+    policy = spatial_policy(stats, recipe.network, recipe, seed=recipe.pretrain.seed)
+    folder = Path(recipe.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_write(folder / "test.sdf") as file:
+        file.write(to_sdf(held_out).encode())
+    metadata = {
+        "kind": "spatial",
+        "statistics": stats.to_json(),
+        "data": {"name": stats.name, "molecules": len(train), "licence": recipe.data_licence},
+    }
+    count = recipe.evaluation_samples
+
+    def measure(averaged: FieldPolicy) -> dict[str, float]:
+        return sample_metrics(sample(averaged, count))
+
+    return fit(policy, SpatialGraphs(train, stats), recipe, metadata=metadata, evaluate=measure if count else None, resume=resume)
+
+
+def _molecules(recipe: PretrainSpatialRecipe) -> SpatialDataset:
+    """The molecules of ``recipe.data``, at most ``max_molecules``; what is left out is told on standard error."""
+    if suffix_of(Path(recipe.data)) in (".sdf", ".xyz"):
+        path, unit = Path(recipe.data), "record"
+        found = load_spatial(
+            path,
+            recipe.max_broken,
+            hydrogens=recipe.hydrogens,
+            aromatic=recipe.aromatic,
+            max_bytes=recipe.max_bytes,
+            cache=recipe.cache_dir,
+        )
+        if recipe.max_molecules is not None:
+            found = replace(found, molecules=_drawn(found.molecules, recipe.max_molecules, recipe.conformer_seed), sources=())
+    else:
+        path, unit = data_file(recipe.data), "molecule"
+        smiles, name = _smiles(recipe, path)
+        found = conformers(
+            smiles if recipe.max_molecules is None else _drawn(smiles, recipe.max_molecules, recipe.conformer_seed),
+            seed=recipe.conformer_seed,
+            hydrogens=recipe.hydrogens,
+            aromatic=recipe.aromatic,
+            jobs=recipe.jobs,
+            cache=recipe.cache_dir,
+            name=name,
+        )
+        check_broken(path, len(found), found.broken, recipe.max_broken)
+    report_broken(path, [(k + 1, reason) for k, reason in found.broken], len(found), "molecule in space", unit=unit)
+    if len(found) < 2:
+        raise ValueError(f"data: {recipe.data} has {len(found)} molecules in space, expected at least 2")
+    return found
+
+
+def _smiles(recipe: PretrainSpatialRecipe, path: Path) -> tuple[Sequence[str], str]:
+    """The SMILES of ``recipe.data``, and the name of the set."""
+    if recipe.data == "enumerated":
+        from discrete_grpo.datasets.enumeration import load_enumerated
+
+        return load_enumerated().smiles, "enumerated"
+    read = read_smiles(path, recipe.max_broken, smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes)
+    return read.smiles, path.name.split(".")[0]
+
+
+def _drawn(items: Sequence[_T], count: int, seed: int) -> tuple[_T, ...]:
+    """At most ``count`` items, drawn at random and in their order."""
+    rows = torch.randperm(len(items), generator=torch.Generator().manual_seed(seed))[:count]
+    return tuple(items[k] for k in rows.sort().values.tolist())
+
+
+def _split(
+    molecules: Sequence[SpatialMolecule], recipe: PretrainSpatialRecipe
+) -> tuple[list[SpatialMolecule], list[SpatialMolecule]]:
+    """Held-out molecules and those that are trained on, at least one each."""
+    order = torch.randperm(len(molecules), generator=torch.Generator().manual_seed(recipe.conformer_seed)).tolist()
+    count = min(max(1, round(recipe.test_share * len(molecules))), len(molecules) - 1)
+    return [molecules[k] for k in order[:count]], [molecules[k] for k in order[count:]]

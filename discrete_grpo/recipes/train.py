@@ -68,7 +68,8 @@ class TrainRecipe(OfflineOptions):
             cache is not computed again, and counts as a call all the same.
         report_to: copies of the metrics: ``tensorboard``, ``wandb``; each is an extra to install.
         rewards_see: form in which rewards see graphs: text (graph6 lines with classes), networkx (graphs with the class of a node
-            or edge by its attribute) or pyg (``Data`` with numbers of classes).
+            or edge by its attribute) or pyg (``Data`` with numbers of classes); of molecules in space: text (as the policy gives
+            them) or smiles, for rewards of molecules without positions.
     """
 
     policy: str = "qm9-small"
@@ -86,12 +87,12 @@ class TrainRecipe(OfflineOptions):
     max_oracle_calls: int | None = None
     reward_cache: str | None = None
     report_to: tuple[ReportTo, ...] = ()
-    rewards_see: Literal["text", "networkx", "pyg"] = "text"
+    rewards_see: Literal["text", "networkx", "pyg", "smiles"] = "text"
 
     def __post_init__(self) -> None:
         check_range("evaluation_samples", self.evaluation_samples, least=0)
-        if self.rewards_see not in ("text", "networkx", "pyg"):
-            raise ValueError(f"rewards_see: {self.rewards_see!r}, expected text, networkx or pyg")
+        if self.rewards_see not in ("text", "networkx", "pyg", "smiles"):
+            raise ValueError(f"rewards_see: {self.rewards_see!r}, expected text, networkx, pyg or smiles")
         check_budget(self.max_oracle_calls, self.evaluation_samples)
         self.check_offline(columns=self.columns, scaffold=self.scaffold)
         if not self.rewards and self.data is None:

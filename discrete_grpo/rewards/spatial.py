@@ -22,8 +22,9 @@ from rdkit.rdBase import BlockLogs
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.scoring import reward_name, score_one
 from discrete_grpo.domains.force_field import relax
+from discrete_grpo.domains.spatial_files import from_sdf
 from discrete_grpo.domains.spatial_geometry import midi_stable, octet_stable
-from discrete_grpo.domains.spatial_molecules import SpatialMolecule, from_sdf, smiles_of, valid_mol
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule, smiles_of, valid_mol
 
 __all__ = [
     "LowStrain",

@@ -16,7 +16,8 @@ from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
 from discrete_grpo.datasets import spatial
 from discrete_grpo.datasets.spatial import SpatialStatistics, conformers, load_spatial, spatial_statistics
 from discrete_grpo.domains.force_field import relax
-from discrete_grpo.domains.spatial_molecules import SpatialMolecule, smiles_of, to_sdf, to_xyz
+from discrete_grpo.domains.spatial_files import to_sdf, to_xyz
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule, smiles_of
 
 SMILES = ["CCO", "c1ccncc1", "CC(=O)[O-]", "C#N", "O"]
 HYDROGEN = SpatialMolecule(("H", "H"), (0, 0), ((0, 1, 1),), ((0, 0, 0), (0.74, 0, 0)))

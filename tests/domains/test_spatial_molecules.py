@@ -12,6 +12,7 @@ from rdkit import Chem
 from rdkit.Chem import rdDistGeom, rdForceFieldHelpers, rdMolTransforms
 
 from discrete_grpo.domains.force_field import relax
+from discrete_grpo.domains.spatial_files import from_sdf, from_xyz, to_sdf, to_xyz
 from discrete_grpo.domains.spatial_geometry import (
     angle_centres,
     bond_angles,
@@ -24,13 +25,11 @@ from discrete_grpo.domains.spatial_geometry import (
 from discrete_grpo.domains.spatial_molecules import (
     SpatialMolecule,
     check_apart,
+    from_cxsmiles,
     from_mol,
-    from_sdf,
-    from_xyz,
     smiles_of,
+    to_cxsmiles,
     to_mol,
-    to_sdf,
-    to_xyz,
     valid_mol,
 )
 
@@ -107,6 +106,44 @@ def test_a_molecule_survives_the_way_to_rdkit_and_back(smiles: str, aromatic: bo
     np.testing.assert_array_equal(again.GetConformer().GetPositions(), mol.GetConformer().GetPositions())
     assert smiles_of(made) == Chem.CanonSmiles(Chem.MolToSmiles(Chem.MolFromSmiles(smiles), isomericSmiles=False))
     assert any(order == 4 for _, _, order in made.bonds) == (aromatic and "c1" in smiles)
+
+
+@pytest.mark.parametrize("smiles", SMILES)
+@pytest.mark.parametrize("aromatic", [False, True])
+def test_a_molecule_survives_as_a_line(smiles: str, aromatic: bool) -> None:
+    made = from_mol(embedded(smiles), aromatic=aromatic)
+    back = from_cxsmiles(str(made))
+    assert smiles_of(back, stereo=True) == smiles_of(made, stereo=True)
+    order = [int(np.abs(made.coordinates - row).sum(1).argmin()) for row in back.coordinates]  # lines have an order of their own
+    assert sorted(order) == list(range(len(made)))
+    assert [made.symbols[k] for k in order] == list(back.symbols)
+    assert [made.charges[k] for k in order] == list(back.charges)
+    bonds = {(min(order[i], order[j]), max(order[i], order[j]), kind) for i, j, kind in back.bonds}
+    assert bonds == set(made.bonds)
+    np.testing.assert_allclose(back.coordinates, made.coordinates[order], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        SpatialMolecule(("C", "N", "O"), (0, 3, -2), ((0, 1, 2), (0, 2, 3)), ((0, 0, 0), (1.25, 0, 0), (0, 1, -4))),
+        SpatialMolecule(("C", "H"), (0, 0), (), ((0, 0, 0), (0, 0, 0.01))),  # in two pieces, two atoms at one place
+        SpatialMolecule(("C",) * 3, (0,) * 3, ((0, 1, 4), (0, 2, 4), (1, 2, 3)), ((0, 0, 0), (1, 0, 0), (0, 1, 0))),
+        SpatialMolecule(("H", "Si"), (0, 0), ((0, 1, 4),), ((0, 0, 0), (1, 0, 0))),
+    ],
+)
+def test_what_is_invalid_is_a_line_too(odd: SpatialMolecule) -> None:
+    back = from_cxsmiles(to_cxsmiles(odd))
+    assert sorted(zip(back.symbols, back.charges, back.positions, strict=True)) == sorted(
+        zip(odd.symbols, odd.charges, odd.positions, strict=True)
+    )
+    assert sorted(kind for _, _, kind in back.bonds) == sorted(kind for _, _, kind in odd.bonds)
+
+
+@pytest.mark.parametrize("text", ["CCO", "", "no molecule", "C |(0,0,0"])
+def test_a_line_without_positions_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^text: .*, expected a SMILES with positions"):
+        from_cxsmiles(text)
 
 
 def test_stereochemistry_is_read_from_the_positions() -> None:

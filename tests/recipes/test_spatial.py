@@ -12,6 +12,7 @@ import torch
 from discrete_grpo.core.rollout import Context
 from discrete_grpo.datasets.spatial import conformers, spatial_statistics
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, smiles_of
+from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.recipes.spatial import SpatialGraphs, SpatialOptions, decode, encode, spatial_policy
 from discrete_grpo.rewards.spatial import atom_stability
 from discrete_grpo.testing import check_policy
@@ -19,7 +20,7 @@ from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.trainer import GRPOTrainer
 
 SMILES = ("O", "CO", "C#N", "[NH4+]", "C=O", "CC", "N", "C[O-]")
-TINY: dict[str, Any] = {"layers": 2, "heads": 2, "width": 16, "edge_width": 8, "global_width": 8}
+TINY = EquivariantSizes(layers=2, heads=2, width=16, edge_width=8, global_width=8)
 DATA = conformers(SMILES)
 STATS = spatial_statistics(DATA, "tiny")
 

@@ -14,7 +14,8 @@ from rdkit.Chem import rdForceFieldHelpers, rdMolAlign, rdMolTransforms, rdShape
 
 from discrete_grpo.core.scoring import reward_name, score_samples
 from discrete_grpo.datasets.spatial import conformers
-from discrete_grpo.domains.spatial_molecules import SpatialMolecule, to_mol, to_sdf
+from discrete_grpo.domains.spatial_files import to_sdf
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule, to_mol
 from discrete_grpo.rewards import molecules as flat
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.spatial import (

@@ -62,7 +62,8 @@ pre { overflow-x: auto; font-size: 0.82rem; line-height: 1.45; margin: 0; }
 @media print { body { background: #fff; } main { padding: 0; } }
 """
 
-# Reads values back from the curves' own coordinates, so that the page holds no number twice.
+# Reads values back from the curves' own coordinates, so that the page holds no number twice, and turns molecules in space when
+# they are dragged: a picture holds the positions, and every part is moved to where they are then.
 _SCRIPT = """
 const tip = document.createElement("div");
 tip.id = "tip"; tip.hidden = true; document.body.append(tip);
@@ -86,6 +87,39 @@ for (const svg of document.querySelectorAll("svg[data-domain]")) {
     tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)}px`;
   });
   svg.addEventListener("pointerleave", () => { tip.hidden = true; rule.setAttribute("visibility", "hidden"); });
+}
+for (const svg of document.querySelectorAll("svg[data-positions]")) {
+  const [scale, apart, growth] = svg.dataset.scale.split(" ").map(Number);
+  const parts = [...svg.querySelectorAll("[data-part]")];
+  let at = svg.dataset.positions.split(";").map(p => p.split(" ").map(Number)), last = null;
+  const put = (part, values) => { for (const name in values) part.setAttribute(name, values[name].toFixed(2)); };
+  const show = () => {
+    const depth = new Map();
+    for (const part of parts) {
+      const [i, j, shift] = part.dataset.part.split(" ").map(Number), a = at[i], b = at[j];
+      if (b === undefined) {
+        put(part, { cx: scale * a[0], cy: -scale * a[1], r: part.dataset.size * (1 + growth * a[2]) });
+        depth.set(part, a[2]);
+      } else {
+        const dx = b[0] - a[0], dy = b[1] - a[1], by = shift * apart / (Math.hypot(dx, dy) || 1);
+        put(part, { x1: scale * a[0] + by * dy, y1: by * dx - scale * a[1] });
+        put(part, { x2: scale * b[0] + by * dy, y2: by * dx - scale * b[1] });
+        depth.set(part, (a[2] + b[2]) / 2);
+      }
+    }
+    svg.append(...parts.sort((a, b) => depth.get(a) - depth.get(b)));
+  };
+  svg.style.cursor = "grab"; svg.style.touchAction = "none";
+  svg.addEventListener("pointerdown", event => { last = event; svg.setPointerCapture(event.pointerId); });
+  svg.addEventListener("pointerup", () => { last = null; });
+  svg.addEventListener("pointermove", event => {
+    if (!last) return;
+    const u = (event.clientX - last.clientX) / 70, v = (event.clientY - last.clientY) / 70;
+    const [c, s, d, t] = [Math.cos(u), Math.sin(u), Math.cos(v), Math.sin(v)];
+    at = at.map(([x, y, z]) => [c * x + s * z, y, c * z - s * x]).map(([x, y, z]) => [x, d * y - t * z, t * y + d * z]);
+    last = event;
+    show();
+  });
 }
 """
 

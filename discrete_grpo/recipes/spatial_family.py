@@ -1,0 +1,172 @@
+"""Molecules in space as a kind of samples: numbers, drawings that can be turned, and files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from discrete_grpo.datasets.spatial import SpatialStatistics
+from discrete_grpo.datasets.text_files import suffix_of, text_lines
+from discrete_grpo.domains.force_field import relax
+from discrete_grpo.domains.spatial_files import perceive_bonds, read_record, sdf_records, to_sdf, to_xyz, xyz_frames
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule, from_cxsmiles, smiles_of, valid_mol
+from discrete_grpo.metrics import spatial as metrics
+from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
+from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
+from discrete_grpo.recipes.spatial import decode, encode
+from discrete_grpo.rewards.diversity import diversity_metrics
+from discrete_grpo.rewards.spatial import OfSmiles, atom_stability
+from discrete_grpo.runs.checkpoint import CheckpointError
+
+__all__ = ["SPATIAL"]
+
+COLUMN = "cxsmiles"
+Samples = Sequence[SpatialMolecule | None]
+
+
+# -- numbers and drawings
+
+
+def _sample_metrics(samples: Samples) -> Mapping[str, float]:
+    return metrics.sample_metrics(samples) | diversity_metrics([smiles_of(one) for one in samples])
+
+
+def _table(samples: Samples) -> dict[str, list[Any]]:
+    """SMILES, share of stable atoms and strain per atom of every sample, None where they are not known."""
+    relaxed = [None if one is None or valid_mol(one) is None else relax(one) for one in samples]
+    return {
+        "smiles": [smiles_of(one) for one in samples],
+        "stable_atoms": [None if one is None else share for one, share in zip(samples, atom_stability(samples), strict=True)],
+        "strain_per_atom": [None if found is None else found.strain_per_atom for found in relaxed],
+    }
+
+
+def _draw(text: str) -> str | None:
+    from discrete_grpo.runs.report.spatial import render_spatial
+
+    return render_spatial(text)
+
+
+def _picture(samples: Sequence[str], captions: Sequence[str]) -> bytes | None:
+    from discrete_grpo.runs.trackers import molecule_grid
+
+    return molecule_grid([smiles_of(from_cxsmiles(text)) or "" if text else "" for text in samples], captions)
+
+
+def _view(reward: Callable[..., Any], view: str) -> OfSmiles:
+    if view != "smiles":
+        raise ValueError(f"rewards_see: {view!r}, expected 'text' or 'smiles' with molecules in space")
+    return OfSmiles(reward)
+
+
+# -- policies
+
+
+def _decode(policy: Any, metadata: Columns) -> None:
+    """Let rewards see molecules with positions in Å."""
+    if "statistics" not in metadata:
+        raise CheckpointError("checkpoint: it has no statistics of molecules in space, expected a policy of kind spatial")
+    try:
+        stats = SpatialStatistics.from_json(metadata["statistics"])
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint: it has statistics of molecules in space that cannot be read ({error})") from error
+    inner = innermost(policy)
+    inner.decode, inner.encode = partial(decode, stats=stats), partial(encode, stats=stats)
+
+
+# -- files
+
+
+def _holds(path: Path, first: str) -> bool:
+    return suffix_of(path) in (".sdf", ".xyz") or COLUMN in first.split(",")
+
+
+def _texts(file: str, options: FileOptions, argument: str) -> list[Callable[[], SpatialMolecule | None]]:
+    """A reader of each sample of a file."""
+    path = Path(file)
+    if not path.is_file():
+        raise FileNotFoundError(f"{argument}: {file} does not exist")
+    lines = text_lines(path, options.max_bytes, argument=argument)
+    if suffix_of(path) == ".sdf":
+        return [partial(read_record, record) for record in sdf_records(lines)]
+    if suffix_of(path) == ".xyz":
+        return [partial(perceive_bonds, frame) for frame in xyz_frames(lines)]
+    rows = csv.DictReader(io.StringIO("".join(lines)))
+    if COLUMN not in (rows.fieldnames or ()):
+        raise ValueError(f"{argument}: {file}, expected an .sdf or .xyz file, or a table with a column {COLUMN!r}")
+    return [partial(_of_cell, row[COLUMN]) for row in rows]
+
+
+def _of_cell(text: str) -> SpatialMolecule | None:
+    return from_cxsmiles(text) if text else None
+
+
+def _read(file: str, options: FileOptions) -> tuple[list[SpatialMolecule | None], Mapping[str, Sequence[Any]]]:
+    """The molecules of a file; None for what cannot be read, which is listed on standard error.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it holds nothing, or no molecules in space.
+    """
+    return _samples(file, options, "file"), {}
+
+
+def _samples(file: str, options: FileOptions, argument: str) -> list[SpatialMolecule | None]:
+    from discrete_grpo.recipes.molecules import report_broken
+
+    found: list[SpatialMolecule | None] = []
+    broken = []
+    for number, read in enumerate(_texts(file, options, argument), 1):
+        try:
+            found.append(read())
+        except ValueError as error:
+            found.append(None)
+            broken.append((number, str(error)))
+    if not found:
+        raise ValueError(f"{argument}: {file} is empty, expected at least one molecule")
+    report_broken(file, broken, len(found) - len(broken), "molecule in space", unit="record")
+    return found
+
+
+def _reference(options: FileOptions) -> list[SpatialMolecule]:
+    assert options.reference is not None
+    return [one for one in _samples(options.reference, options, "reference") if one is not None]
+
+
+def _compare(samples: Samples, columns: Mapping[str, Sequence[Any]], options: FileOptions) -> Mapping[str, float]:
+    return metrics.evaluate(samples, None if options.reference is None else _reference(options))
+
+
+def _measure(samples: Samples, options: FileOptions, settings: SuiteOptions) -> SuiteResult:
+    if options.reference is None:
+        raise ValueError("reference: None, expected a file of molecules in space with suite 'spatial'")
+    if options.train is not None:
+        raise ValueError(f"train: {options.train!r}, expected none with suite 'spatial'")
+    return metrics.spatial(samples, _reference(options), settings)
+
+
+def _file_of(write: Callable[[Sequence[SpatialMolecule]], str]) -> Callable[[Samples], bytes]:
+    return lambda samples: write([one for one in samples if one is not None]).encode()
+
+
+SPATIAL = Family(
+    name="spatial",
+    column=COLUMN,
+    sample_metrics=_sample_metrics,
+    evaluate=metrics.evaluate,
+    table=_table,
+    draw=_draw,
+    picture=_picture,
+    writers={".sdf": _file_of(to_sdf), ".xyz": _file_of(to_xyz)},
+    reward_view=_view,
+    decode=_decode,
+    holds=_holds,
+    read=_read,
+    compare=_compare,
+    measure=_measure,
+    options=("reference", "suite", "train", "bootstrap", "folds"),
+)
