@@ -22,7 +22,7 @@ from discrete_grpo.datasets.reading import array_lines, check_broken, content_ke
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.domains.conformers import DECIMALS, as_stored, embed
 from discrete_grpo.domains.spatial_files import perceive_bonds, read_record, sdf_records, xyz_frames
-from discrete_grpo.domains.spatial_molecules import SpatialMolecule, to_mol
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule, check_apart, to_mol
 
 __all__ = ["SpatialDataset", "SpatialStatistics", "conformers", "load_spatial", "spatial_statistics"]
 
@@ -191,7 +191,9 @@ def _readers(path: Path, charge: int | None, max_bytes: int) -> Iterator[Callabl
 
 def _resolved(read: Callable[[], SpatialMolecule], hydrogens: bool, aromatic: bool) -> SpatialMolecule | str:
     try:
-        mol = to_mol(read())
+        found = read()
+        check_apart(found)
+        mol = to_mol(found)
     except ValueError as error:
         return str(error)
     return "does not sanitise" if mol is None else as_stored(mol, hydrogens=hydrogens, aromatic=aromatic)

@@ -74,9 +74,7 @@ def read_record(text: str) -> SpatialMolecule:
         mol = Chem.MolFromMolBlock(text, sanitize=False, removeHs=False)
     if mol is None or not mol.GetNumAtoms():
         raise ValueError("no molecule that RDKit reads, expected the block of a molecule")
-    made = as_written(mol)
-    check_apart(made)
-    return made
+    return as_written(mol)
 
 
 def from_sdf(text: str) -> list[SpatialMolecule]:
@@ -89,6 +87,7 @@ def from_sdf(text: str) -> list[SpatialMolecule]:
     for k, record in enumerate(sdf_records(text.splitlines(keepends=True)), 1):
         try:
             found.append(read_record(record))
+            check_apart(found[-1])
         except ValueError as error:
             raise ValueError(f"sdf: record {k}: {error}") from None
     return found
