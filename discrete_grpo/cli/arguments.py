@@ -101,7 +101,7 @@ IMPORT_OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("noise", _text, "NAME", "graph models: distribution of the noise; by default that of the file, else marginal"),
     ("num_steps", _whole, "N", "graph models: steps of the sampler; by default those of the file, else the published number"),
     ("rrwp_steps", _whole, "N", "DeFoG and Graph-GRPO: steps of the random-walk features, if not the published 12 or 20"),
-    ("diffusion_steps", _whole, "N", "DiGress: steps of its noise schedule"),
+    ("diffusion_steps", _whole, "N", "DiGress and MiDi: steps of the noise schedule"),
     ("eta", _real, "X", "DeFoG and Graph-GRPO: stochasticity of the sampler; by default that of a DeFoG file, else 0"),
     ("omega", _real, "X", "DeFoG and Graph-GRPO: target guidance of the sampler; by default that of a DeFoG file, else 0"),
     (
@@ -110,7 +110,8 @@ IMPORT_OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
         "NAME",
         "DeFoG and Graph-GRPO: time grid of the sampler; by default that of the file, else identity",
     ),
-    ("variant", _text, "NAME", "DiGress: main or fixed_bug"),
+    ("schedule", _text, "NAME", "MiDi: exponents of its noise, adaptive or uniform; by default those of the file"),
+    ("variant", _text, "NAME", "DiGress: main or fixed_bug; MiDi: main or first"),
     ("padding", _text, "NAME", "graph models: safe, or published, where padding counts as in the original code"),
     (
         "checkpoint_layers",
@@ -214,7 +215,7 @@ def _import() -> _Parser:
     example = "digress.ckpt --from=digress --dataset=qm9 --out=policies/digress"
     parser = _Parser("import", "CHECKPOINT --from=PROGRAM --out=FOLDER [--name=value ...]", example)
     parser.add_argument("checkpoint", help="folder or file of the other program")
-    parser.option("from", str, "PROGRAM", "huggingface, molgpt, reinvent, digress, defog or graph-grpo")
+    parser.option("from", str, "PROGRAM", "huggingface, molgpt, reinvent, digress, defog, graph-grpo or midi")
     parser.option("out", str, "FOLDER", "checkpoint folder to make")
     for name, kind, value, about in IMPORT_OPTIONS:
         parser.option(name, kind, value, about)

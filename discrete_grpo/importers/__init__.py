@@ -34,20 +34,20 @@ __all__ = [
     "importer",
 ]
 
-Source = Literal["huggingface", "molgpt", "reinvent", "digress", "defog", "graph-grpo"]
+Source = Literal["huggingface", "molgpt", "reinvent", "digress", "defog", "graph-grpo", "midi"]
 
 
-def importer(source: Source) -> Callable[..., nn.Module | ImportedGraphs]:
+def importer(source: Source) -> Callable[..., nn.Module | ImportedGraphs | MidiModel]:
     """Return the function that reads a kind of model; its keyword arguments are the options of :func:`import_checkpoint`.
 
-    The importers of SMILES models return a policy, those of graph models an :class:`ImportedGraphs`.
+    The importers of SMILES models return a policy, those of graph models an :class:`ImportedGraphs` or a :class:`MidiModel`.
 
     Raises:
         ValueError: for an unknown kind.
     """
-    known: dict[str, Callable[..., nn.Module | ImportedGraphs]]
+    known: dict[str, Callable[..., nn.Module | ImportedGraphs | MidiModel]]
     known = {"huggingface": import_huggingface, "molgpt": import_molgpt, "reinvent": import_reinvent}
-    known |= {"digress": import_digress, "defog": import_defog, "graph-grpo": import_graph_grpo}
+    known |= {"digress": import_digress, "defog": import_defog, "graph-grpo": import_graph_grpo, "midi": import_midi}
     if source not in known:
         raise ValueError(f"source: {source!r}, expected one of {', '.join(get_args(Source))}")
     return known[source]
@@ -57,8 +57,8 @@ def import_checkpoint(path: str | os.PathLike[str], source: Source, out: str | o
     """Read a model trained with another package, save it as a checkpoint of this one, and return its folder.
 
     Args:
-        path: a folder of HuggingFace, the weights of MolGPT, a prior of REINVENT, or a checkpoint of DiGress, GDPO, DeFoG or
-            Graph-GRPO.
+        path: a folder of HuggingFace, the weights of MolGPT, a prior of REINVENT, or a checkpoint of DiGress, GDPO, DeFoG,
+            Graph-GRPO or MiDi.
         source: kind of the model.
         out: checkpoint folder: a new or an empty one, or an earlier import, which is replaced.
         options: options of the importer.
@@ -75,7 +75,11 @@ def import_checkpoint(path: str | os.PathLike[str], source: Source, out: str | o
         raise ValueError(f"options: {error} for {source}, expected {', '.join(names) or 'none'}") from error
     _check_out(Path(out), Path(path))
     found = read(path, **options)
-    policy, kind = (found.policy, found.metadata) if isinstance(found, ImportedGraphs) else (found, {"kind": "molecules"})
+    policy: nn.Module
+    if isinstance(found, ImportedGraphs | MidiModel):
+        policy, kind = found.policy, found.metadata
+    else:
+        policy, kind = found, {"kind": "molecules"}
     metadata = {
         **kind,
         "source": {"format": source, "name": Path(path).resolve().name},

@@ -18,6 +18,10 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.datasets.spatial import SpatialStatistics
+from discrete_grpo.datasets.spatial_fields import decode, encode
+from discrete_grpo.diffusion.gaussian import GaussianDiffusion
+from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.diffusion.schedules import DigressSchedule, SquaredSchedule
 from discrete_grpo.importers.graph_data import one_of
@@ -28,6 +32,7 @@ from discrete_grpo.importers.settings import Fact, Settings, brief, hyper_parame
 from discrete_grpo.importers.tensors import check_tensors
 from discrete_grpo.models.digress_pooling import Pooling
 from discrete_grpo.models.midi_transformer import MidiConfig, MidiTransformer
+from discrete_grpo.policies.fields import Field, FieldPolicy, Positions
 from discrete_grpo.runs.checkpoint import CheckpointError
 
 __all__ = ["MidiModel", "import_midi"]
@@ -78,6 +83,37 @@ class MidiModel:
         """Noise of ``atom``, ``charge`` or ``bond``: its classes stay with probability ᾱ(t), else they are drawn from the prior."""
         prior = self.priors[field]
         return Noise(prior, DigressSchedule(self.diffusion_steps, exponent=self.exponents[field]), len(prior))
+
+    @property
+    def statistics(self) -> SpatialStatistics:
+        """The data as statistics of molecules in space, with positions in units of 1 Å."""
+        data = self.data
+        shares = (_normalised(getattr(data, f"{name}_marginal")) for name in ("atom", "charge", "bond"))
+        atom, charge, bond = shares
+        return SpatialStatistics(self.node_counts, data.atoms, atom, data.charges, charge, bond, 1.0, 0, data.name)
+
+    @property
+    def policy(self) -> FieldPolicy:
+        """A policy with the network, MiDi's noise of each field, and its posterior steps; its samples are molecules in space."""
+        fields = [Field(name, D3PM(self.noise(name)), self.weights[name]) for name in ("atom", "charge", "bond")]
+        positions = Positions(GaussianDiffusion(self.position_schedule), self.weights["positions"])
+        made = FieldPolicy(
+            self.network,
+            fields[:2],
+            fields[2:],
+            self.node_counts,
+            positions=positions,
+            num_steps=self.num_steps,
+            decode=partial(decode, stats=self.statistics),
+            encode=partial(encode, stats=self.statistics),
+        )
+        return made.eval()
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Metadata of the checkpoint: ``kind``, ``taken`` and the statistics."""
+        taken = {name: list(fact) for name, fact in self.taken.items()}
+        return {"kind": "spatial", "statistics": self.statistics.to_json(), "taken": taken}
 
     @property
     def position_schedule(self) -> SquaredSchedule:

@@ -17,7 +17,7 @@ from discrete_grpo.diffusion.gaussian import GaussianDiffusion
 from discrete_grpo.diffusion.kernels import Kernel
 from discrete_grpo.domains.fields import FieldBatch, FieldLogits, matrix_of, pairs_mask, pairs_of
 
-__all__ = ["Field", "Positions", "check_graphs", "field_losses", "initial_graphs", "known_step", "noised", "wide"]
+__all__ = ["Field", "Positions", "between_knots", "check_graphs", "field_losses", "initial_graphs", "known_step", "noised", "wide"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Positions:
     Attributes:
         diffusion: noise and reverse step.
         weight: weight of the mean squared error in likelihood training, at least 0.
-        learned_variance: whether the v of each step is a parameter of the policy; otherwise it is 0.
+        learned_variance: whether the v of each time is learned with the policy; otherwise it is 0.
 
     Raises:
         ValueError: for a negative weight.
@@ -71,6 +71,17 @@ Fields = Sequence[Field]
 def wide(values: Tensor) -> Tensor:
     """Values in at least float32."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def between_knots(values: Float[Tensor, " knot"], t: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+    """The values at times ``t`` in [0, 1] of the line through equally spaced knots from 0 to 1.
+
+    >>> between_knots(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0.0, 0.25, 1.0])).tolist()
+    [0.0, 0.5, 0.0]
+    """
+    place = t.to(values) * (len(values) - 1)
+    below = place.floor().long().clamp(0, len(values) - 2)
+    return torch.lerp(values[below], values[below + 1], place - below)
 
 
 def initial_graphs(

@@ -29,6 +29,7 @@ from discrete_grpo.policies.delegation import network_size, one_line
 from discrete_grpo.policies.field_noise import (
     Field,
     Positions,
+    between_knots,
     check_graphs,
     field_losses,
     initial_graphs,
@@ -45,6 +46,8 @@ __all__ = ["Field", "FieldPolicy", "FieldStep", "Positions"]
 
 MIN_PROB = 1e-30
 """Floor of p̂, as in :mod:`discrete_grpo.policies.graph`."""
+KNOTS = 33
+"""Times from 0 to 1 at which a learned variance is a parameter, whatever the number of steps."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class FieldPolicy(nn.Module):
         self.decode, self.encode = decode, encode
         self.grid = time_grid(num_steps)
         learned = positions is not None and positions.learned_variance
-        self.variance = nn.Parameter(torch.full((num_steps,), -4.0)) if learned else None  # v = sigmoid, 0.018 at the start
+        self.variance = nn.Parameter(torch.full((KNOTS,), -4.0)) if learned else None  # v = sigmoid, 0.018 at the start
 
     @property
     def device(self) -> torch.device:
@@ -147,7 +150,7 @@ class FieldPolicy(nn.Module):
             if self.positions is None:
                 return FieldStep(nodes, pairs, None)
             clean = wide(found.positions)
-            v = 0.0 if self.variance is None else torch.sigmoid(self.variance)[step]
+            v = 0.0 if self.variance is None else torch.sigmoid(between_knots(self.variance, t))
             return FieldStep(nodes, pairs, self.positions.diffusion.step(clean, state.positions.to(clean), t, s, v))  # type: ignore[union-attr]
 
     def _table(self, field: Field, logits: Tensor, state: Tensor, t: Tensor, s: Tensor) -> Tensor:

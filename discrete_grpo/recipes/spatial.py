@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.seeding import seeded
-from discrete_grpo.datasets.reading import check_broken, read_smiles
+from discrete_grpo.datasets.reading import read_smiles
 from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
+from discrete_grpo.datasets.spatial_fields import SpatialGraphs, bond_shares, decode, encode
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of
 from discrete_grpo.diffusion.gaussian import GaussianDiffusion
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.noise import marginal
 from discrete_grpo.diffusion.schedules import CosineSchedule
-from discrete_grpo.domains.fields import FieldBatch, centred
 from discrete_grpo.domains.spatial_files import to_sdf
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule
 from discrete_grpo.metrics.spatial import sample_metrics
@@ -35,10 +33,7 @@ from discrete_grpo.training.pretrain import fit
 
 __all__ = [
     "PretrainSpatialRecipe",
-    "SpatialGraphs",
     "SpatialOptions",
-    "decode",
-    "encode",
     "run_pretrain_spatial",
     "spatial_policy",
 ]
@@ -129,91 +124,6 @@ def spatial_policy(
         decode=partial(decode, stats=stats),
         encode=partial(encode, stats=stats),
     )
-
-
-def bond_shares(stats: SpatialStatistics) -> tuple[float, ...]:
-    """Frequencies of no bond and of the orders up to the highest that occurs."""
-    most = max(order for order, share in enumerate(stats.bond_marginal) if share > 0 or order == 1)
-    return stats.bond_marginal[: most + 1]
-
-
-# -- molecules as fields and back
-
-
-def decode(graphs: FieldBatch, stats: SpatialStatistics) -> list[SpatialMolecule | None]:
-    """The molecules of finished graphs, with positions in Å; None where a position is not finite."""
-    assert graphs.positions is not None
-    found: list[SpatialMolecule | None] = []
-    positions = graphs.positions.double() * stats.position_std
-    atoms, charges, bonds = graphs.nodes["atom"].tolist(), graphs.nodes["charge"].tolist(), graphs.edges["bond"].tolist()
-    for b, n in enumerate(graphs.sizes.tolist()):
-        if not bool(positions[b, :n].isfinite().all()):
-            found.append(None)
-            continue
-        pairs = ((i, j, bonds[b][i][j]) for j in range(n) for i in range(j) if bonds[b][i][j])
-        found.append(
-            SpatialMolecule(
-                tuple(stats.symbols[k] for k in atoms[b][:n]),
-                tuple(stats.charges[k] for k in charges[b][:n]),
-                tuple(pairs),
-                tuple((x, y, z) for x, y, z in positions[b, :n].tolist()),
-            )
-        )
-    return found
-
-
-def encode(samples: Sequence[SpatialMolecule], stats: SpatialStatistics) -> FieldBatch:
-    """The graphs of molecules, centred and in units of ``stats.position_std``.
-
-    Raises:
-        ValueError: for an element, a charge or a bond order that ``stats`` does not have, or a sample that is no molecule.
-    """
-    for one in samples:
-        if not isinstance(one, SpatialMolecule):
-            raise ValueError(f"samples: {type(one).__name__}, expected a SpatialMolecule")
-    n = max((len(one) for one in samples), default=0)
-    known = {"element": stats.symbols, "charge": stats.charges}
-    nodes = {name: torch.zeros(len(samples), n, dtype=torch.long) for name in ("atom", "charge")}
-    bonds = torch.zeros(len(samples), n, n, dtype=torch.long)
-    positions, mask = torch.zeros(len(samples), n, 3), torch.zeros(len(samples), n, dtype=torch.bool)
-    highest = len(bond_shares(stats)) - 1
-    for b, one in enumerate(samples):
-        size = len(one)
-        for name, kind, values in (("atom", "element", one.symbols), ("charge", "charge", one.charges)):
-            if unknown := [value for value in values if value not in known[kind]]:
-                raise ValueError(f"samples: {kind} {unknown[0]!r}, expected one of {', '.join(map(str, known[kind]))}")
-            nodes[name][b, :size] = torch.tensor([known[kind].index(value) for value in values])
-        for i, j, order in one.bonds:
-            check_range("samples: bond order", order, least=1, most=highest)
-            bonds[b, i, j] = bonds[b, j, i] = order
-        positions[b, :size] = torch.tensor(one.positions, dtype=torch.float64).float() / stats.position_std
-        mask[b, :size] = True
-    return FieldBatch(nodes, {"bond": bonds}, centred(positions, mask), mask)
-
-
-@dataclass(frozen=True)
-class SpatialGraphs:
-    """Molecules in space as training data.
-
-    Attributes:
-        molecules: the molecules.
-        stats: their statistics.
-    """
-
-    molecules: Sequence[SpatialMolecule]
-    stats: SpatialStatistics
-
-    @cached_property
-    def sizes(self) -> Int[Tensor, " molecule"]:
-        """Number of atoms of each."""
-        return torch.tensor([len(one) for one in self.molecules])
-
-    def __len__(self) -> int:
-        return len(self.molecules)
-
-    def batch(self, rows: Int[Tensor, " row"]) -> FieldBatch:
-        """The molecules at ``rows``."""
-        return encode([self.molecules[k] for k in rows.tolist()], self.stats)
 
 
 # -- pretraining
@@ -327,11 +237,19 @@ def _molecules(recipe: PretrainSpatialRecipe) -> SpatialDataset:
             cache=recipe.cache_dir,
             name=name,
         )
-        check_broken(path, len(found), found.broken, recipe.max_broken)
+        _check_conformers(recipe, found)
     report_broken(path, [(k + 1, reason) for k, reason in found.broken], len(found), "molecule in space", unit=unit)
     if len(found) < 2:
         raise ValueError(f"data: {recipe.data} has {len(found)} molecules in space, expected at least 2")
     return found
+
+
+def _check_conformers(recipe: PretrainSpatialRecipe, found: SpatialDataset) -> None:
+    total = len(found) + len(found.broken)
+    if len(found.broken) > recipe.max_broken * total:
+        which = "; ".join(reason for _, reason in found.broken[:5])
+        share = f"{len(found.broken) / total:.1%}, max_broken {recipe.max_broken:.1%}"
+        raise ValueError(f"data: {recipe.data} has {len(found.broken)} of {total} molecules without a conformer ({share}): {which}")
 
 
 def _smiles(recipe: PretrainSpatialRecipe, path: Path) -> tuple[Sequence[str], str]:

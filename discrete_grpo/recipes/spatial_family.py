@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from discrete_grpo.datasets.spatial import SpatialStatistics
+from discrete_grpo.datasets.spatial_fields import decode, encode
 from discrete_grpo.datasets.text_files import suffix_of, text_lines
 from discrete_grpo.domains.force_field import relax
 from discrete_grpo.domains.spatial_files import perceive_bonds, read_record, sdf_records, to_sdf, to_xyz, xyz_frames
@@ -17,7 +18,6 @@ from discrete_grpo.domains.spatial_molecules import SpatialMolecule, from_cxsmil
 from discrete_grpo.metrics import spatial as metrics
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
-from discrete_grpo.recipes.spatial import decode, encode
 from discrete_grpo.rewards.diversity import diversity_metrics
 from discrete_grpo.rewards.spatial import OfSmiles, atom_stability
 from discrete_grpo.runs.checkpoint import CheckpointError

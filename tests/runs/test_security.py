@@ -42,7 +42,7 @@ from discrete_grpo.training.elites import EliteBuffer
 from tests.toys import tiny_policy
 
 FILES = ("config.json", "model.safetensors", "training.pt")
-SOURCES = ("molgpt", "reinvent", "digress", "defog", "graph-grpo")
+SOURCES = ("molgpt", "reinvent", "digress", "defog", "graph-grpo", "midi")
 
 
 class Trap:

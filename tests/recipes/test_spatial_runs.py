@@ -1,0 +1,193 @@
+"""Molecules in space go through pretraining, GRPO, sampling and evaluation to the report."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discrete_grpo import GRPOConfig, PretrainConfig, evaluate
+from discrete_grpo.datasets.spatial import conformers, load_spatial
+from discrete_grpo.domains.spatial_files import from_sdf, from_xyz, to_sdf, to_xyz
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule, from_cxsmiles, smiles_of
+from discrete_grpo.models.equivariant import EquivariantSizes
+from discrete_grpo.recipes.evaluate import evaluate_file
+from discrete_grpo.recipes.families import FileOptions, SamplerOptions, family_of
+from discrete_grpo.recipes.loading import load
+from discrete_grpo.recipes.pretrain import pretrain
+from discrete_grpo.recipes.sample import sample, sample_file
+from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
+from discrete_grpo.recipes.spatial_family import SPATIAL
+from discrete_grpo.recipes.train import TrainRecipe, run_train
+from discrete_grpo.rewards.molecules import molecular_weight
+from discrete_grpo.rewards.spatial import atom_stability
+from discrete_grpo.runs.checkpoint import Checkpoints, load_metadata
+from discrete_grpo.runs.recorder import read_metrics
+from discrete_grpo.runs.serialization import CheckpointError
+
+TINY = EquivariantSizes(layers=1, heads=2, width=16, edge_width=8, global_width=8)
+SMILES = ("O", "CO", "C#N", "C=O", "CC", "N", "C", "C#C", "OO", "CN", "CF", "C[O-]", "[NH4+]")
+SEEN: list[Any] = []
+
+
+def weight(samples: list[str | None], **columns: Any) -> list[float]:
+    """Molecular weight of SMILES."""
+    SEEN.extend(samples)
+    return molecular_weight(samples)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("spatial")
+
+
+def recipe(work: Path, data: str, **changes: Any) -> PretrainSpatialRecipe:
+    loop = PretrainConfig(max_steps=40, batch_size=8, learning_rate=1e-2, warmup_steps=0, save_steps=20)
+    fixed: dict[str, Any] = {"num_steps": 4, "network": TINY, "pretrain": loop, "evaluation_samples": 6, "test_share": 0.2}
+    fixed["output_dir"] = str(work / "pretrained")
+    return PretrainSpatialRecipe(data=data, **fixed | changes)
+
+
+@pytest.fixture(scope="module")
+def pretrained(work: Path) -> Path:
+    (work / "small.smi").write_text("\n".join(SMILES) + "\n", encoding="utf-8")
+    return pretrain(recipe(work, str(work / "small.smi"), learned_variance=True))
+
+
+def test_pretraining_keeps_what_it_takes_to_use_the_policy(pretrained: Path) -> None:
+    metadata = load_metadata(pretrained)
+    assert metadata["kind"] == "spatial"
+    assert metadata["data"]["molecules"] == 10
+    held_out = from_sdf((pretrained.parent / "test.sdf").read_text(encoding="utf-8"))
+    assert len(held_out) == 3
+    assert {smiles_of(one) for one in held_out} <= set(SMILES)
+    assert {"eval/molecule_stable", "eval/valid"} <= {name for line in read_metrics(pretrained.parent) for name in line}
+    loaded = load(pretrained, SamplerOptions(num_steps=3, temperature=0.5))
+    assert loaded.family is SPATIAL
+    assert (loaded.policy.num_steps, loaded.policy.temperature) == (3, 0.5)
+    found = sample(pretrained, 4, seed=1)
+    assert all(isinstance(one, SpatialMolecule) for one in found)
+    assert found == sample(pretrained, 4, seed=1)
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_policy(pretrained: Path, work: Path) -> None:
+    again = recipe(work, str(work / "small.smi"), learned_variance=True, output_dir=str(work / "again"))
+    shutil.copytree(pretrained.parent, work / "again")
+    shutil.rmtree(work / "again" / "policy")
+    shutil.rmtree(Checkpoints(work / "again").all()[-1])  # as if it had been killed after update 20
+    made = pretrain(again, resume=True)
+    assert (made / "model.safetensors").read_bytes() == (pretrained / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("ending", [".sdf", ".xyz", ".csv", ".sdf.gz"])
+def test_samples_are_written_and_evaluated(pretrained: Path, work: Path, ending: str) -> None:
+    path = sample_file(str(pretrained), 8, str(work / f"samples{ending}"), seed=3)
+    drawn = [one for one in sample(pretrained, 8, seed=3) if one is not None]
+    text = gzip.decompress(path.read_bytes()).decode() if ending.endswith(".gz") else path.read_text(encoding="utf-8")
+    if ending.startswith(".sdf"):
+        assert text == to_sdf(drawn)
+    elif ending == ".xyz":
+        assert text == to_xyz(drawn)
+        return  # bonds of a policy that has learned little cannot be perceived
+    else:
+        rows = list(csv.DictReader(text.splitlines()))
+        assert [row["cxsmiles"] for row in rows] == [str(one) for one in drawn]
+        assert list(rows[0]) == ["cxsmiles", "smiles", "stable_atoms", "strain_per_atom"]
+        assert [float(row["stable_atoms"]) for row in rows] == pytest.approx(atom_stability(drawn))
+    again = evaluate_file(str(path))
+    assert again["num_samples"] == 8
+    assert again["atom_octet"] == pytest.approx(evaluate(drawn, kind="spatial")["atom_octet"])
+
+
+def test_a_file_is_held_against_a_reference_alone_and_by_the_suite(work: Path, pretrained: Path) -> None:
+    data = conformers(SMILES)
+    path = work / "data.sdf"
+    path.write_text(to_sdf(data), encoding="utf-8")
+    assert [smiles_of(one) for one in load_spatial(path)] == [smiles_of(one) for one in data]
+    plain = evaluate_file(str(path), FileOptions(reference=str(path)))
+    assert (plain["valid"], plain["molecule_octet"], plain["novel"]) == (1.0, 1.0, 0.0)
+    assert plain["w1_bond_length"] == pytest.approx(0.0, abs=1e-9)
+    assert plain["strain_per_atom"] < 0.1
+    suite = evaluate_file(str(path), FileOptions(reference=str(path), suite="spatial", bootstrap=0))
+    assert suite["w1_bond_length"] == pytest.approx(0.0, abs=1e-9)
+    assert suite["valid"] == 1.0
+    xyz = work / "data.xyz"
+    xyz.write_text(to_xyz(data), encoding="utf-8")
+    assert [smiles_of(one) for one in from_xyz(to_xyz(data))] == [smiles_of(one) for one in data]
+    assert evaluate_file(str(xyz))["valid"] == 1.0
+
+
+def test_grpo_trains_it_on_rewards_with_and_without_positions(pretrained: Path, work: Path) -> None:
+    SEEN.clear()
+    config = GRPOConfig(max_steps=2, num_generations=4, generation_batch_size=8, learning_rate=1e-3, beta=0.1)
+    fixed: dict[str, Any] = {"policy": str(pretrained), "grpo": config, "evaluation_samples": 6}
+    run_train(TrainRecipe(reward=atom_stability, output_dir=str(work / "run"), **fixed))
+    report = (work / "run" / "report.html").read_text(encoding="utf-8")
+    assert report.count("data-positions=") >= 6
+    line = read_metrics(work / "run")[-1]
+    assert {"fields/positions/kl", "fields/bond/log_ratio", "molecule_stable"} <= set(line)
+    run_train(TrainRecipe(reward=weight, rewards_see="smiles", output_dir=str(work / "flat"), **fixed))
+    assert SEEN
+    assert all(one is None or isinstance(one, str) for one in SEEN)
+
+
+def test_the_family_knows_its_files_its_texts_and_its_pictures() -> None:
+    water = conformers(("O",))[0]
+    assert SPATIAL.holds(Path("a.xyz.gz"), "")
+    assert SPATIAL.holds(Path("a.csv"), "cxsmiles,reward")
+    assert not SPATIAL.holds(Path("a.csv"), "smiles")
+    assert SPATIAL.key(water) == str(water)
+    assert SPATIAL.key(None) is None
+    assert SPATIAL.draw is not None
+    assert (SPATIAL.draw(str(water)) or "").startswith("<svg")
+    assert SPATIAL.picture is not None
+    assert (SPATIAL.picture([str(water), ""], ["1", "2"]) or b"").startswith(b"\x89PNG")
+    assert math.isclose(from_cxsmiles(str(water)).positions[0][0], water.positions[0][0], abs_tol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": "no.sdf"}, "no.sdf"),
+        ({"data": "flat.smi", "max_molecules": 1}, "max_molecules: 1, expected at least 2"),
+        ({"data": "flat.smi", "hydrogens": False, "aromatic": True}, "aromatic: True, expected False where hydrogens is False"),
+        ({"data": "flat.smi", "test_share": 1.0}, "test_share: 1.0"),
+        ({"data": "flat.smi", "jobs": 0}, "jobs: 0"),
+        ({"data": "flat.smi"}, "flat.smi has 1 molecules in space, expected at least 2"),
+        ({"data": "odd.smi"}, "odd.smi has 1 of 3 molecules without a conformer (33.3%, max_broken 5.0%): F: no MMFF94 parameters"),
+    ],
+)
+def test_bad_settings_are_one_line(work: Path, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(work)
+    (work / "flat.smi").write_text("CO\n", encoding="utf-8")
+    (work / "odd.smi").write_text("CO\nF\nCC\n", encoding="utf-8")
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        pretrain(recipe(work, **changes))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_files_and_options_are_one_line(work: Path, pretrained: Path) -> None:
+    empty, table, bad = work / "empty.sdf", work / "table.csv", work / "bad.sdf"
+    empty.write_text("", encoding="utf-8")
+    table.write_text("cxsmiles\nCCO\n", encoding="utf-8")
+    bad.write_text("nothing\n$$$$\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"empty\.sdf is empty, expected at least one molecule"):
+        evaluate_file(str(empty))
+    assert evaluate_file(str(table))["valid"] == 0.0
+    assert evaluate_file(str(bad))["num_samples"] == 1.0
+    with pytest.raises(FileNotFoundError, match=r"reference: .*nowhere\.sdf does not exist"):
+        evaluate_file(str(table), FileOptions(reference=str(work / "nowhere.sdf")))
+    with pytest.raises(ValueError, match="reference: None, expected a file of molecules in space with suite 'spatial'"):
+        evaluate_file(str(table), FileOptions(suite="spatial"))
+    with pytest.raises(ValueError, match="shape"):
+        evaluate([], kind="spatial", shape="tree")
+    with pytest.raises(ValueError, match="rewards_see: 'pyg', expected 'text' or 'smiles' with molecules in space"):
+        run_train(TrainRecipe(policy=str(pretrained), reward=weight, rewards_see="pyg", output_dir=str(work / "no")))
+    with pytest.raises(CheckpointError, match="has no statistics of molecules in space"):
+        family_of({"kind": "spatial"}).decode(load(pretrained).policy, {})
