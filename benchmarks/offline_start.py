@@ -4,7 +4,8 @@
     python -m benchmarks.offline_start --rows 32 --offline_steps 2 --updates 2 --batch 8 --num_steps 4 --seeds 0 --out tiny.json
 
 The table is a random part of the bundled list of all molecules of C, N, O and F, those with ``num_nodes`` atoms, scored by the
-task; these scores are given and cost no call. The on-line run draws molecules of that size, as the task knows the list only. Then the same on-line run, once from the policy as it is and once after the off-line updates.
+task; these scores are given and cost no call. Then
+the same on-line run of molecules of that size, once from the policy as it is and once after the off-line updates.
 A call is a different valid molecule that the ledger counts, also if it is in the table. The mean reward of an update is smoothed
 over the updates up to it.
 """
