@@ -98,7 +98,7 @@ def test_grpo_logs_the_charges_and_reports_molecules(pretrained: Path, work: Pat
     )
     line = read_metrics(work / "run")[-1]
     for name in ("atom", "charge", "bond"):
-        assert line[f"fields/{name}/kl"] > 0
+        assert (line[f"fields/{name}/kl"] or 0) > 0
         assert {f"fields/{name}/log_ratio", f"fields/{name}/entropy"} <= set(line)
     assert {"valid", "qed"} <= set(found["after"])
     assert "<svg" in (work / "run" / "report.html").read_text(encoding="utf-8")
@@ -112,13 +112,13 @@ def test_it_learns_from_molecules_that_somebody_else_measured(pretrained: Path, 
     config = GRPOConfig(max_steps=1, num_generations=4, generation_batch_size=8, learning_rate=1e-3)
     settings: dict[str, Any] = {"data": str(table), "score_column": "score", "offline_steps": 1, "evaluation_samples": 0}
     run_train(TrainRecipe(policy=str(pretrained), reward=[], grpo=config, output_dir=str(work / "offline"), **settings))
-    assert math.isfinite(read_metrics(work / "offline" / "offline")[-1]["fields/charge/entropy"])
+    assert math.isfinite(read_metrics(work / "offline" / "offline")[-1]["fields/charge/entropy"] or math.nan)
 
 
 def test_options_reach_the_fields() -> None:
     options = ChargeOptions(kernel="flow", noise="absorbing", charge_weight=0.25, charge_exponent=2.0, num_steps=7)
     made = molecule_field_policy(STATS, field_sizes(TINY), options)
-    fields = {field.name: field for field in (*made.node_fields, *made.edge_fields)}
+    fields: dict[str, Any] = {field.name: field for field in (*made.node_fields, *made.edge_fields)}
     assert {name: field.weight for name, field in fields.items()} == {"atom": 1.0, "charge": 0.25, "bond": 5.0}
     schedules = {name: field.kernel.noise.schedule for name, field in fields.items()}
     assert schedules == {"atom": CosineSchedule(), "charge": CosineSchedule(exponent=2.0), "bond": CosineSchedule()}
