@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import math
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from discrete_grpo.recipes.molecule_family import MOLECULES
 from discrete_grpo.recipes.molecule_fields import ChargeOptions, field_sizes, molecule_field_policy
 from discrete_grpo.recipes.pretrain import PretrainRecipe, pretrain
 from discrete_grpo.recipes.sample import sample, sample_file
+from discrete_grpo.recipes.search import SearchRecipe, run_search
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.runs.checkpoint import load_metadata
@@ -113,6 +115,19 @@ def test_it_learns_from_molecules_that_somebody_else_measured(pretrained: Path, 
     settings: dict[str, Any] = {"data": str(table), "score_column": "score", "offline_steps": 1, "evaluation_samples": 0}
     run_train(TrainRecipe(policy=str(pretrained), reward=[], grpo=config, output_dir=str(work / "offline"), **settings))
     assert math.isfinite(read_metrics(work / "offline" / "offline")[-1]["fields/charge/entropy"] or math.nan)
+
+
+def test_search_and_refinement_start_from_its_molecules(pretrained: Path, work: Path) -> None:
+    found = run_search(
+        SearchRecipe(policy=str(pretrained), reward=qed, output_dir=str(work / "search"), rounds=2, population=4, children=4)
+    )
+    assert found.rewards[0] >= found.history[0]["best"]
+    assert all(parse(text) is not None for text in found.samples[:1])
+    table = (work / "search" / "best.csv.gz").read_bytes()
+    assert gzip.decompress(table).decode().startswith("smiles,reward,")
+    config = GRPOConfig(max_steps=2, num_generations=4, generation_batch_size=16, refine_fraction=0.5, learning_rate=1e-3)
+    run_train(TrainRecipe(policy=str(pretrained), reward=qed, grpo=config, evaluation_samples=0, output_dir=str(work / "refined")))
+    assert len(read_metrics(work / "refined")) == 2
 
 
 def test_options_reach_the_fields() -> None:
