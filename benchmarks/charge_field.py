@@ -171,9 +171,9 @@ def charged(samples: Sequence[str | None]) -> tuple[float, float]:
     return sum(map(any, counts)) / max(len(counts), 1), sum(atoms) / max(len(atoms), 1)
 
 
-def load(path: Path, settings: Settings) -> MoleculeDataset:
-    """The molecules that both variants are trained on."""
-    data = load_molecules(path)
+def load(path: Path, settings: Settings, cache: Path | None = None) -> MoleculeDataset:
+    """The molecules that both variants are trained on; their parsed form is kept in ``cache``."""
+    data = load_molecules(path, cache_dir=cache)
     if not 0 < settings.molecules < len(data):
         return data
     rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[: settings.molecules]
@@ -241,7 +241,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--runs", type=int, help="most runs of this call; all that are missing by default")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs/charge_field", help="folder of the checkpoints")
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / "runs/charge_field", help="folder of the checkpoints and of the parsed data"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/charge_field.json")
     return parser.parse_args(argv)
 
@@ -259,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     todo = [place for place in itertools.product(given.variants, given.seeds) if place not in known]
     todo = sorted(todo, key=lambda place: place[1])[: given.runs]  # both variants of a seed, then the next seed
     if todo:
-        data = load(given.data, settings)
+        data = load(given.data, settings, given.work / "data")
         result["stamps"].append(stamp(todo[0][1], sources=SOURCES))
         result["of_data"] = {"molecules": len(data)} | dict(zip(COLUMNS[2:], charged(data.smiles[:10_000]), strict=True))
     for variant, seed in todo:

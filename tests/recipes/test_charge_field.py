@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rdkit import Chem
 from torch import nn
 
 from discrete_grpo import GRPOConfig, PretrainConfig
+from discrete_grpo.benchmarking.checks import policy_elements
 from discrete_grpo.core.rollout import Context
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecule_fields import FieldMolecules, field_statistics
@@ -35,7 +37,7 @@ from discrete_grpo.recipes.sample import sample, sample_file
 from discrete_grpo.recipes.search import SearchRecipe, run_search
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.molecules import qed
-from discrete_grpo.runs.checkpoint import load_metadata
+from discrete_grpo.runs.checkpoint import Checkpoints, load_metadata
 from discrete_grpo.runs.recorder import read_metrics
 from discrete_grpo.runs.serialization import CheckpointError
 from discrete_grpo.testing import check_policy
@@ -79,6 +81,15 @@ def test_pretraining_keeps_what_it_takes_to_use_the_policy(pretrained: Path) -> 
     assert all(loaded.policy.can_draw(text) for text in SMILES)
     assert not loaded.policy.can_draw("CCCCC")  # too large
     assert not loaded.policy.can_draw("C[S-]")
+    assert policy_elements(loaded) == frozenset({"C", "N", "O", "F"})
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_policy(pretrained: Path, work: Path) -> None:
+    shutil.copytree(pretrained.parent, work / "again")
+    shutil.rmtree(work / "again" / "policy")
+    shutil.rmtree(Checkpoints(work / "again").all()[-1])  # as if it had been killed half-way
+    made = pretrain(recipe(work, output_dir=str(work / "again")), resume=True)
+    assert (made / "model.safetensors").read_bytes() == (pretrained / "model.safetensors").read_bytes()
 
 
 def test_samples_are_smiles_some_of_which_are_charged(pretrained: Path, work: Path) -> None:
