@@ -102,9 +102,7 @@ def _header(text: str) -> tuple[Int[np.ndarray, " character"], int, int]:
     return read_codes(CLASSES.sub("", text.strip()).removeprefix(">>graph6<<"), lambda n: n * (n - 1) // 2, text, "graph6")
 
 
-def read_codes(
-    body: str, num_bits: Callable[[int], int], text: str, kind: str
-) -> tuple[Int[np.ndarray, " character"], int, int]:
+def read_codes(body: str, num_bits: Callable[[int], int], text: str, kind: str) -> tuple[Int[np.ndarray, " character"], int, int]:
     """The codes of N(n) R(x), how many of them say the number of nodes n, and n.
 
     Args:

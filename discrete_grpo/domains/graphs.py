@@ -226,7 +226,9 @@ class PackedGraphs:
         """The graphs at ``rows``, in that order."""
         at = torch.as_tensor(rows, dtype=torch.long)
         sizes, (nodes, pairs) = self.sizes[at], self._starts
-        return PackedGraphs(taken_rows(self.nodes, nodes[at], sizes), taken_rows(self.pairs, pairs[at], sizes * (sizes - 1) // 2), sizes)
+        return PackedGraphs(
+            taken_rows(self.nodes, nodes[at], sizes), taken_rows(self.pairs, pairs[at], sizes * (sizes - 1) // 2), sizes
+        )
 
 
 def padded_rows(flat: Tensor, starts: Int[Tensor, " row"], lengths: Int[Tensor, " row"], width: int) -> Shaped[Tensor, "row width"]:

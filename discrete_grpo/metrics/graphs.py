@@ -188,9 +188,7 @@ class GraphFile:
         return list(self.in_order)
 
 
-def read_graphs(
-    path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES, directed: bool = False
-) -> GraphFile:
+def read_graphs(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES, directed: bool = False) -> GraphFile:
     """Read graphs from a file.
 
     The file has one graph6 line per graph (``.g6``, ``.d6``, ``.txt``) or a column ``graph`` (``.csv``), or is an npz file, whose test split

@@ -1,4 +1,4 @@
-"""Directed graphs as a kind of samples: lines that begin with ``&``, followed by classes where there are some, and files of graphs."""
+"""Directed graphs as a kind of samples: lines that begin with ``&``, followed by classes where there are some, and files."""
 
 from __future__ import annotations
 

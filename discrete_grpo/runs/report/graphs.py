@@ -1,4 +1,4 @@
-"""Pictures of graphs for the report, with arrows where they are directed, and a colour per class and a legend where they have some."""
+"""Pictures of graphs for the report, with arrows where they are directed, and colours and a legend where they have classes."""
 
 from __future__ import annotations
 
