@@ -1,7 +1,7 @@
 """Data sets of your own directed graphs with classes of nodes and arcs: from files, networkx graphs or PyG data.
 
-Classes are numbered as in :mod:`~discrete_grpo.datasets.own_graphs`, which reads undirected graphs; :func:`read_own` reads both. PyG
-data are directed where an edge stands in one direction only.
+Classes are numbered as in :mod:`~discrete_grpo.datasets.own_graphs`, which reads undirected graphs; :func:`read_own` reads both.
+PyG data are directed where an edge stands in one direction only.
 """
 
 from __future__ import annotations

@@ -261,10 +261,9 @@ def to_networkx(sample: str | nx.Graph, labels: Labels | None = None) -> nx.Grap
 
 
 def to_pyg(sample: str | nx.Graph, labels: Labels | None = None) -> Data:
-    """PyG data with node classes ``x`` [n, 1] and edge classes ``edge_attr`` [E]; each edge stands there in both directions,
-    and each arc of a directed graph in its own.
+    """PyG data with node classes ``x`` [n, 1] and edge classes ``edge_attr`` [E]; each edge stands there in both directions.
 
-    Without ``labels`` node classes are 0 and edge classes 1.
+    An arc of a directed graph stands there once. Without ``labels`` node classes are 0 and edge classes 1.
 
     Raises:
         ValueError: if ``sample`` is no graph, or has a class that ``labels`` does not have.

@@ -43,8 +43,8 @@ def class_distances(samples: Sequence[str | nx.Graph | None], reference: Iterabl
     Returns:
         ``tv_node_class`` and ``tv_edge_class``: total variation of the class frequencies of all nodes and of all edges;
         ``tv_edge_given_ends``: Σ_ab w_ab TV(class of an edge given its ends a, b), w_ab the share of the reference's edges with
-        ends of the classes a and b, in either order where graphs are undirected; 1 stands for ends between which no sample has an edge. NaN where one side
-        has no nodes or no edges.
+        ends of the classes a and b, in either order where graphs are undirected; 1 stands for ends between which no sample has an
+        edge. NaN where one side has no nodes or no edges.
 
     >>> first, second = "A_ nodes=a,b edges=x", "A_ nodes=a,a edges=x"
     >>> class_distances([first], [second])
@@ -63,7 +63,7 @@ def class_distances(samples: Sequence[str | nx.Graph | None], reference: Iterabl
 
 
 def _counts(samples: Iterable[str | nx.Graph | None]) -> tuple[Counter[str], Counter[str], dict[Ends, Counter[str]]]:
-    """Numbers of nodes by class, of edges by class, and of edges by class given the classes of their ends, sorted without a direction."""
+    """Numbers of nodes by class, of edges by class, and of edges by class given their ends' classes, sorted if undirected."""
     nodes, edges, given = Counter[str](), Counter[str](), dict[Ends, Counter[str]]()
     for sample in samples:
         if (graph := graph_of(sample)) is None:

@@ -191,8 +191,8 @@ class GraphFile:
 def read_graphs(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES, directed: bool = False) -> GraphFile:
     """Read graphs from a file.
 
-    The file has one graph6 line per graph (``.g6``, ``.d6``, ``.txt``) or a column ``graph`` (``.csv``), or is an npz file, whose test split
-    is read. Text may be gzipped (``.gz``). Blank lines of a list of lines are skipped.
+    The file has one graph6 line per graph (``.g6``, ``.d6``, ``.txt``) or a column ``graph`` (``.csv``), or is an npz file, whose
+    test split is read. Text may be gzipped (``.gz``). Blank lines of a list of lines are skipped.
 
     Args:
         path: the file.
@@ -202,7 +202,8 @@ def read_graphs(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int 
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if a graph has the other direction, the ending is another one, there is no column ``graph``, the file holds nothing, or something too large.
+        ValueError: if a graph has the other direction, the ending is another one, there is no column ``graph``, the file holds
+            nothing, or something too large.
     """
     path = Path(path)
     if not path.is_file():

@@ -139,9 +139,7 @@ def test_structure_by_enumeration(seed: int) -> None:
     assert is_acyclic(line) == (not cycles)
     share = sum(arc not in on_cycles for arc in graph.edges) / max(1, graph.number_of_edges())
     assert acyclic_share(line) == pytest.approx(share if graph.number_of_edges() else 1.0)
-    walks = (
-        p for n in range(1, 6) for p in itertools.permutations(range(5), n) if all(map(graph.has_edge, p, p[1:]))
-    )
+    walks = (p for n in range(1, 6) for p in itertools.permutations(range(5), n) if all(map(graph.has_edge, p, p[1:])))
     assert longest_path(line) == (None if cycles else max(len(p) - 1 for p in walks))
 
 
