@@ -162,13 +162,11 @@ def test_any_format_is_evaluated_and_a_reference(files: dict[str, Path], form: s
         return
     assert found == pytest.approx(wanted)
     options = FileOptions(reference=str(files[form]))
-    assert load_reference(options).labels == replace(LABELS, **_attributes(form))
+    attribute = None if form in ("gml", "jsonl") else "label"
+    wanted_labels = LABELS if attribute is None else replace(LABELS, node_attribute=attribute, edge_attribute=attribute)
+    assert load_reference(options).labels == wanted_labels
     if form != "gml":
         assert evaluate(str(files["json"]), reference=str(files[form])) == pytest.approx(wanted)
-
-
-def _attributes(form: str) -> dict[str, str]:
-    return {} if form in ("gml", "jsonl") else {"node_attribute": "label", "edge_attribute": "label"}
 
 
 def test_pyg_files_are_evaluated(files: dict[str, Path]) -> None:

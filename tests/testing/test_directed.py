@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from discrete_grpo.core.categorical import Sites
 from discrete_grpo.core.rollout import Context
 from discrete_grpo.datasets.own_digraphs import own_digraphs
 from discrete_grpo.domains.fields import FieldBatch, FieldLogits, matrix_of, pairs_of
@@ -48,9 +49,9 @@ class ScoredBackwards(FieldPolicy):
     """Scores the arc from j to i by the table of that from i to j, and draws as it should."""
 
     def sites(self, rollout: Any, steps: Tensor | None = None) -> Any:
-        found = list(super().sites(rollout, steps))
-        table = found[1].log_probs.unflatten(2, (-1, 2)).flip(3).flatten(2, 3)
-        return [found[0], replace(found[1], log_probs=table)]
+        nodes, arcs = super().sites(rollout, steps)
+        assert isinstance(arcs, Sites)
+        return [nodes, replace(arcs, log_probs=arcs.log_probs.unflatten(2, (-1, 2)).flip(3).flatten(2, 3))]
 
 
 class DrawnBackwards(FieldPolicy):
@@ -73,11 +74,11 @@ class Numbered(FieldPolicy):
             up = torch.ones(n, n).triu(1)[..., None] * torch.tensor([0.0, 1.0])
             return found._replace(edges={name: value + up for name, value in found.edges.items()})
 
-        inner.forward = biased  # type: ignore[method-assign]
+        inner.forward = biased
         try:
             return super().transition(state, step)
         finally:
-            del inner.forward  # type: ignore[method-assign]
+            del inner.forward
 
 
 def test_a_policy_of_directed_graphs_passes_and_is_relabelled_by_the_kit() -> None:
