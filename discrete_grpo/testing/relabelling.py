@@ -73,7 +73,8 @@ def _kind(name: str, value: Tensor, num_nodes: int) -> str:
         return "arcs" if value.shape[-1] == 2 * num_pairs(num_nodes) else "pairs"
     if name == "positions":
         return name if value.shape[-2:] == (num_nodes, 3) else ""
-    return name.rpartition("_")[2]
+    kind = name.rpartition("_")[2]
+    return kind if kind in ("nodes", "pairs", "edges") else ""
 
 
 def _moved(kind: str, value: Shaped[Tensor, "batch ..."], order: Int[Tensor, "batch node"]) -> Shaped[Tensor, "batch ..."]:
