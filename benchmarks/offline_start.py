@@ -1,10 +1,11 @@
 """Calls to reach a level of mean reward, with and without a start on scores that somebody else measured.
 
-    python -m benchmarks.offline_start                                   # not yet run in full; expect some hours on one core
+    python -m benchmarks.offline_start                                   # -> results/offline_start.json, about 10 minutes
     python -m benchmarks.offline_start --rows 32 --offline_steps 2 --updates 2 --batch 8 --num_steps 4 --seeds 0 --out tiny.json
 
-The table is a random part of the bundled list of all molecules of at most 7 C, N, O and F atoms, scored by the task; these
-scores are given and cost no call. Then the same on-line run, once from the policy as it is and once after the off-line updates.
+The table is a random part of the bundled list of all molecules of C, N, O and F, those with ``num_nodes`` atoms, scored by the
+task; these scores are given and cost no call. Then
+the same on-line run of molecules of that size, once from the policy as it is and once after the off-line updates.
 A call is a different valid molecule that the ledger counts, also if it is in the table. The mean reward of an update is smoothed
 over the updates up to it.
 """
@@ -48,6 +49,7 @@ class Settings:
     Attributes:
         task: task of ``enumerated``.
         policy: policy that both runs start from.
+        num_nodes: number of atoms of all molecules, at most 7.
         rows: samples of the table.
         offline_steps: updates on the table.
         likelihood: of these updates.
@@ -62,6 +64,7 @@ class Settings:
 
     task: str = "enumerated_qed"
     policy: str = "qm9-small"
+    num_nodes: int = 7
     rows: int = 1000
     offline_steps: int = 100
     likelihood: Likelihood = "eager"
@@ -75,8 +78,8 @@ class Settings:
 
 
 def table_of(settings: Settings, seed: int) -> ScoredSamples:
-    """Different molecules of the list, drawn with equal odds, with their scores."""
-    listed = enumerated_smiles()
+    """Different molecules of the list of one size, drawn with equal odds, with their scores."""
+    listed = [smiles for smiles in enumerated_smiles() if sum(letter in "CNOFcno" for letter in smiles) == settings.num_nodes]
     chosen = random.Random(seed).sample(listed, min(settings.rows, len(listed)))
     scores = [score or 0.0 for score in TASKS[settings.task](chosen)]
     return ScoredSamples(chosen, torch.tensor(scores, dtype=torch.float64))
@@ -109,7 +112,7 @@ def run(settings: Settings, start: str, seed: int) -> dict[str, Any]:
         found = {"rows": len(data), "offline_seconds": time.perf_counter() - begun}
         found |= {name: history[-1][f"{name}"] for name in ("offline/ratio", "kl")}
     ledger = Ledger(key=molecule_key)
-    lines = GRPOTrainer(policy, TASKS[settings.task], config, ledger=ledger).train()
+    lines = GRPOTrainer(policy, TASKS[settings.task], config, ledger=ledger, columns=[{"num_nodes": settings.num_nodes}]).train()
     calls, reward = ([line[name] for line in lines] for name in ("oracle/calls", "reward"))
     return {**found, "calls": calls, "reward": reward, "seconds": time.perf_counter() - begun}
 

@@ -23,6 +23,7 @@ from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.domains.molecules import parse_smiles
 
 __all__ = [
+    "SHOWN",
     "SmilesFile",
     "array_lines",
     "check_broken",
@@ -34,6 +35,9 @@ __all__ = [
     "text_array",
     "write_arrays",
 ]
+
+SHOWN = 100
+"""Most characters of a bad line that a message shows."""
 
 
 _T = TypeVar("_T")
@@ -94,15 +98,15 @@ def check_file(path: Path) -> None:
         raise FileNotFoundError(f"path: {str(path)!r} is no file, expected a .smi, .txt, .csv or .tsv of molecules")
 
 
-def check_broken(path: Path, good: int, broken: Sequence[tuple[int, str]], max_broken: float) -> None:
+def check_broken(path: Path, good: int, broken: Sequence[tuple[int, str]], max_broken: float, unit: str = "line") -> None:
     """Raise ValueError if there are no lines, or a larger share than ``max_broken`` of them fails to parse; it names such lines."""
     check_range("max_broken", max_broken, least=0, most=1, note=" (a share of the lines)")
     if good + len(broken) == 0:
         raise ValueError(f"path: {str(path)!r} holds no molecules")
     share = len(broken) / (good + len(broken))
     if share > max_broken or not good:
-        first = "; ".join(f"line {k}: {text[:60]!r}" for k, text in broken[:5])
-        count = f"{len(broken)} of {good + len(broken)} lines that are no molecule"
+        first = "; ".join(f"{unit} {k}: {text[:SHOWN]!r}" for k, text in broken[:5])
+        count = f"{len(broken)} of {good + len(broken)} {unit}s that are no molecule"
         raise ValueError(f"path: {str(path)!r} has {count} ({share:.1%}, max_broken {max_broken:.1%}): {first}")
 
 

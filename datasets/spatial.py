@@ -127,7 +127,7 @@ def _collected(texts: Iterable[str], results: Iterable[SpatialMolecule | str], n
         if isinstance(found, SpatialMolecule):
             good.append((k, found))
         else:
-            broken.append((k, " ".join(f"{text[:60]}: {found}".split())))
+            broken.append((k, " ".join(f"{text[:60]}: {found}".removeprefix(": ").split())))
     return SpatialDataset(tuple(m for _, m in good), tuple(k for k, _ in good), tuple(broken), name)
 
 
@@ -173,10 +173,10 @@ def load_spatial(
 
     def make() -> SpatialDataset:
         results = [_resolved(read, hydrogens, aromatic) for read in _readers(path, charge, max_bytes)]
-        return _collected(("molecule",) * len(results), results, name)
+        return _collected(("",) * len(results), results, name)
 
     found = _cached(stored, make, name)
-    check_broken(path, len(found), [(k + 1, reason) for k, reason in found.broken], max_broken)
+    check_broken(path, len(found), [(k + 1, reason) for k, reason in found.broken], max_broken, "record")
     return found
 
 

@@ -113,6 +113,10 @@ def policy_elements(loaded: Any) -> frozenset[str] | None:
 
         vocabulary = MoleculeStatistics.from_json(loaded.metadata["statistics"]).vocabulary
         return frozenset(atom.symbol for atom in vocabulary.types)
+    if hasattr(inner, "node_fields") and "statistics" in loaded.metadata:
+        from discrete_grpo.datasets.molecule_fields import MoleculeFieldStatistics
+
+        return frozenset(MoleculeFieldStatistics.from_json(loaded.metadata["statistics"]).symbols)
     if kind == "tokens" and getattr(inner.tokenizer, "pattern", None) == SMILES:
         return smiles_elements(inner.tokenizer.tokens if inner.only is None else inner.only)
     return None

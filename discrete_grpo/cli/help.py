@@ -99,6 +99,7 @@ EXAMPLES = {
     "pretrain-text": ("discrete-grpo pretrain-text --data=lines.txt --output_dir=runs/lines",),
     "judge": ("discrete-grpo judge --data=lines.txt --policy=runs/lines",),
     "pretrain-digits": ("discrete-grpo pretrain-digits digits-all",),
+    "pretrain-spatial": ("discrete-grpo pretrain-spatial --data=molecules.sdf", "discrete-grpo pretrain-spatial qm9-3d --jobs=2"),
     "search": ("discrete-grpo search --policy=qm9-small --reward=qed --rounds=5",),
 }
 

@@ -7,7 +7,7 @@ share :meth:`FieldPolicy.transition`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +37,12 @@ from discrete_grpo.policies.field_noise import (
     noised,
     wide,
 )
-from discrete_grpo.policies.field_states import FieldLayout, alone, joined
+from discrete_grpo.policies.field_restart import FieldRestarts, field_restarts, field_restarts_of, sized
+from discrete_grpo.policies.field_states import FieldLayout, alone, crop, joined
 from discrete_grpo.policies.node_count import checked_counts, draw_sizes
 from discrete_grpo.policies.noising import stratified_times
-from discrete_grpo.policies.trajectory import all_steps, size_buckets
+from discrete_grpo.policies.restart import grid_point
+from discrete_grpo.policies.trajectory import all_steps, segment_buckets
 
 __all__ = ["Field", "FieldPolicy", "FieldStep", "Positions"]
 
@@ -161,42 +163,77 @@ class FieldPolicy(nn.Module):
 
     @torch.no_grad()
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
-        """Draw one trajectory per context. The column ``num_nodes`` is read; it is drawn once per group otherwise.
+        """Draw one trajectory per context.
+
+        Columns read, both optional: ``num_nodes`` (drawn once per group otherwise) and ``restart``
+        (:class:`~discrete_grpo.policies.field_restart.FieldRestart`, one per group).
 
         Raises:
-            ValueError: if there is no context, or one asks for a size that this policy does not know or fixes sites.
+            ValueError: if there is no context, or one asks for a size or a class that this policy does not know or fixes sites.
         """
         if not contexts:
             raise ValueError("contexts: none given, expected at least one")
-        if any(context.columns.get("fixed") is not None for context in contexts):
-            raise ValueError("fixed: given, expected none: a policy over fields fixes no sites")
-        device = self.device if generator is None else generator.device
-        sizes = draw_sizes(contexts, torch.tensor(self.node_counts, device=device), generator)
+        sizes, again = self._starts(contexts, generator)
+        start = torch.zeros_like(sizes) if again is None else again.step
         layout = self.layout
         states = layout.storage(len(contexts), self.num_steps + 1, int(sizes.max()), self.device, self.dtype)
         logp = torch.zeros(len(contexts), self.num_steps, device=self.device, dtype=self._wide_dtype)
-        for rows in size_buckets(sizes):
-            at = rows.to(self.device)
-            mask = node_mask(sizes[rows].to(self.device), int(sizes[rows].max()))
-            state = initial_graphs(self.node_fields, self.edge_fields, self.positions, mask, self.dtype, generator)
-            layout.store(states, at, 0, state)
-            for k in range(self.num_steps):
+        for rows in segment_buckets(sizes, start):
+            at, first, n = rows.to(self.device), int(start[rows[0]]), int(sizes[rows].max())
+            if again is not None and first > 0:
+                state = self._renoised(crop(again.graphs.index(rows), n).to(self.device), first, generator)
+            else:  # q(x_1 | x_0) is the law of x_1 too
+                mask = node_mask(sizes[rows].to(self.device), n)
+                state = initial_graphs(self.node_fields, self.edge_fields, self.positions, mask, self.dtype, generator)
+            for k in range(first + 1):
+                layout.store(states, at, k, state)
+            for k in range(first, self.num_steps):
                 state, logp[at, k] = self._step(state, k, generator)
                 layout.store(states, at, k + 1, state)
+        if again is not None:
+            states["start"] = start.to(self.device)
         return self._rollout(states, logp, sizes.to(self.device), contexts, None)
+
+    def _starts(self, contexts: Sequence[Context], generator: torch.Generator | None) -> tuple[Tensor, FieldRestarts | None]:
+        """Node counts [B], and the graphs that contexts restart from."""
+        if any(context.columns.get("fixed") is not None for context in contexts):
+            raise ValueError("fixed: given, expected none: a policy over fields fixes no sites")
+        device = self.device if generator is None else generator.device
+        sizes = draw_sizes(sized(contexts), torch.tensor(self.node_counts, device=device), generator)
+        again = field_restarts(contexts, self.layout, int(sizes.max()), self.num_steps)
+        if again is not None:
+            graphs = again.graphs.index(again.graphs.sizes.nonzero()[:, 0])
+            any_size = [1.0] * len(self.node_counts)  # a context may ask for a size that the data does not have
+            check_graphs(graphs, self.node_fields, self.edge_fields, self.positions, any_size)
+        return sizes, again
+
+    def _renoised(self, clean: FieldBatch, point: int, generator: torch.Generator | None) -> FieldBatch:
+        """Draw x_t from q(x_t | x_0) at a point of the grid."""
+        t = place(self.grid[point], self.device).expand(len(clean))
+        return noised(self.node_fields, self.edge_fields, self.positions, clean, t, generator)
+
+    def check_condition(self, columns: Mapping[str, Any]) -> None:
+        """Raise the error that :meth:`sample` would raise for a context with these columns."""
+        self._starts([Context(0, columns)], torch.Generator().manual_seed(0))
+
+    def restarts(self, rollout: Rollout, rows: Int[Tensor, " row"], time: float) -> list[dict[str, Any]]:
+        """The column ``restart`` of each of these samples: :meth:`sample` re-noises it to the grid point nearest to ``time``."""
+        return field_restarts_of(rollout, rows, self.layout, grid_point(self.grid, time))
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[SiteKind]:
         """Categoricals of every field and Gaussians of the positions of stored steps; all steps if None."""
         steps = all_steps(rollout) if steps is None else steps
         now, then = (self.layout.read(rollout.states, rollout.size, points) for points in (steps, steps + 1))
         law = self.transition(now, steps.flatten())
+        start = rollout.states.get("start", torch.zeros_like(rollout.size))
+        own = (steps >= start[:, None]).unsqueeze(-1)  # steps before a restart were not drawn
         found: list[SiteKind] = []
         for f in (*self.node_fields, *self.edge_fields):
             table, action, mask = (x.unflatten(0, steps.shape) for x in self._field(f, law, then))
-            found.append(Sites(safe_log(table), action, mask, f.name))
+            found.append(Sites(safe_log(table), action, mask & own, f.name))
         if law.positions is not None:
             mean, std, point, mask, dimension = (x.unflatten(0, steps.shape) for x in self._gaussian(law, then))
-            found.append(GaussianSites(mean, std, point, mask, dimension, "positions"))
+            found.append(GaussianSites(mean, std, point, mask & own, dimension, "positions"))
         return found
 
     def _field(self, field: Field, law: FieldStep, then: FieldBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -309,12 +346,12 @@ class FieldPolicy(nn.Module):
         final = self.layout.read(states, size, torch.full((len(size), 1), self.num_steps, device=size.device))
         if samples is None:
             samples = alone(final) if self.decode is None else self.decode(final.to("cpu"))
-        per_step = self.layout.units(size)
+        per_step, start = self.layout.units(size), states.get("start", torch.zeros_like(size))
         return Rollout(
             states=states,
             group=torch.tensor([context.group for context in contexts], device=size.device),
             logp=logp,
-            units=per_step[:, None].expand_as(logp).contiguous(),
+            units=torch.where(torch.arange(self.num_steps, device=size.device) >= start[:, None], per_step[:, None], 0),
             size=size,
             max_units=self.num_steps * int(self.layout.units(torch.tensor([self.max_nodes]))),
             max_steps=self.num_steps,

@@ -16,7 +16,11 @@ __all__ = ["prepare_columns", "read_columns"]
 
 RESERVED = ("step", "group", "sample", "reward", "advantage", "smiles", "text", "image")
 """Names that the columns of sample tables have already."""
-READ_WITH: Mapping[str, tuple[str, ...]] = {"node_kernel": ("num_nodes", "fixed", "scaffold"), "blank": ("masked",)}
+READ_WITH: Mapping[str, tuple[str, ...]] = {
+    "node_kernel": ("num_nodes", "fixed", "scaffold"),
+    "node_fields": ("num_nodes",),
+    "blank": ("masked",),
+}
 """Conditions that are read by a policy with an attribute of that name."""
 
 

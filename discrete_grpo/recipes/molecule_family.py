@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from discrete_grpo.domains import molecule_properties
+from discrete_grpo.domains import molecule_fields, molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.metrics import molecules as metrics
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
@@ -18,6 +18,8 @@ from discrete_grpo.rewards.ledger import molecule_key
 from discrete_grpo.runs.checkpoint import CheckpointError
 
 __all__ = ["MOLECULES", "property_columns", "scaffold_sites"]
+
+_Statistics = TypeVar("_Statistics")
 
 PROPERTIES: Mapping[str, Callable[[Any], float]] = {
     "QED": molecule_properties.qed_score,
@@ -55,22 +57,27 @@ def _picture(samples: Sequence[str], captions: Sequence[str]) -> bytes | None:
 # -- policies
 
 
-def _vocabulary(metadata: Columns) -> chemistry.Vocabulary:
-    """The vocabulary of the molecule statistics that a checkpoint was saved with.
+def _read_statistics(metadata: Columns, read: Callable[[dict[str, Any]], _Statistics]) -> _Statistics:
+    """The molecule statistics that a checkpoint was saved with.
 
     Raises:
         CheckpointError: if it has none, or they cannot be read.
     """
-    from discrete_grpo.datasets.molecules import MoleculeStatistics
-
     if "statistics" not in metadata:
         raise CheckpointError(
             "checkpoint: it has no molecule statistics, expected a policy over molecules, or kind: graphs in its metadata"
         )
     try:
-        return MoleculeStatistics.from_json(metadata["statistics"]).vocabulary
+        return read(metadata["statistics"])
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"checkpoint: it has molecule statistics that cannot be read ({error})") from error
+
+
+def _vocabulary(metadata: Columns) -> chemistry.Vocabulary:
+    """The vocabulary of a policy whose atom types have the charges in them."""
+    from discrete_grpo.datasets.molecules import MoleculeStatistics
+
+    return _read_statistics(metadata, MoleculeStatistics.from_json).vocabulary
 
 
 def _decode(policy: Any, metadata: Columns) -> None:
@@ -84,10 +91,26 @@ def _decode(policy: Any, metadata: Columns) -> None:
         inner.decode = partial(chemistry.decode, vocabulary=vocabulary)
         inner.encode = chemistry.encoder(vocabulary, inner.edge_kernel.noise.num_clean)
         return
+    if hasattr(inner, "node_fields"):
+        _decode_fields(inner, metadata)
+        return
     from discrete_grpo.policies.tokens import TokenPolicy
 
     if isinstance(policy, TokenPolicy):
         policy.decode = chemistry.canonical_samples
+
+
+def _decode_fields(policy: Any, metadata: Columns) -> None:
+    """The same for a policy with the charges as a field."""
+    from discrete_grpo.datasets.molecule_fields import MoleculeFieldStatistics
+
+    fields = _read_statistics(metadata, MoleculeFieldStatistics.from_json).fields
+    found = {field.name: field.kernel.noise.num_clean for field in policy.node_fields}
+    wanted = {"atom": len(fields.symbols), "charge": len(fields.charges)}
+    if found != wanted:
+        told, expected = (", ".join(f"{name} {count}" for name, count in sizes.items()) for sizes in (wanted, found))
+        raise CheckpointError(f"checkpoint: it has statistics of classes {told}, expected the policy's {expected}")
+    policy.decode, policy.encode = partial(molecule_fields.decode, fields=fields), partial(molecule_fields.encode, fields=fields)
 
 
 def _reads_scaffolds(policy: Any) -> bool:
@@ -102,6 +125,8 @@ def _condition(policy: Any, metadata: Columns, condition: Columns) -> Columns:
     if not isinstance(text, str):
         raise ValueError(f"scaffold: {text!r}, expected a SMILES string")
     inner = innermost(policy)
+    if hasattr(inner, "node_fields"):
+        raise ValueError(f"scaffold: {text!r}, expected none: a policy with charges as a field fixes no atoms")
     if hasattr(inner, "node_kernel"):
         return {**condition, "fixed": scaffold_sites(text, _vocabulary(metadata), inner.max_nodes)}
     mol = chemistry.parse(text)

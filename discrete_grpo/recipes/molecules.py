@@ -12,6 +12,7 @@ from torch import nn
 
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.molecules import MoleculeStatistics
+from discrete_grpo.datasets.reading import SHOWN
 from discrete_grpo.diffusion.schedules import Schedule
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.tokenizer import Property
@@ -98,6 +99,6 @@ def report_broken(
     """Count and list on standard error the lines of a file, or other units, that are no molecule, or none of ``kind``."""
     if not broken:
         return
-    listed = "; ".join(f"{unit} {number}: {text[:60]!r}" for number, text in broken[:shown])
+    listed = "; ".join(f"{unit} {number}: {text[:SHOWN]!r}" for number, text in broken[:shown])
     more = f"; and {len(broken) - shown} more" if len(broken) > shown else ""
     print(f"{file}: {len(broken)} of {good + len(broken)} {unit}s are no {kind}: {listed}{more}", file=sys.stderr)

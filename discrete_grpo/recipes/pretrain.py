@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import nn
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.datasets.molecule_fields import FieldMolecules, field_statistics
 from discrete_grpo.datasets.molecules import MoleculeDataset, conditioned, load_molecules, statistics
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.models.graph_transformer import NetworkSizes
-from discrete_grpo.recipes.diffusion import DiffusionOptions
+from discrete_grpo.recipes.molecule_fields import ChargeOptions, check_field_options, field_sizes, molecule_field_policy
 from discrete_grpo.recipes.molecules import data_file, molecule_policy, report_broken, validity_metrics
 from discrete_grpo.training.config import PretrainConfig
-from discrete_grpo.training.pretrain import fit
+from discrete_grpo.training.pretrain import Dataset, fit
 
 if TYPE_CHECKING:
     from discrete_grpo.recipes.digits import PretrainDigitsRecipe
@@ -29,16 +30,19 @@ __all__ = ["PretrainRecipe", "pretrain", "run_pretrain"]
 
 
 @dataclass(frozen=True)
-class PretrainRecipe(DiffusionOptions):
+class PretrainRecipe(ChargeOptions):
     """Likelihood training of a graph diffusion policy on a file of molecules.
 
     Attributes:
         data: path of a SMILES file (.smi, .txt, .csv, .tsv, each optionally .gz), ``enumerated`` for the bundled set, or the
             name of a download (``qm9``, ``zinc250k``).
         output_dir: run folder to make.
+        charges: ``joint``: an atom type is an element with its formal charge (N, N+1, O-1); ``field``: the charge is a class of
+            its own beside the element, and the network an equivariant transformer.
         properties: RDKit descriptors the policy can be conditioned on.
         condition_dropout: share of training molecules whose properties are hidden, so that the policy also works without.
-        network: sizes of the graph transformer.
+        network: sizes of the graph transformer, or with charges ``field`` of the equivariant one, which has no ``walk_length``,
+            ``connectivity`` and ``log_time``.
         pretrain: settings of the training loop.
         max_broken: largest share of lines of ``data`` that may not be a molecule.
         smiles_column: name of the column of SMILES in ``data``; None finds it by its name.
@@ -52,6 +56,7 @@ class PretrainRecipe(DiffusionOptions):
 
     data: str = "enumerated"
     output_dir: str = "runs/pretrain"
+    charges: Literal["joint", "field"] = field(default="joint", kw_only=True)
     properties: tuple[str, ...] = ()
     condition_dropout: float = 0.1
     network: NetworkSizes = field(default_factory=NetworkSizes)
@@ -68,6 +73,16 @@ class PretrainRecipe(DiffusionOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("evaluation_samples", self.evaluation_samples, least=0)
+        if self.charges not in ("joint", "field"):
+            raise ValueError(f"charges: {self.charges!r}, expected joint or field")
+        if self.charges == "field":
+            check_field_options(self)
+            field_sizes(self.network)
+            if self.properties:
+                raise ValueError(f"properties: {', '.join(self.properties)}, expected none with charges as a field")
+        for name in ("charge_weight", "charge_exponent"):
+            if self.charges == "joint" and getattr(self, name) != 1:
+                raise ValueError(f"{name}: {getattr(self, name)}, expected 1 unless charges is 'field'")
 
 
 def _dataset(recipe: PretrainRecipe) -> MoleculeDataset:
@@ -97,7 +112,24 @@ def run_pretrain(recipe: PretrainRecipe, *, network: nn.Module | None = None, re
         network: a network of your own in place of ``recipe.network``, see :class:`~discrete_grpo.recipes.diffusion.Denoiser`.
         resume: whether to continue a stopped run.
     """
+    if network is not None and recipe.charges == "field":
+        raise ValueError(f"network: {type(network).__name__}, expected none with charges as a field")
     data = _dataset(recipe)
+    policy, given, stats = _with_field(recipe, data) if recipe.charges == "field" else _joint(recipe, data, network)
+    metadata = {
+        "statistics": stats,
+        "data": {"name": recipe.data_name or data.name, "molecules": len(data), "licence": recipe.data_licence},
+    }
+    evaluate = validity_metrics(recipe.evaluation_samples)
+    return fit(policy, given, recipe, metadata=metadata, evaluate=evaluate, resume=resume)
+
+
+_Parts: TypeAlias = tuple[nn.Module, Dataset, dict[str, Any]]
+"""A policy, the data it is trained on and the statistics that are kept with it."""
+
+
+def _joint(recipe: PretrainRecipe, data: MoleculeDataset, network: nn.Module | None) -> _Parts:
+    """A graph policy, whose atom types have the charges in them."""
     stats = statistics(data)
     given = conditioned(data, recipe.properties) if recipe.properties else None
     policy = molecule_policy(
@@ -108,12 +140,14 @@ def run_pretrain(recipe: PretrainRecipe, *, network: nn.Module | None = None, re
         condition_dropout=recipe.condition_dropout,
         seed=recipe.pretrain.seed,
     )
-    metadata = {
-        "statistics": stats.to_json(),
-        "data": {"name": recipe.data_name or data.name, "molecules": len(data), "licence": recipe.data_licence},
-    }
-    evaluate = validity_metrics(recipe.evaluation_samples)
-    return fit(policy, given or data, recipe, metadata=metadata, evaluate=evaluate, resume=resume)
+    return policy, given or data, stats.to_json()
+
+
+def _with_field(recipe: PretrainRecipe, data: MoleculeDataset) -> _Parts:
+    """A policy with the charges as a field."""
+    stats = field_statistics(statistics(data))
+    policy = molecule_field_policy(stats, field_sizes(recipe.network), recipe, seed=recipe.pretrain.seed)
+    return policy, FieldMolecules(data, stats.fields), stats.to_json()
 
 
 AnyRecipe: TypeAlias = (

@@ -36,6 +36,7 @@ __all__ = [
     "SpatialOptions",
     "run_pretrain_spatial",
     "spatial_policy",
+    "split_molecules",
 ]
 
 _T = TypeVar("_T")
@@ -190,9 +191,8 @@ def run_pretrain_spatial(recipe: PretrainSpatialRecipe, *, resume: bool = False)
         recipe: the settings.
         resume: whether to continue a stopped run.
     """
-    data = _molecules(recipe)
-    held_out, train = _split(data.molecules, recipe)
-    stats = spatial_statistics(train, recipe.data_name or data.name)
+    held_out, train, name = split_molecules(recipe)
+    stats = spatial_statistics(train, recipe.data_name or name)
     policy = spatial_policy(stats, recipe.network, recipe, seed=recipe.pretrain.seed)
     folder = Path(recipe.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -209,6 +209,18 @@ def run_pretrain_spatial(recipe: PretrainSpatialRecipe, *, resume: bool = False)
         return sample_metrics(sample(averaged, count))
 
     return fit(policy, SpatialGraphs(train, stats), recipe, metadata=metadata, evaluate=measure if count else None, resume=resume)
+
+
+def split_molecules(recipe: PretrainSpatialRecipe) -> tuple[list[SpatialMolecule], list[SpatialMolecule], str]:
+    """Held-out molecules of ``recipe.data``, those that are trained on, at least one each, and the name of the set.
+
+    Raises:
+        FileNotFoundError, ValueError: if the data cannot be read, or more of it than allowed is no molecule in space.
+    """
+    data = _molecules(recipe)
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.conformer_seed)).tolist()
+    count = min(max(1, round(recipe.test_share * len(data))), len(data) - 1)
+    return [data[k] for k in order[:count]], [data[k] for k in order[count:]], data.name
 
 
 def _molecules(recipe: PretrainSpatialRecipe) -> SpatialDataset:
@@ -266,12 +278,3 @@ def _drawn(items: Sequence[_T], count: int, seed: int) -> tuple[_T, ...]:
     """At most ``count`` items, drawn at random and in their order."""
     rows = torch.randperm(len(items), generator=torch.Generator().manual_seed(seed))[:count]
     return tuple(items[k] for k in rows.sort().values.tolist())
-
-
-def _split(
-    molecules: Sequence[SpatialMolecule], recipe: PretrainSpatialRecipe
-) -> tuple[list[SpatialMolecule], list[SpatialMolecule]]:
-    """Held-out molecules and those that are trained on, at least one each."""
-    order = torch.randperm(len(molecules), generator=torch.Generator().manual_seed(recipe.conformer_seed)).tolist()
-    count = min(max(1, round(recipe.test_share * len(molecules))), len(molecules) - 1)
-    return [molecules[k] for k in order[:count]], [molecules[k] for k in order[count:]]

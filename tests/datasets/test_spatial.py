@@ -59,7 +59,7 @@ def test_what_fails_is_left_out_and_counted() -> None:
     made = conformers(["CCO", "no molecule", "[BH3]", "O", ""])
     assert [smiles_of(m) for m in made] == ["CCO", "O"]
     assert made.sources == (0, 3)
-    assert made.broken == ((1, "no molecule: does not parse"), (2, "[BH3]: no MMFF94 parameters"), (4, ": does not parse"))
+    assert made.broken == ((1, "no molecule: does not parse"), (2, "[BH3]: no MMFF94 parameters"), (4, "does not parse"))
 
 
 def test_the_seed_decides_and_the_company_does_not() -> None:
@@ -156,7 +156,7 @@ def test_broken_molecules_of_a_file_are_counted(tmp_path: Path) -> None:
     assert [k for k, _ in found.broken] == [1, 3]
     assert "0.010 Å apart" in found.broken[0][1]
     assert "does not sanitise" in found.broken[1][1]
-    with pytest.raises(ValueError, match=r"has 2 of 4 lines that are no molecule \(50\.0%, max_broken 5\.0%\): line 2: "):
+    with pytest.raises(ValueError, match=r"has 2 of 4 records that are no molecule \(50\.0%, max_broken 5\.0%\): record 2: "):
         load_spatial(path)
 
 

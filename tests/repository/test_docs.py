@@ -16,6 +16,7 @@ PAGES = [
     "docs/importing.md",
     "docs/graphs.md",
     "docs/own-graphs.md",
+    "docs/space.md",
     "docs/rewards.md",
     "docs/runs.md",
     "docs/training.md",
