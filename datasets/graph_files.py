@@ -1,4 +1,4 @@
-"""Files of graphs with classes: GraphML, GML, JSON node-link, edge lists, graph6 lines, and PyG data saved by torch.
+"""Files of graphs with classes: GraphML, GML, JSON node-link, edge lists, graph6 and digraph6 lines, and PyG data saved by torch.
 
 A file of one graph or of many, or a folder of such files. Reading runs no code from a file.
 """
@@ -20,7 +20,7 @@ import torch
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.domains.named_graphs import named_graph
 
-__all__ = ["SUFFIXES", "read_graph_objects", "to_graphml", "to_node_link"]
+__all__ = ["SUFFIXES", "iter_graph_objects", "read_graph_objects", "to_graphml", "to_node_link"]
 
 
 def read_graph_objects(path: Path, max_bytes: int = MAX_BYTES) -> list[Any]:
@@ -32,7 +32,8 @@ def read_graph_objects(path: Path, max_bytes: int = MAX_BYTES) -> list[Any]:
     .graphml, .gml            networkx graphs with node and edge attributes; a GraphML file may hold many
     .json, .jsonl             node-link data: one graph, a list of graphs, or one graph per line
     .edgelist, .edges         ``u v``, ``u v class`` or ``u v {'attribute': value}`` per line; a blank line ends a graph
-    .g6, .txt                 graph6 lines, with ``nodes=NAMES edges=NAMES`` after them or without
+    .arcs                     the same, each line an arc from u to v
+    .g6, .d6, .txt            graph6 or digraph6 lines, with ``nodes=NAMES edges=NAMES`` after them or without
     .pt, .pth                 a list of PyG ``Data``, or what ``InMemoryDataset`` saves
     ========================  ===============================================================================
 
@@ -46,18 +47,25 @@ def read_graph_objects(path: Path, max_bytes: int = MAX_BYTES) -> list[Any]:
         FileNotFoundError: if there is no such file or folder.
         ValueError: naming the file, for another ending, or if it cannot be read or is too large.
     """
+    return list(iter_graph_objects(path, max_bytes))
+
+
+def iter_graph_objects(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[Any]:
+    """:func:`read_graph_objects`, one graph after the other."""
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if suffix_of(p) in SUFFIXES)
         if not files:
             raise ValueError(f"data: folder {str(path)!r} has no file ending in {', '.join(SUFFIXES)}, expected at least one")
-        return [graph for file in files for graph in read_graph_objects(file, max_bytes)]
+        for file in files:
+            yield from iter_graph_objects(file, max_bytes)
+        return
     kind = suffix_of(path)
     if kind not in SUFFIXES:
         raise ValueError(f"data: {str(path)!r}, expected a folder or a file ending in {', '.join(SUFFIXES)} or .npz")
     if not path.is_file():
         raise FileNotFoundError(f"data: {path} does not exist, expected a file of graphs")
     try:
-        return list(SUFFIXES[kind](path, max_bytes))
+        yield from SUFFIXES[kind](path, max_bytes)
     except (OSError, EOFError, zlib.error, nx.NetworkXException, ParseError, ValueError, TypeError, KeyError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
         if said.startswith("data: "):
@@ -105,23 +113,27 @@ def _node_link(value: Any) -> nx.Graph:
     return nx.node_link_graph(dict(value), edges=key)
 
 
-def _edge_list(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
+def _edge_list(path: Path, max_bytes: int, kind: type[nx.Graph] = nx.Graph) -> Iterator[nx.Graph]:
     block: list[str] = []
     for line in (*text_lines(path, max_bytes, argument="data"), ""):
         if line.strip():
             block.append(line)
         elif block:
-            yield _edges(block)
+            yield _edges(block, kind)
             block = []
 
 
-def _edges(lines: Sequence[str]) -> nx.Graph:
+def _arc_list(path: Path, max_bytes: int) -> Iterator[nx.DiGraph]:
+    return _edge_list(path, max_bytes, nx.DiGraph)
+
+
+def _edges(lines: Sequence[str], kind: type[nx.Graph]) -> nx.Graph:
     """One graph of an edge list; a third column is the class, or a mapping of attributes."""
     rows = [line.split(None, 2) for line in lines if not line.lstrip().startswith("#")]
     if any(len(row) < 2 for row in rows):
         raise ValueError(f"{next(row for row in rows if len(row) < 2)}, expected two nodes, and a class or nothing")
     named = any(len(row) == 3 and not row[2].startswith("{") for row in rows)
-    return nx.parse_edgelist(lines, data=[("label", str)] if named else True)
+    return nx.parse_edgelist(lines, create_using=kind, data=[("label", str)] if named else True)
 
 
 def _graph6(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
@@ -181,7 +193,9 @@ SUFFIXES: Mapping[str, Callable[[Path, int], Iterable[Any]]] = {
     ".jsonl": _json_lines,
     ".edgelist": _edge_list,
     ".edges": _edge_list,
+    ".arcs": _arc_list,
     ".g6": _graph6,
+    ".d6": _graph6,
     ".txt": _graph6,
     ".pt": _saved,
     ".pth": _saved,

@@ -24,9 +24,11 @@ def is_directed(data: Data) -> bool:
 
 
 def listed(
-    data: Data, name: str, node_attribute: str | None, edge_attribute: str | None
+    data: Data, name: str, node_attribute: str | None, edge_attribute: str | None, directed: bool = False
 ) -> tuple[list[str], list[tuple[int, int]], list[str]]:
     """Names of the nodes, the edges as pairs i < j, and their names; those of graphs without classes where there is no attribute.
+
+    With ``directed`` the edges are all arcs as they are listed, each from its first node to its second.
 
     Raises:
         ValueError: beginning with ``name``, for a self-loop, an edge that stands twice, two classes in its two directions, an
@@ -40,14 +42,14 @@ def listed(
         raise ValueError(f"{name}, node {int(index[0][index[0] == index[1]][0])} has a self-loop, expected none")
     nodes = _classes(data, node_attribute, "x", n, f"{name}: ")
     edges = _classes(data, edge_attribute, "edge_attr", index.shape[1], f"{name}: ")
-    upper = index[0] < index[1]
+    kept = torch.ones_like(index[0], dtype=torch.bool) if directed else index[0] < index[1]
     if len(index.T.unique(dim=0)) < index.shape[1]:
-        raise ValueError(f"{name} has an edge twice, expected each once in both directions")
-    if edges is not None and not is_undirected(index, edges, num_nodes=n):
+        raise ValueError(f"{name} has an edge twice, expected each once{'' if directed else ' in both directions'}")
+    if not directed and edges is not None and not is_undirected(index, edges, num_nodes=n):
         raise ValueError(f"{name} has an edge with another class in the other direction, expected undirected graphs")
     names = [ABSENT[0]] * n if nodes is None else list(map(str, nodes.tolist()))
-    kinds = [ABSENT[1]] * int(upper.sum()) if edges is None else list(map(str, edges[upper].tolist()))
-    return names, [(int(i), int(j)) for i, j in index[:, upper].T.tolist()], kinds
+    kinds = [ABSENT[1]] * int(kept.sum()) if edges is None else list(map(str, edges[kept].tolist()))
+    return names, [(int(i), int(j)) for i, j in index[:, kept].T.tolist()], kinds
 
 
 def _classes(data: Data, wanted: str | None, usual: str, count: int, where: str) -> Int[Tensor, " item"] | None:

@@ -21,6 +21,7 @@ __all__ = [
     "CosDistortion",
     "CosineSchedule",
     "DigressSchedule",
+    "DistortedSchedule",
     "LinearSchedule",
     "PolydecDistortion",
     "PolyincDistortion",
@@ -132,6 +133,26 @@ class PolydecDistortion:
 def _clean_time(t: Tensor) -> Tensor:
     """DeFoG's time u = 1 - t in [0, 1], in the widest type of the device."""
     return (1.0 - widen(t)).clamp(0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class DistortedSchedule:
+    """Schedule whose time runs as a distortion f says, ᾱ(t) = ᾱ_0(1 - f(t)), for training and sampling alike.
+
+    Attributes:
+        schedule: ᾱ_0.
+        distortion: f, a time distortion as a schedule, such as :class:`PolydecDistortion`.
+
+    >>> DistortedSchedule(LinearSchedule(), PolyincDistortion()).alpha_bar(torch.tensor([0.0, 0.5, 1.0])).tolist()
+    [1.0, 0.25, 0.0]
+    """
+
+    schedule: Schedule
+    distortion: Schedule
+
+    def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+        """ᾱ(t), elementwise: the share of the clean signal left at time t, in [0, 1], float64."""
+        return self.schedule.alpha_bar(1 - self.distortion.alpha_bar(t))
 
 
 def time_grid(num_steps: int) -> Float[Tensor, " point"]:

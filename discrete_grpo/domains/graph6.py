@@ -10,7 +10,7 @@ Source: McKay, Description of graph6, https://users.cecs.anu.edu.au/~bdm/data/fo
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import networkx as nx
@@ -26,10 +26,13 @@ __all__ = [
     "adjacency",
     "adjacency_to_graph6",
     "batch_to_graph6",
+    "bits_of",
     "from_graph6",
     "graph6",
     "graphs_to_batch",
     "node_count",
+    "read_codes",
+    "write_codes",
 ]
 
 GraphLike: TypeAlias = "nx.Graph | str"
@@ -78,10 +81,8 @@ def adjacency(graph: GraphLike) -> Bool[np.ndarray, "node node"]:
     if not isinstance(graph, str):
         return nx.to_numpy_array(_simple(graph), dtype=bool, weight=None)
     codes, head, n = _header(graph)
-    pairs = n * (n - 1) // 2
-    bits = np.unpackbits(codes[head:, None] << np.uint8(2), axis=1)[:, :6].ravel()[:pairs].astype(bool)
     matrix = np.zeros((n, n), dtype=bool)
-    matrix[np.tril_indices(n, -1)] = bits
+    matrix[np.tril_indices(n, -1)] = bits_of(codes[head:])[: n * (n - 1) // 2]
     return matrix | matrix.T
 
 
@@ -98,17 +99,49 @@ def node_count(text: str) -> int:
 
 
 def _header(text: str) -> tuple[Int[np.ndarray, " character"], int, int]:
-    """The codes of a graph6 line, how many of them say the number of nodes, and that number."""
-    codes = np.frombuffer(CLASSES.sub("", text.strip()).removeprefix(">>graph6<<").encode(), dtype=np.uint8) - np.uint8(63)
+    return read_codes(CLASSES.sub("", text.strip()).removeprefix(">>graph6<<"), lambda n: n * (n - 1) // 2, text, "graph6")
+
+
+def read_codes(body: str, num_bits: Callable[[int], int], text: str, kind: str) -> tuple[Int[np.ndarray, " character"], int, int]:
+    """The codes of N(n) R(x), how many of them say the number of nodes n, and n.
+
+    Args:
+        body: the line without its header and its classes.
+        num_bits: the number of bits of x for n nodes.
+        text: the whole line, for errors.
+        kind: name of the format, for errors.
+
+    Raises:
+        ValueError: if a character is none of the format, or the line is not as long as n nodes need.
+    """
+    codes = np.frombuffer(body.encode(), dtype=np.uint8) - np.uint8(63)
     if not len(codes) or codes.max() > 63:
-        raise ValueError(f"graph: {text[:60]!r} is no graph6 line (it is empty, or a character is not in '?' to '~')")
+        raise ValueError(f"graph: {text[:60]!r} is no {kind} line (it is empty, or a character is not in '?' to '~')")
     marks = 0 if codes[0] < 63 else 1 if len(codes) > 1 and codes[1] < 63 else 2
     head = (1, 4, 8)[marks]  # how many characters say how many nodes there are, marks included
     n = sum(int(c) << 6 * k for k, c in enumerate(reversed(codes[marks:head])))
-    needed = head + (n * (n - 1) // 2 + 5) // 6
+    needed = head + (num_bits(n) + 5) // 6
     if len(codes) != needed:
-        raise ValueError(f"graph: {text[:60]!r} is no graph6 line ({n} nodes need {needed} characters)")
+        raise ValueError(f"graph: {text[:60]!r} is no {kind} line ({n} nodes need {needed} characters)")
     return codes, head, n
+
+
+def bits_of(codes: Int[np.ndarray, " character"]) -> Bool[np.ndarray, " bit"]:
+    """Six bits of every code, the highest first; inverse of R(x) in :func:`write_codes` up to padding."""
+    return np.unpackbits(codes[:, None] << np.uint8(2), axis=1)[:, :6].ravel().astype(bool)
+
+
+def write_codes(n: int, bits: Bool[np.ndarray, " bit"]) -> str:
+    """N(n) R(x): the number of nodes and the bits x as characters, six bits each, filled up with 0."""
+    if n < 63:
+        size = [n]
+    else:
+        digits, prefix = (3, [63]) if n < 258048 else (6, [63, 63])
+        size = prefix + [n >> 6 * k & 63 for k in reversed(range(digits))]
+    padded = np.zeros(-(-len(bits) // 6) * 6, dtype=np.uint8)
+    padded[: len(bits)] = bits
+    codes = padded.reshape(-1, 6) @ np.array([32, 16, 8, 4, 2, 1], dtype=np.uint8)
+    return bytes(63 + np.concatenate([np.array(size, dtype=np.uint8), codes])).decode("ascii")
 
 
 def _simple(graph: nx.Graph) -> nx.Graph:
@@ -124,16 +157,7 @@ def _simple(graph: nx.Graph) -> nx.Graph:
 
 def adjacency_to_graph6(matrix: Bool[np.ndarray, "node node"]) -> str:
     """The graph6 line of a symmetric adjacency matrix without self-loops; inverse of :func:`adjacency`."""
-    n = len(matrix)
-    if n < 63:
-        size = [n]
-    else:
-        digits, prefix = (3, [63]) if n < 258048 else (6, [63, 63])
-        size = prefix + [n >> 6 * k & 63 for k in reversed(range(digits))]
-    bits = np.zeros(-(-(n * (n - 1) // 2) // 6) * 6, dtype=np.uint8)
-    bits[: n * (n - 1) // 2] = matrix[np.tril_indices(n, -1)]
-    codes = bits.reshape(-1, 6) @ np.array([32, 16, 8, 4, 2, 1], dtype=np.uint8)
-    return bytes(63 + np.concatenate([np.array(size, dtype=np.uint8), codes])).decode("ascii")
+    return write_codes(len(matrix), matrix[np.tril_indices(len(matrix), -1)])
 
 
 def batch_to_graph6(batch: GraphBatch) -> list[str]:

@@ -27,10 +27,12 @@ __all__ = [
     "node_mask",
     "num_pairs",
     "pack",
+    "padded_rows",
     "pair_index",
     "pair_mask",
     "permute",
     "symmetrise",
+    "taken_rows",
     "unpack",
     "upper",
 ]
@@ -217,24 +219,26 @@ class PackedGraphs:
         at = rows if isinstance(rows, slice) else torch.as_tensor(rows, dtype=torch.long)
         sizes, (nodes, pairs) = self.sizes[at], self._starts
         n = int(sizes.max()) if sizes.numel() else 0
-        padded = _padded(self.nodes, nodes[at], sizes, n)
-        return unpack(padded, _padded(self.pairs, pairs[at], sizes * (sizes - 1) // 2, num_pairs(n)), node_mask(sizes, n))
+        padded = padded_rows(self.nodes, nodes[at], sizes, n)
+        return unpack(padded, padded_rows(self.pairs, pairs[at], sizes * (sizes - 1) // 2, num_pairs(n)), node_mask(sizes, n))
 
     def index(self, rows: Int[Tensor, " row"] | Sequence[int]) -> PackedGraphs:
         """The graphs at ``rows``, in that order."""
         at = torch.as_tensor(rows, dtype=torch.long)
         sizes, (nodes, pairs) = self.sizes[at], self._starts
-        return PackedGraphs(_taken(self.nodes, nodes[at], sizes), _taken(self.pairs, pairs[at], sizes * (sizes - 1) // 2), sizes)
+        return PackedGraphs(
+            taken_rows(self.nodes, nodes[at], sizes), taken_rows(self.pairs, pairs[at], sizes * (sizes - 1) // 2), sizes
+        )
 
 
-def _padded(flat: Tensor, starts: Int[Tensor, " row"], lengths: Int[Tensor, " row"], width: int) -> Shaped[Tensor, "row width"]:
+def padded_rows(flat: Tensor, starts: Int[Tensor, " row"], lengths: Int[Tensor, " row"], width: int) -> Shaped[Tensor, "row width"]:
     """Pieces of a flat array as rows, filled up with 0."""
     column = torch.arange(width)
     inside = column < lengths[:, None]
     return torch.where(inside, flat[torch.where(inside, starts[:, None] + column, 0)], 0)
 
 
-def _taken(flat: Tensor, starts: Int[Tensor, " row"], lengths: Int[Tensor, " row"]) -> Shaped[Tensor, " item"]:
+def taken_rows(flat: Tensor, starts: Int[Tensor, " row"], lengths: Int[Tensor, " row"]) -> Shaped[Tensor, " item"]:
     """Pieces of a flat array end to end."""
     ends = lengths.cumsum(0)
     return flat[torch.arange(int(lengths.sum())) + (starts - ends + lengths).repeat_interleave(lengths)]

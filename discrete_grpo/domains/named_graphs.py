@@ -3,6 +3,9 @@
 The text is a graph6 line followed by the names, ``Bg nodes=red,blue,red edges=thin,thick``, with edges in the order of graph6's
 pairs; a character of a name that would break the line is written as in a URL (``%20``). The lines of
 :mod:`~discrete_grpo.domains.labelled_graphs` are of this form, with numbers as names. Readers of graph6 see the plain graph.
+
+A directed graph is a digraph6 line, which begins with ``&``, followed by the names in the same way, ``&BP? nodes=red,blue,red
+edges=thin,thick``: arcs in the order of the rows of the adjacency matrix, those of node 0 first.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import numpy as np
 import torch
 
 from discrete_grpo.core.checks import did_you_mean
-from discrete_grpo.domains import graph6
+from discrete_grpo.domains import digraph6, graph6
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.domains.isomorphism import Form, form
 
@@ -31,10 +34,12 @@ __all__ = [
     "NO_EDGE",
     "Labels",
     "batch_to_lines",
+    "graph_of",
     "labelled_form",
     "lines_to_batch",
     "named_graph",
     "ordered_names",
+    "quoted",
     "to_line",
     "to_networkx",
     "to_pyg",
@@ -129,22 +134,38 @@ def ordered_names(names: Iterable[str]) -> list[str]:
 # -- text
 
 
+def quoted(name: str) -> str:
+    """A name as it stands in a line."""
+    return quote(name, safe=SAFE)
+
+
 def to_line(graph: nx.Graph) -> str:
-    """The line of a graph whose nodes and edges have their name as the attribute ``label``; a graph6 line where they have none.
+    """The line of a graph whose nodes and edges have their name as the attribute ``label``; a plain line where they have none.
 
     >>> to_line(named_graph("Bg nodes=red,blue,red edges=thin,thick"))
     'Bg nodes=red,blue,red edges=thin,thick'
+    >>> to_line(nx.DiGraph([(0, 1), (1, 2)]))
+    '&BP?'
     """
+    shape = digraph6.digraph6(graph) if graph.is_directed() else graph6.graph6(graph)
     if not any("label" in values for _, values in graph.nodes(data=True)):
-        return graph6.graph6(graph)
+        return shape
+    names = ([c for _, c in graph.nodes(data="label")], [graph.edges[pair].get("label") for pair in _ordered(graph)])
+    return "{} nodes={} edges={}".format(shape, *(",".join(quoted(str(c)) for c in part) for part in names))
+
+
+def _ordered(graph: nx.Graph) -> list[tuple[Any, Any]]:
+    """The edges in the order of their text: arcs by tail and head, pairs by their later and then their earlier end."""
     place = {node: k for k, node in enumerate(graph)}
-    edges = sorted((max(place[a], place[b]), min(place[a], place[b]), str(c)) for a, b, c in graph.edges(data="label"))
-    names = ([str(c) for _, c in graph.nodes(data="label")], [c for *_, c in edges])
-    return "{} nodes={} edges={}".format(graph6.graph6(graph), *(",".join(quote(c, safe=SAFE) for c in part) for part in names))
+    if graph.is_directed():
+        return sorted(graph.edges, key=lambda arc: (place[arc[0]], place[arc[1]]))
+    return sorted(graph.edges, key=lambda pair: sorted((place[pair[0]], place[pair[1]]), reverse=True))
 
 
 def named_graph(sample: str | nx.Graph) -> nx.Graph:
     """The graph of a line, on nodes 0..n-1 that have their name as the attribute ``label``, as edges have; plain lines give none.
+
+    A line that begins with ``&`` gives a ``networkx.DiGraph``.
 
     >>> named_graph("Bg nodes=red,blue,red edges=thin,thick").edges(data="label")
     EdgeDataView([(0, 1, 'thin'), (1, 2, 'thick')])
@@ -157,17 +178,28 @@ def named_graph(sample: str | nx.Graph) -> nx.Graph:
     found = FORM.fullmatch(sample.strip())
     if found is None:
         raise ValueError(f"graph: {sample[:60]!r}, expected a graph6 line, with nodes=NAMES edges=NAMES after it or without")
-    graph = graph6.from_graph6(found["graph"])
+    text = found["graph"]
+    graph = digraph6.from_digraph6(text) if digraph6.is_digraph6(text) else graph6.from_graph6(text)
     if found["nodes"] is None:
         return graph
-    pairs = sorted(graph.edges, key=lambda pair: (max(pair), min(pair)))
-    for part, wanted in (("nodes", list(graph)), ("edges", pairs)):
+    for part, wanted in (("nodes", list(graph)), ("edges", _ordered(graph))):
         names = [unquote(name) for name in found[part].split(",")] if found[part] else []
         if len(names) != len(wanted):
             raise ValueError(f"graph: {sample[:60]!r} has {len(names)} classes of {part}, expected {len(wanted)}")
         setter = nx.set_node_attributes if part == "nodes" else nx.set_edge_attributes
         setter(graph, dict(zip(wanted, names, strict=True)), "label")
     return graph
+
+
+def graph_of(sample: str | nx.Graph | None) -> nx.Graph | None:
+    """:func:`named_graph`; None for None, for text that is no line of a graph, and for a graph without nodes."""
+    if sample is None:
+        return None
+    try:
+        graph = named_graph(sample)
+    except ValueError:
+        return None
+    return graph if len(graph) else None
 
 
 # -- classes
@@ -177,7 +209,7 @@ def batch_to_lines(batch: GraphBatch, labels: Labels) -> list[str]:
     """Every graph of a batch as a line with the names of its node and edge classes."""
     sizes, found = batch.sizes.tolist(), []
     nodes, edges = batch.nodes.cpu().numpy(), batch.edges.cpu().numpy()
-    names = [[quote(name, safe=SAFE) for name in part] for part in (labels.nodes, labels.edges)]
+    names = [[quoted(name) for name in part] for part in (labels.nodes, labels.edges)]
     for k, n in enumerate(sizes):
         matrix = edges[k, :n, :n]
         pairs = matrix[np.tril_indices(n, -1)]
@@ -211,7 +243,7 @@ def lines_to_batch(samples: Sequence[str | nx.Graph], labels: Labels) -> GraphBa
 
 
 def to_networkx(sample: str | nx.Graph, labels: Labels | None = None) -> nx.Graph:
-    """A graph whose nodes and edges have their class by the attribute that ``labels`` names.
+    """A graph whose nodes and edges have their class by the attribute that ``labels`` names, directed where the line is.
 
     >>> labels = Labels(("blue", "red"), ("no edge", "thin"), node_attribute="colour")
     >>> to_networkx("A_ nodes=red,blue edges=thin", labels).nodes[0]
@@ -220,7 +252,8 @@ def to_networkx(sample: str | nx.Graph, labels: Labels | None = None) -> nx.Grap
     Raises:
         ValueError: if ``sample`` is no graph.
     """
-    graph, found = named_graph(sample), nx.Graph()
+    graph = named_graph(sample)
+    found = nx.DiGraph() if graph.is_directed() else nx.Graph()
     names = ("label", "label") if labels is None else (labels.node_attribute, labels.edge_attribute)
     found.add_nodes_from((node, {names[0]: c} if c is not None else {}) for node, c in graph.nodes(data="label"))
     found.add_edges_from((i, j, {names[1]: c} if c is not None else {}) for i, j, c in graph.edges(data="label"))
@@ -230,14 +263,15 @@ def to_networkx(sample: str | nx.Graph, labels: Labels | None = None) -> nx.Grap
 def to_pyg(sample: str | nx.Graph, labels: Labels | None = None) -> Data:
     """PyG data with node classes ``x`` [n, 1] and edge classes ``edge_attr`` [E]; each edge stands there in both directions.
 
-    Without ``labels`` node classes are 0 and edge classes 1.
+    An arc of a directed graph stands there once. Without ``labels`` node classes are 0 and edge classes 1.
 
     Raises:
         ValueError: if ``sample`` is no graph, or has a class that ``labels`` does not have.
     """
     from torch_geometric.utils import from_networkx
 
-    graph, numbered = named_graph(sample), nx.Graph()
+    graph = named_graph(sample)
+    numbered = nx.DiGraph() if graph.is_directed() else nx.Graph()
     kinds = ((i, 0 if labels is None else labels.node_class(str(c))) for i, c in graph.nodes(data="label"))
     numbered.add_nodes_from((i, {"x": [c]}) for i, c in kinds)
     orders = ((i, j, 1 if labels is None else labels.edge_class(str(c))) for i, j, c in graph.edges(data="label"))
@@ -255,7 +289,8 @@ def labelled_form(sample: str | nx.Graph) -> Form:
     """A graph prepared for comparison, classes included: isomorphic forms differ by a renumbering of the nodes alone.
 
     Every edge becomes a node that is joined to both ends, so that classes of edges are classes of nodes, where colour refinement
-    starts. A plain graph has the form of :func:`~discrete_grpo.domains.isomorphism.form`.
+    starts; every arc becomes two, one at its tail and one at its head. A plain undirected graph has the form of
+    :func:`~discrete_grpo.domains.isomorphism.form`.
 
     >>> from discrete_grpo.domains.isomorphism import isomorphic
     >>> first, second, third = map(labelled_form, ["A_ nodes=a,b edges=x", "A_ nodes=b,a edges=x", "A_ nodes=a,b edges=y"])
@@ -263,17 +298,18 @@ def labelled_form(sample: str | nx.Graph) -> Form:
     (True, False)
 
     Raises:
-        ValueError: if ``sample`` is no simple undirected graph.
+        ValueError: if ``sample`` is no graph, or has a self-loop.
     """
     graph = named_graph(sample)
-    if not any("label" in values for _, values in graph.nodes(data=True)):
+    if not graph.is_directed() and not any("label" in values for _, values in graph.nodes(data=True)):
         return form(graph)
     split = nx.Graph()
     split.add_nodes_from(("node", node) for node in graph)
     colours = [_hash("node", c) for _, c in graph.nodes(data="label")]
+    ends = ("tail", "head") if graph.is_directed() else ("edge",)
     for i, j, c in graph.edges(data="label"):
-        split.add_edges_from((("edge", i, j), ("node", end)) for end in (i, j))
-        colours.append(_hash("edge", c))
+        nx.add_path(split, [("node", i), *((end, i, j) for end in ends), ("node", j)])
+        colours += [_hash(end, c) for end in ends]
     return form(split, np.array(colours, dtype=np.uint64))
 
 

@@ -1,5 +1,7 @@
 """How far the classes of generated graphs are from those of a reference: total variation of three tables of frequencies.
 
+Graphs are undirected or directed; the ends of an arc are in their order, tail and head.
+
 The total variation of two tables p and q is ½ Σ |p - q|, from 0 (equal) to 1 (no class in common).
 """
 
@@ -12,8 +14,7 @@ from typing import TypeAlias
 
 import networkx as nx
 
-from discrete_grpo.domains.graph_validity import matrix_of
-from discrete_grpo.domains.named_graphs import Labels, named_graph
+from discrete_grpo.domains.named_graphs import Labels, graph_of
 
 __all__ = ["check_classes", "class_distances", "class_shares", "total_variation"]
 
@@ -42,8 +43,8 @@ def class_distances(samples: Sequence[str | nx.Graph | None], reference: Iterabl
     Returns:
         ``tv_node_class`` and ``tv_edge_class``: total variation of the class frequencies of all nodes and of all edges;
         ``tv_edge_given_ends``: Σ_ab w_ab TV(class of an edge given its ends a, b), w_ab the share of the reference's edges with
-        ends of the classes a and b in either order; 1 stands for ends between which no sample has an edge. NaN where one side
-        has no nodes or no edges.
+        ends of the classes a and b, in either order where graphs are undirected; 1 stands for ends between which no sample has an
+        edge. NaN where one side has no nodes or no edges.
 
     >>> first, second = "A_ nodes=a,b edges=x", "A_ nodes=a,a edges=x"
     >>> class_distances([first], [second])
@@ -62,16 +63,15 @@ def class_distances(samples: Sequence[str | nx.Graph | None], reference: Iterabl
 
 
 def _counts(samples: Iterable[str | nx.Graph | None]) -> tuple[Counter[str], Counter[str], dict[Ends, Counter[str]]]:
-    """Numbers of nodes by class, of edges by class, and of edges by class given the classes of their ends in order."""
+    """Numbers of nodes by class, of edges by class, and of edges by class given their ends' classes, sorted if undirected."""
     nodes, edges, given = Counter[str](), Counter[str](), dict[Ends, Counter[str]]()
     for sample in samples:
-        if sample is None or matrix_of(sample) is None:
+        if (graph := graph_of(sample)) is None:
             continue
-        graph = named_graph(sample)
         names = {node: str(c) for node, c in graph.nodes(data="label")}
         nodes.update(names.values())
         for i, j, c in graph.edges(data="label"):
-            first, second = sorted((names[i], names[j]))
+            first, second = (names[i], names[j]) if graph.is_directed() else sorted((names[i], names[j]))
             edges[str(c)] += 1
             given.setdefault((first, second), Counter())[str(c)] += 1
     return nodes, edges, given
@@ -94,9 +94,8 @@ def class_shares(samples: Sequence[str | nx.Graph | None]) -> dict[str, float]:
 def check_classes(samples: Sequence[str | None], labels: Labels) -> None:
     """Raise ValueError, naming the first such sample, if one has no classes or a class that ``labels`` does not have."""
     for k, sample in enumerate(samples, 1):
-        if sample is None or matrix_of(sample) is None:
+        if (graph := graph_of(sample)) is None:
             continue
-        graph = named_graph(sample)
         if None in dict(graph.nodes(data="label")).values():
             raise ValueError(f"file: graph {k} has no classes, expected those of the reference: {', '.join(labels.nodes[:10])}")
         try:

@@ -22,6 +22,7 @@ from jaxtyping import Float
 
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits, read_npz
 from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
+from discrete_grpo.domains import digraph6
 from discrete_grpo.domains.graph6 import MAX_NODES, GraphLike, node_count
 from discrete_grpo.domains.graph_statistics import DESCRIPTORS, SIGMA, Descriptor, descriptor_table, mmd_of
 from discrete_grpo.domains.graph_validity import SHAPES, Shape, has_shape, is_connected, matrix_of
@@ -187,20 +188,22 @@ class GraphFile:
         return list(self.in_order)
 
 
-def read_graphs(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES) -> GraphFile:
+def read_graphs(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES, directed: bool = False) -> GraphFile:
     """Read graphs from a file.
 
-    The file has one graph6 line per graph (``.g6``, ``.txt``) or a column ``graph`` (``.csv``), or is an npz file, whose test split
-    is read. Text may be gzipped (``.gz``). Blank lines of a list of lines are skipped.
+    The file has one graph6 line per graph (``.g6``, ``.d6``, ``.txt``) or a column ``graph`` (``.csv``), or is an npz file, whose
+    test split is read. Text may be gzipped (``.gz``). Blank lines of a list of lines are skipped.
 
     Args:
         path: the file.
         max_nodes: largest number of nodes of a graph.
         max_bytes: largest size that a gzipped file, or an npz file, may unpack to.
+        directed: whether the lines are of directed graphs.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the ending is another one, there is no column ``graph``, the file holds nothing, or something too large.
+        ValueError: if a graph has the other direction, the ending is another one, there is no column ``graph``, the file holds
+            nothing, or something too large.
     """
     path = Path(path)
     if not path.is_file():
@@ -208,12 +211,12 @@ def read_graphs(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int 
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     if path.suffix == ".npz":
         lines = list(enumerate((to_line(g) for g in read_npz(path, max_nodes=max_nodes, max_bytes=max_bytes).test), 1))
-    elif kind in (".g6", ".txt", ".csv"):
+    elif kind in (".g6", ".d6", ".txt", ".csv"):
         text = text_lines(path, max_bytes, argument="file")
         numbered = _csv_column(path, text) if kind == ".csv" else ((k, line.strip()) for k, line in enumerate(text, 1))
-        lines = [_checked(path, k, s, max_nodes) for k, s in numbered if s or kind == ".csv"]
+        lines = [_checked(path, k, s, max_nodes, directed) for k, s in numbered if s or kind == ".csv"]
     else:
-        raise ValueError(f"file: {str(path)!r}, expected one ending in .g6, .txt or .csv, also with .gz, or .npz")
+        raise ValueError(f"file: {str(path)!r}, expected one ending in .g6, .d6, .txt or .csv, also with .gz, or .npz")
     if not lines:
         raise ValueError(f"file: {path} holds no graphs, expected at least one")
     good = {k: _is_graph(text) for k, text in lines}
@@ -229,12 +232,15 @@ def _is_graph(text: str) -> bool:
         return False
 
 
-def _checked(path: Path, number: int, text: str, max_nodes: int) -> tuple[int, str]:
-    """Return a numbered line if its graph is not too large; a line that is no graph6 is found later."""
+def _checked(path: Path, number: int, text: str, max_nodes: int, directed: bool) -> tuple[int, str]:
+    """Return a numbered line if its graph is not too large and of the right direction; a line of no graph is found later."""
     try:
-        nodes = node_count(text)
+        nodes = digraph6.node_count(text) if digraph6.is_digraph6(text) else node_count(text)
     except ValueError:
         return number, text
+    if digraph6.is_digraph6(text) != directed:
+        found, expected = ("undirected", "directed") if directed else ("directed", "undirected")
+        raise ValueError(f"file: {path} line {number} is {found}, expected {expected} graphs alone")
     if nodes > max_nodes:
         raise ValueError(f"file: {path} line {number} has {nodes:,} nodes, expected at most {max_nodes:,} (max_nodes)")
     return number, text

@@ -47,7 +47,7 @@ def evaluate(
 
     Args:
         samples: the samples as rewards see them, with None for an invalid one, or a file of samples.
-        kind: molecules, spatial, graphs, text, images or samples; None recognises the kind of a file and takes a list for
+        kind: molecules, spatial, graphs, digraphs, text, images or samples; None recognises the kind of a file and takes a list for
             what the suite measures, without one for molecules.
         suite: moses, guacamol, graphs or spatial; None computes the usual numbers.
         options: fields of :class:`discrete_grpo.recipes.families.FileOptions`: ``reference``, molecules that samples are compared

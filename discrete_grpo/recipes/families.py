@@ -69,7 +69,8 @@ class FileOptions:
     Attributes:
         reference: molecules that novelty is measured against, a SMILES file; of molecules in space an SDF or xyz
             file; of graphs a named set, an npz file of splits, or any file or folder of graphs.
-        shape: what makes a graph valid: planar, tree, sbm or connected; None takes that of the reference's name.
+        shape: what makes a graph valid: planar, tree, sbm or connected; None takes that of the reference's name. Of directed
+            graphs dag or connected; None takes dag where the graphs of the reference are acyclic.
         smiles_column: name of the column of SMILES in the file; None finds it.
         reference_smiles_column: name of the column of SMILES in the reference; None finds it.
         max_nodes: largest number of nodes of a graph.
@@ -182,6 +183,12 @@ def _graphs(metadata: Columns) -> Family:
     return graph_family(metadata)
 
 
+def _digraphs(metadata: Columns) -> Family:
+    from discrete_grpo.recipes.digraph_family import digraph_family
+
+    return digraph_family(metadata)
+
+
 def _text(metadata: Columns) -> Family:
     from discrete_grpo.recipes.text_family import TEXT
 
@@ -207,6 +214,7 @@ def _other(metadata: Columns) -> Family:
 
 
 KINDS: Mapping[str, Callable[[Columns], Family]] = {
+    "digraphs": _digraphs,
     "graphs": _graphs,
     "images": _images,
     "text": _text,

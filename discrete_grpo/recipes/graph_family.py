@@ -22,7 +22,7 @@ from discrete_grpo.rewards.graph_views import GraphView
 from discrete_grpo.runs.report.graphs import render_graph
 from discrete_grpo.runs.serialization import CheckpointError
 
-__all__ = ["graph_family", "labels_of", "load_reference", "reference_of", "shape_of"]
+__all__ = ["graph_family", "labels_of", "load_reference", "own_options", "reference_of", "shape_of", "writers_of"]
 
 
 def shape_of(name: str) -> Shape:
@@ -72,14 +72,13 @@ def _trained_on(source: str, data: Columns, metadata: Columns) -> metrics.GraphR
     return metrics.GraphReference(labelled_splits(own, float(data["test_share"])), shape, labels=labels)
 
 
+def own_options(options: FileOptions) -> dict[str, Any]:
+    """The arguments of :func:`~discrete_grpo.datasets.own_graphs.own_graphs` that the options of a file set."""
+    return {name: getattr(options, name) for name in ("node_attribute", "edge_attribute", "max_nodes", "max_bytes")}
+
+
 def _own(source: str, options: FileOptions) -> OwnGraphs:
-    return own_graphs(
-        source,
-        node_attribute=options.node_attribute,
-        edge_attribute=options.edge_attribute,
-        max_nodes=options.max_nodes,
-        max_bytes=options.max_bytes,
-    )
+    return own_graphs(source, **own_options(options))
 
 
 def load_reference(options: FileOptions) -> metrics.GraphReference:
@@ -124,7 +123,7 @@ def _decode(policy: Any, metadata: Columns) -> None:
     inner.encode = labelled_graphs.graphs_to_batch if labelled else graph6.graphs_to_batch
 
 
-def _writers(labels: Labels | None) -> dict[str, Callable[[Sequence[Any]], bytes]]:
+def writers_of(labels: Labels | None) -> dict[str, Callable[[Sequence[Any]], bytes]]:
     """Writers of files of graphs by their ending, with the attributes that ``labels`` names."""
 
     def graphs(samples: Sequence[Any]) -> Iterator[Any]:
@@ -149,7 +148,7 @@ def _read(file: str, options: FileOptions) -> tuple[Sequence[Any], Mapping[str, 
     """The graphs of graph6 lines, of a csv file with a column ``graph``, the test graphs of an npz file, or own graphs."""
     from discrete_grpo.recipes.molecules import report_broken
 
-    if is_own(file) and suffix_of(Path(file)) not in (".g6", ".txt"):
+    if is_own(file) and suffix_of(Path(file)) not in (".g6", ".d6", ".txt"):
         own = _own(file, options)
         return [to_line(graph) for graph in own.networkx(range(len(own)))], {}
     found = metrics.read_graphs(file, max_nodes=options.max_nodes, max_bytes=options.max_bytes)
@@ -192,7 +191,7 @@ def graph_family(metadata: Columns) -> Family:
         evaluate=evaluate,
         table=_sizes,
         draw=partial(render_graph, labels=labels),
-        writers=_writers(labels),
+        writers=writers_of(labels),
         reward_view=partial(GraphView, labels=labels),
         decode=_decode,
         holds=_holds,

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits, own_graphs
+from discrete_grpo.datasets.own_digraphs import OwnDigraphs, read_own
+from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits
 from discrete_grpo.datasets.synthetic_graphs import (
     GraphDataset,
     GraphSplits,
@@ -35,6 +36,7 @@ from discrete_grpo.metrics.graphs import GraphReference, evaluate
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.recipes.diffusion import DiffusionOptions, diffusion_policy
+from discrete_grpo.recipes.digraphs import run_pretrain_digraphs
 from discrete_grpo.recipes.graph_family import shape_of
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.training.config import PretrainConfig
@@ -52,15 +54,18 @@ __all__ = [
 class PretrainGraphsRecipe(DiffusionOptions):
     """Likelihood training of a diffusion or flow policy on plain graphs, or on your own with classes of nodes and edges.
 
+    Directed graphs of your own give a policy of directed graphs.
+
     Attributes:
         data: a named set (planar-16, tree-16, planar-64, tree-64, sbm, community-20), generated on the spot, an npz file of
-            splits, or a file or folder of your own graphs (.graphml, .gml, .json, .jsonl, .edgelist, .g6, .pt).
+            splits, or a file or folder of your own graphs (.graphml, .gml, .json, .jsonl, .edgelist, .arcs, .g6, .d6, .pt).
         output_dir: run folder to make.
         network: sizes of the graph transformer.
         pretrain: settings of the training loop.
         evaluation_samples: graphs sampled at every checkpoint to log validity; 0 means none.
         data_licence: text kept with the checkpoint.
-        shape: the property that makes a graph valid: planar, tree, sbm or connected; None means that of the named set.
+        shape: the property that makes a graph valid: planar, tree, sbm or connected; None means that of the named set. Directed
+            graphs are valid if they are acyclic and weakly connected, or weakly connected alone where the data has cycles.
         max_nodes: largest number of nodes of a graph of a file.
         max_bytes: largest size of a file, unpacked.
         node_attribute: of own graphs: attribute of nodes that holds their class; None takes the only one, and ``x`` of PyG data.
@@ -134,8 +139,8 @@ def own_graph_policy(
     return diffusion_policy(shares, counts, network, options, decode=decode, encode=encode, seed=seed)
 
 
-def _own_graphs(recipe: PretrainGraphsRecipe) -> OwnGraphs:
-    return own_graphs(
+def _own_graphs(recipe: PretrainGraphsRecipe) -> OwnGraphs | OwnDigraphs:
+    return read_own(
         recipe.data,
         node_attribute=recipe.node_attribute,
         edge_attribute=recipe.edge_attribute,
@@ -167,12 +172,15 @@ def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | No
     labels = None
     if recipe.data.endswith(".npz") or is_own(recipe.data):
         own = _own_graphs(recipe)
+        attributes = {"node_attribute": recipe.node_attribute, "edge_attribute": recipe.edge_attribute}
+        again = {**attributes, "test_share": recipe.test_share}  # what it takes to read the file again
+        if isinstance(own, OwnDigraphs):
+            return run_pretrain_digraphs(own, recipe, about=again, network=network, resume=resume)
         train = data = own.index(own.split(recipe.test_share)[0])
         splits, labels = labelled_splits(own, recipe.test_share), None if own.labels.plain else own.labels
         policy = own_graph_policy(train, chosen, recipe, seed=seed)
-        if is_own(recipe.data) or labels is not None:  # what it takes to read the file again
-            attributes = {"node_attribute": recipe.node_attribute, "edge_attribute": recipe.edge_attribute}
-            about = {**attributes, "test_share": recipe.test_share}
+        if is_own(recipe.data) or labels is not None:
+            about = again
     else:
         splits, data = _named_graphs(recipe)
         policy = graph_policy(graph_statistics(data), chosen, recipe, seed=seed)

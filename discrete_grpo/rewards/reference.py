@@ -22,6 +22,7 @@ MODULES = {
     "diversity": "Diversity of molecules",
     "docking": "Docking of molecules",
     "graphs": "Plain graphs",
+    "digraphs": "Directed graphs",
     "images": "Images",
     "judge": "Text, and networks as rewards",
     "combine": "Combinations of rewards",

@@ -125,7 +125,8 @@ def check_policy(
             read). The state before the first step has no log-prob and is called the *start*; rows of one start have one
             ``group``. None skips the laws that need it.
         permute: ``(rollout, generator) -> rollout``, the same trajectories relabelled; None relabels graphs whose states are
-            called ``nodes`` and ``pairs`` (or ``edges``), and skips the law for all other policies.
+            called ``nodes`` and ``pairs`` (or ``edges``) or are those of a policy over fields, and skips the law for all other
+            policies.
         pad: ``(rollout, generator) -> rollout``, the same trajectories with more padding, or other values in it.
         reward: a reward in [0, 1] that the policy has to learn; None takes a property of the samples' text.
         trusted: top-level packages whose classes a checkpoint may name.

@@ -2,8 +2,9 @@
 
 States called ``nodes`` hold one entry per node [B, ..., N], ``pairs`` one per unordered pair [B, ..., N(N-1)/2] in the order of
 :mod:`discrete_grpo.domains.graphs`, and ``edges`` a symmetric matrix [B, ..., N, N]. A prefix may stand before each
-(``free_nodes``).
-All other states belong to whole graphs.
+(``free_nodes``). States of a policy over fields are called ``node NAME`` and ``edge NAME``, the latter also with one entry per
+ordered pair [B, ..., N(N-1)] in the order of :mod:`discrete_grpo.domains.fields`; beside them ``positions`` [B, ..., N, 3] belong
+to nodes. All other states belong to whole graphs.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ __all__ = ["obstacle", "relabelled"]
 def obstacle(rollout: Rollout) -> str:
     """Return the reason why these trajectories cannot be relabelled without ``permute``; empty if they can."""
     graphs = _are_graphs(rollout)
-    if "nodes" not in rollout.states or not {"pairs", "edges"} & rollout.states.keys():
+    n = _num_nodes(rollout)
+    kinds = {name: _kind(name, value, n) for name, value in rollout.states.items()}
+    exact = {name for name in rollout.states if name in ("pairs", "edges") or name.startswith("edge ")}
+    if not n or not exact:
         return f"no permute given{', and no states named nodes with pairs or edges' if graphs else ''}"
-    n = rollout.states["nodes"].shape[-1]
+    shapes = {"nodes": (n,), "pairs": (num_pairs(n),), "arcs": (2 * num_pairs(n),), "edges": (n, n), "positions": (n, 3)}
     for name, value in rollout.states.items():
-        wanted = {"nodes": (n,), "pairs": (num_pairs(n),), "edges": (n, n)}.get(_kind(name))
+        wanted = shapes.get(kinds[name])
         if wanted is not None and tuple(value.shape[1:][-len(wanted) :]) != wanted:
             return f"no permute given, and states[{name!r}] is {tuple(value.shape)}, expected {wanted} in the last places"
     if not graphs and int(rollout.size.max()) > n:
@@ -37,11 +41,11 @@ def obstacle(rollout: Rollout) -> str:
 
 def relabelled(rollout: Rollout, generator: torch.Generator) -> Rollout:
     """Return the trajectories with the existing nodes of each graph in another order, the same at all steps."""
-    n = rollout.states["nodes"].shape[-1]
+    n = _num_nodes(rollout)
     exists = _existing(rollout, n)
     drawn = torch.rand(exists.shape, generator=generator, device=generator.device).to(exists.device)
     order = torch.where(exists, drawn, 2.0 + torch.arange(n, device=exists.device)).argsort(-1)
-    return replace(rollout, states={name: _moved(_kind(name), value, order) for name, value in rollout.states.items()})
+    return replace(rollout, states={name: _moved(_kind(name, value, n), value, order) for name, value in rollout.states.items()})
 
 
 def _are_graphs(rollout: Rollout) -> bool:
@@ -56,8 +60,21 @@ def _existing(rollout: Rollout, num_nodes: int) -> Bool[Tensor, "batch node"]:
     return node_mask(rollout.size, num_nodes)
 
 
-def _kind(name: str) -> str:
-    return name.rpartition("_")[2]
+def _num_nodes(rollout: Rollout) -> int:
+    """Number of places for nodes; 0 where no state tells."""
+    named = (value for name, value in rollout.states.items() if name == "nodes" or name.startswith("node "))
+    return next((value.shape[-1] for value in named), 0)
+
+
+def _kind(name: str, value: Tensor, num_nodes: int) -> str:
+    if name.startswith("node "):
+        return "nodes"
+    if name.startswith("edge "):
+        return "arcs" if value.shape[-1] == 2 * num_pairs(num_nodes) else "pairs"
+    if name == "positions":
+        return name if value.shape[-2:] == (num_nodes, 3) else ""
+    kind = name.rpartition("_")[2]
+    return kind if kind in ("nodes", "pairs", "edges") else ""
 
 
 def _moved(kind: str, value: Shaped[Tensor, "batch ..."], order: Int[Tensor, "batch node"]) -> Shaped[Tensor, "batch ..."]:
@@ -69,10 +86,20 @@ def _moved(kind: str, value: Shaped[Tensor, "batch ..."], order: Int[Tensor, "ba
         return value.gather(-2, rows).gather(-1, columns)
     if kind == "pairs":
         i, j = pair_index(order.shape[1], order.device)
-        ends = order[:, i], order[:, j]
-        low, high = torch.minimum(*ends), torch.maximum(*ends)
-        return value.gather(-1, _spread(high * (high - 1) // 2 + low, value.dim()).expand_as(value))
+        return value.gather(-1, _spread(_pair(order[:, i], order[:, j]), value.dim()).expand_as(value))
+    if kind == "arcs":
+        i, j = pair_index(order.shape[1], order.device)
+        tail, head = (order[:, torch.stack(ends, 1).flatten()] for ends in ((i, j), (j, i)))
+        return value.gather(-1, _spread(2 * _pair(tail, head) + (tail > head), value.dim()).expand_as(value))
+    if kind == "positions":
+        return value.gather(-2, _spread(order[:, :, None], value.dim()).expand_as(value))
     return value
+
+
+def _pair(a: Int[Tensor, "batch pair"], b: Int[Tensor, "batch pair"]) -> Int[Tensor, "batch pair"]:
+    """Place of the unordered pair of nodes a and b in the list of pairs."""
+    low, high = torch.minimum(a, b), torch.maximum(a, b)
+    return high * (high - 1) // 2 + low
 
 
 def _spread(index: Tensor, dims: int) -> Tensor:

@@ -127,7 +127,7 @@ BOTH = as_data(GRAPHS[0], False)
     ("graphs", "options", "said"),
     [
         ([directed()], {}, "data: graph 0 is directed, expected undirected graphs"),
-        ([GRAPHS[0], directed()], {}, "data: graph 1 is directed and graph 0 is not, expected undirected graphs alone"),
+        ([GRAPHS[0], directed()], {}, "data: graph 1 is directed and graph 0 is not, expected directed graphs alone or undirected"),
         ([ONE_WAY], {}, "data: graph 0 is directed, expected undirected graphs: each edge in both directions"),
         ([BOTH, ONE_WAY], {}, "data: graph 1 is directed and graph 0 is not"),
         (changed(lambda g: g.add_edge(0, 0, kind="thin")), {}, "data: graph 1, node 0 has a self-loop, expected none"),

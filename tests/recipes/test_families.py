@@ -134,7 +134,7 @@ def test_the_kind_decides_the_family(tmp_path: Path, smiles: Path) -> None:
         TEXT,
         IMAGES,
     ]
-    with pytest.raises(CheckpointError, match="kind: 'sounds' of the checkpoint, expected one of .*graphs, .*molecules,"):
+    with pytest.raises(CheckpointError, match=r"kind: 'sounds' of the checkpoint, expected one of .*graphs, .*molecules,"):
         family_of({"kind": "sounds"})
     assert run_family(tmp_path) is MOLECULES
     assert run_family(smiles.parent) is MOLECULES

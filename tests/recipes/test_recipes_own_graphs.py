@@ -171,7 +171,7 @@ def test_options_that_do_not_fit_are_named(pretrained: Path, files: dict[str, Pa
         run_pretrain_graphs(PretrainGraphsRecipe(data="tree-16", node_attribute="colour", output_dir=str(tmp_path / "a")))
     with pytest.raises(ValueError, match="test_share: 1"):
         PretrainGraphsRecipe(test_share=1.0)
-    with pytest.raises(ValueError, match="rewards_see: 'dgl', expected text, networkx or pyg"):
+    with pytest.raises(ValueError, match="rewards_see: 'dgl', expected text, networkx, pyg or smiles"):
         TrainRecipe(rewards_see="dgl")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rewards_see: 'pyg', expected 'text' with samples of the kind molecules"):
         run_train(TrainRecipe(policy="qm9-small", reward=thick, output_dir=str(tmp_path / "b"), rewards_see="pyg"))

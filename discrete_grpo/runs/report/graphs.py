@@ -1,9 +1,10 @@
-"""Pictures of graphs for the report, with a colour per class and a legend where nodes or edges have classes."""
+"""Pictures of graphs for the report, with arrows where they are directed, and colours and a legend where they have classes."""
 
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from html import escape
 
 import networkx as nx
@@ -11,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from discrete_grpo.domains.named_graphs import Labels, named_graph, ordered_names
+from discrete_grpo.runs.report.arrows import arrows, bent_arcs, layers
 
 __all__ = ["layout", "render_graph"]
 
@@ -24,8 +26,9 @@ ROW, LETTER = 11.0, 4.6  # height of a row of the legend, width of a letter
 
 
 def render_graph(text: str, *, width: int = 220, height: int = 170, labels: Labels | None = None) -> str | None:
-    """Render a graph6 line as an SVG element: a path of all edges of a class and one circle per node.
+    """Render a graph6 or digraph6 line as an SVG element: a path of all edges of a class and one circle per node.
 
+    Arcs have heads; an acyclic graph stands in layers, each arc pointing down.
     Without classes edges have the page's text colour. With classes each has a colour, edges also a pattern of dashes, and a
     legend below names those that occur.
 
@@ -36,7 +39,7 @@ def render_graph(text: str, *, width: int = 220, height: int = 170, labels: Labe
         labels: all classes in their order, so that a class has one colour in all pictures; None takes those of this graph.
 
     Returns:
-        The ``<svg>`` element; None if ``text`` is no graph6 line, or the graph has no nodes or more than 400.
+        The ``<svg>`` element; None if ``text`` is no line of a graph, or the graph has no nodes or more than 400.
     """
     try:
         graph = named_graph(text)
@@ -51,8 +54,9 @@ def render_graph(text: str, *, width: int = 220, height: int = 170, labels: Labe
     edges = {(u, v): "" if name is None else str(name) for u, v, name in graph.edges(data="label")}
     known = (labels.nodes, labels.edges[1:]) if labels else (ordered_names(nodes.values()), ordered_names(edges.values()))
     labelled = any(nodes.values())
+    drawn = partial(_arcs, radius=radius, bent=bent_arcs(graph)) if graph.is_directed() else _edges
     lines = "".join(
-        _edges([e for e, own in edges.items() if own == name], at, name, known[1])
+        drawn([e for e, own in edges.items() if own == name], at, name, known[1])
         for name in _used(edges.values(), known[1]) or [""]
     )
     dots = "".join(
@@ -64,9 +68,14 @@ def render_graph(text: str, *, width: int = 220, height: int = 170, labels: Labe
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + below:g}" role="img">'
-        f"<title>graph of {len(graph)} nodes and {graph.number_of_edges()} edges</title>"
+        f"<title>{_title(graph)}</title>"
         f"{lines}{dots}{legend}</svg>"
     )
+
+
+def _title(graph: nx.Graph) -> str:
+    kind, edges = ("directed graph", "arcs") if graph.is_directed() else ("graph", "edges")
+    return f"{kind} of {len(graph)} nodes and {graph.number_of_edges()} {edges}"
 
 
 def _used(names: Iterable[str], known: Sequence[str]) -> list[str]:
@@ -95,6 +104,20 @@ def _colour(k: int, palette: Sequence[str]) -> str:
 def _edges(pairs: Sequence[tuple[int, int]], at: Float[np.ndarray, "node 2"], name: str, known: Sequence[str]) -> str:
     path = "".join(f"M{at[u, 0]:.1f} {at[u, 1]:.1f}L{at[v, 0]:.1f} {at[v, 1]:.1f}" for u, v in pairs)
     return f'<path d="{path}" {_style(name, known)}/>'
+
+
+def _arcs(
+    pairs: Sequence[tuple[int, int]],
+    at: Float[np.ndarray, "node 2"],
+    name: str,
+    known: Sequence[str],
+    *,
+    radius: float,
+    bent: Collection[tuple[int, int]],
+) -> str:
+    path, heads = arrows(pairs, at, radius, bent)
+    colour = _colour(known.index(name) if name in known else len(known), EDGE_COLOURS)
+    return f'<path d="{path}" {_style(name, known)}/><path d="{heads}" fill="{colour}" fill-opacity="0.8"/>'
 
 
 def _fill(name: str, known: Sequence[str]) -> str:
@@ -130,8 +153,11 @@ def layout(graph: nx.Graph) -> Float[np.ndarray, "node 2"]:
 
     A graph that is planar, connected and has a cycle is laid out without crossings (:func:`networkx.planar_layout`). Positions
     of other graphs have distances close to those in the graph (:func:`networkx.kamada_kawai_layout`), or, above 100 nodes,
-    follow from springs along the edges (:func:`networkx.spring_layout`), which takes less than a second.
+    follow from springs along the edges (:func:`networkx.spring_layout`), which takes less than a second. A directed graph without
+    a cycle stands in layers (:func:`~discrete_grpo.runs.report.arrows.layers`), one with a cycle as without directions.
     """
+    if graph.is_directed():
+        return layers(graph) if nx.is_directed_acyclic_graph(graph) else layout(graph.to_undirected())
     n, m = graph.number_of_nodes(), graph.number_of_edges()
     if n <= m <= 3 * n and nx.is_connected(graph) and nx.check_planarity(graph)[0]:
         places = nx.planar_layout(graph)

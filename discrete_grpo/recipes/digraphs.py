@@ -1,0 +1,142 @@
+"""Policies of directed graphs, such as acyclic ones, and their pretraining by the command of undirected graphs.
+
+Samples are lines that begin with ``&``, with the names of the classes of nodes and arcs where the data has classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from discrete_grpo.core.seeding import seeded
+from discrete_grpo.datasets.own_digraphs import OwnDigraphs
+from discrete_grpo.datasets.own_graphs import labelled_splits
+from discrete_grpo.diffusion import choices
+from discrete_grpo.diffusion.schedules import DistortedSchedule, Schedule
+from discrete_grpo.domains.digraph_validity import DigraphShape
+from discrete_grpo.domains.named_digraphs import EDGE, NODE, batch_to_lines, lines_to_batch
+from discrete_grpo.metrics.digraphs import DigraphReference, digraph_shape, evaluate
+from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantSizes, EquivariantTransformer
+from discrete_grpo.models.graph_transformer import NetworkSizes
+from discrete_grpo.policies.fields import Field, FieldPolicy
+from discrete_grpo.recipes.diffusion import DiffusionOptions
+from discrete_grpo.recipes.sample import sample
+from discrete_grpo.training.pretrain import fit
+
+if TYPE_CHECKING:
+    from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
+
+__all__ = ["digraph_policy", "run_pretrain_digraphs"]
+
+WEIGHT = 5.0
+"""Weight of the pairs in the loss, as in that of undirected graphs."""
+
+
+def digraph_policy(
+    data: OwnDigraphs, network: NetworkSizes | None = None, options: DiffusionOptions | None = None, *, seed: int = 42
+) -> FieldPolicy:
+    """An untrained policy of directed graphs with the classes of ``data``; every ordered pair of nodes is a site.
+
+    Args:
+        data: training graphs, see :func:`~discrete_grpo.datasets.own_digraphs.own_digraphs`.
+        network: sizes of an :class:`~discrete_grpo.models.equivariant.EquivariantTransformer` without positions; None means
+            default sizes.
+        options: noise and sampler; None means the defaults.
+        seed: random seed of the initial weights; the global random state is not changed.
+
+    Raises:
+        ValueError: for an option that directed graphs do not have.
+    """
+    options, sizes = options or DiffusionOptions(), network or NetworkSizes()
+    _check_options(options, sizes)
+    labels, schedule = data.labels, _schedule(options)
+    found = ((data.nodes, len(labels.nodes)), (data.arcs, 2 if labels.plain else len(labels.edges)))
+    counts = [torch.bincount(classes.long(), minlength=c).double() for classes, c in found]
+    kernels = [options.make_kernel((c / c.sum().clamp_min(1)).tolist(), schedule) for c in counts]
+    node, edge = Field(NODE, kernels[0]), Field(EDGE, kernels[1], WEIGHT, directed=True)
+    config = EquivariantConfig(
+        node_fields={NODE: node.kernel.noise.num_states},
+        edge_fields={EDGE: edge.kernel.noise.num_states},
+        node_classes={NODE: node.kernel.noise.num_clean},
+        edge_classes={EDGE: edge.kernel.noise.num_clean},
+        directed=(EDGE,),
+        **{name: getattr(sizes, name) for name in vars(sizes).keys() & vars(EquivariantSizes()).keys()},
+    )
+    with seeded(seed):
+        built = EquivariantTransformer(config)
+    return FieldPolicy(
+        built,
+        [node],
+        [edge],
+        (torch.bincount(data.sizes).double() / len(data)).tolist(),
+        num_steps=options.num_steps,
+        decode=partial(batch_to_lines, labels=labels),
+        encode=partial(lines_to_batch, labels=labels),
+    )
+
+
+def _schedule(options: DiffusionOptions) -> Schedule:
+    """The schedule with the distortion of times in it."""
+    plain, distortion = choices.make_schedule(options.schedule), choices.make_distortion(options.train_distortion)
+    return plain if distortion is None else DistortedSchedule(plain, distortion)
+
+
+def _check_options(options: DiffusionOptions, sizes: NetworkSizes) -> None:
+    """Raise ValueError for an option that a policy over fields and its network do not have."""
+    given: dict[str, tuple[Any, Any]] = {"precondition": (options.precondition, False)}
+    given |= {f"network.{n}": (getattr(sizes, n), getattr(NetworkSizes(), n)) for n in ("walk_length", "connectivity", "log_time")}
+    for name, (value, wanted) in given.items():
+        if value != wanted:
+            raise ValueError(f"{name}: {value}, expected {wanted} with directed graphs, which have no such option")
+    if options.train_distortion != options.sample_distortion:
+        told = f"{options.sample_distortion!r} with train_distortion {options.train_distortion!r}"
+        raise ValueError(f"sample_distortion: {told}, expected the same with directed graphs")
+
+
+# -- pretraining
+
+
+def run_pretrain_digraphs(
+    own: OwnDigraphs,
+    recipe: PretrainGraphsRecipe,
+    *,
+    about: Mapping[str, Any],
+    network: nn.Module | None = None,
+    resume: bool = False,
+) -> Path:
+    """Pretrain a policy of directed graphs; returns the folder of the exported policy.
+
+    Graphs are valid if they are acyclic and weakly connected; where the data has a cycle, or ``recipe.shape`` is connected, if they
+    are weakly connected.
+
+    Args:
+        own: the graphs of ``recipe.data``.
+        recipe: the settings.
+        about: what it takes to read the data again, kept with the checkpoint.
+        network: None, as a network of your own is for undirected graphs.
+        resume: whether to continue a stopped run.
+
+    Raises:
+        ValueError: for a setting that directed graphs do not have.
+    """
+    if network is not None:
+        raise ValueError(f"network: {type(network).__name__}, expected none with directed graphs, only sizes")
+    if recipe.shape not in (None, "connected"):
+        raise ValueError(f"shape: {recipe.shape!r}, expected connected or none with directed graphs")
+    data = own.index(own.split(recipe.test_share)[0])
+    policy = digraph_policy(data, recipe.network, recipe, seed=recipe.pretrain.seed)
+    splits, labels = labelled_splits(own, recipe.test_share), None if own.labels.plain else own.labels
+    shape: DigraphShape = "connected" if recipe.shape == "connected" else digraph_shape(splits.train)
+    kept = {"name": own.name, "source": recipe.data, "graphs": len(data), "licence": recipe.data_licence, **about}
+    metadata = {"kind": "digraphs", "data": kept, "shape": shape, "labels": own.labels.to_json()}
+    reference, count = DigraphReference(splits, shape, labels), recipe.evaluation_samples
+
+    def measure(averaged: FieldPolicy) -> Mapping[str, float]:
+        return evaluate(sample(averaged, count, batch_size=40), reference)
+
+    return fit(policy, data, recipe, metadata=metadata, evaluate=measure if count else None, resume=resume)
