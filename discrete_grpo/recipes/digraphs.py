@@ -21,10 +21,11 @@ from discrete_grpo.diffusion.schedules import DistortedSchedule, Schedule
 from discrete_grpo.domains.digraph_validity import DigraphShape
 from discrete_grpo.domains.named_digraphs import EDGE, NODE, batch_to_lines, lines_to_batch
 from discrete_grpo.metrics.digraphs import DigraphReference, digraph_shape, evaluate
-from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantSizes, EquivariantTransformer
+from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantTransformer
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.fields import Field, FieldPolicy
 from discrete_grpo.recipes.diffusion import DiffusionOptions
+from discrete_grpo.recipes.field_options import check_plain, equivariant_sizes
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.training.pretrain import fit
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["digraph_policy", "run_pretrain_digraphs"]
 
+KIND = "directed graphs"
 WEIGHT = 5.0
 """Weight of the pairs in the loss, as in that of undirected graphs."""
 
@@ -52,8 +54,8 @@ def digraph_policy(
     Raises:
         ValueError: for an option that directed graphs do not have.
     """
-    options, sizes = options or DiffusionOptions(), network or NetworkSizes()
-    _check_options(options, sizes)
+    options, sizes = options or DiffusionOptions(), equivariant_sizes(network or NetworkSizes(), KIND)
+    _check_options(options)
     labels, schedule = data.labels, _schedule(options)
     found = ((data.nodes, len(labels.nodes)), (data.arcs, 2 if labels.plain else len(labels.edges)))
     counts = [torch.bincount(classes.long(), minlength=c).double() for classes, c in found]
@@ -65,7 +67,7 @@ def digraph_policy(
         node_classes={NODE: node.kernel.noise.num_clean},
         edge_classes={EDGE: edge.kernel.noise.num_clean},
         directed=(EDGE,),
-        **{name: getattr(sizes, name) for name in vars(sizes).keys() & vars(EquivariantSizes()).keys()},
+        **vars(sizes),
     )
     with seeded(seed):
         built = EquivariantTransformer(config)
@@ -86,13 +88,9 @@ def _schedule(options: DiffusionOptions) -> Schedule:
     return plain if distortion is None else DistortedSchedule(plain, distortion)
 
 
-def _check_options(options: DiffusionOptions, sizes: NetworkSizes) -> None:
-    """Raise ValueError for an option that a policy over fields and its network do not have."""
-    given: dict[str, tuple[Any, Any]] = {"precondition": (options.precondition, False)}
-    given |= {f"network.{n}": (getattr(sizes, n), getattr(NetworkSizes(), n)) for n in ("walk_length", "connectivity", "log_time")}
-    for name, (value, wanted) in given.items():
-        if value != wanted:
-            raise ValueError(f"{name}: {value}, expected {wanted} with directed graphs, which have no such option")
+def _check_options(options: DiffusionOptions) -> None:
+    """Raise ValueError for an option that a policy over fields does not have."""
+    check_plain(options, ("precondition",), KIND)
     if options.train_distortion != options.sample_distortion:
         told = f"{options.sample_distortion!r} with train_distortion {options.train_distortion!r}"
         raise ValueError(f"sample_distortion: {told}, expected the same with directed graphs")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 
 from discrete_grpo.core.checks import check_range
@@ -14,8 +14,12 @@ from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantSizes
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.fields import Field, FieldPolicy
 from discrete_grpo.recipes.diffusion import DiffusionOptions
+from discrete_grpo.recipes.field_options import check_plain, equivariant_sizes
 
-__all__ = ["ChargeOptions", "check_field_options", "field_sizes", "molecule_field_policy"]
+__all__ = ["KIND", "ChargeOptions", "check_field_options", "molecule_field_policy"]
+
+KIND = "charges as a field"
+"""What such a policy is of, for errors."""
 
 BOND_WEIGHT = 5.0
 """Weight of the bonds in the loss, λ of DiGress, as in :meth:`~discrete_grpo.policies.graph.GraphPolicy.likelihood_loss`."""
@@ -45,26 +49,11 @@ class ChargeOptions(DiffusionOptions):
             raise ValueError(f"charge_exponent: {self.charge_exponent}, expected 1 with schedule {self.schedule}; it is of cosine")
 
 
-def check_field_options(options: DiffusionOptions) -> None:
-    """Raise ``ValueError`` for an option that a policy over fields does not have."""
-    for name in ("precondition", "train_distortion", "sample_distortion"):
-        wanted = getattr(DiffusionOptions, name)
-        if (value := getattr(options, name)) != wanted:
-            raise ValueError(f"{name}: {value!r}, expected {wanted!r} with charges as a field")
-
-
-def field_sizes(sizes: NetworkSizes) -> EquivariantSizes:
-    """The sizes of an equivariant transformer that a graph transformer of ``sizes`` corresponds to.
-
-    Raises:
-        ValueError: for a feature that an equivariant transformer does not have.
-    """
-    for name in ("walk_length", "connectivity", "log_time"):
-        wanted = getattr(NetworkSizes, name)
-        if (value := getattr(sizes, name)) != wanted:
-            raise ValueError(f"network.{name}: {value}, expected {wanted} with charges as a field: its network has no such feature")
-    shared = {field.name for field in fields(NetworkSizes)} & {field.name for field in fields(EquivariantSizes)}
-    return EquivariantSizes(**{name: getattr(sizes, name) for name in shared})
+def check_field_options(options: DiffusionOptions, sizes: NetworkSizes | None = None) -> None:
+    """Raise ``ValueError`` for an option that a policy with charges as a field does not have."""
+    check_plain(options, ("precondition", "train_distortion", "sample_distortion"), KIND)
+    if sizes is not None:
+        equivariant_sizes(sizes, KIND)
 
 
 def molecule_field_policy(

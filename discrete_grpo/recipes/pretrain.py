@@ -13,7 +13,8 @@ from discrete_grpo.datasets.molecule_fields import FieldMolecules, field_statist
 from discrete_grpo.datasets.molecules import MoleculeDataset, conditioned, load_molecules, statistics
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.models.graph_transformer import NetworkSizes
-from discrete_grpo.recipes.molecule_fields import ChargeOptions, check_field_options, field_sizes, molecule_field_policy
+from discrete_grpo.recipes.field_options import equivariant_sizes
+from discrete_grpo.recipes.molecule_fields import KIND, ChargeOptions, check_field_options, molecule_field_policy
 from discrete_grpo.recipes.molecules import data_file, molecule_policy, report_broken, validity_metrics
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset, fit
@@ -76,8 +77,7 @@ class PretrainRecipe(ChargeOptions):
         if self.charges not in ("joint", "field"):
             raise ValueError(f"charges: {self.charges!r}, expected joint or field")
         if self.charges == "field":
-            check_field_options(self)
-            field_sizes(self.network)
+            check_field_options(self, self.network)
             if self.properties:
                 raise ValueError(f"properties: {', '.join(self.properties)}, expected none with charges as a field")
         for name in ("charge_weight", "charge_exponent"):
@@ -146,7 +146,7 @@ def _joint(recipe: PretrainRecipe, data: MoleculeDataset, network: nn.Module | N
 def _with_field(recipe: PretrainRecipe, data: MoleculeDataset) -> _Parts:
     """A policy with the charges as a field."""
     stats = field_statistics(statistics(data))
-    policy = molecule_field_policy(stats, field_sizes(recipe.network), recipe, seed=recipe.pretrain.seed)
+    policy = molecule_field_policy(stats, equivariant_sizes(recipe.network, KIND), recipe, seed=recipe.pretrain.seed)
     return policy, FieldMolecules(data, stats.fields), stats.to_json()
 
 
