@@ -1,6 +1,6 @@
 """Calls to reach a level of mean reward, with and without a start on scores that somebody else measured.
 
-    python -m benchmarks.offline_start                                   # -> results/offline_start.json, about 10 minutes
+    python -m benchmarks.offline_start                                   # -> results/offline_start.json, about 20 minutes
     python -m benchmarks.offline_start --rows 32 --offline_steps 2 --updates 2 --batch 8 --num_steps 4 --seeds 0 --out tiny.json
 
 The table is a random part of the bundled list of all molecules of C, N, O and F, those with ``num_nodes`` atoms, scored by the
