@@ -16,7 +16,7 @@ from typing import TypeAlias
 import networkx as nx
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, UInt8
 
 from discrete_grpo.domains.graphs import GraphBatch, node_mask
 
@@ -98,11 +98,11 @@ def node_count(text: str) -> int:
     return _header(text)[2]
 
 
-def _header(text: str) -> tuple[Int[np.ndarray, " character"], int, int]:
+def _header(text: str) -> tuple[UInt8[np.ndarray, " character"], int, int]:
     return read_codes(CLASSES.sub("", text.strip()).removeprefix(">>graph6<<"), lambda n: n * (n - 1) // 2, text, "graph6")
 
 
-def read_codes(body: str, num_bits: Callable[[int], int], text: str, kind: str) -> tuple[Int[np.ndarray, " character"], int, int]:
+def read_codes(body: str, num_bits: Callable[[int], int], text: str, kind: str) -> tuple[UInt8[np.ndarray, " character"], int, int]:
     """The codes of N(n) R(x), how many of them say the number of nodes n, and n.
 
     Args:
@@ -126,7 +126,7 @@ def read_codes(body: str, num_bits: Callable[[int], int], text: str, kind: str) 
     return codes, head, n
 
 
-def bits_of(codes: Int[np.ndarray, " character"]) -> Bool[np.ndarray, " bit"]:
+def bits_of(codes: UInt8[np.ndarray, " character"]) -> Bool[np.ndarray, " bit"]:
     """Six bits of every code, the highest first; inverse of R(x) in :func:`write_codes` up to padding."""
     return np.unpackbits(codes[:, None] << np.uint8(2), axis=1)[:, :6].ravel().astype(bool)
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from discrete_grpo.training.state import check_device_kind
 __all__ = ["Dataset", "LikelihoodPolicy", "PretrainSettings", "Pretrainer", "decayed_rate", "fit"]
 
 
+@runtime_checkable
 class Dataset(Protocol):
     """Samples by row number; rows of similar ``sizes`` are batched together."""
 
@@ -47,6 +48,7 @@ class Dataset(Protocol):
         ...
 
 
+@runtime_checkable
 class LikelihoodPolicy(Protocol):
     """A policy that can be trained by likelihood."""
 
@@ -55,6 +57,7 @@ class LikelihoodPolicy(Protocol):
         ...
 
 
+@runtime_checkable
 class PretrainSettings(Protocol):
     """The settings that every pretraining recipe has."""
 
