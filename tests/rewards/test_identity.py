@@ -179,7 +179,8 @@ from discrete_grpo.rewards import combine, external, molecules, pool
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.pool_worker import find, resolve
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule
-PLAIN = ("conditions", "digraphs", "graphs", "images", "judge", "molecules", "spatial")  # the modules whose rewards hold no process or memory
+# the modules whose rewards hold no process or memory
+PLAIN = ("conditions", "digraphs", "graphs", "images", "judge", "molecules", "spatial")
 carbon = SpatialMolecule(("C", "C"), (0, 0), ((0, 1, 1),), ((0, 0, 0), (1.5, 0, 0)))
 arguments = {
     "Similarity": {"target": "CC"}, "Substructure": {"smarts": "[OH]"}, "HitsProperty": {"property": "TPSA"},
