@@ -60,7 +60,7 @@ def held_out(data: str, cache: str, count: int) -> list[SpatialMolecule]:
 
 
 def run(folder: Path, seed: int, reward: str | None, reference: Sequence[SpatialMolecule]) -> dict[str, Any]:
-    """One run of the preset: metrics of the samples before and after, and seconds."""
+    """Run the preset once; return the metrics of the samples before and after, and the seconds."""
     command = [sys.executable, "-m", "discrete_grpo.cli", "train", PRESET, f"--output_dir={folder}", f"--grpo.seed={seed}"]
     command += [] if reward is None else [f"--reward={reward}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -83,7 +83,7 @@ class DigraphReference:
 
 
 def digraph_shape(graphs: Iterable[DigraphLike]) -> DigraphShape:
-    """What makes a graph valid that is like these: ``dag`` if all are acyclic, else ``connected``.
+    """The shape of valid graphs of a data set: ``dag`` if all of its graphs are acyclic, else ``connected``.
 
     >>> digraph_shape(["&BP?"]), digraph_shape(["&BP?", "&BP_"])
     ('dag', 'connected')

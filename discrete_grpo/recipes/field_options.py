@@ -16,7 +16,7 @@ def equivariant_sizes(sizes: NetworkSizes, kind: str) -> EquivariantSizes:
 
     Args:
         sizes: of a graph transformer.
-        kind: what the policy is of, for errors.
+        kind: name of the policies in error messages.
 
     Raises:
         ValueError: for a feature that an equivariant transformer does not have.

@@ -19,7 +19,7 @@ from discrete_grpo.recipes.field_options import check_plain, equivariant_sizes
 __all__ = ["KIND", "ChargeOptions", "check_field_options", "molecule_field_policy"]
 
 KIND = "charges as a field"
-"""What such a policy is of, for errors."""
+"""Name of such policies in error messages."""
 
 BOND_WEIGHT = 5.0
 """Weight of the bonds in the loss, λ of DiGress, as in :meth:`~discrete_grpo.policies.graph.GraphPolicy.likelihood_loss`."""
