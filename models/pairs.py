@@ -1,8 +1,8 @@
-"""Sums and products over the unordered pairs of graphs, with gradients that keep no tensor of all pairs but what they must.
+"""Sums and products over the unordered pairs of graphs, with gradients that keep few tensors of all pairs.
 
-The plain forms are a product with the incidence matrix, N x P, whose cost grows with N³, and two gathers [B, P, d] that autograd
-would store. Here the sum over the pairs of a node reads each pair twice, and the gathers are made again in the backward pass. No
-gradient is scattered, so results are the same on every run, also on a GPU.
+The plain forms are a product with the incidence matrix, N x P, whose cost grows with N³, and gathers and norms [B, P, d] that
+autograd would store. Here the sum over the pairs of a node reads each pair twice, and the backward pass computes the gathers, the
+norm and the activation again, which halves the memory of an update.
 """
 
 from __future__ import annotations
@@ -130,19 +130,8 @@ def pair_update(
     if torch.is_autocast_enabled(state.device.type):
         kind = torch.get_autocast_dtype(state.device.type)
         tensors = [t.to(kind) for t in tensors]
-    found: Tensor = _PairUpdate.apply(state, *tensors, layout, torch.is_grad_enabled())
+    found: Tensor = _PairUpdate.apply(state, *tensors, layout)
     return found
-
-
-BLOCK = 1 << 17
-"""Numbers in a block of the functions below: graphs are passed through all operations block by block, in the processor's cache."""
-
-
-def _blocks(like: Tensor, width: int) -> list[slice]:
-    """Slices of the graphs; all in one on a GPU, which is bound by launches."""
-    b, rows = like.shape[:2]
-    step = max(1, BLOCK // max(1, rows * width)) if like.device.type == "cpu" else max(1, b)
-    return [slice(k, k + step) for k in range(0, b, step)]
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -183,27 +172,17 @@ class _IncidentSum(torch.autograd.Function):
 class _FilmNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, one: Tensor, zero: Tensor) -> Tensor:
-        found, means, deviations = x.new_empty(x.shape), [], []
-        for k in _blocks(x, x.shape[-1]):
-            normed, mean, inverse = torch.native_layer_norm(x[k], one.shape, one, zero, EPS)
-            torch.addcmul(shift[k], normed, 1 + scale[k], out=found[k])
-            means.append(mean)
-            deviations.append(inverse)
-        ctx.save_for_backward(x, scale, one, zero, torch.cat(means), torch.cat(deviations))
-        return found
+        normed, mean, inverse = torch.native_layer_norm(x, one.shape, one, zero, EPS)
+        ctx.save_for_backward(x, scale, one, zero, mean, inverse)
+        return torch.addcmul(shift, normed, 1 + scale)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, one, zero, mean, inverse = ctx.saved_tensors
-        of_x, of_scale = x.new_empty(x.shape), scale.new_empty(scale.shape)
-        for k in _blocks(x, x.shape[-1]):
-            normed = torch.native_layer_norm(x[k], one.shape, one, zero, EPS)[0]
-            torch.sum(normed.mul_(gradient[k]), 1, keepdim=True, out=of_scale[k])
-            inner = gradient[k] * (1 + scale[k])
-            parts = torch.ops.aten.native_layer_norm_backward(
-                inner, x[k], one.shape, mean[k], inverse[k], one, zero, [True, False, False]
-            )
-            of_x[k] = parts[0]
+        normed = torch.native_layer_norm(x, one.shape, one, zero, EPS)[0]
+        of_scale = normed.mul_(gradient).sum(1, keepdim=True)
+        inner = torch.mul(gradient, 1 + scale, out=normed) if normed.dtype == gradient.dtype else gradient * (1 + scale)
+        of_x = torch.ops.aten.native_layer_norm_backward(inner, x, one.shape, mean, inverse, one, zero, [True, False, False])[0]
         return of_x, of_scale, gradient.sum(1, keepdim=True), None, None
 
 
@@ -219,39 +198,26 @@ class _PairUpdate(torch.autograd.Function):
         weight_out: Tensor,
         bias_out: Tensor,
         layout: PairLayout,
-        keep: bool,
     ) -> Tensor:
-        found = state.new_empty(state.shape)
-        hidden = normed.new_empty(*normed.shape[:2], len(weight_in)) if keep else None
-        for k in _blocks(normed, len(weight_in)):
-            columns = _columns(normed[k], logits[k])
-            own = columns.new_empty(*columns.shape[:2], len(weight_in)) if hidden is None else hidden[k]
-            torch.mm(_rows(columns), weight_in.T, out=_rows(own))
-            own.addcmul_(nodes[k].index_select(1, layout.left), nodes[k].index_select(1, layout.right))
-            torch.add(state[k], nn.functional.linear(nn.functional.gelu(own), weight_out, bias_out), out=found[k])
-        if keep:
-            ctx.layout = layout
-            ctx.save_for_backward(hidden, normed, logits, nodes, weight_in, weight_out)
-        return found
+        hidden = torch.mm(_rows(_columns(normed, logits)), weight_in.T).view(*normed.shape[:2], len(weight_in))
+        hidden.addcmul_(nodes.index_select(1, layout.left), nodes.index_select(1, layout.right))
+        ctx.layout = layout
+        ctx.save_for_backward(hidden, normed, logits, nodes, weight_in, weight_out)
+        found = nn.functional.linear(nn.functional.gelu(hidden), weight_out, bias_out)
+        return found.add_(state) if found.dtype == state.dtype else state + found
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, normed, logits, nodes, weight_in, weight_out = ctx.saved_tensors
-        layout, d = ctx.layout, normed.shape[-1]
-        of_normed, of_logits, of_nodes = (t.new_empty(t.shape) for t in (normed, logits, nodes))
-        of_in, of_out, of_bias = torch.zeros_like(weight_in), torch.zeros_like(weight_out), weight_out.new_zeros(d)
-        for k in _blocks(normed, len(weight_in)):
-            own, part = hidden[k], gradient[k].to(normed.dtype)
-            of_out.addmm_(_rows(part).T, _rows(nn.functional.gelu(own)))
-            of_bias += part.sum((0, 1))
-            inner = torch.ops.aten.gelu_backward(part @ weight_out, own)
-            of_in.addmm_(_rows(inner).T, _rows(_columns(normed[k], logits[k])))
-            torch.mm(_rows(inner), weight_in[:, :d], out=_rows(of_normed[k]))
-            torch.mm(_rows(inner), weight_in[:, d:-1], out=_rows(of_logits[k]))
-            ends = inner.new_empty(len(inner), 2, *inner.shape[1:])
-            torch.mul(inner, nodes[k].index_select(1, layout.right), out=ends[:, 0])
-            torch.mul(inner, nodes[k].index_select(1, layout.left), out=ends[:, 1])
-            count, n = len(inner), nodes.shape[1]
-            bags = _bags(ends, layout.sides[: count * n * (n - 1)], layout.starts[: count * n])
-            of_nodes[k] = bags.unflatten(0, (count, n))
-        return gradient, of_normed, of_logits, of_nodes, of_in, of_out, of_bias, None, None
+        layout, d, shape = ctx.layout, normed.shape[-1], nodes.shape[:2]
+        part = _rows(gradient.to(normed.dtype))
+        of_out, of_bias = part.T @ _rows(nn.functional.gelu(hidden)), part.sum(0)
+        inner = torch.ops.aten.gelu_backward((part @ weight_out).view_as(hidden), hidden)
+        of_in = _rows(inner).T @ _rows(_columns(normed, logits))
+        of_normed = (_rows(inner) @ weight_in[:, :d]).view_as(normed)
+        of_logits = (_rows(inner) @ weight_in[:, d:-1]).view_as(logits)
+        ends = inner.new_empty(len(inner), 2, *inner.shape[1:])
+        torch.mul(inner, nodes.index_select(1, layout.right), out=ends[:, 0])
+        torch.mul(inner, nodes.index_select(1, layout.left), out=ends[:, 1])
+        of_nodes = _bags(ends, layout.sides, layout.starts).unflatten(0, shape)
+        return gradient, of_normed, of_logits, of_nodes, of_in, of_out, of_bias, None
