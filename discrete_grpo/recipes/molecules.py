@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
+from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.molecules import MoleculeStatistics
 from discrete_grpo.datasets.reading import SHOWN
@@ -27,9 +28,12 @@ __all__ = [
     "NetworkSizes",
     "data_file",
     "molecule_policy",
+    "read_data",
     "report_broken",
     "validity_metrics",
 ]
+
+T = TypeVar("T")
 
 
 # -- policies
@@ -80,6 +84,21 @@ def data_file(name: str) -> Path:
     return download(name) if name in DOWNLOADS and not Path(name).exists() else Path(name)
 
 
+def read_data(read: Callable[[], T], name: str, cache_dir: str | None) -> T:
+    """The result of ``read``; of several processes the first calls it before the others if it downloads or keeps files.
+
+    Args:
+        read: reads a data set.
+        name: of the data set, or its path.
+        cache_dir: folder where ``read`` keeps what it has parsed; None keeps nothing.
+    """
+    if name in DOWNLOADS or cache_dir is not None:
+        from discrete_grpo.training.distributed import ProcessGroup, accelerator
+
+        return ProcessGroup(accelerator()).after_first(read)
+    return read()
+
+
 def validity_metrics(count: int) -> Callable[[Any], Mapping[str, float]] | None:
     """A function that samples ``count`` molecules from a policy and returns their validity and uniqueness; None for 0."""
     return (lambda policy: sample_metrics(sample(policy, count))) if count else None
@@ -97,7 +116,7 @@ def report_broken(
     unit: str = "line",
 ) -> None:
     """Count and list on standard error the lines of a file, or other units, that are no molecule, or none of ``kind``."""
-    if not broken:
+    if not broken or not is_first():
         return
     listed = "; ".join(f"{unit} {number}: {text[:SHOWN]!r}" for number, text in broken[:shown])
     more = f"; and {len(broken) - shown} more" if len(broken) > shown else ""

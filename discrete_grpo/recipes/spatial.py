@@ -12,6 +12,7 @@ import torch
 
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.reading import read_smiles
 from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
@@ -26,7 +27,7 @@ from discrete_grpo.domains.spatial_molecules import SpatialMolecule
 from discrete_grpo.metrics.spatial import sample_metrics
 from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantSizes, EquivariantTransformer
 from discrete_grpo.policies.fields import Field, FieldPolicy, Positions
-from discrete_grpo.recipes.molecules import data_file, report_broken
+from discrete_grpo.recipes.molecules import data_file, read_data, report_broken
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import fit
@@ -194,10 +195,11 @@ def run_pretrain_spatial(recipe: PretrainSpatialRecipe, *, resume: bool = False)
     held_out, train, name = split_molecules(recipe)
     stats = spatial_statistics(train, recipe.data_name or name)
     policy = spatial_policy(stats, recipe.network, recipe, seed=recipe.pretrain.seed)
-    folder = Path(recipe.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    with atomic_write(folder / "test.sdf") as file:
-        file.write(to_sdf(held_out).encode())
+    if is_first():
+        folder = Path(recipe.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(folder / "test.sdf") as file:
+            file.write(to_sdf(held_out).encode())
     metadata = {
         "kind": "spatial",
         "statistics": stats.to_json(),
@@ -217,7 +219,7 @@ def split_molecules(recipe: PretrainSpatialRecipe) -> tuple[list[SpatialMolecule
     Raises:
         FileNotFoundError, ValueError: if the data cannot be read, or more of it than allowed is no molecule in space.
     """
-    data = _molecules(recipe)
+    data = read_data(lambda: _molecules(recipe), recipe.data, recipe.cache_dir)
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.conformer_seed)).tolist()
     count = min(max(1, round(recipe.test_share * len(data))), len(data) - 1)
     return [data[k] for k in order[:count]], [data[k] for k in order[count:]], data.name
