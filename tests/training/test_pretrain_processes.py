@@ -16,7 +16,8 @@ from discrete_grpo.core.batch_share import WHOLE, BatchShare, Mean
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, read_policy
 from discrete_grpo.runs.recorder import read_metrics
 from discrete_grpo.training.distributed import ProcessGroup, RankShare
-from tests.pretrain_cases import FAMILIES, pretrainer
+from discrete_grpo.training.pretrain import batches, decayed_rate
+from tests.pretrain_cases import CONFIG, FAMILIES, pretrainer
 from tests.pretrain_worker import IDLE, OTHERS, gradient
 
 ROOT = Path(__file__).parents[2]
@@ -158,6 +159,27 @@ def test_a_process_alone_asks_nobody() -> None:
     assert group.any([True, False]) == [True, False]
     assert group.after_first(lambda: 3) == 3
     assert math.isclose(float(RankShare(group, 4).means((torch.tensor(1.5), 4))[0]), 1.5)
+
+
+@pytest.mark.parametrize("family", ["graphs", "tokens"])
+def test_one_process_is_a_plain_loop_to_the_bit(family: str, tmp_path: Path) -> None:
+    trainer = pretrainer(family, tmp_path, torch.float32)
+    trainer.train()
+    policy, data = FAMILIES[family](torch.float32)
+    policy.train()
+    kinds = [[p for p in policy.parameters() if (p.ndim > 1) is wide] for wide in (True, False)]
+    groups = [{"params": kinds[0], "weight_decay": CONFIG.weight_decay}, {"params": kinds[1], "weight_decay": 0.0}]
+    optimizer, generator = torch.optim.AdamW(groups, betas=(0.9, 0.99)), torch.Generator().manual_seed(CONFIG.seed)
+    order = [rows for epoch in (0, 1) for rows in batches(data.sizes, CONFIG.batch_size, CONFIG.seed, epoch)]
+    for step, rows in enumerate(order[: CONFIG.max_steps]):
+        for group in optimizer.param_groups:
+            group["lr"] = decayed_rate(step, CONFIG)
+        optimizer.zero_grad()
+        policy.likelihood_loss(data.batch(rows), generator=generator)["loss"].backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), CONFIG.max_grad_norm)
+        optimizer.step()
+    for name, value in policy.state_dict().items():
+        assert torch.equal(trainer.policy.state_dict()[name], value), name
 
 
 def test_a_stopped_run_of_one_process_says_nothing_when_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
