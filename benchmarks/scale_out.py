@@ -252,8 +252,9 @@ def summed_up(rounds: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, floa
         rounds: what each process took per update, in each round.
     """
     row: dict[str, float] = {}
-    for name, over in {"wall": max, "in_messages": max, "whole_batch": max, "processor": statistics.mean}.items():
-        row[name] = statistics.median([over(own[name] for own in ranks) for ranks in rounds])
+    for name in ("wall", "in_messages", "whole_batch"):
+        row[name] = statistics.median([max(own[name] for own in ranks) for ranks in rounds])
+    row["processor"] = statistics.median([statistics.mean(own["processor"] for own in ranks) for ranks in rounds])
     row |= {name: statistics.mean(own[name] for own in rounds[0]) for name in ("bytes", "calls")}
     return row | {"samples_per_second": rounds[0][0]["samples"] / row["wall"]}
 

@@ -94,7 +94,7 @@ def tokens(dtype: torch.dtype) -> tuple[Any, Any]:
 
     def take(rows: Tensor) -> Any:
         batch = data.batch(rows)
-        return dataclasses.replace(batch, properties=batch.properties.to(dtype))
+        return dataclasses.replace(batch, properties=None if batch.properties is None else batch.properties.to(dtype))
 
     return policy.to(dtype), Rows(data.sizes, take)
 

@@ -18,7 +18,7 @@ from discrete_grpo.training.pretrain import Pretrainer
 from tests.pretrain_cases import CONFIG, FAMILIES, Rows, pretrainer
 
 RANK = int(os.environ.get("RANK", "0"))
-IDLE = {"batch_size": 36}
+IDLE: dict[str, Any] = {"batch_size": 36}
 """Two batches in an epoch of 37 rows, the second of one row."""
 
 
@@ -31,7 +31,7 @@ def gradient(family: str, run: Path, **changed: Any) -> list[Tensor | None]:
 
 def plain(name: str, folder: Path) -> None:
     """The first gradient of a family, and a run."""
-    changed = IDLE if name == "idle" else {}
+    changed: dict[str, Any] = IDLE if name == "idle" else {}
     family = "graphs" if name == "idle" else name
     if RANK == 0:
         torch.save(gradient(family, folder / "first", **changed), folder / "gradient.pt")
