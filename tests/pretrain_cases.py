@@ -187,8 +187,22 @@ def classifier(dtype: torch.dtype) -> tuple[Any, Any]:
     return network.to(dtype), _images(dtype)
 
 
+def stirred(made: Callable[[torch.dtype], tuple[Any, Any]]) -> Callable[[torch.dtype], tuple[Any, Any]]:
+    """The policy of ``made`` with noise in all weights, as new networks do not yet depend on all of their inputs."""
+
+    def build(dtype: torch.dtype) -> tuple[Any, Any]:
+        policy, data = made(dtype)
+        random = _generator()
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=random).to(dtype))
+        return policy, data
+
+    return build
+
+
 FAMILIES: dict[str, Callable[[torch.dtype], tuple[Any, Any]]] = {
-    made.__name__: made for made in (graphs, conditioned, tokens, masked_text, judge, fields, digraphs, codes, classifier)
+    made.__name__: stirred(made) for made in (graphs, conditioned, tokens, masked_text, judge, fields, digraphs, codes, classifier)
 }
 
 
