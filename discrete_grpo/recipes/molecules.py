@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
@@ -28,12 +28,9 @@ __all__ = [
     "NetworkSizes",
     "data_file",
     "molecule_policy",
-    "read_data",
     "report_broken",
     "validity_metrics",
 ]
-
-T = TypeVar("T")
 
 
 # -- policies
@@ -80,23 +77,15 @@ def molecule_policy(
 
 
 def data_file(name: str) -> Path:
-    """The path of a file of molecules; the name of a download is downloaded, unless a file of that name exists."""
-    return download(name) if name in DOWNLOADS and not Path(name).exists() else Path(name)
+    """The path of a file of molecules; the name of a download is downloaded, unless a file of that name exists.
 
-
-def read_data(read: Callable[[], T], name: str, cache_dir: str | None) -> T:
-    """The result of ``read``; of several processes the first calls it before the others if it downloads or keeps files.
-
-    Args:
-        read: reads a data set.
-        name: of the data set, or its path.
-        cache_dir: folder where ``read`` keeps what it has parsed; None keeps nothing.
+    With several processes all must call this: the first downloads, and the others wait for it.
     """
-    if name in DOWNLOADS or cache_dir is not None:
-        from discrete_grpo.training.distributed import ProcessGroup, accelerator
+    if name not in DOWNLOADS or Path(name).exists():
+        return Path(name)
+    from discrete_grpo.training.distributed import ProcessGroup, accelerator
 
-        return ProcessGroup(accelerator()).after_first(read)
-    return read()
+    return ProcessGroup(accelerator()).after_first(lambda: download(name))
 
 
 def validity_metrics(count: int) -> Callable[[Any], Mapping[str, float]] | None:

@@ -15,7 +15,7 @@ from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.field_options import equivariant_sizes
 from discrete_grpo.recipes.molecule_fields import KIND, ChargeOptions, check_field_options, molecule_field_policy
-from discrete_grpo.recipes.molecules import data_file, molecule_policy, read_data, report_broken, validity_metrics
+from discrete_grpo.recipes.molecules import data_file, molecule_policy, report_broken, validity_metrics
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset, fit
 
@@ -86,10 +86,6 @@ class PretrainRecipe(ChargeOptions):
 
 
 def _dataset(recipe: PretrainRecipe) -> MoleculeDataset:
-    return read_data(lambda: _read(recipe), recipe.data, recipe.cache_dir)
-
-
-def _read(recipe: PretrainRecipe) -> MoleculeDataset:
     """The molecules of ``recipe.data``; lines that are not a molecule are listed on standard error."""
     if recipe.data == "enumerated":
         from discrete_grpo.datasets.enumeration import load_enumerated

@@ -18,7 +18,7 @@ from discrete_grpo.domains.tokenizer import Property, Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
-from discrete_grpo.recipes.molecules import data_file, read_data, report_broken, validity_metrics
+from discrete_grpo.recipes.molecules import data_file, report_broken, validity_metrics
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import fit
 
@@ -135,7 +135,7 @@ def _lines(recipe: PretrainSmilesRecipe) -> SmilesLines:
 
 def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -> Path:
     """Pretrain a SMILES policy; returns the folder of the exported policy."""
-    lines = read_data(lambda: _lines(recipe), recipe.data, recipe.cache_dir)
+    lines = _lines(recipe)
     tokenizer, scales = alphabet(lines), property_scales(lines.properties, lines.values)
     prompts = lines.scaffolds if recipe.scaffold else None
     data = token_dataset(lines.smiles, tokenizer, prompts=prompts, values=lines.values, properties=scales)

@@ -27,9 +27,10 @@ from discrete_grpo.domains.spatial_molecules import SpatialMolecule
 from discrete_grpo.metrics.spatial import sample_metrics
 from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantSizes, EquivariantTransformer
 from discrete_grpo.policies.fields import Field, FieldPolicy, Positions
-from discrete_grpo.recipes.molecules import data_file, read_data, report_broken
+from discrete_grpo.recipes.molecules import data_file, report_broken
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.training.config import PretrainConfig
+from discrete_grpo.training.distributed import ProcessGroup, accelerator
 from discrete_grpo.training.pretrain import fit
 
 __all__ = [
@@ -219,7 +220,7 @@ def split_molecules(recipe: PretrainSpatialRecipe) -> tuple[list[SpatialMolecule
     Raises:
         FileNotFoundError, ValueError: if the data cannot be read, or more of it than allowed is no molecule in space.
     """
-    data = read_data(lambda: _molecules(recipe), recipe.data, recipe.cache_dir)
+    data = _molecules(recipe)
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.conformer_seed)).tolist()
     count = min(max(1, round(recipe.test_share * len(data))), len(data) - 1)
     return [data[k] for k in order[:count]], [data[k] for k in order[count:]], data.name
@@ -242,7 +243,8 @@ def _molecules(recipe: PretrainSpatialRecipe) -> SpatialDataset:
     else:
         path, unit = data_file(recipe.data), "molecule"
         smiles, name = _smiles(recipe, path)
-        found = conformers(
+        make = partial(
+            conformers,
             smiles if recipe.max_molecules is None else _drawn(smiles, recipe.max_molecules, recipe.conformer_seed),
             seed=recipe.conformer_seed,
             hydrogens=recipe.hydrogens,
@@ -251,6 +253,8 @@ def _molecules(recipe: PretrainSpatialRecipe) -> SpatialDataset:
             cache=recipe.cache_dir,
             name=name,
         )
+        # of several processes the first makes what the others read from the cache
+        found = make() if recipe.cache_dir is None else ProcessGroup(accelerator()).after_first(make)
         _check_conformers(recipe, found)
     report_broken(path, [(k + 1, reason) for k, reason in found.broken], len(found), "molecule in space", unit=unit)
     if len(found) < 2:
