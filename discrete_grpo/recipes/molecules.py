@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.molecules import MoleculeStatistics
 from discrete_grpo.datasets.reading import SHOWN
@@ -76,8 +77,15 @@ def molecule_policy(
 
 
 def data_file(name: str) -> Path:
-    """The path of a file of molecules; the name of a download is downloaded, unless a file of that name exists."""
-    return download(name) if name in DOWNLOADS and not Path(name).exists() else Path(name)
+    """The path of a file of molecules; the name of a download is downloaded, unless a file of that name exists.
+
+    With several processes all must call this: the first downloads, and the others wait for it.
+    """
+    if name not in DOWNLOADS or Path(name).exists():
+        return Path(name)
+    from discrete_grpo.training.distributed import ProcessGroup, accelerator
+
+    return ProcessGroup(accelerator()).after_first(lambda: download(name))
 
 
 def validity_metrics(count: int) -> Callable[[Any], Mapping[str, float]] | None:
@@ -97,7 +105,7 @@ def report_broken(
     unit: str = "line",
 ) -> None:
     """Count and list on standard error the lines of a file, or other units, that are no molecule, or none of ``kind``."""
-    if not broken:
+    if not broken or not is_first():
         return
     listed = "; ".join(f"{unit} {number}: {text[:SHOWN]!r}" for number, text in broken[:shown])
     more = f"; and {len(broken) - shown} more" if len(broken) > shown else ""

@@ -280,7 +280,7 @@ class PretrainConfig:
 
     Attributes:
         max_steps: Number of optimiser updates in the whole run, at least 1.
-        batch_size: Number of samples per update, at least 1.
+        batch_size: Number of samples per update, over all processes, at least 1.
         learning_rate: Learning rate of AdamW (β = 0.9, 0.99) after the warm-up, more than 0; a cosine decay to 1 % follows.
         weight_decay: Weight decay of AdamW, at least 0.
         warmup_steps: Number of updates of the linear warm-up of the learning rate, at least 0.
