@@ -174,7 +174,7 @@ def smiles_from_lines(
         descriptor(asked)
     function = partial(parse_lines, properties=tuple(properties), scaffolds=scaffolds)
     parts = list(map_blocks(function, blocks(lines, BLOCK), jobs, alone=PARALLEL_ROWS // BLOCK))
-    good, cores = ([text for part in parts for text in part[k]] for k in (0, 1))
+    good, cores = [text for part in parts for text in part[0]], [text for part in parts for text in part[1]]
     values, broken = [row for part in parts for row in part[2]], [line for part in parts for line in part[3]]
     check_broken(Path(path), len(good), broken, max_broken)
     table = torch.tensor(values, dtype=torch.float64).reshape(len(good), len(properties)).float()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,11 +93,12 @@ def test_large_files_are_kept_in_the_cache_of_the_user(tmp_path: Path, monkeypat
     path = tmp_path / "m.smi"
     path.write_text("".join(f"{line}\n" for line in LINES))
     cache = tmp_path / "home" / "discrete-grpo" / "parsed"
-    for load in (load_molecules, load_smiles):
+    loads: tuple[Callable[..., Any], ...] = (load_molecules, load_smiles)
+    for load in loads:
         load(path, max_broken=0.5, cache_dir="auto")
         assert not cache.exists(), "a small file is parsed faster than it is found"
     monkeypatch.setattr("discrete_grpo.datasets.reading.PARALLEL_ROWS", len(LINES) - 1)
-    for k, load in enumerate((load_molecules, load_smiles), 1):
+    for k, load in enumerate(loads, 1):
         first = load(path, max_broken=0.5, cache_dir="auto")
         assert len(list(cache.iterdir())) == k
         again = load(path, max_broken=0.5, cache_dir="auto")

@@ -124,6 +124,7 @@ def test_a_stopped_build_is_finished_and_whole_shards_are_kept(file: Path, tmp_p
     build_shards(file, tmp_path / "whole", options, jobs=1)
     expected = content(tmp_path / "whole")
     written: list[int] = []
+    stop_at: int | None = None
     write = shard_building.write_shard
 
     def counted(task: Any, **rest: Any) -> Any:
@@ -205,7 +206,7 @@ def test_what_does_not_fit_is_refused_in_one_line(file: Path, tmp_path: Path) ->
         ({"properties": ("logp",)}, "properties: 'logp' is no RDKit descriptor; did you mean 'MolLogP'"),
     ):
         with pytest.raises(ValueError, match=said.replace("?", r"\?")):
-            ShardOptions(**wrong)  # type: ignore[arg-type]
+            ShardOptions(**wrong)
 
 
 def alone(folder: Path) -> Path:
