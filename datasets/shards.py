@@ -175,6 +175,7 @@ class ShardFolder:
             raise _damaged(self.path / MANIFEST, f"{type(error).__name__}: {error}") from None
         self._verify()
         self._ends = np.cumsum([shard.rows for shard in self.shards])
+        self._firsts = self._ends - [shard.rows for shard in self.shards]
         self._maps: dict[int, MappedShard] = {}
         self._touched = 0
 
@@ -210,8 +211,8 @@ class ShardFolder:
             self._maps.clear()
             self._touched = TOUCHED * len(at)
         of = np.searchsorted(self._ends, at, side="right")
-        first = self._ends[of] - np.array([shard.rows for shard in self.shards])[of]
-        return [(k, self._mapped(k), row) for k, row in zip(of.tolist(), (at - first).tolist(), strict=True)]
+        within = at - self._firsts[of]
+        return [(k, self._mapped(k), row) for k, row in zip(of.tolist(), within.tolist(), strict=True)]
 
     def _mapped(self, index: int) -> MappedShard:
         if index not in self._maps:
