@@ -101,7 +101,7 @@ Molecules: TypeAlias = MoleculeDataset | ShardedMolecules
 
 def _dataset(recipe: PretrainRecipe) -> Molecules:
     """The molecules of ``recipe.data``; lines that are not a molecule are listed on standard error."""
-    if is_shard_folder(recipe.data):
+    if recipe.data != "enumerated" and is_shard_folder(recipe.data):
         shards = ShardedMolecules(recipe.data)
         check_shards(shards.folder, recipe.max_broken, recipe.smiles_column, recipe.max_atoms)
         return shards

@@ -136,7 +136,7 @@ class _Data(NamedTuple):
 
 def _data(recipe: PretrainSmilesRecipe) -> _Data:
     """The molecules of ``recipe.data``; lines that are not a molecule are listed on standard error."""
-    if is_shard_folder(recipe.data):
+    if recipe.data != "enumerated" and is_shard_folder(recipe.data):
         shards = ShardedTokens(recipe.data, recipe.properties, recipe.scaffold)
         check_shards(shards.folder, recipe.max_broken, recipe.smiles_column)
         longest = max(int(shards.sizes.max()) - 1, shards.longest_prompt if recipe.scaffold else 0)
