@@ -63,8 +63,8 @@ def _preprocess(given: dict[str, Any]) -> None:
     from discrete_grpo.recipes.preprocess import ShardOptions, preprocess
 
     given = {name: value for name, value in given.items() if value is not None}  # null: the default
-    own = ("form", "properties", "scaffold", "max_atoms", "smiles_column", "shard_lines")
-    options = ShardOptions(**{name: given[name] for name in own if name in given} | {"properties": tuple(given.get("properties", ()))})
+    kept = {name: given[name] for name in ("form", "scaffold", "max_atoms", "smiles_column", "shard_lines") if name in given}
+    options = ShardOptions(properties=tuple(given.get("properties", ())), **kept)
     if not given["output_dir"].strip():
         raise UsageError(f"output_dir: {given['output_dir']!r}, expected the name of a folder to make")
     limits = {name: given[name] for name in ("max_broken", "max_bytes", "jobs") if name in given}

@@ -82,19 +82,6 @@ def data_file(name: str) -> Path:
     return download(name) if name in DOWNLOADS and not Path(name).exists() else Path(name)
 
 
-def check_shards(folder: ShardFolder, max_broken: float, smiles_column: str | None, max_atoms: int | None = None) -> None:
-    """Check the options of a recipe that a folder of shards was made with and that cannot be changed any more.
-
-    Raises:
-        ValueError: if a larger share of lines was broken than ``max_broken``, or another option is given than the folder has.
-    """
-    for name, value in (("smiles_column", smiles_column), ("max_atoms", max_atoms)):
-        made = folder.options[name]
-        if value is not None and value != made:
-            raise ValueError(f"{name}: {value!r}, expected {made!r}, with which the folder {str(folder.path)!r} was made, or null")
-    check_broken(folder.path, len(folder) + folder.dropped, folder.examples, max_broken, count=folder.broken)
-
-
 def validity_metrics(count: int) -> Callable[[Any], Mapping[str, float]] | None:
     """A function that samples ``count`` molecules from a policy and returns their validity and uniqueness; None for 0."""
     return (lambda policy: sample_metrics(sample(policy, count))) if count else None
@@ -111,15 +98,25 @@ def report_broken(
     shown: int = 5,
     unit: str = "line",
     *,
-    count: int | None = None,
+    count: int | None = None,  # of all, where ``broken`` holds the first of them
 ) -> None:
-    """Count and list on standard error the lines of a file, or other units, that are no molecule, or none of ``kind``.
-
-    ``broken`` may hold the first of them only, if ``count`` is the number of all.
-    """
+    """Count and list on standard error the lines of a file, or other units, that are no molecule, or none of ``kind``."""
     if not broken:
         return
     bad = len(broken) if count is None else count
     listed = "; ".join(f"{unit} {number}: {text[:SHOWN]!r}" for number, text in broken[:shown])
     more = f"; and {bad - shown} more" if bad > shown else ""
     print(f"{file}: {bad} of {good + bad} {unit}s are no {kind}: {listed}{more}", file=sys.stderr)
+
+
+def check_shards(folder: ShardFolder, max_broken: float, smiles_column: str | None, max_atoms: int | None = None) -> None:
+    """Check the options of a recipe that a folder of shards was made with and that cannot be changed any more.
+
+    Raises:
+        ValueError: if a larger share of lines was broken than ``max_broken``, or another option is given than the folder has.
+    """
+    for name, value in (("smiles_column", smiles_column), ("max_atoms", max_atoms)):
+        made = folder.options[name]
+        if value is not None and value != made:
+            raise ValueError(f"{name}: {value!r}, expected {made!r}, with which the folder {str(folder.path)!r} was made, or null")
+    check_broken(folder.path, len(folder) + folder.dropped, folder.examples, max_broken, count=folder.broken)
