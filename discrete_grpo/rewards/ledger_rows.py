@@ -48,16 +48,17 @@ TABLES = {
 """Tables of the file: name -> columns, as SQL. A row of ``counts`` has the number of calls up to a turn with new calls."""
 ADDED = {"calls": "source TEXT"}
 """The last column of a table that older files do not have."""
-FUNCTIONS: dict[str, Callable[..., Any]] = {"crc32": zlib.crc32, "float_hex": float.hex}
-"""Functions of the queries below."""
+FUNCTIONS: dict[str, Callable[..., Any]] = {"crc32": zlib.crc32, "hash": hash}
+"""Functions of the queries below. The hash of a float is the same everywhere, see *Hashing of numeric types* in Python's docs."""
 
-_PLACE = "(turn * 1000003 + rank * 10007 + position) % 4294967296"
-_CALL_SUM = f"crc32(CAST(key || char(10) || COALESCE(source, '') AS BLOB), {_PLACE})"
-_VALUE = "CASE typeof(value) WHEN 'real' THEN float_hex(value) ELSE typeof(value) END"
-_SCORE_SUM = f"crc32(CAST(reward || char(10) || key || char(10) || {_VALUE} AS BLOB), 0)"
-_WHOLE = " AND ".join(f"typeof({name}) = 'integer'" for name in ("turn", "rank", "position"))
-_CALL_FITS = f"(typeof(key) = 'text' AND {_WHOLE} AND checksum IS {_CALL_SUM})"
-_SCORE_FITS = f"(typeof(key) = 'text' AND typeof(value) IN ('real', 'null') AND checksum IS {_SCORE_SUM})"
+_PRIME = 4294967291
+_CALL_SUM = "crc32(CAST(key || '\n' || COALESCE(source, '') AS BLOB), turn * 1000003 + rank * 10007 + position)"
+_CALL_TYPES = "typeof(key) = 'text' AND typeof(turn) = 'integer' AND typeof(rank) = 'integer' AND typeof(position) = 'integer'"
+_CALL_FITS = f"(CASE WHEN {_CALL_TYPES} THEN checksum IS {_CALL_SUM} ELSE 0 END)"
+_VALUE_SUM = f"CASE WHEN value IS NULL THEN -1 ELSE hash(value) % {_PRIME} END"
+_SCORE_SUM = f"crc32(CAST(reward || '\n' || key AS BLOB), {_VALUE_SUM})"
+_SCORE_TYPES = "typeof(key) = 'text' AND (value IS NULL OR typeof(value) = 'real')"
+_SCORE_FITS = f"(CASE WHEN {_SCORE_TYPES} THEN checksum IS {_SCORE_SUM} ELSE 0 END)"
 
 
 # -- checksums
@@ -149,7 +150,7 @@ def write_calls(connection: sqlite3.Connection, calls: Iterable[Call]) -> list[C
 
 
 def _call_row(key: str, turn: int, rank: int, position: int, source: str) -> tuple[str, int, int, int, int, str]:
-    place = (turn * 1000003 + rank * 10007 + position) % 4294967296
+    place = turn * 1000003 + rank * 10007 + position
     return key, turn, rank, position, zlib.crc32(f"{key}\n{source}".encode(), place), source
 
 
@@ -201,8 +202,9 @@ def write_scores(connection: sqlite3.Connection, scores: Iterable[Score]) -> lis
 
 
 def _score_row(name: str, key: str, value: float | None) -> tuple[str, str, float | None, int]:
-    text = "null" if value is None else float(value).hex()
-    return name, key, value, zlib.crc32(f"{name}\n{key}\n{text}".encode())
+    number = -1 if value is None else hash(float(value))
+    start = number % _PRIME if number >= 0 else -(-number % _PRIME)  # as SQL has it
+    return name, key, value, zlib.crc32(f"{name}\n{key}".encode(), start)
 
 
 def all_scores(connection: sqlite3.Connection) -> list[Score]:

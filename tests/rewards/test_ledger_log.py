@@ -185,6 +185,22 @@ def test_values_of_another_type_are_damage(tmp_path: Path, change: str) -> None:
     again.close()
 
 
+@pytest.mark.parametrize("value", [0.0, 1 / 3, -1e300, 5e-324, -0.1, 2.0**61, None])
+def test_the_checksum_of_a_score_is_the_one_that_sqlite_computes(tmp_path: Path, value: float | None) -> None:
+    path = tmp_path / "ledger.sqlite"
+    ledger = ledger_at(path)
+    ledger.score([lambda samples, **_: [value] * len(samples)], ["a", "é\0?"], source="ü")
+    whole = content(ledger)
+    ledger.close()
+    again = ledger_at(path)  # no warning
+    again.catch_up()
+    assert content(again) == whole
+    again.close()
+    sql(path, "UPDATE scores SET value = 0.5 * COALESCE(value, 2.0) + 0.25 WHERE key = 'a'")
+    with pytest.warns(RuntimeWarning, match="1 damaged rows were left out"):
+        ledger_at(path).close()
+
+
 def old_version(path: Path, samples: list[str]) -> dict[str, Any]:
     """A ledger and its checkpoint as the version before wrote them: no counts, BLAKE2b checksums, all calls in the checkpoint."""
     connection = sqlite3.connect(path)
