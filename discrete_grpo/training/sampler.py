@@ -7,7 +7,7 @@ number of shards and not on the number of processes: two processes with one shar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from discrete_grpo.core.rollout import Observer, Policy, Reward, Rollout, group_contexts
@@ -187,7 +188,8 @@ class Generation:
 
     Attributes:
         mine: batches of each shard of this process.
-        every: batches of each shard of the run; without trajectories, unless the policy learns from them.
+        every: batches of each shard of the run; of other processes without trajectories, but for the states that the policy learns
+            from, and with samples in the first process alone.
         rows: rows to train on, one list per shard of this process.
         advantage: advantage of each row drawn in the run, on the CPU.
         failures: samples that could not be scored, by process and reward.
@@ -208,6 +210,27 @@ class Generation:
     def replayed(self) -> list[Batch]:
         """All batches of the run with samples of earlier generations."""
         return [batch for batch in chain(*self.every) if batch.replayed]
+
+
+def observed_states(policy: Policy) -> tuple[str, ...] | None:
+    """Names of the states that a policy reads when it observes a generation; None if it does not say and may read all."""
+    if not isinstance(policy, Observer):
+        return ()
+    names = getattr(policy, "observed_states", None)
+    return None if names is None else tuple(names)
+
+
+def with_samples(batch: Batch, samples: Sequence[Any]) -> Batch:
+    """The batch with other samples; none, where they need not be sent."""
+    return replace(batch, rollout=replace(batch.rollout, samples=tuple(samples) or (None,) * len(batch.rollout)))
+
+
+def gather_samples(mine: Sequence[Sequence[Batch]], processes: ProcessGroup) -> Iterator[tuple[Any, ...]] | None:
+    """The samples of each batch of the run in the first process, which logs them; None in the others."""
+    own = [batch.rollout.samples for batches in mine for batch in batches]
+    found: list[Any] | None = [None] * processes.count if processes.first else None
+    dist.gather_object(own, found)
+    return None if found is None else chain(*found)
 
 
 @dataclass(frozen=True)
@@ -314,17 +337,19 @@ class GroupSampler:
             RewardError, BudgetExhausted: in all processes, if in any.
         """
         mine: list[list[Batch]] = []
-        whole = isinstance(self.policy, Observer)  # such a policy learns from the trajectories of all processes
+        several = self.processes.count > 1
 
         def work() -> tuple[list[list[Batch]], int, dict[str, list[Failure]]]:
             mine.extend(self._all_batches())
-            told = mine if self.processes.count == 1 else [[b.on_cpu() if whole else b.bare() for b in own] for own in mine]
+            told = [[self._told(batch) for batch in own] for own in mine] if several else mine
             return told, self.ledger.turn if self.ledger is not None else 0, take_failures(self.rewards)
 
         found = self.processes.run_all(work)
         if self.ledger is not None:
             self.ledger.turn = max(turn for _, turn, _ in found)
         every = [batches for told, _, _ in found for batches in told]
+        if several and (samples := gather_samples(mine, self.processes)) is not None:
+            every = [[with_samples(batch, next(samples)) for batch in own] for own in every]
         rows = train_rows(list(chain(*every)), self.config)
         fresh = [own for own in rows if own.old is None]
         if isinstance(self.policy, Observer):
@@ -332,6 +357,15 @@ class GroupSampler:
                 self.policy.observe(own.rollout, own.advantage)
         advantage = torch.cat([own.advantage for own in fresh]).cpu()
         return Generation(mine, every, self._own(mine, every, rows), advantage, [told for _, _, told in found])
+
+    def _told(self, batch: Batch) -> Batch:
+        """What the other processes need of a batch: rewards and marks, and the states from which the policy learns."""
+        names = observed_states(self.policy)
+        if names is None:
+            return batch.on_cpu()
+        states = {name: batch.rollout.states[name].cpu() for name in names}
+        told = with_samples(batch.bare(), ())
+        return replace(told, rollout=replace(told.rollout, states=states, columns={}))
 
     def _own(self, mine: list[list[Batch]], every: list[list[Batch]], rows: Sequence[TrainRows]) -> list[list[TrainRows]]:
         """The rows of the shards of this process, with their trajectories."""
