@@ -19,8 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from discrete_grpo.core.rollout import Observer, Policy, Reward, Rollout, group_contexts
-from discrete_grpo.core.scoring import Accounts, Failure, score_samples, take_failures
-from discrete_grpo.rewards.pool import RewardPool
+from discrete_grpo.core.scoring import Accounts, Failure, elsewhere, score_samples, take_failures
 from discrete_grpo.training.background import Job
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
@@ -102,7 +101,7 @@ def scores_while_drawing(config: GRPOConfig, rewards: Sequence[Reward], shards: 
     ``auto`` means where every reward runs in a pool of worker processes: the thread that waits for them takes no processor time
     from drawing, and no reward finds itself outside of the main thread, where handlers of signals are not allowed.
     """
-    pooled = all(isinstance(reward, RewardPool) for reward in rewards)
+    pooled = all(map(elsewhere, rewards))
     return shards > 1 and (pooled if config.score_while_drawing == "auto" else bool(config.score_while_drawing))
 
 
