@@ -78,7 +78,7 @@ def _withdraw(folder: Path, made: bool) -> None:
     """Remove the files of a run that failed before it had results, so that the corrected command can be given."""
     if has_results(folder):
         return
-    databases = [f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm")]
+    databases = [f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm", ".log")]
     evaluation = ("evaluation.json", "evaluation_before.csv.gz")
     for name in ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", "scored.csv.gz", *evaluation, *databases):
         (folder / name).unlink(missing_ok=True)
