@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -21,13 +20,11 @@ from typing import Any, Literal
 
 import torch
 
+from benchmarks.freshness import ROOT, code_hash
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_range
 
 __all__ = ["ROOT", "Clock", "Timing", "interleaved", "paired_ratio", "peak_allocated", "stamp", "write_result"]
-
-ROOT = Path(__file__).resolve().parent.parent
-
 
 # -- who measured what, where
 
@@ -38,7 +35,7 @@ def stamp(seed: int, *, device: str = "cpu", sources: Sequence[str] = ()) -> dic
     Args:
         seed: of the run.
         device: a torch device.
-        sources: files under the repository root whose SHA-256 pins what was measured, also in a dirty tree.
+        sources: files under the repository root whose hash (of their code) pins what was measured, also in a dirty tree.
     """
     return {
         "command": command(),
@@ -46,7 +43,7 @@ def stamp(seed: int, *, device: str = "cpu", sources: Sequence[str] = ()) -> dic
         "seed": seed,
         "commit": _git("rev-parse", "HEAD"),
         "dirty": bool(_git("status", "--porcelain")),
-        "sources": {name: hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in sources},
+        "sources": {name: code_hash(ROOT / name) for name in sources},
         "machine": machine(device),
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("OMP_", "MKL_", "MALLOC_"))},
         "load_average": [round(x, 2) for x in os.getloadavg()] if hasattr(os, "getloadavg") else None,

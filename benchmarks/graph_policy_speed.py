@@ -36,6 +36,7 @@ __all__ = ["CASES", "Baseline", "Case", "Ours", "main"]
 
 SOURCES = (
     "models/graph_transformer.py",
+    "models/pairs.py",
     "discrete_grpo/policies/graph.py",
     "discrete_grpo/domains/graphs.py",
     "discrete_grpo/diffusion/kernels.py",

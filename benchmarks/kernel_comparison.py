@@ -40,6 +40,14 @@ KERNEL_NAMES: Mapping[str, KernelName] = {"d3pm": "d3pm", "flow": "flow", "maske
 EXPECTED_RATE = "expected_rate"
 """Graph-GRPO's step (:class:`~benchmarks.expected_rate.FlowExpectedRate`); run if it is named."""
 LIKELIHOODS = ("transition", "eager", "elbo")
+SOURCES = (
+    "models/graph_transformer.py",
+    "models/pairs.py",
+    "discrete_grpo/diffusion/flow.py",
+    "discrete_grpo/policies/surrogate.py",
+    "discrete_grpo/training/update.py",
+    "benchmarks/kernel_comparison.py",
+)
 
 
 @dataclass(frozen=True)
@@ -177,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
     budget = Budget(updates=given.updates)
-    result = stamp(0, sources=[f"discrete_grpo/{f}.py" for f in ("trainer", "policies/likelihoods", "diffusion/flow")])
+    result = stamp(0, sources=SOURCES)
     rows: list[dict[str, Any]] = []
     for kernel, likelihood, seed in itertools.product(given.kernels, given.likelihoods, range(given.seeds)):
         checkpoint = given.masked if kernel == "masked" else given.network

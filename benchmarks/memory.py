@@ -35,6 +35,7 @@ __all__ = ["Setting", "main", "one_hot_bytes", "storage", "stored_bytes", "updat
 
 SOURCES = (
     "models/graph_transformer.py",
+    "models/pairs.py",
     "discrete_grpo/policies/graph.py",
     "discrete_grpo/domains/graphs.py",
     "discrete_grpo/training/trainer.py",

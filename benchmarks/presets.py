@@ -29,6 +29,15 @@ from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 
 PRESETS = ("smiles-qed", "smiles-scaffold-logp", "fill-in", "digits")
+SOURCES = (
+    "models/graph_transformer.py",
+    "models/pairs.py",
+    "models/gpt.py",
+    "models/encoder.py",
+    "discrete_grpo/training/sampler.py",
+    "discrete_grpo/training/update.py",
+    "benchmarks/presets.py",
+)
 
 
 def run(preset: str, folder: Path, seed: int | None = None, threads: int = 1) -> dict[str, Any]:
@@ -101,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--threads", type=int, default=1, help="of each run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/presets.json")
     given = parser.parse_args(argv)
-    result = stamp(42, sources=[f"discrete_grpo/cli/presets/{preset}.yaml" for preset in given.presets])
+    result = stamp(42, sources=[*SOURCES, *(f"discrete_grpo/cli/presets/{preset}.yaml" for preset in given.presets)])
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for preset, seed in itertools.product(given.presets, given.seeds):

@@ -41,6 +41,7 @@ from discrete_grpo.runs.console import print_table
 
 POLICIES = ("qm9-small", "planar-16", "tree-16")
 STEPS = (50, 35, 25, 16, 10)
+SOURCES = ("models/graph_transformer.py", "models/pairs.py", "discrete_grpo/policies/graph.py", "benchmarks/sampler_grids.py")
 MOLECULES, FOLDS, FOLD, REFERENCE = 1000, 5, 40, 10_000
 DESCRIPTORS = (
     "MolWt",
@@ -199,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     todo = [place for place in places(given) if key(place) not in known]
     measures: dict[str, Molecules | Graphs] = {}
     if todo:
-        sources = [f"discrete_grpo/bundled/{name}/model.safetensors" for name in given.policies]
+        sources = [*SOURCES, *(f"discrete_grpo/bundled/{name}/model.safetensors" for name in given.policies)]
         result["runs"].append(stamp(given.seeds[0], sources=sources))
     for place in todo:
         name = place["policy"]

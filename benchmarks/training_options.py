@@ -31,8 +31,8 @@ __all__ = ["main", "measure"]
 
 SOURCES = (
     "models/graph_transformer.py",
+    "models/pairs.py",
     "models/recompute.py",
-    "discrete_grpo/training/compiled.py",
     "discrete_grpo/training/lora.py",
     "discrete_grpo/training/network.py",
     "benchmarks/training_options.py",

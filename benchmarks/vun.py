@@ -37,6 +37,14 @@ from discrete_grpo.runs.console import print_table
 PRESETS: dict[str, tuple[str, KernelName]] = {"planar-16-grpo": ("planar-16", "d3pm"), "tree-16-grpo": ("tree-16", "flow")}
 """Preset -> the bundled policy, which is also the name of its set, and the kernel the preset draws with."""
 FOLDS, SAMPLES = 5, 40
+SOURCES = (
+    "models/graph_transformer.py",
+    "models/pairs.py",
+    "discrete_grpo/policies/graph.py",
+    "discrete_grpo/training/update.py",
+    "discrete_grpo/metrics/graphs.py",
+    "benchmarks/vun.py",
+)
 
 
 def measure(policy: str | Path, data: str, seed: int, options: SamplerOptions | None = None) -> dict[str, Any]:
@@ -103,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
                 row = measure(policy, name, given.seed)
             rows[f"{name} after, {kernel}"] = row | {"seconds_training": seconds}
     print_table("folds of 40 samples, mean ± deviation", {name: shown(row) for name, row in rows.items()})
-    result = stamp(given.seed, sources=[f"discrete_grpo/cli/presets/{p}.yaml" for p in PRESETS]) | {"rows": rows}
+    result = stamp(given.seed, sources=[*SOURCES, *(f"discrete_grpo/cli/presets/{p}.yaml" for p in PRESETS)]) | {"rows": rows}
     write_result(ROOT / "benchmarks/results" / given.out, result)
     return result
 
