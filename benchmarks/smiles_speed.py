@@ -1,10 +1,11 @@
-"""Our GPT + TokenPolicy against a MolGPT-shaped generator of equal widths, in one process: generation and GRPO update.
+"""Our GPT + TokenPolicy against a MolGPT-shaped generator and a cached GPT-2 of equal widths, in one process.
 
     python -m benchmarks.smiles_speed                     # the committed table: CPU, one thread, some minutes
 
 Both sides have 8 layers, 8 heads, width 256, one property token and, in the conditional case, scaffolds. Weights are
 random, so texts are given the lengths of a molecule set: an end is drawn for every row beforehand, and our network is
 told to end there; the baseline takes its fixed number of steps in any case. Groups of 16 share a condition, as in GRPO.
+Generation is compared with ``generate`` of ``transformers`` as well, which has a cache and is told the same ends.
 Turns, ratios and the clock are as in ``graph_policy_speed``.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.baseline_cached import cached_gpt2, cached_sample, prompts
 from benchmarks.baseline_smiles import PeerGPT, peer_log_probs, peer_sample
 from benchmarks.common import ROOT, Clock, interleaved, paired_ratio, stamp, write_result
 from discrete_grpo.core.categorical import score_sites
@@ -26,6 +28,7 @@ from discrete_grpo.core.loss import clipped_surrogate, grpo_loss, row_weights
 from discrete_grpo.core.rollout import Rollout, group_contexts
 from discrete_grpo.domains.tokenizer import BOS, EOS, Property, Tokenizer
 from discrete_grpo.models.gpt import GPT, Cache, GPTConfig
+from discrete_grpo.models.huggingface import transformers_library
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.runs.console import print_table
 
@@ -35,6 +38,7 @@ SOURCES = (
     "discrete_grpo/policies/tokens.py",
     "discrete_grpo/policies/truncation.py",
     "benchmarks/baseline_smiles.py",
+    "benchmarks/baseline_cached.py",
     "benchmarks/smiles_speed.py",
 )
 LETTERS = "BCFHINOPSbcnops()[]=#-+1234"
@@ -113,6 +117,10 @@ class Case:
         self.contexts = group_contexts(len(self.columns), GROUP, self.columns)
         self.peer = PeerGPT(len(tokenizer), BLOCK, SCAFFOLD, s.layers, s.heads, s.width).eval()
         self.peer_prefix = self._peer_prefix(tokenizer, conditional)
+        self.cached = cached_gpt2(len(tokenizer), BLOCK + SCAFFOLD + 2, s.layers, s.heads, s.width)
+        self.cached_prompt = prompts([tokenizer.encode(c.columns.get("scaffold", "")) for c in self.contexts])
+        self.lengths = lengths
+        self.sample_cached()
         self.rollout = self.sample_ours()
         self.peer_tokens = self.sample_peer()
         self.advantage = torch.randn(s.batch, generator=generator)
@@ -147,6 +155,10 @@ class Case:
         start = torch.full((self.settings.batch, 1), BOS)
         return peer_sample(self.peer, start, *self.peer_prefix, torch.Generator().manual_seed(1))
 
+    def sample_cached(self) -> Tensor:
+        """A batch of texts, by ``generate`` of transformers."""
+        return cached_sample(self.cached, self.cached_prompt, self.lengths, seed=1)
+
     def update_ours(self) -> None:
         """Gradient of the clipped surrogate, rows of like length together, as the trainer cuts them."""
         rollout, weight = self.rollout, row_weights(self.rollout.units, "dapo", self.rollout.max_units)
@@ -178,10 +190,11 @@ def measure(conditional: bool, settings: Settings) -> dict[str, Any]:
     }
     jobs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "generation": (case.sample_ours, case.sample_peer),
+        "cached generation": (case.sample_ours, case.sample_cached),
         "update": (case.update_ours, case.update_peer),
     }
     for name, pair in jobs.items():
-        ours, peer = interleaved(pair, settings.repeats, warmup=0)  # the constructor ran both drawers once
+        ours, peer = interleaved(pair, settings.repeats, warmup=0)  # the constructor ran every drawer once
         ratio, low, high = paired_ratio(ours.by(settings.clock), peer.by(settings.clock))
         row[name] = {
             "ratio": ratio,
@@ -197,7 +210,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     table: dict[str, dict[str, float | str | None]] = {}
     for row in rows:
         line: dict[str, float | str | None] = {"mean length": row["mean_length"]}
-        for job in ("generation", "update"):
+        for job in ("generation", "cached generation", "update"):
             low, high = row[job]["ratio_range"]
             line[job] = f"{row[job]['ratio']:.2f}x ({low:.2f}-{high:.2f})"
             line[f"{job} s"] = " / ".join(f"{min(row[job]['seconds'][side]['cpu']):.2f}" for side in ("ours", "baseline"))
@@ -214,6 +227,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     given = vars(parser.parse_args(argv))
     out = given.pop("out")
     settings = Settings(**given)
+    try:
+        transformers_library()
+    except ImportError as error:
+        parser.exit(1, f"{error}\n")
     torch.set_num_threads(settings.threads)
     result = stamp(settings.seed, sources=SOURCES)
     result["settings"] = asdict(settings) | {"clock": settings.clock, "block": BLOCK, "scaffold": SCAFFOLD, "group": GROUP}
