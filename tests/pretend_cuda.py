@@ -27,6 +27,7 @@ from unittest import mock
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad
+from torch.optim import swa_utils
 from torch.utils._pytree import tree_flatten
 
 from discrete_grpo.domains import graphs
@@ -234,6 +235,14 @@ def _moving(machine: Cuda, original: Callable[..., Any]) -> Callable[..., Any]:
     return to
 
 
+def _grouped(original: Callable[..., Any]) -> Callable[..., Any]:
+    def grouped(lists: Any, *args: Any) -> Any:
+        found, there = original(lists, *args), isinstance(lists[0][0], Pretend)
+        return {(CUDA if there else device, dtype): value for (device, dtype), value in found.items()}
+
+    return grouped
+
+
 @contextmanager
 def pretending() -> Iterator[Cuda]:
     """Let tensors be made on, and moved to, the device; the trainers run on it."""
@@ -250,6 +259,8 @@ def pretending() -> Iterator[Cuda]:
         (nn.Module, "to", _moving(machine, nn.Module.to)),
         (sys.modules["torch.optim.optimizer"], "_foreach_supported_types", [torch.Tensor, nn.Parameter, Pretend]),
         (clip_grad, "_has_foreach_support", lambda tensors, device: True),
+        (clip_grad, "_group_tensors_by_device_and_dtype", _grouped(clip_grad._group_tensors_by_device_and_dtype)),
+        (swa_utils, "_group_tensors_by_device_and_dtype", _grouped(swa_utils._group_tensors_by_device_and_dtype)),
         (torch.cuda, "CUDAGraph", lambda: _Graph(machine)),
         (torch.cuda, "graph", _capture),
     ]

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from discrete_grpo.core.categorical import SiteKind, Sites, gather, safe_log, sample
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.gaussian import GaussianSites, log_density, normal
-from discrete_grpo.core.precision import full_precision, place
+from discrete_grpo.core.precision import full_precision
 from discrete_grpo.core.rollout import Context, Rollout
-from discrete_grpo.diffusion.schedules import time_grid
+from discrete_grpo.diffusion.schedules import grid_on, time_grid
 from discrete_grpo.domains.fields import FieldBatch, matrix_of, pairs_mask, pairs_of
 from discrete_grpo.domains.graphs import node_mask
 from discrete_grpo.policies.bridging import accepts
@@ -140,7 +140,7 @@ class FieldPolicy(nn.Module):
 
     def transition(self, state: FieldBatch, step: Int[Tensor, " batch"]) -> FieldStep:
         """p_θ(x_s | x_t) of step ``step[b]`` from ``state``, at least float32."""
-        grid = place(self.grid, step.device)
+        grid = grid_on(self.grid, step.device)
         t, s = grid[step], grid[step + 1]
         found = self.network(state.nodes, state.edges, state.positions, t.to(self.dtype), state.mask)
         with full_precision(step.device):
@@ -209,7 +209,7 @@ class FieldPolicy(nn.Module):
 
     def _renoised(self, clean: FieldBatch, point: int, generator: torch.Generator | None) -> FieldBatch:
         """Draw x_t from q(x_t | x_0) at a point of the grid."""
-        t = place(self.grid[point], self.device).expand(len(clean))
+        t = grid_on(self.grid, self.device)[point].expand(len(clean))
         return noised(self.node_fields, self.edge_fields, self.positions, clean, t, generator)
 
     def check_condition(self, columns: Mapping[str, Any]) -> None:
@@ -302,7 +302,7 @@ class FieldPolicy(nn.Module):
         state = initial_graphs(self.node_fields, self.edge_fields, self.positions, graphs.mask, self.dtype, generator)
         self.layout.store(states, everyone, 0, state)
         for k in range(self.num_steps):
-            t, s = (place(self.grid[point], self.device).expand(len(graphs)) for point in (k, k + 1))
+            t, s = (grid_on(self.grid, self.device)[point].expand(len(graphs)) for point in (k, k + 1))
             state = known_step(self.node_fields, self.edge_fields, self.positions, graphs, state, t, s, generator)
             self.layout.store(states, everyone, k + 1, graphs if k + 1 == self.num_steps else state)
         logp = torch.full((len(graphs), self.num_steps), torch.nan, device=self.device, dtype=self._wide_dtype)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Sites, gather, safe_log, sample
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.precision import full_precision, place
+from discrete_grpo.core.precision import full_precision
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.graph_kl import Posteriors
 from discrete_grpo.diffusion.kernels import Kernel
 from discrete_grpo.diffusion.noise import Noise
-from discrete_grpo.diffusion.schedules import Schedule, time_grid
+from discrete_grpo.diffusion.schedules import Schedule, grid_on, time_grid
 from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, upper
 from discrete_grpo.domains.tokenizer import Property
 from discrete_grpo.policies.bridging import accepts, bridged_rollout, check_known, known_graphs
@@ -159,7 +159,7 @@ class GraphPolicy(nn.Module):
         self, state: GraphBatch, step: Int[Tensor, " batch"], properties: Float[Tensor, "batch property"] | None = None
     ) -> tuple[Tensor, Tensor]:
         """p_θ(x_s | x_t) of step ``step[b]`` from ``state``: node tables [B, N, K_x] and pair tables [B, P, K_e], float32."""
-        grid = place(self.grid, step.device)
+        grid = grid_on(self.grid, step.device)
         t, s = grid[step], grid[step + 1]
         p_nodes, p_pairs = self.clean_probs(state, t, properties)
         with full_precision(step.device):

@@ -108,7 +108,7 @@ class Moments:
 
 def _free(rollout: Rollout) -> tuple[Tensor, Tensor]:
     """Sites that exist and are not fixed [B, N], [B, P]."""
-    states, n = rollout.states, int(rollout.size.max())
+    states, n = rollout.states, rollout.max_size
     mask = node_mask(rollout.size, n)
     nodes, pairs = mask, pair_mask(mask)
     if "free_nodes" in states:
@@ -119,7 +119,7 @@ def _free(rollout: Rollout) -> tuple[Tensor, Tensor]:
 def moments(rollout: Rollout, steps: Int[Tensor, "batch step"]) -> Moments:
     """The states that ``steps`` start from, and what is drawn in them."""
     states, count = rollout.states, steps.shape[1]
-    n = int(rollout.size.max())
+    n = rollout.max_size
     row = torch.arange(len(rollout), device=steps.device)[:, None]
     packed = states["nodes"][row, steps, :n], states["pairs"][row, steps, : num_pairs(n)]
     mask = node_mask(rollout.size, n).repeat_interleave(count, 0)
@@ -161,8 +161,10 @@ def graph_rollout(
         max_nodes: size of the largest graph that the policy draws.
         decode: turns finished graphs on the CPU into what rewards see; None gives batches of one graph on the device.
     """
-    mask, steps = node_mask(size, states["nodes"].shape[2]), logp.shape[1]
-    final = unpack(states["nodes"][:, -1], states["pairs"][:, -1], mask)
+    largest, steps = states["nodes"].shape[2], logp.shape[1]
+    last = states["nodes"][:, -1], states["pairs"][:, -1], size
+    nodes, pairs, sizes = last if decode is None else (x.cpu() for x in last)
+    final = unpack(nodes, pairs, node_mask(sizes, largest))
     alone = [final.index(slice(b, b + 1)).crop(n) for b, n in enumerate(size.tolist())] if decode is None else []
     made = Rollout(
         states=states,
@@ -172,7 +174,8 @@ def graph_rollout(
         size=size,
         max_units=steps * (max_nodes + num_pairs(max_nodes)),
         max_steps=steps,
-        samples=tuple(alone if decode is None else decode(final.to("cpu"))),
+        samples=tuple(alone if decode is None else decode(final)),
         columns=columns_of(contexts),
+        largest=largest,
     )
     return replace(made, units=step_units(made))
