@@ -42,7 +42,7 @@ from discrete_grpo.policies.field_states import FieldLayout, alone, crop, joined
 from discrete_grpo.policies.node_count import checked_counts, draw_sizes
 from discrete_grpo.policies.noising import stratified_times
 from discrete_grpo.policies.restart import grid_point
-from discrete_grpo.policies.trajectory import all_steps, segment_buckets
+from discrete_grpo.policies.trajectory import all_steps, launch_sites, segment_buckets
 
 __all__ = ["Field", "FieldPolicy", "FieldStep", "Positions"]
 
@@ -178,7 +178,7 @@ class FieldPolicy(nn.Module):
         layout = self.layout
         states = layout.storage(len(contexts), self.num_steps + 1, int(sizes.max()), self.device, self.dtype)
         logp = torch.zeros(len(contexts), self.num_steps, device=self.device, dtype=self._wide_dtype)
-        for rows in segment_buckets(sizes, start):
+        for rows in segment_buckets(sizes, start, launch_sites(self.device)):
             at, first, n = rows.to(self.device), int(start[rows[0]]), int(sizes[rows].max())
             if again is not None and first > 0:
                 state = self._renoised(crop(again.graphs.index(rows), n).to(self.device), first, generator)
@@ -223,7 +223,7 @@ class FieldPolicy(nn.Module):
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[SiteKind]:
         """Categoricals of every field and Gaussians of the positions of stored steps; all steps if None."""
         steps = all_steps(rollout) if steps is None else steps
-        now, then = (self.layout.read(rollout.states, rollout.size, points) for points in (steps, steps + 1))
+        now, then = (self.layout.read(rollout.states, rollout.size, points, rollout.max_size) for points in (steps, steps + 1))
         law = self.transition(now, steps.flatten())
         start = rollout.states.get("start", torch.zeros_like(rollout.size))
         own = (steps >= start[:, None]).unsqueeze(-1)  # steps before a restart were not drawn

@@ -36,6 +36,7 @@ from discrete_grpo.policies.trajectory import (
     first_own_steps,
     first_rows,
     graph_rollout,
+    launch_sites,
     moments,
     segment_buckets,
     size_buckets,
@@ -225,7 +226,7 @@ class GraphPolicy(nn.Module):
         properties = property_table(contexts, self.properties, self.dtype)
         again = restart_graphs(contexts, n_max, self.node_kernel.noise.num_clean, self.edge_kernel.noise.num_clean, self.num_steps)
         start = torch.zeros_like(sizes) if again is None else again.step
-        for rows in segment_buckets(sizes, start):
+        for rows in segment_buckets(sizes, start, launch_sites(self.device)):
             n, first = int(sizes[rows].max()), int(start[rows[0]])
             part = None if fixed is None else fixed.index(rows).crop(n).to(self.device)
             given = None if properties is None else properties[rows].to(self.device)

@@ -26,6 +26,7 @@ __all__ = [
     "first_own_steps",
     "first_rows",
     "graph_rollout",
+    "launch_sites",
     "moments",
     "segment_buckets",
     "size_buckets",
@@ -68,9 +69,25 @@ def first_own_steps(groups: Int[Tensor, " batch"], start: Int[Tensor, " batch"],
     return torch.where(count[where] > 1, start.clamp_min(shared), start)
 
 
-def size_buckets(sizes: Int[Tensor, " batch"], waste: float = 0.25) -> Iterator[Int[Tensor, " row"]]:
+LAUNCH_SITES = 65_536
+"""Number of sites that a GPU computes in the time of the launches of a step; an estimate, which decides about speed alone."""
+
+
+def launch_sites(device: torch.device) -> int:
+    """Number of sites of padding that cost less than a bucket of their own: 0 on the CPU, which launches nothing."""
+    return LAUNCH_SITES if device.type == "cuda" else 0
+
+
+def size_buckets(sizes: Int[Tensor, " batch"], waste: float = 0.25, launch: int = 0) -> Iterator[Int[Tensor, " row"]]:
     """Row numbers grouped by graph size, largest first; padding is at most ``waste`` of a row's sites.
 
+    Args:
+        sizes: node counts.
+        waste: largest share of padding in a row.
+        launch: a bucket also takes in smaller graphs as long as another bucket would save at most so many sites.
+
+    >>> [rows.tolist() for rows in size_buckets(torch.tensor([9, 4, 8, 9]), launch=100)]
+    [[0, 3, 2, 1]]
     >>> [rows.tolist() for rows in size_buckets(torch.tensor([9, 4, 8, 9]))]
     [[0, 3, 2], [1]]
     """
@@ -80,15 +97,19 @@ def size_buckets(sizes: Int[Tensor, " batch"], waste: float = 0.25) -> Iterator[
     while start < len(order):
         fits = cost[start:] >= (1.0 - waste) * cost[start]
         stop = start + int(fits.sum())
+        while stop < len(order) and (len(order) - stop) * int(cost[start] - cost[stop]) <= launch:
+            stop += 1
         yield order[start:stop]
         start = stop
 
 
-def segment_buckets(sizes: Int[Tensor, " batch"], start: Int[Tensor, " batch"]) -> Iterator[Int[Tensor, " row"]]:
+def segment_buckets(
+    sizes: Int[Tensor, " batch"], start: Int[Tensor, " batch"], launch: int = 0
+) -> Iterator[Int[Tensor, " row"]]:
     """Row numbers grouped by the step they start at, and then as by :func:`size_buckets`."""
     for first in start.unique():
         rows = (start == first).nonzero()[:, 0]
-        yield from (rows[part] for part in size_buckets(sizes[rows]))
+        yield from (rows[part] for part in size_buckets(sizes[rows], launch=launch))
 
 
 @dataclass(frozen=True)
