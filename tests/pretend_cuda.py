@@ -30,6 +30,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import swa_utils
 from torch.utils._pytree import tree_flatten
 
+from discrete_grpo.core.precision import constant
 from discrete_grpo.domains import graphs
 from tests import pretend_tensors
 from tests.pretend_tensors import DeviceError, Machine, Pretend, PretendGenerator
@@ -46,7 +47,17 @@ KERNELS = {
     "lift_fresh": 0, "is_same_size": 0, "_local_scalar_dense": 0,
 }  # fmt: skip
 """Kernels of an operation where they are not one."""
-WAITS = {"_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "unique_consecutive", "masked_select", "is_nonzero", "equal"}
+WAITS = {
+    "_local_scalar_dense",
+    "nonzero",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "masked_select",
+    "is_nonzero",
+    "equal",
+    "_linalg_check_errors",
+}
 DRAWS = {"rand", "uniform_", "randn", "normal_", "randint", "randperm", "bernoulli_", "multinomial", "exponential_"}
 LAUNCHES_AT_ONCE = ("_foreach", "_fused")
 
@@ -86,6 +97,7 @@ class Cuda(Machine):
         super().__init__(CUDA)
         self.counts = Counts()
         self.recording: list[tuple[Any, Any, Any, Any]] | None = None
+        self.before: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @contextmanager
     def counting(self) -> Iterator[Counts]:
@@ -121,9 +133,13 @@ class Cuda(Machine):
             self.counts.lines[_where(1)] += number
         if self.recording is not None and not view and number:
             self._check_draw(name, kwargs)
-            if schema is None:
-                raise DeviceError(f"{name} in a capture at {_where()}: the test device cannot repeat it")
             self.recording.append((func, args, kwargs, found))
+
+    def runs(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Keep what an operation of a capture would change: it is recorded and not run."""
+        if self.recording is not None:
+            for at in _written(func, args):
+                self.before.append((at, at.clone()))
 
     def _check_draw(self, name: str, kwargs: dict[str, Any]) -> None:
         if name in DRAWS:
@@ -165,6 +181,15 @@ def _by_mask(name: str, args: Any) -> bool:
 # -- CUDA graphs
 
 
+def _written(func: Any, args: Any) -> list[torch.Tensor]:
+    """The tensors that an operation changes in place."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return []
+    marks = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
+    return [a for mark, a in zip(marks, args, strict=False) if mark and isinstance(a, torch.Tensor)]
+
+
 class _Graph:
     """In place of ``torch.cuda.CUDAGraph``: the recorded operations, repeated on the same memory."""
 
@@ -179,8 +204,8 @@ class _Graph:
         with torch._C.DisableTorchFunction(), torch.no_grad():
             for func, args, kwargs, found in self.operations:
                 again = func(*args, **kwargs)
-                if any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments):
-                    continue  # in place
+                if _written(func, args):
+                    continue
                 for old, new in zip(tree_flatten(found)[0], tree_flatten(again)[0], strict=True):
                     if isinstance(old, torch.Tensor):
                         old.copy_(new)
@@ -194,12 +219,15 @@ class _Graph:
 def _capture(graph: _Graph, **_: Any) -> Iterator[None]:
     """In place of ``torch.cuda.graph``."""
     machine = graph.machine
-    machine.recording, before = [], machine.counts.launches
+    machine.recording, launches = [], machine.counts.launches
     try:
         yield
         graph.operations = machine.recording
     finally:
-        machine.recording, machine.counts.launches = None, before  # kernels are recorded and not run
+        machine.recording, machine.counts.launches = None, launches
+        for at, value in reversed(machine.before):
+            at.copy_(value)
+        machine.before.clear()
 
 
 # -- the device
@@ -268,10 +296,12 @@ def pretending() -> Iterator[Cuda]:
         for owner, name, value in patches:
             stack.enter_context(mock.patch.object(owner, name, value))
         stack.enter_context(pretend_tensors.on(machine))
+        _forget_constants()
         stack.callback(_forget_constants)
         yield machine
 
 
 def _forget_constants() -> None:
-    """Drop cached constants: those of a real device of this name would be other tensors."""
+    """Drop cached constants: those of another device of this name are other tensors."""
     graphs._pair_index.cache_clear()
+    constant.cache_clear()

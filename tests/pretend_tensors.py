@@ -43,6 +43,9 @@ class Machine:
     def holds(self, inner: torch.Tensor) -> None:
         """Called with the data of each tensor that is made on the device."""
 
+    def runs(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Called before each operation on tensors of the device, with plain tensors."""
+
     def ran(self, func: Any, args: Any, kwargs: dict[str, Any], found: Any) -> None:
         """Called after each operation on tensors of the device, with plain tensors."""
 
@@ -134,27 +137,30 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         _inside[-1].ran(func, args, kwargs, found)  # made inside an operation on tensors of the device
         return tree_map(lambda x: _wrapped(x, _inside[-1]), found)
     machine = own[0].machine
-    strange = [a for a in tensors if not isinstance(a, Pretend)]
+    _check_devices(machine, name, args, [a for a in tensors if not isinstance(a, Pretend)])
+    if kwargs.get("device") is not None:
+        kwargs = {**kwargs, "device": CPU}
+    plain, options = tree_map(bare, args), tree_map(bare, kwargs)
+    machine.runs(func, plain, options)
+    found = func(*plain, **options)
+    machine.ran(func, plain, options, found)
+    if name in SCALARS:
+        return found
+    if name.startswith(("_foreach", "_fused")) and name.endswith("_"):
+        return None
+    if name.endswith("_") and not name.endswith("__") and isinstance(args[0], Pretend):
+        return args[0]
+    return tree_map(lambda x: _wrapped(x, machine), found)
+
+
+def _check_devices(machine: Machine, name: str, args: Any, strange: list[torch.Tensor]) -> None:
+    """Refuse, or count as a copy, what an operation of the machine does with these tensors of the CPU."""
     if any(a.ndim > 0 for a in strange) and name not in COPYING and not (name in INDEXING and isinstance(args[0], Pretend)):
         raise DeviceError(f"{name} of tensors on both devices, {[tuple(a.shape) for a in strange]} on the CPU")
     if strange and name in INDEXING:
         machine.copied(f"{name} with an index on the CPU")
     if strange and name == "copy_":
         machine.copied("copy_") if isinstance(args[0], Pretend) else machine.synchronised("copy_ to the CPU")
-    if kwargs.get("device") is not None:
-        kwargs = {**kwargs, "device": CPU}
-    plain, options = tree_map(bare, args), tree_map(bare, kwargs)
-    found = func(*plain, **options)
-    machine.ran(func, plain, options, found)
-    if name in SCALARS:
-        return found
-    if name.endswith("_") and isinstance(args[0], Pretend):
-        return args[0]
-    if name.startswith("_foreach") and name.endswith("_"):
-        return None
-    if name.startswith("_fused") and name.endswith("_"):
-        return None
-    return tree_map(lambda x: _wrapped(x, machine), found)
 
 
 def _wrapped(x: Any, machine: Machine) -> Any:
@@ -181,6 +187,9 @@ class _Moves(TorchFunctionMode):
         if name in ("to", "cuda") and (moved := self._moved(name, *args, **kwargs)) is not None:
             return moved
         first = args[0] if args else None
+        generator = kwargs.get("generator")
+        if isinstance(generator, torch._C.Generator) and isinstance(generator, PretendGenerator) != isinstance(first, Pretend):
+            raise DeviceError(f"{name}: a generator and a tensor of different devices")
         if isinstance(first, Pretend):
             if name == "cpu" or name in READS:
                 self.machine.synchronised(name)
@@ -212,8 +221,9 @@ class _Moves(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in (torch.tensor, torch.as_tensor) and not isinstance(given, Pretend):
             self.machine.copied(func.__name__)
-        found = func(*tree_map(bare, args), **kwargs | {"device": "cpu"}).detach()
-        self.machine.ran(func, args, kwargs, found)
+        plain = tree_map(bare, args), kwargs | {"device": CPU}
+        found = func(*plain[0], **plain[1]).detach()
+        self.machine.ran(func, *plain, found)
         return Pretend(found, self.machine)
 
     def _moved(self, name: str, x: torch.Tensor, *args: Any, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor | None:

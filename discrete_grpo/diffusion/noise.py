@@ -88,7 +88,7 @@ class Noise:
         return torch.tensor(self.prior, dtype=torch.float64)
 
     def prior_on(self, device: torch.device, dtype: torch.dtype | None = None) -> Float[Tensor, " state"]:
-        """m on a device, in its widest type if none is given; a shared constant, see :func:`~discrete_grpo.core.precision.constant`."""
+        """m on a device, in its widest type if none is given: a constant that is copied there once."""
         return constant(self.prior, device, dtype)
 
     def sample(self, x0: Int[Tensor, "batch ..."], t: Tensor, generator: torch.Generator | None = None) -> Int[Tensor, "batch ..."]:

@@ -55,7 +55,11 @@ class FieldLayout:
             states["positions"][rows, point, :n] = graphs.positions.to(states["positions"])
 
     def read(
-        self, states: Mapping[str, Tensor], size: Int[Tensor, " batch"], points: Int[Tensor, "batch step"], largest: int | None = None
+        self,
+        states: Mapping[str, Tensor],
+        size: Int[Tensor, " batch"],
+        points: Int[Tensor, "batch step"],
+        largest: int | None = None,
     ) -> FieldBatch:
         """Stored states at grid points, row b·S' + k for ``points[b, k]``; ``largest`` is the largest size, if it is known."""
         n = int(size.max()) if largest is None else largest

@@ -103,9 +103,7 @@ def size_buckets(sizes: Int[Tensor, " batch"], waste: float = 0.25, launch: int 
         start = stop
 
 
-def segment_buckets(
-    sizes: Int[Tensor, " batch"], start: Int[Tensor, " batch"], launch: int = 0
-) -> Iterator[Int[Tensor, " row"]]:
+def segment_buckets(sizes: Int[Tensor, " batch"], start: Int[Tensor, " batch"], launch: int = 0) -> Iterator[Int[Tensor, " row"]]:
     """Row numbers grouped by the step they start at, and then as by :func:`size_buckets`."""
     for first in start.unique():
         rows = (start == first).nonzero()[:, 0]
