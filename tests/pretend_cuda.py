@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,6 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 from torch.optim import swa_utils
-from torch.utils._pytree import tree_flatten
 
 from discrete_grpo.core.precision import constant
 from discrete_grpo.domains import graphs
@@ -97,6 +97,7 @@ class Cuda(Machine):
         super().__init__(CUDA)
         self.counts = Counts()
         self.recording: list[tuple[Any, Any, Any, Any]] | None = None
+        self.by_line = False  # whether launches are counted by line, which takes time
         self.before: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @contextmanager
@@ -122,16 +123,14 @@ class Cuda(Machine):
 
     def ran(self, func: Any, args: Any, kwargs: dict[str, Any], found: Any) -> None:
         """Count the kernels of an operation, and a synchronisation where it needs one."""
-        schema = getattr(func, "_schema", None)
-        name = schema.name.split("::")[-1] if schema is not None else func.__name__
+        name = pretend_tensors.name_of(func)
         if name in WAITS or _by_mask(name, args) or (name == "repeat_interleave" and kwargs.get("output_size") is None):
             self.synchronised(name)
-        view = schema is not None and any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
-        number = 0 if view else 1 if name.startswith(LAUNCHES_AT_ONCE) else KERNELS.get(name, 1)
+        number = _kernels(func)
         self.counts.launches += number
-        if number:
+        if number and self.by_line:
             self.counts.lines[_where(1)] += number
-        if self.recording is not None and not view and number:
+        if self.recording is not None and number:
             self._check_draw(name, kwargs)
             self.recording.append((func, args, kwargs, found))
 
@@ -157,6 +156,14 @@ class Cuda(Machine):
             raise DeviceError(f"{what} in a capture at {_where()}: it would be repeated from memory that is gone")
         if blocking:
             self.counts.copies[f"{what} at {_where()}"] += 1
+
+
+@lru_cache(maxsize=4096)
+def _kernels(func: Any) -> int:
+    """Number of kernels of an operation; 0 for a view."""
+    schema, name = getattr(func, "_schema", None), pretend_tensors.name_of(func)
+    view = schema is not None and any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
+    return 0 if view else 1 if name.startswith(LAUNCHES_AT_ONCE) else KERNELS.get(name, 1)
 
 
 def _where(depth: int = 2) -> str:
@@ -206,9 +213,8 @@ class _Graph:
                 again = func(*args, **kwargs)
                 if _written(func, args):
                     continue
-                for old, new in zip(tree_flatten(found)[0], tree_flatten(again)[0], strict=True):
-                    if isinstance(old, torch.Tensor):
-                        old.copy_(new)
+                for old, new in zip(pretend_tensors.tensors_in(found), pretend_tensors.tensors_in(again), strict=True):
+                    old.copy_(new)
 
     def reset(self) -> None:
         """Forget the operations."""

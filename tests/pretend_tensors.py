@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 __all__ = ["CPU", "DeviceError", "Machine", "Pretend", "PretendGenerator", "bare", "move", "on"]
 
@@ -126,21 +126,44 @@ def bare(x: Any) -> Any:
     return x.held if isinstance(x, Pretend) else x
 
 
+@lru_cache(maxsize=4096)
+def name_of(func: Any) -> str:
+    """Name of an operation without its namespace and overload."""
+    schema = getattr(func, "_schema", None)
+    return func.__name__ if schema is None else str(schema.name.split("::")[-1])
+
+
+def tensors_in(x: Any) -> list[torch.Tensor]:
+    """The tensors among nested arguments."""
+    if isinstance(x, torch.Tensor):
+        return [x]
+    if isinstance(x, (tuple, list)):
+        return [one for part in x for one in tensors_in(part)]
+    return tensors_in(tuple(x.values())) if isinstance(x, dict) else []
+
+
+def mapped(change: Any, x: Any) -> Any:
+    """Nested arguments with ``change`` applied to what is no container."""
+    if isinstance(x, (tuple, list)):
+        return type(x)([mapped(change, part) for part in x])
+    return {name: mapped(change, part) for name, part in x.items()} if isinstance(x, dict) else change(x)
+
+
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    name = func._schema.name.split("::")[-1]
-    tensors = [a for a in tree_flatten((args, kwargs))[0] if isinstance(a, torch.Tensor)]
+    name = name_of(func)
+    tensors = tensors_in((args, kwargs))
     own = [a for a in tensors if isinstance(a, Pretend)]
     if not own:
         found = func(*args, **kwargs)
         if not _inside or tensors:
             return found
         _inside[-1].ran(func, args, kwargs, found)  # made inside an operation on tensors of the device
-        return tree_map(lambda x: _wrapped(x, _inside[-1]), found)
+        return mapped(lambda x: _wrapped(x, _inside[-1]), found)
     machine = own[0].machine
     _check_devices(machine, name, args, [a for a in tensors if not isinstance(a, Pretend)])
     if kwargs.get("device") is not None:
         kwargs = {**kwargs, "device": CPU}
-    plain, options = tree_map(bare, args), tree_map(bare, kwargs)
+    plain, options = mapped(bare, args), mapped(bare, kwargs)
     machine.runs(func, plain, options)
     found = func(*plain, **options)
     machine.ran(func, plain, options, found)
@@ -150,7 +173,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return None
     if name.endswith("_") and not name.endswith("__") and isinstance(args[0], Pretend):
         return args[0]
-    return tree_map(lambda x: _wrapped(x, machine), found)
+    return mapped(lambda x: _wrapped(x, machine), found)
 
 
 def _check_devices(machine: Machine, name: str, args: Any, strange: list[torch.Tensor]) -> None:
@@ -201,7 +224,7 @@ class _Moves(TorchFunctionMode):
             pinned: Any = first.clone()  # type: ignore[union-attr]
             pinned.pinned = True
             return pinned
-        if name == "backward" or any(isinstance(a, Pretend) for a in tree_flatten((args, kwargs))[0]):
+        if name == "backward" or any(isinstance(a, Pretend) for a in tensors_in((args, kwargs))):
             _inside.append(self.machine)
             try:
                 return func(*args, **kwargs)
@@ -221,7 +244,7 @@ class _Moves(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in (torch.tensor, torch.as_tensor) and not isinstance(given, Pretend):
             self.machine.copied(func.__name__)
-        plain = tree_map(bare, args), kwargs | {"device": CPU}
+        plain = mapped(bare, args), kwargs | {"device": CPU}
         found = func(*plain[0], **plain[1]).detach()
         self.machine.ran(func, *plain, found)
         return Pretend(found, self.machine)

@@ -177,8 +177,9 @@ def _joined(samples: Sequence[Any]) -> GraphBatch:
 def check_known(graphs: GraphBatch, kernels: Kernels, max_nodes: int) -> None:
     """Raise ValueError for a graph larger than ``max_nodes``, or of a class that the kernels' data does not have."""
     check_range("nodes of graphs", graphs.num_nodes, most=max_nodes, note=" (max_nodes of the policy)")
-    for kind, classes, kernel in zip(("node", "edge"), (graphs.nodes, graphs.edges), kernels, strict=True):
-        low, high = (int(x) for x in classes.aminmax()) if classes.numel() else (0, 0)
+    there = graphs.nodes.numel() > 0
+    ends = torch.stack([*graphs.nodes.aminmax(), *graphs.edges.aminmax()]).tolist() if there else [0] * 4  # read at once
+    for kind, low, high, kernel in zip(("node", "edge"), ends[::2], ends[1::2], kernels, strict=True):
         check_range(f"{kind} class in graphs", low if low < 0 else high, least=0, most=kernel.noise.num_clean - 1)
 
 

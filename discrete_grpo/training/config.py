@@ -135,7 +135,8 @@ class GRPOConfig:
             average.
         bf16: Run networks under bfloat16 autocast: true, false, or ``auto``, which means true where the device has bfloat16
             units. Log-probs stay float32. A resumed run keeps the decision.
-        torch_compile: Compile the layers of the networks; the first updates wait for the compiler.
+        torch_compile: Compile the layers of the networks; the first updates wait for the compiler. On CUDA, a step of sampling
+            graphs is recorded as a CUDA graph too.
         checkpoint_layers: Recompute activations in the backward pass, which saves memory; None keeps the setting of the network.
         seed: Random seed of the run, at least 0.
         generation_shards: Number of independent random streams in which groups are drawn, a multiple of the number of processes.

@@ -55,6 +55,8 @@ def checkpoint_layers(policy: nn.Module, on: bool = True) -> None:
 def compile_network(policy: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
     """Compile the layers of a policy's network in place; each kind of shape is compiled when it is first met.
 
+    On CUDA, a policy that can record a step of sampling as a CUDA graph (``record_steps``) does so, and launches a step at once.
+
     Layers of the same class share their code. Sampling and scoring run the same code, the one compiled for gradients, also
     without gradients; log-probs are therefore the same to the bit for the same shapes. State dicts do not change, and a copy of
     the policy (``copy.deepcopy``) is not compiled.
@@ -78,6 +80,9 @@ def compile_network(policy: nn.Module, backend: str | Callable[..., Any] = "indu
     for part in parts():
         part.compile(dynamic=True, fullgraph=True, backend=backend)
         part._compiled_call_impl = _one_graph(part._compiled_call_impl)  # copies and state dicts leave this attribute out
+    if next(network.parameters()).device.type == "cuda":
+        for owner in (module for module in policy.modules() if "record_steps" in vars(module)):
+            owner.record_steps = True  # type: ignore[assignment]
 
 
 def _one_graph(compiled: Any) -> Callable[..., Any]:
