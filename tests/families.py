@@ -132,7 +132,7 @@ class Upper(nn.Module):
 WORDS = {"start": "ab", "p": 3.0}
 FAMILIES: dict[str, Case] = {
     "graph": Case(_graph, _graphs),
-    "graph with evidence": Case(lambda: _graph(precondition=True, shared_steps=2), _graphs),
+    "graph with evidence": Case(lambda: _graph(num_steps=7, precondition=True, shared_steps=2), _graphs),
     "graph by Euler steps": Case(lambda: _graph("euler"), _graphs),
     "graph with a mask class": Case(lambda: _graph("absorbing"), _graphs),
     "graph of a learned size": Case(lambda: SizedPolicy(_graph(num_steps=4), LearnedSizes(COUNTS)), _graphs),

@@ -59,6 +59,8 @@ WAITS = {
     "_linalg_check_errors",
 }
 DRAWS = {"rand", "uniform_", "randn", "normal_", "randint", "randperm", "bernoulli_", "multinomial", "exponential_"}
+UNORDERED = {"cumsum", "histc", "median", "put_", "put"}
+"""Operations without a deterministic algorithm on CUDA, by ``torch.use_deterministic_algorithms``."""
 LAUNCHES_AT_ONCE = ("_foreach", "_fused")
 
 
@@ -135,7 +137,10 @@ class Cuda(Machine):
             self.recording.append((func, args, kwargs, found))
 
     def runs(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """Keep what an operation of a capture would change: it is recorded and not run."""
+        """Refuse what has no deterministic algorithm if one is asked for; keep what an operation of a capture would change."""
+        name = pretend_tensors.name_of(func)
+        if torch.are_deterministic_algorithms_enabled() and name in UNORDERED and args[0].is_floating_point():
+            raise DeviceError(f"{name} at {_where()} has no deterministic implementation")
         if self.recording is not None:
             for at in _written(func, args):
                 self.before.append((at, at.clone()))

@@ -10,13 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
-__all__ = ["Scores", "SiteKind", "Sites", "entropy", "gather", "invert", "kl_divergence", "safe_log", "sample", "score_sites"]
+__all__ = [
+    "Scores",
+    "SiteKind",
+    "Sites",
+    "entropy",
+    "gather",
+    "invert",
+    "kl_divergence",
+    "running_sum",
+    "safe_log",
+    "sample",
+    "score_sites",
+]
 
 
 MIRRORED = 1e-6
@@ -212,9 +225,22 @@ def invert(probs: Float[Tensor, "*any class"], uniform: Float[Tensor, "*any"]) -
     >>> invert(torch.tensor([[0.5, 0.5], [0.5, 0.5]]), torch.tensor([0.9, 0.1])).tolist()
     [0, 1]
     """
-    cumulative = probs.cumsum(-1)
+    cumulative = running_sum(probs)
     threshold = (1 - uniform) * cumulative[..., -1]  # in (0, total], unless it underflows: then the first class with mass
     return ((cumulative < threshold.unsqueeze(-1)) | (cumulative <= 0)).sum(-1)
+
+
+def running_sum(probs: Float[Tensor, "*any class"]) -> Float[Tensor, "*any class"]:
+    """Σ_{k <= c} p_k of every class, added from the first class to the last.
+
+    If torch is asked for deterministic algorithms, CUDA adds class by class, as torch has no such algorithm for ``cumsum`` there.
+
+    >>> running_sum(torch.tensor([0.25, 0.5, 0.25])).tolist()
+    [0.25, 0.75, 1.0]
+    """
+    if probs.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+        return torch.stack(list(accumulate(probs.unbind(-1))), -1)
+    return probs.cumsum(-1)
 
 
 def _score_one(sites: Sites, reference: Sites | None, forward_gradient: bool) -> Scores:

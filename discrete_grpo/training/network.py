@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["checkpoint_layers", "compile_network", "network_of"]
+__all__ = ["checkpoint_layers", "compile_network", "network_of", "tf32_products"]
 
 VARIANTS = 64
 """The most programs compiled for one layer: sizes are symbols, but 0, 1 and many are told apart, and so are types and devices."""
@@ -83,6 +84,21 @@ def compile_network(policy: nn.Module, backend: str | Callable[..., Any] = "indu
     if next(network.parameters()).device.type == "cuda":
         for owner in (module for module in policy.modules() if "record_steps" in vars(module)):
             owner.record_steps = True  # type: ignore[assignment]
+
+
+@contextmanager
+def tf32_products(on: bool, device: torch.device) -> Iterator[None]:
+    """Compute float32 matrix products in TF32 (10 bits of mantissa) inside the block, if ``on`` and on CUDA.
+
+    The setting of torch is restored after the block. What follows a network (softmax, kernels, log-probs, losses) has no matrix
+    products, so that probabilities still sum to 1.
+    """
+    kept = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = kept or (on and device.type == "cuda")
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = kept
 
 
 def _one_graph(compiled: Any) -> Callable[..., Any]:

@@ -14,7 +14,16 @@ from discrete_grpo.core.entropy import EntropyController
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 
-__all__ = ["GradientSum", "averaged", "ema_decay_at", "entropy_controller", "learning_rate", "mix_reference", "update_average"]
+__all__ = [
+    "GradientSum",
+    "adamw",
+    "averaged",
+    "ema_decay_at",
+    "entropy_controller",
+    "learning_rate",
+    "mix_reference",
+    "update_average",
+]
 
 
 def learning_rate(step: int, config: GRPOConfig) -> float:
@@ -27,6 +36,15 @@ def learning_rate(step: int, config: GRPOConfig) -> float:
     if config.lr_scheduler_type == "cosine":
         return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * done))
     return config.learning_rate
+
+
+def adamw(parameters: Sequence[nn.Parameter], config: GRPOConfig) -> torch.optim.AdamW:
+    """AdamW with the settings of a run; on CUDA in one kernel for many weights, as torch calls ``fused``."""
+    fused = bool(parameters) and all(p.device.type == "cuda" and p.is_floating_point() for p in parameters)
+    betas = (config.adam_beta1, config.adam_beta2)
+    return torch.optim.AdamW(
+        parameters, lr=config.learning_rate, betas=betas, weight_decay=config.weight_decay, fused=True if fused else None
+    )
 
 
 class GradientSum:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.models.connectivity import effective_resistance
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
-from discrete_grpo.recipes.sample import sample_policy
+from discrete_grpo.recipes.sample import moved, sample_policy
 from discrete_grpo.training import pretrain, trainer
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.local_search import local_search
 from discrete_grpo.training.network import compile_network
+from discrete_grpo.training.optim import adamw
 from discrete_grpo.training.pretrain import Pretrainer
 from discrete_grpo.training.trainer import GRPOTrainer
 from discrete_grpo.training.update import Learner
@@ -320,3 +322,70 @@ def test_search_starts_again_from_samples_on_the_device() -> None:
             options: dict[str, Any] = {"rounds": 2, "population": 2, "children": 2}
             found = local_search(policy, by_name, **options, generator=cuda.generator())
             assert found.scored == 12
+
+
+# -- determinism
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Torch with deterministic algorithms alone."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_deterministic_algorithms_change_no_bit_of_a_run(name: str) -> None:
+    case = FAMILIES[name]
+    columns = None if case.columns is None else [case.columns]
+    weights = []
+    for mode in (nullcontext(), deterministic()):
+        policy = case.make()
+        with mode:
+            GRPOTrainer(policy, by_name, CONFIG, columns=columns).train()
+            policy.likelihood_loss(case.batch(), generator=torch.Generator().manual_seed(0))["loss"].backward()
+        weights.append(torch.cat([p.detach().flatten() for p in policy.parameters()]))
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("name", ["graph", "positions", "tokens", "masked text"])
+def test_no_operation_of_a_run_on_cuda_lacks_a_deterministic_algorithm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretending(), deterministic(), pytest.raises(DeviceError, match="cumsum"):
+        torch.ones(3, device="cuda").cumsum(0)
+    with deterministic():
+        _, lines = run(FAMILIES[name], monkeypatch)
+    assert len(lines) == 2
+
+
+def test_tf32_is_set_during_an_update_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def reward(samples: Sequence[Any], **columns: Any) -> list[float]:
+        seen.append(torch.backends.cuda.matmul.allow_tf32)
+        return by_name(samples)
+
+    for tf32 in (False, True):
+        with pretending():
+            monkeypatch.setattr(trainer, "accelerator", accelerator)
+            config = GRPOConfig(max_steps=1, num_generations=2, generation_batch_size=2, tf32=tf32)
+            GRPOTrainer(FAMILIES["graph"].make(), reward, config).train()
+    monkeypatch.undo()
+    GRPOTrainer(FAMILIES["graph"].make(), reward, config).train()
+    assert seen == [False, True, False]
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_weights_on_cuda_have_the_fused_optimizer() -> None:
+    with pretending() as cuda:
+        there, here = adamw(list(cuda.move(tiny_policy()).parameters()), CONFIG), adamw(list(tiny_policy().parameters()), CONFIG)
+    assert (there.defaults["fused"], here.defaults["fused"]) == (True, None)
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    for name in ("cuda:99", "teapot"):
+        with pytest.raises(ValueError, match=f"device: '{name}', expected one of this machine"):
+            moved(tiny_policy(), name)
+    assert moved(tiny_policy(), None).device == moved(tiny_policy(), "cpu").device == torch.device("cpu")
