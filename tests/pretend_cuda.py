@@ -315,4 +315,5 @@ def pretending() -> Iterator[Cuda]:
 def _forget_constants() -> None:
     """Drop cached constants: those of another device of this name are other tensors."""
     graphs._pair_index.cache_clear()
+    graphs._flat_index.cache_clear()
     constant.cache_clear()
