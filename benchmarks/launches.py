@@ -22,6 +22,7 @@ import torch
 from benchmarks.common import ROOT, stamp, write_result
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.diffusion.choices import make_kernel, make_noise, make_schedule
+from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.recipes.loading import load_policy
@@ -61,7 +62,12 @@ def policy_of(name: str) -> Any:
     kernels = [make_kernel("d3pm", make_noise("marginal", shares, schedule)) for shares in ((1.0,), (0.9, 0.1))]
     sizes: dict[str, Any] = {"layers": 8, "heads": 8, "width": 16, "edge_width": 8, "global_width": 8, "walk_length": 16}
     network = GraphTransformer(GraphTransformerConfig(1, 2, 1, 2, **sizes, connectivity=True, log_time=True))
-    return GraphPolicy(network, kernels[0], kernels[1], [0.0] * 12 + [1.0], precondition=True).eval()
+    sizes_of_graphs = [0.0] * 12 + [1.0]
+    return GraphPolicy(network, kernels[0], kernels[1], sizes_of_graphs, precondition=True, decode=_edges).eval()
+
+
+def _edges(graphs: GraphBatch) -> list[tuple[int, ...]]:
+    return [tuple(row) for row in graphs.edges.flatten(1).tolist()]
 
 
 def _with_steps(policy: Any, steps: int) -> Any:
@@ -150,7 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     torch.manual_seed(42)
     found = {name: measured(name) for name in given.policies}
     for part in ("step", "recorded step", "update"):
-        print_table(f"counts of one {part}", {name: row[part] for name, row in found.items() if part in row})
+        if rows := {name: row[part] for name, row in found.items() if part in row}:
+            print_table(f"counts of one {part}", rows)
     write_result(Path(given.out), {**stamp(42, sources=SOURCES), "policies": found})
     return found
 
