@@ -195,6 +195,5 @@ def graph_rollout(
         max_steps=steps,
         samples=tuple(alone if decode is None else decode(final)),
         columns=columns_of(contexts),
-        largest=largest,
     )
-    return replace(made, units=step_units(made))
+    return replace(made, units=step_units(replace(made, largest=largest)))
