@@ -62,7 +62,7 @@ def _graph(kernel: str = "d3pm", num_steps: int = 5, **options: Any) -> GraphPol
     )  # fmt: skip
     node, edge = (FlowEuler(noise, eta=0.1) if kernel == "euler" else D3PM(noise) for noise in noises)
     states = [noise.num_states for noise in noises]
-    config = GraphTransformerConfig(*states, 3, 2, **SIZES)
+    config = GraphTransformerConfig(states[0], states[1], 3, 2, **SIZES)
     with seeded(0):
         made = GraphPolicy(GraphTransformer(config), node, edge, COUNTS, num_steps=num_steps, decode=_as_tuples, **options)
     return made.eval()

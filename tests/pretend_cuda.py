@@ -298,8 +298,10 @@ def pretending() -> Iterator[Cuda]:
         (nn.Module, "to", _moving(machine, nn.Module.to)),
         (sys.modules["torch.optim.optimizer"], "_foreach_supported_types", [torch.Tensor, nn.Parameter, Pretend]),
         (clip_grad, "_has_foreach_support", lambda tensors, device: True),
-        (clip_grad, "_group_tensors_by_device_and_dtype", _grouped(clip_grad._group_tensors_by_device_and_dtype)),
-        (swa_utils, "_group_tensors_by_device_and_dtype", _grouped(swa_utils._group_tensors_by_device_and_dtype)),
+        *(
+            (module, "_group_tensors_by_device_and_dtype", _grouped(vars(module)["_group_tensors_by_device_and_dtype"]))
+            for module in (clip_grad, swa_utils)
+        ),
         (torch.cuda, "CUDAGraph", lambda: _Graph(machine)),
         (torch.cuda, "graph", _capture),
     ]

@@ -111,6 +111,11 @@ def test_a_recorded_graph_repeats_its_operations_on_the_same_memory() -> None:
                 broken()
 
 
+def moved_to(cuda: Cuda, policy: Any) -> Any:
+    """The policy on the device."""
+    return cuda.move(policy)
+
+
 # -- sampling
 
 
@@ -119,7 +124,7 @@ def drawn(case: Case, cuda: Cuda, steps: int | None = None) -> Counts:
     policy = case.make()
     if steps is not None:
         policy = type(policy)(**policy.init_args() | {"num_steps": steps})
-    policy = cuda.move(policy.eval())
+    policy = moved_to(cuda, policy.eval())
     contexts = group_contexts(2, 2, None if case.columns is None else [case.columns] * 2)
     generator = cuda.generator()
     policy.sample(contexts, generator=generator)
@@ -154,7 +159,7 @@ def test_the_device_draws_what_the_cpu_draws_without_padding(name: str) -> None:
     contexts = group_contexts(1, 3, None if case.columns is None else [case.columns])
     here = case.make().sample(contexts, generator=torch.Generator().manual_seed(0))
     with pretending() as cuda:
-        there = cuda.move(case.make()).sample(contexts, generator=cuda.generator(0))
+        there = moved_to(cuda, case.make()).sample(contexts, generator=cuda.generator(0))
         for key, value in here.states.items():
             torch.testing.assert_close(bare(there.states[key]), value, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(bare(there.logp), here.logp, rtol=1e-4, atol=1e-4)
