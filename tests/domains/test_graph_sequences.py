@@ -1,0 +1,196 @@
+"""Graphs as token sequences: every graph has a text, every text is one graph or none, and the work is linear."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Callable
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from discrete_grpo.datasets.synthetic_graphs import erdos_renyi, planar, stochastic_block_model, tree
+from discrete_grpo.domains.graph6 import from_graph6, graph6
+from discrete_grpo.domains.graph_sequences import PATTERN, GraphSequences, listed, most_tokens, text_of, vocabulary
+from discrete_grpo.domains.named_graphs import Labels, named_graph, to_line
+
+GENERATORS: dict[str, Callable[[np.random.Generator], nx.Graph]] = {
+    "planar": lambda rng: planar(40, rng),
+    "tree": lambda rng: tree(40, rng),
+    "blocks": stochastic_block_model,
+    "parts": lambda rng: erdos_renyi(25, 0.05, rng),
+    "dense": lambda rng: erdos_renyi(9, 0.9, rng),
+}
+LABELS = Labels(("blue", "red", "green"), ("no edge", "thin", "thick"))
+
+
+def naive(text: str) -> nx.Graph | None:
+    """The rules of the module's first lines, one by one, for plain graphs."""
+    tokens = re.findall(r"\d+[:,]|[<>]", text)
+    if "".join(tokens) != text or not tokens:
+        return None
+    graph, head = nx.Graph(), None
+    for token in tokens:
+        count = len(graph)
+        if token.endswith(":"):
+            k = int(token[:-1])
+            if k > count or (head is not None and k <= head):
+                return None
+            head = k
+            graph.add_node(k)
+            continue
+        if head is None:
+            return None
+        other = head + 1 if token == ">" else count - 1 if token == "<" else int(token[:-1])
+        known = count if token in "<>" else count + 1
+        if other <= head or other >= known or graph.has_edge(head, other):
+            return None
+        graph.add_edge(head, other)
+    return graph
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_graph_is_read_back_from_any_of_its_texts(name: str) -> None:
+    rng, decoder = np.random.default_rng(0), GraphSequences()
+    for _ in range(4):
+        graph = GENERATORS[name](rng)
+        ready, words = listed(graph), vocabulary(len(graph))
+        texts = [text_of(ready), text_of(ready, rng), text_of(ready, rng, 5)]
+        assert len(set(texts)) == 3
+        for text, line in zip(texts, decoder(texts), strict=True):
+            tokens = re.findall(PATTERN, text)
+            assert "".join(tokens) == text
+            assert set(tokens) <= set(words)
+            assert len(tokens) <= most_tokens(graph)
+            assert line is not None
+            found = from_graph6(line)
+            assert found.number_of_edges() == graph.number_of_edges()
+            assert nx.vf2pp_is_isomorphic(found, graph)
+            own = naive(text)
+            assert own is not None
+            assert nx.utils.graphs_equal(own, found)
+
+
+def test_every_small_graph_has_a_text() -> None:
+    decoder = GraphSequences()
+    for graph in nx.graph_atlas_g()[1:210]:  # all graphs of 1 to 6 nodes
+        (line,) = decoder(decoder.encode([graph6(graph)]))
+        assert line is not None
+        assert nx.is_isomorphic(from_graph6(line), graph)
+
+
+def test_every_text_is_the_graph_of_the_rules_or_none() -> None:
+    decoder, seen = GraphSequences(), {True: 0, False: 0}
+    for length in range(6):
+        for tokens in itertools.product(vocabulary(3), repeat=length):
+            text = "".join(tokens)
+            wanted, (line,) = naive(text), decoder([text])
+            assert (line is None) == (wanted is None), text
+            if line is not None and wanted is not None:
+                assert nx.utils.graphs_equal(from_graph6(line), wanted)
+            seen[line is None] += 1
+    assert seen[False] > 10
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1:", "1,", ">", "0:1,1,", "0:1,1:<", "0:1,0:2,", "0:2,", "0:1,2:>", "0:x", "0:1n", "0:1,1e", "0:1"]
+)
+def test_a_text_that_breaks_the_rules_is_no_graph(text: str) -> None:
+    assert GraphSequences()([text]) == [None]
+
+
+def test_neighbours_of_a_triangulation_are_near_in_the_text() -> None:
+    """Edges to old nodes are written by number only where the boundary meets itself; a shuffled graph has far more of them."""
+    rng = np.random.default_rng(0)
+
+    def by_number(graph: nx.Graph, candidates: int) -> int:
+        new, found = 1, 0
+        for token in re.findall(PATTERN, text_of(listed(graph), rng, candidates)):
+            if token.endswith(","):
+                found += int(token[:-1]) < new
+                new = max(new, int(token[:-1]) + 1)
+        return found
+
+    graphs = [planar(64, rng) for _ in range(8)]
+    assert np.mean([by_number(g, 8) for g in graphs]) < 20
+    assert np.mean([by_number(nx.gnm_random_graph(64, g.number_of_edges(), seed=1), 8) for g in graphs]) > 60
+    assert by_number(tree(64, rng), 1) == 0
+
+
+# -- classes
+
+
+def coloured(rng: np.random.Generator) -> nx.Graph:
+    graph = erdos_renyi(12, 0.2, rng)
+    nx.set_node_attributes(graph, {v: LABELS.nodes[rng.integers(3)] for v in graph}, "label")
+    nx.set_edge_attributes(graph, {e: LABELS.edges[1 + rng.integers(2)] for e in graph.edges}, "label")
+    return graph
+
+
+def test_classes_of_nodes_and_edges_are_read_back() -> None:
+    rng, decoder = np.random.default_rng(0), GraphSequences(LABELS)
+    words = vocabulary(12, 3, 2)
+    for _ in range(6):
+        graph = coloured(rng)
+        for text in (text_of(listed(graph, LABELS), rng, 2), *decoder.encode([to_line(graph)])):
+            tokens = re.findall(PATTERN, text)
+            assert set(tokens) <= set(words)
+            assert len(tokens) <= most_tokens(graph, LABELS)
+            (line,) = decoder([text])
+            assert line is not None
+            match = nx.algorithms.isomorphism.categorical_node_match("label", None)
+            edges = nx.algorithms.isomorphism.categorical_edge_match("label", None)
+            assert nx.is_isomorphic(named_graph(line), graph, node_match=match, edge_match=edges)
+
+
+@pytest.mark.parametrize("text", ["0:", "0:3n", "0:1e", "0:1n1,", "0:1n1,1e", "0:1n1,1n1e", "0:1n1,0e1n", "0:1n1,3e1n", "0:1n1n"])
+def test_a_class_that_is_missing_or_unknown_is_no_graph(text: str) -> None:
+    assert GraphSequences(LABELS)([text]) == [None]
+
+
+# -- cost and errors
+
+
+def test_the_work_is_linear_in_edges() -> None:
+    """Four times the nodes and edges take about four times the time, where a matrix of pairs would take sixteen times."""
+    rng, decoder = np.random.default_rng(0), GraphSequences()
+
+    def seconds(n: int) -> float:
+        ready, best = listed(nx.path_graph(n)), float("inf")
+        for _ in range(3):
+            start = time.process_time()
+            text = text_of(ready, rng)
+            best = min(best, time.process_time() - start)
+        assert len(re.findall(PATTERN, text)) < 2 * n
+        return best
+
+    assert seconds(16_000) / seconds(4_000) < 9
+    assert decoder([text_of(listed(nx.path_graph(300)), rng)])[0] is not None
+
+
+@pytest.mark.parametrize(
+    ("graph", "said"),
+    [
+        (nx.Graph(), "graph: 0 nodes, expected at least one"),
+        (nx.DiGraph([(0, 1)]), "expected a simple graph"),
+        (nx.Graph([(0, 0)]), "expected a simple graph"),
+        (nx.MultiGraph([(0, 1), (0, 1)]), "expected a simple graph"),
+    ],
+)
+def test_graphs_that_have_no_text_are_refused(graph: nx.Graph, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        listed(graph)
+
+
+def test_arguments_out_of_range_are_named() -> None:
+    with pytest.raises(ValueError, match="max_nodes: 0"):
+        vocabulary(0)
+    with pytest.raises(ValueError, match="candidates: 0"):
+        text_of(listed(nx.path_graph(2)), np.random.default_rng(0), 0)
+    for sample in (None, 3, "no graph!"):
+        with pytest.raises(ValueError, match=r"^samples: "):
+            GraphSequences().encode([sample])
+    with pytest.raises(ValueError, match="node class 'pink'"):
+        GraphSequences(LABELS).encode(["A_ nodes=pink,red edges=thin"])
