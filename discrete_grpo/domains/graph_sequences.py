@@ -1,31 +1,33 @@
-"""Graphs as token sequences: adjacency lists in the order of a breadth-first search, each edge once.
+"""Graphs as token sequences: the nodes in the order of a breadth-first search, each with its edges to nodes that are still open.
 
-Nodes have the numbers 0, 1, 2, ... in the order in which a text names them first. The edges of one node, the *head*, are listed
-after those of another, and all go to nodes of larger numbers. A text is read from left to right:
+A node is *open* until its own edges have been listed. The open nodes form a queue in the order in which they were made, and the
+first of them is the *head*. A text is read from left to right:
 
 ========= ===================================================================================================
-token     meaning
+sign      meaning
 ========= ===================================================================================================
-``k:``    node k is the head from here on; k is larger than before, and at most the number of nodes so far: then it is new
-``k,``    an edge from the head to node k, which is larger, and at most the number of nodes so far: then it is new
-``>``     an edge from the head to the node after it
-``<``     an edge from the head to the newest node
-``cn``    class c of the node that is new (only with several node classes)
-``ce``    class c of the edge just written, before the class of its node (only with several edge classes)
+``*``     a new node at the end of the queue, the first of a connected part; only where no node is open
+``+``     a new node at the end of the queue, with an edge from the head
+``>``     an edge from the head to the next open node; ``k>``, k >= 2: to the k-th after the head
+``<``     an edge from the head to the newest node; ``k<``, k >= 1: to the open node k places before it
+``.``     the head has no more edges and leaves the queue
+``ce``    class c of the edge just written (only with several edge classes)
+``cn``    class c of the node just made, behind that of its edge (only with several node classes)
 ========= ===================================================================================================
 
-``0:1,2,1:>`` is a triangle: node 0 has edges to 1 and 2, and node 1 to the node after it. Heads without edges are left out, and
-a new head begins another connected part. A graph of n nodes and m edges has at most n + m tokens, and at most 2n + 2m with
-classes. Every graph has a text, and usually many of them, one per order in which nodes and neighbours are visited. A text that
-breaks the rules, or names an edge twice, is no graph (None); nothing is repaired. The grammar knows no property of the graphs:
-planar or not, a tree or not, connected or not is the choice of whoever writes.
+``*++.>.`` is a triangle: node 0 makes 1 and 2 and is done, node 1 has an edge to the next node and is done. At the end of a text
+all nodes are done. A graph of n nodes, m edges and c connected parts has at most n + m + c signs, classes not counted. Every
+graph has a text, and usually many of them, one per order in which nodes and neighbours are visited. A text that breaks the
+rules, names an edge twice or goes on where no node is open is no graph (None); nothing is repaired. The grammar knows no property
+of the graphs: planar or not, a tree or not, connected or not is the choice of whoever writes.
 
-The order of writing makes what follows predictable. Neighbours of a planar graph are listed as they stand around the node in an
-embedding in the plane, so that in a triangulation nearly all edges go to the next node (``>``), to the newest (``<``) or to a new
-one; those of another graph by their number, new ones last.
+A **token** is a sign, or all signs of a head that has edges to its two neighbours in the queue and to at most eight new nodes
+alone: ``<+++>.``. The order of writing makes what follows predictable. Neighbours of a planar graph are listed as they stand
+around the node in an embedding in the plane, so that in a triangulation nearly every head is one such token, and 64 nodes with
+180 edges are about 90 tokens. Neighbours in another graph are listed by their place in the queue, new ones last.
 
-Sources: the breadth-first order is that of You et al. (2018), GraphRNN, arXiv 1802.08773; graphs as one sequence of node numbers
-for a causal transformer: Chen et al. (2025), Flatten Graphs as Sequences, arXiv 2502.02216.
+Sources: the breadth-first order is that of You et al. (2018), GraphRNN, arXiv 1802.08773; graphs as one sequence for a causal
+transformer: Chen et al. (2025), Flatten Graphs as Sequences, arXiv 2502.02216.
 """
 
 from __future__ import annotations
@@ -43,8 +45,12 @@ from discrete_grpo.domains.named_graphs import Labels, named_graph, to_line
 
 __all__ = ["PATTERN", "GraphSequences", "ListedGraph", "listed", "most_tokens", "text_of", "vocabulary"]
 
-PATTERN = r"\d+[:,ne]|[<>]"
+MERGED = 8
+"""The most new nodes in a token of all signs of a head."""
+PATTERN = rf"<?\+{{0,{MERGED}}}>?\.|\d+[<>ne]|[*+<>]"
 """Regular expression of a token."""
+SIGN = r"\d*[<>]|\d+[ne]|[*+.]"
+"""Regular expression of a sign."""
 
 Pair: TypeAlias = "tuple[int, int]"
 
@@ -56,31 +62,34 @@ def vocabulary(max_nodes: int, node_classes: int = 1, edge_classes: int = 1) -> 
     """The tokens that every graph of at most ``max_nodes`` nodes can be written with.
 
     Args:
-        max_nodes: the largest number of nodes.
+        max_nodes: N; an edge is written from the nearer end of the queue, so that no place is above N/2.
         node_classes: number of classes of nodes.
         edge_classes: number of classes of edges, "no edge" not counted.
 
     Raises:
         ValueError: for a number below 1.
 
-    >>> vocabulary(3)
-    ('<', '>', '0:', '1:', '2:', '1,', '2,')
+    >>> vocabulary(4)[:5], len(vocabulary(4))
+    (('*', '+', '<', '>', '.'), 42)
     """
     for name, value in {"max_nodes": max_nodes, "node_classes": node_classes, "edge_classes": edge_classes}.items():
         check_range(name, value, least=1)
-    tokens = ["<", ">", *(f"{k}:" for k in range(max_nodes)), *(f"{k}," for k in range(1, max_nodes))]
+    half = max_nodes // 2
+    heads = [f"{newest}{'+' * k}{after}." for k in range(MERGED + 1) for newest in ("", "<") for after in ("", ">")]
+    tokens = ["*", "+", "<", ">", *heads, *(f"{k}>" for k in range(2, half + 1)), *(f"{k}<" for k in range(1, half))]
     tokens += [f"{c}n" for c in range(node_classes)] if node_classes > 1 else []
     return (*tokens, *([f"{c}e" for c in range(1, edge_classes + 1)] if edge_classes > 1 else []))
 
 
 def most_tokens(graph: nx.Graph, labels: Labels | None = None) -> int:
-    """Largest number of tokens of a graph in any order: n + m, plus n with several node classes, plus m with several edge classes.
+    """Largest number of tokens of a graph: n + m + c, plus n with several node classes, plus m with several edge classes.
 
     >>> most_tokens(nx.path_graph(3))
-    5
+    6
     """
     n, m = graph.number_of_nodes(), graph.number_of_edges()
-    return n + m + (0 if labels is None else n * (len(labels.nodes) > 1) + m * (len(labels.edges) > 2))
+    named = 0 if labels is None else n * (len(labels.nodes) > 1) + m * (len(labels.edges) > 2)
+    return n + m + nx.number_connected_components(graph) + named
 
 
 # -- writing
@@ -171,44 +180,39 @@ class _Writer:
             if start in self.number:
                 continue
             head = len(self.order)
-            self._add(start, -1)
-            self.tokens.append(f"{head}:")
-            self._name(-1, start)
+            self._add(start, -1, "*")
             while head < len(self.order):
                 self._write_edges(head)
+                self.tokens.append(".")
                 head += 1
+        while self.tokens[-2:] == [".", "."]:  # the last nodes have no edges of their own
+            self.tokens.pop()
 
-    def _add(self, node: int, parent: int) -> None:
+    def _add(self, node: int, parent: int, sign: str) -> None:
         self.number[node] = len(self.order)
         self.order.append(node)
         self.came.append(parent)
+        self.tokens.append(sign)
+        self._name(parent, node)
 
     def _write_edges(self, head: int) -> None:
         node = self.order[head]
-        listed_yet = self.came[head] < 0
         for other in self._turned(node, self.came[head]):
-            if self.number.get(other, head + 1) < head:
-                continue
-            if not listed_yet:
-                self.tokens.append(f"{head}:")
-                listed_yet = True
-            if other in self.number:
-                self.tokens.append(self._old(head, self.number[other]))
-            else:
-                self.tokens.append(f"{len(self.order)},")
-                self._add(other, node)
-                self._name(node, other)
-                continue
-            self._name(node, other, old=True)
+            place = self.number.get(other)
+            if place is None:
+                self._add(other, node, "+")
+            elif place > head:
+                self.tokens.append(self._old(place - head, len(self.order) - 1 - place))
+                self._name(node, other, old=True)
 
-    def _old(self, head: int, other: int) -> str:
-        """The token of an edge to a node that has a number."""
-        if other == head + 1:
+    def _old(self, ahead: int, behind: int) -> str:
+        """The sign of an edge to an open node, ``ahead`` places after the head and ``behind`` before the newest."""
+        if ahead == 1:
             return ">"
-        if other == len(self.order) - 1:
+        if behind == 0:
             return "<"
         self.distant += 1
-        return f"{other},"
+        return f"{ahead}>" if ahead <= behind else f"{behind}<"
 
     def _name(self, parent: int, node: int, *, old: bool = False) -> None:
         """Write the classes of an edge and of its new node."""
@@ -234,47 +238,46 @@ class _Writer:
 
 
 class _Reader:
-    """State of reading a text; :meth:`read` returns whether a token follows the rules."""
+    """State of reading a text; :meth:`read` returns whether a sign follows the rules."""
 
     def __init__(self, node_classes: int, edge_classes: int) -> None:
         self.node_classes, self.edge_classes = node_classes, edge_classes
         self.nodes: list[int] = []  # class of each node
         self.edges: dict[Pair, int] = {}  # class of each edge
-        self.head = -1
+        self.head = 0
         self.due = ""  # kinds of the classes that have to come next
         self.last: Pair = (0, 0)
 
-    def read(self, token: str) -> bool:
-        kind, number = token[-1], int(token[:-1] or 0)
+    def read(self, sign: str) -> bool:
+        kind, number = sign[-1], sign[:-1]
         if self.due or kind in "ne":
-            return self._named(kind, number)
-        if kind == ":":
-            return self._headed(number)
-        if self.head < 0:
+            return self._named(kind, int(number or 0))
+        if (kind == "*") != (self.head == len(self.nodes)):
             return False
-        return self._joined(self.head + 1 if kind == ">" else len(self.nodes) - 1 if kind == "<" else number, new=kind == ",")
-
-    def _headed(self, number: int) -> bool:
-        if not self.head < number <= len(self.nodes):
+        if kind == ".":
+            self.head += 1
+            return True
+        if kind == "*":
+            return self._made()
+        if kind == "+":
+            return self._joined(len(self.nodes))
+        if number and int(number) < (2 if kind == ">" else 1):
             return False
-        self.head = number
-        if number == len(self.nodes):
-            self._make()
-        return True
+        other = self.head + int(number or 1) if kind == ">" else len(self.nodes) - 1 - int(number or 0)
+        return self.head < other < len(self.nodes) and self._joined(other)
 
-    def _make(self) -> None:
+    def _made(self) -> bool:
         self.nodes.append(0)
         self.due += "n" if self.node_classes > 1 else ""
+        return True
 
-    def _joined(self, other: int, *, new: bool) -> bool:
+    def _joined(self, other: int) -> bool:
         self.last = (self.head, other)
-        if not self.head < other < len(self.nodes) + new or self.last in self.edges:
+        if self.last in self.edges:
             return False
         self.edges[self.last] = 1
         self.due = "e" if self.edge_classes > 1 else ""
-        if other == len(self.nodes):
-            self._make()
-        return True
+        return other < len(self.nodes) or self._made()
 
     def _named(self, kind: str, number: int) -> bool:
         wanted, self.due = self.due[:1], self.due[1:]
@@ -299,7 +302,7 @@ class GraphSequences:
         labels: names of the classes; None for plain graphs.
 
     >>> decoder = GraphSequences()
-    >>> decoder(["0:", "0:1,2,", "0:1,2,1:>", "0:1,2,1:2,<", "0:2,"])
+    >>> decoder(["*.", "*++.", "*++.>.", "*++.>.<.", "*++.2>."])
     ['@', 'Bo', 'Bw', None, None]
     """
 
@@ -316,15 +319,15 @@ class GraphSequences:
             ValueError: for what is no line of a simple graph, or a class that ``labels`` does not have.
 
         >>> GraphSequences().encode(["Bw"])
-        ['0:1,2,1:>']
+        ['*++.>.']
         """
         return [text_of(listed(_parsed(sample), self.labels)) for sample in samples]
 
     def _line(self, text: str) -> str | None:
-        tokens = re.findall(PATTERN, text)
+        signs = re.findall(SIGN, text)
         counts = (1, 1) if self.labels is None else (len(self.labels.nodes), len(self.labels.edges) - 1)
         reader = _Reader(*counts)
-        if sum(map(len, tokens)) != len(text) or not all(map(reader.read, tokens)) or not reader.finished:
+        if sum(map(len, signs)) != len(text) or not all(map(reader.read, signs)) or not reader.finished:
             return None
         graph = nx.empty_graph(len(reader.nodes))
         graph.add_edges_from(reader.edges)
