@@ -329,6 +329,8 @@ class GraphSequences:
         reader = _Reader(*counts)
         if sum(map(len, signs)) != len(text) or not all(map(reader.read, signs)) or not reader.finished:
             return None
+        if reader.edges and counts[1] < 1:  # labels of a set without edges
+            return None
         graph = nx.empty_graph(len(reader.nodes))
         graph.add_edges_from(reader.edges)
         if self.labels is not None:
