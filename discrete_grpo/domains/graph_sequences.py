@@ -8,23 +8,26 @@ sign      meaning
 ========= ===================================================================================================
 ``*``     a new node at the end of the queue, the first of a connected part; only where no node is open
 ``+``     a new node at the end of the queue, with an edge from the head
-``>``     an edge from the head to the next open node; ``k>``, k >= 2: to the k-th after the head
-``<``     an edge from the head to the newest node; ``k<``, k >= 1: to the open node k places before it
-``.``     the head has no more edges and leaves the queue
+``>``     an edge from the head to the next node of the queue; ``k>``, k >= 2: to the k-th after the head
+``<``     an edge from the head to the last node of the queue; ``k<``, k >= 1: to the one k places before it
+``k)``    an edge to the k-th after the head, k >= 1, which *cuts* the queue: that node and those behind it wait in a queue
+          of their own, and the node stays at the end of this one too; ``k(``, k >= 0: the same, counted from the last
+``.``     the head has no more edges and leaves the queue; where none is left, the queue that was cut off last comes back
 ``ce``    class c of the edge just written (only with several edge classes)
 ``cn``    class c of the node just made, behind that of its edge (only with several node classes)
 ========= ===================================================================================================
 
 ``*++.>.`` is a triangle: node 0 makes 1 and 2 and is done, node 1 has an edge to the next node and is done. At the end of a text
-all nodes are done. A graph of n nodes, m edges and c connected parts has at most n + m + c signs, classes not counted. Every
-graph has a text, and usually many of them, one per order in which nodes and neighbours are visited. A text that breaks the
-rules, names an edge twice or goes on where no node is open is no graph (None); nothing is repaired. The grammar knows no property
-of the graphs: planar or not, a tree or not, connected or not is the choice of whoever writes.
+all nodes are done. Every graph has a text, and usually many of them, one per order in which nodes and neighbours are visited. A
+text that breaks the rules, names an edge twice or goes on where no node is open is no graph (None); nothing is repaired. Any
+simple graph can be written, planar or not, a tree or not, connected or not.
 
 A **token** is a sign, or all signs of a head that has edges to its two neighbours in the queue and to at most eight new nodes
-alone: ``<+++>.``. The order of writing makes what follows predictable. Neighbours of a planar graph are listed as they stand
-around the node in an embedding in the plane, so that in a triangulation nearly every head is one such token, and 64 nodes with
-180 edges are about 90 tokens. Neighbours in another graph are listed by their place in the queue, new ones last.
+alone: ``<+++>.``. The order of writing makes what follows predictable. In a planar graph neighbours are listed as they stand
+around the node in an embedding in the plane; the queue is then the boundary of what is not written yet, an edge across it cuts
+it, and in a triangulation nearly every head is one token: 64 nodes with 180 edges are about 110 of them. In any other graph
+neighbours are listed by their place in the queue, new ones last, and nothing is cut. A text without ``k>`` and ``k<`` is always
+the text of a planar graph, as one without ``<``, ``>`` and numbers is one of trees.
 
 Sources: the breadth-first order is that of You et al. (2018), GraphRNN, arXiv 1802.08773; graphs as one sequence for a causal
 transformer: Chen et al. (2025), Flatten Graphs as Sequences, arXiv 2502.02216.
@@ -33,9 +36,11 @@ transformer: Chen et al. (2025), Flatten Graphs as Sequences, arXiv 2502.02216.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
 
 import networkx as nx
 import numpy as np
@@ -47,9 +52,9 @@ __all__ = ["PATTERN", "GraphSequences", "ListedGraph", "listed", "most_tokens", 
 
 MERGED = 8
 """The most new nodes in a token of all signs of a head."""
-PATTERN = rf"<?\+{{0,{MERGED}}}>?\.|\d+[<>ne]|[*+<>]"
+PATTERN = rf"<?\+{{0,{MERGED}}}>?\.|\d+[<>()ne]|[*+<>]"
 """Regular expression of a token."""
-SIGN = r"\d*[<>]|\d+[ne]|[*+.]"
+SIGN = r"\d*[<>]|\d+[()ne]|[*+.]"
 """Regular expression of a sign."""
 
 Pair: TypeAlias = "tuple[int, int]"
@@ -70,26 +75,29 @@ def vocabulary(max_nodes: int, node_classes: int = 1, edge_classes: int = 1) -> 
         ValueError: for a number below 1.
 
     >>> vocabulary(4)[:5], len(vocabulary(4))
-    (('*', '+', '<', '>', '.'), 42)
+    (('*', '+', '<', '>', '.'), 46)
     """
     for name, value in {"max_nodes": max_nodes, "node_classes": node_classes, "edge_classes": edge_classes}.items():
         check_range(name, value, least=1)
     half = max_nodes // 2
     heads = [f"{newest}{'+' * k}{after}." for k in range(MERGED + 1) for newest in ("", "<") for after in ("", ">")]
     tokens = ["*", "+", "<", ">", *heads, *(f"{k}>" for k in range(2, half + 1)), *(f"{k}<" for k in range(1, half))]
+    tokens += [*(f"{k})" for k in range(1, half + 1)), *(f"{k}(" for k in range(half))]
     tokens += [f"{c}n" for c in range(node_classes)] if node_classes > 1 else []
     return (*tokens, *([f"{c}e" for c in range(1, edge_classes + 1)] if edge_classes > 1 else []))
 
 
 def most_tokens(graph: nx.Graph, labels: Labels | None = None) -> int:
-    """Largest number of tokens of a graph: n + m + c, plus n with several node classes, plus m with several edge classes.
+    """Bound on the number of tokens of a graph in any order: 2 (m + c), plus n and m with several classes of nodes and of edges.
+
+    Each node and each edge that closes a cycle has a sign and at most one ``.``. As heads are mostly one token, texts are shorter.
 
     >>> most_tokens(nx.path_graph(3))
     6
     """
     n, m = graph.number_of_nodes(), graph.number_of_edges()
     named = 0 if labels is None else n * (len(labels.nodes) > 1) + m * (len(labels.edges) > 2)
-    return n + m + nx.number_connected_components(graph) + named
+    return 2 * (m + nx.number_connected_components(graph)) + named
 
 
 # -- writing
@@ -147,7 +155,7 @@ def text_of(graph: ListedGraph, generator: np.random.Generator | None = None, ca
         graph: see :func:`listed`.
         generator: of the order; None begins at node 0 of each part and turns clockwise.
         candidates: number of random orders, of which the one is taken that has the fewest edges to old nodes other than the next
-            and the newest.
+            and the last.
 
     Raises:
         ValueError: for fewer than one candidate.
@@ -168,70 +176,105 @@ class _Writer:
         self.starts = list(range(n)) if generator is None else generator.permutation(n).tolist()
         self.turns = [0] * n if generator is None else generator.integers(1 << 30, size=n).tolist()
         self.step = 1 if generator is None or generator.integers(2) else -1
-        self.number: dict[int, int] = {}
-        self.order: list[int] = []
-        self.came: list[int] = []  # the node that each was reached from; -1 for the first of a part
+        self.number: dict[int, int] = {}  # of each node that is made
         self.tokens: list[str] = []
-        self.distant = 0  # edges to old nodes other than the next and the newest
+        self.distant = 0  # edges to open nodes other than the next and the last
 
     def write(self) -> None:
-        """Write all parts, in time linear in nodes and edges (times log of the degree where the graph is not planar)."""
+        """Write all parts, in time linear in nodes and edges; a cut copies the queue, and edges of no planar graph are sorted."""
         for start in self.starts:
-            if start in self.number:
-                continue
-            head = len(self.order)
-            self._add(start, -1, "*")
-            while head < len(self.order):
-                self._write_edges(head)
-                self.tokens.append(".")
-                head += 1
+            if start not in self.number:
+                (self._write_planar if self.graph.planar else self._write_any)(start)
         while self.tokens[-2:] == [".", "."]:  # the last nodes have no edges of their own
             self.tokens.pop()
 
-    def _add(self, node: int, parent: int, sign: str) -> None:
-        self.number[node] = len(self.order)
-        self.order.append(node)
-        self.came.append(parent)
-        self.tokens.append(sign)
-        self._name(parent, node)
-
-    def _write_edges(self, head: int) -> None:
-        node = self.order[head]
-        for other in self._turned(node, self.came[head]):
-            place = self.number.get(other)
-            if place is None:
-                self._add(other, node, "+")
-            elif place > head:
-                self.tokens.append(self._old(place - head, len(self.order) - 1 - place))
-                self._name(node, other, old=True)
-
-    def _old(self, ahead: int, behind: int) -> str:
-        """The sign of an edge to an open node, ``ahead`` places after the head and ``behind`` before the newest."""
-        if ahead == 1:
-            return ">"
-        if behind == 0:
-            return "<"
-        self.distant += 1
-        return f"{ahead}>" if ahead <= behind else f"{behind}<"
-
-    def _name(self, parent: int, node: int, *, old: bool = False) -> None:
-        """Write the classes of an edge and of its new node."""
-        if self.graph.edges is not None and parent >= 0:
-            self.tokens.append(f"{self.graph.edges[parent, node]}e")
-        if self.graph.nodes and not old:
+    def _make(self, node: int, parent: int) -> None:
+        self.number[node] = len(self.number)
+        self.tokens.append("+" if parent >= 0 else "*")
+        if parent >= 0:
+            self._name_edge(parent, node)
+        if self.graph.nodes:
             self.tokens.append(f"{self.graph.nodes[node]}n")
 
-    def _turned(self, node: int, parent: int) -> Sequence[int]:
-        """The neighbours of a node in the order in which they are written."""
-        row, turn = self.graph.neighbours[node], self.turns[node]
-        if not row:
-            return row
-        if self.graph.planar:
-            at = row.index(parent) if parent >= 0 else turn % len(row)
-            return [row[(at + self.step * k) % len(row)] for k in range(len(row))]
-        known = sorted((w for w in row if w in self.number), key=lambda w: self.number[w])
-        new = [w for w in row if w not in self.number]
-        return [*known, *(new[(turn + k) % len(new)] for k in range(len(new)))]
+    def _name_edge(self, one: int, other: int) -> None:
+        if self.graph.edges is not None:
+            self.tokens.append(f"{self.graph.edges[one, other]}e")
+
+    def _join(self, node: int, other: int, place: int, size: int, *, cut: bool = False) -> None:
+        """Write an edge to the open node at a place of the queue, the head being at place 0."""
+        behind = size - 1 - place
+        if not cut and (place == 1 or behind == 0):
+            self.tokens.append(">" if place == 1 else "<")
+        else:
+            self.distant += 1
+            near, far = ")(" if cut else "><"
+            self.tokens.append(f"{place}{near}" if place <= behind else f"{behind}{far}")
+        self._name_edge(node, other)
+
+    def _write_any(self, start: int) -> None:
+        """Write edges by the places of their ends in one queue, new nodes last; linear in edges times log of the degree."""
+        head = len(self.number)
+        order = [start]
+        self._make(start, -1)
+        for node in order:  # which grows
+            row, size = self.graph.neighbours[node], len(self.number) - head
+            for place in sorted(self.number[w] - head for w in row if self.number.get(w, -1) > head):
+                self._join(node, order[place - size], place, size)
+            new = [w for w in row if w not in self.number]
+            for k in range(len(new)):
+                order.append(new[(self.turns[node] + k) % len(new)])
+                self._make(order[-1], node)
+            self.tokens.append(".")
+            head += 1
+
+    def _write_planar(self, start: int) -> None:
+        """Write the boundary of what is not written yet as a queue, cut in two where an edge divides it."""
+        queue = deque([_Open(start, self._around(start, self.turns[start]))])
+        waiting: list[deque[_Open]] = []
+        written: set[Pair] = set()
+        self._make(start, -1)
+        while queue:
+            queue = self._write_head(queue, waiting, written)
+            queue.popleft()
+            self.tokens.append(".")
+            if not queue and waiting:
+                queue = waiting.pop()
+
+    def _around(self, node: int, first: int) -> list[int]:
+        """The neighbours of a node as they stand around it, from the one at ``first`` on."""
+        row = self.graph.neighbours[node]
+        return [row[(first + self.step * k) % len(row)] for k in range(len(row))]
+
+    def _write_head(self, queue: deque[_Open], waiting: list[deque[_Open]], written: set[Pair]) -> deque[_Open]:
+        """Write the edges of the head that lie in what the queue bounds; returns the queue that is left."""
+        node, items = queue[0].node, queue[0].around
+        for k, other in enumerate(items):
+            if (node, other) in written:
+                continue
+            written |= {(node, other), (other, node)}
+            if other not in self.number:
+                self._make(other, node)
+                queue.append(_Open(other, self._around(other, self.graph.neighbours[other].index(node))[1:]))
+                continue
+            last = len(queue) - 1
+            place = last if queue[last].node == other else next(j for j, one in enumerate(queue) if j and one.node == other)
+            cut_at = queue[place].around.index(node)
+            sides = queue[place].around[:cut_at], queue[place].around[cut_at + 1 :]
+            left = [any((other, w) not in written for w in side) for side in sides]
+            later = any((node, w) not in written for w in items[k + 1 :])
+            cut = (place > 1 or later or left[0]) and (place < last or left[1])
+            self._join(node, other, place, len(queue), cut=cut)
+            if cut:
+                waiting.append(deque([_Open(other, sides[1]), *islice(queue, place + 1, None)]))
+                queue = deque([*islice(queue, place), _Open(other, sides[0])])
+        return queue
+
+
+class _Open(NamedTuple):
+    """An open node, and its neighbours as they stand around it in what the queue bounds."""
+
+    node: int
+    around: list[int]
 
 
 # -- reading
@@ -244,35 +287,51 @@ class _Reader:
         self.node_classes, self.edge_classes = node_classes, edge_classes
         self.nodes: list[int] = []  # class of each node
         self.edges: dict[Pair, int] = {}  # class of each edge
-        self.head = 0
+        self.queue: list[int] = []
+        self.head = 0  # place of the head in the queue
+        self.waiting: list[list[int]] = []
         self.due = ""  # kinds of the classes that have to come next
         self.last: Pair = (0, 0)
 
     def read(self, sign: str) -> bool:
-        kind, number = sign[-1], sign[:-1]
+        kind, number = sign[-1], int(sign[:-1] or -1)
         if self.due or kind in "ne":
-            return self._named(kind, int(number or 0))
-        if (kind == "*") != (self.head == len(self.nodes)):
+            return self._named(kind, number)
+        if (kind == "*") != (self.head == len(self.queue)):
             return False
         if kind == ".":
             self.head += 1
+            if self.head == len(self.queue) and self.waiting:
+                self.queue, self.head = self.waiting.pop(), 0
             return True
         if kind == "*":
             return self._made()
         if kind == "+":
             return self._joined(len(self.nodes))
-        if number and int(number) < (2 if kind == ">" else 1):
+        return self._old(kind, number)
+
+    def _old(self, kind: str, number: int) -> bool:
+        """An edge to an open node, and the cut of the queue there."""
+        least = {">": 2, "<": 1, ")": 1, "(": 0}[kind]
+        if 0 <= number < least:
             return False
-        other = self.head + int(number or 1) if kind == ">" else len(self.nodes) - 1 - int(number or 0)
-        return self.head < other < len(self.nodes) and self._joined(other)
+        place = self.head + abs(number) if kind in ">)" else len(self.queue) - 1 - max(0, number)
+        if not self.head < place < len(self.queue) or not self._joined(self.queue[place]):
+            return False
+        if kind in "()":
+            self.waiting.append(self.queue[place:])
+            self.queue = self.queue[: place + 1]
+        return True
 
     def _made(self) -> bool:
+        self.queue.append(len(self.nodes))
         self.nodes.append(0)
         self.due += "n" if self.node_classes > 1 else ""
         return True
 
     def _joined(self, other: int) -> bool:
-        self.last = (self.head, other)
+        node = self.queue[self.head]
+        self.last = (min(node, other), max(node, other))
         if self.last in self.edges:
             return False
         self.edges[self.last] = 1
