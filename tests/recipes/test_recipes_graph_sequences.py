@@ -21,6 +21,7 @@ from discrete_grpo.domains.graph6 import from_graph6, graph6
 from discrete_grpo.domains.graph_sequences import PATTERN, GraphSequences, vocabulary
 from discrete_grpo.domains.named_graphs import named_graph
 from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, PAD, Tokenizer
+from discrete_grpo.metrics.graphs import evaluate
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.recipes.graph_sequences import (
@@ -30,9 +31,10 @@ from discrete_grpo.recipes.graph_sequences import (
 )
 from discrete_grpo.recipes.loading import load, load_policy
 from discrete_grpo.recipes.pretrain import pretrain
+from discrete_grpo.recipes.sample import sample
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.graphs import tree_valid
-from discrete_grpo.runs.checkpoint import load_metadata
+from discrete_grpo.runs.checkpoint import find_checkpoint, load_metadata
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 from discrete_grpo.testing import check_policy
 
@@ -159,3 +161,19 @@ def test_bad_settings_are_one_clear_line(tmp_path: Path) -> None:
         run_pretrain_graph_sequences(recipe(tmp_path, max_length=5))
     with pytest.raises(ValueError, match="node_attribute: 'colour', expected none with tree-16"):
         run_pretrain_graph_sequences(recipe(tmp_path, node_attribute="colour"))
+
+
+# -- the bundled policies
+
+
+@pytest.mark.parametrize("name", ["tree-64-sequences", "planar-64-sequences"])
+def test_a_bundled_policy_is_small_says_where_it_is_from_and_draws_what_its_set_has(name: str) -> None:
+    folder = find_checkpoint(name)
+    assert sum(p.stat().st_size for p in folder.iterdir()) < 4_000_000
+    metadata = load_metadata(folder)
+    assert {"name", "graphs", "licence"} <= set(metadata["data"])
+    samples = sample(name, 24, seed=1)
+    found = evaluate(samples, shape=metadata["shape"])
+    assert found["valid"] >= 0.6
+    assert found["unique"] == 1
+    assert abs(found["nodes"] - 64) < 2
