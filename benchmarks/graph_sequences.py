@@ -24,9 +24,9 @@ from benchmarks.common import ROOT, stamp, write_result
 from benchmarks.vun import measure, shown
 from discrete_grpo.runs.console import print_table
 
-POLICIES = {"tree-64-sequences": "tree-64", "planar-64-sequences": "planar-64"}
+POLICIES = {"tree-64-sequences": "tree-64"}
 """Bundled policy -> its set."""
-PRESETS = {"planar-64-sequences-grpo": "planar-64-sequences"}
+PRESETS = {"tree-64-sequences-grpo": "tree-64-sequences"}
 """Preset of ``train`` -> its policy."""
 SOURCES = (
     "discrete_grpo/domains/graph_sequences.py",

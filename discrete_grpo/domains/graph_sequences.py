@@ -51,7 +51,7 @@ from discrete_grpo.domains.named_graphs import Labels, named_graph, to_line
 __all__ = ["PATTERN", "GraphSequences", "ListedGraph", "listed", "most_tokens", "text_of", "vocabulary"]
 
 MERGED = 8
-"""The most new nodes in a token of all signs of a head."""
+"""The most new nodes in a token that is all signs of a head."""
 PATTERN = rf"<?\+{{0,{MERGED}}}>?\.|\d+[<>()ne]|[*+<>]"
 """Regular expression of a token."""
 SIGN = r"\d*[<>]|\d+[()ne]|[*+.]"
@@ -136,8 +136,7 @@ def listed(graph: nx.Graph, labels: Labels | None = None) -> ListedGraph:
         raise ValueError("graph: directed, with parallel edges or with a self-loop, expected a simple graph")
     plain = nx.convert_node_labels_to_integers(graph)
     planar, embedding = nx.check_planarity(plain)
-    rows = (embedding.neighbors_cw_order(v) if planar else plain[v] for v in range(len(plain)))
-    neighbours = tuple(tuple(map(int, row)) for row in rows)
+    neighbours = tuple(tuple(embedding.neighbors_cw_order(v) if planar else plain[v]) for v in range(len(plain)))
     nodes: tuple[int, ...] = ()
     edges: dict[Pair, int] | None = None
     if labels is not None and len(labels.nodes) > 1:
@@ -154,16 +153,13 @@ def text_of(graph: ListedGraph, generator: np.random.Generator | None = None, ca
     Args:
         graph: see :func:`listed`.
         generator: of the order; None begins at node 0 of each part and turns clockwise.
-        candidates: number of random orders, of which the one is taken that has the fewest edges to old nodes other than the next
-            and the last.
+        candidates: number of random orders, of which the one with the fewest edges across the queue is taken.
 
     Raises:
         ValueError: for fewer than one candidate.
     """
     check_range("candidates", candidates, least=1)
     writers = [_Writer(graph, generator) for _ in range(1 if generator is None else candidates)]
-    for writer in writers:
-        writer.write()
     return "".join(min(writers, key=lambda writer: writer.distant).tokens)
 
 
@@ -179,8 +175,9 @@ class _Writer:
         self.number: dict[int, int] = {}  # of each node that is made
         self.tokens: list[str] = []
         self.distant = 0  # edges to open nodes other than the next and the last
+        self._write()
 
-    def write(self) -> None:
+    def _write(self) -> None:
         """Write all parts, in time linear in nodes and edges; a cut copies the queue, and edges of no planar graph are sorted."""
         for start in self.starts:
             if start not in self.number:
@@ -312,11 +309,10 @@ class _Reader:
 
     def _old(self, kind: str, number: int) -> bool:
         """An edge to an open node, and the cut of the queue there."""
-        least = {">": 2, "<": 1, ")": 1, "(": 0}[kind]
-        if 0 <= number < least:
+        if 0 <= number < {">": 2, "<": 1, ")": 1, "(": 0}[kind]:
             return False
         place = self.head + abs(number) if kind in ">)" else len(self.queue) - 1 - max(0, number)
-        if not self.head < place < len(self.queue) or not self._joined(self.queue[place]):
+        if not (self.head < place < len(self.queue) and self._joined(self.queue[place])):
             return False
         if kind in "()":
             self.waiting.append(self.queue[place:])
@@ -332,11 +328,10 @@ class _Reader:
     def _joined(self, other: int) -> bool:
         node = self.queue[self.head]
         self.last = (min(node, other), max(node, other))
-        if self.last in self.edges:
-            return False
+        fits = self.last not in self.edges
         self.edges[self.last] = 1
         self.due = "e" if self.edge_classes > 1 else ""
-        return other < len(self.nodes) or self._made()
+        return fits and (other < len(self.nodes) or self._made())
 
     def _named(self, kind: str, number: int) -> bool:
         wanted, self.due = self.due[:1], self.due[1:]
@@ -347,10 +342,6 @@ class _Reader:
             return number < self.node_classes
         self.edges[self.last] = number
         return 1 <= number <= self.edge_classes
-
-    @property
-    def finished(self) -> bool:
-        return bool(self.nodes) and not self.due
 
 
 @dataclass(frozen=True)
@@ -386,9 +377,9 @@ class GraphSequences:
         signs = re.findall(SIGN, text)
         counts = (1, 1) if self.labels is None else (len(self.labels.nodes), len(self.labels.edges) - 1)
         reader = _Reader(*counts)
-        if sum(map(len, signs)) != len(text) or not all(map(reader.read, signs)) or not reader.finished:
+        if sum(map(len, signs)) != len(text) or not all(map(reader.read, signs)) or reader.due:
             return None
-        if reader.edges and counts[1] < 1:  # labels of a set without edges
+        if not reader.nodes or (reader.edges and counts[1] < 1):  # no text, or labels of a set without edges
             return None
         graph = nx.empty_graph(len(reader.nodes))
         graph.add_edges_from(reader.edges)

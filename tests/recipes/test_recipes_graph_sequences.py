@@ -166,7 +166,7 @@ def test_bad_settings_are_one_clear_line(tmp_path: Path) -> None:
 # -- the bundled policies
 
 
-@pytest.mark.parametrize("name", ["tree-64-sequences", "planar-64-sequences"])
+@pytest.mark.parametrize("name", ["tree-64-sequences"])
 def test_a_bundled_policy_is_small_says_where_it_is_from_and_draws_what_its_set_has(name: str) -> None:
     folder = find_checkpoint(name)
     assert sum(p.stat().st_size for p in folder.iterdir()) < 4_000_000
