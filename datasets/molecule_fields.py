@@ -11,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from discrete_grpo.datasets.molecules import MoleculeDataset, MoleculeStatistics
+from discrete_grpo.datasets.sharded import ShardedMolecules
 from discrete_grpo.domains.fields import FieldBatch
 from discrete_grpo.domains.molecule_fields import AtomFields, as_fields
 
@@ -112,7 +113,7 @@ class FieldMolecules:
         fields: classes of the fields ``atom`` and ``charge``.
     """
 
-    data: MoleculeDataset
+    data: MoleculeDataset | ShardedMolecules
     fields: AtomFields
 
     @property

@@ -12,42 +12,43 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from rdkit import Chem
-from rdkit.rdBase import BlockLogs
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.arrays import read_arrays
+from discrete_grpo.datasets.packing import MAX_ATOMS, Packer, pack
 from discrete_grpo.datasets.reading import (
     array_lines,
+    cache_file,
     check_broken,
     check_file,
-    content_key,
     from_cache,
+    keep_parsed,
     smiles_rows,
     text_array,
     write_arrays,
 )
 from discrete_grpo.datasets.text_files import MAX_BYTES
-from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, PackedGraphs, num_pairs
+from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, PackedGraphs
 from discrete_grpo.domains.molecule_properties import descriptor
-from discrete_grpo.domains.molecules import AtomType, Vocabulary, molecule_parts, parse_smiles
+from discrete_grpo.domains.molecules import Vocabulary
 from discrete_grpo.domains.tokenizer import Property
 
 __all__ = [
+    "MAX_ATOMS",
     "ConditionedMolecules",
     "MoleculeDataset",
     "MoleculeStatistics",
     "conditioned",
     "dataset_from_smiles",
+    "descriptors",
     "load_molecules",
     "property_scales",
+    "shares",
     "statistics",
 ]
 
 _CACHE_VERSION = "molecules 3"
 NUM_BOND_CLASSES = 4
-MAX_ATOMS = 10_000
-"""Largest number of atoms of a molecule."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,21 @@ def conditioned(data: MoleculeDataset, names: Sequence[str]) -> ConditionedMolec
     Raises:
         ValueError: if RDKit has no descriptor of a name.
     """
-    functions = [descriptor(name) for name in names]
-    raw = torch.tensor([[f(Chem.MolFromSmiles(s)) for f in functions] for s in data.smiles], dtype=torch.float64)
+    raw = descriptors(data.smiles, names)
     scales = property_scales(names, raw)
     mean, std = torch.tensor([p.mean for p in scales]), torch.tensor([p.std for p in scales])
     return ConditionedMolecules(data, ((raw - mean) / std).float(), scales)
+
+
+def descriptors(smiles: Iterable[str], names: Sequence[str]) -> Float[Tensor, "molecule property"]:
+    """Compute RDKit descriptors of SMILES that parse, in float64.
+
+    Raises:
+        ValueError: if RDKit has no descriptor of a name.
+    """
+    functions = [descriptor(name) for name in names]
+    mols = map(Chem.MolFromSmiles, smiles)
+    return torch.tensor([[f(mol) for f in functions] for mol in mols], dtype=torch.float64).reshape(-1, len(names))
 
 
 def property_scales(names: Sequence[str], values: Float[Tensor, "molecule property"]) -> tuple[Property, ...]:
@@ -189,71 +200,12 @@ def statistics(dataset: MoleculeDataset) -> MoleculeStatistics:
     counts = torch.bincount(graphs.sizes, minlength=graphs.num_nodes + 1)
     nodes = torch.bincount(graphs.nodes, minlength=len(dataset.vocabulary))
     edges = torch.bincount(graphs.pairs, minlength=NUM_BOND_CLASSES)
-    return MoleculeStatistics(_shares(counts), _shares(nodes), _shares(edges), dataset.vocabulary, len(dataset), dataset.name)
+    return MoleculeStatistics(shares(counts), shares(nodes), shares(edges), dataset.vocabulary, len(dataset), dataset.name)
 
 
-def _shares(counts: Int[Tensor, " class"]) -> tuple[float, ...]:
+def shares(counts: Int[Tensor, " class"]) -> tuple[float, ...]:
+    """Divide counts by their sum; zeros where there is nothing."""
     return tuple((counts.double() / max(int(counts.sum()), 1)).tolist())
-
-
-class _Packer:
-    """Collects molecules as bytes before the vocabulary is known; molecules of other sizes than requested are counted only."""
-
-    def __init__(self, min_atoms: int | None = None, max_atoms: int | None = None) -> None:
-        self.min_atoms, self.max_atoms = min_atoms, max_atoms
-        self.types: dict[tuple[str, int], int] = {}
-        self.nodes, self.pairs = bytearray(), bytearray()
-        self.sizes: list[int] = []
-        self.smiles: list[str] = []
-        self.broken: list[tuple[int, str]] = []
-        self.dropped, self.largest = 0, 0
-
-    def add(self, line: int, text: str) -> None:
-        mol = parse_smiles(text)
-        try:
-            parts = None if mol is None else molecule_parts(mol)
-        except ValueError:  # a bond without a class
-            parts = None
-        if mol is None or parts is None:
-            self.broken.append((line, text))
-            return
-        types, bonds = parts
-        if not self._wanted(len(types), line):
-            return
-        pairs = bytearray(num_pairs(len(types)))
-        for i, j, order in bonds:
-            pairs[j * (j - 1) // 2 + i] = order
-        self.nodes += bytes(self.types.setdefault(t, len(self.types)) for t in types)
-        self.pairs += pairs
-        self.sizes.append(len(types))
-        self.smiles.append(Chem.MolToSmiles(mol, isomericSmiles=False))
-
-    def _wanted(self, atoms: int, line: int) -> bool:
-        """Return whether the size is within the requested bounds; memory grows with the square of the number of atoms."""
-        self.largest = max(self.largest, atoms)
-        if atoms < (self.min_atoms or 0) or (self.max_atoms is not None and atoms > self.max_atoms):
-            self.dropped += 1
-            return False
-        check_range(f"line {line}: atoms of the molecule", atoms, most=MAX_ATOMS, note="; max_atoms leaves it out")
-        return True
-
-    def dataset(self, name: str) -> MoleculeDataset:
-        vocabulary = Vocabulary.from_types(AtomType(*t) for t in self.types)
-        to_class = np.array([vocabulary.index[t] for t in self.types], dtype=np.uint8)
-        nodes = torch.from_numpy(to_class[np.frombuffer(self.nodes, dtype=np.uint8)])
-        pairs = torch.from_numpy(np.frombuffer(bytes(self.pairs), dtype=np.uint8).copy())
-        graphs = PackedGraphs(nodes, pairs, torch.tensor(self.sizes, dtype=torch.long))
-        return MoleculeDataset(graphs, vocabulary, tuple(self.smiles), tuple(self.broken), name)
-
-
-def _pack(rows: Iterable[tuple[int, str]], packer: _Packer, path: Path | str) -> None:
-    """Add all molecules of a file to ``packer``; errors name the path."""
-    with BlockLogs():
-        for line, text in rows:
-            try:
-                packer.add(line, text)
-            except ValueError as error:
-                raise ValueError(f"path: {str(path)!r} {error}") from None
 
 
 def dataset_from_smiles(smiles: Iterable[str], name: str = "", max_broken: float = 0.0) -> MoleculeDataset:
@@ -262,10 +214,14 @@ def dataset_from_smiles(smiles: Iterable[str], name: str = "", max_broken: float
     Raises:
         ValueError: if there are none, or a larger share than ``max_broken`` does not parse.
     """
-    packer = _Packer()
-    _pack(enumerate(smiles, 1), packer, name or "smiles")
+    packer = pack(enumerate(smiles, 1), name or "smiles")
     check_broken(Path(name or "smiles"), len(packer.smiles), packer.broken, max_broken)
-    return packer.dataset(name)
+    return _dataset(packer, name)
+
+
+def _dataset(packer: Packer, name: str) -> MoleculeDataset:
+    graphs, vocabulary = packer.packed()
+    return MoleculeDataset(graphs, vocabulary, tuple(packer.smiles), tuple(packer.broken), name)
 
 
 def load_molecules(
@@ -277,6 +233,7 @@ def load_molecules(
     smiles_column: str | None = None,
     max_bytes: int = MAX_BYTES,
     cache_dir: str | Path | None = None,
+    jobs: int | None = None,
 ) -> MoleculeDataset:
     """Load the molecules of a file as packed graphs, with implicit hydrogens, kekulised rings and no stereo.
 
@@ -287,7 +244,9 @@ def load_molecules(
         max_atoms: drop molecules with more heavy atoms.
         smiles_column: name of the column of SMILES; None finds it, as in :func:`read_smiles`.
         max_bytes: largest size that a gzipped file may unpack to.
-        cache_dir: folder for the parsed form, keyed by the file's content, the column and the sizes; None parses every time.
+        cache_dir: folder for the parsed form, keyed by the file's content, the column and the sizes; ``"auto"``: that of
+            the user, for large files; None parses every time.
+        jobs: number of processes that parse a large file; None: one per core that may be used. The result is the same.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -296,21 +255,19 @@ def load_molecules(
     path = Path(path)
     check_file(path)
     name = path.name.split(".")[0]
-    key = "" if cache_dir is None else content_key(path, f"{_CACHE_VERSION} {smiles_column!r} {min_atoms} {max_atoms}")
-    cached = None if cache_dir is None else Path(cache_dir) / f"{name}-{key}.npz"
+    cached = cache_file(cache_dir, name, path, f"{_CACHE_VERSION} {smiles_column!r} {min_atoms} {max_atoms}")
     known = None if cached is None else from_cache(cached, partial(_read_cache, name=name))
     if known is not None:
         dataset, dropped = known
         check_broken(path, len(dataset) + dropped, dataset.broken, max_broken)
         return dataset
-    packer = _Packer(min_atoms, max_atoms)
-    _pack(smiles_rows(path, smiles_column, max_bytes), packer, path)
+    packer = pack(smiles_rows(path, smiles_column, max_bytes), path, min_atoms, max_atoms, jobs)
     check_broken(path, len(packer.smiles) + packer.dropped, packer.broken, max_broken)
     if not packer.smiles:
         raise ValueError(f"min_atoms, max_atoms: {min_atoms}, {max_atoms} leave no molecule; sizes are 1 to {packer.largest}")
-    dataset = packer.dataset(name)
-    if cached is not None:
-        _write_cache(cached, dataset, packer.dropped)
+    dataset = _dataset(packer, name)
+    lines = len(dataset) + packer.dropped + len(dataset.broken)
+    keep_parsed(cached, cache_dir, lines, partial(_write_cache, dataset=dataset, dropped=packer.dropped))
     return dataset
 
 

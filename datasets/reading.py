@@ -18,18 +18,24 @@ from rdkit.rdBase import rdkitVersion
 
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.datasets.downloads import default_cache
 from discrete_grpo.datasets.tables import HEAD, Layout, find_layout
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.domains.molecules import parse_smiles
 
 __all__ = [
+    "AUTO",
+    "BLOCK",
+    "PARALLEL_ROWS",
     "SHOWN",
     "SmilesFile",
     "array_lines",
+    "cache_file",
     "check_broken",
     "check_file",
     "content_key",
     "from_cache",
+    "keep_parsed",
     "read_smiles",
     "smiles_rows",
     "text_array",
@@ -38,6 +44,12 @@ __all__ = [
 
 SHOWN = 100
 """Most characters of a bad line that a message shows."""
+AUTO = "auto"
+"""The cache folder of the user, in place of a folder's path."""
+BLOCK = 2_000
+"""Number of lines that a process parses at a time."""
+PARALLEL_ROWS = 20_000
+"""Number of lines above which processes are started to parse them, which takes each of them some seconds."""
 
 
 _T = TypeVar("_T")
@@ -98,16 +110,34 @@ def check_file(path: Path) -> None:
         raise FileNotFoundError(f"path: {str(path)!r} is no file, expected a .smi, .txt, .csv or .tsv of molecules")
 
 
-def check_broken(path: Path, good: int, broken: Sequence[tuple[int, str]], max_broken: float, unit: str = "line") -> None:
-    """Raise ValueError if there are no lines, or a larger share than ``max_broken`` of them fails to parse; it names such lines."""
+def check_broken(
+    path: Path,
+    good: int,
+    broken: Sequence[tuple[int, str]],
+    max_broken: float,
+    unit: str = "line",
+    *,
+    count: int | None = None,
+) -> None:
+    """Raise ValueError if there are no lines, or a larger share than ``max_broken`` of them fails to parse; it names such lines.
+
+    Args:
+        path: the file.
+        good: number of lines that parse.
+        broken: (number, text) of the other lines, or of the first of them.
+        max_broken: largest share of lines that may fail to parse.
+        unit: what is numbered.
+        count: number of broken lines; None: all are in ``broken``.
+    """
     check_range("max_broken", max_broken, least=0, most=1, note=" (a share of the lines)")
-    if good + len(broken) == 0:
+    bad = len(broken) if count is None else count
+    if good + bad == 0:
         raise ValueError(f"path: {str(path)!r} holds no molecules")
-    share = len(broken) / (good + len(broken))
+    share = bad / (good + bad)
     if share > max_broken or not good:
         first = "; ".join(f"{unit} {k}: {text[:SHOWN]!r}" for k, text in broken[:5])
-        count = f"{len(broken)} of {good + len(broken)} {unit}s that are no molecule"
-        raise ValueError(f"path: {str(path)!r} has {count} ({share:.1%}, max_broken {max_broken:.1%}): {first}")
+        told = f"{bad} of {good + bad} {unit}s that are no molecule"
+        raise ValueError(f"path: {str(path)!r} has {told} ({share:.1%}, max_broken {max_broken:.1%}): {first}")
 
 
 def read_smiles(
@@ -151,6 +181,41 @@ def content_key(path: Path, version: int | str) -> str:
     return digest.hexdigest()[:32]
 
 
+def cache_file(cache_dir: str | Path | None, name: str, path: Path, version: str) -> Path | None:
+    """Return where the parsed form of the file ``path`` is kept, by its content and the ``version`` of the cache.
+
+    Args:
+        cache_dir: a folder; ``"auto"`` is ``parsed`` in :func:`~discrete_grpo.datasets.downloads.default_cache`; None: nowhere.
+        name: beginning of the file's name.
+        path: the file that is parsed.
+        version: version of the format and all options that the parsed form depends on.
+    """
+    if cache_dir is None:
+        return None
+    folder = default_cache() / "parsed" if cache_dir == AUTO else Path(cache_dir)
+    return folder / f"{name}-{content_key(path, version)}.npz"
+
+
+def keep_parsed(cached: Path | None, cache_dir: str | Path | None, lines: int, write: Callable[[Path], None]) -> None:
+    """Write a parsed file into the cache; with ``"auto"`` only a large one, and where that fails with a warning alone.
+
+    Args:
+        cached: the file, see :func:`cache_file`; None writes nothing.
+        cache_dir: as it was given to :func:`cache_file`.
+        lines: number of lines that were parsed.
+        write: writes the file.
+    """
+    if cached is None or (cache_dir == AUTO and lines <= PARALLEL_ROWS):
+        return
+    try:
+        write(cached)
+    except OSError as error:
+        if cache_dir != AUTO:
+            raise
+        reason = error.strerror or type(error).__name__
+        warnings.warn(f"{cached}: the parsed data cannot be kept for the next run ({reason})", RuntimeWarning, stacklevel=3)
+
+
 def text_array(lines: Sequence[str]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Encode lines as bytes, which ``np.savez`` stores without pickling."""
     return np.frombuffer("\n".join(lines).encode(), dtype=np.uint8)
@@ -176,7 +241,9 @@ def from_cache(path: Path, read: Callable[[BinaryIO], _T]) -> _T | None:
 
 
 def write_arrays(path: Path, **arrays: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """Write an ``.npz`` file atomically."""
+    """Write an ``.npz`` file atomically; nothing where the arrays are larger than ``read_arrays`` takes."""
+    if sum(array.nbytes for array in arrays.values()) > MAX_BYTES:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # its stub reads a name as the flag allow_pickle

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -15,12 +15,16 @@ from torch import Tensor
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.arrays import read_arrays
+from discrete_grpo.datasets.parallel import blocks, map_blocks
 from discrete_grpo.datasets.reading import (
+    BLOCK,
+    PARALLEL_ROWS,
     array_lines,
+    cache_file,
     check_broken,
     check_file,
-    content_key,
     from_cache,
+    keep_parsed,
     smiles_rows,
     text_array,
     write_arrays,
@@ -30,7 +34,7 @@ from discrete_grpo.domains.molecule_properties import descriptor, murcko_scaffol
 from discrete_grpo.domains.molecules import parse_smiles
 from discrete_grpo.domains.tokenizer import EOS, PAD, SMILES, Property, TokenBatch, Tokenizer
 
-__all__ = ["SmilesLines", "TokenDataset", "alphabet", "load_smiles", "smiles_from_lines", "token_dataset"]
+__all__ = ["SmilesLines", "TokenDataset", "alphabet", "load_smiles", "parse_lines", "smiles_from_lines", "token_dataset"]
 
 _CACHE_VERSION = "smiles 3"
 _ONE_LINE = str.maketrans("\n\r\t", "   ")  # a quoted cell may hold line ends, which delimit lines in a cache
@@ -132,6 +136,25 @@ def _flat(parts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return torch.tensor([k for part in parts for k in part], dtype=torch.uint8), lengths.cumsum(0)
 
 
+_Parsed = tuple[list[str], list[str], list[list[float]], list[tuple[int, str]]]
+"""Canonical SMILES, scaffolds and descriptors of molecules, and the broken lines between them."""
+
+
+def parse_lines(rows: Sequence[tuple[int, str]], properties: tuple[str, ...], scaffolds: bool) -> _Parsed:
+    """Parse a block of numbered lines of SMILES."""
+    functions = [descriptor(p) for p in properties]
+    good, cores, values, broken = [], [], [], []
+    for number, text in rows:
+        mol = parse_smiles(text)
+        if mol is None:
+            broken.append((number, text.translate(_ONE_LINE)))
+            continue
+        good.append(str(Chem.MolToSmiles(mol)))
+        cores.append(murcko_scaffold(mol) if scaffolds else "")
+        values.append([f(mol) for f in functions])
+    return good, cores, values, broken
+
+
 def smiles_from_lines(
     lines: Iterable[tuple[int, str]],
     path: str | Path,
@@ -140,24 +163,21 @@ def smiles_from_lines(
     scaffolds: bool = True,
     max_broken: float = 0.05,
     name: str = "",
+    jobs: int | None = 1,
 ) -> SmilesLines:
-    """Parse numbered lines of SMILES; errors name ``path``.
+    """Parse numbered lines of SMILES, many of them by ``jobs`` processes; errors name ``path``.
 
     Raises:
         ValueError: if no molecule is left, more lines are broken than allowed, or RDKit lacks a descriptor.
     """
-    functions = [descriptor(p) for p in properties]
-    good, cores, values, broken = [], [], [], []
-    for number, text in lines:
-        mol = parse_smiles(text)
-        if mol is None:
-            broken.append((number, text.translate(_ONE_LINE)))
-            continue
-        good.append(str(Chem.MolToSmiles(mol)))
-        cores.append(murcko_scaffold(mol) if scaffolds else "")
-        values.append([f(mol) for f in functions])
+    for asked in properties:
+        descriptor(asked)
+    function = partial(parse_lines, properties=tuple(properties), scaffolds=scaffolds)
+    parts = list(map_blocks(function, blocks(lines, BLOCK), jobs, alone=PARALLEL_ROWS // BLOCK))
+    good, cores = [text for part in parts for text in part[0]], [text for part in parts for text in part[1]]
+    values, broken = [row for part in parts for row in part[2]], [line for part in parts for line in part[3]]
     check_broken(Path(path), len(good), broken, max_broken)
-    table = torch.tensor(values, dtype=torch.float64).reshape(len(good), len(functions)).float()
+    table = torch.tensor(values, dtype=torch.float64).reshape(len(good), len(properties)).float()
     return SmilesLines(tuple(good), tuple(cores), table, tuple(properties), tuple(broken), name)
 
 
@@ -170,6 +190,7 @@ def load_smiles(
     smiles_column: str | None = None,
     max_bytes: int = MAX_BYTES,
     cache_dir: str | Path | None = None,
+    jobs: int | None = None,
 ) -> SmilesLines:
     """The molecules of a ``.smi``, ``.txt``, ``.csv`` or ``.tsv`` file (each optionally ``.gz``) as text with conditions.
 
@@ -180,7 +201,9 @@ def load_smiles(
         max_broken: largest share of lines that may be no molecule.
         smiles_column: name of the column of SMILES; None finds it, as :func:`~discrete_grpo.datasets.reading.read_smiles` does.
         max_bytes: largest size that a gzipped file may unpack to.
-        cache_dir: folder for the parsed form, keyed by the file's content and these arguments; None parses every time.
+        cache_dir: folder for the parsed form, keyed by the file's content and these arguments; ``"auto"``: that of the user, for
+            large files; None parses every time.
+        jobs: number of processes that parse a large file; None: one per core that may be used. The result is the same.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -189,18 +212,15 @@ def load_smiles(
     path = Path(path)
     check_file(path)
     name = path.name.split(".")[0]
-    cached = None
-    if cache_dir is not None:
-        version = f"{_CACHE_VERSION} {' '.join(properties)} {scaffolds} {smiles_column!r}"
-        cached = Path(cache_dir) / f"{name}-{content_key(path, version)}.npz"
-        known = from_cache(cached, partial(_read_cache, properties=tuple(properties), name=name))
-        if known is not None:
-            check_broken(path, len(known), known.broken, max_broken)
-            return known
+    cached = cache_file(cache_dir, name, path, f"{_CACHE_VERSION} {' '.join(properties)} {scaffolds} {smiles_column!r}")
+    known = None if cached is None else from_cache(cached, partial(_read_cache, properties=tuple(properties), name=name))
+    if known is not None:
+        check_broken(path, len(known), known.broken, max_broken)
+        return known
     lines = smiles_rows(path, smiles_column, max_bytes)
-    found = smiles_from_lines(lines, path, properties=properties, scaffolds=scaffolds, max_broken=max_broken, name=name)
-    if cached is not None:
-        _write_cache(cached, found)
+    options: dict[str, Any] = {"properties": properties, "scaffolds": scaffolds, "max_broken": max_broken}
+    found = smiles_from_lines(lines, path, name=name, jobs=jobs, **options)
+    keep_parsed(cached, cache_dir, len(found) + len(found.broken), partial(_write_cache, data=found))
     return found
 
 

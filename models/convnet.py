@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from discrete_grpo.core.batch_share import WHOLE, BatchShare
 from discrete_grpo.core.checks import check_range
 
 __all__ = ["ConvNet", "ConvNetConfig"]
@@ -67,13 +68,17 @@ class ConvNet(nn.Module):
         """log p(class | image) up to a constant."""
         return self.net(pixels.unsqueeze(1))
 
-    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    def likelihood_loss(
+        self, batch: Any, *, generator: torch.Generator | None = None, share: BatchShare = WHOLE
+    ) -> dict[str, Tensor]:
         """Mean of -log p(label | image) over the batch, and the accuracy.
 
         Args:
             batch: has ``pixels`` [B, size, size] and ``labels`` [B].
             generator: not used; the trainer seeds the dropout.
+            share: rows that this process computes, and the means over all.
         """
-        logits = self(batch.pixels)
-        right = (logits.argmax(-1) == batch.labels).float().mean()
-        return {"loss": nn.functional.cross_entropy(logits, batch.labels), "accuracy": right.detach()}
+        logits, labels = self(batch.pixels[share.own]), batch.labels[share.own]
+        means = nn.functional.cross_entropy(logits, labels), (logits.argmax(-1) == labels).float().mean()
+        loss, accuracy = share.means(*((mean, len(labels)) for mean in means))
+        return {"loss": loss, "accuracy": accuracy.detach()}

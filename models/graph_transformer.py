@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.graphs import pair_index, pair_mask, symmetrise, upper
 from discrete_grpo.models.connectivity import GLOBAL_FEATURES, NODE_FEATURES, PAIR_FEATURES, connectivity_features
+from discrete_grpo.models.pairs import PairLayout, film_norm, incident_sum, pair_update, square
 from discrete_grpo.models.random_walks import random_walks
 from discrete_grpo.models.recompute import run_layer
 
@@ -133,14 +134,13 @@ class _Modulate(nn.Module):
 
     def __init__(self, width: int, global_width: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width, elementwise_affine=False)
         self.film = nn.Linear(global_width, 2 * width)
         nn.init.zeros_(self.film.weight)  # otherwise scales, states and pools amplify each other, and a deep network overflows
         nn.init.zeros_(self.film.bias)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         scale, shift = self.film(y).unsqueeze(1).chunk(2, -1)
-        return torch.addcmul(shift, self.norm(x), 1 + scale)
+        return film_norm(x, scale, shift)
 
 
 class _Block(nn.Module):
@@ -165,63 +165,71 @@ class _Block(nn.Module):
         self.pool = nn.Linear(2 * d + de, dg)
 
     def forward(self, x: Tensor, e: Tensor, y: Tensor, geometry: _Geometry) -> tuple[Tensor, Tensor, Tensor]:
+        n, pairs = x.shape[1], geometry.pairs
         x_n, e_n = self.node_norm(x, y), self.edge_norm(e, y)
         q, k, v = rearrange(self.qkv(x_n), "b n (three h d) -> three b h n d", three=3, h=self.heads)
-        logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + rearrange(geometry.square(self.bias(e_n)), "b i j h -> b h i j")
-        attention = logits.masked_fill(geometry.no_key, torch.finfo(logits.dtype).min).softmax(-1)
-        x = x + self.attended(rearrange(attention @ v, "b h n d -> b n (h d)"))
-        x = x + self.incident(geometry.incidence @ (e_n * geometry.pair_weight))
-        e = e + self._edge_update(x_n, e_n, logits, geometry)
+        bias = rearrange(square(self.bias(e_n), pairs, n), "b i j h -> b h i j")
+        logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2) + bias
+        x = x + self.attended(rearrange(_softmax(geometry.with_keys(logits)) @ v, "b h n d -> b n (h d)"))
+        x = x + self.incident(incident_sum(e_n, pairs, n) * geometry.pair_weight)
+        both = rearrange(logits + logits.transpose(-1, -2), "b h i j -> b (i j) h").index_select(1, pairs.flat)
+        # One product over [B, P, ·] that adds the bias too, since passes over pairs take most of the time.
+        weight = torch.cat([self.edge_in.weight, self.edge_logits.weight, self.edge_in.bias[:, None]], 1)
+        e = pair_update(e, e_n, both, self.edge_nodes(x_n), weight, self.edge_out.weight, self.edge_out.bias, pairs)
         x = x + self.mlp(self.mlp_norm(x, y))
-        nodes, pairs = geometry.nodes, geometry.pairs
-        largest = x.masked_fill(~nodes, torch.finfo(x.dtype).min).amax(1)
-        pooled = torch.cat([_masked_mean(x, nodes[..., 0]), largest, _masked_mean(e, pairs[..., 0])], -1)
-        return x, e, y + self.pool(pooled)
+        return x, e, y + self.pool(geometry.pooled(x, e))
 
-    def _edge_update(self, x_n: Tensor, e_n: Tensor, logits: Tensor, geometry: _Geometry) -> Tensor:
-        both = rearrange(logits + logits.transpose(-1, -2), "b h i j -> b i j h")
-        a = self.edge_nodes(x_n)
-        # One product over [B, P, ·] instead of two and a sum, since passes over pairs take most of the time.
-        weight = torch.cat([self.edge_in.weight, self.edge_logits.weight], 1)
-        own = nn.functional.linear(torch.cat([e_n, geometry.triangle(both)], -1), weight, self.edge_in.bias)
-        hidden = torch.addcmul(own, a.index_select(1, geometry.left), a.index_select(1, geometry.right))
-        return self.edge_out(nn.functional.gelu(hidden))
+
+SHORT = 24
+"""Softmax of rows shorter than this is computed by its definition, as torch's kernel for a CPU is slow on short rows."""
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    if logits.shape[-1] >= SHORT or logits.device.type != "cpu" or torch.compiler.is_compiling():
+        return logits.softmax(-1)
+    odds = (logits - logits.detach().amax(-1, keepdim=True)).exp()
+    return odds / odds.sum(-1, keepdim=True)
 
 
 @dataclass(frozen=True)
 class _Geometry:
-    """Masks and index tensors of a batch of graphs, which all layers share."""
+    """Masks and index tensors of a batch of graphs, which all layers share.
 
-    left: Int[Tensor, " pair"]
-    right: Int[Tensor, " pair"]
-    flat: Int[Tensor, " pair"]
-    nodes: Bool[Tensor, "batch node 1"]
-    pairs: Bool[Tensor, "batch pair 1"]
-    pair_weight: Float[Tensor, "batch pair 1"]
-    no_key: Bool[Tensor, "batch 1 1 node"]
-    incidence: Float[Tensor, "node pair"]
+    Attributes:
+        pairs: index tensors of the pairs.
+        nodes: which nodes exist.
+        pair_weight: 1/sqrt of the number of other nodes of each graph.
+        node_mean: weights of the mean over the nodes that exist.
+        pair_mean: weights of the mean over the pairs that exist.
+        full: whether every node is known to exist; False on a GPU, where the answer would have to be waited for.
+    """
+
+    pairs: PairLayout
+    nodes: Bool[Tensor, "batch node"]
+    pair_weight: Float[Tensor, "batch 1 1"]
+    node_mean: Float[Tensor, "batch 1 node"]
+    pair_mean: Float[Tensor, "batch 1 pair"]
+    full: bool
 
     @staticmethod
     def of(mask: Bool[Tensor, "batch node"], dtype: torch.dtype) -> _Geometry:
-        n = mask.shape[1]
-        left, right = pair_index(n, mask.device)
-        number = torch.arange(n, device=mask.device)[:, None]
-        incidence = ((number == left) | (number == right)).to(dtype)
-        exists = pair_mask(mask).unsqueeze(-1)
+        full = mask.device.type == "cpu" and bool(mask.all())
+        exists = pair_mask(mask)
         neighbours = (mask.sum(1) - 1).clamp_min(1)[:, None, None].to(dtype)
-        nodes = mask.unsqueeze(-1).clone()  # a view would tie compiled code to the tensor it is a view of
-        weight, no_key = exists * neighbours.rsqrt(), ~mask[:, None, None, :]
-        return _Geometry(left, right, left * n + right, nodes, exists, weight, no_key, incidence)
+        means = [(m.to(dtype) / m.sum(1, keepdim=True).clamp_min(1)).unsqueeze(1) for m in (mask, exists)]
+        nodes = mask.clone()  # a view would tie compiled code to the tensor it is a view of
+        return _Geometry(PairLayout.of(mask, full, dtype), nodes, neighbours.rsqrt(), means[0], means[1], full)
 
-    def square(self, pairs: Float[Tensor, "batch pair d"]) -> Float[Tensor, "batch node node d"]:
-        """:func:`symmetrise` with a stored index, so that code compiled for one number of nodes serves all."""
-        n = self.nodes.shape[1]
-        full = pairs.new_zeros(pairs.shape[0], n * n, pairs.shape[2]).index_copy(1, self.flat, pairs).unflatten(1, (n, n))
-        return full + full.transpose(1, 2)
+    def with_keys(self, logits: Float[Tensor, "batch head node node"]) -> Float[Tensor, "batch head node node"]:
+        """Logits that give no weight to nodes that do not exist."""
+        if self.full:
+            return logits
+        return logits.masked_fill(~self.nodes[:, None, None, :], torch.finfo(logits.dtype).min)
 
-    def triangle(self, square: Float[Tensor, "batch node node d"]) -> Float[Tensor, "batch pair d"]:
-        """:func:`upper` with a stored index."""
-        return square.flatten(1, 2).index_select(1, self.flat)
+    def pooled(self, x: Float[Tensor, "batch node d"], e: Float[Tensor, "batch pair d_e"]) -> Float[Tensor, "batch pool"]:
+        """Mean and largest node state, and mean pair state, of each graph."""
+        largest = x if self.full else x.masked_fill(~self.nodes.unsqueeze(-1), torch.finfo(x.dtype).min)
+        return torch.cat([(self.node_mean @ x).squeeze(1), largest.amax(1), (self.pair_mean @ e).squeeze(1)], -1)
 
 
 class GraphTransformer(nn.Module):
@@ -292,8 +300,10 @@ class GraphTransformer(nn.Module):
         with torch.autocast(nodes.device.type, enabled=False):  # counts are integers, which bfloat16 products would round
             walks = random_walks(adjacency, config.walk_length)
             cycles = torch.log1p(cycle_counts(adjacency))
-        back = torch.stack([w.diagonal(dim1=1, dim2=2) for w in walks], -1)
-        between = torch.stack([upper(w) for w in walks], -1)
+        left, right = pair_index(n, nodes.device)
+        flat = left * n + right
+        back = walks.diagonal(dim1=2, dim2=3).movedim(0, -1)
+        between = walks.flatten(2).index_select(2, flat).movedim(0, -1)
         size = mask.sum(1, keepdim=True).to(dtype).log()
         of_nodes = [one_hot(nodes, config.node_states).to(dtype), back, cycles]
         of_pairs = [one_hot(pairs, config.edge_states).to(dtype), between]

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.batch_share import WHOLE, BatchShare
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import widen
 
@@ -149,25 +150,30 @@ class VQAutoencoder(nn.Module):
         """Reconstruct images from their codes."""
         return self.decoder(self.encode(pixels))
 
-    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    def likelihood_loss(
+        self, batch: Any, *, generator: torch.Generator | None = None, share: BatchShare = WHOLE
+    ) -> dict[str, Tensor]:
         """Loss L = 10 mean (x - D(e))² + mean (sg[z] - e)² + β mean (z - sg[e])²; the gradient at e is copied to z.
 
         Args:
             batch: has ``pixels`` [B, size, size].
             generator: not used; the loss is deterministic.
+            share: rows that this process computes, and the means over all.
 
         Returns:
             ``loss``, its parts ``reconstruction`` and ``quantisation`` (mean (z - e)²), and ``perplexity``, exp of the
             entropy of the codes in the batch.
         """
-        z = self.vectors(batch.pixels)
+        pixels = batch.pixels[share.own]
+        z = self.vectors(pixels)
         codes = nearest_code(z.detach().flatten(0, -2), self.decoder.codebook.weight)
         entries = self.decoder.codebook(codes).reshape(z.shape)
         drawn = self.decoder.draw(z + (entries - z).detach())
-        reconstruction = (drawn - batch.pixels).square().mean()
-        codebook, commitment = (z.detach() - entries).square().mean(), (z - entries.detach()).square().mean()
-        share = widen(torch.bincount(codes, minlength=self.config.codes)) / len(codes)
-        perplexity = torch.special.entr(share).sum().exp()
+        gaps = drawn - pixels, z.detach() - entries, z - entries.detach()
+        used = widen(torch.bincount(codes, minlength=self.config.codes)) / len(codes)
+        *means, used = share.means(*((gap.square().mean(), gap.numel()) for gap in gaps), (used, len(codes)))
+        reconstruction, codebook, commitment = means
+        perplexity = torch.special.entr(used).sum().exp()
         loss = RECONSTRUCTION_WEIGHT * reconstruction + codebook + self.config.commitment * commitment
         return {"loss": loss, "reconstruction": reconstruction, "quantisation": codebook, "perplexity": perplexity}
 

@@ -1,4 +1,4 @@
-"""The arguments of the commands that make no run folder: benchmark, resume, sample, evaluate, report, import and list."""
+"""The arguments of the commands that make no run folder, such as sample, evaluate, import and preprocess."""
 
 from __future__ import annotations
 
@@ -172,6 +172,23 @@ def _benchmark() -> _Parser:
     return parser
 
 
+def _preprocess() -> _Parser:
+    parser = _Parser("preprocess", "FILE --output_dir=FOLDER [--name=value ...]", "guacamol.smi.gz --output_dir=data/guacamol")
+    parser.add_argument("data", help="file of molecules (.smi, .txt, .csv, .tsv, each optionally with .gz), or name of a download")
+    about = "folder to make; one that was begun with the same file and options is finished, and its shards are kept"
+    parser.option("output_dir", str, "FOLDER", about)
+    parser.option("form", str, "{smiles,graphs}", "what to write: smiles for pretrain-smiles, graphs for pretrain", "smiles")
+    parser.option("properties", _names, "LIST", "RDKit descriptors that a policy can be conditioned on", ())
+    parser.option("scaffold", _flag, "{true,false}", "smiles: keep Murcko scaffolds, that a policy can be conditioned on", False)
+    parser.option("max_atoms", _whole, "N", "graphs: leave out molecules with more heavy atoms; by default none")
+    parser.option("max_broken", _real, "X", "largest share of lines that may not be a molecule, 0 to 1", 0.05)
+    parser.option("smiles_column", _text, "NAME", "column of SMILES; by default it is found by its name")
+    parser.option("max_bytes", _whole, "N", "largest size in bytes that a gzipped file may unpack to", 4 << 30)
+    parser.option("shard_lines", _whole, "N", "lines of a shard, at least 1", 100_000)
+    parser.option("jobs", _whole, "N", "processes, at least 1; by default one per core")
+    return parser
+
+
 def _sample() -> _Parser:
     parser = _Parser("sample", "CHECKPOINT --out=FILE [--name=value ...]", "qm9-small -n 1000 --out=molecules.smi --seed=1")
     parser.add_argument("checkpoint", help="bundled policy, checkpoint folder or run folder")
@@ -223,8 +240,8 @@ def _import() -> _Parser:
 
 
 _PARSERS = {"resume": _resume, "sample": _sample, "evaluate": _evaluate, "report": _report, "list": _list, "import": _import}
-_PARSERS |= {"benchmark": _benchmark}
-_REQUIRED = {"sample": ("out",), "import": ("from", "out")}
+_PARSERS |= {"benchmark": _benchmark, "preprocess": _preprocess}
+_REQUIRED = {"preprocess": ("output_dir",), "sample": ("out",), "import": ("from", "out")}
 
 
 def read_arguments(command: str, arguments: Sequence[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def call(command: str, given: dict[str, Any]) -> None:
         command: its name.
         given: its arguments by name.
     """
-    calls = {"sample": _sample, "evaluate": _evaluate, "import": _import, "benchmark": _benchmark}
+    calls = {"sample": _sample, "evaluate": _evaluate, "import": _import, "benchmark": _benchmark, "preprocess": _preprocess}
     if command == "list":
         print_list(given["what"])
     elif command == "resume":
@@ -57,6 +57,18 @@ def _evaluate(given: dict[str, Any]) -> None:
     from discrete_grpo.recipes.families import FileOptions
 
     evaluate_file(given["file"], FileOptions(**{f.name: given[f.name] for f in fields(FileOptions)}), out=given["out"])
+
+
+def _preprocess(given: dict[str, Any]) -> None:
+    from discrete_grpo.recipes.preprocess import ShardOptions, preprocess
+
+    given = {name: value for name, value in given.items() if value is not None}  # null: the default
+    kept = {name: given[name] for name in ("form", "scaffold", "max_atoms", "smiles_column", "shard_lines") if name in given}
+    options = ShardOptions(properties=tuple(given.get("properties", ())), **kept)
+    if not given["output_dir"].strip():
+        raise UsageError(f"output_dir: {given['output_dir']!r}, expected the name of a folder to make")
+    limits = {name: given[name] for name in ("max_broken", "max_bytes", "jobs") if name in given}
+    preprocess(given["data"], given["output_dir"], options, **limits)
 
 
 def _as_given(value: Any) -> str:

@@ -51,6 +51,7 @@ COMMANDS = {
     "judge": "train a judge of text, to be used as a reward",
     "pretrain-digits": "train a policy of handwritten digits by likelihood",
     "pretrain-spatial": "train a diffusion policy of molecules with their positions in space by likelihood",
+    "preprocess": "write a file of molecules as shards, for pretraining on data that does not fit in memory",
     "search": "search around the best samples of a policy without changing it",
     "benchmark": "compare methods of reward optimisation on a suite of tasks, within a budget of oracle calls",
     "resume": "continue a stopped run",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from discrete_grpo.cli.commands import RUNS, UsageError, recipe_of
 from discrete_grpo.cli.import_path import append_working_folder, names_class
 from discrete_grpo.core.interrupt import Interrupted
+from discrete_grpo.core.processes import is_first
 
 __all__ = ["has_results", "resume", "start"]
 
@@ -42,7 +42,7 @@ def start(command: str, arguments: Sequence[str]) -> None:
         raise UsageError(f"output_dir: {recipe.output_dir!r}, expected the name of a folder to make")
     folder = Path(recipe.output_dir)
     _, run = recipe_of(command)
-    if int(os.environ.get("RANK", "0")) > 0:  # the first process makes the folder; the others meet it inside the run
+    if not is_first():  # the first process makes the folder; the others meet it inside the run
         _guarded(folder, lambda: run(recipe))
         return
     made = _make_folder(folder, command, settings)
@@ -78,7 +78,7 @@ def _withdraw(folder: Path, made: bool) -> None:
     """Remove the files of a run that failed before it had results, so that the corrected command can be given."""
     if has_results(folder):
         return
-    databases = [f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm")]
+    databases = [f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm", ".log")]
     evaluation = ("evaluation.json", "evaluation_before.csv.gz")
     for name in ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", "scored.csv.gz", *evaluation, *databases):
         (folder / name).unlink(missing_ok=True)
@@ -133,4 +133,5 @@ def _guarded(folder: Path, run: Callable[[], object]) -> None:
             raise  # a reward that does not fit the conditions: nothing was done yet
         stopped.args = (f"{str(stopped) or 'stopped'}; saved, continue with: discrete-grpo resume {folder}",)
         raise
-    print(f"finished: {folder}")
+    if is_first():
+        print(f"finished: {folder}")

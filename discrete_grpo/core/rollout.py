@@ -194,7 +194,11 @@ def is_replayable(policy: Any) -> bool:
 
 @runtime_checkable
 class Observer(Protocol):
-    """A policy that learns from each generation without a gradient, such as a running histogram."""
+    """A policy that learns from each generation without a gradient, such as a running histogram.
+
+    It may have an attribute ``observed_states``, the names of the states that :meth:`observe` reads; processes then send each other
+    no others.
+    """
 
     def observe(self, rollout: Rollout, advantage: Float[Tensor, " batch"]) -> None:
         """Process one generation, after scoring and before its updates."""

@@ -24,6 +24,7 @@ __all__ = [
     "Failure",
     "Failures",
     "RewardError",
+    "elsewhere",
     "finite_number",
     "remembers",
     "reward_name",
@@ -150,6 +151,14 @@ def remembers(reward: Reward) -> bool:
     Such a reward has a ``state_dict`` that checkpoints store. A network has one too, but its weights do not change.
     """
     return callable(getattr(reward, "state_dict", None)) and not isinstance(reward, nn.Module)
+
+
+def elsewhere(reward: Reward) -> bool:
+    """Whether a reward is computed outside of this process, so that a thread that asks it does nothing but wait.
+
+    Such a reward has a true attribute ``elsewhere``, as a pool of worker processes has.
+    """
+    return getattr(reward, "elsewhere", False) is True
 
 
 # -- names

@@ -63,7 +63,7 @@ class FieldBatch:
         """Number of nodes of each graph."""
         return self.mask.sum(1)
 
-    def index(self, rows: Int[Tensor, " row"]) -> FieldBatch:
+    def index(self, rows: Int[Tensor, " row"] | slice) -> FieldBatch:
         """The graphs at ``rows``, in that order."""
         positions = None if self.positions is None else self.positions[rows]
         return FieldBatch(

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.rollout import Context
-from discrete_grpo.domains.graphs import GraphBatch, node_mask
+from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, node_mask
 from discrete_grpo.domains.tokenizer import Property
 
-__all__ = ["FixedSites", "columns_of", "fixed_states", "hide_properties", "property_table"]
+__all__ = ["FixedSites", "columns_of", "fixed_states", "hide_properties", "property_table", "shown_properties"]
 
 
 @dataclass(frozen=True)
@@ -104,3 +104,12 @@ def hide_properties(
     """Properties as a training batch shows them: in a ``share`` of rows none, in the rest each hidden with that probability."""
     draws = torch.rand(len(properties), properties.shape[1] + 1, generator=generator, device=properties.device)
     return properties.masked_fill((draws[:, 1:] < share) | (draws[:, :1] < share), torch.nan)
+
+
+def shown_properties(
+    graphs: GraphBatch | ConditionedGraphs, share: float, generator: torch.Generator | None = None
+) -> tuple[GraphBatch, tuple[Tensor, ...]]:
+    """The graphs of a training batch, and their properties after :func:`hide_properties` if they have any."""
+    if isinstance(graphs, GraphBatch):
+        return graphs, ()
+    return graphs.graphs, (hide_properties(graphs.properties, share, generator),)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from discrete_grpo.core.batch_share import WHOLE, BatchShare, Mean, cross_entropy
 from discrete_grpo.core.categorical import sample
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.gaussian import normal
@@ -159,23 +160,33 @@ def known_step(
 
 
 def field_losses(
-    node_fields: Fields, edge_fields: Fields, positions: Positions | None, found: FieldLogits, clean: FieldBatch
+    node_fields: Fields,
+    edge_fields: Fields,
+    positions: Positions | None,
+    found: FieldLogits,
+    clean: FieldBatch,
+    share: BatchShare = WHOLE,
 ) -> dict[str, Tensor]:
-    """The weighted loss of a prediction of clean graphs, and that of each field without its weight and without gradient."""
-    total, parts = wide(next(iter(found.nodes.values()))).new_zeros(()), {}
+    """The weighted loss of a prediction of clean graphs, and that of each field without its weight and without gradient.
+
+    Graphs are the rows of this process; the losses are those of the whole batch that it has the ``share`` of.
+    """
+    own, weights = dict[str, Mean](), list[float]()
     for field in (*node_fields, *edge_fields):
         if field in node_fields:
             logits, wanted, there = found.nodes[field.name], clean.nodes[field.name], clean.mask
         else:
             logits, wanted = (pairs_of(x.edges[field.name], directed=field.directed) for x in (found, clean))
             there = pairs_mask(clean.mask, directed=field.directed)
-        loss = nn.functional.cross_entropy(wide(logits[there]), wanted[there]) if there.any() else total.new_zeros(())
-        total, parts[f"loss_{field.name}"] = total + field.weight * loss, loss.detach()
+        own[f"loss_{field.name}"] = cross_entropy(wide(logits), wanted, there)
+        weights.append(field.weight)
     if positions is not None and found.positions is not None and clean.positions is not None:
         gap = (wide(found.positions) - clean.positions)[clean.mask]
-        loss = gap.square().sum(-1).mean()
-        total, parts["loss_positions"] = total + positions.weight * loss, loss.detach()
-    return {"loss": total, **parts}
+        own["loss_positions"] = gap.square().sum(-1).mean(), len(gap)
+        weights.append(positions.weight)
+    means = share.means(*own.values())
+    total = sum((weight * loss for weight, loss in zip(weights, means, strict=True)), means[0].new_zeros(()))
+    return {"loss": total, **{name: loss.detach() for name, loss in zip(own, means, strict=True)}}
 
 
 def check_graphs(

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.batch_share import WHOLE, BatchShare
 from discrete_grpo.core.categorical import SiteKind, Sites, gather, safe_log, sample
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.gaussian import GaussianSites, log_density, normal
@@ -311,7 +312,9 @@ class FieldPolicy(nn.Module):
 
     # -- likelihood training
 
-    def likelihood_loss(self, graphs: FieldBatch, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    def likelihood_loss(
+        self, graphs: FieldBatch, *, generator: torch.Generator | None = None, share: BatchShare = WHOLE
+    ) -> dict[str, Tensor]:
         """Σ_fields w CE of the clean class + w_r mean |r̂_0 - r_0|², at one stratified time per graph.
 
         Means run over the existing nodes, or over the pairs of existing nodes, of the batch. Source: Vignac et al. (2023), MiDi,
@@ -323,9 +326,10 @@ class FieldPolicy(nn.Module):
         check_graphs(graphs, self.node_fields, self.edge_fields, self.positions, self.node_counts)
         t = stratified_times(len(graphs), graphs.mask.device, None, generator)
         noisy = noised(self.node_fields, self.edge_fields, self.positions, graphs, t, generator)
+        graphs, noisy, t = graphs.index(share.own), noisy.index(share.own), t[share.own]
         found = self.network(noisy.nodes, noisy.edges, noisy.positions, t.to(self.dtype), noisy.mask)
         with full_precision(graphs.mask.device):
-            return field_losses(self.node_fields, self.edge_fields, self.positions, found, graphs)
+            return field_losses(self.node_fields, self.edge_fields, self.positions, found, graphs, share)
 
     # -- trajectories
 

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.batch_share import WHOLE, BatchShare, cross_entropy
 from discrete_grpo.core.categorical import Sites, gather, safe_log, sample
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import full_precision, place
@@ -25,7 +26,7 @@ from discrete_grpo.diffusion.schedules import Schedule, time_grid
 from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, upper
 from discrete_grpo.domains.tokenizer import Property
 from discrete_grpo.policies.bridging import accepts, bridged_rollout, check_known, known_graphs
-from discrete_grpo.policies.conditions import FixedSites, fixed_states, hide_properties, property_table
+from discrete_grpo.policies.conditions import FixedSites, fixed_states, property_table, shown_properties
 from discrete_grpo.policies.delegation import network_size, one_line
 from discrete_grpo.policies.node_count import checked_counts, draw_sizes
 from discrete_grpo.policies.noising import initial_graphs, noise_name, noised, pinned, renoised, stratified_times, wide_logits
@@ -304,7 +305,12 @@ class GraphPolicy(nn.Module):
     # -- likelihood training
 
     def likelihood_loss(
-        self, graphs: GraphBatch | ConditionedGraphs, *, edge_weight: float = 5.0, generator: torch.Generator | None = None
+        self,
+        graphs: GraphBatch | ConditionedGraphs,
+        *,
+        edge_weight: float = 5.0,
+        generator: torch.Generator | None = None,
+        share: BatchShare = WHOLE,
     ) -> dict[str, Tensor]:
         """Cross-entropy of the clean graph, CE_X + λ CE_E, at one stratified time per graph.
 
@@ -313,21 +319,17 @@ class GraphPolicy(nn.Module):
         Raises:
             ValueError: for a graph larger than this policy knows, or of an unknown class.
         """
-        properties: tuple[Tensor, ...] = ()
-        if isinstance(graphs, ConditionedGraphs):
-            properties, graphs = (hide_properties(graphs.properties, self.condition_dropout, generator),), graphs.graphs
+        graphs, properties = shown_properties(graphs, self.condition_dropout, generator)
         check_known(graphs, self._kernels, self.max_nodes)
-        device = graphs.nodes.device
-        t = stratified_times(len(graphs), device, self.train_distortion, generator)
-        noisy = noised(self._kernels, graphs, t, generator)
-        exists, both, clean_pairs = graphs.mask, pair_mask(graphs.mask), upper(graphs.edges)
-        node_logits, edge_logits = wide_logits(self.network(noisy.nodes, noisy.edges, t.to(self.dtype), exists, *properties))
-        ce = nn.functional.cross_entropy
-        with full_precision(device):
+        t = stratified_times(len(graphs), graphs.nodes.device, self.train_distortion, generator)
+        noisy, own = noised(self._kernels, graphs, t, generator), share.own
+        graphs, noisy, t, properties = graphs.index(own), noisy.index(own), t[own], tuple(p[own] for p in properties)
+        node_logits, edge_logits = wide_logits(self.network(noisy.nodes, noisy.edges, t.to(self.dtype), graphs.mask, *properties))
+        with full_precision(graphs.nodes.device):
             of_nodes = self._given_state(self.node_kernel, node_logits, noisy.nodes, t)
             of_pairs = self._given_state(self.edge_kernel, upper(edge_logits), upper(noisy.edges), t)
-            loss_nodes = ce(of_nodes[exists], graphs.nodes[exists])
-            loss_edges = ce(of_pairs[both], clean_pairs[both]) if both.any() else loss_nodes.new_zeros(())
+            on_nodes = cross_entropy(of_nodes, graphs.nodes, graphs.mask)
+            loss_nodes, loss_edges = share.means(on_nodes, cross_entropy(of_pairs, upper(graphs.edges), pair_mask(graphs.mask)))
         return {"loss": loss_nodes + edge_weight * loss_edges, "loss_nodes": loss_nodes.detach(), "loss_edges": loss_edges.detach()}
 
     # -- drawing

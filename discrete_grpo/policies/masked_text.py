@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.batch_share import WHOLE, BatchShare
 from discrete_grpo.core.categorical import Sites, gather, sample
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import widest
@@ -210,7 +211,9 @@ class MaskedTextPolicy(nn.Module):
 
     # -- likelihood training
 
-    def likelihood_loss(self, batch: Int[Tensor, "batch ..."], *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    def likelihood_loss(
+        self, batch: Int[Tensor, "batch ..."], *, generator: torch.Generator | None = None, share: BatchShare = WHOLE
+    ) -> dict[str, Tensor]:
         """Mean over texts of (1/n) Σ_{i masked} -log p_θ(x_i | the rest), n = ceil(u L) of L tokens masked, u uniform in (0, 1].
 
         Its expectation is the mean over orders of -log p_θ(x)/L filled one token per round, so every share of blanks is
@@ -220,6 +223,7 @@ class MaskedTextPolicy(nn.Module):
         Args:
             batch: token ids [B, L], PAD after each text's end; no text is empty.
             generator: of rates and places.
+            share: rows that this process computes, and the means over all.
         """
         exists = batch != PAD
         b, device = len(batch), batch.device
@@ -229,9 +233,10 @@ class MaskedTextPolicy(nn.Module):
         scores = torch.rand(batch.shape, generator=generator, device=device)
         rank = torch.where(exists, scores, 2.0).argsort(-1).argsort(-1)
         hidden = exists & (rank < count[:, None])
+        batch, hidden, count = (x[share.own] for x in (batch, hidden, count))
         logits = self.logits(batch, ~hidden)
         log_probs = Truncation().log_probs(logits, self._letters(logits))  # temperature 1, nothing cut off
         nll = torch.where(hidden, -gather(log_probs, batch), 0.0)
         right = (log_probs.argmax(-1) == batch) & hidden
-        loss = (nll.sum(-1) / count).mean()
-        return {"loss": loss, "accuracy": (right.sum(-1) / count).mean().detach()}
+        loss, accuracy = share.means(*(((x.sum(-1) / count).mean(), len(batch)) for x in (nll, right)))
+        return {"loss": loss, "accuracy": accuracy.detach()}

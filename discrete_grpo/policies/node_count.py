@@ -254,6 +254,11 @@ class SizedPolicy(nn.Module):
         inner = self.policy.sites(self._inner(rollout), (steps - 1).clamp_min(0))
         return [size, *(replace(one, mask=one.mask & ~first.unsqueeze(-1)) for one in inner)]
 
+    @property
+    def observed_states(self) -> tuple[str, ...]:
+        """The states that :meth:`observe` reads, which is all that processes tell each other of a trajectory."""
+        return ("size_chosen", "size_count")
+
     def observe(self, rollout: Rollout, advantage: Float[Tensor, " batch"]) -> None:
         """Pass the sizes that the head chose and their advantages to the head."""
         chosen = rollout.states["size_chosen"]

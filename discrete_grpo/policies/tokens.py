@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.batch_share import WHOLE, BatchShare, cross_entropy
 from discrete_grpo.core.categorical import Sites, gather, sample
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import widen
@@ -213,7 +214,9 @@ class TokenPolicy(nn.Module):
 
     # -- likelihood training
 
-    def likelihood_loss(self, batch: TokenBatch, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    def likelihood_loss(
+        self, batch: TokenBatch, *, generator: torch.Generator | None = None, share: BatchShare = WHOLE
+    ) -> dict[str, Tensor]:
         """-log p_θ(x | c) a token, EOS counted and padding not, at temperature 1 over the whole alphabet.
 
         Raises:
@@ -226,12 +229,13 @@ class TokenPolicy(nn.Module):
             check_range("tokens of a prompt", batch.prompt.shape[1], most=self.max_prompt, note=" (max_prompt)")
         inputs = torch.cat([torch.full_like(targets[:, :1], BOS), targets[:, :-1]], 1)[:, : self.max_length]
         targets = targets[:, : self.max_length]
-        prompt, properties = self._hide(batch, generator)
-        logits = self.network(inputs, prompt, properties)
+        tokens = widen((targets != PAD).sum())
+        given = [None if x is None else x[share.own] for x in self._hide(batch, generator)]
+        inputs, targets = inputs[share.own], targets[share.own]
+        logits = self.network(inputs, *given)
         wide = torch.promote_types(logits.dtype, torch.float32)
-        known = targets != PAD
-        loss = nn.functional.cross_entropy(logits[known].to(wide), targets[known])
-        return {"loss": loss, "tokens": widen(known.sum())}
+        (loss,) = share.means(cross_entropy(logits.to(wide), targets, targets != PAD))
+        return {"loss": loss, "tokens": tokens}
 
     def _hide(self, batch: TokenBatch, generator: torch.Generator | None) -> tuple[Tensor | None, Tensor | None]:
         """The conditions of a training batch: the prompt shown to all rows or to none, each property by a draw of its own."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.digits import LICENCE, NUM_CLASSES, DigitImages, load_digits
 from discrete_grpo.datasets.smiles import TokenDataset, token_dataset
@@ -192,6 +193,8 @@ def _train_classifier(
     trainer = Pretrainer(network, train, config, folder, metadata=metadata, resume=resume, evaluate=measure)
     trainer.metadata |= {"kind": "classifier"}
     exported = trainer.train()
+    if not is_first():
+        return
     result = measure(trainer.averaged)
     save(exported, trainer.averaged, metadata=load_metadata(exported) | dict(result))
     print_table(f"{folder}: classifier of {len(test)} test images", {"after": dict(result)})

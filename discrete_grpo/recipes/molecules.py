@@ -10,9 +10,11 @@ from typing import Any
 
 from torch import nn
 
+from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.molecules import MoleculeStatistics
-from discrete_grpo.datasets.reading import SHOWN
+from discrete_grpo.datasets.reading import SHOWN, check_broken
+from discrete_grpo.datasets.shards import ShardFolder
 from discrete_grpo.diffusion.schedules import Schedule
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.tokenizer import Property
@@ -25,6 +27,7 @@ from discrete_grpo.recipes.sample import sample
 __all__ = [
     "DiffusionOptions",
     "NetworkSizes",
+    "check_shards",
     "data_file",
     "molecule_policy",
     "report_broken",
@@ -76,8 +79,15 @@ def molecule_policy(
 
 
 def data_file(name: str) -> Path:
-    """The path of a file of molecules; the name of a download is downloaded, unless a file of that name exists."""
-    return download(name) if name in DOWNLOADS and not Path(name).exists() else Path(name)
+    """The path of a file of molecules; the name of a download is downloaded, unless a file of that name exists.
+
+    With several processes all must call this: the first downloads, and the others wait for it.
+    """
+    if name not in DOWNLOADS or Path(name).exists():
+        return Path(name)
+    from discrete_grpo.training.distributed import ProcessGroup, accelerator
+
+    return ProcessGroup(accelerator()).after_first(lambda: download(name))
 
 
 def validity_metrics(count: int) -> Callable[[Any], Mapping[str, float]] | None:
@@ -95,10 +105,26 @@ def report_broken(
     kind: str = "molecule",
     shown: int = 5,
     unit: str = "line",
+    *,
+    count: int | None = None,  # of all, where ``broken`` holds the first of them
 ) -> None:
     """Count and list on standard error the lines of a file, or other units, that are no molecule, or none of ``kind``."""
-    if not broken:
+    if not broken or not is_first():
         return
+    bad = len(broken) if count is None else count
     listed = "; ".join(f"{unit} {number}: {text[:SHOWN]!r}" for number, text in broken[:shown])
-    more = f"; and {len(broken) - shown} more" if len(broken) > shown else ""
-    print(f"{file}: {len(broken)} of {good + len(broken)} {unit}s are no {kind}: {listed}{more}", file=sys.stderr)
+    more = f"; and {bad - shown} more" if bad > shown else ""
+    print(f"{file}: {bad} of {good + bad} {unit}s are no {kind}: {listed}{more}", file=sys.stderr)
+
+
+def check_shards(folder: ShardFolder, max_broken: float, smiles_column: str | None, max_atoms: int | None = None) -> None:
+    """Check the options of a recipe that a folder of shards was made with and that cannot be changed any more.
+
+    Raises:
+        ValueError: if a larger share of lines was broken than ``max_broken``, or another option is given than the folder has.
+    """
+    for name, value in (("smiles_column", smiles_column), ("max_atoms", max_atoms)):
+        made = folder.options[name]
+        if value is not None and value != made:
+            raise ValueError(f"{name}: {value!r}, expected {made!r}, with which the folder {str(folder.path)!r} was made, or null")
+    check_broken(folder.path, len(folder) + folder.dropped, folder.examples, max_broken, count=folder.broken)

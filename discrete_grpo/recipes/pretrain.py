@@ -10,12 +10,22 @@ from torch import nn
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.molecule_fields import FieldMolecules, field_statistics
-from discrete_grpo.datasets.molecules import MoleculeDataset, conditioned, load_molecules, statistics
+from discrete_grpo.datasets.molecules import (
+    ConditionedMolecules,
+    MoleculeDataset,
+    MoleculeStatistics,
+    conditioned,
+    load_molecules,
+    statistics,
+)
+from discrete_grpo.datasets.reading import AUTO
+from discrete_grpo.datasets.sharded import ShardedConditionedMolecules, ShardedMolecules
+from discrete_grpo.datasets.shards import is_shard_folder
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.field_options import equivariant_sizes
 from discrete_grpo.recipes.molecule_fields import KIND, ChargeOptions, check_field_options, molecule_field_policy
-from discrete_grpo.recipes.molecules import data_file, molecule_policy, report_broken, validity_metrics
+from discrete_grpo.recipes.molecules import check_shards, data_file, molecule_policy, report_broken, validity_metrics
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset, fit
 
@@ -36,8 +46,8 @@ class PretrainRecipe(ChargeOptions):
     """Likelihood training of a graph diffusion policy on a file of molecules.
 
     Attributes:
-        data: path of a SMILES file (.smi, .txt, .csv, .tsv, each optionally .gz), ``enumerated`` for the bundled set, or the
-            name of a download (``qm9``, ``zinc250k``).
+        data: path of a SMILES file (.smi, .txt, .csv, .tsv, each optionally .gz) or of a folder of shards made by ``preprocess``,
+            ``enumerated`` for the bundled set, or the name of a download (``qm9``, ``zinc250k``).
         output_dir: run folder to make.
         charges: ``joint``: an atom type is an element with its formal charge (N, N+1, O-1); ``field``: the charge is a class of
             its own beside the element, and the network an equivariant transformer.
@@ -50,7 +60,7 @@ class PretrainRecipe(ChargeOptions):
         smiles_column: name of the column of SMILES in ``data``; None finds it by its name.
         max_bytes: largest size that a gzipped file may unpack to.
         max_atoms: larger molecules are left out; None keeps all.
-        cache_dir: folder where the parsed data is kept for the next run.
+        cache_dir: folder where the parsed data is kept for the next run; ``auto`` is that of the user, for large files, None none.
         evaluation_samples: molecules sampled at every checkpoint to log validity; 0 means none.
         data_name: name kept with the checkpoint; None means that of ``data``.
         data_licence: licence kept with the checkpoint.
@@ -67,7 +77,7 @@ class PretrainRecipe(ChargeOptions):
     smiles_column: str | None = None
     max_bytes: int = MAX_BYTES
     max_atoms: int | None = None
-    cache_dir: str | None = None
+    cache_dir: str | None = AUTO
     evaluation_samples: int = 256
     data_name: str | None = None
     data_licence: str = "unknown"
@@ -86,8 +96,16 @@ class PretrainRecipe(ChargeOptions):
                 raise ValueError(f"{name}: {getattr(self, name)}, expected 1 unless charges is 'field'")
 
 
-def _dataset(recipe: PretrainRecipe) -> MoleculeDataset:
+Molecules: TypeAlias = MoleculeDataset | ShardedMolecules
+"""Packed graphs in memory or on disk."""
+
+
+def _dataset(recipe: PretrainRecipe) -> Molecules:
     """The molecules of ``recipe.data``; lines that are not a molecule are listed on standard error."""
+    if recipe.data != "enumerated" and is_shard_folder(recipe.data):
+        shards = ShardedMolecules(recipe.data)
+        check_shards(shards.folder, recipe.max_broken, recipe.smiles_column, recipe.max_atoms)
+        return shards
     if recipe.data == "enumerated":
         from discrete_grpo.datasets.enumeration import load_enumerated
 
@@ -129,10 +147,18 @@ _Parts: TypeAlias = tuple[nn.Module, Dataset, dict[str, Any]]
 """A policy, the data it is trained on and the statistics that are kept with it."""
 
 
-def _joint(recipe: PretrainRecipe, data: MoleculeDataset, network: nn.Module | None) -> _Parts:
+def _statistics(data: Molecules) -> MoleculeStatistics:
+    return data.statistics if isinstance(data, ShardedMolecules) else statistics(data)
+
+
+def _conditioned(data: Molecules, names: tuple[str, ...]) -> ConditionedMolecules | ShardedConditionedMolecules:
+    return ShardedConditionedMolecules(data, names) if isinstance(data, ShardedMolecules) else conditioned(data, names)
+
+
+def _joint(recipe: PretrainRecipe, data: Molecules, network: nn.Module | None) -> _Parts:
     """A graph policy, whose atom types have the charges in them."""
-    stats = statistics(data)
-    given = conditioned(data, recipe.properties) if recipe.properties else None
+    stats = _statistics(data)
+    given = _conditioned(data, recipe.properties) if recipe.properties else None
     policy = molecule_policy(
         stats,
         recipe.network if network is None else network,
@@ -144,9 +170,9 @@ def _joint(recipe: PretrainRecipe, data: MoleculeDataset, network: nn.Module | N
     return policy, given or data, stats.to_json()
 
 
-def _with_field(recipe: PretrainRecipe, data: MoleculeDataset) -> _Parts:
+def _with_field(recipe: PretrainRecipe, data: Molecules) -> _Parts:
     """A policy with the charges as a field."""
-    stats = field_statistics(statistics(data))
+    stats = field_statistics(_statistics(data))
     policy = molecule_field_policy(stats, equivariant_sizes(recipe.network, KIND), recipe, seed=recipe.pretrain.seed)
     return policy, FieldMolecules(data, stats.fields), stats.to_json()
 

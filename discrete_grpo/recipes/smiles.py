@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.enumeration import enumerated_smiles
 from discrete_grpo.datasets.molecules import property_scales
+from discrete_grpo.datasets.reading import AUTO
+from discrete_grpo.datasets.sharded import ShardedTokens
+from discrete_grpo.datasets.shards import is_shard_folder
 from discrete_grpo.datasets.smiles import SmilesLines, alphabet, load_smiles, smiles_from_lines, token_dataset
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.molecules import canonical_samples
@@ -18,9 +21,9 @@ from discrete_grpo.domains.tokenizer import Property, Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
-from discrete_grpo.recipes.molecules import data_file, report_broken, validity_metrics
+from discrete_grpo.recipes.molecules import check_shards, data_file, report_broken, validity_metrics
 from discrete_grpo.training.config import PretrainConfig
-from discrete_grpo.training.pretrain import fit
+from discrete_grpo.training.pretrain import Dataset, fit
 
 __all__ = ["PretrainSmilesRecipe", "run_pretrain_smiles", "smiles_policy"]
 
@@ -30,8 +33,8 @@ class PretrainSmilesRecipe:
     """Likelihood training of an autoregressive SMILES policy on a file of molecules.
 
     Attributes:
-        data: path of a SMILES file (.smi, .txt, .csv, .tsv, each optionally .gz), ``enumerated`` for the bundled set, or the
-            name of a download (``qm9``, ``zinc250k``).
+        data: path of a SMILES file (.smi, .txt, .csv, .tsv, each optionally .gz) or of a folder of shards made by ``preprocess``,
+            ``enumerated`` for the bundled set, or the name of a download (``qm9``, ``zinc250k``).
         output_dir: run folder to make.
         properties: RDKit descriptors the policy can be conditioned on.
         scaffold: whether the policy can be conditioned on Murcko scaffolds.
@@ -46,7 +49,7 @@ class PretrainSmilesRecipe:
         max_broken: largest share of lines of ``data`` that may not be a molecule.
         smiles_column: name of the column of SMILES in ``data``; None finds it by its name.
         max_bytes: largest size that a gzipped file may unpack to.
-        cache_dir: folder where the parsed data is kept for the next run.
+        cache_dir: folder where the parsed data is kept for the next run; ``auto`` is that of the user, for large files, None none.
         evaluation_samples: molecules sampled at every checkpoint to log validity; 0 means none.
         data_name: name kept with the checkpoint; None means that of ``data``.
         data_licence: licence kept with the checkpoint.
@@ -67,7 +70,7 @@ class PretrainSmilesRecipe:
     max_broken: float = 0.05
     smiles_column: str | None = None
     max_bytes: int = MAX_BYTES
-    cache_dir: str | None = None
+    cache_dir: str | None = AUTO
     evaluation_samples: int = 256
     data_name: str | None = None
     data_licence: str = "unknown"
@@ -121,8 +124,33 @@ def smiles_policy(
     )
 
 
-def _lines(recipe: PretrainSmilesRecipe) -> SmilesLines:
+class _Data(NamedTuple):
+    """Training data, what the policy must know of it, and its name."""
+
+    data: Dataset
+    tokenizer: Tokenizer
+    properties: tuple[Property, ...]
+    longest: int
+    name: str
+
+
+def _data(recipe: PretrainSmilesRecipe) -> _Data:
     """The molecules of ``recipe.data``; lines that are not a molecule are listed on standard error."""
+    if recipe.data != "enumerated" and is_shard_folder(recipe.data):
+        shards = ShardedTokens(recipe.data, recipe.properties, recipe.scaffold)
+        check_shards(shards.folder, recipe.max_broken, recipe.smiles_column)
+        longest = max(int(shards.sizes.max()) - 1, shards.longest_prompt if recipe.scaffold else 0)
+        return _Data(shards, shards.tokenizer, shards.properties, longest, shards.folder.name)
+    lines = _lines(recipe)
+    tokenizer, scales = alphabet(lines), property_scales(lines.properties, lines.values)
+    prompts = lines.scaffolds if recipe.scaffold else None
+    data = token_dataset(lines.smiles, tokenizer, prompts=prompts, values=lines.values, properties=scales)
+    longest = max(int(data.sizes.max()) - 1, int(data.prompt_starts.diff().max()))
+    return _Data(data, tokenizer, scales, longest, lines.name)
+
+
+def _lines(recipe: PretrainSmilesRecipe) -> SmilesLines:
+    """The molecules of a file."""
     options: dict[str, Any] = {"properties": recipe.properties, "scaffolds": recipe.scaffold, "max_broken": recipe.max_broken}
     if recipe.data == "enumerated":
         return smiles_from_lines(enumerate(enumerated_smiles(), 1), "enumerated", name="enumerated", **options)
@@ -135,11 +163,7 @@ def _lines(recipe: PretrainSmilesRecipe) -> SmilesLines:
 
 def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -> Path:
     """Pretrain a SMILES policy; returns the folder of the exported policy."""
-    lines = _lines(recipe)
-    tokenizer, scales = alphabet(lines), property_scales(lines.properties, lines.values)
-    prompts = lines.scaffolds if recipe.scaffold else None
-    data = token_dataset(lines.smiles, tokenizer, prompts=prompts, values=lines.values, properties=scales)
-    longest = max(int(data.sizes.max()) - 1, int(data.prompt_starts.diff().max()))
+    data, tokenizer, scales, longest, name = _data(recipe)
     if recipe.max_length is not None:
         check_range("max_length", recipe.max_length, least=longest, note=", the most tokens of a molecule of the data")
     policy = smiles_policy(
@@ -157,7 +181,7 @@ def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -
     )
     metadata = {
         "kind": "molecules",
-        "data": {"name": recipe.data_name or lines.name, "molecules": len(lines), "licence": recipe.data_licence},
+        "data": {"name": recipe.data_name or name, "molecules": len(data), "licence": recipe.data_licence},
     }
     evaluate = validity_metrics(recipe.evaluation_samples)
     return fit(policy, data, recipe, metadata=metadata, evaluate=evaluate, resume=resume)

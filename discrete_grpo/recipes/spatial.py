@@ -12,6 +12,7 @@ import torch
 
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.reading import read_smiles
 from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
@@ -29,6 +30,7 @@ from discrete_grpo.policies.fields import Field, FieldPolicy, Positions
 from discrete_grpo.recipes.molecules import data_file, report_broken
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.training.config import PretrainConfig
+from discrete_grpo.training.distributed import ProcessGroup, accelerator
 from discrete_grpo.training.pretrain import fit
 
 __all__ = [
@@ -194,10 +196,11 @@ def run_pretrain_spatial(recipe: PretrainSpatialRecipe, *, resume: bool = False)
     held_out, train, name = split_molecules(recipe)
     stats = spatial_statistics(train, recipe.data_name or name)
     policy = spatial_policy(stats, recipe.network, recipe, seed=recipe.pretrain.seed)
-    folder = Path(recipe.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    with atomic_write(folder / "test.sdf") as file:
-        file.write(to_sdf(held_out).encode())
+    if is_first():
+        folder = Path(recipe.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(folder / "test.sdf") as file:
+            file.write(to_sdf(held_out).encode())
     metadata = {
         "kind": "spatial",
         "statistics": stats.to_json(),
@@ -240,7 +243,8 @@ def _molecules(recipe: PretrainSpatialRecipe) -> SpatialDataset:
     else:
         path, unit = data_file(recipe.data), "molecule"
         smiles, name = _smiles(recipe, path)
-        found = conformers(
+        make = partial(
+            conformers,
             smiles if recipe.max_molecules is None else _drawn(smiles, recipe.max_molecules, recipe.conformer_seed),
             seed=recipe.conformer_seed,
             hydrogens=recipe.hydrogens,
@@ -249,6 +253,8 @@ def _molecules(recipe: PretrainSpatialRecipe) -> SpatialDataset:
             cache=recipe.cache_dir,
             name=name,
         )
+        # of several processes the first makes what the others read from the cache
+        found = make() if recipe.cache_dir is None else ProcessGroup(accelerator()).after_first(make)
         _check_conformers(recipe, found)
     report_broken(path, [(k + 1, reason) for k, reason in found.broken], len(found), "molecule in space", unit=unit)
     if len(found) < 2:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.text import TextDataset, is_sentence, mask_lines, read_lines, sentences, text_dataset
@@ -192,7 +193,8 @@ def run_pretrain_text(recipe: PretrainTextRecipe, *, resume: bool = False) -> Pa
         resume=resume,
         evaluate=measure if prompts else None,
     )
-    for name, some in (("prompts", _prompts(recipe, data.lines[: recipe.num_prompts], seed + 1)), ("prompts-held-out", prompts)):
+    shown = {"prompts": _prompts(recipe, data.lines[: recipe.num_prompts], seed + 1), "prompts-held-out": prompts}
+    for name, some in shown.items() if is_first() else ():
         write_text(Path(recipe.output_dir) / f"{name}.jsonl", "".join(f"{json.dumps(p)}\n" for p in some))
     return trainer.train()
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.runs.database import Database, chunked
 
 __all__ = ["ScoreCache"]
@@ -33,12 +34,16 @@ class ScoreCache:
 
     Args:
         path: SQLite file shared with other runs and processes of this machine; None: in memory only.
+        most: scores that are held in memory beside the file, the newest, at least 1.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, most: int = 65536) -> None:
+        check_range("most", most, least=1)
+        self.most = most
         self._scores: dict[bytes, float] = {}
         columns = "id BLOB PRIMARY KEY, value REAL, checksum BLOB"
         self._file = None if path is None else Database(path, {"scores": columns})
+        self._written = True  # all scores are in the file
         self.damaged = 0
 
     @property
@@ -59,14 +64,24 @@ class ScoreCache:
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, float]:
         """Look up the known scores. Rows whose checksum does not fit are removed and counted in ``damaged``."""
-        missing = [key for key in dict.fromkeys(keys) if key not in self._scores]
+        held = {key: self._scores[key] for key in keys if key in self._scores}
+        missing = [key for key in dict.fromkeys(keys) if key not in held]
         if self._file is not None and missing:
             before = self.damaged
-            self._scores |= self._try(functools.partial(self._read, missing)) or {}
+            found = self._try(functools.partial(self._read, missing)) or {}
+            self._hold(found)
+            held |= found
             if self.damaged > before:
                 told = f"{self._file.path}: {self.damaged - before} damaged rows were left out"
                 warnings.warn(f"{told}; their samples are scored again", RuntimeWarning, stacklevel=2)
-        return {key: self._scores[key] for key in keys if key in self._scores}
+        return {key: held[key] for key in keys if key in held}
+
+    def _hold(self, scores: Mapping[bytes, float]) -> None:
+        """Keep scores in memory; beside a file the newest only, so that memory does not grow with the length of a run."""
+        self._scores.update(scores)
+        if self._file is not None and self._written:
+            for key in list(self._scores)[: max(0, len(self._scores) - self.most)]:
+                del self._scores[key]
 
     def _read(self, keys: Sequence[bytes], connection: sqlite3.Connection) -> dict[bytes, float]:
         found = {}
@@ -83,10 +98,11 @@ class ScoreCache:
 
     def put(self, scores: Mapping[bytes, float]) -> None:
         """Store scores. A file that cannot be written costs a warning, not the run."""
-        self._scores.update(scores)
         if self._file is not None and scores:
             rows = [(key, float(value), _checksum(key, float(value))) for key, value in scores.items()]
-            self._try(lambda connection: connection.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?)", rows))
+            query = "INSERT OR REPLACE INTO scores VALUES (?, ?, ?)"
+            self._written &= self._try(lambda connection: connection.executemany(query, rows)) is not None
+        self._hold(scores)
 
     def _try(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
         """Run ``work`` on the file; an error costs a warning, and a damaged file is started anew."""

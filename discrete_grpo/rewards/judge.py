@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.batch_share import WHOLE, BatchShare
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.tokenizer import PAD, Tokenizer
 from discrete_grpo.runs.checkpoint import TRUSTED, CheckpointError, find_checkpoint, read_policy
@@ -65,7 +66,9 @@ class TextScorer(nn.Module):
         logits = self.network(tokens, tokens != PAD)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    def likelihood_loss(
+        self, batch: Any, *, generator: torch.Generator | None = None, share: BatchShare = WHOLE
+    ) -> dict[str, Tensor]:
         """Compute ½ mean over real texts of -log p + ½ mean over the others of -log(1-p).
 
         Both kinds have the same weight, whatever their numbers.
@@ -73,13 +76,16 @@ class TextScorer(nn.Module):
         Args:
             batch: has ``tokens`` [B, L] and ``real`` [B], 1 or 0.
             generator: not used, since nothing is random here.
+            share: rows that this process computes, and the means over all.
         """
-        logits = self(batch.tokens)
-        losses = nn.functional.binary_cross_entropy_with_logits(logits, batch.real, reduction="none")
-        kinds = [batch.real > 0.5, batch.real <= 0.5]
-        means = [losses[kind].mean() for kind in kinds if kind.any()]
-        right = ((logits > 0) == kinds[0]).float()
-        return {"loss": torch.stack(means).mean(), "accuracy": right.mean().detach()}
+        tokens, real = batch.tokens[share.own], batch.real[share.own]
+        logits = self(tokens)
+        losses = nn.functional.binary_cross_entropy_with_logits(logits, real, reduction="none")
+        kinds = [losses[real > 0.5], losses[real <= 0.5]]
+        right = ((logits > 0) == (real > 0.5)).float()
+        *means, accuracy = share.means(*((kind.mean(), len(kind)) for kind in kinds), (right.mean(), len(right)))
+        found = int((batch.real > 0.5).any()) + int((batch.real <= 0.5).any())  # kinds in the whole batch
+        return {"loss": (means[0] + means[1]) / found, "accuracy": accuracy.detach()}
 
 
 class ModuleReward:

@@ -15,9 +15,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -25,16 +25,14 @@ from torch import Tensor
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.rollout import Reward
-from discrete_grpo.core.scoring import BudgetExhausted, RewardError, reward_names, score_one
+from discrete_grpo.core.scoring import BudgetExhausted, reward_names, score_one
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.identity import Unidentified, identify
-from discrete_grpo.rewards.ledger_rows import ADDED, TABLES, forget_damaged, known_calls, row_checksum, write_calls, write_scores
-from discrete_grpo.runs.database import Database
+from discrete_grpo.rewards.ledger_file import LedgerFile, calls_of, scores_of
+from discrete_grpo.rewards.ledger_rows import calls_until, known_calls
 
 __all__ = ["History", "Ledger", "molecule_key", "open_ledger", "reserved", "text_key"]
-
-T = TypeVar("T")
 
 
 @lru_cache(maxsize=65536)
@@ -87,8 +85,9 @@ class Ledger:
         owners: name -> the one reward that may have it, so that no other's scores are taken for its own.
 
     Args:
-        path: SQLite file in the run folder that all processes of the run on this machine share; None: in memory, and what was
-            scored after the last checkpoint is forgotten when the run is killed.
+        path: SQLite file in the run folder that all processes of the run on this machine share, with a log of the same rows
+            beside it, ``PATH.log``, from which a damaged file is restored; checkpoints hold the number of calls only. None: in
+            memory; checkpoints hold all calls, and what was scored after the last one is forgotten when the run is killed.
         key: canonical form of a sample, None for an invalid one: :func:`molecule_key` or :func:`text_key`.
         max_oracle_calls: budget; None: no end.
         cache: where scores are kept and looked up; None: every sample is scored again, also within a batch.
@@ -114,26 +113,18 @@ class Ledger:
         self.asked = self.invalid = 0
         self.scoring: Reward | None = None
         self.owners: dict[str, Reward] = {}
-        self._file = Database(path, TABLES, added=ADDED)
+        self._rows = LedgerFile(path)
+        self._file = self._rows.database
         self._identities: dict[int, tuple[Reward, str | None]] = {}
-        damaged = self._run(forget_damaged)
-        if damaged:
-            warnings.warn(f"{path}: {damaged} damaged rows were left out", RuntimeWarning, stacklevel=2)
         self.turn = 0
 
-    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        try:
-            return self._file.run(work)
-        except OSError as error:  # nothing may be scored that cannot be counted
-            raise RewardError(f"ledger: {error}") from error
-
     def _ask(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        return self._run(lambda connection: connection.execute(query, values).fetchall())
+        return self._rows.read(lambda connection: connection.execute(query, values).fetchall())
 
     @property
     def calls(self) -> int:
         """Different valid samples scored up to now."""
-        return int(self._ask("SELECT COUNT(*) FROM calls WHERE turn <= ?", (self.turn,))[0][0])
+        return self._rows.calls(self.turn)
 
     @property
     def exhausted(self) -> bool:
@@ -158,7 +149,7 @@ class Ledger:
 
     def history(self) -> History:
         """Every call up to now, in order."""
-        state = self.state_dict()
+        state = self._rows.content(self.turn)
         names = tuple(state["scores"])
         columns = [state["scores"][name] for name in names]
         scores = torch.stack(columns, -1) if columns else torch.empty(len(state["keys"]), 0)
@@ -227,17 +218,15 @@ class Ledger:
 
         def work(connection: sqlite3.Connection) -> tuple[set[str], bool]:
             known = set(known_calls(connection, ordered))
-            total, before = connection.execute(
-                "SELECT COUNT(*), COUNT(*) FILTER (WHERE turn < ?) FROM calls", (self.turn,)
-            ).fetchone()
+            total, before = calls_until(connection), calls_until(connection, self.turn - 1)
             limit = math.inf if self.max_oracle_calls is None else self.max_oracle_calls
             new = [key for key in ordered if key not in known]
             paid = known.union(new if limit == math.inf else new[: max(0, int(limit) - total)])
-            mine = ((key, self.turn, self.rank, places[key], sources[places[key]]) for key in ordered if key in paid)
-            write_calls(connection, mine)
+            mine = [(key, self.turn, self.rank, places[key], sources[places[key]]) for key in ordered if key in paid]
+            self._rows.write(connection, mine)
             return paid, before >= limit
 
-        return self._run(work)
+        return self._rows.run(work)
 
     def _scored(
         self, name: str, reward: Reward, samples: Sequence[Any], keys: Sequence[str | None], columns: Mapping[str, Sequence[Any]]
@@ -275,7 +264,8 @@ class Ledger:
 
     def _identity(self, name: str, reward: Reward) -> str | None:
         if id(reward) not in self._identities:
-            files = (self._file.path, None if self.cache is None else self.cache.path)
+            log = None if self._rows.log is None else self._rows.log.path
+            files = (self._file.path, log, None if self.cache is None else self.cache.path)
             written = [path for path in files if path is not None]
             try:
                 identity = identify(reward, ignore=written)
@@ -290,52 +280,44 @@ class Ledger:
 
     def _keep(self, name: str, values: Mapping[str, float]) -> None:
         """Note what a reward gave for calls; the first known value stands."""
-        known = {key: None if math.isnan(x) else x for key, x in values.items()}
-        rows = [(name, key, x, row_checksum(name, key, math.nan if x is None else x)) for key, x in known.items()]
-        self._run(partial(write_scores, rows=rows))
+        self._rows.add(scores=[(name, key, None if math.isnan(value) else value) for key, value in values.items()])
 
     # -- checkpoints
 
     def state_dict(self, turn: int | None = None) -> dict[str, Any]:
-        """The calls up to ``turn`` (None: the present one), in order, and what each reward gave; for a checkpoint."""
+        """The ledger up to ``turn`` (None: the present one), for a checkpoint.
+
+        With a file it is the number of its rows, which it must have when the run goes on; in memory it is the calls themselves
+        and what each reward gave.
+        """
         turn = self.turn if turn is None else turn
-        query = "SELECT key, turn, rank, position, source FROM calls WHERE turn <= ? ORDER BY turn, rank, position"
-        rows = self._ask(query, (turn,))
-        number = {row[0]: k for k, row in enumerate(rows)}
-        scores: dict[str, list[float]] = {}
-        asked: dict[str, list[bool]] = {}
-        for name, key, value in self._ask("SELECT reward, key, value FROM scores ORDER BY reward"):
-            if name not in scores:
-                scores[name], asked[name] = [math.nan] * len(rows), [False] * len(rows)
-            if key in number:
-                scores[name][number[key]] = math.nan if value is None else value
-                asked[name][number[key]] = True
-        return {
-            "turn": turn,
-            "keys": [row[0] for row in rows],
-            "when": torch.tensor([row[1:4] for row in rows], dtype=torch.int64).reshape(-1, 3),
-            "sources": [row[4] or "" for row in rows],
-            "scores": {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()},
-            "asked": {name: torch.tensor(values) for name, values in asked.items()},
-            "cache": None if self.cache is None else self.cache.state_dict(),
-        }
+        cache = None if self.cache is None else self.cache.state_dict()
+        if self._rows.log is None:
+            return self._rows.content(turn) | {"cache": cache}
+        self._rows.log.sync()
+        return {"turn": turn, "calls": self._rows.calls(turn), "scored": self._rows.scores(), "cache": cache}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint. What the file knows beyond it was paid for too and is not charged again."""
+        """Go on from a checkpoint. What the file knows beyond it was paid for too and is not charged again.
+
+        Raises:
+            ValueError: if calls that the checkpoint has seen are neither in the file nor in its log.
+        """
         self.turn = int(state["turn"])
-        keys = list(state["keys"])
-        sources = state.get("sources", [""] * len(keys))  # checkpoints of older versions have none
-        calls = [(key, *when, source) for key, when, source in zip(keys, state["when"].tolist(), sources, strict=True)]
-        self._run(lambda connection: write_calls(connection, calls))
-        for name, values in state["scores"].items():
-            asked = state["asked"][name].tolist()
-            self._keep(name, {key: x for key, x, was in zip(keys, values.tolist(), asked, strict=True) if was})
+        if "keys" in state:  # in memory, or of an older version
+            self._rows.add(calls_of(state), scores_of(state))
+        elif self.calls < state["calls"] or self._rows.scores() < state["scored"]:
+            self._rows.restore()
+            if self.calls < state["calls"]:
+                where = "a ledger in memory" if self._file.path is None else f"{self._file.path} and its log"
+                wanted = f"expected at least the {state['calls']} that the checkpoint has seen; put these files back"
+                raise ValueError(f"ledger: {self.calls} calls in {where}, {wanted}")
         if self.cache is not None and state["cache"] is not None:
             self.cache.load_state_dict(state["cache"])
 
     def close(self) -> None:
         """Close the files."""
-        self._file.close()
+        self._rows.close()
         if self.cache is not None:
             self.cache.close()
 

@@ -87,6 +87,8 @@ class RewardPool:
             timeout: 30
     """
 
+    elsewhere = True
+
     def __init__(
         self,
         reward: str | Callable[..., Any],

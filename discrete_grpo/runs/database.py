@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 __all__ = ["Database", "chunked"]
 
@@ -27,13 +27,19 @@ class Database:
         path: the file; None: in memory.
         tables: name -> columns, as SQL.
         added: table -> its last column, which files of older versions do not have; they are given it.
+        functions: name -> function that queries may call, of values alone: the same result for the same values.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None, tables: Mapping[str, str], *, added: Mapping[str, str] | None = None
+        self,
+        path: str | os.PathLike[str] | None,
+        tables: Mapping[str, str],
+        *,
+        added: Mapping[str, str] | None = None,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self.path = None if path is None else Path(path)
-        self.tables, self.added = dict(tables), dict(added or {})
+        self.tables, self.added, self.functions = dict(tables), dict(added or {}), dict(functions or {})
         self._connection = self._open()
 
     def _open(self) -> sqlite3.Connection:
@@ -53,6 +59,8 @@ class Database:
             ":memory:" if self.path is None else self.path, timeout=WAIT, isolation_level=None, check_same_thread=False
         )
         connection.text_factory = _text
+        for name, function in self.functions.items():
+            connection.create_function(name, -1, function, deterministic=True)
         try:
             connection.execute("PRAGMA trusted_schema = OFF")
             deadline = time.monotonic() + WAIT
@@ -111,10 +119,15 @@ class Database:
         Raises:
             OSError: if the file cannot be read or written (damage, a full disk, a lock that is never released).
         """
-        try:
-            return self._transaction(work)
-        except sqlite3.DatabaseError as error:
-            raise OSError(f"{self.path}: {error}") from error
+        return self._transaction("BEGIN IMMEDIATE", work)
+
+    def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Call ``work``, which only reads, on one state of the file, beside whoever writes; returns its result.
+
+        Raises:
+            OSError: as :meth:`run`.
+        """
+        return self._transaction("BEGIN", work)
 
     def reopen(self) -> None:
         """Close and open the file again; a damaged one is moved aside."""
@@ -130,16 +143,19 @@ class Database:
             connection = self._open()
         self._connection = connection
 
-    def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _transaction(self, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
         connection = self._connection
-        connection.execute("BEGIN IMMEDIATE")
         try:
-            result = work(connection)
-            connection.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-            raise
+            connection.execute(begin)
+            try:
+                result = work(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+        except sqlite3.DatabaseError as error:
+            raise OSError(f"{self.path}: {error}") from error
         return result
 
     def close(self) -> None:

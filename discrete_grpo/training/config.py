@@ -140,6 +140,9 @@ class GRPOConfig:
         seed: Random seed of the run, at least 0.
         generation_shards: Number of independent random streams in which groups are drawn, a multiple of the number of processes.
             Results depend on it and not on the number of processes. None means one per process.
+        score_while_drawing: Score the groups of one shard in a thread while those of the next are drawn, in processes with
+            several ``generation_shards``; the results are the same. True, false, or ``auto``, which means true where every reward
+            runs in a pool of worker processes.
         save_steps: Number of updates between checkpoints, at least 1.
         save_total_limit: Number of newest checkpoints that are kept, at least 1.
         metric_for_best_model: Name of a logged metric. The checkpoint with its best mean over the updates since the checkpoint
@@ -210,6 +213,7 @@ class GRPOConfig:
     checkpoint_layers: bool | None = None
     seed: int = 42
     generation_shards: int | None = None
+    score_while_drawing: bool | Literal["auto"] = "auto"
     save_steps: int = 10
     save_total_limit: int = 2
     metric_for_best_model: str | None = None
@@ -233,6 +237,8 @@ class GRPOConfig:
         check_range("refine_time", self.refine_time, above=0, below=1)
         _check_choices(self)
         _check_bf16(self)
+        if self.score_while_drawing not in (True, False, "auto"):
+            raise ValueError(f"score_while_drawing: {self.score_while_drawing!r}, expected True, False or 'auto'")
         _check_best(self)
         self._check_pairs()
         self._check_replay()
@@ -280,7 +286,7 @@ class PretrainConfig:
 
     Attributes:
         max_steps: Number of optimiser updates in the whole run, at least 1.
-        batch_size: Number of samples per update, at least 1.
+        batch_size: Number of samples per update, over all processes, at least 1.
         learning_rate: Learning rate of AdamW (β = 0.9, 0.99) after the warm-up, more than 0; a cosine decay to 1 % follows.
         weight_decay: Weight decay of AdamW, at least 0.
         warmup_steps: Number of updates of the linear warm-up of the learning rate, at least 0.

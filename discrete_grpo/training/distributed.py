@@ -10,6 +10,7 @@ import datetime
 import importlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
@@ -18,9 +19,11 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor
 
+from discrete_grpo.core.batch_share import Mean
+from discrete_grpo.core.precision import widen, widest
 from discrete_grpo.core.scoring import BudgetExhausted, RewardError
 
-__all__ = ["ProcessGroup", "accelerator", "leave"]
+__all__ = ["ProcessGroup", "RankShare", "accelerator", "leave"]
 
 T = TypeVar("T")
 PATIENCE = datetime.timedelta(hours=12)
@@ -63,6 +66,7 @@ class ProcessGroup:
     def __init__(self, accelerator: Accelerator | None = None) -> None:
         self.rank = accelerator.process_index if accelerator is not None else 0
         self.count = accelerator.num_processes if accelerator is not None else 1
+        self.device = accelerator.device if accelerator is not None else torch.device("cpu")
 
     @property
     def first(self) -> bool:
@@ -99,6 +103,31 @@ class ProcessGroup:
             raise error
         raise _rebuilt(rank, *cast(tuple[str, str], told[rank][1])) from error
 
+    def after_first(self, work: Callable[[], T]) -> T:
+        """Call ``work`` in the first process, then in the others, which find the files that it has downloaded or kept.
+
+        Raises:
+            Exception: as :meth:`run_all`.
+        """
+        found: list[T] = []
+        for turn in (True, False) if self.count > 1 else ():
+            self.run_all(lambda mine=(turn == self.first): found.append(work()) if mine else None)  # type: ignore[misc]
+        return found[0] if found else work()
+
+    def any(self, flags: Sequence[bool]) -> list[bool]:
+        """Whether each flag is set in any process."""
+        if self.count == 1:
+            return list(flags)
+        total = torch.tensor(flags, dtype=torch.int32, device=self.device)
+        dist.all_reduce(total)
+        return [n > 0 for n in total.tolist()]
+
+    @torch.no_grad()
+    def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by that of the first process."""
+        for tensor in tensors if self.count > 1 else ():
+            dist.broadcast(tensor, 0)
+
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the processes, with one message per dtype."""
         if self.count == 1:
@@ -109,6 +138,46 @@ class ProcessGroup:
             dist.all_reduce(flat)
             for tensor, total in zip(same, flat.split([t.numel() for t in same]), strict=True):
                 tensor.copy_(total.view_as(tensor))
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """The rows of a batch that a process has, see :class:`~discrete_grpo.core.batch_share.BatchShare`.
+
+    Rows are dealt like cards: as those of a batch stand in order of size, all processes get about the same numbers of sites.
+
+    Attributes:
+        processes: all processes of the run.
+        count: number of rows of the batch; where it is below the number of processes, the last ones compute the first row and
+            weigh it by 0.
+    """
+
+    processes: ProcessGroup
+    count: int
+
+    @property
+    def own(self) -> slice:
+        """Rows of this process."""
+        return slice(self.processes.rank, None, self.processes.count) if self._has_rows else slice(0, 1)
+
+    @property
+    def _has_rows(self) -> bool:
+        return self.processes.rank < self.count
+
+    def means(self, *own: Mean) -> tuple[Tensor, ...]:
+        """The means over the whole batch, in one message; the gradient is that of this process's part."""
+        device = own[0][0].device
+        counts = [count if self._has_rows else 0 for _, count in own]
+        none = torch.zeros((), dtype=widest(device), device=device)
+        sums = [widen(mean.detach()) * n if n else none.expand_as(mean).clone() for (mean, _), n in zip(own, counts, strict=True)]
+        numbers = torch.tensor(counts, dtype=widest(device), device=device)
+        self.processes.add([*sums, numbers])
+        found = []
+        for (mean, _), total, n, number in zip(own, sums, counts, numbers.tolist(), strict=True):
+            whole = (total / max(number, 1)).to(mean.dtype)
+            part = mean * (n / number) if n else mean.new_zeros(mean.shape)
+            found.append(part - part.detach() + whole)
+        return tuple(found)
 
 
 def _told(error: Exception) -> tuple[str, str]:

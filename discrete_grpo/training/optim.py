@@ -51,7 +51,7 @@ class GradientSum:
 
     def finish(self, processes: ProcessGroup) -> None:
         """Sum over the processes; a parameter that no process used stays without a gradient."""
-        used = [any(found) for found in zip(*processes.gather([g is not None for g in self.total]), strict=True)]
+        used = processes.any([g is not None for g in self.total])
         for parameter, gradient, use in zip(self.parameters, self.total, used, strict=True):
             parameter.grad = gradient if gradient is not None or not use else torch.zeros_like(parameter)
         processes.add([p.grad for p in self.parameters if p.grad is not None])

@@ -1,15 +1,22 @@
 """Likelihood training of a policy's network: AdamW, cosine decay, a moving average of the weights, exact resume.
 
 Works for any policy with ``likelihood_loss(batch, generator=...)`` and any data set with ``batch(rows)``.
+
+Under ``torchrun`` or ``accelerate launch`` the processes share every batch, and a run is that of one process up to the rounding of
+sums. Each draws the times and the noise of the whole batch, which costs little beside a pass of the network, from a generator
+that is in the same state in all of them; then it computes its own rows. So a checkpoint has one generator, and a run may go on
+with any number of processes. Dropout alone differs, as each process draws its own.
 """
 
 from __future__ import annotations
 
 import datetime
+import inspect
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,8 +30,8 @@ from discrete_grpo.runs.console import progress
 from discrete_grpo.runs.recorder import Recorder
 from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
-from discrete_grpo.training.distributed import accelerator
-from discrete_grpo.training.optim import averaged, learning_rate
+from discrete_grpo.training.distributed import ProcessGroup, RankShare, accelerator
+from discrete_grpo.training.optim import GradientSum, averaged, learning_rate
 from discrete_grpo.training.state import check_device_kind
 
 __all__ = ["Dataset", "LikelihoodPolicy", "PretrainSettings", "Pretrainer", "decayed_rate", "fit"]
@@ -53,7 +60,10 @@ class LikelihoodPolicy(Protocol):
     """A policy that can be trained by likelihood."""
 
     def likelihood_loss(self, batch: Any, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """The ``loss`` to minimise, and other scalars to log."""
+        """The ``loss`` to minimise, and other scalars to log.
+
+        With several processes it is also given ``share``, see :class:`~discrete_grpo.core.batch_share.BatchShare`.
+        """
         ...
 
 
@@ -114,7 +124,7 @@ class Pretrainer:
         evaluate: computes metrics of the policy with averaged weights, which are logged at every checkpoint.
 
     Raises:
-        ValueError: if ``data`` is empty, or with several processes.
+        ValueError: if ``data`` is empty, or with several processes, if ``likelihood_loss`` of the policy has no argument ``share``.
     """
 
     def __init__(
@@ -133,18 +143,18 @@ class Pretrainer:
         self.config, self.data, self.evaluate = config, data, evaluate
         self.metadata = {**(metadata or {}), "date": datetime.date.today().isoformat()}
         self.run = Path(run)
-        self.run.mkdir(parents=True, exist_ok=True)
         self.accelerator = accelerator()
-        if self.accelerator.num_processes > 1:
-            raise ValueError(f"processes: {self.accelerator.num_processes}, expected 1; likelihood training runs in one process")
+        self.processes = ProcessGroup(self.accelerator)
+        self._check_policy(policy)
         self.policy: Any = policy.to(self.accelerator.device)
+        self.processes.copy_from_first(list(self.policy.parameters()))  # a network of your own may differ in its first weights
         self.average = averaged(self.policy, config.ema_decay)
         decay = [p for p in self.policy.parameters() if p.ndim > 1]
         rest = [p for p in self.policy.parameters() if p.ndim <= 1]
         groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.99))
         self.generator = torch.Generator(self.accelerator.device).manual_seed(config.seed)
-        self.recorder = Recorder(self.run)
+        self.recorder = Recorder(self.run) if self.processes.first else None
         self.checkpoints = Checkpoints(
             self.run,
             config.save_total_limit,
@@ -156,13 +166,28 @@ class Pretrainer:
         self._saved: int | None = None  # the step of the newest checkpoint
         self._sums: dict[str, float] = {}  # sums of the values since the last line of metrics
         stored = load_training(self.checkpoints.latest()) if resume and self.checkpoints.all() else None
-        self.bf16, told = decide_bf16(config.bf16, self.accelerator.device, kept=None if stored is None else stored.get("bf16"))
-        if told is not None:
-            print(told, file=sys.stderr)
+        self.bf16 = self._decide_bf16(None if stored is None else stored.get("bf16"))
         if stored is not None:
             self._restore(stored)
-        elif resume:  # killed before its first checkpoint
+        elif resume and self.recorder is not None:  # killed before its first checkpoint
             self.recorder.restore(None)
+
+    def _check_policy(self, policy: Any) -> None:
+        if self.processes.count > 1 and "share" not in inspect.signature(policy.likelihood_loss).parameters:
+            told = f"policy: likelihood_loss of {type(policy).__name__} has no argument share"
+            raise ValueError(f"{told}, expected one with several processes ({self.processes.count})")
+
+    def _decide_bf16(self, kept: bool | None) -> bool:
+        """Whether the network runs in bfloat16, as decided and printed by the first process."""
+        device, setting = self.accelerator.device, self.config.bf16
+        on, told = self.processes.run_all(lambda: decide_bf16(setting, device, kept=kept))[0]
+        if told is not None:
+            self._tell(told)
+        return on
+
+    def _tell(self, line: str) -> None:
+        if self.processes.first:
+            print(line, file=sys.stderr)
 
     @property
     def averaged(self) -> Any:
@@ -183,24 +208,29 @@ class Pretrainer:
             raise Interrupted(f"stopped at update {self.step} of {self.config.max_steps}")
         if self.config.load_best_model_at_end and (best := self.checkpoints.best()) is not None:
             load_weights(best, self.averaged)
-        return save(self.run / "policy", self.averaged, metadata=self.metadata | {"pretraining_steps": self.step})
+        folder, metadata = self.run / "policy", self.metadata | {"pretraining_steps": self.step}
+        self.processes.run_all(lambda: save(folder, self.averaged, metadata=metadata) if self.processes.first else None)
+        return folder
 
     def _loop(self, stop: Interrupt) -> None:
         config, since = self.config, time.perf_counter()
-        with progress("pretraining", config.max_steps, done=self.step) as bar:
+        shown = progress("pretraining", config.max_steps, done=self.step) if self.processes.first else nullcontext()
+        with shown as bar:
             for rows in self._rows():
                 for name, value in self._update(rows).items():
                     self._sums[name] = self._sums.get(name, 0.0) + value
                 self.step += 1
-                bar.advance(1, loss=self._sums["loss"] / ((self.step - 1) % config.log_steps + 1))
+                if bar is not None:
+                    bar.advance(1, loss=self._sums["loss"] / ((self.step - 1) % config.log_steps + 1))
                 if self.step % config.log_steps == 0 or self.step == config.max_steps:
                     count = (self.step - 1) % config.log_steps + 1
                     line = {name: value / count for name, value in self._sums.items()}
                     rate = count * config.batch_size / (time.perf_counter() - since)
-                    self.recorder.record(self.step, line | {"samples_per_second": rate})
+                    if self.recorder is not None:
+                        self.recorder.record(self.step, line | {"samples_per_second": rate})
                     self._lines.append(line)
                     since, self._sums = time.perf_counter(), {}
-                if stop:
+                if self.processes.any([bool(stop)])[0]:  # in any process, so that all stop after the same update
                     return
                 if self.step % config.save_steps == 0 and self.step < config.max_steps:
                     self._save()
@@ -221,7 +251,12 @@ class Pretrainer:
             group["lr"] = rate
         losses = self._losses(rows)
         self.optimizer.zero_grad(set_to_none=True)
-        losses["loss"].backward()
+        if losses["loss"].requires_grad:  # not in a process without rows
+            losses["loss"].backward()
+        if self.processes.count > 1:
+            gradient = GradientSum(list(self.policy.parameters()))
+            gradient.add()
+            gradient.finish(self.processes)
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
         if not torch.isfinite(norm):
             raise FloatingPointError(f"pretraining: gradient norm is {float(norm)} at step {self.step}; lower learning_rate")
@@ -232,18 +267,24 @@ class Pretrainer:
     def _losses(self, rows: Tensor) -> dict[str, Tensor]:
         device = self.accelerator.device
         batch = self.data.batch(rows).to(device)
+        share = {"share": RankShare(self.processes, len(rows))} if self.processes.count > 1 else {}
         # Dropout takes no generator, so the global one is seeded by the step: a resumed run then repeats the same dropout.
         with (
-            seeded(self.config.seed * 1_000_003 + self.step, device),
+            seeded(self.config.seed * 1_000_003 + self.step + (self.processes.rank << 40), device),
             torch.autocast(device.type, torch.bfloat16, enabled=self.bf16),
         ):
-            return dict(self.policy.likelihood_loss(batch, generator=self.generator))
+            return dict(self.policy.likelihood_loss(batch, generator=self.generator, **share))
 
     def _save(self) -> None:
+        """Evaluate and write a checkpoint in the first process; the others wait, and fail if it does."""
+        self.processes.run_all(lambda: self._write(self.recorder) if self.recorder is not None else None)
+        self._saved, self._lines = self.step, []
+
+    def _write(self, recorder: Recorder) -> None:
         due = self.step % self.config.save_steps == 0 or self.step == self.config.max_steps  # not at the checkpoint of an interrupt
         if self.evaluate is not None and due:
             found = {f"eval/{k}": v for k, v in self.evaluate(self.averaged).items()}
-            self.recorder.record(self.step, found)
+            recorder.record(self.step, found)
             self._lines.append(found)
         if due:
             self.checkpoints.check_metric({name for line in self._lines for name in line})
@@ -256,11 +297,11 @@ class Pretrainer:
             "device": self.accelerator.device.type,
             "sums": self._sums,
             "bf16": self.bf16,
-            "position": self.recorder.position(),
+            "processes": self.processes.count,
+            "position": recorder.position(),
         }
         metadata = self.metadata | {"pretraining_steps": self.step}
         self.checkpoints.save(self.step, self.averaged, metadata=metadata, training=state, lines=self._lines)
-        self._saved, self._lines = self.step, []
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         check_device_kind(state, state["generator"], self.accelerator.device)
@@ -270,7 +311,10 @@ class Pretrainer:
         self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
-        self.recorder.restore(state["position"])
+        if self.recorder is not None:
+            self.recorder.restore(state["position"])
+        if (before := state.get("processes", 1)) != (now := self.processes.count):
+            self._tell(f"processes: {before} -> {now}; batches and noise stay as they were, sums are rounded otherwise")
 
 
 def fit(

@@ -7,17 +7,20 @@ number of shards and not on the number of processes: two processes with one shar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from discrete_grpo.core.rollout import Observer, Policy, Reward, Rollout, group_contexts
-from discrete_grpo.core.scoring import Accounts, Failure, score_samples, take_failures
+from discrete_grpo.core.scoring import Accounts, Failure, elsewhere, score_samples, take_failures
+from discrete_grpo.training.background import Job
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.elites import EliteBuffer
@@ -33,6 +36,7 @@ __all__ = [
     "group_starts",
     "make_shards",
     "num_shards",
+    "scores_while_drawing",
     "seen_columns",
 ]
 
@@ -79,13 +83,26 @@ def check_shards(count: int, config: GRPOConfig, processes: int) -> None:
     """Check that shards can be distributed evenly over the processes, and groups over the shards.
 
     Raises:
-        ValueError: if the numbers do not divide.
+        ValueError: if the numbers do not divide, or a process has too few shards for ``score_while_drawing``.
     """
     if count % processes:
         raise ValueError(f"generation_shards: {count}, expected a multiple of the number of processes ({processes})")
     if config.num_groups % count:
         wanted = f"num_generations ({config.num_generations}) times a multiple of generation_shards ({count})"
         raise ValueError(f"generation_batch_size: {config.generation_batch_size}, expected {wanted}")
+    if config.score_while_drawing is True and count < 2 * processes:
+        wanted = f"generation_shards of at least 2 per process (here {count // processes})"
+        raise ValueError(f"score_while_drawing: True, expected {wanted}")
+
+
+def scores_while_drawing(config: GRPOConfig, rewards: Sequence[Reward], shards: int) -> bool:
+    """Whether a process with ``shards`` shards scores the groups of one while it draws those of the next.
+
+    ``auto`` means where every reward runs in a pool of worker processes: the thread that waits for them takes no processor time
+    from drawing, and no reward finds itself outside of the main thread, where handlers of signals are not allowed.
+    """
+    pooled = all(map(elsewhere, rewards))
+    return shards > 1 and (pooled if config.score_while_drawing == "auto" else bool(config.score_while_drawing))
 
 
 def make_shards(
@@ -156,12 +173,22 @@ def seen_columns(rollout: Rollout, starts: Sequence[GroupStart]) -> Mapping[str,
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """Groups of a shard that are not scored yet, with their starts."""
+
+    shard: Shard
+    starts: Sequence[GroupStart]
+    rollout: Rollout
+
+
+@dataclass(frozen=True)
 class Generation:
     """The samples drawn between updates, with rewards and advantages.
 
     Attributes:
         mine: batches of each shard of this process.
-        every: batches of each shard of the run; without trajectories, unless the policy learns from them.
+        every: batches of each shard of the run; of other processes without trajectories, but for the states that the policy learns
+            from, and with samples in the first process alone.
         rows: rows to train on, one list per shard of this process.
         advantage: advantage of each row drawn in the run, on the CPU.
         failures: samples that could not be scored, by process and reward.
@@ -182,6 +209,27 @@ class Generation:
     def replayed(self) -> list[Batch]:
         """All batches of the run with samples of earlier generations."""
         return [batch for batch in chain(*self.every) if batch.replayed]
+
+
+def observed_states(policy: Policy) -> tuple[str, ...] | None:
+    """Names of the states that a policy reads when it observes a generation; None if it does not say and may read all."""
+    if not isinstance(policy, Observer):
+        return ()
+    names = getattr(policy, "observed_states", None)
+    return None if names is None else tuple(names)
+
+
+def with_samples(batch: Batch, samples: Sequence[Any]) -> Batch:
+    """The batch with other samples; none, where they need not be sent."""
+    return replace(batch, rollout=replace(batch.rollout, samples=tuple(samples) or (None,) * len(batch.rollout)))
+
+
+def gather_samples(mine: Sequence[Sequence[Batch]], processes: ProcessGroup) -> Iterator[tuple[Any, ...]] | None:
+    """The samples of each batch of the run in the first process, which logs them; None in the others."""
+    own = [batch.rollout.samples for batches in mine for batch in batches]
+    found: list[Any] | None = [None] * processes.count if processes.first else None
+    dist.gather_object(own, found)
+    return None if found is None else chain(*found)
 
 
 @dataclass(frozen=True)
@@ -228,18 +276,52 @@ class GroupSampler:
 
     def batch(self, shard: Shard, count: int | None = None) -> Batch:
         """Draw and score ``count`` groups."""
+        drawn = self._drawn(shard, count)
+        return self._scored(drawn, self._score(drawn))
+
+    def _drawn(self, shard: Shard, count: int | None = None) -> Drawn:
         starts = self.starts(shard, count)
-        rollout = self.sample(shard, starts)
+        return Drawn(shard, starts, self.sample(shard, starts))
+
+    def _score(self, drawn: Drawn) -> Tensor:
+        """What the rewards give for drawn groups [B, R]."""
         if self.ledger is not None:
-            self.ledger.rank = shard.number
-        rewards = score_samples(self.rewards, rollout.samples, seen_columns(rollout, starts), self.ledger, "policy")
-        rows = [s for s in starts for _ in range(self.config.num_generations)]
-        batch = Batch(rollout, rewards, torch.tensor([s.refined for s in rows]), [s.origin for s in rows])
+            self.ledger.rank = drawn.shard.number
+        columns = seen_columns(drawn.rollout, drawn.starts)
+        return score_samples(self.rewards, drawn.rollout.samples, columns, self.ledger, "policy")
+
+    def _scored(self, drawn: Drawn, rewards: Tensor) -> Batch:
+        rows = [s for s in drawn.starts for _ in range(self.config.num_generations)]
+        batch = Batch(drawn.rollout, rewards, torch.tensor([s.refined for s in rows]), [s.origin for s in rows])
         return replace(batch, kl=self.reward_kl(batch))
+
+    def _all_batches(self) -> list[list[Batch]]:
+        """The groups of each shard of this process.
+
+        With ``score_while_drawing`` the groups of one shard are scored in a thread while those of the next are drawn. Each shard
+        has a generator of its own, and shards are scored one after the other, so that all results are the same.
+        """
+        if not scores_while_drawing(self.config, self.rewards, len(self.shards)):
+            return [self.batches(shard) for shard in self.shards]
+        found, drawn = list[list[Batch]](), self._drawn(self.shards[0])
+        for shard, after in zip(self.shards, [*self.shards[1:], None], strict=True):
+            job = Job(partial(self._score, drawn), drawn.rollout.group.device)
+            try:
+                ahead = None if after is None else self._drawn(after)
+            except Exception:
+                job.wait()  # nothing is scored behind the back of whoever handles the error
+                raise
+            found.append(self._completed(shard, self._scored(drawn, job.result())))
+            drawn = ahead or drawn
+        return found
 
     def batches(self, shard: Shard) -> list[Batch]:
         """The groups of a shard: those drawn first, those that replace groups without a signal, and replayed samples."""
-        found = [self.batch(shard)]
+        return self._completed(shard, self.batch(shard))
+
+    def _completed(self, shard: Shard, first: Batch) -> list[Batch]:
+        """The groups drawn first, and what joins them."""
+        found = [first]
         for _ in range(self.config.max_resampling_rounds if self.config.zero_std_groups == "resample" else 0):
             missing = groups_missing(found, self.groups, self.config)
             if not missing:
@@ -254,17 +336,19 @@ class GroupSampler:
             RewardError, BudgetExhausted: in all processes, if in any.
         """
         mine: list[list[Batch]] = []
-        whole = isinstance(self.policy, Observer)  # such a policy learns from the trajectories of all processes
+        several = self.processes.count > 1
 
         def work() -> tuple[list[list[Batch]], int, dict[str, list[Failure]]]:
-            mine.extend(self.batches(shard) for shard in self.shards)
-            told = mine if self.processes.count == 1 else [[b.on_cpu() if whole else b.bare() for b in own] for own in mine]
+            mine.extend(self._all_batches())
+            told = [[self._told(batch) for batch in own] for own in mine] if several else mine
             return told, self.ledger.turn if self.ledger is not None else 0, take_failures(self.rewards)
 
         found = self.processes.run_all(work)
         if self.ledger is not None:
             self.ledger.turn = max(turn for _, turn, _ in found)
         every = [batches for told, _, _ in found for batches in told]
+        if several and (samples := gather_samples(mine, self.processes)) is not None:
+            every = [[with_samples(batch, next(samples)) for batch in own] for own in every]
         rows = train_rows(list(chain(*every)), self.config)
         fresh = [own for own in rows if own.old is None]
         if isinstance(self.policy, Observer):
@@ -272,6 +356,15 @@ class GroupSampler:
                 self.policy.observe(own.rollout, own.advantage)
         advantage = torch.cat([own.advantage for own in fresh]).cpu()
         return Generation(mine, every, self._own(mine, every, rows), advantage, [told for _, _, told in found])
+
+    def _told(self, batch: Batch) -> Batch:
+        """What the other processes need of a batch: rewards and marks, and the states from which the policy learns."""
+        names = observed_states(self.policy)
+        if names is None:
+            return batch.on_cpu()
+        states = {name: batch.rollout.states[name].cpu() for name in names}
+        told = with_samples(batch.bare(), ())
+        return replace(told, rollout=replace(told.rollout, states=states, columns={}))
 
     def _own(self, mine: list[list[Batch]], every: list[list[Batch]], rows: Sequence[TrainRows]) -> list[list[TrainRows]]:
         """The rows of the shards of this process, with their trajectories."""

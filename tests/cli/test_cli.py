@@ -390,6 +390,7 @@ def test_train_with_overrides_as_in_the_readme() -> None:
         "evaluation_after.csv.gz",
         "evaluation_before.csv.gz",
         "ledger.sqlite",
+        "ledger.sqlite.log",
         "metrics.jsonl",
         "policy",
         "report.html",

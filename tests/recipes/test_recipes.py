@@ -212,6 +212,7 @@ def test_a_run_leaves_all_its_files_and_is_the_same_twice(tiny: Path, tmp_path: 
         "policy/model.safetensors",
         "report.html",
         "ledger.sqlite",
+        "ledger.sqlite.log",
         "scores.sqlite",
         *(f"checkpoints/step-0000000{k}/{name}" for k in (2, 3) for name in CHECKPOINT),
     }  # config.yaml and run.json are the command line's

@@ -20,6 +20,7 @@ PAGES = [
     "docs/rewards.md",
     "docs/runs.md",
     "docs/training.md",
+    "docs/large-data.md",
     "docs/offline.md",
     "docs/benchmarking.md",
     "docs/optimising.md",

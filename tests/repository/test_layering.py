@@ -42,6 +42,7 @@ KEEPERS = {
         "domains.spatial_geometry",
         "domains.spatial_molecules",
         "datasets.molecules",
+        "datasets.packing",
         "datasets.enumeration",
         "datasets.reading",
         "datasets.smiles",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from discrete_grpo.core.scoring import BudgetExhausted, RewardError
+from discrete_grpo.policies.node_count import SizedPolicy
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training
 from discrete_grpo.runs.recorder import read_metrics, read_samples
@@ -225,6 +227,21 @@ def test_all_processes_raise_the_same(
 ) -> None:
     with pytest.raises(kind, match=message):
         processes.run_all(work)
+
+
+def test_processes_tell_each_other_what_is_learned_from_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for case, names in (("plain", set()), ("sizes", {"size_chosen", "size_count"})):
+        sampler = trainer(case, tmp_path / case).sampler
+        batch = sampler.batch(sampler.shards[0])
+        told = sampler._told(batch)
+        assert torch.equal(told.rewards, batch.rewards)
+        assert set(told.rollout.states) == names
+        assert told.rollout.samples == (None,) * len(batch.rollout)
+        assert len(pickle.dumps(told)) < len(pickle.dumps(batch)) / 2
+    monkeypatch.delattr(SizedPolicy, "observed_states")  # a policy that may read everything
+    everything = sampler._told(batch)
+    assert set(everything.rollout.states) == set(batch.rollout.states)
+    assert everything.rollout.samples == batch.rollout.samples
 
 
 def test_what_each_returned_is_in_order_of_rank() -> None:

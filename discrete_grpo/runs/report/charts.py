@@ -13,13 +13,14 @@ from html import escape
 
 import numpy as np
 
-__all__ = ["Line", "Values", "format_tick", "histogram", "line_chart", "nice_ticks"]
+__all__ = ["MOST_POINTS", "Line", "Values", "format_tick", "histogram", "line_chart", "nice_ticks"]
 
 _WIDTH, _HEIGHT = 420, 250
 _RIGHT, _BOTTOM = 14, 42
 _INK, _MUTED, _GRID = "var(--ink, #1d2433)", "var(--muted, #667085)", "var(--grid, #e4e7ec)"
 _COLOURS = ("#2563eb", "#d9580d", "#0d9468", "#a23bb5", "#b07d00", "#0b8fac", "#d6336c", "#6b7280")
-_MOST_POINTS = 400  # of one curve: more than the page has pixels for
+MOST_POINTS = 400
+"""Points of one drawn curve: more than the page has pixels for."""
 
 
 @dataclass(frozen=True)
@@ -251,10 +252,10 @@ def _span(values: Sequence[float], shown: tuple[float, float] | None) -> tuple[f
 def _thin(line: Line) -> list[int]:
     """Which points to draw: all, or the lowest and the highest of each of many short stretches."""
     count = len(line.x)
-    if count <= _MOST_POINTS:
+    if count <= MOST_POINTS:
         return list(range(count))
     chosen: set[int] = set()
-    for stretch in np.array_split(np.arange(count), _MOST_POINTS // 2):
+    for stretch in np.array_split(np.arange(count), MOST_POINTS // 2):
         known = [int(k) for k in stretch if line.y[int(k)] is not None] or [int(stretch[0])]
         chosen |= {min(known, key=lambda k: line.y[k] or 0.0), max(known, key=lambda k: line.y[k] or 0.0)}
     return sorted(chosen)
@@ -288,7 +289,8 @@ def _band(line: Line, x: _Axis, y: _Axis, k: int) -> str:
 def _curve(line: Line, x: _Axis, y: _Axis, k: int) -> str:
     kept = _thin(line)
     runs = _runs([(line.x[i], line.y[i]) for i in kept])
-    smooth = _runs([(line.x[i], v) for i, v in enumerate(_moving_average(line.y)) if i in set(kept)]) if len(line.x) >= 40 else []
+    average = _moving_average(line.y) if len(line.x) >= 40 else []
+    smooth = _runs([(line.x[i], average[i]) for i in kept]) if average else []
     faint = 'stroke-width="1" stroke-opacity="0.4"' if smooth else 'stroke-width="2"'
     style = f'fill="none" stroke="{_colour(k)}" stroke-linejoin="round" stroke-linecap="round"'
     parts = [f'<path class="curve" data-name="{escape(line.name)}" d="{"".join(_path(r, x, y) for r in runs)}" {style} {faint}/>']

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-__all__ = ["chart_card", "format_value", "label_of"]
+__all__ = ["chart_card", "format_value", "label_of", "shortened"]
 
 
 def format_value(value: Any) -> str:
@@ -35,6 +35,15 @@ def label_of(name: str) -> str:
     'clip ratio / low mean'
     """
     return name.replace("_", " ").replace("/", " / ")
+
+
+def shortened(text: str, most: int) -> str:
+    """Cut a text to ``most`` characters, the last of which says so.
+
+    >>> shortened("CCCCOC", 4), shortened("CCO", 4)
+    ('CCC…', 'CCO')
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def chart_card(title: str, svg: str) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from discrete_grpo.runs.recorder import METRICS, read_evaluation, read_metrics, read_samples, write_text
-from discrete_grpo.runs.report.charts import Line, line_chart
+from discrete_grpo.runs.report.charts import MOST_POINTS, Line, line_chart
 from discrete_grpo.runs.report.diagnosis import diagnosis
-from discrete_grpo.runs.report.formatting import chart_card, format_value, label_of
+from discrete_grpo.runs.report.formatting import chart_card, format_value, label_of, shortened
 from discrete_grpo.runs.report.page import embedded, page
 from discrete_grpo.runs.report.samples import best_samples_section, distributions_section, examples_section
 
@@ -60,6 +60,9 @@ _CURVE_NAMES = {
     "region_mean": "either side",
 }
 CALLS = "oracle_calls"
+_MOST_ROWS = 400  # of the table of key numbers
+_MOST_CHARTS = 100  # of quantities without a chart of their own
+_MOST_TEXT = 100_000  # characters of the configuration
 _UNITS = {"step_time": "seconds per update"}
 
 
@@ -212,18 +215,23 @@ def _evaluation(measured: Mapping[str, Mapping[str, Any]]) -> str:
         return ""
     compare = {"before", "after"} <= stages.keys()
     head = "".join(f'<th scope="col">{escape(label_of(s))}</th>' for s in [*stages, *(["change"] if compare else [])])
-    rows = []
-    for name in names:
-        cells = [format_value(stage.get(name)) for stage in stages.values()]
+    rows, more = [], _left_out(len(names), _MOST_ROWS, "rows")
+    for name in names[:_MOST_ROWS]:
+        cells = [shortened(format_value(stage.get(name)), 300) for stage in stages.values()]
         if compare:
             cells.append(_change(stages["before"].get(name), stages["after"].get(name)))
         rows.append(
             f'<tr><th scope="row">{escape(label_of(name))}</th>' + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>"
         )
     return (
-        '<section id="evaluation"><h2>Key numbers</h2><div class="card scroll"><table>'
+        f'<section id="evaluation"><h2>Key numbers</h2>{more}<div class="card scroll"><table>'
         f'<thead><tr><th scope="col">metric</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div></section>'
     )
+
+
+def _left_out(count: int, most: int, what: str) -> str:
+    """Say that a table or a text is cut; empty if it is whole."""
+    return f'<p class="note">The first {most:,} of {count:,} {what}.</p>' if count > most else ""
 
 
 def _change(before: Any, after: Any) -> str:
@@ -233,13 +241,15 @@ def _change(before: Any, after: Any) -> str:
     return ("+" if difference > 0 else "") + format_value(difference)
 
 
-def _lines(chart: _Chart, metrics: Sequence[Mapping[str, Any]]) -> list[Line]:
-    names = dict.fromkeys(name for record in metrics for name in record)
+def _names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for record in metrics for name in record))
+
+
+def _lines(chart: _Chart, metrics: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Line]:
     lines: list[Line] = []
-    for name in names:
-        found = re.fullmatch(chart.pattern, name)
+    for name, found in ((name, found) for name in names if (found := re.fullmatch(chart.pattern, name)) is not None):
         values = [v if isinstance(v := record.get(name), (int, float)) else None for record in metrics]
-        if found is None or all(v is None for v in values):
+        if all(v is None for v in values):
             continue
         label = _CURVE_NAMES.get(found.group(1), label_of(found.group(1)))
         spread = [record.get(chart.spread) for record in metrics] if chart.spread and not lines else []
@@ -250,9 +260,9 @@ def _lines(chart: _Chart, metrics: Sequence[Mapping[str, Any]]) -> list[Line]:
 
 
 def _charts(charts: Iterable[_Chart], metrics: Sequence[Mapping[str, Any]]) -> str:
-    cards = []
+    cards, names = [], _names(metrics)
     for chart in charts:
-        lines = _lines(chart, metrics)
+        lines = _lines(chart, metrics, names)
         if len(lines) >= chart.least:
             svg = line_chart(
                 lines, ident=chart.ident, title=chart.title, x_label="update", y_label=chart.y_label, y_range=chart.y_range
@@ -263,27 +273,42 @@ def _charts(charts: Iterable[_Chart], metrics: Sequence[Mapping[str, Any]]) -> s
 
 def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     charts = _charts(_CHARTS, metrics)
-    note = '<p class="note">Faint: each update. Bold: moving average over a twentieth of the run.</p>' if len(metrics) >= 40 else ""
-    return f'<section id="curves"><h2>Training</h2>{note}{charts}</section>' if charts else ""
+    return f'<section id="curves"><h2>Training</h2>{_curve_note(len(metrics))}{charts}</section>' if charts else ""
+
+
+def _curve_note(updates: int) -> str:
+    """Say what is drawn, and what is left out of long runs."""
+    if updates < 40:
+        return ""
+    text = "Faint: each update. Bold: moving average over a twentieth of the run."
+    if updates > MOST_POINTS:
+        stretch = "the lowest and the highest of each of many short stretches"
+        text += f" Of {updates:,} updates at most {MOST_POINTS} are drawn: {stretch}. metrics.jsonl has all of them."
+    return f'<p class="note">{text}</p>'
 
 
 def _other_curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     """Show every recorded quantity without a chart above, folded away."""
-    names = list(dict.fromkeys(name for record in metrics for name in record))
+    names = _names(metrics)
     shown = {"step", "reward_std"}
     for chart in _CHARTS:
         matched = [name for name in names if re.fullmatch(chart.pattern, name)]
         shown |= set(matched) if len(matched) >= chart.least else set()
     rest = [name for name in names if name not in shown]
     charts = _charts(
-        [_Chart(f"chart-other-{k}", label_of(n), _UNITS.get(n, label_of(n)), f"({re.escape(n)})") for k, n in enumerate(rest)],
+        [
+            _Chart(f"chart-other-{k}", label_of(n), _UNITS.get(n, label_of(n)), f"({re.escape(n)})")
+            for k, n in enumerate(rest[:_MOST_CHARTS])
+        ],
         metrics,
     )
-    return f'<details id="other"><summary>Other recorded quantities</summary>{charts}</details>' if charts else ""
+    more = _left_out(len(rest), _MOST_CHARTS, "quantities")
+    return f'<details id="other"><summary>Other recorded quantities</summary>{more}{charts}</details>' if charts else ""
 
 
 def _config(path: Path) -> str:
     if not path.exists():
         return ""
     text = path.read_text(encoding="utf-8", errors="replace")
-    return f'<details id="config"><summary>Configuration</summary><pre class="card">{escape(text)}</pre></details>'
+    more, shown = _left_out(len(text), _MOST_TEXT, "characters"), escape(text[:_MOST_TEXT])
+    return f'<details id="config"><summary>Configuration</summary>{more}<pre class="card">{shown}</pre></details>'

@@ -10,12 +10,15 @@ from pathlib import Path
 
 from discrete_grpo.runs.recorder import SAMPLES, iter_samples
 from discrete_grpo.runs.report.charts import Values, histogram
-from discrete_grpo.runs.report.formatting import chart_card, format_value, label_of
+from discrete_grpo.runs.report.formatting import chart_card, format_value, label_of, shortened
 
 __all__ = ["best_samples_section", "distributions_section", "examples_section"]
 
 _MOST_SAMPLES = 24
 _MOST_EXAMPLES = 10
+_MOST_TEXT = 2000  # characters of a sample or a condition
+_MOST_DRAWING = 60_000  # characters of a picture
+_MOST_HISTOGRAMS = 40
 _NO_PROPERTY = {"step", "group", "sample", "advantage", "valid"}  # columns of sample tables without a histogram
 _PROPERTIES = {  # title and name of the axis, by column
     "qed": ("QED", "drug-likeness (0–1)"),
@@ -57,10 +60,10 @@ def examples_section(tables: Mapping[str, Mapping[str, Sequence[str]]], render: 
     rows = list({condition: k for k, condition in reversed(list(enumerate(asked)))}.values())[::-1][:_MOST_EXAMPLES]
     body = []
     for k in rows:
-        cells = [f"<td><code>{escape(cell)}</code></td>" for cell in asked[k]]
+        cells = [f"<td>{_as_text(cell, empty='')}</td>" for cell in asked[k]]
         for table in tables.values():
             reward = _numbers([table.get("reward", [""] * (k + 1))[k]])
-            picture = (render(table["sample"][k]) if render and table["sample"][k] else None) or _as_text(table["sample"][k])
+            picture = _drawing(table["sample"][k], render) or _as_text(table["sample"][k])
             cells.append(f"<td>{picture}<small>{format_value(reward[0]) if reward else ''}</small></td>")
         body.append(f"<tr>{''.join(cells)}</tr>")
     head = "".join(f'<th scope="col">{escape(label_of(n))}</th>' for n in [*names, *tables])
@@ -71,16 +74,24 @@ def examples_section(tables: Mapping[str, Mapping[str, Sequence[str]]], render: 
     )
 
 
-def _as_text(sample: str) -> str:
-    return f"<code>{escape(sample)}</code>" if sample else "<i>invalid</i>"
+def _as_text(sample: str, empty: str = "<i>invalid</i>") -> str:
+    return f"<code>{escape(shortened(sample, _MOST_TEXT))}</code>" if sample else empty
+
+
+def _drawing(sample: str, render: Callable[[str], str | None] | None) -> str | None:
+    """The picture of a sample; None if there is none, or it is too long for the page."""
+    found = render(sample) if render is not None and sample else None
+    return found if found is None or len(found) <= _MOST_DRAWING else None
 
 
 def distributions_section(tables: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
     """Show histograms of every numeric column of the evaluation before and after training."""
     left_out = {*_NO_PROPERTY, *_conditions(tables)}
     names = dict.fromkeys(name for table in tables.values() for name in table if name not in left_out)
-    cards = []
+    cards: list[str] = []
     for k, name in enumerate(names):
+        if len(cards) == _MOST_HISTOGRAMS:
+            break
         sets = [Values(place, values) for place, table in tables.items() if (values := _numbers(table.get(name, ())))]
         if sets:
             plain = label_of(name)
@@ -91,7 +102,8 @@ def distributions_section(tables: Mapping[str, Mapping[str, Sequence[str]]]) -> 
     if not cards:
         return ""
     which = " and ".join(f"{place} training" for place in tables)
-    note = f'<p class="note">Samples drawn {escape(which)}. Dashed: mean.</p>'
+    more = f" The first {_MOST_HISTOGRAMS} of {len(names)} columns." if len(cards) == _MOST_HISTOGRAMS < len(names) else ""
+    note = f'<p class="note">Samples drawn {escape(which)}. Dashed: mean.{more}</p>'
     return f'<section id="distributions"><h2>Property distributions</h2>{note}<div class="grid">{"".join(cards)}</div></section>'
 
 
@@ -117,9 +129,9 @@ def best_samples_section(run: Path, render: Callable[[str], str | None] | None) 
     """Show the samples of highest reward, each with its picture, reward and origin."""
     figures = []
     for sample, (reward, origin) in _best(run).items():
-        drawing = render(sample) if render is not None else None
-        text = escape(sample if len(sample) <= 300 else f"{sample[:300]}…")
-        picture = f'{drawing}<code title="{escape(sample)}">{text}</code>' if drawing else f'<div class="text">{text}</div>'
+        drawing, title = _drawing(sample, render), escape(shortened(sample, _MOST_TEXT))
+        text = escape(shortened(sample, 301))
+        picture = f'{drawing}<code title="{title}">{text}</code>' if drawing else f'<div class="text">{text}</div>'
         caption = f"<figcaption><b>{format_value(reward)}</b>{escape(origin)}</figcaption>"
         figures.append(f'<figure class="card">{picture}{caption}</figure>')
     if not figures:

@@ -1,0 +1,140 @@
+"""Molecules of numbered lines as packed graphs: parsed block by block, by one process or several, and put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from rdkit import Chem
+from rdkit.rdBase import BlockLogs
+
+from discrete_grpo.core.checks import check_range
+from discrete_grpo.datasets.parallel import blocks, map_blocks
+from discrete_grpo.datasets.reading import BLOCK, PARALLEL_ROWS
+from discrete_grpo.domains.graphs import PackedGraphs, num_pairs
+from discrete_grpo.domains.molecules import AtomType, Vocabulary, molecule_parts, parse_smiles
+
+__all__ = ["MAX_ATOMS", "Packer", "pack", "pack_lines"]
+
+MAX_ATOMS = 10_000
+"""Largest number of atoms of a molecule."""
+
+
+class Packer:
+    """Collects molecules as bytes before the vocabulary is known; molecules of other sizes than requested are counted only.
+
+    Args:
+        min_atoms: smallest number of heavy atoms; None for any.
+        max_atoms: largest number of heavy atoms; None for any.
+
+    Attributes:
+        types: (symbol, charge) of each node class so far, in the order in which they are met.
+        nodes, pairs: node classes and bond classes of all molecules end to end.
+        sizes: number of atoms of each molecule.
+        smiles: canonical SMILES without stereo of each molecule.
+        broken: (line number, text) of lines that do not parse.
+        dropped: number of molecules of other sizes.
+        largest: most atoms of a molecule, dropped ones included.
+    """
+
+    def __init__(self, min_atoms: int | None = None, max_atoms: int | None = None) -> None:
+        self.min_atoms, self.max_atoms = min_atoms, max_atoms
+        self.types: dict[tuple[str, int], int] = {}
+        self.nodes, self.pairs = bytearray(), bytearray()
+        self.sizes: list[int] = []
+        self.smiles: list[str] = []
+        self.broken: list[tuple[int, str]] = []
+        self.dropped, self.largest = 0, 0
+
+    def add(self, line: int, text: str) -> Chem.Mol | None:
+        """Add the molecule of a line; returns it, or None where it is not kept.
+
+        Raises:
+            ValueError: if the molecule has more than ``MAX_ATOMS`` atoms, or there are more than 256 types of atoms.
+        """
+        mol = parse_smiles(text)
+        try:
+            parts = None if mol is None else molecule_parts(mol)
+        except ValueError:  # a bond without a class
+            parts = None
+        if mol is None or parts is None:
+            self.broken.append((line, text))
+            return None
+        types, bonds = parts
+        if not self._wanted(len(types), line):
+            return None
+        pairs = bytearray(num_pairs(len(types)))
+        for i, j, order in bonds:
+            pairs[j * (j - 1) // 2 + i] = order
+        self.nodes += bytes(self.types.setdefault(t, len(self.types)) for t in types)
+        self.pairs += pairs
+        self.sizes.append(len(types))
+        self.smiles.append(Chem.MolToSmiles(mol, isomericSmiles=False))
+        return mol
+
+    def _wanted(self, atoms: int, line: int) -> bool:
+        """Return whether the size is within the requested bounds; memory grows with the square of the number of atoms."""
+        self.largest = max(self.largest, atoms)
+        if atoms < (self.min_atoms or 0) or (self.max_atoms is not None and atoms > self.max_atoms):
+            self.dropped += 1
+            return False
+        check_range(f"line {line}: atoms of the molecule", atoms, most=MAX_ATOMS, note="; max_atoms leaves it out")
+        return True
+
+    def extend(self, other: Packer) -> None:
+        """Add all that another packer collected from later lines."""
+        classes = bytes(self.types.setdefault(t, len(self.types)) for t in other.types)
+        self.nodes += other.nodes.translate(classes.ljust(256, b"\0"))
+        self.pairs += other.pairs
+        self.sizes += other.sizes
+        self.smiles += other.smiles
+        self.broken += other.broken
+        self.dropped, self.largest = self.dropped + other.dropped, max(self.largest, other.largest)
+
+    def packed(self) -> tuple[PackedGraphs, Vocabulary]:
+        """Return the graphs, and the vocabulary of their node classes."""
+        vocabulary = Vocabulary.from_types(AtomType(*t) for t in self.types)
+        to_class = np.array([vocabulary.index[t] for t in self.types], dtype=np.uint8)
+        nodes = torch.from_numpy(to_class[np.frombuffer(self.nodes, dtype=np.uint8)])
+        pairs = torch.from_numpy(np.frombuffer(bytes(self.pairs), dtype=np.uint8).copy())
+        return PackedGraphs(nodes, pairs, torch.tensor(self.sizes, dtype=torch.long)), vocabulary
+
+
+def pack_lines(
+    rows: Sequence[tuple[int, str]], path: str | Path, min_atoms: int | None = None, max_atoms: int | None = None
+) -> Packer:
+    """Parse (line number, SMILES) rows; errors name the path."""
+    packer = Packer(min_atoms, max_atoms)
+    with BlockLogs():
+        for line, text in rows:
+            try:
+                packer.add(line, text)
+            except ValueError as error:
+                raise ValueError(f"path: {str(path)!r} {error}") from None
+    return packer
+
+
+def pack(
+    rows: Iterable[tuple[int, str]],
+    path: str | Path,
+    min_atoms: int | None = None,
+    max_atoms: int | None = None,
+    jobs: int | None = 1,
+) -> Packer:
+    """Parse (line number, SMILES) rows, many of them by ``jobs`` processes; the result does not depend on their number.
+
+    Args:
+        rows: lines in their order.
+        path: named by errors.
+        min_atoms: see :class:`Packer`, as for ``max_atoms``.
+        max_atoms: largest number of heavy atoms; None for any.
+        jobs: number of processes; None: one per core that may be used.
+    """
+    function = partial(pack_lines, path=path, min_atoms=min_atoms, max_atoms=max_atoms)
+    whole = Packer(min_atoms, max_atoms)
+    for part in map_blocks(function, blocks(rows, BLOCK), jobs, alone=PARALLEL_ROWS // BLOCK):
+        whole.extend(part)
+    return whole

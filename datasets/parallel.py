@@ -1,0 +1,173 @@
+"""Blocks of lines, worked on by several processes; results come in the order of the blocks.
+
+The workers are fresh interpreters that import only what they are asked to run, not the user's script, so a script needs no
+``if __name__ == "__main__"``. They end with the process that started them, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, islice
+from queue import SimpleQueue
+from typing import Any, BinaryIO, TypeVar
+
+from discrete_grpo.core.checks import check_range
+
+__all__ = ["available_jobs", "blocks", "map_blocks", "serve"]
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_START = """import sys
+sys.path[:] = [folder for folder in sys.path if folder]  # a file of the working folder must not stand for a module
+import pickle
+sys.path[:] = pickle.load(sys.stdin.buffer)
+from discrete_grpo.datasets.parallel import serve
+serve()"""
+
+
+def available_jobs() -> int:
+    """Number of processor cores that may be used, divided by ``LOCAL_WORLD_SIZE``, the processes of a run on this machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def blocks(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
+    """Cut items into lists of ``size``; the last one may be shorter.
+
+    >>> list(blocks("abcde", 2))
+    [['a', 'b'], ['c', 'd'], ['e']]
+    """
+    left = iter(items)
+    while block := list(islice(left, size)):
+        yield block
+
+
+def map_blocks(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], jobs: int | None = None, *, alone: int = 0
+) -> Iterator[_Result]:
+    """Yield ``function`` of each item in their order, computed by ``jobs`` processes of one thread each.
+
+    Items are read a few ahead of the results, so that memory does not grow with their number. An error of the function is raised
+    here, that of the first item first.
+
+    Args:
+        function: a function of an importable module, or a :func:`functools.partial` of one; it and its results can be pickled.
+        items: arguments that can be pickled.
+        jobs: number of processes, at least 1; None is :func:`available_jobs`. With 1 all is done in this process.
+        alone: processes are only started if there are more items than this.
+
+    Raises:
+        RuntimeError: if a worker dies.
+    """
+    jobs = available_jobs() if jobs is None else jobs
+    check_range("jobs", jobs, least=1)
+    left = iter(items)
+    first = list(islice(left, alone + 1))
+    if jobs == 1 or len(first) <= alone:
+        yield from map(function, chain(first, left))
+        return
+    yield from _in_processes(function, chain(first, left), jobs)
+
+
+def _in_processes(function: Callable[[_Item], _Result], items: Iterator[_Item], jobs: int) -> Iterator[_Result]:
+    idle: SimpleQueue[_Worker] = SimpleQueue()
+    workers: list[_Worker] = []
+
+    def work(item: _Item) -> _Result:
+        worker = idle.get()
+        try:
+            return worker.call(function, item)
+        finally:
+            idle.put(worker)
+
+    threads = ThreadPoolExecutor(jobs)
+    waiting: deque[Future[_Result]] = deque()
+    try:
+        for item in items:
+            if len(workers) < jobs:  # no more workers than items
+                workers.append(_Worker())
+                idle.put(workers[-1])
+            waiting.append(threads.submit(work, item))
+            if len(waiting) > jobs:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+        for worker in workers:
+            worker.end()
+        threads.shutdown()
+
+
+class _Worker:
+    """A fresh interpreter with one thread, in a session of its own, so that Ctrl-C does not reach it."""
+
+    def __init__(self) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._to: BinaryIO = self._process.stdin  # type: ignore[assignment]  # buffered streams of bytes
+        self._from: BinaryIO = self._process.stdout  # type: ignore[assignment]
+        self._begun = False
+
+    def call(self, function: Callable[[Any], Any], item: Any) -> Any:
+        try:
+            if not self._begun:
+                pickle.dump(sys.path, self._to)
+                self._begun = True
+            pickle.dump((function, item), self._to)
+            self._to.flush()
+            good, found = pickle.load(self._from)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            code = self._process.wait()
+            raise RuntimeError(f"a process that reads data died ({_how(code)}); memory may be short: lower jobs") from None
+        if good:
+            return found
+        raise found
+
+    def end(self) -> None:
+        """Kill it; what it wrote is whole or was not there."""
+        self._process.kill()
+        self._process.wait()
+        self._from.close()
+        with contextlib.suppress(BrokenPipeError):  # part of a message was not sent yet
+            self._to.close()
+
+
+def _how(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"status {code}"
+
+
+def serve() -> None:
+    """Answer calls from standard input on standard output until it ends; the loop of a worker process."""
+    source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not come between the answers
+    while True:
+        try:
+            function, item = pickle.load(source)
+        except EOFError:
+            return
+        try:
+            answer = (True, function(item))
+        except Exception as error:
+            answer = (False, error)
+        try:
+            pickle.dump(answer, answers)
+            answers.flush()
+        except BrokenPipeError:
+            return

@@ -1,0 +1,71 @@
+"""The rows of a training batch that a process computes, and means over the whole batch.
+
+The loss of likelihood training is made of means over the nodes, pairs or tokens of a batch. Where several processes share a batch,
+each computes the means over its own rows. They have different numbers of sites, so a mean of the processes' means is not the mean
+over the batch; each has to be weighed by its share of the sites.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+__all__ = ["WHOLE", "BatchShare", "Mean", "WholeBatch", "cross_entropy"]
+
+Mean: TypeAlias = tuple[Tensor, int]
+"""A mean over sites, and the number of sites; without any the mean is not read."""
+
+
+@runtime_checkable
+class BatchShare(Protocol):
+    """The share that a process has in a batch, as the ``likelihood_loss`` of a policy is given it.
+
+    What is random is drawn for the whole batch, from a generator that is in the same state in all processes; then each computes
+    its own rows. Every term of the loss goes through :meth:`means`, in one call per batch.
+    """
+
+    @property
+    def own(self) -> slice:
+        """Rows of the batch that this process computes, at least one."""
+        ...
+
+    def means(self, *own: Mean) -> tuple[Tensor, ...]:
+        """The means over the sites of the whole batch, given those of this process; 0 without a gradient where there is no site.
+
+        The gradient is that of this process's part, (n_process / n_batch) mean_process, so that the gradients of any function
+        of the means add up to that of one process.
+        """
+        ...
+
+
+class WholeBatch:
+    """The share of a process that computes all rows.
+
+    >>> import torch
+    >>> [float(m) for m in WHOLE.means((torch.tensor(1.5), 4), (torch.tensor(float("nan")), 0))]
+    [1.5, 0.0]
+    """
+
+    own = slice(None)
+
+    def means(self, *own: Mean) -> tuple[Tensor, ...]:
+        """The means as they are."""
+        return tuple(mean if count else mean.new_zeros(mean.shape) for mean, count in own)
+
+
+WHOLE = WholeBatch()
+
+
+def cross_entropy(logits: Float[Tensor, "*site class"], classes: Int[Tensor, " *site"], exists: Bool[Tensor, " *site"]) -> Mean:
+    """Mean of -log softmax(logits)[class] over the sites that exist, and their number.
+
+    >>> import torch
+    >>> classes = torch.tensor([[0, 1]])
+    >>> mean, count = cross_entropy(torch.zeros(1, 2, 4), classes, classes > 0)
+    >>> round(float(mean.exp()), 6), count
+    (4.0, 1)
+    """
+    wanted = classes[exists]
+    return nn.functional.cross_entropy(logits[exists], wanted), len(wanted)

@@ -1,0 +1,49 @@
+"""Preparation of large data: a file of molecules as a folder of memory-mapped shards, which pretraining reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from discrete_grpo.datasets.shard_building import ShardOptions, build_shards
+from discrete_grpo.datasets.shards import FORMS
+from discrete_grpo.datasets.text_files import MAX_BYTES
+from discrete_grpo.recipes.molecules import data_file, report_broken
+from discrete_grpo.runs.console import progress
+
+__all__ = ["ShardOptions", "preprocess"]
+
+
+def preprocess(
+    data: str | Path,
+    output_dir: str | Path,
+    options: ShardOptions | None = None,
+    *,
+    max_broken: float = 0.05,
+    max_bytes: int = MAX_BYTES,
+    jobs: int | None = None,
+) -> Path:
+    """Write a file of molecules as shards, for data that does not fit in memory; returns the folder.
+
+    A folder whose building was stopped is finished by the same call; its shards are kept.
+
+    Args:
+        data: path of a SMILES file, or the name of a download.
+        output_dir: folder to make.
+        options: form, conditions and size of the shards; None means the defaults.
+        max_broken: largest share of lines that may not be a molecule; they are counted on standard error.
+        max_bytes: largest size that a gzipped file may unpack to.
+        jobs: number of processes; None: one per core that may be used.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: as :func:`~discrete_grpo.datasets.shard_building.build_shards`.
+    """
+    path, folder, options = data_file(str(data)), Path(output_dir), options or ShardOptions()
+    with progress("lines", None) as shown:
+        found = build_shards(path, folder, options, max_broken=max_broken, max_bytes=max_bytes, jobs=jobs, tell=shown.reach)
+    good = found["molecules"] + found["dropped"]
+    report_broken(path, found["examples"], good, count=found["broken"])
+    dropped = f", {found['dropped']:,} of other sizes left out" if found["dropped"] else ""
+    print(f"{folder}: {found['molecules']:,} molecules in {len(found['shards'])} shards{dropped}")
+    print(f"train on it with: discrete-grpo {FORMS[options.form]} --data={folder}")
+    return folder

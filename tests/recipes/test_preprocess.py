@@ -1,0 +1,100 @@
+"""The command ``preprocess``, and pretraining on its folders: the same run to the bit as on the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from discrete_grpo.cli.__main__ import main
+from discrete_grpo.datasets.enumeration import enumerated_smiles
+
+COMMON = ("--pretrain.max_steps=6", "--pretrain.batch_size=16", "--evaluation_samples=0", "--data_name=some")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "some.smi"
+    few = [s for _, s in zip(range(2000), enumerated_smiles(), strict=False)][::16]
+    path.write_text("".join(f"{s}\n" for s in [*few, "C[N+](C)(C)C", "C1CC1Br", "bad("]))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "given"),
+    [
+        ("pretrain-smiles", ("--layers=1", "--width=16", "--heads=2"), ()),
+        (
+            "pretrain-smiles",
+            ("--layers=1", "--width=16", "--heads=2", "--scaffold=true", "--properties=[TPSA]"),
+            ("--scaffold=true", "--properties=TPSA"),
+        ),
+        ("pretrain", ("--network.layers=1", "--max_atoms=7"), ("--form=graphs", "--max_atoms=7")),
+        ("pretrain", ("--network.layers=1", "--properties=[MolLogP]"), ("--form=graphs", "--properties=[MolLogP]")),
+        ("pretrain", ("--network.layers=1", "--charges=field"), ("--form=graphs",)),
+    ],
+)
+def test_training_on_shards_gives_the_bits_of_training_on_the_file(
+    file: Path, tmp_path: Path, command: str, options: tuple[str, ...], given: tuple[str, ...]
+) -> None:
+    shards = tmp_path / "shards"
+    assert main(["preprocess", str(file), f"--output_dir={shards}", "--shard_lines=40", "--jobs=1", *given]) == 0
+    for name, data in (("file", file), ("shards", shards)):
+        assert main([command, f"--data={data}", f"--output_dir={tmp_path / name}-run", *options, *COMMON]) == 0
+    ours, theirs = (tmp_path / f"{name}-run" for name in ("shards", "file"))
+    weights, expected = (load_file(run / "policy" / "model.safetensors") for run in (ours, theirs))
+    assert weights.keys() == expected.keys()
+    assert all(weights[name].equal(expected[name]) for name in weights)
+    metrics = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (ours, theirs)]
+    for line in metrics[0] + metrics[1]:
+        for timed in [name for name in line if "second" in name or "time" in name]:
+            del line[timed]
+    assert metrics[0] == metrics[1]
+    described = [json.loads((run / "policy" / "config.json").read_text()) for run in (ours, theirs)]
+    assert described[0] == described[1]
+
+
+def test_the_command_says_what_it_made_and_what_it_left_out(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "shards"
+    words = ["preprocess", str(file), f"--output_dir={folder}", "--form=graphs", "--max_atoms=4", "--jobs=1"]
+    for _ in range(2):  # the second call finds all done
+        assert main(words) == 0
+        said = capsys.readouterr()
+        manifest = json.loads((folder / "manifest.json").read_text())
+        assert f"{folder}: {manifest['molecules']} molecules in 1 shards, {manifest['dropped']} of other sizes left out" in said.out
+        assert f"train on it with: discrete-grpo pretrain --data={folder}" in said.out
+        assert "1 of 128 lines are no molecule: line 128: 'bad('" in said.err
+    assert main([*words, "--max_broken=0"]) == 2
+    assert "max_broken 0.0%): line 128: 'bad('" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("pretrain", "--max_broken=0"), r"1 of 128 lines that are no molecule (0.8%, max_broken 0.0%): line 128: 'bad('"),
+        (("pretrain", "--max_atoms=5"), "max_atoms: 5, expected None, with which the folder"),
+        (("pretrain", "--smiles_column=x"), "smiles_column: 'x', expected None, with which the folder"),
+        (("pretrain", "--properties=[TPSA]"), "properties: 'TPSA' is not in the folder"),
+        (("pretrain-smiles",), "holds molecules in the form graphs, expected smiles"),
+    ],
+)
+def test_options_that_a_folder_does_not_have_are_refused(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert main(["preprocess", str(file), f"--output_dir={tmp_path / 'f'}", "--form=graphs", "--jobs=1"]) == 0
+    capsys.readouterr()
+    command, *options = words
+    assert main([command, f"--data={tmp_path / 'f'}", f"--output_dir={tmp_path / 'run'}", *options]) == 2
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("discrete-grpo: error: ")]
+    assert said in line
+
+
+def test_the_folder_must_be_named(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preprocess", str(file)]) == 2
+    assert "the following arguments are required: output_dir" in capsys.readouterr().err
+    assert main(["preprocess", str(file), "--output_dir= "]) == 2
+    assert "output_dir: ' ', expected the name of a folder to make" in capsys.readouterr().err
+    assert main(["preprocess", str(file), "--output_dir=x", "--form=text"]) == 2
+    assert "form: 'text', expected smiles or graphs" in capsys.readouterr().err
