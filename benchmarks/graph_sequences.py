@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.common import ROOT, stamp, write_result
 from benchmarks.vun import measure, shown
 from discrete_grpo.runs.console import print_table
@@ -35,8 +37,12 @@ SOURCES = (
 
 
 def noise(samples: Sequence[str | None], **columns: Any) -> list[float]:
-    """A random number in [0, 1) for each sample, always the same for the same one: the control."""
-    return [int.from_bytes(hashlib.blake2b(str(one).encode(), digest_size=6).digest(), "big") / 2**48 for one in samples]
+    """A random number in [0, 1) for each place in each batch, whatever the sample is, invalid or not: the control."""
+    batch = hashlib.blake2b(repr(list(samples)).encode(), digest_size=8).digest()
+    return np.random.default_rng(int.from_bytes(batch, "big")).random(len(samples)).tolist()
+
+
+noise.cached_as = None  # type: ignore[attr-defined]  # the same sample has another number in another batch
 
 
 def tuned(preset: str, folder: Path, seed: int, reward: str | None) -> tuple[Path, float]:
