@@ -181,9 +181,8 @@ def test_a_recorded_step_draws_the_same_bits(kernel: str) -> None:
     assert few.replays > 0
 
 
-def test_a_recorded_step_of_the_preset_of_64_nodes_launches_a_handful_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_step_of_the_preset_of_64_nodes_launches_a_handful_of_kernels() -> None:
     """Depth and features of ``tree``, ``planar`` and ``sbm``, which decide the launches; widths and sizes do not."""
-    monkeypatch.setattr(torch.linalg, "inv", lambda a: torch.linalg.inv_ex(a).inverse)  # reads no result of a check
     config = GraphTransformerConfig(
         1, 2, 1, 2, layers=8, heads=8, width=16, edge_width=8, global_width=8, walk_length=16, connectivity=True, log_time=True
     )
