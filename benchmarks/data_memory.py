@@ -117,10 +117,18 @@ def order_peak(rows: int, batch_size: int) -> float:
 
     from discrete_grpo.training.pretrain import batches
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak_kib()
     sizes = torch.ones(rows, dtype=torch.int32)
     next(batches(sizes, batch_size, 42, 0))
-    return round((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, 1)
+    return round((_peak_kib() - before) / 1024, 1)
+
+
+def _peak_kib() -> int:
+    """Peak resident KiB of this program; getrusage would count the program that started it, where that was larger."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(next(line for line in status.read_text().splitlines() if line.startswith("VmHWM")).split()[1])
 
 
 def run(settings: argparse.Namespace) -> dict[str, Any]:

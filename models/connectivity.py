@@ -44,7 +44,7 @@ def effective_resistance(
     """
     where = exact_device(adjacency.device)
     a, joined = adjacency.to(where).double(), same.to(where)
-    inverse = torch.linalg.inv(torch.diag_embed(a.sum(-1)) - a + joined)
+    inverse = torch.linalg.inv_ex(torch.diag_embed(a.sum(-1)) - a + joined).inverse  # always regular; a check would wait for a GPU
     own = inverse.diagonal(dim1=1, dim2=2)
     found = torch.where(joined, own[:, :, None] + own[:, None, :] - inverse - inverse.mT, 0.0).clamp_min(0.0)
     return found.to(adjacency.dtype).to(adjacency.device)

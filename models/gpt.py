@@ -101,13 +101,22 @@ BLOCK = 128
 
 
 class _Layout:
-    """Positions of the real tokens in the padded square [B, T]; all layers except attention run on these tokens only."""
+    """Positions of the real tokens in the padded square [B, T]; all layers except attention run on these tokens only.
 
-    def __init__(self, counts: Bool[Tensor, "batch time"]) -> None:
-        self.shape = counts.shape
-        self.at = None if bool(counts.all()) else counts.flatten().nonzero().squeeze(1)
-        self.extra = 0
-        if self.at is not None and counts.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+    On an accelerator the layers run on the whole square, as the host would have to wait for the number of real tokens. Padding has
+    the same values there, zeros before attention and in the result.
+
+    Args:
+        counts: which tokens are real.
+        whole: whether all of them are, which is then not computed.
+    """
+
+    def __init__(self, counts: Bool[Tensor, "batch time"], whole: bool = False) -> None:
+        self.shape, self.extra = counts.shape, 0
+        here = counts.device.type == "cpu"
+        self.gaps = None if whole or here else ~counts
+        self.at = None if whole or not here or bool(counts.all()) else counts.flatten().nonzero().squeeze(1)
+        if self.at is not None and torch.is_autocast_enabled("cpu"):
             self.extra = -len(self.at) % BLOCK
 
     def pack(self, x: Float[Tensor, "batch time width"]) -> Float[Tensor, "token width"]:
@@ -121,7 +130,8 @@ class _Layout:
         """Inverse of :meth:`pack`, with zeros elsewhere."""
         if self.at is not None:
             x = x.new_zeros(self.shape.numel(), x.shape[1]).index_copy(0, self.at, x[: len(self.at)] if self.extra else x)
-        return x.unflatten(0, self.shape)
+        square = x.unflatten(0, self.shape)
+        return square if self.gaps is None else square.masked_fill(self.gaps.unsqueeze(-1), 0.0)
 
 
 Past: TypeAlias = "Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]"
@@ -223,7 +233,7 @@ class GPT(nn.Module):
             mask = lower if mask is None else lower & mask
         at = torch.arange(start, start + t, device=tokens.device)
         ended = (tokens == PAD) | (tokens == EOS)
-        layout = _Layout(~ended if cache is None else torch.ones_like(ended))
+        layout = _Layout(~ended, whole=cache is not None)
         x = self.dropout(layout.pack(self.token(tokens) + self.position(at) + self.kind.weight[1]))
         for block, past_of in zip(self.blocks, join, strict=True):
             x = self._run(block, x, layout, past_of, mask, mask is None and t > 1, again=cache is None)
@@ -257,9 +267,10 @@ class GPT(nn.Module):
             return [], None
         first, row = _distinct(len(tokens), prompt, properties, tokens.device)
         x, exists = self._prefix(len(first), *(None if c is None else c[first] for c in (prompt, properties)))
-        mask = None if bool(exists.all()) else _causal_mask(exists)
+        whole = columns == 0 or (exists.device.type == "cpu" and bool(exists.all()))
+        mask = None if whole else _causal_mask(exists)
         past: list[tuple[Tensor, Tensor]] = []
-        layout = _Layout(exists)
+        layout = _Layout(exists, whole=whole)
         x = self.dropout(layout.pack(x))
         for block in self.blocks:
             x, keys, values = self._run(_with_past, block, x, layout, mask, mask is None and exists.shape[1] > 1)
@@ -308,7 +319,10 @@ def _with_past(block: _Block, x: Tensor, layout: _Layout, mask: Tensor | None, c
 def _distinct(
     rows: int, prompt: Tensor | None, properties: Tensor | None, device: torch.device
 ) -> tuple[Int[Tensor, " distinct"], Int[Tensor, " batch"]]:
-    """First row of every distinct prefix, and the number of the prefix of each row."""
+    """First row of every distinct prefix, and the number of the prefix of each row; on an accelerator every row has its own."""
+    if device.type != "cpu" and not (prompt is None and properties is None):  # to compare them, the host would have to wait
+        everyone = torch.arange(rows, device=device)
+        return everyone, everyone
     parts = [] if prompt is None else [prompt.long()]
     if properties is not None:
         parts.append(properties.nan_to_num(torch.inf).to(exact_device(device)).double().view(torch.long).to(device))

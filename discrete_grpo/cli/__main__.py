@@ -45,13 +45,17 @@ def _dispatch(arguments: Sequence[str]) -> None:
         print(run_help(command))
         raise SystemExit(0)
     elif command in RUNS:
+        from discrete_grpo.cli.allocator import keep_freed_memory
         from discrete_grpo.cli.runs import start
 
+        keep_freed_memory()
         start(command, rest)
     elif command in COMMANDS:
+        from discrete_grpo.cli.allocator import keep_freed_memory
         from discrete_grpo.cli.arguments import read_arguments
         from discrete_grpo.cli.calls import call
 
+        keep_freed_memory()
         call(command, read_arguments(command, rest))
     else:
         hint = f"{did_you_mean(command, COMMANDS)} ".lstrip()

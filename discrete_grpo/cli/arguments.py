@@ -199,6 +199,7 @@ def _sample() -> _Parser:
     parser.option("n", _whole, "N", "number of samples, at least 1", 100, short="n")
     parser.option("seed", _whole, "N", "random seed of the sampler", 0)
     parser.option("scaffold", _text, "SMILES", "SMILES that every sample should contain")
+    parser.option("device", _text, "DEVICE", "device to draw on, such as cuda (default cpu)")
     parser.option("columns", _text, "TEXT", "conditions of the samples: a JSON mapping, or a file of JSON lines")
     kinds = {"N": _whole, "X": _real}
     for option in sampler_options():

@@ -46,7 +46,7 @@ def _sample(given: dict[str, Any]) -> None:
         except ValueError as error:
             raise UsageError(f"columns: {given['columns']!r} is no JSON ({error})") from error
     options = SamplerOptions(**{option.name: given[option.name] for option in sampler_options()})
-    kept = {name: given[name] for name in ("seed", "scaffold")}
+    kept = {name: given[name] for name in ("seed", "scaffold", "device")}
     print(sample_file(given["checkpoint"], given["n"], given["out"], columns=columns, options=options, **kept))
 
 

@@ -29,6 +29,9 @@ RUNS: dict[str, Recipe] = {
     "train": Recipe("discrete_grpo.recipes.train", "TrainRecipe", "run_train"),
     "pretrain": Recipe("discrete_grpo.recipes.pretrain", "PretrainRecipe", "run_pretrain"),
     "pretrain-graphs": Recipe("discrete_grpo.recipes.graphs", "PretrainGraphsRecipe", "run_pretrain_graphs"),
+    "pretrain-graph-sequences": Recipe(
+        "discrete_grpo.recipes.graph_sequences", "PretrainGraphSequencesRecipe", "run_pretrain_graph_sequences"
+    ),
     "pretrain-smiles": Recipe("discrete_grpo.recipes.smiles", "PretrainSmilesRecipe", "run_pretrain_smiles"),
     "pretrain-text": Recipe("discrete_grpo.recipes.text", "PretrainTextRecipe", "run_pretrain_text"),
     "judge": Recipe("discrete_grpo.recipes.judge", "JudgeRecipe", "run_judge"),
@@ -42,6 +45,7 @@ COMMANDS = {
     "train": "fine-tune a policy against a reward",
     "pretrain": "train a graph diffusion policy of molecules by likelihood",
     "pretrain-graphs": "train a diffusion or flow policy of plain or labelled graphs by likelihood",
+    "pretrain-graph-sequences": "train an autoregressive policy that writes graphs as token sequences by likelihood",
     "pretrain-smiles": "train an autoregressive SMILES policy by likelihood",
     "pretrain-text": "train a policy that fills blanks in text by likelihood",
     "judge": "train a judge of text, to be used as a reward",

@@ -95,6 +95,10 @@ EXAMPLES = {
     ),
     "pretrain": ("discrete-grpo pretrain enumerated-tiny", "discrete-grpo pretrain --data=molecules.smi --pretrain.max_steps=2000"),
     "pretrain-graphs": ("discrete-grpo pretrain-graphs tree-16", "discrete-grpo pretrain-graphs --data=graphs.npz --shape=planar"),
+    "pretrain-graph-sequences": (
+        "discrete-grpo pretrain-graph-sequences tree-64-sequences",
+        "discrete-grpo pretrain-graph-sequences --data=graphs.npz --shape=planar",
+    ),
     "pretrain-smiles": ("discrete-grpo pretrain-smiles --data=molecules.smi --layers=4",),
     "pretrain-text": ("discrete-grpo pretrain-text --data=lines.txt --output_dir=runs/lines",),
     "judge": ("discrete-grpo judge --data=lines.txt --policy=runs/lines",),

@@ -7,15 +7,29 @@ the class axis, and nowhere else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
-__all__ = ["Scores", "SiteKind", "Sites", "entropy", "gather", "kl_divergence", "safe_log", "sample", "score_sites"]
+__all__ = [
+    "Scores",
+    "SiteKind",
+    "Sites",
+    "entropy",
+    "gather",
+    "invert",
+    "kl_divergence",
+    "running_sum",
+    "safe_log",
+    "sample",
+    "score_sites",
+]
 
 
 MIRRORED = 1e-6
@@ -202,16 +216,37 @@ def sample(probs: Float[Tensor, "*any class"], generator: torch.Generator | None
     >>> sample(torch.tensor([[0.0, 1.0, 0.0]]))
     tensor([1])
     """
-    cumulative = probs.cumsum(-1)
-    uniform = torch.rand(probs.shape[:-1], generator=generator, device=probs.device, dtype=probs.dtype)
+    return invert(probs, torch.rand(probs.shape[:-1], generator=generator, device=probs.device, dtype=probs.dtype))
+
+
+def invert(probs: Float[Tensor, "*any class"], uniform: Float[Tensor, "*any"]) -> Int[Tensor, "*any"]:
+    """The class of every table at which the cumulative sum reaches 1 - u of the total, for u uniform in [0, 1).
+
+    >>> invert(torch.tensor([[0.5, 0.5], [0.5, 0.5]]), torch.tensor([0.9, 0.1])).tolist()
+    [0, 1]
+    """
+    cumulative = running_sum(probs)
     threshold = (1 - uniform) * cumulative[..., -1]  # in (0, total], unless it underflows: then the first class with mass
     return ((cumulative < threshold.unsqueeze(-1)) | (cumulative <= 0)).sum(-1)
+
+
+def running_sum(probs: Float[Tensor, "*any class"]) -> Float[Tensor, "*any class"]:
+    """Σ_{k <= c} p_k of every class, added from the first class to the last.
+
+    If torch is asked for deterministic algorithms, CUDA adds class by class, as torch has no such algorithm for ``cumsum`` there.
+
+    >>> running_sum(torch.tensor([0.25, 0.5, 0.25])).tolist()
+    [0.25, 0.75, 1.0]
+    """
+    if probs.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+        return torch.stack(list(accumulate(probs.unbind(-1))), -1)
+    return probs.cumsum(-1)
 
 
 def _score_one(sites: Sites, reference: Sites | None, forward_gradient: bool) -> Scores:
     mask = sites.mask
     # A masked site's table is replaced before any arithmetic: garbage there reaches neither value nor gradient.
-    uniform = -torch.log(torch.tensor(float(sites.log_probs.shape[-1]), device=mask.device)).to(sites.log_probs.dtype)
+    uniform = -math.log(sites.log_probs.shape[-1])
     log_p = torch.where(mask.unsqueeze(-1), sites.log_probs, uniform)
     action = torch.where(mask, sites.action.long(), 0)
     logp = torch.where(mask, gather(log_p, action), 0.0)

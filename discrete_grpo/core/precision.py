@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
-__all__ = ["exact_device", "full_precision", "place", "widen", "widest"]
+__all__ = ["constant", "exact_device", "full_precision", "place", "widen", "widest"]
 
 WITHOUT_FLOAT64 = frozenset({"mps"})
 """Types of devices that do not support float64."""
@@ -26,10 +28,30 @@ def widen(values: Tensor) -> Tensor:
 
 
 def place(values: Tensor, device: torch.device) -> Tensor:
-    """Move values to ``device``; float64 becomes float32 for a device without float64."""
+    """Move values to ``device``; float64 becomes float32 for a device without float64.
+
+    A copy to a GPU goes through pinned memory, so that the host does not wait for it.
+    """
     if values.dtype == torch.float64 and widest(device) != torch.float64:
         values = values.to(torch.float32)
+    if device.type == "cuda" and values.device.type == "cpu":
+        return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
+
+
+@lru_cache(maxsize=1024)
+def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Fixed numbers as a tensor that is copied to a device once: every copy of a constant makes an accelerator wait.
+
+    The result is shared by all callers, who must not change it in place.
+
+    Args:
+        values: the numbers.
+        device: device of the tensor.
+        dtype: its type, to which float64 is rounded; None means the widest type of the device.
+    """
+    with torch.inference_mode(False):  # a shared tensor must be usable in autograd later
+        return torch.tensor(values, dtype=torch.float64).to(dtype or widest(device)).to(device)
 
 
 def exact_device(device: torch.device) -> torch.device:

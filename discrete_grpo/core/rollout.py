@@ -69,6 +69,7 @@ class Rollout:
         columns: conditions, with one value per trajectory each.
         max_steps: the most steps a trajectory of this policy can have, whatever S is; None if unknown, and ``max_units`` is used
             instead, as steps without sites do not count.
+        largest: the largest ``size``, if the host knows it; reading it from an accelerator makes the host wait.
     """
 
     states: Mapping[str, Tensor]
@@ -80,6 +81,7 @@ class Rollout:
     samples: tuple[Any, ...]
     columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     max_steps: int | None = None
+    largest: int | None = None
 
     def __len__(self) -> int:
         return self.group.shape[0]
@@ -94,9 +96,14 @@ class Rollout:
         """Number of steps S."""
         return self.logp.shape[1]
 
-    def index(self, rows: Int[Tensor, " row"]) -> Rollout:
-        """The trajectories at ``rows``, in that order."""
-        picked = rows.tolist()
+    @property
+    def max_size(self) -> int:
+        """The largest ``size`` of a trajectory; waits for the device unless ``largest`` is given."""
+        return int(self.size.max()) if self.largest is None else self.largest
+
+    def index(self, rows: Int[Tensor, " row"], on_host: Int[Tensor, " row"] | None = None) -> Rollout:
+        """The trajectories at ``rows``, in that order; ``on_host`` are the same rows on the CPU, where they are there already."""
+        picked = (rows if on_host is None else on_host).tolist()
         return Rollout(
             states={name: value[rows] for name, value in self.states.items()},
             group=self.group[rows],

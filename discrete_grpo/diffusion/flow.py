@@ -138,7 +138,7 @@ class FlowEuler:
 
     def _tables(self, t: Tensor, s: Tensor) -> Float[Tensor, "batch state clean state"]:
         now, later = (self.noise.kept(x, 4) for x in (t, s))
-        p0 = self.noise.initial().to(now.dtype).to(now.device)
+        p0 = self.noise.prior_on(now.device, now.dtype)
         eye = torch.eye(self.noise.num_states, dtype=now.dtype, device=now.device)
         target = eye[: self.noise.num_clean]  # δ(., c), [c, k]
         path = now[:, 0] * target + (1 - now[:, 0]) * p0  # p_t(.|c), [B, c, k]

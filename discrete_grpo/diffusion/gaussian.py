@@ -89,7 +89,7 @@ class GaussianDiffusion:
         c_t, c_0 = alpha.sqrt() * (1 - bar_s) / (1 - bar_t), bar_s.sqrt() * beta / (1 - bar_t)
         least = torch.full_like(beta, self.min_std).square()
         narrow, wide = torch.maximum(beta * (1 - bar_s) / (1 - bar_t), least), torch.maximum(beta, least)
-        v = torch.as_tensor(interpolation, device=state.device).to(state)
+        v = interpolation.to(state) if isinstance(interpolation, Tensor) else narrow.new_full((), interpolation).to(state)
         narrow, wide, c_t, c_0 = (place(x, state.device).to(state) for x in (narrow, wide, c_t, c_0))
         std = torch.exp(0.5 * torch.lerp(narrow.log(), wide.log(), v.expand_as(narrow)))
         return c_t[:, None, None] * state + c_0[:, None, None] * clean, std

@@ -78,7 +78,7 @@ class D3PM:
         bar_t, bar_s = (noise.kept(x, p_clean.ndim) for x in (t, s))
         alpha = torch.where(bar_s > bar_t, bar_t / bar_s, 1.0)  # for t = s no class changes, also at t = s = 1 (0/0)
         same = noise.one_hot(state, p_clean.dtype)
-        m = noise.initial().to(p_clean)
+        m = noise.prior_on(p_clean.device, p_clean.dtype)
         m_z = m[state].unsqueeze(-1)
         d = (bar_t.to(p_clean) * same + (1 - bar_t).to(p_clean) * m_z)[..., : noise.num_clean]  # D_t(c, z), c along the last axis
         possible = d > 0

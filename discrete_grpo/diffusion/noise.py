@@ -16,7 +16,7 @@ from torch import Tensor
 
 from discrete_grpo.core.categorical import sample
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.precision import place
+from discrete_grpo.core.precision import constant
 from discrete_grpo.diffusion.schedules import Schedule
 
 __all__ = ["Noise", "NoiseProcess", "absorbing", "marginal", "nest_noise", "uniform"]
@@ -87,6 +87,10 @@ class Noise:
         """Law of x_t at t = 1, which is m since ᾱ(1) = 0; float64."""
         return torch.tensor(self.prior, dtype=torch.float64)
 
+    def prior_on(self, device: torch.device, dtype: torch.dtype | None = None) -> Float[Tensor, " state"]:
+        """m on a device, in its widest type if none is given: a constant that is copied there once."""
+        return constant(self.prior, device, dtype)
+
     def sample(self, x0: Int[Tensor, "batch ..."], t: Tensor, generator: torch.Generator | None = None) -> Int[Tensor, "batch ..."]:
         """Draw x_t from q(x_t | x_0): x_0 with probability ᾱ(t), else a class of m.
 
@@ -100,7 +104,7 @@ class Noise:
         """
         kept = self.kept(t, x0.ndim).to(x0.device, torch.float32)
         stays = torch.rand(x0.shape, generator=generator, device=x0.device) < kept
-        m = self.initial().to(x0.device, torch.float32)
+        m = self.prior_on(x0.device, torch.float32)
         return torch.where(stays, x0, sample(m.expand(*x0.shape, -1), generator))
 
     def law(self, grid: Float[Tensor, " point"]) -> Float[Tensor, "point clean state"]:
@@ -124,7 +128,7 @@ class Noise:
             Values to add to logits [B, ..., num_clean], float64.
         """
         bar = self.kept(t, state.ndim)
-        chance = ((1 - bar) * place(self.initial(), state.device)[state]).clamp_min(1e-30)
+        chance = ((1 - bar) * self.prior_on(state.device)[state]).clamp_min(1e-30)
         gain = torch.log1p(bar / chance)
         clean = torch.arange(self.num_clean, device=state.device)
         return torch.where(state.unsqueeze(-1) == clean, gain.unsqueeze(-1), 0.0)

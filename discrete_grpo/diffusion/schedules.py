@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.precision import widen
+from discrete_grpo.core.precision import constant, widen
 
 __all__ = [
     "CosDistortion",
@@ -28,6 +28,7 @@ __all__ = [
     "RevcosDistortion",
     "Schedule",
     "SquaredSchedule",
+    "grid_on",
     "time_grid",
 ]
 
@@ -166,6 +167,11 @@ def time_grid(num_steps: int) -> Float[Tensor, " point"]:
     """
     check_range("num_steps", num_steps, least=1)
     return torch.arange(num_steps, -1, -1, dtype=torch.float64) / num_steps
+
+
+def grid_on(grid: Float[Tensor, " point"], device: torch.device) -> Float[Tensor, " point"]:
+    """Times of a sampler on a device, in its widest type; they are copied to it once and must not be changed in place."""
+    return grid if grid.device == device else constant(tuple(grid.tolist()), device)
 
 
 @dataclass(frozen=True)

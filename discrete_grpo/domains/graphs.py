@@ -54,6 +54,14 @@ def _pair_index(num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return i, j
 
 
+@lru_cache(maxsize=512)
+def _flat_index(num_nodes: int, device: torch.device) -> Tensor:
+    """Number i N + j of every unordered pair in a matrix whose rows lie end to end."""
+    i, j = _pair_index(num_nodes, device)
+    with torch.inference_mode(False):
+        return i * num_nodes + j
+
+
 def pair_index(num_nodes: int, device: torch.device | str = "cpu") -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]:
     """End points (i, j), i<j, of every unordered pair, in the order stated at the top of this file.
 
@@ -81,15 +89,13 @@ def pair_mask(mask: Bool[Tensor, "batch node"]) -> Bool[Tensor, "batch pair"]:
 def upper(edges: Shaped[Tensor, "batch node node *rest"]) -> Shaped[Tensor, "batch pair *rest"]:
     """The entries i<j of a matrix of pairs; the lower triangle and the diagonal are never read."""
     n = edges.shape[1]
-    i, j = pair_index(n, edges.device)
-    return edges.flatten(1, 2).index_select(1, i * n + j)
+    return edges.flatten(1, 2).index_select(1, _flat_index(n, edges.device))
 
 
 def symmetrise(pairs: Shaped[Tensor, "batch pair *rest"], num_nodes: int) -> Shaped[Tensor, "batch node node *rest"]:
     """The symmetric matrix with zero diagonal whose upper triangle is ``pairs`` (inverse of :func:`upper`)."""
-    i, j = pair_index(num_nodes, pairs.device)
     full = pairs.new_zeros(pairs.shape[0], num_nodes * num_nodes, *pairs.shape[2:])
-    full = full.index_copy(1, i * num_nodes + j, pairs).unflatten(1, (num_nodes, num_nodes))
+    full = full.index_copy(1, _flat_index(num_nodes, pairs.device), pairs).unflatten(1, (num_nodes, num_nodes))
     return full + full.transpose(1, 2)
 
 

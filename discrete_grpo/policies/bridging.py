@@ -20,9 +20,10 @@ from torch import Tensor
 
 from discrete_grpo.core.categorical import sample
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.precision import full_precision, place
+from discrete_grpo.core.precision import full_precision
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.kernels import Kernel
+from discrete_grpo.diffusion.schedules import grid_on
 from discrete_grpo.domains.graphs import GraphBatch, num_pairs, pack, pair_mask, symmetrise, upper
 from discrete_grpo.policies.noising import initial_graphs
 from discrete_grpo.policies.trajectory import graph_rollout, size_buckets
@@ -52,7 +53,7 @@ def known_step(
         dtype: type of the probabilities.
     """
     certain = torch.nn.functional.one_hot(clean, kernel.noise.num_states).to(dtype)
-    grid = place(grid, noisy.device)
+    grid = grid_on(grid, noisy.device)
     with full_precision(noisy.device):
         step = kernel.transition(certain[..., : kernel.noise.num_clean], noisy, grid[point], grid[point + 1])
     return torch.where((point == len(grid) - 2)[:, None, None], certain, step)
@@ -176,8 +177,9 @@ def _joined(samples: Sequence[Any]) -> GraphBatch:
 def check_known(graphs: GraphBatch, kernels: Kernels, max_nodes: int) -> None:
     """Raise ValueError for a graph larger than ``max_nodes``, or of a class that the kernels' data does not have."""
     check_range("nodes of graphs", graphs.num_nodes, most=max_nodes, note=" (max_nodes of the policy)")
-    for kind, classes, kernel in zip(("node", "edge"), (graphs.nodes, graphs.edges), kernels, strict=True):
-        low, high = (int(x) for x in classes.aminmax()) if classes.numel() else (0, 0)
+    there = graphs.nodes.numel() > 0
+    ends = torch.stack([*graphs.nodes.aminmax(), *graphs.edges.aminmax()]).tolist() if there else [0] * 4  # read at once
+    for kind, low, high, kernel in zip(("node", "edge"), ends[::2], ends[1::2], kernels, strict=True):
         check_range(f"{kind} class in graphs", low if low < 0 else high, least=0, most=kernel.noise.num_clean - 1)
 
 

@@ -54,9 +54,15 @@ class FieldLayout:
         if graphs.positions is not None:
             states["positions"][rows, point, :n] = graphs.positions.to(states["positions"])
 
-    def read(self, states: Mapping[str, Tensor], size: Int[Tensor, " batch"], points: Int[Tensor, "batch step"]) -> FieldBatch:
-        """Stored states at grid points, row b·S' + k for ``points[b, k]``."""
-        n = int(size.max())
+    def read(
+        self,
+        states: Mapping[str, Tensor],
+        size: Int[Tensor, " batch"],
+        points: Int[Tensor, "batch step"],
+        largest: int | None = None,
+    ) -> FieldBatch:
+        """Stored states at grid points, row b·S' + k for ``points[b, k]``; ``largest`` is the largest size, if it is known."""
+        n = int(size.max()) if largest is None else largest
         row = torch.arange(len(size), device=points.device)[:, None]
         nodes = {name: states[f"node {name}"][row, points, :n].flatten(0, 1).long() for name in self.nodes}
         edges = {}

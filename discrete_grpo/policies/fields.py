@@ -19,9 +19,9 @@ from discrete_grpo.core.batch_share import WHOLE, BatchShare
 from discrete_grpo.core.categorical import SiteKind, Sites, gather, safe_log, sample
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.gaussian import GaussianSites, log_density, normal
-from discrete_grpo.core.precision import full_precision, place
+from discrete_grpo.core.precision import full_precision
 from discrete_grpo.core.rollout import Context, Rollout
-from discrete_grpo.diffusion.schedules import time_grid
+from discrete_grpo.diffusion.schedules import grid_on, time_grid
 from discrete_grpo.domains.fields import FieldBatch, matrix_of, pairs_mask, pairs_of
 from discrete_grpo.domains.graphs import node_mask
 from discrete_grpo.policies.bridging import accepts
@@ -43,7 +43,7 @@ from discrete_grpo.policies.field_states import FieldLayout, alone, crop, joined
 from discrete_grpo.policies.node_count import checked_counts, draw_sizes
 from discrete_grpo.policies.noising import stratified_times
 from discrete_grpo.policies.restart import grid_point
-from discrete_grpo.policies.trajectory import all_steps, segment_buckets
+from discrete_grpo.policies.trajectory import all_steps, launch_sites, segment_buckets
 
 __all__ = ["Field", "FieldPolicy", "FieldStep", "Positions"]
 
@@ -141,7 +141,7 @@ class FieldPolicy(nn.Module):
 
     def transition(self, state: FieldBatch, step: Int[Tensor, " batch"]) -> FieldStep:
         """p_θ(x_s | x_t) of step ``step[b]`` from ``state``, at least float32."""
-        grid = place(self.grid, step.device)
+        grid = grid_on(self.grid, step.device)
         t, s = grid[step], grid[step + 1]
         found = self.network(state.nodes, state.edges, state.positions, t.to(self.dtype), state.mask)
         with full_precision(step.device):
@@ -179,7 +179,7 @@ class FieldPolicy(nn.Module):
         layout = self.layout
         states = layout.storage(len(contexts), self.num_steps + 1, int(sizes.max()), self.device, self.dtype)
         logp = torch.zeros(len(contexts), self.num_steps, device=self.device, dtype=self._wide_dtype)
-        for rows in segment_buckets(sizes, start):
+        for rows in segment_buckets(sizes, start, launch_sites(self.device)):
             at, first, n = rows.to(self.device), int(start[rows[0]]), int(sizes[rows].max())
             if again is not None and first > 0:
                 state = self._renoised(crop(again.graphs.index(rows), n).to(self.device), first, generator)
@@ -210,7 +210,7 @@ class FieldPolicy(nn.Module):
 
     def _renoised(self, clean: FieldBatch, point: int, generator: torch.Generator | None) -> FieldBatch:
         """Draw x_t from q(x_t | x_0) at a point of the grid."""
-        t = place(self.grid[point], self.device).expand(len(clean))
+        t = grid_on(self.grid, self.device)[point].expand(len(clean))
         return noised(self.node_fields, self.edge_fields, self.positions, clean, t, generator)
 
     def check_condition(self, columns: Mapping[str, Any]) -> None:
@@ -224,7 +224,7 @@ class FieldPolicy(nn.Module):
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[SiteKind]:
         """Categoricals of every field and Gaussians of the positions of stored steps; all steps if None."""
         steps = all_steps(rollout) if steps is None else steps
-        now, then = (self.layout.read(rollout.states, rollout.size, points) for points in (steps, steps + 1))
+        now, then = (self.layout.read(rollout.states, rollout.size, points, rollout.max_size) for points in (steps, steps + 1))
         law = self.transition(now, steps.flatten())
         start = rollout.states.get("start", torch.zeros_like(rollout.size))
         own = (steps >= start[:, None]).unsqueeze(-1)  # steps before a restart were not drawn
@@ -303,7 +303,7 @@ class FieldPolicy(nn.Module):
         state = initial_graphs(self.node_fields, self.edge_fields, self.positions, graphs.mask, self.dtype, generator)
         self.layout.store(states, everyone, 0, state)
         for k in range(self.num_steps):
-            t, s = (place(self.grid[point], self.device).expand(len(graphs)) for point in (k, k + 1))
+            t, s = (grid_on(self.grid, self.device)[point].expand(len(graphs)) for point in (k, k + 1))
             state = known_step(self.node_fields, self.edge_fields, self.positions, graphs, state, t, s, generator)
             self.layout.store(states, everyone, k + 1, graphs if k + 1 == self.num_steps else state)
         logp = torch.full((len(graphs), self.num_steps), torch.nan, device=self.device, dtype=self._wide_dtype)

@@ -7,7 +7,7 @@ A trajectory is x_1 -> ... -> x_0 on the grid of ``num_steps`` steps; step k goe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,19 +15,20 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.batch_share import WHOLE, BatchShare, cross_entropy
-from discrete_grpo.core.categorical import Sites, gather, safe_log, sample
+from discrete_grpo.core.categorical import Sites, safe_log
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.precision import full_precision, place
+from discrete_grpo.core.precision import full_precision
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.graph_kl import Posteriors
 from discrete_grpo.diffusion.kernels import Kernel
 from discrete_grpo.diffusion.noise import Noise
-from discrete_grpo.diffusion.schedules import Schedule, time_grid
-from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, upper
+from discrete_grpo.diffusion.schedules import Schedule, grid_on, time_grid
+from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, node_mask, num_pairs, pack, pair_mask, symmetrise, upper
 from discrete_grpo.domains.tokenizer import Property
 from discrete_grpo.policies.bridging import accepts, bridged_rollout, check_known, known_graphs
 from discrete_grpo.policies.conditions import FixedSites, fixed_states, property_table, shown_properties
 from discrete_grpo.policies.delegation import network_size, one_line
+from discrete_grpo.policies.graph_steps import Stepper
 from discrete_grpo.policies.node_count import checked_counts, draw_sizes
 from discrete_grpo.policies.noising import initial_graphs, noise_name, noised, pinned, renoised, stratified_times, wide_logits
 from discrete_grpo.policies.restart import grid_point, restart_graphs, restarts_of
@@ -37,6 +38,7 @@ from discrete_grpo.policies.trajectory import (
     first_own_steps,
     first_rows,
     graph_rollout,
+    launch_sites,
     moments,
     segment_buckets,
     size_buckets,
@@ -76,6 +78,9 @@ class GraphPolicy(nn.Module):
             DeFoG, section 4.1, arXiv 2410.04263.
         decode: maps finished graphs to the samples that rewards see; None gives a :class:`GraphBatch` of one graph each.
         encode: maps samples that rewards see to finished graphs; None knows a :class:`GraphBatch` of one graph each only.
+
+    Attributes:
+        record_steps: whether a GPU records a step of sampling as a CUDA graph and repeats it; not part of a saved checkpoint.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -121,6 +126,7 @@ class GraphPolicy(nn.Module):
         grid = time_grid(num_steps)
         check_range("shared_steps", shared_steps, least=0, most=num_steps - 1, note=", fewer than num_steps")
         self.shared_steps, self.precondition = shared_steps, precondition
+        self.record_steps = False
         self.grid = grid if sample_distortion is None else 1 - sample_distortion.alpha_bar(grid)
 
     @property
@@ -160,7 +166,7 @@ class GraphPolicy(nn.Module):
         self, state: GraphBatch, step: Int[Tensor, " batch"], properties: Float[Tensor, "batch property"] | None = None
     ) -> tuple[Tensor, Tensor]:
         """p_θ(x_s | x_t) of step ``step[b]`` from ``state``: node tables [B, N, K_x] and pair tables [B, P, K_e], float32."""
-        grid = place(self.grid, step.device)
+        grid = grid_on(self.grid, step.device)
         t, s = grid[step], grid[step + 1]
         p_nodes, p_pairs = self.clean_probs(state, t, properties)
         with full_precision(step.device):
@@ -226,7 +232,7 @@ class GraphPolicy(nn.Module):
         properties = property_table(contexts, self.properties, self.dtype)
         again = restart_graphs(contexts, n_max, self.node_kernel.noise.num_clean, self.edge_kernel.noise.num_clean, self.num_steps)
         start = torch.zeros_like(sizes) if again is None else again.step
-        for rows in segment_buckets(sizes, start):
+        for rows in segment_buckets(sizes, start, launch_sites(self.device)):
             n, first = int(sizes[rows].max()), int(start[rows[0]])
             part = None if fixed is None else fixed.index(rows).crop(n).to(self.device)
             given = None if properties is None else properties[rows].to(self.device)
@@ -354,49 +360,18 @@ class GraphPolicy(nn.Module):
         if self.share_initial_noise:
             state = state.index(leader)
         state = pinned(self._kernels, state, fixed, self.grid, first, generator)
-        path: list[tuple[GraphBatch, Tensor]] = []
+        wide = torch.promote_types(self.dtype, torch.float32)
+        record = self.record_steps and state.nodes.device.type == "cuda"
+        stepper = Stepper(self.transition, self._kernels, self.grid, wide, generator, fixed, properties, record)
+        begin, path = pack(state), list[tuple[Tensor, Tensor, Tensor]]()
         if first < self.shared_steps:  # one row per group, then as many as the group has
+            begin = pack(state.index(leader))
             heads, place = leader.unique(return_inverse=True)
-            few = (None if fixed is None else fixed.index(heads)), (None if properties is None else properties[heads])
-            together = self._walk(state.index(heads), range(first, self.shared_steps), *few, generator)
-            path = [(s.index(place), logp[place]) for s, logp in together]
-            state = state.index(leader)
-        end = path[-1][0] if path else state
-        path += self._walk(end, range(first + len(path), self.num_steps), fixed, properties, generator)
-        graphs = [state] * (first + 1) + [s for s, _ in path]
-        nodes, pairs = (torch.stack(x, 1).to(torch.uint8) for x in ([g.nodes for g in graphs], [upper(g.edges) for g in graphs]))
-        logps = [torch.zeros_like(path[0][1])] * first + [logp for _, logp in path]
-        return nodes, pairs, torch.stack(logps, 1)
-
-    def _walk(
-        self,
-        state: GraphBatch,
-        steps: range,
-        fixed: GraphBatch | None,
-        properties: Tensor | None,
-        generator: torch.Generator | None,
-    ) -> Iterator[tuple[GraphBatch, Tensor]]:
-        """The state after each of ``steps``, and the step's log-prob [b]."""
-        for k in steps:
-            state, logp = self._step(state, k, fixed, properties, generator)
-            yield state, logp
-
-    def _step(
-        self,
-        state: GraphBatch,
-        k: int,
-        fixed: GraphBatch | None,
-        properties: Tensor | None,
-        generator: torch.Generator | None,
-    ) -> tuple[GraphBatch, Tensor]:
-        q_nodes, q_pairs = self.transition(state, torch.full((len(state),), k, device=state.nodes.device), properties)
-        exists, both = state.mask, pair_mask(state.mask)
-        nodes = torch.where(exists, sample(q_nodes, generator), 0)
-        pairs = torch.where(both, sample(q_pairs, generator), 0)
-        free_nodes, free_pairs = exists, both
-        if fixed is not None:
-            free_nodes, free_pairs = exists & (fixed.nodes < 0), both & (upper(fixed.edges) < 0)
-        logp = torch.where(free_nodes, gather(safe_log(q_nodes), nodes), 0.0).sum(-1)
-        logp = logp + torch.where(free_pairs, gather(safe_log(q_pairs), pairs), 0.0).sum(-1)
-        drawn = GraphBatch(nodes, symmetrise(pairs, state.num_nodes), exists)
-        return pinned(self._kernels, drawn, fixed, self.grid, k + 1, generator), logp
+            for drawn in stepper.index(heads).walk(state.index(heads), range(first, self.shared_steps)):
+                path.append((drawn.nodes[place], drawn.pairs[place], drawn.logp[place]))
+                state = drawn.state.index(place)
+        walk = stepper.walk(state, range(first + len(path), self.num_steps))
+        nodes, pairs, logps = zip(*path, *((drawn.nodes, drawn.pairs, drawn.logp) for drawn in walk), strict=True)
+        logp = [torch.zeros_like(logps[0])] * first + list(logps)
+        states = [torch.stack([start] * (first + 1) + list(found), 1) for start, found in zip(begin, (nodes, pairs), strict=True)]
+        return states[0], states[1], torch.stack(logp, 1)

@@ -171,7 +171,7 @@ class MaskedTextPolicy(nn.Module):
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
         """The categoricals of stored rounds, one kind of site [B, S', L, V]; all rounds if None."""
-        length = int(rollout.size.max())
+        length = rollout.max_size
         tokens, order = (rollout.states[name][:, :length].long() for name in ("tokens", "order"))
         if steps is None:
             steps = torch.arange(self.rounds, device=tokens.device).expand(len(rollout), -1)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Sites, gather, safe_log, sample
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.precision import place
 from discrete_grpo.core.rollout import Context, Refinable, Rollout, Scorer
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.policies.bridging import accepts
@@ -47,7 +48,7 @@ def draw_sizes(
     Raises:
         ValueError: if a context asks for a size without mass in ``prior``'s range, or fixes more than there is room for.
     """
-    largest = len(prior) - 1
+    largest, host = len(prior) - 1, prior.cpu()
     needs: dict[int, int] = {}  # the smallest size with room for what any context of the group fixes
     for context in contexts:
         fixed = context.columns.get("fixed")
@@ -56,17 +57,21 @@ def draw_sizes(
             raise ValueError(f"fixed: {fixed!r}, expected FixedSites")
         needs[context.group] = max(needs.get(context.group, 1), fixed.min_nodes if fixed is not None else 1)
     by_group: dict[int, int] = {}
+    drawn: dict[int, Tensor] = {}  # the law of each group whose size is drawn
     for context in contexts:
         if context.group in by_group:
             continue
         need, size = needs[context.group], asked_nodes(context)
         if size is None:
-            allowed = torch.where(torch.arange(len(prior), device=prior.device) >= need, prior, 0.0)
-            if not float(allowed.sum()) > 0:
+            drawn[context.group] = torch.where(torch.arange(len(host)) >= need, host, 0.0)
+            if not float(drawn[context.group].sum()) > 0:
                 raise ValueError(f"fixed: needs {need} nodes, expected at most {largest}")
-            size = int(sample(allowed, generator))
-        check_range("num_nodes", size, least=need, most=largest)
-        by_group[context.group] = int(size)
+        else:
+            check_range("num_nodes", size, least=need, most=largest)
+        by_group[context.group] = -1 if size is None else size
+    if drawn:
+        laws = place(torch.stack(list(drawn.values())), prior.device)
+        by_group |= dict(zip(drawn, sample(laws, generator).tolist(), strict=True))
     return torch.tensor([by_group[c.group] for c in contexts])
 
 

@@ -7,10 +7,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from discrete_grpo.core.categorical import sample
-from discrete_grpo.core.precision import full_precision, place, widest
+from discrete_grpo.core.precision import full_precision, widest
 from discrete_grpo.diffusion.kernels import Kernel
 from discrete_grpo.diffusion.noise import Noise, NoiseProcess
-from discrete_grpo.diffusion.schedules import Schedule
+from discrete_grpo.diffusion.schedules import Schedule, grid_on
 from discrete_grpo.domains.graphs import GraphBatch, num_pairs, pair_mask, symmetrise, upper
 
 __all__ = ["initial_graphs", "noise_name", "noised", "pinned", "renoised", "stratified_times", "wide_logits"]
@@ -31,7 +31,7 @@ def renoised(
     kernels: Kernels, clean: GraphBatch, grid: Float[Tensor, " point"], point: int, generator: torch.Generator | None = None
 ) -> GraphBatch:
     """Draw x_t from q(x_t | x_0) at t = ``grid[point]``."""
-    return noised(kernels, clean, place(grid[point], clean.nodes.device).expand(len(clean)), generator)
+    return noised(kernels, clean, grid_on(grid, clean.nodes.device)[point].expand(len(clean)), generator)
 
 
 def noised(
@@ -85,7 +85,7 @@ def pinned(
     """Replace the fixed sites of ``state`` by draws from q(x_t | x_0) at t = ``grid[point]``; at the last point they are clean."""
     if fixed is None:
         return state
-    t = place(grid[point], state.nodes.device).expand(len(state))
+    t = grid_on(grid, state.nodes.device)[point].expand(len(state))
     goal_pairs = upper(fixed.edges)
     nodes, pairs = _noisy(kernels, fixed.nodes.clamp_min(0), goal_pairs.clamp_min(0), t, generator)
     if point == len(grid) - 1:  # also where a schedule leaves some noise at t = 0, as DiGress's does

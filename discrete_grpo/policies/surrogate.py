@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Scores, Sites, safe_log, sample, score_sites
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.precision import full_precision, place, widest
+from discrete_grpo.core.precision import full_precision, widest
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.kernels import Kernel, chain_law
 from discrete_grpo.diffusion.noise import Noise
+from discrete_grpo.diffusion.schedules import grid_on
 from discrete_grpo.domains.graphs import node_mask, num_pairs, pair_mask, upper
 from discrete_grpo.policies.bridging import known_step
 from discrete_grpo.policies.delegation import Inner, one_line
@@ -107,7 +108,7 @@ class EagerLikelihood(nn.Module):
 
     def _clean_sites(self, rollout: Rollout, steps: Tensor) -> list[Sites]:
         now = moments(rollout, steps)
-        time = place(self.policy.grid, steps.device)[steps.flatten()]
+        time = grid_on(self.policy.grid, steps.device)[steps.flatten()]
         tables = self.policy.clean_probs(now.state, time, now.properties)
         return [
             Sites(safe_log(p.unflatten(0, steps.shape)), clean, mask)
@@ -273,7 +274,7 @@ class ElboLikelihood(nn.Module):
         """Nodes and pairs of the finished graphs at the grid points ``step`` [B, J, U]; fixed sites as the sampler noises them."""
         if self._laws is None:
             self._laws = [_own_law(kernel, self.policy.grid) for kernel in self._kernels]
-        t = place(self.policy.grid, step.device)[step].flatten()
+        t = grid_on(self.policy.grid, step.device)[step].flatten()
         free = [rollout.states.get(name) for name in ("free_nodes", "free_pairs")]
         found = []
         for kernel, law, clean, on in zip(self._kernels, self._laws, _final(rollout, step.shape[1]), free, strict=True):

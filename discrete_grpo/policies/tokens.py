@@ -28,6 +28,8 @@ from discrete_grpo.policies.truncation import Truncation, pack_bits, unpack_bits
 
 __all__ = ["TokenPolicy"]
 
+CHECK_EVERY = 8
+"""Tokens between two looks at how many rows are unfinished, on an accelerator: the host waits for the answer."""
 LIVE_SHARE = 0.8
 """Finished rows leave the batch when fewer than this share of it is unfinished: copying the cache costs time too."""
 
@@ -163,7 +165,7 @@ class TokenPolicy(nn.Module):
         length = rollout.units.sum(1)
         if steps is None:
             steps = torch.arange(rollout.num_steps, device=length.device).expand(len(rollout), -1)
-        n = max(1, int(length.max()))
+        n = max(1, _longest(rollout, length))
         tokens = states["tokens"][:, :n].long()
         inputs = torch.cat([torch.full_like(tokens[:, :1], BOS), tokens[:, :-1]], 1)
         logits = self.network(inputs, _trim(states.get("prompt")), states.get("properties"))
@@ -284,6 +286,7 @@ class TokenPolicy(nn.Module):
         rows = torch.arange(count, device=device)  # which trajectory each row of the cache belongs to
         last, live = torch.full((count,), BOS, device=device), torch.ones(count, dtype=torch.bool, device=device)
         cache = self.network.cache(count, 0 if prompt is None else prompt.shape[1])  # type: ignore[operator]
+        every = 1 if device.type == "cpu" else CHECK_EVERY
         for t in range(self.max_length):
             conditions = (prompt, properties) if t == 0 else (None, None)
             logits = self.network(last[:, None], *conditions, cache=cache)[:, 0]
@@ -294,8 +297,11 @@ class TokenPolicy(nn.Module):
             if self.truncation.restricts:
                 kept.append(torch.zeros(count, *pack_bits(keep[:1]).shape[1:], dtype=torch.uint8, device=device))
                 kept[-1][rows] = pack_bits(keep)
-            length[rows[live & (last == EOS)]] = t + 1
-            live = live & (last != EOS)
+            ended = live & (last == EOS)
+            length[rows] = torch.where(ended, t + 1, length[rows])
+            live = live & ~ended
+            if (t + 1) % every:
+                continue
             alive = int(live.sum())
             if alive == 0:
                 break
@@ -303,14 +309,23 @@ class TokenPolicy(nn.Module):
                 stay = live.nonzero().squeeze(1)
                 cache.select(stay)
                 rows, last, live = rows[stay], last[stay], live[stay]
-        s = t + 1
-        states = {"tokens": tokens[:, :s].contiguous()} | ({"kept": torch.stack(kept, 1)} if kept else {})
+        s = int(length.max())
+        states = {"tokens": tokens[:, :s].contiguous()} | ({"kept": torch.stack(kept[:s], 1)} if kept else {})
         return states, logp[:, :s].contiguous(), length.clamp_max(s)
 
 
+def _longest(rollout: Rollout, length: Tensor) -> int:
+    """The largest ``length``; on an accelerator a bound of it that the host knows, if there is one."""
+    if rollout.largest is None or length.device.type == "cpu":
+        return int(length.max())
+    return min(rollout.num_steps, rollout.largest)
+
+
 def _trim(prompt: Tensor | None) -> Tensor | None:
-    """Prompt ids without columns that are PAD in every row; None if nothing is left."""
+    """Prompt ids without columns that are PAD in every row, which are kept on an accelerator; None if nothing is left."""
     if prompt is None:
         return None
+    if prompt.device.type != "cpu":
+        return prompt.long()
     used = (prompt != PAD).any(0)
     return prompt[:, used].long() if bool(used.any()) else None

@@ -26,6 +26,7 @@ __all__ = [
     "first_own_steps",
     "first_rows",
     "graph_rollout",
+    "launch_sites",
     "moments",
     "segment_buckets",
     "size_buckets",
@@ -68,9 +69,25 @@ def first_own_steps(groups: Int[Tensor, " batch"], start: Int[Tensor, " batch"],
     return torch.where(count[where] > 1, start.clamp_min(shared), start)
 
 
-def size_buckets(sizes: Int[Tensor, " batch"], waste: float = 0.25) -> Iterator[Int[Tensor, " row"]]:
+LAUNCH_SITES = 65_536
+"""Number of sites that a GPU computes in the time of the launches of a step; an estimate, which decides about speed alone."""
+
+
+def launch_sites(device: torch.device) -> int:
+    """Number of sites of padding that cost less than a bucket of their own: 0 on the CPU, which launches nothing."""
+    return LAUNCH_SITES if device.type == "cuda" else 0
+
+
+def size_buckets(sizes: Int[Tensor, " batch"], waste: float = 0.25, launch: int = 0) -> Iterator[Int[Tensor, " row"]]:
     """Row numbers grouped by graph size, largest first; padding is at most ``waste`` of a row's sites.
 
+    Args:
+        sizes: node counts.
+        waste: largest share of padding in a row.
+        launch: a bucket also takes in smaller graphs as long as another bucket would save at most so many sites.
+
+    >>> [rows.tolist() for rows in size_buckets(torch.tensor([9, 4, 8, 9]), launch=100)]
+    [[0, 3, 2, 1]]
     >>> [rows.tolist() for rows in size_buckets(torch.tensor([9, 4, 8, 9]))]
     [[0, 3, 2], [1]]
     """
@@ -80,15 +97,17 @@ def size_buckets(sizes: Int[Tensor, " batch"], waste: float = 0.25) -> Iterator[
     while start < len(order):
         fits = cost[start:] >= (1.0 - waste) * cost[start]
         stop = start + int(fits.sum())
+        while stop < len(order) and (len(order) - stop) * int(cost[start] - cost[stop]) <= launch:
+            stop += 1
         yield order[start:stop]
         start = stop
 
 
-def segment_buckets(sizes: Int[Tensor, " batch"], start: Int[Tensor, " batch"]) -> Iterator[Int[Tensor, " row"]]:
+def segment_buckets(sizes: Int[Tensor, " batch"], start: Int[Tensor, " batch"], launch: int = 0) -> Iterator[Int[Tensor, " row"]]:
     """Row numbers grouped by the step they start at, and then as by :func:`size_buckets`."""
     for first in start.unique():
         rows = (start == first).nonzero()[:, 0]
-        yield from (rows[part] for part in size_buckets(sizes[rows]))
+        yield from (rows[part] for part in size_buckets(sizes[rows], launch=launch))
 
 
 @dataclass(frozen=True)
@@ -108,7 +127,7 @@ class Moments:
 
 def _free(rollout: Rollout) -> tuple[Tensor, Tensor]:
     """Sites that exist and are not fixed [B, N], [B, P]."""
-    states, n = rollout.states, int(rollout.size.max())
+    states, n = rollout.states, rollout.max_size
     mask = node_mask(rollout.size, n)
     nodes, pairs = mask, pair_mask(mask)
     if "free_nodes" in states:
@@ -119,7 +138,7 @@ def _free(rollout: Rollout) -> tuple[Tensor, Tensor]:
 def moments(rollout: Rollout, steps: Int[Tensor, "batch step"]) -> Moments:
     """The states that ``steps`` start from, and what is drawn in them."""
     states, count = rollout.states, steps.shape[1]
-    n = int(rollout.size.max())
+    n = rollout.max_size
     row = torch.arange(len(rollout), device=steps.device)[:, None]
     packed = states["nodes"][row, steps, :n], states["pairs"][row, steps, : num_pairs(n)]
     mask = node_mask(rollout.size, n).repeat_interleave(count, 0)
@@ -161,8 +180,10 @@ def graph_rollout(
         max_nodes: size of the largest graph that the policy draws.
         decode: turns finished graphs on the CPU into what rewards see; None gives batches of one graph on the device.
     """
-    mask, steps = node_mask(size, states["nodes"].shape[2]), logp.shape[1]
-    final = unpack(states["nodes"][:, -1], states["pairs"][:, -1], mask)
+    largest, steps = states["nodes"].shape[2], logp.shape[1]
+    last = states["nodes"][:, -1], states["pairs"][:, -1], size
+    nodes, pairs, sizes = last if decode is None else (x.cpu() for x in last)
+    final = unpack(nodes, pairs, node_mask(sizes, largest))
     alone = [final.index(slice(b, b + 1)).crop(n) for b, n in enumerate(size.tolist())] if decode is None else []
     made = Rollout(
         states=states,
@@ -172,7 +193,7 @@ def graph_rollout(
         size=size,
         max_units=steps * (max_nodes + num_pairs(max_nodes)),
         max_steps=steps,
-        samples=tuple(alone if decode is None else decode(final.to("cpu"))),
+        samples=tuple(alone if decode is None else decode(final)),
         columns=columns_of(contexts),
     )
-    return replace(made, units=step_units(made))
+    return replace(made, units=step_units(replace(made, largest=largest)))

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
+from discrete_grpo.core.categorical import running_sum
 from discrete_grpo.core.checks import check_range
 
 __all__ = ["Truncation", "pack_bits", "unpack_bits"]
@@ -66,7 +67,7 @@ class Truncation:
                 first[..., self.top_k :] = False
             if self.top_p < 1:
                 probs = torch.where(first, order.values, -torch.inf).softmax(-1)
-                before = probs.cumsum(-1) - probs
+                before = running_sum(probs) - probs
                 first = first & (before < self.top_p)
             return allowed & torch.zeros_like(kept).scatter(-1, order.indices, first)
 

@@ -111,6 +111,8 @@ def _decode(policy: Any, metadata: Columns) -> None:
     Classes are written by name where the checkpoint has names.
     """
     inner, labels = innermost(policy), labels_of(metadata)
+    if not hasattr(inner, "node_kernel"):  # a policy of sequences, whose decoder is part of it
+        return
     counts = inner.node_kernel.noise.num_clean, inner.edge_kernel.noise.num_clean
     if labels is not None:
         if counts != (len(labels.nodes), len(labels.edges)):

@@ -31,6 +31,7 @@ from discrete_grpo.training.pretrain import Dataset, fit
 
 if TYPE_CHECKING:
     from discrete_grpo.recipes.digits import PretrainDigitsRecipe
+    from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
     from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
     from discrete_grpo.recipes.judge import JudgeRecipe
     from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
@@ -177,8 +178,8 @@ def _with_field(recipe: PretrainRecipe, data: Molecules) -> _Parts:
 
 
 AnyRecipe: TypeAlias = (
-    "PretrainRecipe | PretrainGraphsRecipe | PretrainSmilesRecipe | PretrainTextRecipe | JudgeRecipe | PretrainDigitsRecipe"
-    " | PretrainSpatialRecipe"
+    "PretrainRecipe | PretrainGraphsRecipe | PretrainGraphSequencesRecipe | PretrainSmilesRecipe | PretrainTextRecipe | JudgeRecipe"
+    " | PretrainDigitsRecipe | PretrainSpatialRecipe"
 )
 
 
@@ -187,17 +188,18 @@ def pretrain(recipe: AnyRecipe, *, network: nn.Module | None = None, resume: boo
 
     The type of the recipe says which policy is trained:
 
-    ============================================================  =====================================================
-    recipe                                                        policy
-    ============================================================  =====================================================
-    :class:`PretrainRecipe`                                       graph diffusion or flow over molecules
-    :class:`~discrete_grpo.recipes.graphs.PretrainGraphsRecipe`   graph diffusion or flow over plain graphs
-    :class:`~discrete_grpo.recipes.smiles.PretrainSmilesRecipe`   autoregressive SMILES
-    :class:`~discrete_grpo.recipes.text.PretrainTextRecipe`       text with blanks to fill
-    :class:`~discrete_grpo.recipes.judge.JudgeRecipe`             a judge of text, which is a reward and no policy
-    :class:`~discrete_grpo.recipes.digits.PretrainDigitsRecipe`   images of digits
-    :class:`~discrete_grpo.recipes.spatial.PretrainSpatialRecipe` diffusion over molecules with their positions in space
-    ============================================================  =====================================================
+    ============================================================================ =================================================
+    recipe                                                                       policy
+    ============================================================================ =================================================
+    :class:`PretrainRecipe`                                                      graph diffusion or flow over molecules
+    :class:`~discrete_grpo.recipes.graphs.PretrainGraphsRecipe`                  graph diffusion or flow over plain graphs
+    :class:`~discrete_grpo.recipes.graph_sequences.PretrainGraphSequencesRecipe` autoregressive graphs
+    :class:`~discrete_grpo.recipes.smiles.PretrainSmilesRecipe`                  autoregressive SMILES
+    :class:`~discrete_grpo.recipes.text.PretrainTextRecipe`                      text with blanks to fill
+    :class:`~discrete_grpo.recipes.judge.JudgeRecipe`                            a judge of text, which is a reward and no policy
+    :class:`~discrete_grpo.recipes.digits.PretrainDigitsRecipe`                  images of digits
+    :class:`~discrete_grpo.recipes.spatial.PretrainSpatialRecipe`                diffusion over molecules with positions in space
+    ============================================================================ =================================================
 
     Args:
         recipe: the settings.
@@ -209,7 +211,7 @@ def pretrain(recipe: AnyRecipe, *, network: nn.Module | None = None, resume: boo
         ValueError: for a ``network`` that does not fit, or one with another recipe.
         TypeError: for anything but a recipe of pretraining.
     """
-    from discrete_grpo.recipes import digits, graphs, judge, smiles, spatial, text
+    from discrete_grpo.recipes import digits, graph_sequences, graphs, judge, smiles, spatial, text
 
     if isinstance(recipe, PretrainRecipe):
         return run_pretrain(recipe, network=network, resume=resume)
@@ -217,6 +219,8 @@ def pretrain(recipe: AnyRecipe, *, network: nn.Module | None = None, resume: boo
         return graphs.run_pretrain_graphs(recipe, network=network, resume=resume)
     if network is not None:
         raise ValueError(f"network: {type(network).__name__} with {type(recipe).__name__}, expected none")
+    if isinstance(recipe, graph_sequences.PretrainGraphSequencesRecipe):
+        return graph_sequences.run_pretrain_graph_sequences(recipe, resume=resume)
     if isinstance(recipe, smiles.PretrainSmilesRecipe):
         return smiles.run_pretrain_smiles(recipe, resume=resume)
     if isinstance(recipe, text.PretrainTextRecipe):

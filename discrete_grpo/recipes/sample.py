@@ -20,7 +20,7 @@ from discrete_grpo.recipes.families import Columns, SamplerOptions
 from discrete_grpo.recipes.loading import load, with_sampler
 from discrete_grpo.runs.console import print_table, progress
 
-__all__ = ["as_text", "device_of", "output_path", "plain_columns", "sample", "sample_file", "sample_policy"]
+__all__ = ["as_text", "device_of", "moved", "output_path", "plain_columns", "sample", "sample_file", "sample_policy"]
 
 
 def sample(
@@ -31,6 +31,7 @@ def sample(
     columns: str | Sequence[Columns] | None = None,
     options: SamplerOptions | None = None,
     batch_size: int = 256,
+    device: str | torch.device | None = None,
 ) -> list[Any]:
     """Draw ``n`` samples, in the form in which rewards see them; None stands for an invalid sample.
 
@@ -41,9 +42,11 @@ def sample(
         columns: conditions as mappings, or a file of JSON lines; sample k is drawn under ``columns[k % len(columns)]``.
         options: changes to how the policy draws.
         batch_size: number of samples that are drawn at a time.
+        device: device to draw on, such as ``cuda``, to which the policy is moved; None means the device where it is.
 
     Raises:
-        ValueError: if ``n`` is less than 1, or for conditions or options that the policy cannot follow.
+        ValueError: if ``n`` is less than 1, for a device that is not there, or for conditions or options that the policy cannot
+            follow.
 
     >>> len(sample("qm9-small", 3, options=SamplerOptions(num_steps=4)))
     3
@@ -55,12 +58,27 @@ def sample(
         drawn, found = loaded.policy, prepare_columns(loaded, found)
     else:
         drawn = with_sampler(policy, options or SamplerOptions())
-    return sample_policy(drawn, n, seed=seed, batch_size=batch_size, columns=found)[0]
+    return sample_policy(moved(drawn, device), n, seed=seed, batch_size=batch_size, columns=found)[0]
 
 
 def device_of(policy: Any) -> torch.device:
     """The device of a policy's parameters."""
     return next(as_module(policy).parameters()).device
+
+
+def moved(policy: Any, device: str | torch.device | None) -> Any:
+    """The policy after a move to ``device``; None leaves it where it is.
+
+    Raises:
+        ValueError: for a device that torch does not know or that this machine does not have.
+    """
+    if device is None:
+        return policy
+    try:
+        return as_module(policy).to(torch.device(device))
+    except (RuntimeError, AssertionError) as error:
+        said = str(error).splitlines()[0]
+        raise ValueError(f"device: {str(device)!r}, expected one of this machine, such as cpu or cuda ({said})") from error
 
 
 def sample_policy(
@@ -100,6 +118,7 @@ def sample_file(
     scaffold: str | None = None,
     columns: str | Sequence[Columns] | None = None,
     options: SamplerOptions | None = None,
+    device: str | None = None,
 ) -> Path:
     """Draw ``n`` samples into a file and print their numbers.
 
@@ -113,13 +132,14 @@ def sample_file(
         scaffold: SMILES that every sample should contain.
         columns: conditions, as for :func:`sample`.
         options: changes to how the policy draws.
+        device: device to draw on, as for :func:`sample`.
     """
     path, loaded = output_path(out), load(checkpoint, options)
     family = loaded.family
     if path.suffix == ".png" and family.sheet is None:
         raise ValueError(f"out: {out}, expected no .png: {checkpoint} makes no images")
     conditions = prepare_columns(loaded, None if columns is None else read_columns(columns), scaffold)
-    samples, found = sample_policy(loaded.policy, n, seed=seed, columns=conditions)
+    samples, found = sample_policy(moved(loaded.policy, device), n, seed=seed, columns=conditions)
     if path.suffix == ".png" and family.sheet is not None:
         return family.sheet(path, samples)
     kind = suffix_of(path)

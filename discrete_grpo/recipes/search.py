@@ -12,7 +12,7 @@ import torch
 from discrete_grpo.recipes.conditions import prepare_columns
 from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.recipes.loading import load
-from discrete_grpo.recipes.sample import as_text, device_of
+from discrete_grpo.recipes.sample import as_text, device_of, moved
 from discrete_grpo.rewards.ledger import open_ledger
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.recorder import check_unused, write_json, write_table
@@ -39,6 +39,7 @@ class SearchRecipe(SamplerOptions):
         seed: random seed of all draws.
         max_oracle_calls: number of different valid samples that may be scored; None sets no limit.
         reward_cache: SQLite file of scores that several runs may share; None takes one in ``output_dir``.
+        device: device to draw on, such as cuda; None means the CPU.
     """
 
     policy: str = "qm9-small"
@@ -53,6 +54,7 @@ class SearchRecipe(SamplerOptions):
     seed: int = 42
     max_oracle_calls: int | None = None
     reward_cache: str | None = None
+    device: str | None = None
 
 
 def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
@@ -65,7 +67,7 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
     if not resume:
         check_unused(folder)
     loaded = load(recipe.policy, recipe, seed=recipe.seed)
-    policy, family = loaded.policy, loaded.family
+    policy, family = moved(loaded.policy, recipe.device), loaded.family
     conditions = prepare_columns(loaded, None if recipe.columns is None else [recipe.columns])
     with open_ledger(folder, family.key, max_oracle_calls=recipe.max_oracle_calls, reward_cache=recipe.reward_cache) as ledger:
         found = local_search(

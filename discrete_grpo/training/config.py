@@ -135,7 +135,10 @@ class GRPOConfig:
             average.
         bf16: Run networks under bfloat16 autocast: true, false, or ``auto``, which means true where the device has bfloat16
             units. Log-probs stay float32. A resumed run keeps the decision.
-        torch_compile: Compile the layers of the networks; the first updates wait for the compiler.
+        tf32: Compute matrix products of float32 in TF32 on CUDA: faster, with 10 bits of mantissa in place of 23. Other devices
+            ignore it.
+        torch_compile: Compile the layers of the networks; the first updates wait for the compiler. On CUDA, a step of sampling
+            graphs is recorded as a CUDA graph too.
         checkpoint_layers: Recompute activations in the backward pass, which saves memory; None keeps the setting of the network.
         seed: Random seed of the run, at least 0.
         generation_shards: Number of independent random streams in which groups are drawn, a multiple of the number of processes.
@@ -209,6 +212,7 @@ class GRPOConfig:
     max_grad_norm: float | None = 1.0
     ema_decay: int | float | None = None
     bf16: bool | Literal["auto"] = False
+    tf32: bool = False
     torch_compile: bool = False
     checkpoint_layers: bool | None = None
     seed: int = 42

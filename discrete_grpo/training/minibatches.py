@@ -302,7 +302,7 @@ def microbatches(
 ) -> list[MicroBatch]:
     """The micro-batches of one window in one shard; ``first`` is the number of the first row of the shard."""
     device = batches[0].rollout.group.device
-    weight, mean_weight, needed = (place(w, device) for w in weights)
+    weight, mean_weight, needed = (place(weights.weight, device), place(weights.mean_weight, device), weights.needed)
     found, start = [], 0
     for batch, chosen in zip(batches, choice.steps, strict=True):
         here = slice(start, start + len(batch.rollout))
@@ -332,12 +332,15 @@ def passes(
     Refined rows form passes of their own, without the steps that none of them has drawn.
     """
     units = rollout.units.gather(1, steps)
-    for part, again in ((wanted & ~refined, False), (wanted & refined, True)):
+    sizes, on, second = (x.cpu() for x in (rollout.size, wanted, refined))  # numbers of rows are computed on the host
+    for part, again in ((on & ~second, False), (on & second, True)):
         order = part.nonzero()[:, 0]
-        order = order[torch.argsort(rollout.size[order], stable=True)]
+        order = order[torch.argsort(sizes[order], stable=True)]
         for rows in order.split(config.per_device_batch_size) if len(order) else ():
-            chosen = steps[rows][:, (units[rows] > 0).any(0)] if again else steps[rows]
-            yield rows, rollout.index(rows), chosen.split(config.timestep_chunk or steps.shape[1], 1)
+            at = place(rows, steps.device)
+            chosen = steps[at][:, (units[at] > 0).any(0)] if again else steps[at]
+            own = replace(rollout.index(at, rows), largest=int(sizes[rows].max()))
+            yield at, own, chosen.split(config.timestep_chunk or steps.shape[1], 1)
 
 
 @dataclass

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["checkpoint_layers", "compile_network", "network_of"]
+__all__ = ["checkpoint_layers", "compile_network", "network_of", "tf32_products"]
 
 VARIANTS = 64
 """The most programs compiled for one layer: sizes are symbols, but 0, 1 and many are told apart, and so are types and devices."""
@@ -55,6 +56,8 @@ def checkpoint_layers(policy: nn.Module, on: bool = True) -> None:
 def compile_network(policy: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
     """Compile the layers of a policy's network in place; each kind of shape is compiled when it is first met.
 
+    On CUDA, a policy that can record a step of sampling as a CUDA graph (``record_steps``) does so, and launches a step at once.
+
     Layers of the same class share their code. Sampling and scoring run the same code, the one compiled for gradients, also
     without gradients; log-probs are therefore the same to the bit for the same shapes. State dicts do not change, and a copy of
     the policy (``copy.deepcopy``) is not compiled.
@@ -78,6 +81,24 @@ def compile_network(policy: nn.Module, backend: str | Callable[..., Any] = "indu
     for part in parts():
         part.compile(dynamic=True, fullgraph=True, backend=backend)
         part._compiled_call_impl = _one_graph(part._compiled_call_impl)  # copies and state dicts leave this attribute out
+    if next(network.parameters()).device.type == "cuda":
+        for owner in (module for module in policy.modules() if "record_steps" in vars(module)):
+            owner.record_steps = True  # type: ignore[assignment]
+
+
+@contextmanager
+def tf32_products(on: bool, device: torch.device) -> Iterator[None]:
+    """Compute float32 matrix products in TF32 (10 bits of mantissa) inside the block, if ``on`` and on CUDA.
+
+    The setting of torch is restored after the block. What follows a network (softmax, kernels, log-probs, losses) has no matrix
+    products, so that probabilities still sum to 1.
+    """
+    kept = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = kept or (on and device.type == "cuda")
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = kept
 
 
 def _one_graph(compiled: Any) -> Callable[..., Any]:

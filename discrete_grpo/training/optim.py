@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,16 @@ from discrete_grpo.core.entropy import EntropyController
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 
-__all__ = ["GradientSum", "averaged", "ema_decay_at", "entropy_controller", "learning_rate", "mix_reference"]
+__all__ = [
+    "GradientSum",
+    "adamw",
+    "averaged",
+    "ema_decay_at",
+    "entropy_controller",
+    "learning_rate",
+    "mix_reference",
+    "update_average",
+]
 
 
 def learning_rate(step: int, config: GRPOConfig) -> float:
@@ -26,6 +36,15 @@ def learning_rate(step: int, config: GRPOConfig) -> float:
     if config.lr_scheduler_type == "cosine":
         return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * done))
     return config.learning_rate
+
+
+def adamw(parameters: Sequence[nn.Parameter], config: GRPOConfig) -> torch.optim.AdamW:
+    """AdamW with the settings of a run; on CUDA in one kernel for many weights, as torch calls ``fused``."""
+    fused = bool(parameters) and all(p.device.type == "cuda" and p.is_floating_point() for p in parameters)
+    betas = (config.adam_beta1, config.adam_beta2)
+    return torch.optim.AdamW(
+        parameters, lr=config.learning_rate, betas=betas, weight_decay=config.weight_decay, fused=True if fused else None
+    )
 
 
 class GradientSum:
@@ -77,6 +96,25 @@ def ema_decay_at(decay: float, updates: int) -> float:
 def averaged(module: nn.Module, decay: float) -> AveragedModel:
     """A copy of ``module`` whose ``update_parameters`` computes the moving average θ' ← d θ' + (1 - d) θ."""
     return AveragedModel(module, multi_avg_fn=_ema(decay))
+
+
+@torch.no_grad()
+def update_average(average: AveragedModel, module: nn.Module) -> None:
+    """The same as ``average.update_parameters(module)`` to the bit, without a wait for an accelerator.
+
+    The number of updates lies on the CPU, as :func:`averaged` makes it, and is not moved to the device of the weights and back.
+    """
+    updates = int(average.n_averaged)
+    ours, theirs = ([p.detach() for p in m.parameters()] for m in (average.module, module))
+    if not ours:
+        return
+    if updates == 0:
+        torch._foreach_copy_(ours, theirs)
+    else:
+        cast(Callable[..., None], average.multi_avg_fn)(ours, theirs, updates)
+    for buffer, other in zip(average.module.buffers(), module.buffers(), strict=True):
+        buffer.copy_(other)
+    average.n_averaged += 1
 
 
 def _ema(decay: float) -> Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | int], None]:

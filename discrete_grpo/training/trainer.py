@@ -30,8 +30,8 @@ from discrete_grpo.training.distributed import ProcessGroup, accelerator
 from discrete_grpo.training.log import RunLog, training_bar
 from discrete_grpo.training.lora import has_lora, merge_lora, without_lora
 from discrete_grpo.training.minibatches import Batch, MiniBatches, StepChoice, TrainRows, choose_steps, window_weights
-from discrete_grpo.training.network import checkpoint_layers, compile_network
-from discrete_grpo.training.optim import averaged, entropy_controller
+from discrete_grpo.training.network import checkpoint_layers, compile_network, tf32_products
+from discrete_grpo.training.optim import adamw, averaged, entropy_controller
 from discrete_grpo.training.patience import calls_made, new_patience
 from discrete_grpo.training.rollout_queue import load_old, queue_states, read_rows
 from discrete_grpo.training.sampler import GroupSampler, check_shards, make_shards, num_shards
@@ -96,9 +96,8 @@ class GRPOTrainer:
         self.reference = cast(Policy, copy.deepcopy(module).requires_grad_(False)) if config.beta > 0 else None
         self.average = averaged(module, config.ema_decay) if config.ema_decay is not None else None
         self._prepare_networks()
-        betas, trained = (config.adam_beta1, config.adam_beta2), [p for p in module.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, betas=betas, weight_decay=config.weight_decay)
-        self.optimizer = self.accelerator.prepare(optimizer)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self.optimizer = self.accelerator.prepare(adamw(trained, config))
         self.patience = new_patience(config, ledger, trained)
         own = (self.optimizer, self.average, self.reference, self.controller, self.patience)
         self.state = RunState(module, *own, tuple(self.rewards), ledger, self.sampler, self.processes)
@@ -254,16 +253,17 @@ class GRPOTrainer:
             RewardError: if a reward fails, after a checkpoint of the last update was written.
         """
         start = time.perf_counter()
-        if self.pending is None:
+        with tf32_products(self.config.tf32, self.accelerator.device):
             try:
-                self._draw_and_score()
+                if self.pending is None:
+                    self._draw_and_score()
             except BudgetExhausted:
                 self.save()
                 return None
             except RewardError:
                 self.save()
                 raise
-        line = self._learn(cast(MiniBatches, self.pending))
+            line = self._learn(cast(MiniBatches, self.pending))
         line["step_time"] = time.perf_counter() - start
         if self.checkpoints is not None and not self.history:
             self.checkpoints.check_metric(line)

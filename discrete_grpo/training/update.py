@@ -21,7 +21,7 @@ from discrete_grpo.core.precision import widen, widest
 from discrete_grpo.core.rollout import Policy, Rollout, Scorer, as_module
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.minibatches import MicroBatch, passes
-from discrete_grpo.training.optim import GradientSum, learning_rate, mix_reference
+from discrete_grpo.training.optim import GradientSum, learning_rate, mix_reference, update_average
 from discrete_grpo.training.state import RunState
 
 __all__ = [
@@ -237,18 +237,21 @@ def _look(
     policy: Policy, micros: Sequence[MicroBatch], old: Sequence[Tensor | None]
 ) -> tuple[Float[Tensor, " site"], Float[Tensor, " row"]]:
     """Entropy of each counted site, on the CPU, and the drift of each row from π_old."""
-    count = 1 + max((int(micro.rows.max()) for micro in micros), default=-1)
+    count = 1 + int(torch.stack([micro.rows.max() for micro in micros]).max()) if micros else 0
     device = micros[0].rows.device if micros else torch.device("cpu")
     gap, sites = (torch.zeros(count, dtype=widest(device), device=device) for _ in range(2))
-    entropies = [torch.empty(0, dtype=torch.float64)]
+    entropies, counted = [], []
     for micro, old_logp in zip(micros, old, strict=True):
         scores = policy_scores(policy, micro)
         on = scores.mask & (micro.weight > 0)[:, None, None]
-        entropies.append(scores.entropy[on].cpu().double())
+        entropies.append(scores.entropy.flatten())
+        counted.append(on.flatten())
         if old_logp is not None:
             gap.index_add_(0, micro.rows, trajectory_sum(old_logp - scores.logp, scores.mask))
             sites.index_add_(0, micro.rows, widen(scores.mask.sum((-2, -1))))
-    return torch.cat(entropies), gap / sites.clamp_min(1)
+    if not micros:
+        return torch.empty(0, dtype=torch.float64), gap
+    return torch.cat(entropies).cpu()[torch.cat(counted).cpu()].double(), gap / sites.clamp_min(1)
 
 
 def micro_batch_loss(
@@ -303,6 +306,18 @@ def update_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
     return line | {name: float(sums[name]) / n for name in ("kl", "kl_forward") if name in sums}
 
 
+def _total(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Sums of scalars of one name, in float64 on the CPU; all of them are read from the device at once."""
+    names = [name for part in parts for name in part]
+    if not names:
+        return {}
+    values = torch.stack([widen(value) for part in parts for value in part.values()]).cpu().double()
+    sums = dict[str, Tensor]()
+    for name, value in zip(names, values.unbind(), strict=True):
+        sums[name] = value + sums.get(name, 0.0)
+    return sums
+
+
 # -- the update
 
 
@@ -348,19 +363,20 @@ class Learner:
         gradient.finish(processes)
         sums = {name: cast(Tensor, sum(part[name] for part in parts if name in part)) for name in {n: 0 for p in parts for n in p}}
         loss = float(sums.pop("loss", torch.zeros(())))
-        norm = nn.utils.clip_grad_norm_(self.state.parameters, c.max_grad_norm if c.max_grad_norm is not None else math.inf)
-        if not torch.isfinite(norm):
-            raise FloatingPointError(f"gradient norm is {float(norm)} at update {step}; lower learning_rate or raise beta")
+        most = c.max_grad_norm if c.max_grad_norm is not None else math.inf
+        norm = float(nn.utils.clip_grad_norm_(self.state.parameters, most))
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"gradient norm is {norm} at update {step}; lower learning_rate or raise beta")
         optimizer.step()
         self._follow(step, plan.mean_entropy)
-        line = {"loss": loss, "grad_norm": float(norm), "learning_rate": rate} | update_metrics(sums)
+        line = {"loss": loss, "grad_norm": norm, "learning_rate": rate} | update_metrics(sums)
         return line | ({"entropy_coef": plan.entropy_coef} if c.entropy_coef > 0 or self.state.controller is not None else {})
 
     def _backward(
         self, micros: Sequence[MicroBatch], old: Sequence[Tensor | None], plan: UpdatePlan, gradient: GradientSum
     ) -> dict[str, Tensor]:
         """Forward and backward passes of this process; returns the loss and the sums that metrics are computed from."""
-        sums = dict[str, Tensor]()
+        found: list[dict[str, Tensor]] = []  # read at the end: every read makes an accelerator wait
         for _, shard in groupby(zip(micros, old, strict=True), key=lambda pair: pair[0].shard):
             for micro, old_logp in shard:
                 bonus = plan.entropy_coef > 0
@@ -368,16 +384,15 @@ class Learner:
                     terms = loss_terms(self.policy, micro, self.state.reference, self.config, old_logp=old_logp, bonus=bonus)
                 part = micro_batch_loss(terms, micro, old_logp, plan, self.config)
                 self.backward(part.loss)
-                found = {**part.sums, "loss": widen(part.loss.detach())}
-                sums |= {name: value.cpu().double() + sums.get(name, 0.0) for name, value in found.items()}
+                found.append({**part.sums, "loss": part.loss.detach()})
             gradient.add()
-        return sums
+        return _total(found)
 
     def _follow(self, step: int, mean_entropy: float | None) -> None:
         """Update the moving average, the reference and the coefficient of the entropy bonus after a step of the optimizer."""
         c, state = self.config, self.state
         if state.average is not None:
-            state.average.update_parameters(state.module)
+            update_average(state.average, state.module)
         if c.sync_ref_model and state.reference is not None and (step + 1) % c.ref_model_sync_steps == 0:
             mix_reference(as_module(state.reference), state.module, c.ref_model_mixup_alpha)
         if state.controller is not None and mean_entropy is not None and not math.isnan(mean_entropy):

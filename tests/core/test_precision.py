@@ -37,7 +37,7 @@ from discrete_grpo.training.minibatches import Batch, choose_steps, microbatches
 from discrete_grpo.training.sampler import Shard
 from discrete_grpo.training.trainer import GRPOTrainer
 from discrete_grpo.training.update import UpdatePlan, loss_terms, micro_batch_loss, policy_scores, trajectory_kl
-from tests.pretend_device import MPS, DeviceError, Pretend, PretendGenerator, move, pretending
+from tests.pretend_device import MPS, DeviceError, Pretend, generator, move, pretending
 
 
 def test_types_by_device() -> None:
@@ -69,10 +69,10 @@ def test_the_pretend_device_refuses_what_a_real_one_does() -> None:
         assert place(torch.zeros(2, dtype=torch.float64), MPS).dtype == torch.float32
 
 
-def seeded() -> PretendGenerator:
-    generator = PretendGenerator()
-    generator.manual_seed(0)
-    return generator
+def seeded() -> torch.Generator:
+    made = generator()
+    made.manual_seed(0)
+    return made
 
 
 D = DigressSchedule(4)

@@ -75,6 +75,7 @@ KEEPERS = {
     "networkx": {
         "datasets.convert",
         "datasets.graph_files",
+        "datasets.graph_tokens",
         "datasets.listed_graphs",
         "datasets.own_digraphs",
         "datasets.own_graphs",
@@ -94,6 +95,7 @@ KEEPERS = {
         "runs.report.graphs",
         "domains.graph_validity",
         "domains.graph6",
+        "domains.graph_sequences",
         "domains.labelled_graphs",
     },
     "scipy": {"datasets.synthetic_graphs", "metrics.distances", "metrics.molecule_suite", "metrics.nspdk"},

@@ -10,6 +10,7 @@ import re
 import time
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Recorder(folder / "other").record_samples(1, {"sample": texts, "reward": [float(k) for k in range(30)]})
     (folder / "other" / "samples.csv.gz").rename(folder / "samples.csv.gz")
     for place in ("before", "after"):
-        columns = {"scaffold": texts[:20], "sample": texts[10:30], "reward": [drawn.random() for _ in range(20)]}
+        columns: dict[str, list[Any]] = {
+            "scaffold": texts[:20],
+            "sample": texts[10:30],
+            "reward": [drawn.random() for _ in range(20)],
+        }
         columns |= {f"property {k}": [drawn.random() for _ in range(20)] for k in range(60)}
         write_table(folder / f"evaluation_{place}.csv.gz", columns)
     numbers = {f"number {k}": drawn.random() for k in range(5000)}

@@ -1,0 +1,177 @@
+"""Autoregressive policies of graphs, which write them as token sequences, and their pretraining.
+
+Samples are graph6 lines, with the names of the classes of nodes and edges where the data has classes, as those of
+:mod:`discrete_grpo.recipes.graphs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.seeding import seeded
+from discrete_grpo.datasets.graph_tokens import graph_tokens
+from discrete_grpo.datasets.own_graphs import is_own, labelled_splits, own_graphs
+from discrete_grpo.datasets.synthetic_graphs import GraphSplits, load_splits
+from discrete_grpo.datasets.text_files import MAX_BYTES
+from discrete_grpo.domains.graph6 import MAX_NODES
+from discrete_grpo.domains.graph_sequences import PATTERN, GraphSequences, most_tokens, vocabulary
+from discrete_grpo.domains.graph_validity import Shape
+from discrete_grpo.domains.named_graphs import Labels
+from discrete_grpo.domains.tokenizer import Tokenizer
+from discrete_grpo.metrics.graphs import GraphReference, evaluate
+from discrete_grpo.models.gpt import GPT, GPTConfig
+from discrete_grpo.policies.decoded import DecodedPolicy
+from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.policies.truncation import Truncation
+from discrete_grpo.recipes.graph_family import shape_of
+from discrete_grpo.recipes.sample import sample
+from discrete_grpo.training.config import PretrainConfig
+from discrete_grpo.training.pretrain import fit
+
+__all__ = ["PretrainGraphSequencesRecipe", "graph_sequence_policy", "run_pretrain_graph_sequences"]
+
+
+@dataclass(frozen=True)
+class PretrainGraphSequencesRecipe:
+    """Likelihood training of an autoregressive policy on graphs, plain or with classes of nodes and edges.
+
+    Attributes:
+        data: a named set (planar-16, tree-16, planar-64, tree-64, sbm, community-20), generated on the spot, an npz file of
+            splits, or a file or folder of your own undirected graphs (.graphml, .gml, .json, .jsonl, .edgelist, .g6, .pt).
+        output_dir: run folder to make.
+        orders: number of random orders in which each graph is written; an epoch visits all of them.
+        candidates: number of orders drawn for each of these, of which the one with the fewest distant edges is taken.
+        layers: depth of the transformer.
+        heads: attention heads of the transformer.
+        width: width of its hidden states.
+        dropout: dropout probability in the transformer while pretraining.
+        max_length: largest number of tokens of a graph; None means that of the data.
+        temperature: temperature of sampling, kept with the policy; it is 1 in training.
+        pretrain: settings of the training loop.
+        evaluation_samples: graphs sampled at every checkpoint to log validity; 0 means none.
+        data_licence: text kept with the checkpoint.
+        shape: the property that makes a graph valid: planar, tree, sbm or connected; None means that of the named set.
+        max_nodes: largest number of nodes of a graph of a file.
+        max_bytes: largest size of a file, unpacked.
+        node_attribute: of own graphs: attribute of nodes that holds their class; None takes the only one, and ``x`` of PyG data.
+        edge_attribute: of own graphs: attribute of edges that holds their class; None takes the only one, and ``edge_attr`` of
+            PyG data.
+        test_share: share of own graphs without splits that is not trained on and that samples are compared with.
+    """
+
+    data: str = "tree-64"
+    output_dir: str = "runs/pretrain-graph-sequences"
+    orders: int = 64
+    candidates: int = 8
+    layers: int = 6
+    heads: int = 4
+    width: int = 96
+    dropout: float = 0.0
+    max_length: int | None = None
+    temperature: float = 1.0
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    evaluation_samples: int = 80
+    data_licence: str = "made by discrete-grpo"
+    shape: Shape | None = None
+    max_nodes: int = MAX_NODES
+    max_bytes: int = MAX_BYTES
+    node_attribute: str | None = None
+    edge_attribute: str | None = None
+    test_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_range("orders", self.orders, least=1)
+        check_range("candidates", self.candidates, least=1)
+        check_range("test_share", self.test_share, above=0, below=1)
+        check_range("evaluation_samples", self.evaluation_samples, least=0)
+
+
+def graph_sequence_policy(
+    max_nodes: int,
+    max_length: int,
+    labels: Labels | None = None,
+    *,
+    layers: int = 6,
+    heads: int = 4,
+    width: int = 96,
+    dropout: float = 0.0,
+    temperature: float = 1.0,
+    seed: int = 42,
+) -> DecodedPolicy:
+    """An untrained autoregressive policy of graphs; its samples are lines of graphs, or None for a text that is no graph.
+
+    Args:
+        max_nodes: largest number of nodes whose every graph the alphabet can write.
+        max_length: largest number of tokens of a graph, see :func:`~discrete_grpo.domains.graph_sequences.most_tokens`.
+        labels: names of the classes of nodes and edges; None for plain graphs.
+        layers: depth of the transformer.
+        heads: attention heads of the transformer.
+        width: width of its hidden states.
+        dropout: dropout probability in training.
+        temperature: temperature of sampling.
+        seed: random seed of the initial weights; the global random state is not changed.
+    """
+    classes = (1, 1) if labels is None else (len(labels.nodes), max(1, len(labels.edges) - 1))
+    tokenizer = Tokenizer(vocabulary(max_nodes, *classes), PATTERN)
+    config = GPTConfig(len(tokenizer), max_length, 0, layers, heads, width, dropout=dropout)
+    with seeded(seed):
+        network = GPT(config)
+    policy = TokenPolicy(network, tokenizer, max_length=max_length, truncation=Truncation(temperature))
+    return DecodedPolicy(policy, GraphSequences(labels))
+
+
+def _graphs(recipe: PretrainGraphSequencesRecipe) -> tuple[GraphSplits, Labels | None, dict[str, Any]]:
+    """The splits of the data, the names of its classes where it has any, and what it takes to read a file again."""
+    attributes: dict[str, Any] = {"node_attribute": recipe.node_attribute, "edge_attribute": recipe.edge_attribute}
+    limits: dict[str, Any] = {"max_nodes": recipe.max_nodes, "max_bytes": recipe.max_bytes}
+    if not (recipe.data.endswith(".npz") or is_own(recipe.data)):
+        for name, value in attributes.items():
+            if value is not None:
+                raise ValueError(f"{name}: {value!r}, expected none with {recipe.data}")
+        return load_splits(recipe.data, **limits), None, {}
+    own = own_graphs(recipe.data, **attributes, **limits)
+    labels = None if own.labels.plain else own.labels
+    again = {**attributes, "test_share": recipe.test_share} if is_own(recipe.data) or labels is not None else {}
+    return labelled_splits(own, recipe.test_share), labels, again
+
+
+def _max_length(recipe: PretrainGraphSequencesRecipe, splits: GraphSplits, labels: Labels | None) -> int:
+    """The most tokens of a training graph, or the number that the recipe gives."""
+    longest = max(most_tokens(graph, labels) for graph in splits.train)
+    if recipe.max_length is not None:
+        check_range("max_length", recipe.max_length, least=longest, note=", the most tokens of a graph of the data")
+    return recipe.max_length or longest
+
+
+def run_pretrain_graph_sequences(recipe: PretrainGraphSequencesRecipe, *, resume: bool = False) -> Path:
+    """Pretrain an autoregressive policy of graphs; returns the folder of the exported policy."""
+    splits, labels, again = _graphs(recipe)
+    config = recipe.pretrain
+    policy = graph_sequence_policy(
+        max(map(len, splits.train)),
+        _max_length(recipe, splits, labels),
+        labels,
+        layers=recipe.layers,
+        heads=recipe.heads,
+        width=recipe.width,
+        dropout=recipe.dropout,
+        temperature=recipe.temperature,
+        seed=config.seed,
+    )
+    orders: dict[str, int] = {"orders": recipe.orders, "candidates": recipe.candidates, "seed": config.seed}
+    data = graph_tokens(splits.train, policy.policy.tokenizer, labels, **orders)
+    shape, count = recipe.shape or shape_of(splits.name), recipe.evaluation_samples
+    kept = {"name": splits.name, "source": recipe.data, "graphs": len(data.graphs), "licence": recipe.data_licence, **again}
+    metadata: dict[str, Any] = {"kind": "graphs", "data": kept, "shape": shape}
+    if labels is not None:
+        metadata["labels"] = labels.to_json()
+    reference = GraphReference(splits, shape, labels=labels)
+
+    def measure(averaged: DecodedPolicy) -> Mapping[str, float]:
+        return evaluate(sample(averaged, count, batch_size=40), reference)
+
+    return fit(policy, data, recipe, metadata=metadata, evaluate=measure if count else None, resume=resume)
