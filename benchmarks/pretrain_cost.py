@@ -72,7 +72,10 @@ def trainer_of(recipe: PretrainRecipe, data: MoleculeDataset, folder: str) -> Pr
 
 
 def measure(recipe: PretrainRecipe, data: MoleculeDataset, updates: int, batch: int) -> dict[str, Any]:
-    """Seconds of ``updates`` updates of ``batch`` molecules, the FLOPs of one, the launches of one and the number of weights."""
+    """Seconds of ``updates`` updates of ``batch`` molecules, the mean FLOPs of one, the launches of one and the number of weights.
+
+    Batches hold molecules of like size, so single updates differ by several times, and means over many count.
+    """
     rows = list(itertools.islice(batches(data.sizes, batch, recipe.pretrain.seed, 0), updates + 1))
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +85,8 @@ def measure(recipe: PretrainRecipe, data: MoleculeDataset, updates: int, batch: 
             trainer._update(part)
             seconds.append(time.process_time() - start)
         with FlopCounterMode(display=False) as counter:
-            trainer._update(rows[-1])
+            for part in rows[1:]:
+                trainer._update(part)
     with tempfile.TemporaryDirectory() as folder, pretending() as cuda, mock.patch.object(pretrain, "accelerator", accelerator):
         pretended = trainer_of(recipe, data, folder)
         pretended._update(rows[0][:2])  # fills what is kept
@@ -93,7 +97,7 @@ def measure(recipe: PretrainRecipe, data: MoleculeDataset, updates: int, batch: 
         "bf16": trainer.bf16,
         "parameters": sum(p.numel() for p in trainer.policy.parameters()),
         "seconds": seconds[1:],
-        "gflops": counter.get_total_flops() / 1e9,
+        "gflops": counter.get_total_flops() / 1e9 / updates,
         "launches": found.launches,
         "synchronisations": found.waits,
     }
@@ -102,7 +106,7 @@ def measure(recipe: PretrainRecipe, data: MoleculeDataset, updates: int, batch: 
 def estimates(row: dict[str, Any], steps: int) -> dict[str, float]:
     """Hours of ``steps`` updates: on a core like the measured one, and on a GPU as assumed."""
     gpu = max(row["launches"] * LAUNCH, row["gflops"] * 1e9 / RATE)
-    return {"core_hours": statistics.median(row["seconds"]) * steps / 3600, "gpu_hours": gpu * steps / 3600}
+    return {"core_hours": statistics.fmean(row["seconds"]) * steps / 3600, "gpu_hours": gpu * steps / 3600}
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -111,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--preset", default="zinc-graph", help="of discrete-grpo pretrain")
     parser.add_argument("--data", type=Path, required=True, help="file of SMILES")
     parser.add_argument("--molecules", type=int, default=4000, help="lines that are read")
-    parser.add_argument("--updates", type=int, default=5, help="updates that are timed")
+    parser.add_argument("--updates", type=int, default=15, help="updates that are timed, of batches of every size")
     parser.add_argument("--batch", type=int, nargs="+", default=None, help="default: the preset's, and 64")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/pretrain_cost.json")
     given = parser.parse_args(argv)

@@ -23,7 +23,7 @@ def test_the_recipe_is_that_of_the_preset() -> None:
 
 def test_hours_follow_from_seconds_launches_and_products() -> None:
     row = {"seconds": [1.0, 9.0, 2.0], "launches": 1000, "gflops": 0.0}
-    assert estimates(row, 3600) == {"core_hours": 2.0, "gpu_hours": 1000 * LAUNCH}
+    assert estimates(row, 3600) == {"core_hours": 4.0, "gpu_hours": 1000 * LAUNCH}
     assert estimates(row | {"launches": 0, "gflops": pretrain_cost.RATE / 1e9}, 7200)["gpu_hours"] == pytest.approx(2.0)
 
 
