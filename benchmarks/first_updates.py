@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.common import ROOT, write_result
 from discrete_grpo.cli.commands import RUNS, presets
 
-FILES = {"qm9-small": "qm9.smi.gz", "smiles-zinc": "zinc250k_test.smi.gz"}
+FILES = {"qm9-small": "qm9.smi.gz", "smiles-zinc": "zinc250k_test.smi.gz", "zinc-graph": "zinc250k_test.smi.gz"}
 CLOCKS = ("seconds", "time", "per_second", "memory")
 UPDATES = 3
 
