@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
+from discrete_grpo.core.precision import widen
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, load_weights, save
 from discrete_grpo.runs.console import progress
@@ -31,7 +32,7 @@ from discrete_grpo.runs.recorder import Recorder
 from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.distributed import ProcessGroup, RankShare, accelerator
-from discrete_grpo.training.optim import GradientSum, averaged, learning_rate
+from discrete_grpo.training.optim import GradientSum, averaged, learning_rate, update_average
 from discrete_grpo.training.state import check_device_kind
 
 __all__ = ["Dataset", "LikelihoodPolicy", "PretrainSettings", "Pretrainer", "decayed_rate", "fit"]
@@ -152,7 +153,8 @@ class Pretrainer:
         decay = [p for p in self.policy.parameters() if p.ndim > 1]
         rest = [p for p in self.policy.parameters() if p.ndim <= 1]
         groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.99))
+        fused = True if self.accelerator.device.type == "cuda" else None
+        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.99), fused=fused)
         self.generator = torch.Generator(self.accelerator.device).manual_seed(config.seed)
         self.recorder = Recorder(self.run) if self.processes.first else None
         self.checkpoints = Checkpoints(
@@ -258,11 +260,13 @@ class Pretrainer:
             gradient.add()
             gradient.finish(self.processes)
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
-        if not torch.isfinite(norm):
-            raise FloatingPointError(f"pretraining: gradient norm is {float(norm)} at step {self.step}; lower learning_rate")
+        values = torch.stack([widen(value.detach()) for value in (*losses.values(), norm)]).tolist()  # one wait for a GPU
+        found = dict(zip((*losses, "grad_norm"), values, strict=True))
+        if not math.isfinite(found["grad_norm"]):
+            raise FloatingPointError(f"pretraining: gradient norm is {found['grad_norm']} at step {self.step}; lower learning_rate")
         self.optimizer.step()
-        self.average.update_parameters(self.policy)
-        return {name: float(value.detach()) for name, value in losses.items()} | {"grad_norm": float(norm), "learning_rate": rate}
+        update_average(self.average, self.policy)
+        return found | {"learning_rate": rate}
 
     def _losses(self, rows: Tensor) -> dict[str, Tensor]:
         device = self.accelerator.device
