@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 __all__ = ["ROOT", "code_hash", "entries", "faults", "stale", "stamps"]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,10 +46,12 @@ MOVED = {  # old path: path of the file that does its work now
 
 
 def code_hash(path: str | Path) -> str:
-    """SHA-256 of a file; of Python, of its syntax tree, so that comments, docstrings and formatting do not count."""
+    """SHA-256 of a file; of Python and YAML, of what they say, so that comments, docstrings and formatting do not count."""
     content = Path(path).read_bytes()
     if Path(path).suffix == ".py":
         content = repr(_plain(ast.parse(content))).encode()
+    elif Path(path).suffix == ".yaml":
+        content = json.dumps(yaml.safe_load(content), sort_keys=True).encode()
     return hashlib.sha256(content).hexdigest()
 
 

@@ -65,6 +65,14 @@ def test_other_code_has_another_hash(tmp_path: Path, other: str) -> None:
     assert code_hash(tmp_path / "a.py") != code_hash(tmp_path / "b.py")
 
 
+def test_comments_of_presets_do_not_count(tmp_path: Path) -> None:
+    hashes = []
+    for k, text in enumerate(("# train: a\nrate: 1.0e-3\n", "rate: 0.001  # b\n", "rate: 0.002\n")):
+        (tmp_path / f"{k}.yaml").write_text(text)
+        hashes.append(code_hash(tmp_path / f"{k}.yaml"))
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
 def test_an_earlier_stamp_holds_the_hash_of_the_whole_file(measured: Path) -> None:
     write(measured, hashlib.sha256(CODE.encode()).hexdigest())
     assert found(measured) == []
