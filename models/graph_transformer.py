@@ -201,7 +201,8 @@ class _Geometry:
         pair_weight: 1/sqrt of the number of other nodes of each graph.
         node_mean: weights of the mean over the nodes that exist.
         pair_mean: weights of the mean over the pairs that exist.
-        full: whether every node is known to exist; False on a GPU, where the answer would have to be waited for.
+        full: whether every node is known to exist; False on a GPU, where the answer would have to be waited for, and in compiled
+            layers, of which full and padded batches would be two programs.
     """
 
     pairs: PairLayout
@@ -212,8 +213,8 @@ class _Geometry:
     full: bool
 
     @staticmethod
-    def of(mask: Bool[Tensor, "batch node"], dtype: torch.dtype) -> _Geometry:
-        full = mask.device.type == "cpu" and bool(mask.all())
+    def of(mask: Bool[Tensor, "batch node"], dtype: torch.dtype, compiled: bool) -> _Geometry:
+        full = mask.device.type == "cpu" and not compiled and bool(mask.all())
         exists = pair_mask(mask)
         neighbours = (mask.sum(1) - 1).clamp_min(1)[:, None, None].to(dtype)
         means = [(m.to(dtype) / m.sum(1, keepdim=True).clamp_min(1)).unsqueeze(1) for m in (mask, exists)]
@@ -285,7 +286,8 @@ class GraphTransformer(nn.Module):
             given = ~properties.isnan()
             features = torch.cat([torch.where(given, properties, 0.0), given.to(properties.dtype)], -1)
             y = y + self.property_in(features.to(y.dtype))
-        geometry = _Geometry.of(mask, e.dtype)
+        compiled = any(block._compiled_call_impl is not None for block in self.blocks)
+        geometry = _Geometry.of(mask, e.dtype, compiled)
         for block in self.blocks:
             x, e, y = run_layer(block, x, e, y, geometry, again=self.checkpoint_layers, random=self.training)
         return self.node_out(x), symmetrise(self.edge_out(e), nodes.shape[1])

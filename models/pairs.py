@@ -56,7 +56,8 @@ class PairLayout:
         p, graph = num_pairs(n), torch.arange(b, device=device)[:, None]
         starts = torch.arange(b * n, device=device) * (n - 1)
         exists = None if full else pair_mask(mask).index_select(1, own).flatten().to(dtype)
-        rows, at = (graph * p + own).flatten(), (graph * (2 * p) + sides).flatten()
+        # Copies, as views would tie compiled code to the tensors they are views of.
+        rows, at = (graph * p + own).flatten().clone(), (graph * (2 * p) + sides).flatten().clone()
         return PairLayout(left, right, left * n + right, place, rows, at, starts, exists)
 
 

@@ -22,8 +22,6 @@ __all__ = [
     "ADDED",
     "FUNCTIONS",
     "TABLES",
-    "Call",
-    "Score",
     "all_calls",
     "all_scores",
     "calls_until",

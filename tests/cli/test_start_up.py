@@ -10,7 +10,6 @@ import os
 import pkgutil
 import subprocess
 import sys
-import types
 import typing
 from pathlib import Path
 from typing import Any
@@ -148,7 +147,7 @@ def real_rewards() -> dict[str, Any]:
         module = importlib.import_module(f"{rewards.__name__}.{info.name}")
         for name in getattr(module, "__all__", ()):
             reward = getattr(module, name)
-            if not callable(reward) or getattr(reward, "_is_protocol", False) or isinstance(reward, types.GenericAlias):
+            if not callable(reward) or getattr(reward, "_is_protocol", False):
                 continue
             parameters = inspect.signature(reward.__call__ if isinstance(reward, type) else reward).parameters
             if "samples" in list(parameters)[:2] and any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

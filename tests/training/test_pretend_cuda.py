@@ -90,8 +90,8 @@ def test_places_are_lines_of_this_project() -> None:
         same = torch.ones(1, 3, 3, device="cuda", dtype=torch.bool)
         effective_resistance(same.float() - torch.eye(3, device="cuda"), same)
     assert any("core/categorical.py" in line for line in found.lines)
-    assert found.waits == 2  # tolist, and the inverse, which reads whether it exists
-    assert any("models/connectivity.py" in where for where in found.synchronisations)
+    assert any("models/connectivity.py" in line for line in found.lines)
+    assert found.waits == 1  # tolist
 
 
 def test_a_recorded_graph_repeats_its_operations_on_the_same_memory() -> None:
@@ -126,10 +126,9 @@ def drawn(case: Case, cuda: Cuda, steps: int | None = None) -> Counts:
         policy = type(policy)(**policy.init_args() | {"num_steps": steps})
     policy = moved_to(cuda, policy.eval())
     contexts = group_contexts(2, 2, None if case.columns is None else [case.columns] * 2)
-    generator = cuda.generator()
-    policy.sample(contexts, generator=generator)
+    policy.sample(contexts, generator=cuda.generator(0))
     with cuda.counting() as found:
-        policy.sample(contexts, generator=generator)
+        policy.sample(contexts, generator=cuda.generator(0))  # of the same sizes
     return found
 
 
