@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from discrete_grpo.datasets.reading import check_file
 from discrete_grpo.datasets.shard_building import ShardOptions, build_shards
 from discrete_grpo.datasets.shards import FORMS
 from discrete_grpo.datasets.text_files import MAX_BYTES
@@ -39,6 +40,7 @@ def preprocess(
         ValueError: as :func:`~discrete_grpo.datasets.shard_building.build_shards`.
     """
     path, folder, options = data_file(str(data)), Path(output_dir), options or ShardOptions()
+    check_file(path)
     with progress("lines", None) as shown:
         found = build_shards(path, folder, options, max_broken=max_broken, max_bytes=max_bytes, jobs=jobs, tell=shown.reach)
     good = found["molecules"] + found["dropped"]
