@@ -112,7 +112,7 @@ def entries(page: str) -> dict[str, tuple[str, str]]:
 
 
 def faults(folder: Path, page: str, root: Path = ROOT) -> list[str]:
-    """What is wrong, a line each: stale results that the register lacks, entries without cause, commits of another stamp."""
+    """Lines that name stale results missing in the register, entries without cause, and commits of another stamp."""
     register, found = entries(page), []
     results = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
     for name, result in results.items():

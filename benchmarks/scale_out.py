@@ -57,7 +57,7 @@ SOURCES = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured.
+    """One workload of the benchmark.
 
     Attributes:
         updates: number of updates that are timed.
@@ -264,7 +264,7 @@ def summed_up(rounds: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, floa
 
 @dataclass(frozen=True)
 class Terms:
-    """What an update takes, as measured.
+    """Measured cost of an update.
 
     Attributes:
         dealt: processor seconds that are divided among the processes.

@@ -46,7 +46,7 @@ Rows = Sequence[tuple[int, str]]
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """What the molecules of a file become.
+    """Options of the shards made of a file.
 
     Attributes:
         form: ``smiles`` for token sequences, ``graphs`` for packed graphs.

@@ -148,7 +148,7 @@ def listed(graph: nx.Graph, labels: Labels | None = None) -> ListedGraph:
 
 
 def text_of(graph: ListedGraph, generator: np.random.Generator | None = None, candidates: int = 1) -> str:
-    """One text of a graph.
+    """Write a graph as a text, in one of its orders.
 
     Args:
         graph: see :func:`listed`.
@@ -164,7 +164,7 @@ def text_of(graph: ListedGraph, generator: np.random.Generator | None = None, ca
 
 
 class _Writer:
-    """One order of a graph, drawn at once, and its tokens."""
+    """Tokens of a graph in one order, which is drawn when the object is made."""
 
     def __init__(self, graph: ListedGraph, generator: np.random.Generator | None) -> None:
         n = len(graph.neighbours)

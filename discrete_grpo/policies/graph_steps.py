@@ -28,7 +28,7 @@ Transition = Callable[[GraphBatch, Tensor, Tensor | None], tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a step drew.
+    """Result of one sampling step.
 
     Attributes:
         state: the state after it; with a recorded step it is valid until the next one.
@@ -77,7 +77,7 @@ class Stepper:
         )
 
     def walk(self, state: GraphBatch, steps: range) -> Iterator[Drawn]:
-        """What each of ``steps`` draws, from ``state`` on."""
+        """Draw ``steps`` one after the other, from ``state`` on, and yield the result of each."""
         at = torch.full((len(state),), steps.start, device=state.nodes.device)
         graph: StepGraph | None = None
         for k in steps:
@@ -114,7 +114,7 @@ class Stepper:
         return Drawn(state, *pack(state), drawn.logp)
 
     def _uniform(self, state: GraphBatch) -> Float[Tensor, " site"]:
-        """One uniform number per site, those of the nodes first."""
+        """Draw one uniform number per site, nodes first."""
         b, n = state.nodes.shape
         device = state.nodes.device
         return torch.rand(b * (n + num_pairs(n)), generator=self.generator, device=device, dtype=self.dtype)

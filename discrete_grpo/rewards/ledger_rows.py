@@ -119,7 +119,7 @@ def calls_until(connection: sqlite3.Connection, turn: int | None = None) -> int:
 
 
 def known_calls(connection: sqlite3.Connection, keys: Sequence[str]) -> dict[str, tuple[int, int, int]]:
-    """Those of the keys that are calls already, each with its turn, rank and position."""
+    """Return the keys that are calls already, each with its turn, rank and position."""
     found: dict[str, tuple[int, int, int]] = {}
     for part in chunked(keys):
         marks = ", ".join("?" * len(part))

@@ -284,7 +284,7 @@ class GroupSampler:
         return Drawn(shard, starts, self.sample(shard, starts))
 
     def _score(self, drawn: Drawn) -> Tensor:
-        """What the rewards give for drawn groups [B, R]."""
+        """Return the rewards of drawn groups [B, R]."""
         if self.ledger is not None:
             self.ledger.rank = drawn.shard.number
         columns = seen_columns(drawn.rollout, drawn.starts)
@@ -358,7 +358,7 @@ class GroupSampler:
         return Generation(mine, every, self._own(mine, every, rows), advantage, [told for _, _, told in found])
 
     def _told(self, batch: Batch) -> Batch:
-        """What the other processes need of a batch: rewards and marks, and the states from which the policy learns."""
+        """Return the part of a batch that other processes need: rewards and marks, and the states from which the policy learns."""
         names = observed_states(self.policy)
         if names is None:
             return batch.on_cpu()

@@ -74,7 +74,7 @@ def test_the_same_samples_and_gradients_as_without() -> None:
     assert backend.programs > 0
     for name, value in draw(plain).states.items():
         assert torch.equal(rollout.states[name], value)
-    torch.testing.assert_close(gradients(policy, rollout), gradients(plain, rollout), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients(policy, rollout), gradients(plain, rollout), rtol=1e-4, atol=3e-6)
 
 
 def test_drawing_and_scoring_run_the_same_program_for_all_sizes_and_layers() -> None:
@@ -146,7 +146,7 @@ def test_it_goes_together_with_adapters_and_with_layers_computed_again() -> None
     compile_network(policy, backend)
     checkpoint_layers(policy)
     rollout = draw(policy)
-    torch.testing.assert_close(gradients(policy, rollout), gradients(plain, rollout), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients(policy, rollout), gradients(plain, rollout), rtol=1e-4, atol=3e-6)
     assert backend.programs == 1  # adapted layers share it too
     torch.testing.assert_close(logp(without_lora(policy), rollout), logp(policy, rollout), rtol=0, atol=1e-4)
 
