@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.common import ROOT, interleaved, paired_ratio, peak_allocated, stamp, write_result
 from discrete_grpo.domains.graphs import pair_index, pair_mask, symmetrise
-from discrete_grpo.models import graph_transformer
+from discrete_grpo.models import graph_transformer, pairs
 from discrete_grpo.models.graph_transformer import BASE, SMALL, GraphTransformer, GraphTransformerConfig
 from discrete_grpo.models.pairs import PairLayout
 
@@ -89,17 +90,17 @@ def _softmax(logits: Tensor) -> Tensor:
     return logits.softmax(-1)
 
 
+PLAIN = {"square": _square, "incident_sum": _incident_sum, "pair_update": _pair_update, "_softmax": _softmax}
+
+
 @contextmanager
 def plainly() -> Iterator[None]:
     """Replace the fused passes of the network by plain operations."""
-    plain = {"square": _square, "incident_sum": _incident_sum, "film_norm": _film_norm, "pair_update": _pair_update}
-    plain["_softmax"] = _softmax
-    kept = {name: getattr(graph_transformer, name) for name in plain}
-    vars(graph_transformer).update(plain)
-    try:
+    with ExitStack() as stack:
+        for name, replacement in PLAIN.items():
+            stack.enter_context(patch.object(graph_transformer, name, replacement))
+        stack.enter_context(patch.object(pairs, "film_norm", _film_norm))
         yield
-    finally:
-        vars(graph_transformer).update(kept)
 
 
 # -- the table

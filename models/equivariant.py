@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.fields import FieldLogits, centred
 from discrete_grpo.models.pair_geometry import Pairs, lengths, moved, pair_invariants, radial_features
+from discrete_grpo.models.pairs import FilmNorm
 from discrete_grpo.models.recompute import run_layer
 
 __all__ = ["BASE", "SMALL", "EquivariantConfig", "EquivariantSizes", "EquivariantTransformer", "SingleFieldNetwork"]
@@ -141,21 +142,6 @@ def _check_shape(name: str, given: Tensor, wanted: tuple[int, ...]) -> None:
         raise ValueError(f"{name}: shape {tuple(given.shape)}, expected {wanted}")
 
 
-class _FilmNorm(nn.Module):
-    """LayerNorm whose scale and shift are linear in the state of the graph, and 1 and 0 in a new network."""
-
-    def __init__(self, width: int, global_width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width, elementwise_affine=False)
-        self.film = nn.Linear(global_width, 2 * width)
-        nn.init.zeros_(self.film.weight)
-        nn.init.zeros_(self.film.bias)
-
-    def forward(self, states: Tensor, y: Tensor) -> Tensor:
-        scale, shift = self.film(y).unsqueeze(1).chunk(2, -1)
-        return torch.addcmul(shift, self.norm(states), 1 + scale)
-
-
 class _Block(nn.Module):
     """One layer, as the equations at the top of this file state it."""
 
@@ -164,7 +150,7 @@ class _Block(nn.Module):
         d, de, dg, hidden = config.width, config.edge_width, config.global_width, config.expansion * config.edge_width
         ways, moves = 1 + bool(config.directed), int(config.positions)
         self.heads, self.radial, self.edge_width = config.heads, config.radial, de
-        self.node_norm, self.edge_norm, self.mlp_norm = _FilmNorm(d, dg), _FilmNorm(de, dg), _FilmNorm(d, dg)
+        self.node_norm, self.edge_norm, self.mlp_norm = FilmNorm(d, dg), FilmNorm(de, dg), FilmNorm(d, dg)
         self.qkv = nn.Linear(d, 3 * d, bias=False)
         self.attended = nn.Linear(d, d)
         self.bias = nn.Linear(ways * de, config.heads, bias=False)
@@ -239,7 +225,7 @@ class EquivariantTransformer(nn.Module):
         self.edge_in = nn.Sequential(nn.GELU(), nn.Linear(de, de))
         self.global_in = nn.Sequential(nn.Linear(TIMES + 2, dg), nn.GELU(), nn.Linear(dg, dg))
         self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
-        self.node_norm, self.edge_norm = _FilmNorm(d, dg), _FilmNorm(de, dg)
+        self.node_norm, self.edge_norm = FilmNorm(d, dg), FilmNorm(de, dg)
         self.node_out = _head(d, sum(config.node_classes.values()))
         self.edge_out = _head(de, sum(config.edge_classes.values()))
         self.rescale = nn.Linear(dg, 1) if config.positions else None

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.graphs import pair_index, pair_mask, symmetrise, upper
 from discrete_grpo.models.connectivity import GLOBAL_FEATURES, NODE_FEATURES, PAIR_FEATURES, connectivity_features
-from discrete_grpo.models.pairs import PairLayout, film_norm, incident_sum, pair_update, square
+from discrete_grpo.models.pairs import FilmNorm, PairLayout, incident_sum, pair_update, square
 from discrete_grpo.models.random_walks import random_walks
 from discrete_grpo.models.recompute import run_layer
 
@@ -129,20 +129,6 @@ def _masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     return (x * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
 
 
-class _Modulate(nn.Module):
-    """LayerNorm whose scale and shift depend on the graph's global state."""
-
-    def __init__(self, width: int, global_width: int) -> None:
-        super().__init__()
-        self.film = nn.Linear(global_width, 2 * width)
-        nn.init.zeros_(self.film.weight)  # otherwise scales, states and pools amplify each other, and a deep network overflows
-        nn.init.zeros_(self.film.bias)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        scale, shift = self.film(y).unsqueeze(1).chunk(2, -1)
-        return film_norm(x, scale, shift)
-
-
 class _Block(nn.Module):
     """One layer: pair-biased attention, an edge update and a feed-forward on nodes."""
 
@@ -150,7 +136,7 @@ class _Block(nn.Module):
         super().__init__()
         d, de, dg, hidden = config.width, config.edge_width, config.global_width, config.expansion * config.edge_width
         self.heads = config.heads
-        self.node_norm, self.edge_norm, self.mlp_norm = _Modulate(d, dg), _Modulate(de, dg), _Modulate(d, dg)
+        self.node_norm, self.edge_norm, self.mlp_norm = FilmNorm(d, dg), FilmNorm(de, dg), FilmNorm(d, dg)
         self.qkv = nn.Linear(d, 3 * d, bias=False)
         self.attended = nn.Linear(d, d)
         self.incident = nn.Linear(de, d, bias=False)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.domains.graphs import num_pairs, pair_index, pair_mask
 
-__all__ = ["PairLayout", "film_norm", "incident_sum", "pair_update", "square"]
+__all__ = ["FilmNorm", "PairLayout", "film_norm", "incident_sum", "pair_update", "square"]
 
 EPS = 1e-5
 """Added to the variance by LayerNorm."""
@@ -97,8 +97,28 @@ def film_norm(
     one, zero = x.new_ones(width), x.new_zeros(width)  # on a CPU the kernel without weights takes twice the time
     if torch.compiler.is_compiling():
         return torch.addcmul(shift, nn.functional.layer_norm(x, width, one, zero), 1 + scale)
-    found: Tensor = _FilmNorm.apply(x, scale, shift, one, zero)
+    found: Tensor = _FilmFunction.apply(x, scale, shift, one, zero)
     return found
+
+
+class FilmNorm(nn.Module):
+    """LayerNorm with scale and shift linear in the state of the graph, (1 + W y)·LayerNorm(x) + U y; a plain one at first.
+
+    Args:
+        width: of the states that are normalised.
+        global_width: of the state of the graph.
+    """
+
+    def __init__(self, width: int, global_width: int) -> None:
+        super().__init__()
+        self.film = nn.Linear(global_width, 2 * width)
+        nn.init.zeros_(self.film.weight)  # otherwise scales, states and pools amplify each other, and a deep network overflows
+        nn.init.zeros_(self.film.bias)
+
+    def forward(self, x: Float[Tensor, "batch row d"], y: Float[Tensor, "batch g"]) -> Float[Tensor, "batch row d"]:
+        """Norm of ``x`` with the scale and the shift that ``y`` gives."""
+        scale, shift = self.film(y).unsqueeze(1).chunk(2, -1)
+        return film_norm(x, scale, shift)
 
 
 def pair_update(
@@ -170,7 +190,7 @@ class _IncidentSum(torch.autograd.Function):
         return found, None, None
 
 
-class _FilmNorm(torch.autograd.Function):
+class _FilmFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, one: Tensor, zero: Tensor) -> Tensor:
         normed, mean, inverse = torch.native_layer_norm(x, one.shape, one, zero, EPS)

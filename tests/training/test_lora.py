@@ -432,7 +432,7 @@ class _Bare(nn.Module):
         ({"target_modules": []}, r"target_modules: \[\], expected at least one name, or all-linear"),
         ({"target_modules": ["qvk"]}, "target_modules: 'qvk' is no layer of the GraphTransformer; did you mean 'qkv'?"),
         ({"target_modules": "all-liner"}, "target_modules: 'all-liner' is no layer of the GraphTransformer; known: all-linear"),
-        ({"target_modules": "mlp_norm"}, "target_modules: 'mlp_norm' is a _Modulate, expected a Linear, Embedding"),
+        ({"target_modules": "mlp_norm"}, "target_modules: 'mlp_norm' is a FilmNorm, expected a Linear, Embedding"),
     ],
 )
 def test_bad_settings_are_named(options: dict[str, Any], said: str) -> None:
