@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,14 +13,18 @@ from discrete_grpo.models.graph_transformer import SMALL, GraphTransformer, Grap
 
 def test_the_plain_form_computes_the_same_by_plain_operations_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    sizes = SMALL | {"layers": 2}
+    sizes: dict[str, Any] = SMALL | {"layers": 2}
     network = GraphTransformer(GraphTransformerConfig(node_states=9, edge_states=4, node_classes=9, edge_classes=4, **sizes))
     inputs = floor.batch(5, 2)
     fused = network(*inputs)
     called: list[str] = []
 
-    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments: (called.append(name), function(*arguments))[1]
+    def counted(name: str, function: Any) -> Any:
+        def counting(*arguments: Any) -> Any:
+            called.append(name)
+            return function(*arguments)
+
+        return counting
 
     plain = {name: counted(name, function) for name, function in floor.PLAIN.items()}
     monkeypatch.setattr(floor, "PLAIN", plain)
