@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.jobs import FAILED, ROW, Job, by_name, read_json, run_job
+from discrete_grpo.benchmarking.markdown import write_markdown
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.page import write_page
 from discrete_grpo.benchmarking.plan import Plan, Request, make_plan
@@ -23,7 +24,7 @@ from discrete_grpo.runs.console import print_notes
 if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
 
-__all__ = ["benchmark"]
+__all__ = ["benchmark", "write_files"]
 
 PAGE_SECONDS = 60.0
 """Seconds between two pages that are written while jobs run."""
@@ -73,7 +74,7 @@ def benchmark(
         command: what the results name as their command; None names this function.
 
     Returns:
-        All rows in ``output_dir``; ``results.json`` and ``results.html`` hold them too.
+        All rows in ``output_dir``; ``results.json``, ``results.md`` and ``results.html`` hold them too.
 
     Raises:
         ValueError: in one line, for unknown names, a budget below a method's first population, a policy that does not fit, a row
@@ -106,7 +107,7 @@ def benchmark(
         try:
             note_run(plan, command or "discrete_grpo.benchmark(...)")
             _run(plan, request)
-            return _report(plan)
+            return write_files(plan.folder)
         except OSError as error:
             why = error.strerror or error
             told = f"output_dir: {plan.folder} cannot be written ({why}); finished rows are kept, and the same command goes on"
@@ -138,7 +139,7 @@ def _run(plan: Plan, request: Request) -> None:
                 pass
             progress.over(job)
     except (Interrupted, KeyboardInterrupt) as stopped:
-        _report(plan)
+        write_files(plan.folder)
         raise Interrupted(f"stopped; finished rows are in {plan.folder}, and the same command goes on") from stopped
 
 
@@ -160,7 +161,7 @@ class _Progress:
             said = f"failed: {(failed or {}).get('error', 'no row')}"
         print_notes([f"{self.count}/{len(self.plan.jobs)}  {job.label}: {said}"])
         if time.monotonic() - self.written > PAGE_SECONDS:
-            _report(self.plan)
+            write_files(self.plan.folder)
             self.written = time.monotonic()
 
 
@@ -168,10 +169,15 @@ def _shown(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3f}"
 
 
-def _report(plan: Plan) -> Results:
-    """Write the results of all rows in the folder."""
-    results = read_results(plan.folder)
+def write_files(folder: str | Path) -> Results:
+    """Write ``results.json``, ``results.md`` and ``results.html`` from all rows in the folder of a benchmark.
+
+    Raises:
+        ValueError: if it holds no benchmark.
+    """
+    results = read_results(folder)
     write_results(results)
+    write_markdown(results)
     write_page(results)
     return results
 

@@ -96,10 +96,9 @@ def _report(folder: Path) -> None:
     from discrete_grpo.runs.report.report import write_report
 
     if (folder / "benchmark.json").is_file():
-        from discrete_grpo.benchmarking.page import write_page
-        from discrete_grpo.benchmarking.results import read_results
+        from discrete_grpo.benchmarking.runner import write_files
 
-        print(write_page(read_results(folder)))
+        print(write_files(folder).page)
         return
     if not any((folder / name).is_file() for name in ("run.json", "metrics.jsonl")):
         raise UsageError(f"run: {folder} is no run folder, expected one with run.json or metrics.jsonl")

@@ -1,0 +1,58 @@
+"""The table of a benchmark as Markdown, to be put into a page or a README as it stands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from discrete_grpo.benchmarking.results import Results
+from discrete_grpo.benchmarking.table import Cell, cell_text, published_rows, total_text
+from discrete_grpo.core.atomic import atomic_write
+
+__all__ = ["markdown_table", "write_markdown"]
+
+TABLE = "results.md"
+
+
+def write_markdown(results: Results) -> Path:
+    """Write ``results.md`` into the folder of a benchmark."""
+    path = results.folder / TABLE
+    with atomic_write(path, "w") as file:
+        file.write(markdown_table(results))
+    return path
+
+
+def markdown_table(results: Results) -> str:
+    """AUC top-10 by task, one column per method, then one per published method, with sums below.
+
+    The best mean of a task among the methods that were run is bold; published numbers stand as their authors gave them, ``*`` marks
+    those that prescreen.
+    """
+    table, published = results.table(), published_rows(results.about)
+    rows = []
+    for task in table.tasks:
+        cells = [table.cells[task, method] for method in table.methods]
+        best = max((cell.mean for cell in cells if cell.mean is not None), default=None)
+        known = [one.scores.get(task) for one in published]
+        rows.append([task, *(_text(cell, best) for cell in cells), *("–" if score is None else f"{score:.3f}" for score in known)])
+    sums = [total_text(table.totals[method]) for method in table.methods]
+    for one in published:
+        scores = [one.scores[task] for task in table.tasks if task in one.scores]
+        sums.append(f"{math.fsum(scores):.3f} ({len(scores)})")
+    rows.append(["sum (tasks)", *sums])
+    return "\n".join(_lines(["task", *table.methods, *(one.name for one in published)], rows)) + "\n"
+
+
+def _text(cell: Cell, best: float | None) -> str:
+    return f"**{cell_text(cell)}**" if cell.mean is not None and cell.mean == best else cell_text(cell)
+
+
+def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
+    yield _line(head)
+    yield _line(["---"] * len(head))
+    yield from map(_line, rows)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
