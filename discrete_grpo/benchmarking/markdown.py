@@ -26,14 +26,15 @@ def write_markdown(results: Results) -> Path:
 def markdown_table(results: Results) -> str:
     """AUC top-10 by task, one column per method, then one per published method, with sums below.
 
-    The best mean of a task among the methods that were run is bold; published numbers stand as their authors gave them, ``*`` marks
-    those that prescreen.
+    The best mean of a task is bold where several methods were run on it. Published numbers stand as their authors gave them; ``*``
+    marks those that prescreen.
     """
     table, published = results.table(), published_rows(results.about)
     rows = []
     for task in table.tasks:
         cells = [table.cells[task, method] for method in table.methods]
-        best = max((cell.mean for cell in cells if cell.mean is not None), default=None)
+        means = [cell.mean for cell in cells if cell.mean is not None]
+        best = max(means) if len(means) > 1 else None
         known = [one.scores.get(task) for one in published]
         rows.append([task, *(_text(cell, best) for cell in cells), *("–" if score is None else f"{score:.3f}" for score in known)])
     sums = [total_text(table.totals[method]) for method in table.methods]
