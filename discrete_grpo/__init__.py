@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from discrete_grpo.recipes.families import SamplerOptions
     from discrete_grpo.recipes.loading import load_policy
     from discrete_grpo.recipes.molecules import molecule_policy
+    from discrete_grpo.recipes.optimise import optimise
     from discrete_grpo.recipes.pretrain import pretrain
     from discrete_grpo.recipes.sample import sample
     from discrete_grpo.recipes.train import TrainRecipe, train
@@ -52,6 +53,7 @@ __all__ = [
     "load_policy",
     "molecule_policy",
     "molecule_reward",
+    "optimise",
     "posterior_kl",
     "pretrain",
     "sample",
@@ -67,6 +69,7 @@ _MODULES = {
     "core.rollout": ("Context", "Policy", "Reward", "Rollout", "Scorer", "group_contexts"),
     "core.scoring": ("RewardError",),
     "recipes.molecules": ("molecule_policy",),
+    "recipes.optimise": ("optimise",),
     "recipes.pretrain": ("pretrain",),
     "training.trainer": ("GRPOTrainer",),
     "recipes.evaluate": ("evaluate",),

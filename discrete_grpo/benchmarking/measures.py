@@ -10,10 +10,10 @@ from typing import Any
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
-from discrete_grpo.rewards.auc import auc_top_k
+from discrete_grpo.rewards.auc import auc_spacing, auc_top_k
 from discrete_grpo.rewards.ledger import History, Ledger
 
-__all__ = ["auc_spacing", "best_calls", "curve", "measure", "pairwise_diversity", "task_scores"]
+__all__ = ["best_calls", "curve", "measure", "pairwise_diversity", "task_scores"]
 
 CURVE_POINTS = 38
 """Points of a kept curve after the first, dense at the beginning."""
@@ -29,15 +29,6 @@ def best_calls(scores: Sequence[float], k: int) -> list[int]:
     """
     known = [place for place, score in enumerate(scores) if not math.isnan(score)]
     return heapq.nsmallest(k, known, key=lambda place: (-scores[place], place))
-
-
-def auc_spacing(budget: int) -> int:
-    """Calls between two points of the area under the curve: 100 as in PMO from 10,000 calls on, else a hundredth of the budget.
-
-    >>> auc_spacing(10_000), auc_spacing(1_000), auc_spacing(50)
-    (100, 10, 1)
-    """
-    return min(100, max(1, budget // 100))
 
 
 def curve(scores: Sequence[float], budget: int, k: int = 10) -> list[tuple[int, float]]:

@@ -37,6 +37,7 @@ RUNS: dict[str, Recipe] = {
     "judge": Recipe("discrete_grpo.recipes.judge", "JudgeRecipe", "run_judge"),
     "pretrain-digits": Recipe("discrete_grpo.recipes.digits", "PretrainDigitsRecipe", "run_pretrain_digits"),
     "pretrain-spatial": Recipe("discrete_grpo.recipes.spatial", "PretrainSpatialRecipe", "run_pretrain_spatial"),
+    "optimise": Recipe("discrete_grpo.recipes.optimise", "OptimiseRecipe", "run_optimise"),
     "search": Recipe("discrete_grpo.recipes.search", "SearchRecipe", "run_search"),
 }
 """The commands that make a run folder."""
@@ -52,6 +53,7 @@ COMMANDS = {
     "pretrain-digits": "train a policy of handwritten digits by likelihood",
     "pretrain-spatial": "train a diffusion policy of molecules with their positions in space by likelihood",
     "preprocess": "write a file of molecules as shards, for pretraining on data that does not fit in memory",
+    "optimise": "find the molecules with the highest reward within a budget of oracle calls",
     "search": "search around the best samples of a policy without changing it",
     "benchmark": "compare methods of reward optimisation on a suite of tasks, within a budget of oracle calls",
     "resume": "continue a stopped run",

@@ -104,6 +104,7 @@ EXAMPLES = {
     "judge": ("discrete-grpo judge --data=lines.txt --policy=runs/lines",),
     "pretrain-digits": ("discrete-grpo pretrain-digits digits-all",),
     "pretrain-spatial": ("discrete-grpo pretrain-spatial --data=molecules.sdf", "discrete-grpo pretrain-spatial qm9-3d --jobs=2"),
+    "optimise": ("discrete-grpo optimise --reward=my_rewards.docking --max_oracle_calls=2000",),
     "search": ("discrete-grpo search --policy=qm9-small --reward=qed --rounds=5",),
 }
 

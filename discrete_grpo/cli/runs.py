@@ -90,10 +90,11 @@ def _withdraw(folder: Path, made: bool) -> None:
 
 
 def has_results(folder: Path) -> bool:
-    """Whether a run that failed is worth continuing: it has a checkpoint, or is a search that has scored something."""
+    """Whether a run that failed is worth continuing: it has a checkpoint, or a search or optimisation that has scored."""
     if (folder / "checkpoints").exists() or (folder / "offline" / "checkpoints").exists():
         return True
-    if json.loads((folder / "run.json").read_text())["command"] != "search" or not (folder / "ledger.sqlite").exists():
+    command = json.loads((folder / "run.json").read_text())["command"]
+    if command not in ("search", "optimise") or not (folder / "ledger.sqlite").exists():
         return False
     from discrete_grpo.rewards.ledger import Ledger
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from discrete_grpo.core.checks import check_range
 
-__all__ = ["auc_top_k"]
+__all__ = ["auc_spacing", "auc_top_k"]
 
 
 def auc_top_k(history: Iterable[float], k: int = 10, budget: int = 10_000, freq_log: int = 100) -> float:
@@ -48,3 +48,12 @@ def auc_top_k(history: Iterable[float], k: int = 10, budget: int = 10_000, freq_
     final = sum(best) / len(best) if best else 0.0
     area += (count - last) * (final + before) / 2
     return (area + (budget - count) * final) / budget
+
+
+def auc_spacing(budget: int) -> int:
+    """Calls between two points of the area under the curve: 100 as in PMO from 10,000 calls on, else a hundredth of the budget.
+
+    >>> auc_spacing(10_000), auc_spacing(1_000), auc_spacing(50)
+    (100, 10, 1)
+    """
+    return min(100, max(1, budget // 100))

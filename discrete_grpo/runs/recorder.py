@@ -51,6 +51,7 @@ _OTHERS = (
     "policy",
     "ledger.sqlite",
     "search.json",
+    "optimise.json",
     "best.csv.gz",
     "report.html",
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -190,7 +190,8 @@ class GaussianProcessScreen:
         self.featurize, self.kappa, self.start, self.size = featurize, kappa, start, size
         self.generator = generator or torch.Generator()
         self.found: Hyperparameters | None = None
-        self._rows: list[_Row] = []
+        self._samples: list[Any] = []
+        self._rows: list[_Row] = []  # their features
         self._scores: list[float] = []
         self._fits = 0
         self._fitted: list[int] = []  # the samples of the last fit
@@ -200,13 +201,27 @@ class GaussianProcessScreen:
         """Learn from scored samples; NaN is left out."""
         for sample, score in zip(samples, scores.tolist(), strict=True):
             if score == score:
+                self._samples.append(sample)
                 self._rows.append(self._features(sample))
                 self._scores.append(score)
 
     def forget(self) -> None:
         """Forget all samples, and the weights that were found for them."""
-        self._rows, self._scores, self._fitted, self._tables = [], [], [], []
+        self._samples, self._rows, self._scores, self._fitted, self._tables = [], [], [], [], []
         self.found, self._fits = None, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The samples with their scores, the weights that were found, and the generator; features are computed again."""
+        kept = {"samples": list(self._samples), "scores": list(self._scores), "fits": self._fits}
+        return kept | {"found": None if self.found is None else asdict(self.found), "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; merits that follow have the same bits."""
+        self.forget()
+        self._samples, self._scores, self._fits = list(state["samples"]), list(state["scores"]), int(state["fits"])
+        self._rows = [self._features(sample) for sample in self._samples]
+        self.found = None if state["found"] is None else Hyperparameters(**state["found"])
+        self.generator.set_state(state["generator"])
 
     def merit(self, samples: Sequence[Any]) -> Float[Tensor, " batch"] | None:
         """Upper confidence bound of each sample; None while fewer than ``start`` were observed, or equal scores only are fitted."""

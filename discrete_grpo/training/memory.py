@@ -113,6 +113,11 @@ class ScoredMemory:
         self.kept.clear()
         self._keys.clear()
 
+    def replace(self, entries: Sequence[Remembered]) -> None:
+        """Hold these entries, best first, in the place of all others."""
+        self.kept = list(entries)
+        self._keys = {entry.key for entry in self.kept}
+
     def draw(self, count: int, generator: torch.Generator | None = None) -> list[Remembered]:
         """At most ``count`` different entries, drawn without replacement with the weights of :func:`rank_weights`."""
         if not self.kept or count < 1:

@@ -6,8 +6,9 @@ parameters the loop trains along with the policy's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -300,6 +301,14 @@ class SelfImitation:
             least, most = TEMPERATURES
             factor = self.rate if draws.new_share < self.new_share else 1 / self.rate
             self.temperature = min(most, max(least, self.temperature * factor))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The present τ."""
+        return {"temperature": self.temperature}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the τ of a checkpoint."""
+        self.temperature = float(state["temperature"])
 
     def advantages(self, batch: MemoryBatch) -> Float[Tensor, " batch"]:
         """A of every sample, float64."""

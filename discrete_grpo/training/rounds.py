@@ -9,7 +9,7 @@ that was ever scored, whoever proposed it. Log-probs are computed anew in every 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
@@ -26,6 +26,7 @@ from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.memory import Remembered, ScoredMemory
 from discrete_grpo.training.objectives import Adaptive, Draws, MemoryBatch, Objective
 from discrete_grpo.training.proposers import Proposer, Screen
+from discrete_grpo.training.rounds_state import Progress, restore_rounds, rounds_state
 
 __all__ = ["Rounds", "RoundsConfig"]
 
@@ -148,17 +149,16 @@ class Rounds:
         if self.screen is not None and (known := self.memory.kept):
             scores = torch.tensor([entry.score for entry in known], dtype=torch.float64)
             self.screen.observe([entry.sample for entry in known], scores)
-        self._ref_logp: dict[Hashable, float] = {}
-        self._entry_of: dict[Hashable, Remembered] = {entry.key: entry for entry in self.memory.kept}  # in the order of scoring
-        self._met: set[Hashable] = set(self._entry_of)  # keys of the samples of this island
+        self.ref_logp: dict[Hashable, float] = {}
+        self.entry_of: dict[Hashable, Remembered] = {entry.key: entry for entry in self.memory.kept}  # in the order of scoring
+        self.met: set[Hashable] = set(self.entry_of)  # keys of the samples of this island
         self._draws: list[tuple[Hashable | None, float]] = []  # key and log-prob of what the policy drew in this round
         self._new_share = 0.0
         self._drawn = False  # whether the policy draws the trajectories of samples
-        self.restarts, self.rounds = 0, 0
-        self._top: list[float] = []
-        self._risen_at = 0
+        self.progress = Progress()
+        self.latest: list[Remembered] = []  # what the last round scored
         self._first_objective = copy.deepcopy(self.objective)
-        self._optimizer = self._new_optimizer()
+        self.optimizer = self._new_optimizer()
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
         c = self.config
@@ -172,59 +172,68 @@ class Rounds:
 
     # -- the loop
 
-    def run(self) -> ScoredMemory:
+    def run(self, after_round: Callable[[], None] | None = None) -> ScoredMemory:
         """Make rounds until the budget is used up, the goal is reached, or the run is stale or flat; returns everything scored.
 
         A restart that brings nothing, no new sample or no better one, ends the run.
+
+        Args:
+            after_round: called after every round, where :meth:`state_dict` is the whole state; None does nothing.
         """
-        idle, known, best = 0, -1, self._top
-        while not self.ledger.exhausted:
-            idle = 0 if self.round() else idle + 1
-            stale, flat = idle >= self.config.patience, self._on_plateau()
-            if self.config.goal is not None and len(self._top) == 10 and self._top[-1] >= self.config.goal - 1e-9:
-                break
-            if not (stale or flat):
-                continue
-            nothing = (stale and len(self.everything) == known) or (flat and self._top == best)
-            if self.config.when_stale == "stop" or nothing:
-                break
-            self._restart()
-            idle, known, best, self._risen_at = 0, len(self.everything), self._top, len(self.everything)
+        while not (self.progress.ended or self.ledger.exhausted):
+            self._advance()
+            if after_round is not None:
+                after_round()
         return self.everything
+
+    def _advance(self) -> None:
+        """Make a round; where the run is stale or flat, begin again or end."""
+        c, p = self.config, self.progress
+        p.idle = 0 if self.round() else p.idle + 1
+        stale, flat = p.idle >= c.patience, self._on_plateau()
+        if c.goal is not None and len(p.top) == 10 and p.top[-1] >= c.goal - 1e-9:
+            p.ended = True
+        elif stale or flat:
+            nothing = (stale and len(self.everything) == p.known) or (flat and p.top == p.best)
+            if c.when_stale == "stop" or nothing:
+                p.ended = True
+                return
+            self._restart()
+            p.idle, p.known, p.best, p.risen_at = 0, len(self.everything), p.top, len(self.everything)
 
     def round(self) -> int:
         """Propose, score, remember and learn once; returns the number of new samples that were scored."""
         candidates = self._propose()
-        new = self._score(self._choose(candidates))
-        self.rounds += 1
+        self.latest = new = self._score(self._choose(candidates))
+        self.progress.rounds += 1
         if self.config.passes and len(self.memory) > 1 and not self.ledger.exhausted:
             self._learn(new)
         return len(new)
 
     def _on_plateau(self) -> bool:
         top = [entry.score for entry in self.memory.kept[:10]]
-        if top != self._top:
-            self._top, self._risen_at = top, len(self.everything)
-        return self.config.plateau is not None and len(self.everything) - self._risen_at >= self.config.plateau
+        if top != self.progress.top:
+            self.progress.top, self.progress.risen_at = top, len(self.everything)
+        return self.config.plateau is not None and len(self.everything) - self.progress.risen_at >= self.config.plateau
 
     def _restart(self) -> None:
         as_module(self.policy).load_state_dict(as_module(self.reference).state_dict())
         if self.config.when_stale == "islands":
             self._leave_island()
-        self._optimizer = self._new_optimizer()
-        self.restarts += 1
+        self.optimizer = self._new_optimizer()
+        self.progress.restarts += 1
 
     def _leave_island(self) -> None:
         """Begin an empty island, or at every second time one with all that was scored."""
         self.objective = copy.deepcopy(self._first_objective)
         self.memory.clear()
-        self._met.clear()
+        self.met.clear()
         if self.screen is not None:
             self.screen.forget()
-        if self.restarts % 2:
-            self._met.update(self._entry_of)
-            self._remember(list(self._entry_of.values()))
-        self._top = []
+        if self.progress.restarts % 2:
+            self.met.update(self.entry_of)
+            self._remember(list(self.entry_of.values()))
+        self.progress.top = []
 
     def _remember(self, entries: Sequence[Remembered]) -> None:
         """Put samples of known score into memory and screen."""
@@ -232,6 +241,30 @@ class Rounds:
             self.memory.add([(entry.key, entry.sample, entry.score)], entry.source)
         if self.screen is not None and entries:
             self.screen.observe([entry.sample for entry in entries], torch.tensor([entry.score for entry in entries]))
+
+    # -- numbers and checkpoints
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of the last round and of the memory.
+
+        ``reward`` is the mean of what the round scored, ``valid`` and ``new`` are shares of the policy's draws, ``best/top1`` and
+        ``best/top10`` the best score of the run and the mean of the ten best, ``memory`` the samples in it.
+        """
+        known = [entry.score for entry in self.everything.kept[:10]]
+        found = {"valid": sum(key is not None for key, _ in self._draws) / max(1, len(self._draws)), "new": self._new_share}
+        if self.latest:
+            found["reward"] = sum(entry.score for entry in self.latest) / len(self.latest)
+        if known:
+            found |= {"best/top1": known[0], "best/top10": sum(known) / len(known)}
+        return found | {"memory": float(len(self.memory)), "restarts": float(self.progress.restarts)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state between two rounds, for a checkpoint; the ledger has a state of its own."""
+        return rounds_state(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of a loop that was made with the same arguments: what follows has the same bits."""
+        restore_rounds(self, state)
 
     # -- proposing and scoring
 
@@ -254,9 +287,9 @@ class Rounds:
 
     def _meet(self, keys: Sequence[Hashable]) -> None:
         """Take samples of earlier islands, whose scores are known, into this one."""
-        new = [key for key in keys if key not in self._met]
-        self._met.update(new)
-        self._remember([self._entry_of[key] for key in new])
+        new = [key for key in keys if key not in self.met]
+        self.met.update(new)
+        self._remember([self.entry_of[key] for key in new])
 
     def _choose(self, candidates: dict[Hashable, tuple[Any, str]]) -> list[tuple[Hashable, Any, str]]:
         """All candidates; with a screen ``take`` of them: the first ``unscreened`` of the policy and the best by merit."""
@@ -288,8 +321,8 @@ class Rounds:
         for (key, sample, source), score in pairs:
             self.memory.add([(key, sample, score)], source)
             self.everything.add([(key, sample, score)], source)
-            self._entry_of[key] = Remembered(key, sample, score, source)
-            self._met.add(key)
+            self.entry_of[key] = Remembered(key, sample, score, source)
+            self.met.add(key)
         return [Remembered(key, sample, score, source) for (key, sample, source), score in pairs]
 
     # -- learning
@@ -337,26 +370,26 @@ class Rounds:
         reward = torch.tensor([entry.score for entry in batch], device=self._device, dtype=scores.logp.dtype)
         seen = MemoryBatch(scores, reward, ref_logp.to(scores.logp), old_logp, rollout.max_units, draws)
         loss = self.objective(seen)
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self.config.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(as_module(self.policy).parameters(), self.config.max_grad_norm)
-        self._optimizer.step()
+        self.optimizer.step()
 
     def _known_draws(self) -> Draws:
-        known = [(self._entry_of[key].score, logp) for key, logp in self._draws if key is not None and key in self._entry_of]
+        known = [(self.entry_of[key].score, logp) for key, logp in self._draws if key is not None and key in self.entry_of]
         table = torch.tensor(known, device=self._device).reshape(-1, 2)
         return Draws(table[:, 0], table[:, 1], self._new_share)
 
     def _reference_logp(self, batch: Sequence[Remembered], rollout: Rollout) -> Float[Tensor, " batch"]:
         """log π_ref of the samples, computed once per sample that has one trajectory only, as the reference never changes."""
         if self._drawn:
-            self._ref_logp.clear()
-        rows = [k for k, entry in enumerate(batch) if entry.sample not in self._ref_logp]
+            self.ref_logp.clear()
+        rows = [k for k, entry in enumerate(batch) if entry.sample not in self.ref_logp]
         if rows:
             part = rollout.index(torch.tensor(rows, device=self._device))
             with torch.no_grad(), self._precision():
                 scores = score_sites(self.reference.sites(part))
             for k, value in zip(rows, (scores.logp * scores.mask).sum((-2, -1)).tolist(), strict=True):
-                self._ref_logp[batch[k].sample] = value
-        return torch.tensor([self._ref_logp[entry.sample] for entry in batch], device=self._device)
+                self.ref_logp[batch[k].sample] = value
+        return torch.tensor([self.ref_logp[entry.sample] for entry in batch], device=self._device)

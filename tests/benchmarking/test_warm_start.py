@@ -11,13 +11,15 @@ import pytest
 
 from discrete_grpo.benchmarking import runner
 from discrete_grpo.benchmarking.methods import METHODS
-from discrete_grpo.benchmarking.methods.trained import fill_memory
+from discrete_grpo.benchmarking.methods.trained import in_rounds
 from discrete_grpo.benchmarking.plan import Request, make_plan
 from discrete_grpo.benchmarking.runner import benchmark
 from discrete_grpo.cli import main
 from discrete_grpo.core.scoring import BudgetExhausted
+from discrete_grpo.recipes.grpo_memory import fill_memory
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.training.memory import ScoredMemory
+from discrete_grpo.training.objectives import Likelihood
 from discrete_grpo.training.rounds import Rounds
 from tests.benchmarking.parts import CARBONS, OXYGENS, WALK
 from tests.benchmarking.test_checks import GRAPHS
@@ -54,7 +56,20 @@ def test_the_first_different_valid_molecules_are_scored_and_counted(file: str) -
     assert ledger.history().keys == ("OO", "OCO", "OCOCO")
     assert ledger.sources() == {"file": 3}
     assert [(entry.sample, entry.score, entry.source) for entry in memory.kept] == [("OCOCO", 0.15, "file"), ("OO", 0.1, "file")]
-    assert screen.rows == {"OO": 0.1, "OCO": 0.1, "OCOCO": 0.15}
+    assert screen.rows == {"OCO": 0.1}  # the others are in the memory, which a loop shows it
+
+
+def test_a_screen_sees_every_molecule_of_the_file_once(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rounds, "run", lambda self: None)
+    shown: list[str] = []
+
+    class Once(Seen):
+        def observe(self, samples: Any, scores: Any) -> None:
+            shown.extend(samples)
+
+    settings: dict[str, Any] = {"memory": ScoredMemory(size=2), "screen": Once(), "warm_start": file}
+    in_rounds(OXYGENS, policy_for("tb-ga"), Ledger(key=molecule_key), 0, Likelihood(), **settings)
+    assert sorted(shown) == sorted({"OO", "OCO", "OCOCO", "O"})
 
 
 def test_it_ends_with_the_file_or_the_budget(file: str) -> None:

@@ -399,13 +399,13 @@ def test_a_stale_run_ends_after_its_patience() -> None:
 
     def noted(samples: Sequence[str], **columns: Any) -> list[float]:
         nonlocal last
-        last = loop.rounds + 1
+        last = loop.progress.rounds + 1
         return inner(samples, **columns)  # type: ignore[return-value]
 
     loop.reward = noted
     loop.run()
-    assert loop.rounds == last + 3
-    assert loop.restarts == 0
+    assert loop.progress.rounds == last + 3
+    assert loop.progress.restarts == 0
 
 
 def test_a_run_ends_when_its_ten_best_have_the_goal() -> None:
@@ -425,7 +425,7 @@ def test_a_run_without_better_samples_ends_too(when_stale: Any) -> None:
     scores = [worth(text) for text in asked(loop)]
     tops = [sorted(scores[: n + 1], reverse=True)[:10] for n in range(len(scores))]
     since = len(tops) - 1 - tops.index(tops[-1])  # calls since the ten best changed
-    assert loop.restarts >= (when_stale == "restart")
+    assert loop.progress.restarts >= (when_stale == "restart")
     least = 60 if when_stale == "restart" else 30  # the last restart brought nothing better
     assert least <= since < least + 3 * 12  # rounds are whole
     assert len(scores) < 300  # of 363
@@ -441,7 +441,7 @@ def test_a_restart_puts_the_first_weights_back_and_keeps_the_memory() -> None:
     loop._restart()
     assert equal(first, weights(loop))
     assert loop.memory.kept == kept
-    assert not loop._optimizer.state
+    assert not loop.optimizer.state
     loop.round()
     assert not equal(first, weights(loop))
     assert equal(first, [p.detach() for p in loop.reference.parameters()])  # type: ignore[attr-defined]
@@ -452,10 +452,10 @@ def test_restarts_find_more_than_a_stop_and_end_when_nothing_is_left() -> None:
     stopped, restarted = (rounds(letters_policy(4), **options, when_stale=way, budget=80) for way in ("stop", "restart"))
     assert len(stopped.run()) < 80
     assert len(restarted.run()) == 80
-    assert restarted.restarts >= 1
+    assert restarted.progress.restarts >= 1
     small = rounds(letters_policy(1), **options, when_stale="restart", budget=80)  # of only three texts
     assert {str(entry.key) for entry in small.run().kept} <= {"a", "b", "c"}
-    assert 1 <= small.restarts <= 3
+    assert 1 <= small.progress.restarts <= 3
 
 
 def test_an_island_begins_anew_and_every_second_one_knows_everything() -> None:
@@ -487,10 +487,10 @@ def test_an_island_begins_anew_and_every_second_one_knows_everything() -> None:
 def test_islands_go_on_until_the_budget_is_used_up() -> None:
     loop = rounds(letters_policy(5), plateau=20, when_stale="islands", patience=50, passes=0, budget=300)
     assert len(loop.run()) == 300
-    assert loop.restarts >= 3
+    assert loop.progress.restarts >= 3
     small = rounds(letters_policy(1), patience=4, when_stale="islands", budget=80)  # of only three texts
     assert len(small.run()) <= 3
-    assert small.restarts <= 3
+    assert small.progress.restarts <= 3
 
 
 # -- as a whole
@@ -584,4 +584,4 @@ def test_a_policy_that_cannot_learn_from_others_is_refused_unless_it_need_not() 
 
     with pytest.raises(ValueError, match="policy: DrawsOnly has no method rollout_of"):
         loop(1)
-    assert loop(0).rounds == 0
+    assert loop(0).progress.rounds == 0

@@ -65,7 +65,7 @@ def test_two_rounds_of_a_graph_policy(objective: Objective, sized: bool) -> None
     before = {name: weight.clone() for name, weight in policy.named_parameters()}
     loop = loop_of(policy, objective)
     new = [loop.round() for _ in range(2)]
-    assert loop.rounds == 2
+    assert loop.progress.rounds == 2
     assert new[0] > 12
     assert {entry.source for entry in loop.everything.kept} == {"policy", "mutants"}
     assert "A_ nodes=0,7 edges=1" in loop.everything  # scored and remembered, but not learned from

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.jobs import sample_key
 from discrete_grpo.benchmarking.method import Method
-from discrete_grpo.benchmarking.methods.trained import fill_memory, generator_of
+from discrete_grpo.benchmarking.methods.trained import generator_of
 
 if TYPE_CHECKING:
     from discrete_grpo.training.proposers import Proposer
@@ -67,6 +67,7 @@ def genetic(
         warm_start_calls: how many of them; None takes all.
     """
     from discrete_grpo.core.rollout import Context
+    from discrete_grpo.recipes.grpo_memory import fill_memory
     from discrete_grpo.training.memory import ScoredMemory
 
     generator, key, memory = generator_of(policy, seed), sample_key(task.kind), ScoredMemory(size=None)

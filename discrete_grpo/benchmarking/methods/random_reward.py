@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.method import Method
-from discrete_grpo.benchmarking.methods import grpo_memory
+from discrete_grpo.benchmarking.methods.grpo_memory import grpo_memory
+from discrete_grpo.recipes.grpo_memory import SETTINGS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +80,7 @@ class Blindfold:
 
 def random_reward(task: Any, policy: Any, ledger: Any, seed: int, **settings: Any) -> None:
     """Run ``grpo-memory`` on random scores: what it gains comes from sharpening and from the operators, not from learning."""
-    grpo_memory.grpo_memory(task, policy, Blindfold(ledger, seed), seed, **settings)
+    grpo_memory(task, policy, Blindfold(ledger, seed), seed, **settings)
 
 
 METHOD = Method(
@@ -87,7 +88,7 @@ METHOD = Method(
     about="control: grpo-memory learns from random scores, while the real ones are counted",
     source="",
     run=random_reward,
-    settings=grpo_memory.SETTINGS,
+    settings=SETTINGS,
     families=("tokens",),
     kinds=("molecules",),
     least_budget=200,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.jobs import sample_key
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from discrete_grpo.training.objectives import Objective
     from discrete_grpo.training.proposers import Proposer, Screen
 
-__all__ = ["fill_memory", "generator_of", "in_rounds", "with_trainer"]
+__all__ = ["generator_of", "in_rounds", "with_trainer"]
 
 
 def generator_of(policy: Any, seed: int) -> torch.Generator:
@@ -44,44 +42,6 @@ def with_trainer(task: Task, policy: Any, ledger: Ledger, seed: int, **settings:
     from discrete_grpo.training.trainer import GRPOTrainer
 
     GRPOTrainer(policy, task, GRPOConfig(seed=seed, max_steps=1_000_000, **settings), ledger=ledger).train()
-
-
-def fill_memory(
-    task: Task, ledger: Ledger, memory: ScoredMemory, file: str, calls: int | None = None, screen: Screen | None = None
-) -> None:
-    """Score the first different valid molecules of a SMILES file, in their order, and remember them under the source ``file``.
-
-    Args:
-        task: what is optimised.
-        ledger: counts each as a call.
-        memory: takes the best of them.
-        file: SMILES file.
-        calls: how many molecules; None takes all that the budget covers.
-        screen: learns from all of them; None if there is no screen.
-    """
-    import torch
-
-    from discrete_grpo.training.memory import ScoredMemory
-    from discrete_grpo.training.warm_start import warm_start
-
-    scored = ScoredMemory(size=None)
-    warm_start(islice(_different(file, ledger.key), calls), [task], ledger, scored)
-    memory.add([(entry.key, entry.sample, entry.score) for entry in scored.kept], "file")
-    if screen is not None:
-        scores = torch.tensor([entry.score for entry in scored.kept], dtype=torch.float64)
-        screen.observe([entry.sample for entry in scored.kept], scores)
-
-
-def _different(file: str, key: Callable[[Any], str | None]) -> Iterator[str]:
-    """The canonical forms of the valid molecules of a file, each once."""
-    from discrete_grpo.datasets.reading import smiles_rows
-
-    seen: set[str] = set()
-    for _, text in smiles_rows(Path(file)):
-        found = key(text)
-        if found is not None and found not in seen:
-            seen.add(found)
-            yield found
 
 
 def in_rounds(
@@ -119,6 +79,7 @@ def in_rounds(
         warm_start_calls: how many of them; None takes all.
         settings: fields of :class:`~discrete_grpo.training.rounds.RoundsConfig`.
     """
+    from discrete_grpo.recipes.grpo_memory import fill_memory
     from discrete_grpo.training.memory import ScoredMemory
     from discrete_grpo.training.rounds import Rounds, RoundsConfig
 

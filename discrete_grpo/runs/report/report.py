@@ -35,6 +35,7 @@ class _Chart:
 
 _CHARTS = (
     _Chart("chart-reward", "Reward", "reward, mean of an update’s samples", "(reward)", spread="reward_std"),
+    _Chart("chart-best", "Best so far", "reward of the best samples of the run", r"best/(.+)"),
     _Chart("chart-rewards", "Reward by component", "reward, mean of an update’s samples", r"rewards/(.+)/mean", least=2),
     _Chart("chart-valid", "Validity", "valid samples (fraction)", "(valid)", (0.0, 1.0)),
     _Chart("chart-unique", "Uniqueness", "unique samples (fraction)", "(unique)", (0.0, 1.0)),
@@ -55,6 +56,8 @@ _CURVE_NAMES = {
     "unique_scaffolds": "distinct scaffolds",
     "internal_diversity": "internal diversity",
     "oracle/calls": "calls",
+    "top1": "the best",
+    "top10": "mean of the ten best",
     "low_mean": "below",
     "high_mean": "above",
     "region_mean": "either side",

@@ -1,0 +1,126 @@
+"""The method ``grpo-memory`` for any reward: its settings, what it is made of, and its warm start.
+
+A round draws candidates from the policy and from a graph genetic algorithm, a Gaussian process fitted to what was scored so far
+chooses which of them are worth a call, and the policy makes updates with GRPO's clipped loss on samples drawn by rank from the best
+that was scored, with advantages relative to its own draws and exact ratios to the beginning of the round. The Gaussian process sees
+scored molecules only, so what it knows is counted. Where the ten best stay as they are for 800 calls, policy, memory and Gaussian
+process begin anew, and at every second time with everything that was scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from discrete_grpo.core.rollout import Reward
+    from discrete_grpo.rewards.ledger import Ledger
+    from discrete_grpo.training.gaussian_process import Features
+    from discrete_grpo.training.memory import ScoredMemory
+    from discrete_grpo.training.proposers import Screen
+
+__all__ = ["SETTINGS", "fill_memory", "parts_of_method"]
+
+SETTINGS: dict[str, Any] = {
+    "memory_size": 1024,
+    "mutation_rate": 0.3,
+    "kappa": 0.3,
+    "screen": True,
+    "objective": {"temperature": 0.005, "new_share": 0.4, "epsilon": 0.2},
+    "draws": 160,
+    "children": 48,
+    "take": 40,
+    "unscreened": 10,
+    "take_children": 10,
+    "passes": 6,
+    "batch_size": 64,
+    "learning_rate": 5e-4,
+    "temperature": 1.0,
+    "patience": 10,
+    "plateau": 800,
+    "when_stale": "islands",
+}
+"""Settings of the method: those of :func:`parts_of_method`, ``temperature`` of the policy, and fields of
+:class:`~discrete_grpo.training.rounds.RoundsConfig`."""
+
+
+def parts_of_method(
+    generator: torch.Generator,
+    *,
+    memory_size: int,
+    mutation_rate: float,
+    kappa: float,
+    screen: bool,
+    objective: dict[str, Any],
+) -> dict[str, Any]:
+    """Objective, memory, proposers and screen, as :class:`~discrete_grpo.training.rounds.Rounds` takes them.
+
+    Args:
+        generator: of the screen.
+        memory_size: number of the best from which the passes draw.
+        mutation_rate: of the genetic operators.
+        kappa: weight of the uncertainty in the choice.
+        screen: whether a Gaussian process chooses among the candidates.
+        objective: fields of :class:`~discrete_grpo.training.objectives.SelfImitation`.
+    """
+    from discrete_grpo.recipes.proposers import GraphGenetic
+    from discrete_grpo.training.gaussian_process import GaussianProcessScreen
+    from discrete_grpo.training.memory import ScoredMemory
+    from discrete_grpo.training.objectives import SelfImitation
+
+    return {
+        "objective": SelfImitation(**objective),
+        "memory": ScoredMemory(memory_size),
+        "proposers": [GraphGenetic(mutation_rate=mutation_rate)],
+        "screen": GaussianProcessScreen(_features, kappa=kappa, generator=generator) if screen else None,
+    }
+
+
+def _features(smiles: str) -> Features:
+    from discrete_grpo.domains.molecule_features import molecule_counts, molecule_numbers
+    from discrete_grpo.training.gaussian_process import Features
+
+    return Features(molecule_counts(smiles), molecule_numbers(smiles))
+
+
+def fill_memory(
+    reward: Reward, ledger: Ledger, memory: ScoredMemory, file: str, calls: int | None = None, screen: Screen | None = None
+) -> None:
+    """Score the first different valid molecules of a SMILES file, in their order, and remember them under the source ``file``.
+
+    Args:
+        reward: what is optimised.
+        ledger: counts each as a call.
+        memory: takes the best of them.
+        file: SMILES file.
+        calls: how many molecules; None takes all that the budget covers.
+        screen: learns from those that do not enter the memory, since :class:`~discrete_grpo.training.rounds.Rounds` shows it the
+            others; None if there is no screen.
+    """
+    import torch
+
+    from discrete_grpo.training.memory import ScoredMemory
+    from discrete_grpo.training.warm_start import warm_start
+
+    scored = ScoredMemory(size=None)
+    warm_start(islice(_different(file, ledger.key), calls), [reward], ledger, scored)
+    memory.add([(entry.key, entry.sample, entry.score) for entry in scored.kept], "file")
+    rest = [entry for entry in scored.kept if entry.key not in memory]
+    if screen is not None and rest:
+        screen.observe([entry.sample for entry in rest], torch.tensor([entry.score for entry in rest], dtype=torch.float64))
+
+
+def _different(file: str, key: Callable[[Any], str | None]) -> Iterator[str]:
+    """The canonical forms of the valid molecules of a file, each once."""
+    from discrete_grpo.datasets.reading import smiles_rows
+
+    seen: set[str] = set()
+    for _, text in smiles_rows(Path(file)):
+        found = key(text)
+        if found is not None and found not in seen:
+            seen.add(found)
+            yield found

@@ -1,0 +1,305 @@
+"""Optimisation of molecules within a budget of oracle calls: the settings of a run, the run itself, and both as one function."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from discrete_grpo.core.checks import check_range, did_you_mean
+from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
+from discrete_grpo.core.rollout import Reward, as_module
+from discrete_grpo.core.scoring import remembers, reward_names
+from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.recipes.families import SamplerOptions
+from discrete_grpo.recipes.grpo_memory import SETTINGS, fill_memory, parts_of_method
+from discrete_grpo.recipes.loading import LoadedPolicy, load, policy_object
+from discrete_grpo.recipes.molecule_family import MOLECULES
+from discrete_grpo.recipes.sample import device_of, moved
+from discrete_grpo.rewards.auc import auc_spacing, auc_top_k
+from discrete_grpo.rewards.combine import WeightedSum
+from discrete_grpo.rewards.ledger import Ledger, open_ledger
+from discrete_grpo.runs.checkpoint import Checkpoints, load_training, save
+from discrete_grpo.runs.console import print_table, progress
+from discrete_grpo.runs.recorder import Recorder, check_unused, write_json, write_table
+from discrete_grpo.training.memory import Remembered
+from discrete_grpo.training.rounds import Rounds, RoundsConfig
+from discrete_grpo.training.state import check_device_kind
+
+__all__ = ["OptimiseRecipe", "Optimised", "optimise", "run_optimise"]
+
+PARTS = ("memory_size", "mutation_rate", "kappa", "screen", "objective")
+"""Settings of the method that are no fields of :class:`RoundsConfig`, beside ``temperature``."""
+
+
+@dataclass(frozen=True)
+class OptimiseRecipe:
+    """Search for the molecules with the highest reward within a budget of calls, by the method grpo-memory.
+
+    Attributes:
+        policy: SMILES policy to begin with: a bundled policy's name, a checkpoint folder, a run folder, or a class of your own as
+            module:Class or module:Class@FOLDER.
+        reward: one reward, or several that are added, by import path (a bare name is looked up in ``discrete_grpo.rewards``).
+        output_dir: run folder to make; ``best.csv.gz``, ``optimise.json`` and ``report.html`` are written there.
+        max_oracle_calls: number of different valid molecules that may be scored, at least 1; the run ends with them.
+        seed: random seed of all draws.
+        keep: number of best molecules that are written, at least 1.
+        warm_start: SMILES file whose molecules are scored first, each counted as a call, and remembered; None starts with none.
+        warm_start_calls: how many of them, the first different valid ones, at least 1; None takes all that the budget covers.
+        save_rounds: rounds between two checkpoints, at least 1.
+        settings: changes to the settings of the method by name, as {draws: 100}; see docs/optimising.md.
+        reward_cache: SQLite file of scores that several runs may share; None takes one in ``output_dir``.
+        device: device to run on, such as cuda; None means the CPU.
+    """
+
+    policy: str = "smiles-zinc"
+    reward: Callable[..., Any] | list[Callable[..., Any]] = "discrete_grpo.rewards.molecules.qed"  # type: ignore[assignment]
+    output_dir: str = "runs/optimise"
+    max_oracle_calls: int = 10_000
+    seed: int = 42
+    keep: int = 100
+    warm_start: str | None = None
+    warm_start_calls: int | None = None
+    save_rounds: int = 10
+    settings: dict[str, Any] = field(default_factory=dict)
+    reward_cache: str | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_oracle_calls", "keep", "save_rounds"):
+            check_range(name, getattr(self, name), least=1)
+        if self.warm_start_calls is not None:
+            if self.warm_start is None:
+                raise ValueError(f"warm_start_calls: {self.warm_start_calls}, expected none without a file to score (warm_start)")
+            check_range("warm_start_calls", self.warm_start_calls, least=1, note=" or none")
+        if self.warm_start is not None and not Path(self.warm_start).is_file():
+            raise ValueError(f"warm_start: {self.warm_start!r} does not exist, expected a SMILES file")
+        for name in self.settings:
+            if name not in SETTINGS:
+                hint = f"{did_you_mean(name, SETTINGS)} ".lstrip()
+                raise ValueError(f"settings: {name!r} is unknown; {hint}known: {', '.join(SETTINGS)}")
+        self.rounds_config()
+
+    @property
+    def rewards(self) -> list[Reward]:
+        """The rewards as a list."""
+        return list(self.reward) if isinstance(self.reward, list | tuple) else [self.reward]
+
+    def method(self) -> dict[str, Any]:
+        """All settings of the method, with the changes."""
+        return SETTINGS | self.settings
+
+    def rounds_config(self) -> RoundsConfig:
+        """The settings of the loop."""
+        return RoundsConfig(**{name: value for name, value in self.method().items() if name not in (*PARTS, "temperature")})
+
+
+@dataclass(frozen=True)
+class Optimised:
+    """The result of a run.
+
+    Attributes:
+        best: the best molecules, best first, each with its score and who proposed it.
+        calls: oracle calls that were made.
+        auc_top10: area under the curve of the mean of the ten best scores against calls, divided by the budget.
+        rounds: rounds that were made.
+        restarts: restarts among them.
+        sources: calls by who proposed the molecules.
+    """
+
+    best: tuple[Remembered, ...]
+    calls: int
+    auc_top10: float
+    rounds: int
+    restarts: int
+    sources: Mapping[str, int]
+
+
+def optimise(
+    policy: str | Path | nn.Module,
+    reward: Reward | Sequence[Reward],
+    *,
+    output_dir: str | Path,
+    max_oracle_calls: int = 10_000,
+    resume: bool = False,
+    **options: Any,
+) -> Optimised:
+    """Search for the molecules with the highest reward within a budget of calls, by the method grpo-memory.
+
+    Args:
+        policy: SMILES policy: a name as for :func:`~discrete_grpo.recipes.loading.load_policy`, or a
+            :class:`~discrete_grpo.policies.tokens.TokenPolicy` over SMILES, which is left as it was.
+        reward: a function ``reward(samples)`` that gives one number per sample, or several of them, which are added.
+        output_dir: run folder to make.
+        max_oracle_calls: number of different valid molecules that may be scored.
+        resume: continue the run in ``output_dir``.
+        **options: further fields of :class:`OptimiseRecipe`, such as ``seed`` or ``warm_start``.
+
+    Raises:
+        ValueError: for an option out of its range, a policy that makes no SMILES, or if ``output_dir`` holds another run and
+            ``resume`` is false.
+        Interrupted: after Ctrl-C, once a checkpoint is saved.
+    """
+    recipe = OptimiseRecipe(
+        policy=str(policy) if isinstance(policy, str | Path) else type(policy).__name__,
+        reward=reward if callable(reward) else list(reward),
+        output_dir=str(output_dir),
+        max_oracle_calls=max_oracle_calls,
+        **options,
+    )
+    return run_optimise(recipe, resume=resume, policy=None if isinstance(policy, str | Path) else policy)
+
+
+def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Module | None = None) -> Optimised:
+    """Make rounds until the budget is used up or nothing new comes, with checkpoints, and write what was found.
+
+    Args:
+        recipe: the settings.
+        resume: continue the run in ``output_dir``, from its start where it was stopped before its first checkpoint.
+        policy: a policy to begin with in place of the one that the recipe names.
+
+    Raises:
+        ValueError: if ``output_dir`` holds results of another run and ``resume`` is false, or the policy makes no SMILES.
+        Interrupted: after Ctrl-C, once a checkpoint is saved.
+    """
+    folder = Path(recipe.output_dir)
+    if not resume:
+        check_unused(folder)
+    loaded = _loaded(recipe, policy)
+    loaded.family.check_rewards(loaded.policy, recipe.rewards)
+    budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
+    with open_ledger(folder, loaded.family.key, **budget) as ledger:
+        run = _Run.begin(recipe, loaded, ledger, resume)
+        with interruptible() as stop:
+            run.go(stop)
+        return _finish(recipe, loaded, run.loop, ledger)
+
+
+def _loaded(recipe: OptimiseRecipe, policy: nn.Module | None) -> LoadedPolicy:
+    """The policy to begin with, at the method's temperature, and the family of molecules.
+
+    Raises:
+        ValueError: if it writes no SMILES.
+    """
+    options = SamplerOptions(temperature=recipe.method()["temperature"])
+    found = load(recipe.policy, options, seed=recipe.seed) if policy is None else policy_object(copy.deepcopy(policy), options)
+    drawn = found.policy
+    if not isinstance(drawn, TokenPolicy) or found.family.name not in ("molecules", "samples"):
+        told = f"policy: {recipe.policy} is a {type(drawn).__name__} that makes {found.family.name}"
+        raise ValueError(f"{told}, expected a policy that writes SMILES; for others there are the commands train and search")
+    MOLECULES.decode(drawn, found.metadata)
+    return LoadedPolicy(moved(drawn, recipe.device), MOLECULES, found.metadata)
+
+
+@dataclass
+class _Run:
+    """A loop with its ledger, its records and its checkpoints."""
+
+    recipe: OptimiseRecipe
+    loop: Rounds
+    ledger: Ledger
+    recorder: Recorder
+    checkpoints: Checkpoints
+    metadata: Mapping[str, Any]
+    saved: int = -1  # rounds of the newest checkpoint
+    since: float = field(default_factory=time.perf_counter)
+
+    @staticmethod
+    def begin(recipe: OptimiseRecipe, loaded: LoadedPolicy, ledger: Ledger, resume: bool) -> _Run:
+        """Make the loop, and put it where the newest checkpoint was."""
+        folder, method = Path(recipe.output_dir), recipe.method()
+        recorder, checkpoints = Recorder(folder), Checkpoints(folder)
+        stored = load_training(checkpoints.latest()) if resume and checkpoints.all() else None
+        reward = recipe.rewards[0] if len(recipe.rewards) == 1 else WeightedSum.of(dict.fromkeys(recipe.rewards, 1.0))
+        own, of_screen = (torch.Generator(device_of(loaded.policy)).manual_seed(recipe.seed) for _ in range(2))
+        parts = parts_of_method(of_screen, **{name: method[name] for name in PARTS})
+        if stored is None:
+            recorder.restore(None)
+            if recipe.warm_start is not None:
+                fill_memory(reward, ledger, parts["memory"], recipe.warm_start, recipe.warm_start_calls, parts["screen"])
+        loop = Rounds(loaded.policy, reward, ledger, loaded.family.key, config=recipe.rounds_config(), generator=own, **parts)
+        metadata = {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
+        run = _Run(recipe, loop, ledger, recorder, checkpoints, metadata)
+        if stored is not None:
+            run._restore(stored)
+        return run
+
+    def go(self, stop: Interrupt) -> None:
+        """Make the remaining rounds, with a line of metrics after each.
+
+        Raises:
+            Interrupted: where a stop was asked for, after a checkpoint.
+        """
+        with progress("optimising", self.recipe.max_oracle_calls, done=self.ledger.calls) as bar:
+
+            def after_round() -> None:
+                self._record()
+                metrics = self.loop.metrics()
+                bar.reach(self.ledger.calls, **{name: metrics[name] for name in ("best/top1", "best/top10") if name in metrics})
+                if stop or self.loop.progress.rounds % self.recipe.save_rounds == 0:
+                    self._save()
+                if stop and not self.ledger.exhausted:
+                    told = f"stopped after round {self.loop.progress.rounds}"
+                    raise Interrupted(f"{told} with {self.ledger.calls} of {self.recipe.max_oracle_calls} calls")
+
+            self.loop.run(after_round)
+        if self.saved != self.loop.progress.rounds:
+            self._save()
+
+    def _record(self) -> None:
+        step, latest, now = self.loop.progress.rounds, self.loop.latest, time.perf_counter()
+        self.recorder.record(step, self.loop.metrics() | self.ledger.metrics() | {"step_time": now - self.since})
+        columns = {"sample": [entry.sample for entry in latest], "reward": [entry.score for entry in latest]}
+        self.recorder.record_samples(step, columns | {"source": [entry.source for entry in latest]})
+        self.since = now
+
+    def _save(self) -> None:
+        state = {
+            "rounds": self.loop.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "rewards": [cast(Any, reward).state_dict() if remembers(reward) else None for reward in self.recipe.rewards],
+            "position": self.recorder.position(),
+            "device": device_of(self.loop.policy).type,
+        }
+        rounds = self.loop.progress.rounds
+        self.checkpoints.save(rounds, as_module(self.loop.policy), metadata={**self.metadata, "rounds": rounds}, training=state)
+        self.saved = rounds
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        check_device_kind(state, state["rounds"]["generator"], device_of(self.loop.policy))
+        self.ledger.load_state_dict(state["ledger"])
+        self.loop.load_state_dict(state["rounds"])
+        for reward, kept in zip(self.recipe.rewards, state["rewards"], strict=True):
+            if kept is not None and remembers(reward):
+                cast(Any, reward).load_state_dict(kept)
+        self.recorder.restore(state["position"])
+        self.saved = self.loop.progress.rounds
+
+
+def _finish(recipe: OptimiseRecipe, loaded: LoadedPolicy, loop: Rounds, ledger: Ledger) -> Optimised:
+    """Write the best molecules, the numbers of the run, its last policy and the report."""
+    from discrete_grpo.runs.report.report import write_report
+
+    folder, family = Path(recipe.output_dir), loaded.family
+    history = ledger.history()
+    scores = history.scores[:, 0].tolist() if history.names else []
+    area = auc_top_k(scores, 10, recipe.max_oracle_calls, auc_spacing(recipe.max_oracle_calls))
+    best, made = tuple(loop.everything.kept[: recipe.keep]), loop.progress
+    found = Optimised(best, ledger.calls, area, made.rounds, made.restarts, ledger.sources())
+    samples = [entry.sample for entry in best]
+    table: dict[str, Sequence[Any]] = {family.column: samples, "reward": [entry.score for entry in best]}
+    write_table(folder / "best.csv.gz", table | {"source": [entry.source for entry in best], **family.table(samples)})
+    write_json(folder / "optimise.json", {name: value for name, value in vars(found).items() if name != "best"})
+    save(folder / "policy", as_module(loop.policy), metadata={**loaded.metadata, "policy": recipe.policy, "rounds": made.rounds})
+    write_report(folder, render=family.draw)
+    shown: dict[str, dict[str, float | str | None]] = {}
+    for entry in best[:5]:
+        shown[entry.sample] = {"reward": entry.score, "source": entry.source}
+    print_table(f"{folder}: the best of {found.calls} calls, AUC top-10 {area:.3f}", shown)
+    return found

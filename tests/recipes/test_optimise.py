@@ -1,0 +1,196 @@
+"""``optimise``: the method of the benchmark on any reward, with checkpoints, from Python and from the command line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from discrete_grpo import load_policy
+from discrete_grpo.benchmarking.methods import METHODS
+from discrete_grpo.cli import main
+from discrete_grpo.core.interrupt import Interrupt, Interrupted
+from discrete_grpo.core.scoring import RewardError
+from discrete_grpo.recipes import optimise as module
+from discrete_grpo.recipes.grpo_memory import SETTINGS
+from discrete_grpo.recipes.optimise import Optimised, OptimiseRecipe, optimise
+from discrete_grpo.rewards.ledger import Ledger, molecule_key
+from discrete_grpo.rewards.molecules import qed
+from discrete_grpo.runs.recorder import read_metrics, read_samples
+from discrete_grpo.training.rounds import Rounds
+from tests.benchmarking.parts import OXYGENS
+from tests.benchmarking.test_methods import chains
+
+SMALL: dict[str, Any] = {
+    "draws": 24, "children": 8, "take": 10, "unscreened": 3, "take_children": 4, "passes": 2, "batch_size": 8, "plateau": 60,
+    "memory_size": 40,
+}  # fmt: skip
+
+
+def oxygens(samples: Sequence[str], **columns: Any) -> list[float]:
+    return [text.upper().count("O") / 8 for text in samples]
+
+
+def carbons(samples: Sequence[str], **columns: Any) -> list[float]:
+    return [text.upper().count("C") / 100 for text in samples]
+
+
+def run(folder: Path, reward: Any = oxygens, budget: int = 120, **options: Any) -> Optimised:
+    given: dict[str, Any] = {"seed": 3, "save_rounds": 2, "settings": SMALL} | options
+    return optimise(chains(), reward, output_dir=folder, max_oracle_calls=budget, **given)
+
+
+def files(folder: Path) -> dict[str, Any]:
+    """What a run leaves that does not depend on the clock."""
+    lines = [{name: value for name, value in line.items() if name != "step_time"} for line in read_metrics(folder)]
+    texts = {name: gzip.decompress((folder / name).read_bytes()) for name in ("samples.csv.gz", "best.csv.gz")}
+    weights = [p.tolist() for p in load_policy(folder).parameters()]
+    return {"metrics": lines, **texts, "told": json.loads((folder / "optimise.json").read_text()), "weights": weights}
+
+
+def test_it_is_the_method_of_the_benchmark(tmp_path: Path) -> None:
+    found = run(tmp_path / "run", OXYGENS, budget=260)  # the screen is fitted from 200 on
+    ledger = Ledger(key=molecule_key, max_oracle_calls=260)
+    METHODS["grpo-memory"].run(OXYGENS, chains(), ledger, 3, **SETTINGS | SMALL)
+    rows = read_samples(tmp_path / "run" / "samples.csv.gz")
+    assert tuple(rows["sample"]) == ledger.history().keys
+    assert tuple(rows["source"]) == ledger.history().sources
+    assert found.calls == 260
+    assert found.sources == ledger.sources()
+    assert len(found.sources) == 2
+
+
+def test_what_is_written(tmp_path: Path) -> None:
+    found = run(tmp_path, keep=7)
+    scores = [float(score) for score in read_samples(tmp_path / "samples.csv.gz")["reward"]]
+    assert [entry.score for entry in found.best] == sorted(scores, reverse=True)[:7]
+    table = read_samples(tmp_path / "best.csv.gz")
+    assert table["smiles"] == [entry.sample for entry in found.best]
+    last = read_metrics(tmp_path)[-1]
+    assert last["best/top1"] == max(scores)
+    assert last["best/top10"] == pytest.approx(sum(sorted(scores, reverse=True)[:10]) / 10)
+    assert last["oracle/calls"] == 120
+    told = json.loads((tmp_path / "optimise.json").read_text())
+    assert told == {name: getattr(found, name) for name in ("calls", "auc_top10", "rounds", "restarts", "sources")}
+    assert "Best so far" in (tmp_path / "report.html").read_text()
+    torch.testing.assert_close(found.auc_top10, _area(scores, 120))
+
+
+def _area(scores: Sequence[float], budget: int) -> float:
+    """Mean over the calls of the mean of the ten best, by trapezoids at every call."""
+    means = [0.0] + [sum(top := sorted(scores[:t], reverse=True)[:10]) / len(top) for t in range(1, len(scores) + 1)]
+    return sum((a + b) / 2 for a, b in pairwise(means)) / budget
+
+
+class Failing:
+    """Oxygens until so many molecules were scored; then it raises, once."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+        self.cached_as = "oxygens of the test"
+
+    def __call__(self, samples: Sequence[str], **columns: Any) -> list[float]:
+        self.left -= len(samples)
+        if self.left < 0:
+            self.left = 10**9
+            raise OSError("the oracle is away")
+        return oxygens(samples)
+
+
+@pytest.mark.parametrize("after", [5, 15, 75])  # in the first round, before the first checkpoint, later
+def test_a_run_whose_reward_fails_goes_on_to_the_same_bits(after: int, tmp_path: Path) -> None:
+    reward = Failing(10**9)
+    run(tmp_path / "whole", reward)
+    reward = Failing(after)
+    with pytest.raises(RewardError, match="the oracle is away"):
+        run(tmp_path / "run", reward)
+    run(tmp_path / "run", reward, resume=True)
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+def test_an_interrupted_run_saves_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path / "whole")
+    inner = Rounds.round
+
+    def stopping(self: Any) -> int:
+        made = inner(self)
+        if self.progress.rounds == 3:
+            flags[-1].asked = True
+        return made
+
+    flags: list[Interrupt] = []
+    go = module._Run.go
+
+    def noted(self: Any, stop: Interrupt) -> None:
+        flags.append(stop)
+        go(self, stop)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module._Run, "go", noted)
+        patch.setattr(Rounds, "round", stopping)
+        with pytest.raises(Interrupted, match=r"stopped after round 3 with \d+ of 120 calls"):
+            run(tmp_path / "run")
+    assert [path.name for path in sorted((tmp_path / "run" / "checkpoints").iterdir())] == ["step-00000002", "step-00000003"]
+    run(tmp_path / "run", resume=True)
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+def test_several_rewards_are_added(tmp_path: Path) -> None:
+    found = run(tmp_path, [oxygens, carbons], budget=30)
+    assert all(entry.score == pytest.approx(sum(f([entry.sample])[0] for f in (oxygens, carbons))) for entry in found.best)
+
+
+def test_a_file_is_scored_first(tmp_path: Path) -> None:
+    (tmp_path / "known.smi").write_text("OCOCO\nOO\nOCO\n")
+    found = run(tmp_path / "run", budget=30, warm_start=str(tmp_path / "known.smi"), warm_start_calls=2)
+    assert found.sources["file"] == 2
+    assert found.calls == 30
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_oracle_calls": 0}, "max_oracle_calls: 0, expected at least 1"),
+        ({"keep": 0}, "keep: 0, expected at least 1"),
+        ({"settings": {"drawz": 3}}, "settings: 'drawz' is unknown; did you mean 'draws'"),
+        ({"settings": {"take": 0}}, "take: 0"),
+        ({"warm_start": "none.smi"}, "warm_start: 'none.smi' does not exist, expected a SMILES file"),
+        ({"warm_start_calls": 4}, "warm_start_calls: 4, expected none without a file"),
+    ],
+)
+def test_settings_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        OptimiseRecipe(**given)
+
+
+def test_a_policy_of_graphs_and_a_folder_in_use_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="policy: qm9-small is a GraphPolicy that makes molecules, expected a policy that writes"):
+        optimise("qm9-small", qed, output_dir=tmp_path / "a")
+    with pytest.raises(ValueError, match=r"policy: tree-64-sequences is a .* expected a policy that writes SMILES"):
+        optimise("tree-64-sequences", qed, output_dir=tmp_path / "b")
+    run(tmp_path / "c", budget=12)
+    with pytest.raises(ValueError, match="holds results of another run"):
+        run(tmp_path / "c", budget=12)
+
+
+def test_the_command_runs_and_a_finished_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["optimise", "--reward=qed", "--max_oracle_calls=24", "--output_dir=run", "--settings={draws: 12, passes: 1, take: 10}"]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "run: the best of 24 calls, AUC top-10 0." in told
+    before = files(Path("run"))
+    assert main(["resume", "run"]) == 0
+    assert files(Path("run")) == before
+    assert main(words) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert main([*words[:-2], "--output_dir=other", "--settings.drawz=3"]) == 2
+    assert "did you mean 'draws'" in capsys.readouterr().err
