@@ -53,7 +53,7 @@ class OptimiseRecipe:
         warm_start: SMILES file whose molecules are scored first, each counted as a call, and remembered; None starts with none.
         warm_start_calls: how many of them, the first different valid ones, at least 1; None takes all that the budget covers.
         save_rounds: rounds between two checkpoints, at least 1.
-        settings: changes to the settings of the method by name, as {draws: 100}; see docs/optimising.md.
+        settings: changes to the settings of the method by name, as {draws: 100}; None changes none. See docs/optimising.md.
         reward_cache: SQLite file of scores that several runs may share; None takes one in ``output_dir``.
         device: device to run on, such as cuda; None means the CPU.
     """
@@ -67,7 +67,7 @@ class OptimiseRecipe:
     warm_start: str | None = None
     warm_start_calls: int | None = None
     save_rounds: int = 10
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] | None = None
     reward_cache: str | None = None
     device: str | None = None
 
@@ -80,7 +80,7 @@ class OptimiseRecipe:
             check_range("warm_start_calls", self.warm_start_calls, least=1, note=" or none")
         if self.warm_start is not None and not Path(self.warm_start).is_file():
             raise ValueError(f"warm_start: {self.warm_start!r} does not exist, expected a SMILES file")
-        for name in self.settings:
+        for name in self.settings or {}:
             if name not in SETTINGS:
                 hint = f"{did_you_mean(name, SETTINGS)} ".lstrip()
                 raise ValueError(f"settings: {name!r} is unknown; {hint}known: {', '.join(SETTINGS)}")
@@ -93,7 +93,7 @@ class OptimiseRecipe:
 
     def method(self) -> dict[str, Any]:
         """All settings of the method, with the changes."""
-        return SETTINGS | self.settings
+        return SETTINGS | (self.settings or {})
 
     def rounds_config(self) -> RoundsConfig:
         """The settings of the loop."""
