@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.results_page import BLOCK, PAGE, with_tables
 from discrete_grpo.benchmarking.markdown import markdown_table, write_markdown
 from discrete_grpo.benchmarking.results import Results
 from tests.benchmarking.test_page import about, row
-
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
 
 
 def test_cells_sums_and_published_columns(tmp_path: Path) -> None:
@@ -24,3 +22,9 @@ def test_cells_sums_and_published_columns(tmp_path: Path) -> None:
         "| sum (tasks) | 0.500 ± 0.354 (1) | – (0) | 0.500 (1) | 0.900 (1) |",
     ]
     assert write_markdown(results).read_text(encoding="utf-8") == markdown_table(results)
+
+
+def test_the_tables_of_the_results_page_are_those_of_the_rows() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert BLOCK.search(page)
+    assert with_tables(page) == page
