@@ -19,7 +19,7 @@ from discrete_grpo.core.scoring import remembers, reward_names
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.recipes.grpo_memory import SETTINGS, fill_memory, parts_of_method
-from discrete_grpo.recipes.loading import LoadedPolicy, load, policy_object
+from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.molecule_family import MOLECULES
 from discrete_grpo.recipes.sample import device_of, moved
 from discrete_grpo.rewards.auc import auc_spacing, auc_top_k
@@ -36,6 +36,8 @@ __all__ = ["OptimiseRecipe", "Optimised", "optimise", "run_optimise"]
 
 PARTS = ("memory_size", "mutation_rate", "kappa", "screen", "objective")
 """Settings of the method that are no fields of :class:`RoundsConfig`, beside ``temperature``."""
+REFERENCE = "reference"
+"""Folder of the policy that a run began with, in its run folder."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
     folder = Path(recipe.output_dir)
     if not resume:
         check_unused(folder)
-    loaded = _loaded(recipe, policy)
+    loaded = _loaded(recipe, policy, resume)
     loaded.family.check_rewards(loaded.policy, recipe.rewards)
     budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
     with open_ledger(folder, loaded.family.key, **budget) as ledger:
@@ -181,14 +183,20 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
         return _finish(recipe, loaded, run.loop, ledger)
 
 
-def _loaded(recipe: OptimiseRecipe, policy: nn.Module | None) -> LoadedPolicy:
-    """The policy to begin with, at the method's temperature, and the family of molecules.
+def _loaded(recipe: OptimiseRecipe, policy: nn.Module | None, resume: bool) -> LoadedPolicy:
+    """The policy to begin with, at the method's temperature, and the family of molecules; a run that is resumed has a copy of it.
 
     Raises:
         ValueError: if it writes no SMILES.
     """
     options = SamplerOptions(temperature=recipe.method()["temperature"])
-    found = load(recipe.policy, options, seed=recipe.seed) if policy is None else policy_object(copy.deepcopy(policy), options)
+    kept, own = Path(recipe.output_dir) / REFERENCE, class_name(recipe.policy)
+    if policy is not None:
+        found = policy_object(copy.deepcopy(policy), options)
+    elif resume and kept.is_dir():
+        found = load(f"{own}@{kept}" if own else kept, options)
+    else:
+        found = load(recipe.policy, options, seed=recipe.seed)
     drawn = found.policy
     if not isinstance(drawn, TokenPolicy) or found.family.name not in ("molecules", "samples"):
         told = f"policy: {recipe.policy} is a {type(drawn).__name__} that makes {found.family.name}"
@@ -267,7 +275,9 @@ class _Run:
             "position": self.recorder.position(),
             "device": device_of(self.loop.policy).type,
         }
-        rounds = self.loop.progress.rounds
+        rounds, reference = self.loop.progress.rounds, Path(self.recipe.output_dir) / REFERENCE
+        if not reference.is_dir():
+            save(reference, as_module(self.loop.reference), metadata=self.metadata)
         self.checkpoints.save(rounds, as_module(self.loop.policy), metadata={**self.metadata, "rounds": rounds}, training=state)
         self.saved = rounds
 

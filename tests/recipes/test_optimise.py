@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,7 @@ from discrete_grpo.recipes.grpo_memory import SETTINGS
 from discrete_grpo.recipes.optimise import Optimised, OptimiseRecipe, optimise
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.rewards.molecules import qed
+from discrete_grpo.runs.checkpoint import save
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 from discrete_grpo.training.rounds import Rounds
 from tests.benchmarking.parts import OXYGENS
@@ -139,6 +141,17 @@ def test_an_interrupted_run_saves_and_goes_on(tmp_path: Path, monkeypatch: pytes
     assert [path.name for path in sorted((tmp_path / "run" / "checkpoints").iterdir())] == ["step-00000002", "step-00000003"]
     run(tmp_path / "run", resume=True)
     assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+def test_a_run_needs_nothing_but_its_folder_to_go_on(tmp_path: Path) -> None:
+    save(tmp_path / "mine", load_policy("smiles-zinc"), metadata={"kind": "molecules"})
+    few = {"draws": 6, "passes": 1, "take": 5, "unscreened": 1, "take_children": 1}
+    given: dict[str, Any] = {"output_dir": tmp_path / "run", "save_rounds": 1, "settings": few}
+    with pytest.raises(RewardError):
+        optimise(tmp_path / "mine", Failing(12), max_oracle_calls=20, **given)
+    shutil.rmtree(tmp_path / "mine")
+    found = optimise(tmp_path / "mine", oxygens, max_oracle_calls=20, resume=True, **given)
+    assert found.calls == 20
 
 
 def test_several_rewards_are_added(tmp_path: Path) -> None:
