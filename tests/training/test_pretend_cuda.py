@@ -13,22 +13,32 @@ import torch
 
 from discrete_grpo.core.categorical import sample
 from discrete_grpo.core.rollout import group_contexts
+from discrete_grpo.core.seeding import seeded
 from discrete_grpo.models.connectivity import effective_resistance
+from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
+from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.recipes.sample import moved, sample_policy
+from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.training import pretrain, trainer
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
+from discrete_grpo.training.gaussian_process import GaussianProcessScreen
 from discrete_grpo.training.local_search import local_search
+from discrete_grpo.training.memory import ScoredMemory
 from discrete_grpo.training.network import compile_network
+from discrete_grpo.training.objectives import GroupRelative, SelfImitation, TrajectoryBalance
 from discrete_grpo.training.optim import adamw
 from discrete_grpo.training.pretrain import Pretrainer
+from discrete_grpo.training.rounds import Rounds, RoundsConfig
 from discrete_grpo.training.trainer import GRPOTrainer
 from discrete_grpo.training.update import Learner
 from tests.families import FAMILIES, Case
+from tests.letters import LETTERS, Worth, not_empty
 from tests.pretend_cuda import CUDA, Counts, Cuda, DeviceError, accelerator, pretending
 from tests.pretend_tensors import bare
 from tests.toys import tiny_policy
+from tests.training.test_rounds_state import letters
 
 CONFIG = GRPOConfig(
     max_steps=2, num_generations=4, generation_batch_size=8, per_device_batch_size=4, beta=0.1, ema_decay=0.9,
@@ -325,6 +335,23 @@ def test_search_starts_again_from_samples_on_the_device() -> None:
             options: dict[str, Any] = {"rounds": 2, "population": 2, "children": 2}
             found = local_search(policy, by_name, **options, generator=cuda.generator())
             assert found.scored == 12
+
+
+@pytest.mark.parametrize("objective", [SelfImitation(0.02, new_share=0.5), TrajectoryBalance(20.0), GroupRelative(beta=0.1)])
+def test_rounds_over_a_memory_mix_no_devices(objective: Any) -> None:
+    with pretending() as cuda:
+        with seeded(0):
+            network = GPT(GPTConfig(len(LETTERS), 5, layers=1, heads=2, width=8))
+        policy: Any = cuda.move(TokenPolicy(network, LETTERS, max_length=5).eval())
+        if isinstance(objective, torch.nn.Module):
+            objective = cuda.move(objective)
+        config = RoundsConfig(draws=12, passes=2, batch_size=6, explore=2, plateau=1, when_stale="islands", max_grad_norm=1.0)
+        screen = GaussianProcessScreen(letters, start=12, size=24, generator=cuda.generator())
+        parts: dict[str, Any] = {"memory": ScoredMemory(20), "screen": screen, "generator": cuda.generator()}
+        loop = Rounds(policy, Worth(), Ledger(key=not_empty, max_oracle_calls=120), not_empty, objective, config, **parts)
+        loop.run()
+        assert loop.progress.restarts >= 1
+        assert len(loop.everything) > 12
 
 
 # -- determinism
