@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from discrete_grpo.training.memory import ScoredMemory
     from discrete_grpo.training.proposers import Screen
 
-__all__ = ["SETTINGS", "fill_memory", "parts_of_method"]
+__all__ = ["PARTS", "SETTINGS", "fill_memory", "parts_of_method"]
 
 SETTINGS: dict[str, Any] = {
     "memory_size": 1024,
@@ -46,6 +46,8 @@ SETTINGS: dict[str, Any] = {
 }
 """Settings of the method: those of :func:`parts_of_method`, ``temperature`` of the policy, and fields of
 :class:`~discrete_grpo.training.rounds.RoundsConfig`."""
+PARTS = ("memory_size", "mutation_rate", "kappa", "screen", "objective")
+"""Names of the settings that :func:`parts_of_method` takes."""
 
 
 def parts_of_method(

@@ -18,7 +18,7 @@ from discrete_grpo.core.rollout import Reward, as_module
 from discrete_grpo.core.scoring import remembers, reward_names
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.recipes.families import SamplerOptions
-from discrete_grpo.recipes.grpo_memory import SETTINGS, fill_memory, parts_of_method
+from discrete_grpo.recipes.grpo_memory import PARTS, SETTINGS, fill_memory, parts_of_method
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.molecule_family import MOLECULES
 from discrete_grpo.recipes.sample import device_of, moved
@@ -34,8 +34,6 @@ from discrete_grpo.training.state import check_device_kind
 
 __all__ = ["OptimiseRecipe", "Optimised", "optimise", "run_optimise"]
 
-PARTS = ("memory_size", "mutation_rate", "kappa", "screen", "objective")
-"""Settings of the method that are no fields of :class:`RoundsConfig`, beside ``temperature``."""
 REFERENCE = "reference"
 """Folder of the policy that a run began with, in its run folder."""
 
@@ -202,7 +200,7 @@ def _loaded(recipe: OptimiseRecipe, policy: nn.Module | None, resume: bool) -> L
         told = f"policy: {recipe.policy} is a {type(drawn).__name__} that makes {found.family.name}"
         raise ValueError(f"{told}, expected a policy that writes SMILES; for others there are the commands train and search")
     MOLECULES.decode(drawn, found.metadata)
-    return LoadedPolicy(moved(drawn, recipe.device), MOLECULES, found.metadata)
+    return LoadedPolicy(moved(drawn, recipe.device), MOLECULES, {**found.metadata, "kind": MOLECULES.name})
 
 
 @dataclass
@@ -224,7 +222,7 @@ class _Run:
         folder, method = Path(recipe.output_dir), recipe.method()
         recorder, checkpoints = Recorder(folder), Checkpoints(folder)
         stored = load_training(checkpoints.latest()) if resume and checkpoints.all() else None
-        reward = recipe.rewards[0] if len(recipe.rewards) == 1 else WeightedSum.of(dict.fromkeys(recipe.rewards, 1.0))
+        reward = recipe.rewards[0] if len(recipe.rewards) == 1 else WeightedSum(tuple(recipe.rewards), (1.0,) * len(recipe.rewards))
         own, of_screen = (torch.Generator(device_of(loaded.policy)).manual_seed(recipe.seed) for _ in range(2))
         parts = parts_of_method(of_screen, **{name: method[name] for name in PARTS})
         if stored is None:

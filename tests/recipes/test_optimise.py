@@ -23,7 +23,7 @@ from discrete_grpo.recipes.grpo_memory import SETTINGS
 from discrete_grpo.recipes.optimise import Optimised, OptimiseRecipe, optimise
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.rewards.molecules import qed
-from discrete_grpo.runs.checkpoint import save
+from discrete_grpo.runs.checkpoint import load_metadata, save
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 from discrete_grpo.training.rounds import Rounds
 from tests.benchmarking.parts import OXYGENS
@@ -81,6 +81,7 @@ def test_what_is_written(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "optimise.json").read_text())
     assert told == {name: getattr(found, name) for name in ("calls", "auc_top10", "rounds", "restarts", "sources")}
     assert "Best so far" in (tmp_path / "report.html").read_text()
+    assert load_metadata(tmp_path / "policy")["kind"] == "molecules"
     torch.testing.assert_close(found.auc_top10, _area(scores, 120))
 
 

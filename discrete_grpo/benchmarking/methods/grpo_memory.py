@@ -6,11 +6,9 @@ from typing import Any
 
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.methods.trained import generator_of, in_rounds
-from discrete_grpo.recipes.grpo_memory import SETTINGS, parts_of_method
+from discrete_grpo.recipes.grpo_memory import PARTS, SETTINGS, parts_of_method
 
 __all__ = ["METHOD", "NO_CLIP", "NO_GA", "NO_GRPO", "NO_REPLAY", "NO_SCREEN", "grpo_memory"]
-
-PARTS = ("memory_size", "mutation_rate", "kappa", "screen", "objective")
 
 
 def grpo_memory(task: Any, policy: Any, ledger: Any, seed: int, **settings: Any) -> None:
