@@ -1,4 +1,4 @@
-"""The table of a benchmark as Markdown, to be put into a page or a README as it stands."""
+"""The table of a benchmark as Markdown, for a README or a page."""
 
 from __future__ import annotations
 

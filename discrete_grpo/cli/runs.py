@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ def _withdraw(folder: Path, made: bool) -> None:
     evaluation = ("evaluation.json", "evaluation_before.csv.gz")
     for name in ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", "scored.csv.gz", *evaluation, *databases):
         (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "reference", ignore_errors=True)
     offline = folder / "offline"
     if offline.is_dir() and not any(offline.iterdir()):
         offline.rmdir()
@@ -117,7 +119,7 @@ def resume(folder: Path) -> None:
         if command not in RUNS or not (folder / "config.yaml").is_file():
             raise ValueError("config.yaml is missing" if command in RUNS else f"command {command!r}")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"run: {folder} is no run folder of 'discrete-grpo train' or 'pretrain' ({error})") from error
+        raise UsageError(f"run: {folder} is no run folder of a command such as 'discrete-grpo train' ({error})") from error
     recipe, _ = _parsed(command, [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"])
     _, run = recipe_of(command)
     _guarded(folder, lambda: run(recipe, resume=True))

@@ -2,9 +2,9 @@
 
 A round draws candidates from the policy and from a graph genetic algorithm, a Gaussian process fitted to what was scored so far
 chooses which of them are worth a call, and the policy makes updates with GRPO's clipped loss on samples drawn by rank from the best
-that was scored, with advantages relative to its own draws and exact ratios to the beginning of the round. The Gaussian process sees
-scored molecules only, so what it knows is counted. Where the ten best stay as they are for 800 calls, policy, memory and Gaussian
-process begin anew, and at every second time with everything that was scored.
+that was scored, with advantages relative to its own draws and exact ratios to the beginning of the round. The Gaussian process is
+fitted to scored molecules only, each of which is a counted call. Where the ten best stay as they are for 800 calls, policy, memory
+and Gaussian process are reset, and at every second time they keep everything that was scored.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from discrete_grpo.core.rollout import Reward
     from discrete_grpo.rewards.ledger import Ledger
     from discrete_grpo.training.gaussian_process import Features
-    from discrete_grpo.training.memory import ScoredMemory
-    from discrete_grpo.training.proposers import Screen
+    from discrete_grpo.training.memory import Remembered, ScoredMemory
 
 __all__ = ["PARTS", "SETTINGS", "fill_memory", "parts_of_method"]
 
@@ -89,9 +88,7 @@ def _features(smiles: str) -> Features:
     return Features(molecule_counts(smiles), molecule_numbers(smiles))
 
 
-def fill_memory(
-    reward: Reward, ledger: Ledger, memory: ScoredMemory, file: str, calls: int | None = None, screen: Screen | None = None
-) -> None:
+def fill_memory(reward: Reward, ledger: Ledger, memory: ScoredMemory, file: str, calls: int | None = None) -> list[Remembered]:
     """Score the first different valid molecules of a SMILES file, in their order, and remember them under the source ``file``.
 
     Args:
@@ -100,20 +97,17 @@ def fill_memory(
         memory: takes the best of them.
         file: SMILES file.
         calls: how many molecules; None takes all that the budget covers.
-        screen: learns from those that do not enter the memory, since :class:`~discrete_grpo.training.rounds.Rounds` shows it the
-            others; None if there is no screen.
-    """
-    import torch
 
-    from discrete_grpo.training.memory import ScoredMemory
+    Returns:
+        The scored molecules for which the memory has no room.
+    """
+    from discrete_grpo.training.memory import Remembered, ScoredMemory
     from discrete_grpo.training.warm_start import warm_start
 
     scored = ScoredMemory(size=None)
     warm_start(islice(_different(file, ledger.key), calls), [reward], ledger, scored)
     memory.add([(entry.key, entry.sample, entry.score) for entry in scored.kept], "file")
-    rest = [entry for entry in scored.kept if entry.key not in memory]
-    if screen is not None and rest:
-        screen.observe([entry.sample for entry in rest], torch.tensor([entry.score for entry in rest], dtype=torch.float64))
+    return [Remembered(entry.key, entry.sample, entry.score, "file") for entry in scored.kept if entry.key not in memory]
 
 
 def _different(file: str, key: Callable[[Any], str | None]) -> Iterator[str]:

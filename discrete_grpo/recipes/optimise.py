@@ -15,9 +15,10 @@ from torch import nn
 from discrete_grpo.core.checks import check_range, did_you_mean
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.core.rollout import Reward, as_module
-from discrete_grpo.core.scoring import remembers, reward_names
+from discrete_grpo.core.scoring import remembers, reward_names, take_failures
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.recipes.families import SamplerOptions
+from discrete_grpo.policies.truncation import Truncation
+from discrete_grpo.recipes.families import Family, SamplerOptions
 from discrete_grpo.recipes.grpo_memory import PARTS, SETTINGS, fill_memory, parts_of_method
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.molecule_family import MOLECULES
@@ -27,10 +28,11 @@ from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.ledger import Ledger, open_ledger
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, save
 from discrete_grpo.runs.console import print_table, progress
+from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.recorder import Recorder, check_unused, write_json, write_table
 from discrete_grpo.training.memory import Remembered
 from discrete_grpo.training.rounds import Rounds, RoundsConfig
-from discrete_grpo.training.state import check_device_kind
+from discrete_grpo.training.state import check_device_kind, global_state, restore_global_state
 
 __all__ = ["OptimiseRecipe", "Optimised", "optimise", "run_optimise"]
 
@@ -78,13 +80,17 @@ class OptimiseRecipe:
             if self.warm_start is None:
                 raise ValueError(f"warm_start_calls: {self.warm_start_calls}, expected none without a file to score (warm_start)")
             check_range("warm_start_calls", self.warm_start_calls, least=1, note=" or none")
-        if self.warm_start is not None and not Path(self.warm_start).is_file():
-            raise ValueError(f"warm_start: {self.warm_start!r} does not exist, expected a SMILES file")
-        for name in self.settings or {}:
-            if name not in SETTINGS:
-                hint = f"{did_you_mean(name, SETTINGS)} ".lstrip()
-                raise ValueError(f"settings: {name!r} is unknown; {hint}known: {', '.join(SETTINGS)}")
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        """Raise ValueError for a setting of the method that is unknown, of another type, or out of its range."""
+        changes = self._changes()
+        _check_known("settings", changes, SETTINGS)
+        _check_known("settings: objective", changes.get("objective", {}), SETTINGS["objective"])
+        method = self.method()
+        Truncation(temperature=method["temperature"])
         self.rounds_config()
+        parts_of_method(torch.Generator(), **{name: method[name] for name in PARTS})
 
     @property
     def rewards(self) -> list[Reward]:
@@ -92,12 +98,38 @@ class OptimiseRecipe:
         return list(self.reward) if isinstance(self.reward, list | tuple) else [self.reward]
 
     def method(self) -> dict[str, Any]:
-        """All settings of the method, with the changes."""
-        return SETTINGS | (self.settings or {})
+        """All settings of the method, with the changes; those of the objective change single fields of it."""
+        changes = self._changes()
+        return SETTINGS | changes | {"objective": SETTINGS["objective"] | changes.get("objective", {})}
+
+    def _changes(self) -> dict[str, Any]:
+        """The changes to the settings; ``objective.name``, as a command line gives it, is a field of the objective."""
+        found: dict[str, Any] = {}
+        for name, value in (self.settings or {}).items():
+            group, _, field_name = name.partition(".")
+            if group == "objective" and field_name:
+                found["objective"] = {**found.get("objective", {}), field_name: value}
+            else:
+                found[name] = value
+        return found
 
     def rounds_config(self) -> RoundsConfig:
         """The settings of the loop."""
         return RoundsConfig(**{name: value for name, value in self.method().items() if name not in (*PARTS, "temperature")})
+
+
+def _check_known(name: str, given: Any, known: Mapping[str, Any]) -> None:
+    """Raise ValueError unless ``given`` is a mapping with names of ``known`` and values of their types."""
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{name}: {given!r}, expected a mapping of {', '.join(known)}")
+    for key, value in given.items():
+        if key not in known:
+            hint = f"{did_you_mean(key, known)} ".lstrip()
+            raise ValueError(f"{name}: {key!r} is unknown; {hint}known: {', '.join(known)}")
+        kind = type(known[key])
+        fits = isinstance(value, (int, float) if kind is float else kind)
+        if kind is not dict and (not fits or isinstance(value, bool) is not (kind is bool)):
+            raise ValueError(f"{name}: {key} {value!r}, expected {kind.__name__}")
 
 
 @dataclass(frozen=True)
@@ -105,12 +137,12 @@ class Optimised:
     """The result of a run.
 
     Attributes:
-        best: the best molecules, best first, each with its score and who proposed it.
+        best: the best molecules, best first, each with its score and its source (policy, graph-ga or file).
         calls: oracle calls that were made.
         auc_top10: area under the curve of the mean of the ten best scores against calls, divided by the budget.
         rounds: rounds that were made.
         restarts: restarts among them.
-        sources: calls by who proposed the molecules.
+        sources: calls by source.
     """
 
     best: tuple[Remembered, ...]
@@ -171,14 +203,17 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
     folder = Path(recipe.output_dir)
     if not resume:
         check_unused(folder)
+    stored = load_training(found.latest()) if resume and (found := Checkpoints(folder)).all() else None
+    if stored is None and recipe.warm_start is not None and not Path(recipe.warm_start).is_file():
+        raise ValueError(f"warm_start: {recipe.warm_start!r} does not exist, expected a SMILES file")
     loaded = _loaded(recipe, policy, resume)
     loaded.family.check_rewards(loaded.policy, recipe.rewards)
     budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
     with open_ledger(folder, loaded.family.key, **budget) as ledger:
-        run = _Run.begin(recipe, loaded, ledger, resume)
+        run = _Run.begin(recipe, loaded, ledger, stored)
         with interruptible() as stop:
             run.go(stop)
-        return _finish(recipe, loaded, run.loop, ledger)
+        return _finish(run, loaded.family)
 
 
 def _loaded(recipe: OptimiseRecipe, policy: nn.Module | None, resume: bool) -> LoadedPolicy:
@@ -211,27 +246,30 @@ class _Run:
     loop: Rounds
     ledger: Ledger
     recorder: Recorder
+    failures: FailureLog
     checkpoints: Checkpoints
     metadata: Mapping[str, Any]
     saved: int = -1  # rounds of the newest checkpoint
     since: float = field(default_factory=time.perf_counter)
 
     @staticmethod
-    def begin(recipe: OptimiseRecipe, loaded: LoadedPolicy, ledger: Ledger, resume: bool) -> _Run:
-        """Make the loop, and put it where the newest checkpoint was."""
-        folder, method = Path(recipe.output_dir), recipe.method()
-        recorder, checkpoints = Recorder(folder), Checkpoints(folder)
-        stored = load_training(checkpoints.latest()) if resume and checkpoints.all() else None
-        reward = recipe.rewards[0] if len(recipe.rewards) == 1 else WeightedSum(tuple(recipe.rewards), (1.0,) * len(recipe.rewards))
+    def begin(recipe: OptimiseRecipe, loaded: LoadedPolicy, ledger: Ledger, stored: Mapping[str, Any] | None) -> _Run:
+        """Make the loop, and restore the state of a checkpoint in it."""
+        folder, method, rewards = Path(recipe.output_dir), recipe.method(), recipe.rewards
+        reward = rewards[0] if len(rewards) == 1 else WeightedSum(tuple(rewards), (1.0,) * len(rewards))
         own, of_screen = (torch.Generator(device_of(loaded.policy)).manual_seed(recipe.seed) for _ in range(2))
         parts = parts_of_method(of_screen, **{name: method[name] for name in PARTS})
+        metadata = {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(rewards)}
+        recorder = Recorder(folder)
+        failures = FailureLog(folder)
         if stored is None:
             recorder.restore(None)
+            failures.forget_after(0)
+            save(folder / REFERENCE, as_module(loaded.policy), metadata=metadata)
             if recipe.warm_start is not None:
-                fill_memory(reward, ledger, parts["memory"], recipe.warm_start, recipe.warm_start_calls, parts["screen"])
+                parts["known"] = fill_memory(reward, ledger, parts["memory"], recipe.warm_start, recipe.warm_start_calls)
         loop = Rounds(loaded.policy, reward, ledger, loaded.family.key, config=recipe.rounds_config(), generator=own, **parts)
-        metadata = {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
-        run = _Run(recipe, loop, ledger, recorder, checkpoints, metadata)
+        run = _Run(recipe, loop, ledger, recorder, failures, Checkpoints(folder), metadata)
         if stored is not None:
             run._restore(stored)
         return run
@@ -248,9 +286,10 @@ class _Run:
                 self._record()
                 metrics = self.loop.metrics()
                 bar.reach(self.ledger.calls, **{name: metrics[name] for name in ("best/top1", "best/top10") if name in metrics})
-                if stop or self.loop.progress.rounds % self.recipe.save_rounds == 0:
+                stopping = bool(stop)  # read once: a signal may come at any time
+                if stopping or self.loop.progress.rounds % self.recipe.save_rounds == 0:
                     self._save()
-                if stop and not self.ledger.exhausted:
+                if stopping and not (self.ledger.exhausted or self.loop.progress.ended):
                     told = f"stopped after round {self.loop.progress.rounds}"
                     raise Interrupted(f"{told} with {self.ledger.calls} of {self.recipe.max_oracle_calls} calls")
 
@@ -263,23 +302,31 @@ class _Run:
         self.recorder.record(step, self.loop.metrics() | self.ledger.metrics() | {"step_time": now - self.since})
         columns = {"sample": [entry.sample for entry in latest], "reward": [entry.score for entry in latest]}
         self.recorder.record_samples(step, columns | {"source": [entry.source for entry in latest]})
+        self.failures.add(step, take_failures(self.recipe.rewards))
         self.since = now
 
     def _save(self) -> None:
+        rounds = self.loop.progress.rounds
         state = {
             "rounds": self.loop.state_dict(),
             "ledger": self.ledger.state_dict(),
             "rewards": [cast(Any, reward).state_dict() if remembers(reward) else None for reward in self.recipe.rewards],
+            "made": self._made(),
             "position": self.recorder.position(),
+            "global": global_state(),
             "device": device_of(self.loop.policy).type,
         }
-        rounds, reference = self.loop.progress.rounds, Path(self.recipe.output_dir) / REFERENCE
-        if not reference.is_dir():
-            save(reference, as_module(self.loop.reference), metadata=self.metadata)
         self.checkpoints.save(rounds, as_module(self.loop.policy), metadata={**self.metadata, "rounds": rounds}, training=state)
         self.saved = rounds
 
+    def _made(self) -> dict[str, Any]:
+        """What must not change when a run goes on."""
+        return {"settings": self.recipe.method(), "reward": reward_names(self.recipe.rewards), "seed": self.recipe.seed}
+
     def _restore(self, state: Mapping[str, Any]) -> None:
+        for name, value in self._made().items():
+            if state["made"][name] != value:
+                raise ValueError(f"{name}: {value}, expected {state['made'][name]} as in the run to resume")
         check_device_kind(state, state["rounds"]["generator"], device_of(self.loop.policy))
         self.ledger.load_state_dict(state["ledger"])
         self.loop.load_state_dict(state["rounds"])
@@ -287,14 +334,16 @@ class _Run:
             if kept is not None and remembers(reward):
                 cast(Any, reward).load_state_dict(kept)
         self.recorder.restore(state["position"])
+        self.failures.forget_after(self.loop.progress.rounds)
+        restore_global_state(state["global"])
         self.saved = self.loop.progress.rounds
 
 
-def _finish(recipe: OptimiseRecipe, loaded: LoadedPolicy, loop: Rounds, ledger: Ledger) -> Optimised:
+def _finish(run: _Run, family: Family) -> Optimised:
     """Write the best molecules, the numbers of the run, its last policy and the report."""
     from discrete_grpo.runs.report.report import write_report
 
-    folder, family = Path(recipe.output_dir), loaded.family
+    recipe, loop, ledger, folder = run.recipe, run.loop, run.ledger, run.recorder.folder
     history = ledger.history()
     scores = history.scores[:, 0].tolist() if history.names else []
     area = auc_top_k(scores, 10, recipe.max_oracle_calls, auc_spacing(recipe.max_oracle_calls))
@@ -304,7 +353,7 @@ def _finish(recipe: OptimiseRecipe, loaded: LoadedPolicy, loop: Rounds, ledger: 
     table: dict[str, Sequence[Any]] = {family.column: samples, "reward": [entry.score for entry in best]}
     write_table(folder / "best.csv.gz", table | {"source": [entry.source for entry in best], **family.table(samples)})
     write_json(folder / "optimise.json", {name: value for name, value in vars(found).items() if name != "best"})
-    save(folder / "policy", as_module(loop.policy), metadata={**loaded.metadata, "policy": recipe.policy, "rounds": made.rounds})
+    save(folder / "policy", as_module(loop.policy), metadata={**run.metadata, "rounds": made.rounds})
     write_report(folder, render=family.draw)
     shown: dict[str, dict[str, float | str | None]] = {}
     for entry in best[:5]:

@@ -52,6 +52,7 @@ _OTHERS = (
     "ledger.sqlite",
     "search.json",
     "optimise.json",
+    "reference",
     "best.csv.gz",
     "report.html",
 )

@@ -99,7 +99,7 @@ class ScoredMemory:
         for key, sample, score in entries:
             if key in self._keys or math.isnan(score):
                 continue
-            if self.size is not None and len(self.kept) == self.size:
+            if self.size is not None and len(self.kept) >= self.size:
                 if score <= self.kept[-1].score:
                     continue
                 self._keys.discard(self.kept.pop().key)

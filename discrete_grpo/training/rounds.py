@@ -113,6 +113,7 @@ class Rounds:
         config: settings.
         memory: where scored samples are kept; what it holds already, such as a warm start, takes part from the first round,
             in the screen too.
+        known: scored samples for which the memory has no room; they are not proposed again, and the screen sees them.
         proposers: whoever makes samples besides the policy.
         screen: model that chooses among the candidates; None scores all of them.
         rewrite: another text of the same sample for a pass, such as a SMILES in random order; None learns from the sample as it is.
@@ -129,6 +130,7 @@ class Rounds:
     objective: Objective
     config: RoundsConfig = field(default_factory=RoundsConfig)
     memory: ScoredMemory = field(default_factory=ScoredMemory)
+    known: Sequence[Remembered] = ()
     proposers: Sequence[Proposer] = ()
     screen: Screen | None = None
     rewrite: Callable[[Any, torch.Generator], Any] | None = None
@@ -144,13 +146,14 @@ class Rounds:
         self._bf16 = decide_bf16(self.config.bf16, self._device)[0]
         self.reference = cast(Policy, copy.deepcopy(module).eval().requires_grad_(False))
         self.everything = ScoredMemory(size=None, rank_coefficient=self.memory.rank_coefficient)
-        for entry in self.memory.kept:
+        scored = [*self.memory.kept, *self.known]
+        for entry in scored:
             self.everything.add([(entry.key, entry.sample, entry.score)], entry.source)
-        if self.screen is not None and (known := self.memory.kept):
-            scores = torch.tensor([entry.score for entry in known], dtype=torch.float64)
-            self.screen.observe([entry.sample for entry in known], scores)
+        if self.screen is not None and scored:
+            scores = torch.tensor([entry.score for entry in scored], dtype=torch.float64)
+            self.screen.observe([entry.sample for entry in scored], scores)
         self.ref_logp: dict[Hashable, float] = {}
-        self.entry_of: dict[Hashable, Remembered] = {entry.key: entry for entry in self.memory.kept}  # in the order of scoring
+        self.entry_of: dict[Hashable, Remembered] = {entry.key: entry for entry in scored}  # in the order of scoring
         self.met: set[Hashable] = set(self.entry_of)  # keys of the samples of this island
         self._draws: list[tuple[Hashable | None, float]] = []  # key and log-prob of what the policy drew in this round
         self._new_share = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -18,7 +19,7 @@ __all__ = ["Progress", "Stateful", "restore_rounds", "rounds_state"]
 
 @dataclass
 class Progress:
-    """How far a loop is, and for how long nothing has changed.
+    """Counters and best scores of a loop.
 
     Attributes:
         rounds: rounds made.
@@ -62,18 +63,18 @@ def _kept(name: str, part: Any) -> dict[str, Any]:
     if not isinstance(part, Stateful):
         told = f"{name}: {type(part).__name__} has no state_dict and load_state_dict"
         raise TypeError(f"{told}, expected both in a loop whose state is saved")
-    return part.state_dict()
+    return copy.deepcopy(part.state_dict())
 
 
 def rounds_state(loop: Rounds) -> dict[str, Any]:
-    """The state of a loop between two rounds, without its ledger; keys and samples are kept as they are.
+    """A copy of the state of a loop between two rounds, without its ledger; keys and samples are kept as they are.
 
     Raises:
         TypeError: for a screen, or an objective that changes, without ``state_dict`` and ``load_state_dict``.
     """
     return {
-        "policy": as_module(loop.policy).state_dict(),
-        "optimizer": loop.optimizer.state_dict(),
+        "policy": copy.deepcopy(as_module(loop.policy).state_dict()),
+        "optimizer": copy.deepcopy(loop.optimizer.state_dict()),
         "objective": _kept("objective", loop.objective) if _changes(loop.objective) else None,
         "screen": None if loop.screen is None else _kept("screen", loop.screen),
         "generator": loop.generator.get_state(),
@@ -86,12 +87,12 @@ def rounds_state(loop: Rounds) -> dict[str, Any]:
 
 
 def restore_rounds(loop: Rounds, state: Mapping[str, Any]) -> None:
-    """Put a new loop with the same arguments where another one was; its next round has the same bits."""
+    """Restore the state in a new loop with the same arguments; its next round has the same bits."""
     as_module(loop.policy).load_state_dict(state["policy"])
     for part, kept in ((loop.objective, state["objective"]), (loop.screen, state["screen"])):
         if kept is not None:
             cast(Stateful, part).load_state_dict(kept)
-    loop.optimizer.load_state_dict(state["optimizer"])
+    loop.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
     loop.generator.set_state(state["generator"])
     loop.progress = Progress(**state["progress"])
     entries = [Remembered(*entry) for entry in state["scored"]]

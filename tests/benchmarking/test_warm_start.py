@@ -40,10 +40,10 @@ class Seen:
     """A screen that notes what it is shown."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, float] = {}
+        self.shown: list[str] = []
 
     def observe(self, samples: Any, scores: Any) -> None:
-        self.rows.update(zip(samples, scores.tolist(), strict=True))
+        self.shown += samples
 
     def forget(self) -> None: ...
 
@@ -51,25 +51,23 @@ class Seen:
 
 
 def test_the_first_different_valid_molecules_are_scored_and_counted(file: str) -> None:
-    memory, screen, ledger = ScoredMemory(size=2), Seen(), Ledger(key=molecule_key)
-    fill_memory(OXYGENS, ledger, memory, file, 3, screen)
+    memory, ledger = ScoredMemory(size=2), Ledger(key=molecule_key)
+    rest = fill_memory(OXYGENS, ledger, memory, file, 3)
     assert ledger.history().keys == ("OO", "OCO", "OCOCO")
     assert ledger.sources() == {"file": 3}
     assert [(entry.sample, entry.score, entry.source) for entry in memory.kept] == [("OCOCO", 0.15, "file"), ("OO", 0.1, "file")]
-    assert screen.rows == {"OCO": 0.1}  # the others are in the memory, which a loop shows it
+    assert [(entry.sample, entry.score, entry.source) for entry in rest] == [("OCO", 0.1, "file")]
 
 
 def test_a_screen_sees_every_molecule_of_the_file_once(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Rounds, "run", lambda self: None)
-    shown: list[str] = []
-
-    class Once(Seen):
-        def observe(self, samples: Any, scores: Any) -> None:
-            shown.extend(samples)
-
-    settings: dict[str, Any] = {"memory": ScoredMemory(size=2), "screen": Once(), "warm_start": file}
+    loops: list[Rounds] = []
+    monkeypatch.setattr(Rounds, "run", lambda self: loops.append(self))
+    screen = Seen()
+    settings: dict[str, Any] = {"memory": ScoredMemory(size=2), "screen": screen, "warm_start": file}
     in_rounds(OXYGENS, policy_for("tb-ga"), Ledger(key=molecule_key), 0, Likelihood(), **settings)
-    assert sorted(shown) == sorted({"OO", "OCO", "OCOCO", "O"})
+    assert sorted(screen.shown) == ["O", "OCO", "OCOCO", "OO"]
+    assert {entry.key for entry in loops[0].everything.kept} == {"O", "OCO", "OCOCO", "OO"}  # none of them is proposed again
+    assert len(loops[0].memory) == 2
 
 
 def test_it_ends_with_the_file_or_the_budget(file: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import shutil
 from collections.abc import Sequence
 from itertools import pairwise
@@ -96,7 +97,7 @@ class Failing:
 
     def __init__(self, after: int) -> None:
         self.left = after
-        self.cached_as = "oxygens of the test"
+        self.cached_as: str | None = "oxygens of the test"
 
     def __call__(self, samples: Sequence[str], **columns: Any) -> list[float]:
         self.left -= len(samples)
@@ -106,15 +107,62 @@ class Failing:
         return oxygens(samples)
 
 
-@pytest.mark.parametrize("after", [5, 15, 75])  # in the first round, before the first checkpoint, later
+@pytest.mark.parametrize("after", [5, 15, 75, 230])  # in the first round, before the first checkpoint, later, with a fitted screen
 def test_a_run_whose_reward_fails_goes_on_to_the_same_bits(after: int, tmp_path: Path) -> None:
-    reward = Failing(10**9)
-    run(tmp_path / "whole", reward)
+    run(tmp_path / "whole", Failing(10**9), budget=260)
     reward = Failing(after)
     with pytest.raises(RewardError, match="the oracle is away"):
-        run(tmp_path / "run", reward)
-    run(tmp_path / "run", reward, resume=True)
+        run(tmp_path / "run", reward, budget=260)
+    run(tmp_path / "run", reward, budget=260, resume=True)
     assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+class Noisy(Failing):
+    """The same with noise from the global random state; such scores cannot be kept."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(after)
+        self.cached_as = None
+
+    def __call__(self, samples: Sequence[str], **columns: Any) -> list[float]:
+        return [score + random.random() for score in super().__call__(samples, **columns)]
+
+
+@pytest.mark.parametrize("kinds", [(Failing, None), (Noisy,)])
+def test_a_warm_start_with_two_rewards_or_a_random_one_goes_on_to_the_same_bits(kinds: Any, tmp_path: Path) -> None:
+    def rewards(after: int) -> list[Any]:
+        return [carbons if kind is None else kind(after) for kind in kinds]
+
+    known = tmp_path / "known.smi"
+    known.write_text("OCOCO\nOO\nOCO\nCCO\n")
+    given: dict[str, Any] = {"budget": 60, "warm_start": str(known), "settings": SMALL | {"memory_size": 3}, "keep": 60}
+    random.seed(1)
+    whole = run(tmp_path / "whole", rewards(10**9), **given)
+    assert {entry.sample for entry in whole.best} >= {"OO", "OCO", "OCOCO", "CCO"}
+    random.seed(1)
+    stopped = rewards(45)
+    with pytest.raises(RewardError):
+        run(tmp_path / "run", stopped, **given)
+    known.unlink()  # a checkpoint holds what it gave
+    random.seed(2)
+    run(tmp_path / "run", stopped, **given, resume=True)
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"settings": SMALL | {"memory_size": 10}}, "settings: .* expected .* as in the run to resume"),
+        ({"reward": carbons}, r"reward: \['carbons'\], expected \['oxygens'\] as in the run to resume"),
+        ({"seed": 4}, "seed: 4, expected 3 as in the run to resume"),
+    ],
+)
+def test_a_run_goes_on_with_what_it_was_made_of_alone(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    run(tmp_path, budget=30)
+    with pytest.raises(ValueError, match=said):
+        run(tmp_path, budget=60, resume=True, **change)
+    found = run(tmp_path, budget=60, resume=True)  # a larger budget is another matter
+    assert found.calls == 60
 
 
 def test_an_interrupted_run_saves_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,11 +196,13 @@ def test_a_run_needs_nothing_but_its_folder_to_go_on(tmp_path: Path) -> None:
     save(tmp_path / "mine", load_policy("smiles-zinc"), metadata={"kind": "molecules"})
     few = {"draws": 6, "passes": 1, "take": 5, "unscreened": 1, "take_children": 1}
     given: dict[str, Any] = {"output_dir": tmp_path / "run", "save_rounds": 1, "settings": few}
+    optimise(tmp_path / "mine", Failing(10**9), max_oracle_calls=20, **given | {"output_dir": tmp_path / "whole"})
+    reward = Failing(12)
     with pytest.raises(RewardError):
-        optimise(tmp_path / "mine", Failing(12), max_oracle_calls=20, **given)
+        optimise(tmp_path / "mine", reward, max_oracle_calls=20, **given)
     shutil.rmtree(tmp_path / "mine")
-    found = optimise(tmp_path / "mine", oxygens, max_oracle_calls=20, resume=True, **given)
-    assert found.calls == 20
+    optimise(tmp_path / "mine", reward, max_oracle_calls=20, resume=True, **given)
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
 
 
 def test_several_rewards_are_added(tmp_path: Path) -> None:
@@ -174,7 +224,13 @@ def test_a_file_is_scored_first(tmp_path: Path) -> None:
         ({"keep": 0}, "keep: 0, expected at least 1"),
         ({"settings": {"drawz": 3}}, "settings: 'drawz' is unknown; did you mean 'draws'"),
         ({"settings": {"take": 0}}, "take: 0"),
-        ({"warm_start": "none.smi"}, "warm_start: 'none.smi' does not exist, expected a SMILES file"),
+        ({"settings": {"kappa": -1.0}}, "kappa: -1"),
+        ({"settings": {"temperature": 0.0}}, "temperature: 0"),
+        ({"settings": {"draws": "many"}}, "settings: draws 'many', expected int"),
+        ({"settings": {"draws": 2.5}}, "settings: draws 2.5, expected int"),
+        ({"settings": {"screen": 1}}, "settings: screen 1, expected bool"),
+        ({"settings": {"objective": {"temprature": 0.1}}}, "settings: objective: 'temprature' is unknown; did you mean"),
+        ({"settings": {"objective": None}}, "settings: objective: None, expected a mapping of temperature"),
         ({"warm_start_calls": 4}, "warm_start_calls: 4, expected none without a file"),
     ],
 )
@@ -183,7 +239,15 @@ def test_settings_are_refused(given: dict[str, Any], said: str) -> None:
         OptimiseRecipe(**given)
 
 
+def test_a_setting_of_the_objective_changes_alone() -> None:
+    wanted = SETTINGS["objective"] | {"temperature": 0.01}
+    for settings in ({"objective": {"temperature": 0.01}}, {"objective.temperature": 0.01}):
+        assert OptimiseRecipe(settings=settings).method()["objective"] == wanted
+
+
 def test_a_policy_of_graphs_and_a_folder_in_use_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"warm_start: 'none.smi' does not exist, expected a SMILES file"):
+        run(tmp_path / "d", warm_start="none.smi")
     with pytest.raises(ValueError, match="policy: qm9-small is a GraphPolicy that makes molecules, expected a policy that writes"):
         optimise("qm9-small", qed, output_dir=tmp_path / "a")
     with pytest.raises(ValueError, match=r"policy: tree-64-sequences is a .* expected a policy that writes SMILES"):

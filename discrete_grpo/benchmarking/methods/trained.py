@@ -88,8 +88,7 @@ def in_rounds(
 
         policy.truncation = Truncation(temperature=temperature)
     memory = ScoredMemory() if memory is None else memory  # an empty one is False
-    if warm_start is not None:
-        fill_memory(task, ledger, memory, warm_start, warm_start_calls, screen)
+    known = [] if warm_start is None else fill_memory(task, ledger, memory, warm_start, warm_start_calls)
     Rounds(
         policy,
         task,
@@ -98,6 +97,7 @@ def in_rounds(
         objective,
         RoundsConfig(goal=task.optimum, **settings),
         memory=memory,
+        known=known,
         proposers=proposers,
         screen=screen,
         rewrite=rewrite,
