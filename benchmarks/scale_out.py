@@ -57,7 +57,7 @@ SOURCES = (
 
 @dataclass(frozen=True)
 class Settings:
-    """One workload of the benchmark.
+    """Settings of the workloads of the benchmark.
 
     Attributes:
         updates: number of updates that are timed.

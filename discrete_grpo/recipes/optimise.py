@@ -320,7 +320,7 @@ class _Run:
         self.saved = rounds
 
     def _made(self) -> dict[str, Any]:
-        """What must not change when a run goes on."""
+        """Settings, names of the rewards and seed, with which alone a run can be resumed."""
         return {"settings": self.recipe.method(), "reward": reward_names(self.recipe.rewards), "seed": self.recipe.seed}
 
     def _restore(self, state: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ class Progress:
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What a checkpoint can keep: a module, a screen, an objective that changes from round to round."""
+    """An object with a state for checkpoints: a module, a screen, an objective that changes from round to round."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that has changed since the object was made."""

@@ -50,7 +50,7 @@ def run(folder: Path, reward: Any = oxygens, budget: int = 120, **options: Any) 
 
 
 def files(folder: Path) -> dict[str, Any]:
-    """What a run leaves that does not depend on the clock."""
+    """Files and metrics of a run that do not depend on the clock."""
     lines = [{name: value for name, value in line.items() if name != "step_time"} for line in read_metrics(folder)]
     texts = {name: gzip.decompress((folder / name).read_bytes()) for name in ("samples.csv.gz", "best.csv.gz")}
     weights = [p.tolist() for p in load_policy(folder).parameters()]
