@@ -62,10 +62,15 @@ def write_page(results: Results) -> Path:
 def _introduction(results: Results) -> str:
     about = results.about
     wanted = len(about["tasks"]) * len(about["methods"]) * len(about["seeds"])
+    seeds = ", ".join(map(str, about["seeds"]))
     tiles = (
         ("rows", f"{len(results.rows)}", f"of {wanted}, {len(results.failed)} failed"),
         ("tasks", f"{len(about['tasks'])}", f"suite {about['suite']}"),
-        ("methods", f"{len(about['methods'])}", f"{len(about['seeds'])} seeds each: {', '.join(map(str, about['seeds']))}"),
+        (
+            "methods",
+            f"{len(about['methods'])}",
+            f"each with the seeds {seeds}" if len(about["seeds"]) > 1 else f"each with the seed {seeds}",
+        ),
         ("calls per row", f"{about['budget']:,}", "different valid samples scored, whatever for"),
     )
     cards = "".join(
