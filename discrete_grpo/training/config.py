@@ -37,6 +37,14 @@ def _check_bf16(config: GRPOConfig | PretrainConfig) -> None:
         raise ValueError(f"bf16: {config.bf16!r}, expected True, False or 'auto'")
 
 
+def _check_auto(config: GRPOConfig, name: str, *, least: int) -> None:
+    """Check a field that is a number or ``auto``."""
+    if getattr(config, name) != "auto":
+        if isinstance(getattr(config, name), str):
+            raise ValueError(f"{name}: {getattr(config, name)!r}, expected a whole number, at least {least}, or 'auto'")
+        _check(config, name, least=least)
+
+
 def _check_best(config: GRPOConfig | PretrainConfig) -> None:
     """Check that settings of the best checkpoint come with a metric."""
     for name in ("greater_is_better", "load_best_model_at_end"):
@@ -53,9 +61,9 @@ class GRPOConfig:
         num_generations: Number of samples per group (G), at least 2. As in TRL.
         generation_batch_size: Number of samples drawn between updates, a multiple of ``num_generations``. As in TRL.
         per_device_batch_size: Number of trajectories in one forward pass, at least 1. It changes memory and speed, not the
-            gradient.
+            gradient. ``auto`` takes as many as the free memory allows, at most 64 on a processor.
         timestep_chunk: Number of steps of a trajectory in one forward pass, at least 1; None takes all. It changes memory and
-            speed, not the gradient.
+            speed, not the gradient. ``auto`` takes as many as the free memory allows. A resumed run keeps what ``auto`` decided.
         num_iterations: Number of passes over each generation batch (μ), at least 1. As in TRL.
         steps_per_generation: Number of updates in one pass over a generation batch, at least 1. Each update uses its own random
             part of the batch and normalises by it. TRL counts micro-batches here instead.
@@ -160,8 +168,8 @@ class GRPOConfig:
     max_steps: int = 100
     num_generations: int = 8
     generation_batch_size: int = 64
-    per_device_batch_size: int = 64
-    timestep_chunk: int | None = None
+    per_device_batch_size: int | Literal["auto"] = 64
+    timestep_chunk: int | Literal["auto"] | None = None
     num_iterations: int = 1
     steps_per_generation: int = 1
     timestep_fraction: float = 1.0
@@ -226,7 +234,9 @@ class GRPOConfig:
 
     def __post_init__(self) -> None:
         """Check the range of every field, and that the fields are compatible."""
-        _check(self, "max_steps generation_batch_size per_device_batch_size timestep_chunk num_iterations", least=1)
+        _check(self, "max_steps generation_batch_size num_iterations", least=1)
+        for name in ("per_device_batch_size", "timestep_chunk"):
+            _check_auto(self, name, least=1)
         _check(self, "save_steps save_total_limit refine_memory steps_per_generation ref_model_sync_steps", least=1)
         _check(self, "generation_shards replay_memory patience", least=1)
         _check(self, "num_generations", least=2)
@@ -277,6 +287,19 @@ class GRPOConfig:
         }
         for other in (name for name, on in others.items() if on and self.replay_samples > 0):
             raise ValueError(f"{given} 0 with {other}")
+
+    @property
+    def passes(self) -> tuple[int, int | None]:
+        """Number of trajectories and of steps in one forward pass; all steps if None.
+
+        Raises:
+            ValueError: if one of them is ``auto``, which a trainer decides; see :mod:`discrete_grpo.training.pass_size`.
+        """
+        rows, steps = self.per_device_batch_size, self.timestep_chunk
+        if isinstance(rows, str) or isinstance(steps, str):
+            name = "per_device_batch_size" if isinstance(rows, str) else "timestep_chunk"
+            raise ValueError(f"{name}: 'auto', expected a number outside of a trainer, which measures what fits")
+        return rows, steps
 
     @property
     def num_groups(self) -> int:

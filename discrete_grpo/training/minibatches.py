@@ -332,15 +332,16 @@ def passes(
     Refined rows form passes of their own, without the steps that none of them has drawn.
     """
     units = rollout.units.gather(1, steps)
+    most, chunk = config.passes
     sizes, on, second = (x.cpu() for x in (rollout.size, wanted, refined))  # numbers of rows are computed on the host
     for part, again in ((on & ~second, False), (on & second, True)):
         order = part.nonzero()[:, 0]
         order = order[torch.argsort(sizes[order], stable=True)]
-        for rows in order.split(config.per_device_batch_size) if len(order) else ():
+        for rows in order.split(most) if len(order) else ():
             at = place(rows, steps.device)
             chosen = steps[at][:, (units[at] > 0).any(0)] if again else steps[at]
             own = replace(rollout.index(at, rows), largest=int(sizes[rows].max()))
-            yield at, own, chosen.split(config.timestep_chunk or steps.shape[1], 1)
+            yield at, own, chosen.split(chunk or steps.shape[1], 1)
 
 
 @dataclass

@@ -38,6 +38,7 @@ from discrete_grpo.training.distributed import ProcessGroup, accelerator
 from discrete_grpo.training.lora import without_lora
 from discrete_grpo.training.minibatches import MicroBatch, TrainRows, windows
 from discrete_grpo.training.network import checkpoint_layers, compile_network
+from discrete_grpo.training.pass_size import memory_advice, with_passes
 from discrete_grpo.training.sampler import GroupSampler, make_shards
 from discrete_grpo.training.state import RunState, check_device_kind
 from discrete_grpo.training.update import Learner, check_scorer, policy_scores
@@ -182,6 +183,10 @@ class OfflineTrainer:
         if resume and self.checkpoints is not None and self.checkpoints.all():
             stored = load_training(self.checkpoints.latest())
         self.bf16 = self._decide_bf16(None if stored is None else stored["bf16"])
+        if config.checkpoint_layers is not None:
+            checkpoint_layers(self.module, config.checkpoint_layers)
+        kept = None if stored is None else stored.get("passes")
+        self.config = config = with_passes(policy, config, None, self.precision, kept=kept)
         self.state = self._new_state()
         self.learner = Learner(policy, self.state, config, self.accelerator.backward, self.precision)
         self.step = 0
@@ -199,7 +204,7 @@ class OfflineTrainer:
         if not is_replayable(self.policy):
             name = type(self.policy).__name__
             raise ValueError(f"policy: {name} has no method rollout_of, expected one that can learn from any sample")
-        if self.config.importance_sampling_level == "sequence" and self.config.timestep_chunk is not None:
+        if self.config.importance_sampling_level == "sequence" and self.config.timestep_chunk not in (None, "auto"):
             wanted = "expected none with importance_sampling_level sequence"
             raise ValueError(f"timestep_chunk: {self.config.timestep_chunk}, {wanted}")
         check_scorer(self.policy, self.config)
@@ -218,8 +223,6 @@ class OfflineTrainer:
         """Optimizer, frozen reference, and the generator of the noise."""
         config, module, processes = self.config, self.module, ProcessGroup()
         reference = cast(Policy, copy.deepcopy(module).requires_grad_(False))
-        if config.checkpoint_layers is not None:
-            checkpoint_layers(module, config.checkpoint_layers)
         for used in (module, cast(nn.Module, reference)) if config.torch_compile else ():
             compile_network(used)
         trained, betas = [p for p in module.parameters() if p.requires_grad], (config.adam_beta1, config.adam_beta2)
@@ -276,7 +279,8 @@ class OfflineTrainer:
         rows = self._rows(numbers, advantage, signal)
         micros = windows([rows], self.config, self.generator)[0]
         old = self._reference_log_probs(micros)
-        found = self.learner.update(self.step, [replace(m, stored=o) for m, o in zip(micros, old, strict=True)], old)
+        with memory_advice(self.config):
+            found = self.learner.update(self.step, [replace(m, stored=o) for m, o in zip(micros, old, strict=True)], old)
         self.step += 1
         scores = self.data.scores.double()[numbers]
         line = {"offline/score": float(scores.mean()), "offline/score_std": float(scores.std()) if len(scores) > 1 else 0.0}
@@ -309,7 +313,7 @@ class OfflineTrainer:
         """Write a checkpoint of the state after the last update, if there is a run folder."""
         if self.checkpoints is None or self.recorder is None:
             return
-        state = {"step": self.step, "bf16": self.bf16, "device": self.accelerator.device.type}
+        state = {"step": self.step, "bf16": self.bf16, "passes": self.config.passes, "device": self.accelerator.device.type}
         state |= {"position": self.recorder.position(), **self.state.learning(), **self.state.drawing([self.state.snapshot()])}
         metadata = self.metadata | {"offline_steps": self.step}
         self.checkpoints.save(self.step, without_lora(self.module), metadata=metadata, training=tensors_to_cpu(state))

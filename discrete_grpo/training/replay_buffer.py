@@ -88,7 +88,7 @@ class ReplayBuffer:
     def _log_probs(self, rollout: Rollout) -> Float[Tensor, "1 step site"]:
         """Log π of each site. The row is scored alone, so that the positions of its sites depend on no other row."""
         steps = torch.arange(rollout.num_steps, device=rollout.group.device)[None]
-        pieces = steps.split(self.config.timestep_chunk or rollout.num_steps, 1)
+        pieces = steps.split(self.config.passes[1] or rollout.num_steps, 1)
         return torch.cat([score_sites(self.policy.sites(rollout, piece)).logp for piece in pieces], 1)
 
     def join(self, batch: Batch, generator: torch.Generator | None = None) -> list[Batch]:

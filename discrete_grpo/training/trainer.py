@@ -32,6 +32,7 @@ from discrete_grpo.training.lora import has_lora, merge_lora, without_lora
 from discrete_grpo.training.minibatches import Batch, MiniBatches, StepChoice, TrainRows, choose_steps, window_weights
 from discrete_grpo.training.network import checkpoint_layers, compile_network, tf32_products
 from discrete_grpo.training.optim import adamw, averaged, entropy_controller
+from discrete_grpo.training.pass_size import memory_advice, with_passes
 from discrete_grpo.training.patience import calls_made, new_patience
 from discrete_grpo.training.rollout_queue import load_old, queue_states, read_rows
 from discrete_grpo.training.sampler import GroupSampler, check_shards, make_shards, num_shards
@@ -92,10 +93,16 @@ class GRPOTrainer:
         self.checkpoints = _checkpoints(run, config)
         stored = self._stored() if resume else None
         self.bf16 = self._decide_bf16(None if stored is None else stored.get("bf16"))
+        if config.checkpoint_layers is not None:
+            checkpoint_layers(module, config.checkpoint_layers)
+        kept = None if stored is None else stored.get("passes")
+        self.config = config = with_passes(policy, config, columns, self.precision, processes=self.processes, kept=kept)
         self.sampler = self._sampler(columns, None if stored is None else len(stored["shards"]))
         self.reference = cast(Policy, copy.deepcopy(module).requires_grad_(False)) if config.beta > 0 else None
         self.average = averaged(module, config.ema_decay) if config.ema_decay is not None else None
-        self._prepare_networks()
+        for used in (module, self.reference) if config.torch_compile else ():
+            if used is not None:  # a copy is not compiled, so the reference is compiled too
+                compile_network(cast(nn.Module, used))
         trained = [p for p in module.parameters() if p.requires_grad]
         self.optimizer = self.accelerator.prepare(adamw(trained, config))
         self.patience = new_patience(config, ledger, trained)
@@ -134,14 +141,6 @@ class GRPOTrainer:
             print(told, file=sys.stderr)
         return on
 
-    def _prepare_networks(self) -> None:
-        """Set up activation checkpointing and compilation."""
-        if self.config.checkpoint_layers is not None:
-            checkpoint_layers(self.module, self.config.checkpoint_layers)
-        for used in (self.module, self.reference) if self.config.torch_compile else ():
-            if used is not None:  # a copy is not compiled, so the reference is compiled too
-                compile_network(cast(nn.Module, used))
-
     def _sampler(self, columns: Sequence[Mapping[str, Any]] | None, stored: int | None) -> GroupSampler:
         """The sampler, with the shards of this process; ``stored`` is the number of shards of the run to resume."""
         config, own = self.config, self.processes
@@ -158,7 +157,7 @@ class GRPOTrainer:
             raise ValueError("reward_funcs: none given, expected at least one")
         if config.reward_weights is not None and len(config.reward_weights) != len(self.rewards):
             raise ValueError(f"reward_weights: {len(config.reward_weights)} weights, expected one per reward ({len(self.rewards)})")
-        if config.importance_sampling_level == "sequence" and config.timestep_chunk is not None:
+        if config.importance_sampling_level == "sequence" and config.timestep_chunk not in (None, "auto"):
             raise ValueError(f"timestep_chunk: {config.timestep_chunk}, expected none with importance_sampling_level sequence")
         if columns is not None and not columns:
             raise ValueError("columns: an empty list, expected at least one condition or None")
@@ -253,7 +252,7 @@ class GRPOTrainer:
             RewardError: if a reward fails, after a checkpoint of the last update was written.
         """
         start = time.perf_counter()
-        with tf32_products(self.config.tf32, self.accelerator.device):
+        with tf32_products(self.config.tf32, self.accelerator.device), memory_advice(self.config):
             try:
                 if self.pending is None:
                     self._draw_and_score()
@@ -350,7 +349,7 @@ class GRPOTrainer:
         state = {"step": self.step, "rewards": reward_names(self.rewards), "pending": pending, "position": log.position()}
         state["device"] = self.accelerator.device.type
         lines = self._new if self._due() else []
-        state |= {"new": [] if lines else self._new, "bf16": self.bf16}
+        state |= {"new": [] if lines else self._new, "bf16": self.bf16, "passes": self.config.passes}
         state |= self.state.learning() | self.state.drawing(drawing)
         metadata = self.metadata | {"grpo_steps": self.step}
         cast(Checkpoints, self.checkpoints).save(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,7 +22,7 @@ from discrete_grpo.policies.graph import FixedSites, GraphPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.recipes.sample import moved, sample_policy
 from discrete_grpo.rewards.ledger import Ledger
-from discrete_grpo.training import pretrain, trainer
+from discrete_grpo.training import pass_size, pretrain, trainer
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.gaussian_process import GaussianProcessScreen
 from discrete_grpo.training.local_search import local_search
@@ -284,6 +285,15 @@ def test_an_update_waits_less_than_five_times(name: str, monkeypatch: pytest.Mon
     for found in updates:
         assert found.waits < 5, str(found)
         assert found.blocking_copies == 0, str(found)
+
+
+@pytest.mark.parametrize("name", ["graph", "positions", "tokens", "masked text"])
+def test_passes_are_measured_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_size, "free_bytes", lambda device: {"cuda": 2**30}[device.type])
+    config = dataclasses.replace(CONFIG, per_device_batch_size="auto", timestep_chunk="auto")
+    updates, lines = run(FAMILIES[name], monkeypatch, config)
+    assert len(lines) == len(updates) == 2
+    assert all(line["grad_norm"] > 0 for line in lines)
 
 
 def test_an_update_with_every_statistic_waits_less_than_five_times_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,287 @@
+"""Forward passes as large as memory allows: the decision of ``per_device_batch_size: auto`` and ``timestep_chunk: auto``.
+
+A pass of R trajectories and S of their steps needs about R · (a + b · S) bytes at its peak. Both terms are measured before the
+first update, in small passes with gradients, and the decision holds for the whole run: a resumed run keeps it, as the order of
+sums depends on it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from discrete_grpo.core.rollout import Policy, Rollout, as_module, group_contexts
+from discrete_grpo.core.step_selection import num_selected
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.distributed import ProcessGroup
+from discrete_grpo.training.minibatches import MicroBatch
+from discrete_grpo.training.update import UpdatePlan, loss_terms, micro_batch_loss
+
+__all__ = [
+    "PassCost",
+    "PassSize",
+    "free_bytes",
+    "measure_passes",
+    "memory_advice",
+    "pass_size",
+    "peak_bytes",
+    "smallest",
+    "with_passes",
+]
+
+SHARE = 0.7
+"""Share of the free memory that a pass may need; the rest is for what sampling and the pieces of freed blocks take."""
+CPU_BYTES = 2**30
+"""The largest pass on a processor: there is nothing to gain from larger ones."""
+CPU_ROWS = 64
+"""The most trajectories in a pass on a processor."""
+TRIAL_GROUPS, TRIAL_ROWS = 8, 2
+"""Groups of the trajectories that are drawn for a trial, and trajectories in each; the larger half is used."""
+GRADIENTS = 4
+"""A trial ends at a pass of this many times the memory of the gradients."""
+
+
+class PassSize(NamedTuple):
+    """Numbers of trajectories and of steps in one forward pass; all steps if None."""
+
+    rows: int
+    steps: int | None
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """Memory of forward and backward passes.
+
+    Attributes:
+        per_row: a, bytes per trajectory whatever the number of its steps.
+        per_step: b, bytes per trajectory and step.
+        steps: number of steps that an update is trained on, at least 1.
+        constant: bytes that the run needs besides: gradients, moments of the optimizer, reference and average.
+    """
+
+    per_row: float
+    per_step: float
+    steps: int
+    constant: int = 0
+
+    def bytes_of(self, rows: int, steps: int) -> float:
+        """R · (a + b · S)."""
+        return rows * (self.per_row + self.per_step * steps)
+
+
+# -- measurement
+
+
+class _Account(TorchDispatchMode):
+    """Counts the bytes of the storages that operations make, for as long as these live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.known = weakref.WeakSet[torch.UntypedStorage]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        given = {id(x.untyped_storage()) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        for made in (x for x in tree_leaves(found) if isinstance(x, Tensor)):
+            storage = made.untyped_storage()
+            if id(storage) not in given and storage not in self.known:
+                self.known.add(storage)
+                self._add(storage.nbytes())
+                weakref.finalize(storage, self._add, -storage.nbytes()).atexit = False
+        return found
+
+    def _add(self, size: int) -> None:
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """The most bytes that ``work`` has allocated at once in tensors, on any device; what torch's kernels use inside is left out."""
+    with _Account() as account:
+        work()
+    return account.peak
+
+
+def measure_passes(
+    policy: Policy,
+    config: GRPOConfig,
+    columns: Sequence[Mapping[str, Any]] | None,
+    precision: Callable[[], AbstractContextManager[Any]],
+) -> PassCost:
+    """Measure small passes over a few trajectories, which are drawn with a generator of their own.
+
+    The number of steps is doubled until a pass needs several times the memory of the gradients, which do not grow with it. The cost
+    is scaled to the largest trajectory that the policy can draw, by its number of sites.
+    """
+    module = as_module(policy)
+    weights = [p for p in module.parameters() if p.requires_grad]
+    size = sum(p.numel() * p.element_size() for p in weights)
+    rollout = _trial(policy, config, columns, precision)
+    peaks = {1: _peak_of(policy, config, rollout, 1, weights, precision)}
+    while (steps := max(peaks)) < rollout.num_steps and (steps == 1 or peaks[steps] < GRADIENTS * size):
+        more = min(2 * steps, rollout.num_steps)
+        peaks[more] = _peak_of(policy, config, rollout, more, weights, precision)
+    (few, low), (many, high) = sorted(peaks.items())[-2:] if len(peaks) > 1 else [(0, 0), (1, peaks[1])]
+    scale = rollout.max_units / max(1, int(rollout.units.sum(1).max())) / len(rollout)
+    slope = max(0.0, (high - low) / (many - few))
+    longest = max(rollout.num_steps, rollout.max_steps or 0)
+    copies = 3 + (config.beta > 0) + (config.ema_decay is not None)  # gradients and two moments, reference, average
+    chosen = num_selected(longest, config.timestep_fraction)
+    return PassCost(max(0.0, high - slope * many) * scale, slope * scale, chosen, copies * size)
+
+
+def _trial(policy: Policy, config: GRPOConfig, columns: Sequence[Mapping[str, Any]] | None, precision: Any) -> Rollout:
+    """The larger half of a few trajectories."""
+    device = next(as_module(policy).parameters()).device
+    given = None if columns is None else [columns[k % len(columns)] for k in range(TRIAL_GROUPS)]
+    contexts = group_contexts(TRIAL_GROUPS, TRIAL_ROWS, given)
+    with precision():
+        drawn = policy.sample(contexts, generator=torch.Generator(device).manual_seed(config.seed))
+    order = drawn.units.sum(1).argsort(descending=True, stable=True)
+    return drawn.index(order[: len(drawn) // 2])
+
+
+def _peak_of(policy: Policy, config: GRPOConfig, rollout: Rollout, steps: int, weights: Sequence[Tensor], precision: Any) -> int:
+    """Peak of a pass over the first steps of trajectories, with its gradients."""
+    device, count = rollout.group.device, len(rollout)
+    ones = torch.ones(count, device=device)
+    chosen = torch.arange(steps, device=device).expand(count, -1)
+    micro = MicroBatch(rollout, chosen, ones, ones, ones, torch.arange(count, device=device))
+
+    def work() -> None:
+        with precision():
+            terms = loss_terms(policy, micro, policy if config.beta > 0 else None, config, bonus=config.entropy_coef > 0)
+        loss = micro_batch_loss(terms, micro, None, UpdatePlan(entropy_coef=config.entropy_coef), config).loss
+        torch.autograd.grad(loss, weights, allow_unused=True)
+
+    return peak_bytes(work)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that a process can still allocate on a device: what torch and the driver, or the system and its limits, call free."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return _free_on_host() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _free_on_host(system: Path = Path("/")) -> int:
+    """Free memory of the machine, or of its control group where that is less; half of all where neither is known."""
+    found = []
+    try:
+        lines = (system / "proc/meminfo").read_text().splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+        group = system / "sys/fs/cgroup"
+        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # another system, or "max": no limit
+        pass
+    return max(0, min(found)) if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+# -- decision
+
+
+def pass_size(config: GRPOConfig, cost: PassCost, free: int, device: torch.device, processes: int = 1) -> PassSize:
+    """The largest pass that fits: as many trajectories as there are, then as many of their steps as memory allows.
+
+    Where not even one step of each fits, there are fewer trajectories. A number that the settings give is kept.
+
+    Args:
+        config: settings; one of both numbers, or both, are ``auto``.
+        cost: as measured.
+        free: free bytes of the device.
+        device: on the CPU a pass is at most 64 trajectories and 1 GiB.
+        processes: number of processes that share a generation.
+    """
+    room = SHARE * max(0, free - cost.constant)
+    most = -(-config.generation_batch_size // processes)
+    if device.type == "cpu":
+        room, most = min(room, CPU_BYTES), min(most, CPU_ROWS)
+    given, chunk = config.per_device_batch_size, config.timestep_chunk
+    if given == "auto":
+        steps = 1 if chunk == "auto" and config.importance_sampling_level != "sequence" else _steps(chunk, cost)
+        rows = max(1, min(most, int(room / max(1.0, cost.bytes_of(1, steps)))))
+    else:
+        rows = given
+    if chunk != "auto" or config.importance_sampling_level == "sequence":
+        return PassSize(rows, None if chunk == "auto" else chunk)
+    fit = int((room / rows - cost.per_row) / max(1.0, cost.per_step))
+    return PassSize(rows, None if fit >= cost.steps else max(1, fit))
+
+
+def _steps(chunk: object, cost: PassCost) -> int:
+    return min(chunk, cost.steps) if isinstance(chunk, int) else cost.steps
+
+
+def with_passes(
+    policy: Policy,
+    config: GRPOConfig,
+    columns: Sequence[Mapping[str, Any]] | None,
+    precision: Callable[[], AbstractContextManager[Any]],
+    *,
+    processes: ProcessGroup | None = None,
+    kept: Sequence[Any] | None = None,
+) -> GRPOConfig:
+    """The settings with numbers in place of ``auto``, the same in all processes; the first one prints them.
+
+    Args:
+        policy: on its device, with activation checkpointing as it will be.
+        config: settings.
+        columns: conditions of the run; None for unconditional policies.
+        precision: function that returns the autocast context of the networks.
+        processes: all processes of the run; None for one.
+        kept: what was decided when the run began, which a resumed run keeps; None for a new run.
+    """
+    if "auto" not in (config.per_device_batch_size, config.timestep_chunk):
+        return config
+    own = processes or ProcessGroup()
+    device = next(as_module(policy).parameters()).device
+
+    def decide() -> tuple[PassSize, str]:
+        if kept is not None:
+            return PassSize(*kept), "as the run began"
+        cost, free = measure_passes(policy, config, columns, precision), free_bytes(device)
+        size = pass_size(config, cost, free, device, own.count)
+        need = cost.bytes_of(size.rows, size.steps or cost.steps)
+        return size, f"about {need / 2**20:,.0f} MiB of {free / 2**20:,.0f} free"
+
+    decided = own.run_all(decide)
+    size = smallest([size for size, _ in decided])
+    if own.first:
+        steps = "all steps" if size.steps is None else f"{size.steps} steps"
+        print(f"passes: auto -> {size.rows} trajectories, {steps}, {decided[0][1]}", file=sys.stderr)
+    return replace(config, per_device_batch_size=size.rows, timestep_chunk=size.steps)
+
+
+@contextmanager
+def memory_advice(config: GRPOConfig) -> Iterator[None]:
+    """Say which settings need less memory, where a device has none left."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        rows, steps = config.passes
+        size = f"passes of {rows} trajectories, {'all steps' if steps is None else f'{steps} steps'}"
+        ways = "lower per_device_batch_size or timestep_chunk, or set them to auto; or set checkpoint_layers"
+        raise RuntimeError(f"out of memory with {size}: {ways} ({str(error).splitlines()[0]})") from error
+
+
+def smallest(sizes: Sequence[PassSize]) -> PassSize:
+    """The pass that fits in every process.
+
+    >>> smallest([PassSize(64, None), PassSize(32, 5)])
+    PassSize(rows=32, steps=5)
+    """
+    steps = [size.steps for size in sizes if size.steps is not None]
+    return PassSize(min(size.rows for size in sizes), min(steps, default=None))

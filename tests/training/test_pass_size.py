@@ -1,0 +1,335 @@
+"""``per_device_batch_size: auto`` and ``timestep_chunk: auto``: what a pass needs, what fits, and that a run keeps it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from discrete_grpo import GRPOConfig, GRPOTrainer
+from discrete_grpo.cli.parser import parse
+from discrete_grpo.core.rollout import Rollout, group_contexts
+from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
+from discrete_grpo.policies.graph import GraphPolicy
+from discrete_grpo.training import pass_size as module
+from discrete_grpo.training.minibatches import TrainRows, windows
+from discrete_grpo.training.network import checkpoint_layers
+from discrete_grpo.training.offline import OfflineTrainer, ScoredSamples
+from discrete_grpo.training.pass_size import (
+    CPU_BYTES,
+    SHARE,
+    PassCost,
+    PassSize,
+    free_bytes,
+    measure_passes,
+    pass_size,
+    peak_bytes,
+)
+from discrete_grpo.training.update import UpdatePlan, loss_terms, micro_batch_loss
+from tests.families import FAMILIES
+from tests.toys import share_of_class_two, tiny_policy
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+AUTO: dict[str, Any] = {"per_device_batch_size": "auto", "timestep_chunk": "auto"}
+GRPO = GRPOConfig(max_steps=4, num_generations=4, generation_batch_size=16, learning_rate=1e-2, save_steps=1, beta=0.1)
+GIB = 2**30
+
+
+# -- the account
+
+
+def test_the_peak_is_that_of_live_storages() -> None:
+    def work() -> None:
+        x = torch.ones(1000)
+        y = x.view(10, 100).transpose(0, 1)  # no storage of its own
+        x.add_(1)  # nor has this
+        z = torch.cat([x, x])
+        del x, y, z
+        torch.ones(2500)
+
+    assert peak_bytes(work) == 4 * 3000
+
+
+def test_what_was_there_before_is_not_counted() -> None:
+    x = torch.ones(1000)
+    assert peak_bytes(lambda: x.add_(1)) == 0
+
+
+def test_the_peak_includes_the_backward_pass() -> None:
+    weight = torch.ones(1, requires_grad=True)
+
+    def work() -> None:
+        x = (torch.ones(500) * weight).exp().exp()
+        torch.autograd.grad(x.sum(), [weight])
+
+    exact = _peak_by_profiler(work)
+    assert peak_bytes(work) == pytest.approx(exact, abs=64)  # scalars
+    assert exact > 4 * 500 * 4
+
+
+def _peak_by_profiler(work: Any) -> int:
+    """The same from the events of torch's own allocator."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        work()
+    assert profile.profiler is not None
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events)
+    return max(itertools.accumulate((size for _, size in changes), initial=0))
+
+
+# -- the cost of a pass
+
+
+def true_peak(policy: Any, config: GRPOConfig, rollout: Rollout) -> int:
+    """Peak of the first pass of an update on all trajectories."""
+    on = torch.ones(len(rollout), dtype=torch.bool)
+    rows = TrainRows(rollout, torch.ones(len(rollout)), on, on, ~on)
+    micro = windows([rows], config, torch.Generator().manual_seed(0))[0][-1]  # the largest are last
+
+    def work() -> None:
+        terms = loss_terms(policy, micro, policy, config)
+        loss = micro_batch_loss(terms, micro, None, UpdatePlan(), config).loss
+        torch.autograd.grad(loss, [p for p in policy.parameters() if p.requires_grad], allow_unused=True)
+
+    return peak_bytes(work)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_the_cost_bounds_the_peak_of_larger_passes(name: str) -> None:
+    case = FAMILIES[name]
+    policy = case.make().eval()
+    columns = None if case.columns is None else [case.columns]
+    cost = measure_passes(policy, GRPO, columns, nullcontext)
+    contexts = group_contexts(16, 2, None if columns is None else columns * 16)
+    rollout = policy.sample(contexts, generator=torch.Generator().manual_seed(1))
+    config = dataclasses.replace(GRPO, per_device_batch_size=32)
+    assert true_peak(policy, config, rollout) <= 1.05 * cost.bytes_of(32, rollout.num_steps)
+
+
+def test_the_cost_is_close_where_gradients_are_small() -> None:
+    policy = tiny_policy()
+    cost = measure_passes(policy, GRPO, None, nullcontext)
+    rollout = policy.sample(group_contexts(32, 2), generator=torch.Generator().manual_seed(1))
+    exact = true_peak(policy, dataclasses.replace(GRPO, per_device_batch_size=64), rollout)
+    assert 0.9 * exact < cost.bytes_of(64, rollout.num_steps) < 1.3 * exact
+
+
+def test_the_gradients_of_a_wide_network_do_not_hide_the_steps() -> None:
+    """In a pass of few steps they are most of what is needed."""
+    config = GraphTransformerConfig(3, 2, 3, 2, layers=2, heads=2, width=96, edge_width=8, global_width=64, walk_length=3)
+    tiny = tiny_policy()
+    policy = GraphPolicy(GraphTransformer(config), tiny.node_kernel, tiny.edge_kernel, [0.0] * 6 + [1.0], num_steps=48)
+    cost = measure_passes(policy, GRPO, None, nullcontext)
+    rollout = policy.sample(group_contexts(16, 2), generator=torch.Generator().manual_seed(1))
+    exact = true_peak(policy, dataclasses.replace(GRPO, per_device_batch_size=32), rollout)
+    assert 0.95 * exact < cost.bytes_of(32, 48) < 1.3 * exact
+
+
+def test_the_cost_is_that_of_the_largest_graph_whatever_was_drawn() -> None:
+    sizes = [0.0, 0.0, 0.0, 1.0]
+    small, rare = (tiny_policy(sizes=[*sizes, *more]) for more in ([], [0.0, 0.0, 0.0, 1e-12]))
+    one, other = (measure_passes(policy, GRPO, None, nullcontext).bytes_of(8, 4) for policy in (small, rare))
+    assert other == pytest.approx(one * (7 + 21) / (3 + 3))
+
+
+def test_recomputed_layers_cost_less() -> None:
+    policy = FAMILIES["graph"].make().eval()
+    stored = measure_passes(policy, GRPO, None, nullcontext)
+    checkpoint_layers(policy)
+    again = measure_passes(policy, GRPO, None, nullcontext)
+    assert again.bytes_of(8, 5) < 0.8 * stored.bytes_of(8, 5)
+
+
+def test_measuring_draws_nothing_from_the_run_and_leaves_no_gradient() -> None:
+    policy = tiny_policy()
+    before = torch.get_rng_state()
+    measure_passes(policy, GRPO, None, nullcontext)
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(p.grad is None for p in policy.parameters())
+
+
+def test_what_the_run_needs_besides_is_counted() -> None:
+    policy = tiny_policy()
+    size = sum(4 * p.numel() for p in policy.parameters())
+    copies = {(0.0, None): 3, (0.1, None): 4, (0.1, 0.9): 5}
+    for (beta, decay), count in copies.items():
+        config = dataclasses.replace(GRPO, beta=beta, ema_decay=decay)
+        assert measure_passes(policy, config, None, nullcontext).constant == count * size
+
+
+# -- what fits
+
+
+def size_of(free: float, cost: PassCost, device: torch.device = CUDA, processes: int = 1, **settings: Any) -> PassSize:
+    config = GRPOConfig(num_generations=8, generation_batch_size=256, **AUTO | settings)
+    return pass_size(config, cost, int(free / SHARE) + 1, device, processes)
+
+
+COST = PassCost(per_row=100.0, per_step=1000.0, steps=20)
+
+
+@pytest.mark.parametrize(
+    ("free", "settings", "size"),
+    [
+        (256 * 20_100, {}, (256, None)),  # everything at once
+        (256 * 20_100 - 1000, {}, (256, 19)),
+        (256 * 1_100, {}, (256, 1)),
+        (100 * 1_100, {}, (100, 1)),  # one step of each does not fit
+        (10, {}, (1, 1)),
+        (64 * 5_100, {"per_device_batch_size": 64}, (64, 5)),
+        (64 * 5_100, {"timestep_chunk": 5}, (64, 5)),
+        (64 * 20_100, {"timestep_chunk": None}, (64, None)),
+        (64 * 20_100, {"timestep_chunk": 50}, (64, 50)),  # of 20 steps
+        (64 * 20_100, {"importance_sampling_level": "sequence"}, (64, None)),
+        (64 * 5_100, {"per_device_batch_size": 64, "importance_sampling_level": "sequence"}, (64, None)),
+        (128 * 20_100, {"processes": 2}, (128, None)),
+    ],
+)
+def test_the_largest_pass_that_fits(free: int, settings: dict[str, Any], size: tuple[int, int | None]) -> None:
+    assert size_of(free, COST, **settings) == PassSize(*size)
+
+
+def test_memory_of_weights_is_not_free() -> None:
+    held = dataclasses.replace(COST, constant=GIB)
+    assert pass_size(GRPOConfig(**AUTO), held, GIB, CUDA) == PassSize(1, 1)
+    assert pass_size(GRPOConfig(**AUTO), held, 2 * GIB, CUDA) == pass_size(GRPOConfig(**AUTO), COST, GIB, CUDA)
+
+
+def test_a_processor_takes_no_more_than_is_of_use() -> None:
+    assert size_of(100 * GIB, COST, CPU) == PassSize(64, None)
+    heavy = PassCost(per_row=0.0, per_step=2**20, steps=100)
+    assert size_of(100 * GIB, heavy, CPU) == PassSize(64, CPU_BYTES // 2**20 // 64)
+    assert size_of(GIB / 4, heavy, CPU) == PassSize(64, 4)
+    assert size_of(GIB / 4, heavy) == PassSize(256, 1)
+
+
+# -- free memory
+
+
+def system(folder: Path, available: int, limit: str | None = None, used: int = 0) -> Path:
+    (folder / "proc").mkdir()
+    (folder / "proc/meminfo").write_text(f"MemTotal: 999999 kB\nMemFree: 5 kB\nMemAvailable: {available} kB\n")
+    if limit is not None:
+        (folder / "sys/fs/cgroup").mkdir(parents=True)
+        (folder / "sys/fs/cgroup/memory.max").write_text(f"{limit}\n")
+        (folder / "sys/fs/cgroup/memory.current").write_text(f"{used}\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "free"),
+    [(None, 0, 2000 * 1024), ("max", 7, 2000 * 1024), ("1000000", 400_000, 600_000), ("1000000", 2_000_000, 0)],
+)
+def test_free_memory_is_that_of_machine_or_control_group(tmp_path: Path, limit: str | None, used: int, free: int) -> None:
+    assert module._free_on_host(system(tmp_path, 2000, limit, used)) == free
+
+
+def test_free_memory_where_the_system_does_not_say(tmp_path: Path) -> None:
+    assert module._free_on_host(tmp_path) > 2**20
+
+
+def test_free_memory_is_shared_by_the_processes_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_free_on_host", lambda: 4000)
+    assert free_bytes(CPU) == 4000
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert free_bytes(CPU) == 1000
+
+
+def test_free_memory_of_a_gpu_includes_what_torch_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (700, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 250)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 50)
+    assert free_bytes(CUDA) == 900
+
+
+# -- in a run
+
+
+def trained(config: GRPOConfig, run: Path | None = None, **options: Any) -> GRPOTrainer:
+    trainer = GRPOTrainer(tiny_policy(), share_of_class_two, config, run=run, **options)
+    trainer.train()
+    return trainer
+
+
+def weights(trainer: GRPOTrainer) -> list[Tensor]:
+    return [p.detach() for p in trainer.module.parameters()]
+
+
+def test_a_run_equals_one_that_is_given_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    free = trained(dataclasses.replace(GRPO, **AUTO))
+    assert (free.config.per_device_batch_size, free.config.timestep_chunk) == (16, None)
+    assert "passes: auto -> 16 trajectories, all steps, about " in capsys.readouterr().err
+    given = trained(dataclasses.replace(GRPO, per_device_batch_size=16, timestep_chunk=None))
+    assert "passes" not in capsys.readouterr().err
+    assert all(torch.equal(a, b) for a, b in zip(weights(free), weights(given), strict=True))
+
+
+def test_a_resumed_run_keeps_the_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = dataclasses.replace(GRPO, **AUTO)
+    monkeypatch.setattr(module, "pass_size", lambda *_: PassSize(5, 2))
+    whole = trained(config)
+    trained(dataclasses.replace(config, max_steps=2), tmp_path)
+    monkeypatch.setattr(module, "pass_size", lambda *_: PassSize(16, 1))
+    resumed = trained(config, tmp_path, resume=True)
+    assert "passes: auto -> 5 trajectories, 2 steps, as the run began" in capsys.readouterr().err
+    assert resumed.config.passes == (5, 2)
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(resumed), strict=True))
+
+
+def test_offline_updates_decide_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["ab", "ba", "aab", "bb"]
+    data = ScoredSamples(texts, torch.arange(4.0))
+    config = dataclasses.replace(GRPO, **AUTO)
+    monkeypatch.setattr(module, "pass_size", lambda *_: PassSize(3, 2))
+    OfflineTrainer(FAMILIES["tokens"].make(), data, config, steps=1, run=tmp_path).train()
+    monkeypatch.setattr(module, "pass_size", lambda *_: PassSize(16, 1))
+    trainer = OfflineTrainer(FAMILIES["tokens"].make(), data, config, steps=2, run=tmp_path, resume=True)
+    assert trainer.config.passes == (3, 2)
+    assert "grad_norm" in trainer.train()[-1]
+
+
+def test_a_full_device_is_answered_with_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore lines.")
+
+    trainer = GRPOTrainer(tiny_policy(), share_of_class_two, dataclasses.replace(GRPO, timestep_chunk=2))
+    monkeypatch.setattr(type(trainer.learner), "update", full)
+    with pytest.raises(RuntimeError, match=r"^out of memory with passes of 64 trajectories, 2 steps: lower per_device.*2 GiB\.\)$"):
+        trainer.train()
+
+
+# -- settings
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("per_device_batch_size", "all", "per_device_batch_size: 'all', expected a whole number, at least 1, or 'auto'"),
+        ("timestep_chunk", "8", "timestep_chunk: '8', expected a whole number, at least 1, or 'auto'"),
+        ("per_device_batch_size", 0, "per_device_batch_size: 0, expected at least 1"),
+        ("timestep_chunk", 0, "timestep_chunk: 0, expected at least 1"),
+    ],
+)
+def test_other_values_are_refused(name: str, value: Any, text: str) -> None:
+    with pytest.raises(ValueError, match="^" + text):
+        GRPOConfig(**{name: value})
+
+
+def test_outside_of_a_trainer_auto_is_no_number() -> None:
+    with pytest.raises(ValueError, match=r"^timestep_chunk: 'auto', expected a number outside of a trainer"):
+        _ = GRPOConfig(timestep_chunk="auto").passes
+
+
+def test_the_command_takes_auto() -> None:
+    recipe, settings = parse("train", ["demo", "--grpo.per_device_batch_size=auto", "--grpo.timestep_chunk=auto"])
+    assert (recipe.grpo.per_device_batch_size, recipe.grpo.timestep_chunk) == ("auto", "auto")
+    assert "per_device_batch_size: auto" in settings
