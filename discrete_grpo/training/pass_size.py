@@ -137,9 +137,10 @@ def measure_passes(
     scale = rollout.max_units / max(1, int(rollout.units.sum(1).max())) / len(rollout)
     slope = max(0.0, (high - low) / (many - few))
     longest = max(rollout.num_steps, rollout.max_steps or 0)
-    copies = 3 + (config.beta > 0) + (config.ema_decay is not None)  # gradients and two moments, reference, average
+    whole = sum(p.numel() * p.element_size() for p in module.parameters())
+    held = 3 * size + ((config.beta > 0) + (config.ema_decay is not None)) * whole  # gradients, two moments, reference, average
     chosen = num_selected(longest, config.timestep_fraction)
-    return PassCost(max(0.0, high - slope * many) * scale, slope * scale, chosen, copies * size)
+    return PassCost(max(0.0, high - slope * many) * scale, slope * scale, chosen, held)
 
 
 def _trial(policy: Policy, config: GRPOConfig, columns: Sequence[Mapping[str, Any]] | None, precision: Any) -> Rollout:

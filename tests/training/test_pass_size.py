@@ -162,6 +162,10 @@ def test_what_the_run_needs_besides_is_counted() -> None:
     for (beta, decay), count in copies.items():
         config = dataclasses.replace(GRPO, beta=beta, ema_decay=decay)
         assert measure_passes(policy, config, None, nullcontext).constant == count * size
+    frozen, *_ = policy.parameters()
+    frozen.requires_grad_(False)  # as all but the adapters of LoRA are
+    fewer = measure_passes(policy, dataclasses.replace(GRPO, beta=0.1, ema_decay=0.9), None, nullcontext).constant
+    assert fewer == 5 * size - 3 * 4 * frozen.numel()
 
 
 # -- what fits
