@@ -7,6 +7,7 @@ sums depends on it.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import weakref
@@ -42,6 +43,8 @@ __all__ = [
 
 SHARE = 0.7
 """Share of the free memory that a pass may need; the rest is for what sampling and the pieces of freed blocks take."""
+OVERHEAD = 1.2
+"""The most that cutting trajectories into steps may cost: where a pass computes all steps whatever is asked, they are not cut."""
 CPU_BYTES = 2**30
 """The largest pass on a processor: there is nothing to gain from larger ones."""
 CPU_ROWS = 64
@@ -66,7 +69,7 @@ class PassCost:
     Attributes:
         per_row: a, bytes per trajectory whatever the number of its steps.
         per_step: b, bytes per trajectory and step.
-        steps: number of steps that an update is trained on, at least 1.
+        steps: largest number of steps that an update is trained on, at least 1.
         constant: bytes that the run needs besides: gradients, moments of the optimizer, reference and average.
     """
 
@@ -78,6 +81,16 @@ class PassCost:
     def bytes_of(self, rows: int, steps: int) -> float:
         """R · (a + b · S)."""
         return rows * (self.per_row + self.per_step * steps)
+
+    @property
+    def fewest(self) -> int:
+        """The fewest steps worth a pass: P passes, whose work grows as P · a + b · S, cost at most 1.2 times as much as one.
+
+        It is 1 where a step needs nothing of the others (graphs), and S where each pass runs through the whole sample (texts).
+        """
+        once = self.per_row + self.per_step * self.steps
+        affordable = (OVERHEAD * once - self.per_step * self.steps) / max(1.0, self.per_row)
+        return math.ceil(self.steps / min(self.steps, max(1, int(affordable))))
 
 
 # -- measurement
@@ -119,18 +132,20 @@ def measure_passes(
     config: GRPOConfig,
     columns: Sequence[Mapping[str, Any]] | None,
     precision: Callable[[], AbstractContextManager[Any]],
+    free: float = math.inf,
 ) -> PassCost:
     """Measure small passes over a few trajectories, which are drawn with a generator of their own.
 
-    The number of steps is doubled until a pass needs several times the memory of the gradients, which do not grow with it. The cost
-    is scaled to the largest trajectory that the policy can draw, by its number of sites.
+    The number of steps is doubled until a pass needs several times the memory of the gradients, which do not grow with it, or a
+    quarter of the ``free`` bytes. The cost is scaled to the largest trajectory that the policy can draw, by its number of sites.
     """
     module = as_module(policy)
     weights = [p for p in module.parameters() if p.requires_grad]
     size = sum(p.numel() * p.element_size() for p in weights)
     rollout = _trial(policy, config, columns, precision)
     peaks = {1: _peak_of(policy, config, rollout, 1, weights, precision)}
-    while (steps := max(peaks)) < rollout.num_steps and (steps == 1 or peaks[steps] < GRADIENTS * size):
+    enough = min(GRADIENTS * size, free / 4)
+    while (steps := max(peaks)) < rollout.num_steps and (steps == 1 or peaks[steps] < enough):
         more = min(2 * steps, rollout.num_steps)
         peaks[more] = _peak_of(policy, config, rollout, more, weights, precision)
     (few, low), (many, high) = sorted(peaks.items())[-2:] if len(peaks) > 1 else [(0, 0), (1, peaks[1])]
@@ -161,10 +176,12 @@ def _peak_of(policy: Policy, config: GRPOConfig, rollout: Rollout, steps: int, w
     chosen = torch.arange(steps, device=device).expand(count, -1)
     micro = MicroBatch(rollout, chosen, ones, ones, ones, torch.arange(count, device=device))
 
+    bonus = config.entropy_coef > 0 or config.use_adaptive_entropy
+
     def work() -> None:
         with precision():
-            terms = loss_terms(policy, micro, policy if config.beta > 0 else None, config, bonus=config.entropy_coef > 0)
-        loss = micro_batch_loss(terms, micro, None, UpdatePlan(entropy_coef=config.entropy_coef), config).loss
+            terms = loss_terms(policy, micro, policy if config.beta > 0 else None, config, bonus=bonus)
+        loss = micro_batch_loss(terms, micro, None, UpdatePlan(entropy_coef=float(bonus)), config).loss
         torch.autograd.grad(loss, weights, allow_unused=True)
 
     return peak_bytes(work)
@@ -179,16 +196,23 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _free_on_host(system: Path = Path("/")) -> int:
-    """Free memory of the machine, or of its control group where that is less; half of all where neither is known."""
+    """Free memory of the machine, or of its control group where that is less; half of all where neither is known.
+
+    Pages of files that a control group holds can be dropped, and are free.
+    """
     found = []
     try:
         lines = (system / "proc/meminfo").read_text().splitlines()
         found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
         group = system / "sys/fs/cgroup"
-        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        lines = (group / "memory.stat").read_text().splitlines()
+        found.append(limit - used + sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file ")))
     except (OSError, ValueError):  # another system, or "max": no limit
         pass
-    return max(0, min(found)) if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    if found:
+        return max(0, min(found))
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if hasattr(os, "sysconf") else 2 * CPU_BYTES
 
 
 # -- decision
@@ -197,7 +221,8 @@ def _free_on_host(system: Path = Path("/")) -> int:
 def pass_size(config: GRPOConfig, cost: PassCost, free: int, device: torch.device, processes: int = 1) -> PassSize:
     """The largest pass that fits: as many trajectories as there are, then as many of their steps as memory allows.
 
-    Where not even one step of each fits, there are fewer trajectories. A number that the settings give is kept.
+    A pass has at least the steps that are worth it; where these do not fit, there are fewer trajectories. A number that the
+    settings give is kept.
 
     Args:
         config: settings; one of both numbers, or both, are ``auto``.
@@ -206,24 +231,20 @@ def pass_size(config: GRPOConfig, cost: PassCost, free: int, device: torch.devic
         device: on the CPU a pass is at most 64 trajectories and 1 GiB.
         processes: number of processes that share a generation.
     """
-    room = SHARE * max(0, free - cost.constant)
-    most = -(-config.generation_batch_size // processes)
+    room, most = SHARE * max(0, free - cost.constant), -(-config.generation_batch_size // processes)
     if device.type == "cpu":
         room, most = min(room, CPU_BYTES), min(most, CPU_ROWS)
-    given, chunk = config.per_device_batch_size, config.timestep_chunk
-    if given == "auto":
-        steps = 1 if chunk == "auto" and config.importance_sampling_level != "sequence" else _steps(chunk, cost)
-        rows = max(1, min(most, int(room / max(1.0, cost.bytes_of(1, steps)))))
+    chunk = None if config.timestep_chunk == "auto" and config.importance_sampling_level == "sequence" else config.timestep_chunk
+    if config.per_device_batch_size == "auto":
+        least = cost.fewest if chunk == "auto" else min(chunk or cost.steps, cost.steps)
+        rows = max(1, min(most, int(room / max(1.0, cost.bytes_of(1, least)))))
     else:
-        rows = given
-    if chunk != "auto" or config.importance_sampling_level == "sequence":
-        return PassSize(rows, None if chunk == "auto" else chunk)
-    fit = int((room / rows - cost.per_row) / max(1.0, cost.per_step))
-    return PassSize(rows, None if fit >= cost.steps else max(1, fit))
-
-
-def _steps(chunk: object, cost: PassCost) -> int:
-    return min(chunk, cost.steps) if isinstance(chunk, int) else cost.steps
+        rows = config.per_device_batch_size
+    if chunk != "auto":
+        return PassSize(rows, chunk)
+    fit = max(cost.fewest, int((room / rows - cost.per_row) / max(1.0, cost.per_step)))
+    # A KL in the reward is computed at all steps, also at those that the update leaves out.
+    return PassSize(rows, None if fit >= cost.steps and (config.beta == 0 or config.kl_in == "loss") else min(fit, cost.steps))
 
 
 def with_passes(
@@ -250,32 +271,40 @@ def with_passes(
     own = processes or ProcessGroup()
     device = next(as_module(policy).parameters()).device
 
-    def decide() -> tuple[PassSize, str]:
+    def decide() -> tuple[PassSize, PassCost | None, int]:
         if kept is not None:
-            return PassSize(*kept), "as the run began"
-        cost, free = measure_passes(policy, config, columns, precision), free_bytes(device)
-        size = pass_size(config, cost, free, device, own.count)
-        need = cost.bytes_of(size.rows, size.steps or cost.steps)
-        return size, f"about {need / 2**20:,.0f} MiB of {free / 2**20:,.0f} free"
+            return PassSize(*kept), None, 0
+        free = free_bytes(device)
+        with memory_advice("the trial passes of 'auto'"):
+            cost = measure_passes(policy, config, columns, precision, free)
+        return pass_size(config, cost, free, device, own.count), cost, free
 
     decided = own.run_all(decide)
-    size = smallest([size for size, _ in decided])
+    size = smallest([size for size, _, _ in decided])
     if own.first:
-        steps = "all steps" if size.steps is None else f"{size.steps} steps"
-        print(f"passes: auto -> {size.rows} trajectories, {steps}, {decided[0][1]}", file=sys.stderr)
+        print(f"passes: auto -> {_told(size, *decided[0][1:])}", file=sys.stderr)
     return replace(config, per_device_batch_size=size.rows, timestep_chunk=size.steps)
 
 
+def _told(size: PassSize, cost: PassCost | None, free: int) -> str:
+    steps = "all steps" if size.steps is None else "1 step" if size.steps == 1 else f"{size.steps} steps"
+    line = f"{size.rows} {'trajectory' if size.rows == 1 else 'trajectories'}, {steps}"
+    if cost is None:
+        return f"{line}, as the run began"
+    need = cost.bytes_of(size.rows, min(size.steps or cost.steps, cost.steps)) + cost.constant
+    doubt = "" if need <= free else ", which may not fit"
+    return f"{line}, about {need / 2**20:,.0f} MiB with gradients and optimizer of {free / 2**20:,.0f} free{doubt}"
+
+
 @contextmanager
-def memory_advice(config: GRPOConfig) -> Iterator[None]:
-    """Say which settings need less memory, where a device has none left."""
+def memory_advice(
+    work: str, ways: str = "lower per_device_batch_size or timestep_chunk, or set checkpoint_layers"
+) -> Iterator[None]:
+    """Say which settings need less memory, where a device has none left for ``work``."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        rows, steps = config.passes
-        size = f"passes of {rows} trajectories, {'all steps' if steps is None else f'{steps} steps'}"
-        ways = "lower per_device_batch_size or timestep_chunk, or set them to auto; or set checkpoint_layers"
-        raise RuntimeError(f"out of memory with {size}: {ways} ({str(error).splitlines()[0]})") from error
+        raise RuntimeError(f"out of memory in {work}: {ways} ({str(error).splitlines()[0]})") from error
 
 
 def smallest(sizes: Sequence[PassSize]) -> PassSize:

@@ -252,17 +252,19 @@ class GRPOTrainer:
             RewardError: if a reward fails, after a checkpoint of the last update was written.
         """
         start = time.perf_counter()
-        with tf32_products(self.config.tf32, self.accelerator.device), memory_advice(self.config):
+        with tf32_products(self.config.tf32, self.accelerator.device):
             try:
                 if self.pending is None:
-                    self._draw_and_score()
+                    with memory_advice("a generation", "lower generation_batch_size or per_device_batch_size"):
+                        self._draw_and_score()
             except BudgetExhausted:
                 self.save()
                 return None
             except RewardError:
                 self.save()
                 raise
-            line = self._learn(cast(MiniBatches, self.pending))
+            with memory_advice("an update"):
+                line = self._learn(cast(MiniBatches, self.pending))
         line["step_time"] = time.perf_counter() - start
         if self.checkpoints is not None and not self.history:
             self.checkpoints.check_metric(line)

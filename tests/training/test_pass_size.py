@@ -194,10 +194,57 @@ COST = PassCost(per_row=100.0, per_step=1000.0, steps=20)
         (64 * 20_100, {"importance_sampling_level": "sequence"}, (64, None)),
         (64 * 5_100, {"per_device_batch_size": 64, "importance_sampling_level": "sequence"}, (64, None)),
         (128 * 20_100, {"processes": 2}, (128, None)),
+        (256 * 20_100, {"beta": 0.1, "kl_in": "reward"}, (256, 20)),  # the KL is of all steps, not of these 20 alone
+        (256 * 20_100, {"beta": 0.1, "kl_in": "loss"}, (256, None)),
     ],
 )
 def test_the_largest_pass_that_fits(free: int, settings: dict[str, Any], size: tuple[int, int | None]) -> None:
     assert size_of(free, COST, **settings) == PassSize(*size)
+
+
+TEXT = PassCost(per_row=20_000.0, per_step=1.0, steps=72)
+
+
+@pytest.mark.parametrize(
+    ("free", "settings", "size"),
+    [
+        (256 * 20_072, {}, (256, None)),
+        (100 * 20_072, {}, (100, None)),
+        (100, {}, (1, None)),
+        (100 * 20_072, {"per_device_batch_size": 256}, (256, None)),  # fewer steps would save nothing
+        (100 * 20_072, {"timestep_chunk": 8}, (100, 8)),
+    ],
+)
+def test_texts_are_not_cut(free: int, settings: dict[str, Any], size: tuple[int, int | None]) -> None:
+    """Each pass runs through the whole text, whichever of its tokens are asked for."""
+    assert size_of(free, TEXT, **settings) == PassSize(*size)
+
+
+def test_steps_are_cut_where_that_costs_little() -> None:
+    assert COST.fewest == 1
+    assert TEXT.fewest == 72
+    mixed = PassCost(per_row=2000.0, per_step=1000.0, steps=20)
+    work = [-(-20 // s) * 2000 + 20 * 1000 for s in range(1, 21)]
+    assert mixed.fewest == next(s for s, each in enumerate(work, 1) if each <= 1.2 * work[-1])
+    assert size_of(256 * 3000, mixed) == PassSize(int(256 * 3000 / mixed.bytes_of(1, mixed.fewest)), mixed.fewest)
+
+
+def test_a_trial_is_small_where_little_is_free() -> None:
+    policy = tiny_policy(num_steps=64)
+    peaks: list[int] = []
+
+    def counted(work: Any) -> int:
+        peaks.append(peak_bytes(work))
+        return peaks[-1]
+
+    for free in (float("inf"), 1.0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "GRADIENTS", 10**9)
+            patch.setattr(module, "peak_bytes", counted)
+            measure_passes(policy, GRPO, None, nullcontext, free)
+        peaks.append(0)
+    assert len(peaks[: peaks.index(0)]) == 7  # 1, 2, 4, ..., 64 steps
+    assert len(peaks[peaks.index(0) + 1 : -1]) == 2
 
 
 def test_memory_of_weights_is_not_free() -> None:
@@ -224,12 +271,13 @@ def system(folder: Path, available: int, limit: str | None = None, used: int = 0
         (folder / "sys/fs/cgroup").mkdir(parents=True)
         (folder / "sys/fs/cgroup/memory.max").write_text(f"{limit}\n")
         (folder / "sys/fs/cgroup/memory.current").write_text(f"{used}\n")
+        (folder / "sys/fs/cgroup/memory.stat").write_text("anon 1\nfile 900000\ninactive_file 50000\nactive_file 7\n")
     return folder
 
 
 @pytest.mark.parametrize(
     ("limit", "used", "free"),
-    [(None, 0, 2000 * 1024), ("max", 7, 2000 * 1024), ("1000000", 400_000, 600_000), ("1000000", 2_000_000, 0)],
+    [(None, 0, 2000 * 1024), ("max", 7, 2000 * 1024), ("1000000", 400_000, 650_000), ("1000000", 2_000_000, 0)],
 )
 def test_free_memory_is_that_of_machine_or_control_group(tmp_path: Path, limit: str | None, used: int, free: int) -> None:
     assert module._free_on_host(system(tmp_path, 2000, limit, used)) == free
@@ -307,7 +355,7 @@ def test_a_full_device_is_answered_with_the_settings(monkeypatch: pytest.MonkeyP
 
     trainer = GRPOTrainer(tiny_policy(), share_of_class_two, dataclasses.replace(GRPO, timestep_chunk=2))
     monkeypatch.setattr(type(trainer.learner), "update", full)
-    with pytest.raises(RuntimeError, match=r"^out of memory with passes of 64 trajectories, 2 steps: lower per_device.*2 GiB\.\)$"):
+    with pytest.raises(RuntimeError, match=r"^out of memory in an update: lower per_device_batch_size or .*2 GiB\.\)$"):
         trainer.train()
 
 
