@@ -27,6 +27,7 @@ from torch import Tensor
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.convert import graph_classes
+from discrete_grpo.datasets.graph_files import SUFFIXES
 from discrete_grpo.datasets.reading import write_arrays
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.graph6 import MAX_NODES
@@ -272,7 +273,9 @@ def make_splits(name: str) -> GraphSplits:
         ValueError: for a name that is not in ``NAMED_SETS``.
     """
     if name not in NAMED_SETS:
-        raise ValueError(f"data: {name!r}, expected one of {', '.join(NAMED_SETS)}, or the path of an npz file of splits")
+        raise ValueError(
+            f"data: {name!r}, expected one of {', '.join(NAMED_SETS)}, or graphs in a file ({', '.join(SUFFIXES)}, .npz)"
+        )
     recipe = NAMED_SETS[name]
     generator = np.random.default_rng([recipe.seed, *name.encode()])
     train, val, test = (tuple(recipe.draw(generator) for _ in range(count)) for count in recipe.counts)

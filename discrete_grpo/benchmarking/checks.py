@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from discrete_grpo.benchmarking.method import Method
-from discrete_grpo.core.checks import check_range, did_you_mean
+from discrete_grpo.core.checks import check_whole, did_you_mean
 
 if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
@@ -26,9 +26,11 @@ def chosen(what: str, given: Iterable[str] | None, known: Mapping[str, T]) -> li
     Raises:
         ValueError: for a name that is unknown (the nearest is given) or repeated, and for no name at all.
     """
+    if isinstance(given, str):
+        raise ValueError(f"{what}: {given!r}, expected a list of names, such as [{given!r}]")
     names = list(known) if given is None else list(given)
     if not names:
-        raise ValueError(f"{what}: no names, expected at least one of {', '.join(known)}")
+        raise ValueError(f"{what}: no names, expected at least one" + (f" of {', '.join(known)}" if known else ""))
     for k, name in enumerate(names):
         if name not in known:
             hint = f"{did_you_mean(name, known)} ".lstrip()
@@ -49,19 +51,19 @@ def check_names(what: str, names: Sequence[str]) -> None:
 
 def check_seeds(seeds: Sequence[int]) -> None:
     """Raise ``ValueError`` unless there are seeds, whole numbers from 0 on, each once."""
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise ValueError(f"seeds: {seeds!r}, expected a list of whole numbers")
     if not seeds:
         raise ValueError("seeds: an empty list, expected at least one seed")
     for k, seed in enumerate(seeds):
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise ValueError(f"seeds: {seed!r}, expected whole numbers")
-        check_range("seeds", seed, least=0)
+        check_whole("seeds", seed, least=0)
         if seed in seeds[:k]:
             raise ValueError(f"seeds: {seed} is given twice, expected each once")
 
 
 def check_budget(budget: int, methods: Sequence[Method]) -> None:
     """Raise ``ValueError`` for a budget with which a method cannot begin."""
-    check_range("budget", budget, least=1)
+    check_whole("budget", budget, least=1)
     for method in methods:
         if budget < method.least_budget:
             calls = method.settings.get("warm_start_calls")

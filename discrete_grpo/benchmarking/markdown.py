@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from discrete_grpo.benchmarking.results import Results
-from discrete_grpo.benchmarking.table import Cell, cell_text, published_rows, total_text
+from discrete_grpo.benchmarking.table import Cell, Published, cell_text, published_rows, total_text
 from discrete_grpo.core.atomic import atomic_write
 
 __all__ = ["markdown_table", "write_markdown"]
@@ -15,21 +16,36 @@ __all__ = ["markdown_table", "write_markdown"]
 TABLE = "results.md"
 
 
+PUBLISHED_BUDGET = 10_000
+"""Calls of the published rows."""
+
+
 def write_markdown(results: Results) -> Path:
-    """Write ``results.md`` into the folder of a benchmark."""
-    path = results.folder / TABLE
+    """Write ``results.md`` into the folder of a benchmark: what was measured, and the table."""
+    about, path = results.about, results.folder / TABLE
+    seeds = f"seed{'' if len(about['seeds']) == 1 else 's'} {', '.join(map(str, about['seeds']))}"
+    lines = [f"AUC top-10 within {about['budget']:,} calls, {seeds}. Mean ± standard deviation over seeds."]
+    if published := _comparable(about):
+        lines.append(f"Published columns are of {PUBLISHED_BUDGET:,} calls, as their authors gave them.")
+    if any(one.name.endswith("*") for one in published):
+        lines.append("Those with * scored a data set before the first counted call.")
     with atomic_write(path, "w") as file:
-        file.write(markdown_table(results))
+        file.write(f"# {about['suite']}\n\n{' '.join(lines)}\n\n{markdown_table(results)}")
     return path
+
+
+def _comparable(about: Mapping[str, Any]) -> list[Published]:
+    """The published rows; none beside rows of another budget."""
+    return published_rows(about) if about["budget"] == PUBLISHED_BUDGET else []
 
 
 def markdown_table(results: Results) -> str:
     """AUC top-10 by task, one column per method, then one per published method, with sums below.
 
     The best mean of a task is bold where several methods were run on it. Published numbers stand as their authors gave them; ``*``
-    marks those that prescreen.
+    marks those that prescreen. Rows of another budget than theirs stand alone.
     """
-    table, published = results.table(), published_rows(results.about)
+    table, published = results.table(), _comparable(results.about)
     rows = []
     for task in table.tasks:
         cells = [table.cells[task, method] for method in table.methods]

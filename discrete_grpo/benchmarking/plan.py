@@ -13,7 +13,7 @@ from discrete_grpo.benchmarking.jobs import ROW, Job, plain, read_json
 from discrete_grpo.benchmarking.method import Method, as_method
 from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, Suite, find_suite
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.runs.recorder import check_unused
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def make_plan(request: Request) -> Plan:
     Raises:
         ValueError: in one line, for whatever cannot be run.
     """
-    check_range("jobs", request.jobs, least=1)
+    check_whole("jobs", request.jobs, least=1)
     if request.job_timeout is not None:
         check_range("job_timeout", request.job_timeout, above=0, note=" or None")
     checks.check_seeds(request.seeds)
@@ -125,8 +125,10 @@ def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
 
 def _of_suite(suite: Suite, request: Request) -> list[Task]:
     if suite.fixed and (request.receptors is not None or request.exhaustiveness != 1):
-        raise ValueError(f"receptors and exhaustiveness: expected none, since the tasks of {suite.name} dock nothing")
-    check_range("exhaustiveness", request.exhaustiveness, least=1)
+        name = "exhaustiveness" if request.receptors is None else "receptors"
+        value = getattr(request, name)
+        raise ValueError(f"{name}: {value!r}, expected none, since the tasks of {suite.name} dock nothing")
+    check_whole("exhaustiveness", request.exhaustiveness, least=1)
     known = suite.tasks(request.receptors, request.exhaustiveness)
     checks.chosen("tasks", request.tasks, dict.fromkeys(known))
     if not suite.fixed and (request.receptors is None or not Path(request.receptors).is_dir()):
@@ -138,15 +140,19 @@ def _of_suite(suite: Suite, request: Request) -> list[Task]:
 def _methods(request: Request, tasks: Sequence[Task]) -> list[Method]:
     kinds: set[str] = {task.kind for task in tasks}
     fitting = [name for name in DEFAULT_METHODS if kinds <= set(METHODS[name].kinds)]
+    if isinstance(request.methods, str):
+        raise ValueError(f"methods: {request.methods!r}, expected a list of methods, such as [{request.methods!r}]")
     given = fitting if request.methods is None else request.methods
     names = [one for one in given if isinstance(one, str)]
     checks.chosen("methods", names, METHODS) if names or not given else None
     methods = [METHODS[one] if isinstance(one, str) else as_method(one) for one in given]
     checks.check_names("methods", [method.name for method in methods])
     for name, path in (("screen", request.screen), ("warm_start", request.warm_start)):
-        if path is not None and not Path(path).is_file():
+        if path is not None and not (isinstance(path, str | Path) and Path(path).is_file()):
             raise ValueError(f"{name}: {path!r} does not exist, expected a SMILES file")
     if request.screen is not None:
+        if not any("file" in method.settings for method in methods):
+            raise ValueError(f"screen: {request.screen!r}, expected none without the method random, which screens it")
         methods = [replace(m, settings={**m.settings, "file": str(request.screen)}) if "file" in m.settings else m for m in methods]
     return _warmed(methods, kinds, request.warm_start, request.warm_start_calls)
 
@@ -158,7 +164,7 @@ def _warmed(methods: list[Method], kinds: set[str], file: str | None, calls: int
             raise ValueError(f"warm_start_calls: {calls}, expected none without a file to score (warm_start)")
         return methods
     if calls is not None:
-        check_range("warm_start_calls", calls, least=1)
+        check_whole("warm_start_calls", calls, least=1)
     if kinds != {"molecules"}:
         raise ValueError(
             f"warm_start: {file!r}, expected none, since a SMILES file starts no search for {' and '.join(sorted(kinds))}"

@@ -50,7 +50,8 @@ class Results:
         table = self.table()
         shown = {task: {method: cell_text(table.cells[task, method]) for method in table.methods} for task in table.tasks}
         shown["sum (tasks)"] = {method: total_text(table.totals[method]) for method in table.methods}
-        print_table(f"AUC top-10 within {self.about['budget']:,} calls, seeds {', '.join(map(str, table.seeds))}", shown)
+        seeds = f"{'seed' if len(table.seeds) == 1 else 'seeds'} {', '.join(map(str, table.seeds))}"
+        print_table(f"AUC top-10 within {self.about['budget']:,} calls, {seeds}", shown)
         print_notes(f"failed: {row['task']}, {row['method']}, seed {row['seed']}: {row['error']}" for row in self.failed)
 
     def __repr__(self) -> str:

@@ -124,7 +124,8 @@ def _run(plan: Plan, request: Request) -> None:
     away = [job for job in todo if reasons[job.folder] is None]
     if here:
         why = reasons[here[0].folder]
-        print_notes([f"{len(here)} jobs run in this process, one after the other and without a time limit: {why}"])
+        told = f"{len(here)} jobs run" if len(here) > 1 else "1 job runs"
+        print_notes([f"{told} in this process, one at a time and without a time limit: {why}"])
     progress = _Progress(plan, len(plan.done))
     try:
         with interruptible() as stop:

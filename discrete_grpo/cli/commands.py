@@ -101,6 +101,8 @@ def preset_path(command: str, name: str) -> Path:
         return Path(name)
     known = presets(command)
     if name not in known:
+        if not known:
+            raise UsageError(f"preset: {name!r}, expected options alone or a YAML file: {command} has no presets")
         hint = f"{did_you_mean(name, known)} ".lstrip()
         raise UsageError(f"preset: {name!r} is unknown; {hint}known: {', '.join(known)}")
     return Path(str(importlib.resources.files("discrete_grpo.cli.presets") / f"{name}.yaml"))

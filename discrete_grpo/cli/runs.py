@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from discrete_grpo.cli.import_path import append_working_folder, names_class
 from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.processes import is_first
 
-__all__ = ["has_results", "resume", "start"]
+__all__ = ["resume", "start"]
 
 
 def _parsed(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
@@ -38,6 +37,8 @@ def start(command: str, arguments: Sequence[str]) -> None:
     Raises:
         UsageError: for arguments that do not fit, and for a folder that holds another run.
     """
+    from discrete_grpo.recipes.new_run import withdraw
+
     recipe, settings = _parsed(command, arguments)
     if not recipe.output_dir.strip():
         raise UsageError(f"output_dir: {recipe.output_dir!r}, expected the name of a folder to make")
@@ -52,7 +53,8 @@ def start(command: str, arguments: Sequence[str]) -> None:
     except (Interrupted, KeyboardInterrupt):
         raise
     except Exception:
-        _withdraw(folder, made)
+        if not _has_results(folder):
+            withdraw(folder, made=made)
         raise
 
 
@@ -75,37 +77,11 @@ def _make_folder(folder: Path, command: str, settings: str) -> bool:
     return made
 
 
-def _withdraw(folder: Path, made: bool) -> None:
-    """Remove the files of a run that failed before it had results, so that the corrected command can be given."""
-    if has_results(folder):
-        return
-    databases = [f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm", ".log")]
-    evaluation = ("evaluation.json", "evaluation_before.csv.gz")
-    for name in ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", "scored.csv.gz", *evaluation, *databases):
-        (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / "reference", ignore_errors=True)
-    offline = folder / "offline"
-    if offline.is_dir() and not any(offline.iterdir()):
-        offline.rmdir()
-    if made and not any(folder.iterdir()):
-        folder.rmdir()
+def _has_results(folder: Path) -> bool:
+    from discrete_grpo.recipes.new_run import has_results
 
-
-def has_results(folder: Path) -> bool:
-    """Whether a run that failed is worth continuing: it has a checkpoint, or a search or optimisation that has scored."""
-    if (folder / "checkpoints").exists() or (folder / "offline" / "checkpoints").exists():
-        return True
     command = json.loads((folder / "run.json").read_text())["command"]
-    if command not in ("search", "optimise") or not (folder / "ledger.sqlite").exists():
-        return False
-    from discrete_grpo.rewards.ledger import Ledger
-
-    ledger = Ledger(folder / "ledger.sqlite")
-    try:
-        ledger.catch_up()
-        return bool(ledger.calls_by_reward())
-    finally:
-        ledger.close()
+    return has_results(folder, calls_count=command in ("search", "optimise"))
 
 
 def resume(folder: Path) -> None:
@@ -132,9 +108,10 @@ def _guarded(folder: Path, run: Callable[[], object]) -> None:
     try:
         run()
     except (Interrupted, RewardError, KeyboardInterrupt) as stopped:
-        if isinstance(stopped, RewardError) and not has_results(folder):
+        if isinstance(stopped, RewardError) and not _has_results(folder):
             raise  # a reward that does not fit the conditions: nothing was done yet
-        stopped.args = (f"{str(stopped) or 'stopped'}; saved, continue with: discrete-grpo resume {folder}",)
+        saved = "saved, " if _has_results(folder) else ""
+        stopped.args = (f"{str(stopped) or 'stopped'}; {saved}continue with: discrete-grpo resume {folder}",)
         raise
     if is_first():
         print(f"finished: {folder}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import fields
+from numbers import Integral, Real
 
-__all__ = ["check_range", "did_you_mean"]
+__all__ = ["check_options", "check_range", "check_whole", "did_you_mean"]
 
 
 def check_range(
@@ -39,11 +41,27 @@ def check_range(
     Traceback (most recent call last):
     ValueError: top_p: 2.0, expected more than 0 and at most 1
     """
-    inside = not isinstance(value, float) or math.isfinite(value)
-    inside = inside and (least is None or value >= least) and (above is None or value > above)
+    if not isinstance(value, Real):
+        raise ValueError(f"{name}: {value!r}, expected a number, {_range(least, above, most, below)}{note}")
+    inside = (least is None or value >= least) and (above is None or value > above)
     inside = inside and (most is None or value <= most) and (below is None or value < below)
+    finite = not isinstance(value, float) or math.isfinite(value)
+    if inside and not finite:  # the range alone would not tell
+        raise ValueError(f"{name}: {value}, expected a finite number{note}")
     if not inside:
         raise ValueError(f"{name}: {value}, expected {_range(least, above, most, below)}{note}")
+
+
+def check_whole(name: str, value: int, *, least: int | None = None, most: int | None = None, note: str = "") -> None:
+    """Raise ``ValueError`` unless ``value`` is a whole number within its bounds, as :func:`check_range` does for any number.
+
+    >>> check_whole("seeds", 2.5, least=0)
+    Traceback (most recent call last):
+    ValueError: seeds: 2.5, expected a whole number, at least 0
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name}: {value!r}, expected a whole number, {_range(least, None, most, None)}{note}")
+    check_range(name, value, least=least, most=most, note=note)
 
 
 def _range(least: int | float | None, above: int | float | None, most: int | float | None, below: int | float | None) -> str:
@@ -52,6 +70,15 @@ def _range(least: int | float | None, above: int | float | None, most: int | flo
     low = [f"at least {least}"] if least is not None else [f"more than {above}"] if above is not None else []
     high = [f"at most {most}"] if most is not None else [f"less than {below}"] if below is not None else []
     return " and ".join(low + high) or "a finite number"
+
+
+def check_options(given: Iterable[str], settings: type) -> None:
+    """Raise ``ValueError`` for a name that is no field of a dataclass of settings; the nearest one is given."""
+    known = [field.name for field in fields(settings)]
+    for name in given:
+        if name not in known:
+            hint = f"{did_you_mean(name, known)} ".lstrip()
+            raise ValueError(f"{name}: unknown option; {hint}known: {', '.join(known)}")
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

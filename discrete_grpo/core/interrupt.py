@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 __all__ = ["Interrupt", "Interrupted", "interruptible", "watched"]
+
+
+STOPPING = b"\nstopping where nothing is lost; press Ctrl-C again to stop at once\n"
 
 
 class Interrupted(Exception):
@@ -27,7 +31,7 @@ class Interrupt:
 
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """Within the block, the first Ctrl-C or SIGTERM only sets the flag; a second Ctrl-C raises as usual.
+    """Within the block, the first Ctrl-C or SIGTERM only sets the flag and says so; a second Ctrl-C raises as usual.
 
     Outside the main thread, where Python allows no handlers, the flag simply stays unset.
     """
@@ -40,6 +44,9 @@ def interruptible() -> Iterator[Interrupt]:
         if flag.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         flag.asked = True
+        if number == signal.SIGINT:
+            with suppress(OSError):  # written at once: a stream may be in use where the signal came
+                os.write(2, STOPPING)
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

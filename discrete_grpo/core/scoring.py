@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -176,6 +176,20 @@ def reward_name(reward: object) -> str:
             return found
     function = getattr(reward, "func", None)  # functools.partial
     return type(reward).__name__ if function is None else reward_name(function)
+
+
+def as_rewards(given: Any) -> Any:
+    """A reward, or a list of several, as an argument ``reward`` takes them.
+
+    Raises:
+        ValueError: for anything that cannot be called.
+    """
+    if callable(given):
+        return given
+    several = None if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    if several is None or not all(map(callable, several)):
+        raise ValueError(f"reward: {given!r}, expected a function of a list of samples, or a list of such functions")
+    return several
 
 
 def reward_names(rewards: Sequence[Reward]) -> list[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from discrete_grpo.training.gaussian_process import Features
     from discrete_grpo.training.memory import Remembered, ScoredMemory
 
-__all__ = ["PARTS", "SETTINGS", "fill_memory", "parts_of_method"]
+__all__ = ["PARTS", "SETTINGS", "check_warm_start", "fill_memory", "parts_of_method"]
 
 SETTINGS: dict[str, Any] = {
     "memory_size": 1024,
@@ -88,7 +88,20 @@ def _features(smiles: str) -> Features:
     return Features(molecule_counts(smiles), molecule_numbers(smiles))
 
 
-def fill_memory(reward: Reward, ledger: Ledger, memory: ScoredMemory, file: str, calls: int | None = None) -> list[Remembered]:
+def check_warm_start(file: str, key: Callable[[Any], str | None]) -> None:
+    """Raise ``ValueError`` for a SMILES file without one molecule."""
+    if next(_different(file, key), None) is None:
+        raise ValueError(f"warm_start: {file!r} holds no molecule, expected at least one SMILES string")
+
+
+def fill_memory(
+    reward: Reward,
+    ledger: Ledger,
+    memory: ScoredMemory,
+    file: str,
+    calls: int | None = None,
+    skipped: list[str] | None = None,
+) -> list[Remembered]:
     """Score the first different valid molecules of a SMILES file, in their order, and remember them under the source ``file``.
 
     Args:
@@ -97,6 +110,7 @@ def fill_memory(reward: Reward, ledger: Ledger, memory: ScoredMemory, file: str,
         memory: takes the best of them.
         file: SMILES file.
         calls: how many molecules; None takes all that the budget covers.
+        skipped: takes a line about each text that was read and is no molecule; None drops these.
 
     Returns:
         The scored molecules for which the memory has no room.
@@ -105,18 +119,20 @@ def fill_memory(reward: Reward, ledger: Ledger, memory: ScoredMemory, file: str,
     from discrete_grpo.training.warm_start import warm_start
 
     scored = ScoredMemory(size=None)
-    warm_start(islice(_different(file, ledger.key), calls), [reward], ledger, scored)
+    warm_start(islice(_different(file, ledger.key, skipped), calls), [reward], ledger, scored)
     memory.add([(entry.key, entry.sample, entry.score) for entry in scored.kept], "file")
     return [Remembered(entry.key, entry.sample, entry.score, "file") for entry in scored.kept if entry.key not in memory]
 
 
-def _different(file: str, key: Callable[[Any], str | None]) -> Iterator[str]:
+def _different(file: str, key: Callable[[Any], str | None], skipped: list[str] | None = None) -> Iterator[str]:
     """The canonical forms of the valid molecules of a file, each once."""
     from discrete_grpo.datasets.reading import smiles_rows
 
     seen: set[str] = set()
-    for _, text in smiles_rows(Path(file)):
+    for line, text in smiles_rows(Path(file)):
         found = key(text)
+        if found is None and skipped is not None:
+            skipped.append(f"{text!r} (line {line})")
         if found is not None and found not in seen:
             seen.add(found)
             yield found

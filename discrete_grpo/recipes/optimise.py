@@ -12,22 +12,23 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from discrete_grpo.core.checks import check_range, did_you_mean
+from discrete_grpo.core.checks import check_options, check_whole, did_you_mean
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.core.rollout import Reward, as_module
-from discrete_grpo.core.scoring import remembers, reward_names, take_failures
+from discrete_grpo.core.scoring import RewardError, as_rewards, remembers, reward_names, take_failures
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.families import Family, SamplerOptions
-from discrete_grpo.recipes.grpo_memory import PARTS, SETTINGS, fill_memory, parts_of_method
+from discrete_grpo.recipes.grpo_memory import PARTS, SETTINGS, check_warm_start, fill_memory, parts_of_method
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.molecule_family import MOLECULES
+from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.sample import device_of, moved
 from discrete_grpo.rewards.auc import auc_spacing, auc_top_k
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.ledger import Ledger, open_ledger
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, save
-from discrete_grpo.runs.console import print_table, progress
+from discrete_grpo.runs.console import print_notes, print_table, progress
 from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.recorder import Recorder, check_unused, write_json, write_table
 from discrete_grpo.training.memory import Remembered
@@ -36,6 +37,8 @@ from discrete_grpo.training.state import check_device_kind, global_state, restor
 
 __all__ = ["OptimiseRecipe", "Optimised", "optimise", "run_optimise"]
 
+UNKNOWN_CALLS = 100
+"""Number of calls without one score after which a run ends."""
 REFERENCE = "reference"
 """Folder of the policy that a run began with, in its run folder."""
 
@@ -50,7 +53,7 @@ class OptimiseRecipe:
         reward: one reward, or several that are added, by import path (a bare name is looked up in ``discrete_grpo.rewards``).
         output_dir: run folder to make; ``best.csv.gz``, ``optimise.json`` and ``report.html`` are written there.
         max_oracle_calls: number of different valid molecules that may be scored, at least 1; the run ends with them.
-        seed: random seed of all draws.
+        seed: random seed of all draws, at least 0.
         keep: number of best molecules that are written, at least 1.
         warm_start: SMILES file whose molecules are scored first, each counted as a call, and remembered; None starts with none.
         warm_start_calls: how many of them, the first different valid ones, at least 1; None takes all that the budget covers.
@@ -75,11 +78,12 @@ class OptimiseRecipe:
 
     def __post_init__(self) -> None:
         for name in ("max_oracle_calls", "keep", "save_rounds"):
-            check_range(name, getattr(self, name), least=1)
+            check_whole(name, getattr(self, name), least=1)
+        check_whole("seed", self.seed, least=0)
         if self.warm_start_calls is not None:
             if self.warm_start is None:
                 raise ValueError(f"warm_start_calls: {self.warm_start_calls}, expected none without a file to score (warm_start)")
-            check_range("warm_start_calls", self.warm_start_calls, least=1, note=" or none")
+            check_whole("warm_start_calls", self.warm_start_calls, least=1, note=" or none")
         self._check_settings()
 
     def _check_settings(self) -> None:
@@ -90,7 +94,15 @@ class OptimiseRecipe:
         method = self.method()
         Truncation(temperature=method["temperature"])
         self.rounds_config()
-        parts_of_method(torch.Generator(), **{name: method[name] for name in PARTS})
+        check_whole("settings: memory_size", method["memory_size"], least=1)
+        try:
+            parts_of_method(torch.Generator(), **{name: method[name] for name in PARTS})
+        except ValueError as error:
+            raise ValueError(f"settings: {self._within(str(error))}") from error
+
+    def _within(self, told: str) -> str:
+        """What a part of the method says of one of its fields, which may be a field of the objective."""
+        return f"objective.{told}" if told.partition(":")[0] in SETTINGS["objective"] else told
 
     @property
     def rewards(self) -> list[Reward]:
@@ -178,14 +190,16 @@ def optimise(
             ``resume`` is false.
         Interrupted: after Ctrl-C, once a checkpoint is saved.
     """
+    check_options(options, OptimiseRecipe)
     recipe = OptimiseRecipe(
         policy=str(policy) if isinstance(policy, str | Path) else type(policy).__name__,
-        reward=reward if callable(reward) else list(reward),
+        reward=as_rewards(reward),
         output_dir=str(output_dir),
         max_oracle_calls=max_oracle_calls,
         **options,
     )
-    return run_optimise(recipe, resume=resume, policy=None if isinstance(policy, str | Path) else policy)
+    with withdrawn_on_failure(Path(output_dir), resume=resume, calls_count=True):
+        return run_optimise(recipe, resume=resume, policy=None if isinstance(policy, str | Path) else policy)
 
 
 def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Module | None = None) -> Optimised:
@@ -208,6 +222,8 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
         raise ValueError(f"warm_start: {recipe.warm_start!r} does not exist, expected a SMILES file")
     loaded = _loaded(recipe, policy, resume)
     loaded.family.check_rewards(loaded.policy, recipe.rewards)
+    if stored is None and recipe.warm_start is not None:
+        check_warm_start(recipe.warm_start, loaded.family.key)
     budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
     with open_ledger(folder, loaded.family.key, **budget) as ledger:
         run = _Run.begin(recipe, loaded, ledger, stored)
@@ -267,7 +283,10 @@ class _Run:
             failures.forget_after(0)
             save(folder / REFERENCE, as_module(loaded.policy), metadata=metadata)
             if recipe.warm_start is not None:
-                parts["known"] = fill_memory(reward, ledger, parts["memory"], recipe.warm_start, recipe.warm_start_calls)
+                skipped: list[str] = []
+                parts["known"] = fill_memory(reward, ledger, parts["memory"], recipe.warm_start, recipe.warm_start_calls, skipped)
+                if skipped:
+                    print_notes([f"warm_start: {len(skipped)} of the lines read are no molecules, such as {skipped[0]}"])
         loop = Rounds(loaded.policy, reward, ledger, loaded.family.key, config=recipe.rounds_config(), generator=own, **parts)
         run = _Run(recipe, loop, ledger, recorder, failures, Checkpoints(folder), metadata)
         if stored is not None:
@@ -284,6 +303,7 @@ class _Run:
 
             def after_round() -> None:
                 self._record()
+                self._check_scores()
                 metrics = self.loop.metrics()
                 bar.reach(self.ledger.calls, **{name: metrics[name] for name in ("best/top1", "best/top10") if name in metrics})
                 stopping = bool(stop)  # read once: a signal may come at any time
@@ -296,6 +316,18 @@ class _Run:
             self.loop.run(after_round)
         if self.saved != self.loop.progress.rounds:
             self._save()
+
+    def _check_scores(self) -> None:
+        """Stop a run whose reward says nothing of any molecule.
+
+        Raises:
+            RewardError: after a checkpoint, where none of the first :data:`UNKNOWN_CALLS` calls gave a number.
+        """
+        calls = self.ledger.calls
+        if not len(self.loop.everything) and calls >= min(UNKNOWN_CALLS, self.recipe.max_oracle_calls):
+            self._save()
+            names = ", ".join(reward_names(self.recipe.rewards))
+            raise RewardError(f"reward {names}: unknown (None or NaN) for all of {calls} molecules, expected numbers")
 
     def _record(self) -> None:
         step, latest, now = self.loop.progress.rounds, self.loop.latest, time.perf_counter()
@@ -329,6 +361,8 @@ class _Run:
                 raise ValueError(f"{name}: {value}, expected {state['made'][name]} as in the run to resume")
         check_device_kind(state, state["rounds"]["generator"], device_of(self.loop.policy))
         self.ledger.load_state_dict(state["ledger"])
+        made = self.ledger.calls
+        check_whole("max_oracle_calls", self.recipe.max_oracle_calls, least=made, note=", the calls that the run has made")
         self.loop.load_state_dict(state["rounds"])
         for reward, kept in zip(self.recipe.rewards, state["rewards"], strict=True):
             if kept is not None and remembers(reward):

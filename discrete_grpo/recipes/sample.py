@@ -77,8 +77,10 @@ def moved(policy: Any, device: str | torch.device | None) -> Any:
     try:
         return as_module(policy).to(torch.device(device))
     except (RuntimeError, AssertionError) as error:
+        more = [torch.accelerator.current_accelerator()] if torch.accelerator.is_available() else []
+        here = " or ".join(str(one.type) for one in [torch.device("cpu"), *more] if one is not None)
         said = str(error).splitlines()[0]
-        raise ValueError(f"device: {str(device)!r}, expected one of this machine, such as cpu or cuda ({said})") from error
+        raise ValueError(f"device: {str(device)!r}, expected one of this machine: {here} ({said})") from error
 
 
 def sample_policy(

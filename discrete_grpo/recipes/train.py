@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.core.advantages import sum_rewards
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_options, check_range
 from discrete_grpo.core.rollout import Reward
-from discrete_grpo.core.scoring import BudgetExhausted, reward_names, score_samples
+from discrete_grpo.core.scoring import BudgetExhausted, as_rewards, reward_names, score_samples
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
 from discrete_grpo.recipes.conditions import prepare_columns, read_columns
 from discrete_grpo.recipes.families import Columns, Family
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
+from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.offline import OfflineOptions, offline_trainer, scored_samples
 from discrete_grpo.recipes.sample import as_text, plain_columns, sample_policy
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
@@ -145,17 +146,19 @@ def train(
     Raises:
         ValueError: for a setting out of its range, or if ``output_dir`` holds another run and ``resume`` is false.
     """
+    check_options(settings, TrainRecipe)
     given = None if columns is None or isinstance(columns, str) else [dict(condition) for condition in columns]
     recipe = TrainRecipe(
         policy=str(policy) if isinstance(policy, str | Path) else type(policy).__name__,
-        reward=reward if callable(reward) else list(reward),
+        reward=as_rewards(reward),
         output_dir=str(output_dir),
         grpo=grpo or GRPOConfig(),
         columns=columns if isinstance(columns, str) else given,
         evaluation_samples=evaluation_samples,
         **settings,
     )
-    return run_train(recipe, resume=resume, policy=None if isinstance(policy, str | Path) else policy)
+    with withdrawn_on_failure(Path(output_dir), resume=resume, calls_count=False):
+        return run_train(recipe, resume=resume, policy=None if isinstance(policy, str | Path) else policy)
 
 
 def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | None = None) -> Results:

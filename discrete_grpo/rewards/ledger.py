@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_whole
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, reward_names, score_one
 from discrete_grpo.domains import molecules as chemistry
@@ -108,7 +108,7 @@ class Ledger:
         rank: int = 0,
     ) -> None:
         if max_oracle_calls is not None:
-            check_range("max_oracle_calls", max_oracle_calls, least=1, note=" or None")
+            check_whole("max_oracle_calls", max_oracle_calls, least=1, note=" or None")
         self.key, self.max_oracle_calls, self.cache, self.rank = key, max_oracle_calls, cache, rank
         self.asked = self.invalid = 0
         self.scoring: Reward | None = None

@@ -61,11 +61,11 @@ class LoraOptions:
 
     def __post_init__(self) -> None:
         if self.r < 0:
-            raise ValueError(f"r: {self.r}, expected at least 1, or 0 for no adapters")
+            raise ValueError(f"lora.r: {self.r}, expected at least 1, or 0 for no adapters")
         if not 0 < self.lora_alpha < float("inf"):
-            raise ValueError(f"lora_alpha: {self.lora_alpha}, expected > 0")
+            raise ValueError(f"lora.lora_alpha: {self.lora_alpha}, expected more than 0")
         if not self.target_modules:
-            raise ValueError(f"target_modules: {self.target_modules!r}, expected at least one name, or {ALL_LINEAR}")
+            raise ValueError(f"lora.target_modules: {self.target_modules!r}, expected at least one name, or {ALL_LINEAR}")
 
 
 class LowRank(nn.Module):

@@ -705,7 +705,7 @@ def test_ctrl_c_outside_the_loop_says_how_to_resume(monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setattr("discrete_grpo.recipes.train.sample_policy", stopped)
         assert main(train()) == 130
-    assert "stopped; saved, continue with: discrete-grpo resume run" in capsys.readouterr().err
+    assert "stopped; continue with: discrete-grpo resume run" in capsys.readouterr().err
     assert main(["resume", "run"]) == 0
     assert main(train(out="whole")) == 0
     assert outcome("run") == outcome("whole")

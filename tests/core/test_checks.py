@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.core.checks import check_range, did_you_mean
+from discrete_grpo.core.checks import check_range, check_whole, did_you_mean
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,31 @@ def test_the_range_is_kept_and_named(bounds: dict[str, Any], inside: list[float]
     for value in inside:
         check_range("x", value, **bounds)
     for value in [*outside, math.nan, math.inf, -math.inf]:
-        with pytest.raises(ValueError, match=f"^{re.escape(f'x: {value}, expected {said} (note)')}$"):
+        wanted = f"({re.escape(said)}|a finite number)" if math.isinf(value) else re.escape(said)
+        with pytest.raises(ValueError, match=f"^x: {value}, expected {wanted} \\(note\\)$"):
             check_range("x", value, **bounds, note=" (note)")
+
+
+def test_infinity_above_a_bound_is_told_apart() -> None:
+    with pytest.raises(ValueError, match=r"^learning_rate: inf, expected a finite number$"):
+        check_range("learning_rate", math.inf, above=0)
+    with pytest.raises(ValueError, match=r"^learning_rate: -inf, expected more than 0$"):
+        check_range("learning_rate", -math.inf, above=0)
+
+
+@pytest.mark.parametrize("value", ["10", None, [1], 1j])
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^x: .*, expected a number, at least 1 or None$"):
+        check_range("x", value, least=1, note=" or None")
+
+
+@pytest.mark.parametrize("value", [2.0, 2.5, True, "2", None])
+def test_whole_numbers_alone_are_whole(value: Any) -> None:
+    check_whole("x", 2, least=0, most=2)
+    with pytest.raises(ValueError, match=rf"^x: {value!r}, expected a whole number, 0 to 3$"):
+        check_whole("x", value, least=0, most=3)
+    with pytest.raises(ValueError, match=r"^x: 4, expected 0 to 3$"):
+        check_whole("x", 4, least=0, most=3)
 
 
 def test_a_whole_number_too_large_for_a_float_is_compared_as_it_is() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import shutil
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo import load_policy
+from discrete_grpo import GRPOConfig, load_policy
 from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.cli import main
 from discrete_grpo.core.interrupt import Interrupt, Interrupted
@@ -22,6 +23,7 @@ from discrete_grpo.core.scoring import RewardError
 from discrete_grpo.recipes import optimise as module
 from discrete_grpo.recipes.grpo_memory import SETTINGS
 from discrete_grpo.recipes.optimise import Optimised, OptimiseRecipe, optimise
+from discrete_grpo.recipes.train import train
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.runs.checkpoint import load_metadata, save
@@ -231,12 +233,106 @@ def test_a_file_is_scored_first(tmp_path: Path) -> None:
         ({"settings": {"screen": 1}}, "settings: screen 1, expected bool"),
         ({"settings": {"objective": {"temprature": 0.1}}}, "settings: objective: 'temprature' is unknown; did you mean"),
         ({"settings": {"objective": None}}, "settings: objective: None, expected a mapping of temperature"),
+        ({"settings": {"memory_size": 0}}, "^settings: memory_size: 0, expected at least 1"),
+        ({"settings": {"objective": {"temperature": -1.0}}}, "^settings: objective.temperature: -1"),
         ({"warm_start_calls": 4}, "warm_start_calls: 4, expected none without a file"),
+        ({"max_oracle_calls": 2.5}, "^max_oracle_calls: 2.5, expected a whole number, at least 1$"),
+        ({"max_oracle_calls": "10"}, "^max_oracle_calls: '10', expected a whole number, at least 1$"),
+        ({"keep": None}, "^keep: None, expected a whole number, at least 1$"),
+        ({"seed": -1}, "^seed: -1, expected at least 0$"),
+        ({"seed": "a"}, "^seed: 'a', expected a whole number, at least 0$"),
     ],
 )
 def test_settings_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         OptimiseRecipe(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"seeds": 3}, "^seeds: unknown option; did you mean 'seed'. known: policy, reward, "),
+        ({"reward": None}, "^reward: None, expected a function of a list of samples, or a list of such functions$"),
+        ({"reward": "qed"}, "^reward: 'qed', expected a function"),
+        ({"reward": [qed, 3]}, "^reward: .*, expected a function"),
+    ],
+)
+def test_arguments_of_the_function_are_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        run(tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+def broken(samples: Sequence[str], **columns: Any) -> list[float]:
+    raise OSError("no oracle")
+
+
+def test_the_folder_of_a_run_that_failed_at_once_can_be_used_again(tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="no oracle"):
+        run(tmp_path / "new", broken)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RewardError, match="no oracle"):
+        run(tmp_path / "empty", broken)
+    assert not list((tmp_path / "empty").iterdir())
+    run(tmp_path / "empty", budget=12)
+    before = files(tmp_path / "empty")
+    with pytest.raises(ValueError, match="holds results of another run"):
+        run(tmp_path / "empty", broken)
+    assert files(tmp_path / "empty") == before
+
+
+def test_the_folder_of_a_training_run_that_failed_at_once_can_be_used_again(tmp_path: Path) -> None:
+    config = GRPOConfig(max_steps=1, num_generations=2, generation_batch_size=4)
+    for evaluated in (0, 4):  # the reward is met in the evaluation, or in the first update, where a checkpoint is there already
+        with pytest.raises(RewardError, match="no oracle"):
+            train(chains(), broken, output_dir=tmp_path / f"run{evaluated}", grpo=config, evaluation_samples=evaluated)
+    assert not (tmp_path / "run4").exists()
+    assert (tmp_path / "run0" / "checkpoints").is_dir()
+    train(chains(), oxygens, output_dir=tmp_path / "run4", grpo=config, evaluation_samples=4)
+
+
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_a_reward_that_says_nothing_ends_the_run(value: Any, tmp_path: Path) -> None:
+    def silent(samples: Sequence[str], **columns: Any) -> list[Any]:
+        return [value] * len(samples)
+
+    with pytest.raises(RewardError, match=r"^reward silent: unknown \(None or NaN\) for all of 1\d\d molecules, expected numbers$"):
+        run(tmp_path, silent, budget=1000)
+    assert (tmp_path / "checkpoints").is_dir()
+    with pytest.raises(RewardError, match="for all of 20 molecules"):
+        run(tmp_path / "small", silent, budget=20)
+
+
+def test_a_larger_budget_goes_on_and_one_that_is_spent_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, budget=60)
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match=r"^max_oracle_calls: 40, expected at least 60, the calls that the run has made$"):
+        run(tmp_path, budget=40, resume=True)
+    assert files(tmp_path) == before
+    assert run(tmp_path, budget=90, resume=True).calls == 90
+
+
+def test_lines_of_a_warm_start_that_are_no_molecules_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known, none = tmp_path / "known.smi", tmp_path / "none.smi"
+    known.write_text("OCOCO\nO(\nOO\nnope\n")
+    none.write_text("O(\nnope\n")
+    run(tmp_path / "run", budget=30, warm_start=str(known))
+    assert "warm_start: 2 of the lines read are no molecules, such as 'O(' (line 2)" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"^warm_start: '.*none.smi' holds no molecule, expected at least one SMILES string$"):
+        run(tmp_path / "other", budget=30, warm_start=str(none))
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_report_shows_the_molecules_of_a_warm_start_and_speaks_of_rounds(tmp_path: Path) -> None:
+    (tmp_path / "known.smi").write_text("OOOOOOOOOOOO\n")
+    found = run(tmp_path / "run", budget=30, warm_start=str(tmp_path / "known.smi"))
+    assert found.best[0].source == "file"
+    page = (tmp_path / "run" / "report.html").read_text()
+    samples = page[page.index('id="samples"') :]
+    assert re.search(r"<b>1\.5\d*</b>file", samples)
+    assert "</b>round 1" in samples
+    assert "update" not in re.sub(r"<[^>]*>", "", page[: page.index('id="samples"')]).lower()
 
 
 def test_a_setting_of_the_objective_changes_alone() -> None:

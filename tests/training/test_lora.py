@@ -427,8 +427,8 @@ class _Bare(nn.Module):
     ("options", "said"),
     [
         ({"r": 0}, "r: 0, expected at least 1"),
-        ({"r": -1}, "r: -1, expected at least 1"),
-        ({"lora_alpha": 0.0}, "lora_alpha: 0.0, expected > 0"),
+        ({"r": -1}, "lora.r: -1, expected at least 1"),
+        ({"lora_alpha": 0.0}, "lora.lora_alpha: 0.0, expected more than 0"),
         ({"target_modules": []}, r"target_modules: \[\], expected at least one name, or all-linear"),
         ({"target_modules": ["qvk"]}, "target_modules: 'qvk' is no layer of the GraphTransformer; did you mean 'qkv'?"),
         ({"target_modules": "all-liner"}, "target_modules: 'all-liner' is no layer of the GraphTransformer; known: all-linear"),

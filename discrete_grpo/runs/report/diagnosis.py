@@ -22,21 +22,21 @@ def diagnosis(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _signal(updates: Sequence[Mapping[str, Any]]) -> list[str]:
-    count = f"{len(updates)} update{'s' if len(updates) > 1 else ''}"
+    count = f"all of its {len(updates)} updates" if len(updates) > 1 else "its only update"
     if _always(updates, "valid", 0.0):
         return [
-            f"Every sample of this run was invalid, in all of its {count}.",
+            f"Every sample of this run was invalid, in {count}.",
             "Try: look at samples of the policy before training (discrete-grpo sample), more num_steps or a lower temperature, "
             "a policy trained on data of this kind.",
         ]
     if _always(updates, "frac_reward_unknown", 1.0):
         return [
-            f"The reward of every sample of this run was unknown, in all of its {count}, so the policy was taught nothing.",
+            f"The reward of every sample of this run was unknown, in {count}, so the policy was taught nothing.",
             "Try: call the reward on a few samples by hand; it returned None or NaN each time.",
         ]
     if _always(updates, "frac_reward_zero_std", 1.0):
         return [
-            f"No group of this run had a signal: in all of its {count} the samples of each group had equal rewards, so the "
+            f"No group of this run had a signal: in {count} the samples of each group had equal rewards, so the "
             "policy was taught nothing.",
             "Try: a reward that also tells poor samples apart (a number in the place of yes or no), more num_generations, "
             "a higher temperature.",

@@ -34,9 +34,9 @@ class _Chart:
 
 
 _CHARTS = (
-    _Chart("chart-reward", "Reward", "reward, mean of an update’s samples", "(reward)", spread="reward_std"),
+    _Chart("chart-reward", "Reward", "reward, mean of the samples of each {unit}", "(reward)", spread="reward_std"),
     _Chart("chart-best", "Best so far", "reward of the best samples of the run", r"best/(.+)"),
-    _Chart("chart-rewards", "Reward by component", "reward, mean of an update’s samples", r"rewards/(.+)/mean", least=2),
+    _Chart("chart-rewards", "Reward by component", "reward, mean of the samples of each {unit}", r"rewards/(.+)/mean", least=2),
     _Chart("chart-valid", "Validity", "valid samples (fraction)", "(valid)", (0.0, 1.0)),
     _Chart("chart-unique", "Uniqueness", "unique samples (fraction)", "(unique)", (0.0, 1.0)),
     _Chart("chart-novel", "Novelty", "novel samples (fraction)", "(novel)", (0.0, 1.0)),
@@ -66,7 +66,7 @@ CALLS = "oracle_calls"
 _MOST_ROWS = 400  # of the table of key numbers
 _MOST_CHARTS = 100  # of quantities without a chart of their own
 _MOST_TEXT = 100_000  # characters of the configuration
-_UNITS = {"step_time": "seconds per update"}
+_UNITS = {"step_time": "seconds per {unit}"}
 
 
 def write_report(folder: str | os.PathLike[str], *, render: Callable[[str], str | None] | None = None) -> Path:
@@ -97,7 +97,7 @@ def write_report(folder: str | os.PathLike[str], *, render: Callable[[str], str 
         _curves(metrics),
         distributions_section(tables),
         examples_section(tables, render),
-        best_samples_section(run, render),
+        best_samples_section(run, render, _unit(metrics)),
         _other_curves(metrics),
         _config(run / "config.yaml"),
     ]
@@ -128,12 +128,17 @@ class RunReport:
         metrics = self._metrics()
         rewards = _known(metrics, "reward")
         about = f", reward {format_value(rewards[0])} to {format_value(rewards[-1])}" if rewards else ""
-        return f"RunReport({os.fspath(self.folder)!r}: {len(metrics)} updates{about})"
+        return f"RunReport({os.fspath(self.folder)!r}: {len(metrics)} {_unit(metrics)}s{about})"
 
     def _repr_html_(self) -> str:
         metrics, measured = self._metrics(), read_evaluation(self.folder)
         head = f"<h2>{escape(self.folder.resolve().name)}</h2>{_diagnosis(metrics)}{_tiles(metrics, measured)}"
         return embedded(head + _evaluation(measured) + _curves(metrics))
+
+
+def _unit(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """What a line of metrics is of: an update, or a round of several with a memory."""
+    return "round" if any("restarts" in record and "memory" in record for record in metrics) else "update"
 
 
 def _known(metrics: Sequence[Mapping[str, Any]], name: str) -> list[float]:
@@ -161,7 +166,8 @@ def _tiles(metrics: Sequence[Mapping[str, Any]], measured: Mapping[str, Mapping[
     """Summarise the run in a few numbers: means over the first and the last tenth of the updates."""
     if not metrics:
         return '<p class="note">No update has been recorded.</p>'
-    tiles = [("updates", f"{len(metrics)}", _spent(sum(_known(metrics, "step_time"))))]
+    unit = _unit(metrics)
+    tiles = [(f"{unit}s", f"{len(metrics)}", _spent(sum(_known(metrics, "step_time"))))]
     for name, label in (
         ("reward", "reward"),
         ("valid", "valid"),
@@ -180,7 +186,7 @@ def _tiles(metrics: Sequence[Mapping[str, Any]], measured: Mapping[str, Mapping[
         f'<div class="card"><dt>{escape(a)}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>' for a, b, c in tiles
     )
     return (
-        '<p class="note">Means over the last tenth of the updates; below them, means over the first tenth.</p>'
+        f'<p class="note">Means over the last tenth of the {unit}s; below them, means over the first tenth.</p>'
         f'<dl class="tiles" id="summary">{cards}</dl>'
     )
 
@@ -263,12 +269,17 @@ def _lines(chart: _Chart, metrics: Sequence[Mapping[str, Any]], names: Sequence[
 
 
 def _charts(charts: Iterable[_Chart], metrics: Sequence[Mapping[str, Any]]) -> str:
-    cards, names = [], _names(metrics)
+    cards, names, unit = [], _names(metrics), _unit(metrics)
     for chart in charts:
         lines = _lines(chart, metrics, names)
         if len(lines) >= chart.least:
             svg = line_chart(
-                lines, ident=chart.ident, title=chart.title, x_label="update", y_label=chart.y_label, y_range=chart.y_range
+                lines,
+                ident=chart.ident,
+                title=chart.title,
+                x_label=unit,
+                y_label=chart.y_label.replace("{unit}", unit),
+                y_range=chart.y_range,
             )
             cards.append(chart_card(chart.title, svg))
     return f'<div class="grid">{"".join(cards)}</div>' if cards else ""
@@ -276,17 +287,17 @@ def _charts(charts: Iterable[_Chart], metrics: Sequence[Mapping[str, Any]]) -> s
 
 def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     charts = _charts(_CHARTS, metrics)
-    return f'<section id="curves"><h2>Training</h2>{_curve_note(len(metrics))}{charts}</section>' if charts else ""
+    return f'<section id="curves"><h2>Training</h2>{_curve_note(len(metrics), _unit(metrics))}{charts}</section>' if charts else ""
 
 
-def _curve_note(updates: int) -> str:
+def _curve_note(updates: int, unit: str) -> str:
     """Say what is drawn, and what is left out of long runs."""
     if updates < 40:
         return ""
-    text = "Faint: each update. Bold: moving average over a twentieth of the run."
+    text = f"Faint: each {unit}. Bold: moving average over a twentieth of the run."
     if updates > MOST_POINTS:
         stretch = "the lowest and the highest of each of many short stretches"
-        text += f" Of {updates:,} updates at most {MOST_POINTS} are drawn: {stretch}. metrics.jsonl has all of them."
+        text += f" Of {updates:,} {unit}s at most {MOST_POINTS} are drawn: {stretch}. metrics.jsonl has all of them."
     return f'<p class="note">{text}</p>'
 
 

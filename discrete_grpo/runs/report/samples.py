@@ -14,6 +14,8 @@ from discrete_grpo.runs.report.formatting import chart_card, format_value, label
 
 __all__ = ["best_samples_section", "distributions_section", "examples_section"]
 
+BEST = "best.csv.gz"
+"""The best samples of a search or an optimisation, with those of a warm start."""
 _MOST_SAMPLES = 24
 _MOST_EXAMPLES = 10
 _MOST_TEXT = 2000  # characters of a sample or a condition
@@ -111,24 +113,26 @@ def _top(best: Mapping[str, tuple[float, str]]) -> dict[str, tuple[float, str]]:
     return dict(heapq.nlargest(_MOST_SAMPLES, best.items(), key=lambda item: item[1][0]))
 
 
-def _best(run: Path) -> dict[str, tuple[float, str]]:
-    """Find the unique samples of highest reward, in training and in the evaluation after it: reward and origin."""
+def _best(run: Path, unit: str) -> dict[str, tuple[float, str]]:
+    """Find the unique samples of highest reward, with reward and origin: of training, of the evaluation after it, of a search."""
     best: dict[str, tuple[float, str]] = {}
-    for path in (run / SAMPLES, run / "evaluation_after.csv.gz"):
+    origins = {SAMPLES: unit, "evaluation_after.csv.gz": "evaluation", BEST: "search"}
+    for path in (run / name for name in origins):
         for row in iter_samples(path) if path.exists() else ():
             reward = _numbers([row.get("reward", "")])
-            sample = row.get("sample", "")
+            sample = row.get("sample", next(iter(row.values()), "") if path.name == BEST else "")
             if reward and sample and (sample not in best or reward[0] > best[sample][0]):
-                best[sample] = (reward[0], f"update {row['step']}" if "step" in row else "evaluation")
+                origin = origins[path.name]
+                best[sample] = (reward[0], f"{origin} {row['step']}" if "step" in row else row.get("source") or origin)
             if len(best) > 4096:  # a long run has more samples than memory should hold
                 best = _top(best)
     return _top(best)
 
 
-def best_samples_section(run: Path, render: Callable[[str], str | None] | None) -> str:
+def best_samples_section(run: Path, render: Callable[[str], str | None] | None, unit: str = "update") -> str:
     """Show the samples of highest reward, each with its picture, reward and origin."""
     figures = []
-    for sample, (reward, origin) in _best(run).items():
+    for sample, (reward, origin) in _best(run, unit).items():
         drawing, title = _drawing(sample, render), escape(shortened(sample, _MOST_TEXT))
         text = escape(shortened(sample, 301))
         picture = f'{drawing}<code title="{title}">{text}</code>' if drawing else f'<div class="text">{text}</div>'

@@ -1,0 +1,67 @@
+"""Run folders of runs that fail before they have results: what they wrote is removed, so that the corrected call can be made."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from discrete_grpo.core.interrupt import Interrupted
+from discrete_grpo.core.processes import is_first
+
+__all__ = ["has_results", "withdraw", "withdrawn_on_failure"]
+
+DATABASES = tuple(f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm", ".log"))
+FILES = ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", "scored.csv.gz", "metrics.jsonl", "failures.jsonl")
+MEASURED = ("evaluation.json", "evaluation_before.csv.gz")
+
+
+def has_results(folder: Path, *, calls_count: bool) -> bool:
+    """Whether a run that failed is worth continuing: it has a checkpoint, or, where calls are results, it has scored.
+
+    Args:
+        folder: the run folder.
+        calls_count: whether calls are results, as in a search or an optimisation.
+    """
+    if (folder / "checkpoints").exists() or (folder / "offline" / "checkpoints").exists():
+        return True
+    if not calls_count or not (folder / "ledger.sqlite").exists():
+        return False
+    from discrete_grpo.rewards.ledger import Ledger
+
+    ledger = Ledger(folder / "ledger.sqlite")
+    try:
+        ledger.catch_up()
+        return bool(ledger.calls_by_reward())
+    finally:
+        ledger.close()
+
+
+def withdraw(folder: Path, *, made: bool) -> None:
+    """Remove the files of a run that failed before it had results, and the folder if the run ``made`` it."""
+    for name in (*FILES, *MEASURED, *DATABASES):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "reference", ignore_errors=True)
+    offline = folder / "offline"
+    if offline.is_dir() and not any(offline.iterdir()):
+        offline.rmdir()
+    if made and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+@contextmanager
+def withdrawn_on_failure(folder: Path, *, resume: bool, calls_count: bool) -> Iterator[None]:
+    """Withdraw a new run that fails inside the block before it has results; a stop is no failure.
+
+    A folder that held something before is left as it was where the run was refused for it.
+    """
+    held = sorted(folder.iterdir()) if folder.is_dir() else None
+    try:
+        yield
+    except Interrupted:
+        raise
+    except Exception:
+        if not (resume or held) and is_first() and not has_results(folder, calls_count=calls_count):
+            withdraw(folder, made=held is None)
+        raise
