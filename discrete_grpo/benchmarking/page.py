@@ -278,7 +278,7 @@ def _card(sample: str, score: float, method: str, kind: str) -> str:
 def _methods(about: Mapping[str, Any]) -> str:
     rows = []
     for name, facts in about["methods"].items():
-        settings = ", ".join(f"{key} {value}" for key, value in facts["settings"].items()) or "–"
+        settings = ", ".join(f"{key} {value}" for key, value in facts["settings"].items() if value is not None) or "–"
         rows.append((escape(name), escape(facts["about"]), escape(facts["source"] or "–"), escape(settings)))
     table = _html_table(("method", "about", "source", "settings"), rows)
     return f'<section id="methods"><h2>Methods and their settings</h2>{_wrapping(table)}</section>'

@@ -159,6 +159,9 @@ def _methods(request: Request, tasks: Sequence[Task]) -> list[Method]:
 
 def _warmed(methods: list[Method], kinds: set[str], file: str | None, calls: int | None) -> list[Method]:
     """The methods, those that have a memory with a file to fill it from."""
+    from discrete_grpo.recipes.grpo_memory import check_warm_start
+    from discrete_grpo.rewards.ledger import molecule_key
+
     if file is None:
         if calls is not None:
             raise ValueError(f"warm_start_calls: {calls}, expected none without a file to score (warm_start)")
@@ -172,6 +175,7 @@ def _warmed(methods: list[Method], kinds: set[str], file: str | None, calls: int
     if not any(method.warm for method in methods):
         able = ", ".join(name for name, method in METHODS.items() if method.warm)
         raise ValueError(f"warm_start: {file!r}, expected a method with a memory that it can fill, one of {able}")
+    check_warm_start(file, molecule_key)
     told = {"warm_start": str(file), "warm_start_calls": calls}
     more = calls or 0
     return [replace(m, settings={**m.settings, **told}, least_budget=m.least_budget + more) if m.warm else m for m in methods]

@@ -60,7 +60,8 @@ def check_whole(name: str, value: int, *, least: int | None = None, most: int | 
     ValueError: seeds: 2.5, expected a whole number, at least 0
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(f"{name}: {value!r}, expected a whole number, {_range(least, None, most, None)}{note}")
+        bounds = f", {_range(least, None, most, None)}" if least is not None or most is not None else ""
+        raise ValueError(f"{name}: {value!r}, expected a whole number{bounds}{note}")
     check_range(name, value, least=least, most=most, note=note)
 
 

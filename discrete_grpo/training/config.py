@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, fields
-from typing import Literal, get_args, get_origin, get_type_hints
+from functools import cache
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 
 __all__ = ["GRPOConfig", "PretrainConfig"]
 
@@ -18,10 +20,24 @@ def _check(
     above: int | float | None = None,
     most: int | float | None = None,
 ) -> None:
-    """Check the range of several fields; None passes, as it switches an option off."""
+    """Check the range of several fields, and that those of type int are whole; None passes, as it switches an option off."""
+    whole = _whole_fields(cast(Hashable, type(config)))
     for name in names.split():
         if (value := getattr(config, name)) is not None:
+            if name in whole:
+                check_whole(name, value)
             check_range(name, value, least=least, above=above, most=most)
+
+
+@cache
+def _whole_fields(settings: Any) -> frozenset[str]:
+    """Names of the fields that take whole numbers and no fractions."""
+    found = set()
+    for name, hint in get_type_hints(settings).items():
+        kinds = {hint, *get_args(hint)}
+        if int in kinds and float not in kinds:
+            found.add(name)
+    return frozenset(found)
 
 
 def _check_choices(config: GRPOConfig) -> None:

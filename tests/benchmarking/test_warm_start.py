@@ -123,15 +123,19 @@ def test_a_row_depends_on_it(file: str, tmp_path: Path, monkeypatch: pytest.Monk
             "expected a method with a memory that it can fill, one of grpo-memory",
         ),
         ({"warm_start": __file__, "suite": [GRAPHS], "methods": ["dap"]}, "a SMILES file starts no search for graphs"),
+        ({"warm_start": "none.txt"}, "warm_start: 'none.txt' holds no molecule, expected at least one SMILES string"),
         ({"warm_start_calls": 5}, "warm_start_calls: 5, expected none without a file to score (warm_start)"),
         ({"warm_start": __file__, "warm_start_calls": 0}, "warm_start_calls: 0, expected at least 1"),
         (
-            {"warm_start": __file__, "warm_start_calls": 50, "budget": 150},
+            {"warm_start": "known.smi", "warm_start_calls": 50, "budget": 150},
             "budget: 150, expected at least 170, the first population of graph-ga after a warm start of 50 calls",
         ),
     ],
 )
-def test_bad_input_is_one_line(request_: dict[str, Any], said: str) -> None:
+def test_bad_input_is_one_line(request_: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("known.smi").write_text("CO\n")
+    Path("none.txt").write_text("nope\nC(\n")
     given: dict[str, Any] = {"suite": [CARBONS], "methods": ["graph-ga", WALK], "budget": 1000, "output_dir": "nowhere"}
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         make_plan(Request(**(given | request_)))

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -374,6 +374,13 @@ def test_a_full_device_is_answered_with_the_settings(monkeypatch: pytest.MonkeyP
 def test_other_values_are_refused(name: str, value: Any, text: str) -> None:
     with pytest.raises(ValueError, match="^" + text):
         GRPOConfig(**{name: value})
+
+
+def test_whole_numbers_take_no_fractions() -> None:
+    for name in ("max_steps", "num_generations", "per_device_batch_size", "timestep_chunk", "patience", "seed", "save_steps"):
+        with pytest.raises(ValueError, match=f"^{name}: 2.5, expected a whole number"):
+            GRPOConfig(**cast(Any, {name: 2.5}))
+    assert GRPOConfig(learning_rate=1, delta=2, ema_decay=0.5).delta == 2
 
 
 def test_outside_of_a_trainer_auto_is_no_number() -> None:
