@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from discrete_grpo.benchmarking.results import Results
-from discrete_grpo.benchmarking.table import Cell, Published, cell_text, published_rows, total_text
+from discrete_grpo.benchmarking.table import Cell, Published, cell_text, column_name, published_rows, seed_text, total_text
 from discrete_grpo.core.atomic import atomic_write
 
 __all__ = ["markdown_table", "write_markdown"]
@@ -23,8 +23,7 @@ PUBLISHED_BUDGET = 10_000
 def write_markdown(results: Results) -> Path:
     """Write ``results.md`` into the folder of a benchmark: what was measured, and the table."""
     about, path = results.about, results.folder / TABLE
-    seeds = f"seed{'' if len(about['seeds']) == 1 else 's'} {', '.join(map(str, about['seeds']))}"
-    lines = [f"AUC top-10 within {about['budget']:,} calls, {seeds}. Mean ± standard deviation over seeds."]
+    lines = [f"AUC top-10 within {about['budget']:,} calls, {seed_text(about['seeds'])}. Mean ± standard deviation over seeds."]
     if published := _comparable(about):
         lines.append(f"Published columns are of {PUBLISHED_BUDGET:,} calls, as their authors gave them.")
     if any(one.name.endswith("*") for one in published):
@@ -58,7 +57,14 @@ def markdown_table(results: Results) -> str:
         scores = [one.scores[task] for task in table.tasks if task in one.scores]
         sums.append(f"{math.fsum(scores):.3f} ({len(scores)})")
     rows.append(["sum (tasks)", *sums])
-    return "\n".join(_lines(["task", *table.methods, *(one.name for one in published)], rows)) + "\n"
+    return (
+        "\n".join(
+            _lines(
+                ["task", *(column_name(results.about, method) for method in table.methods), *(one.name for one in published)], rows
+            )
+        )
+        + "\n"
+    )
 
 
 def _text(cell: Cell, best: float | None) -> str:

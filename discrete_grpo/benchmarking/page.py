@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from discrete_grpo.benchmarking.results import Results
-from discrete_grpo.benchmarking.table import Cell, Table, cell_text, mean_and_spread, published_rows, total_text
+from discrete_grpo.benchmarking.table import (
+    Cell,
+    Table,
+    cell_text,
+    column_name,
+    mean_and_spread,
+    published_rows,
+    seed_text,
+    seeds_of,
+    total_text,
+)
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.runs.report.charts import Line, line_chart
 from discrete_grpo.runs.report.formatting import chart_card, format_value
@@ -45,7 +55,7 @@ def write_page(results: Results) -> Path:
     sections = [
         f"<header><h1>{escape(title)}</h1>{_introduction(results)}</header>",
         _sums(table, about),
-        _tasks(table),
+        _tasks(table, about),
         _failures(results),
         _published(table, about),
         _curves(table, results),
@@ -61,16 +71,14 @@ def write_page(results: Results) -> Path:
 
 def _introduction(results: Results) -> str:
     about = results.about
-    wanted = len(about["tasks"]) * len(about["methods"]) * len(about["seeds"])
-    seeds = ", ".join(map(str, about["seeds"]))
+    asked = {method: seeds_of(about, method) for method in about["methods"]}
+    wanted = len(about["tasks"]) * sum(map(len, asked.values()))
+    fewer = [column_name(about, method) for method in asked if len(asked[method]) < len(about["seeds"])]
+    seeds = f"each with the {seed_text(about['seeds'])}" + (f", but {', '.join(fewer)}" if fewer else "")
     tiles = (
         ("rows", f"{len(results.rows)}", f"of {wanted}, {len(results.failed)} failed"),
         ("tasks", f"{len(about['tasks'])}", f"suite {about['suite']}"),
-        (
-            "methods",
-            f"{len(about['methods'])}",
-            f"each with the seeds {seeds}" if len(about["seeds"]) > 1 else f"each with the seed {seeds}",
-        ),
+        ("methods", f"{len(about['methods'])}", seeds),
         ("calls per row", f"{about['budget']:,}", "different valid samples scored, whatever for"),
     )
     cards = "".join(
@@ -110,7 +118,7 @@ def _sums(table: Table, about: Mapping[str, Any]) -> str:
     order = sorted(table.methods, key=lambda m: (-table.totals[m].tasks, -(table.totals[m].mean or 0.0)))
     rows = [
         (
-            escape(method),
+            escape(column_name(about, method)),
             escape(total_text(table.totals[method])),
             escape(total_text(table.common_totals[method])),
             format_value(table.ranks[method]),
@@ -123,14 +131,15 @@ def _sums(table: Table, about: Mapping[str, Any]) -> str:
     return _section("sums", "Sums and ranks", note, _html_table(head, rows))
 
 
-def _tasks(table: Table) -> str:
+def _tasks(table: Table, about: Mapping[str, Any]) -> str:
     """AUC top-10 by task and method, the best mean of a task in bold."""
     rows = []
     for task in table.tasks:
         means = [cell.mean for method in table.methods if (cell := table.cells[task, method]).mean is not None]
         best = max(means, default=None)
         rows.append((escape(task), *(_cell(table.cells[task, method], best) for method in table.methods)))
-    return _section("tasks", "AUC top-10 by task", "", _html_table(("task", *map(escape, table.methods)), rows))
+    names = [escape(column_name(about, method)) for method in table.methods]
+    return _section("tasks", "AUC top-10 by task", "", _html_table(("task", *names), rows))
 
 
 def _cell(cell: Cell, best: float | None) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from discrete_grpo.benchmarking.jobs import FAILED, ROW, read_json, write_json
 from discrete_grpo.benchmarking.plan import PLAN, Plan
-from discrete_grpo.benchmarking.table import Table, cell_text, make_table, total_text
+from discrete_grpo.benchmarking.table import Table, cell_text, column_name, make_table, seed_text, total_text
 from discrete_grpo.runs.console import print_notes, print_table
 
 __all__ = ["Results", "note_run", "read_results", "write_results"]
@@ -48,10 +48,10 @@ class Results:
     def print(self) -> None:
         """Print the table of the area under the curve of the ten best, and which jobs failed and why."""
         table = self.table()
-        shown = {task: {method: cell_text(table.cells[task, method]) for method in table.methods} for task in table.tasks}
-        shown["sum (tasks)"] = {method: total_text(table.totals[method]) for method in table.methods}
-        seeds = f"{'seed' if len(table.seeds) == 1 else 'seeds'} {', '.join(map(str, table.seeds))}"
-        print_table(f"AUC top-10 within {self.about['budget']:,} calls, {seeds}", shown)
+        names = {method: column_name(self.about, method) for method in table.methods}
+        shown = {task: {name: cell_text(table.cells[task, method]) for method, name in names.items()} for task in table.tasks}
+        shown["sum (tasks)"] = {name: total_text(table.totals[method]) for method, name in names.items()}
+        print_table(f"AUC top-10 within {self.about['budget']:,} calls, {seed_text(table.seeds)}", shown)
         print_notes(f"failed: {row['task']}, {row['method']}, seed {row['seed']}: {row['error']}" for row in self.failed)
 
     def __repr__(self) -> str:
@@ -65,10 +65,19 @@ def note_run(plan: Plan, command: str) -> None:
     merged = dict(plan.about)
     for name in ("tasks", "methods", "policies"):
         merged[name] = {**before.get(name, {}), **plan.about[name]}
+    for name, told in merged["methods"].items():
+        known = before.get("methods", {}).get(name)
+        asked = {*(known.get("seeds", before["seeds"]) if known is not None else ()), *_asked_now(plan, name)}
+        merged["methods"][name] = {**told, "seeds": sorted(asked)}
     merged["seeds"] = sorted({*before.get("seeds", []), *plan.about["seeds"]})
     run = {"command": command, "date": now, **(plan.jobs[0].made if plan.jobs else {})}
     merged["runs"] = [*before.get("runs", []), run]
     write_json(plan.folder / PLAN, merged)
+
+
+def _asked_now(plan: Plan, method: str) -> Sequence[int]:
+    seeds: Sequence[int] = plan.about["seeds"]
+    return seeds if method in plan.about["methods"] else ()
 
 
 def read_results(folder: str | Path) -> Results:

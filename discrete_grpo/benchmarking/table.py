@@ -13,10 +13,13 @@ __all__ = [
     "Table",
     "Total",
     "cell_text",
+    "column_name",
     "make_table",
     "mean_and_spread",
     "published_rows",
     "rank_methods",
+    "seed_text",
+    "seeds_of",
     "total_text",
 ]
 
@@ -118,6 +121,27 @@ def rank_methods(means: Mapping[str, float]) -> dict[str, float]:
     }
 
 
+def seeds_of(about: Mapping[str, Any], method: str) -> tuple[int, ...]:
+    """The seeds that a method was asked for, which may be fewer than those of the whole folder."""
+    told = about["methods"]
+    return tuple((told[method] if isinstance(told, Mapping) else {}).get("seeds", about["seeds"]))
+
+
+def column_name(about: Mapping[str, Any], method: str) -> str:
+    """The name of a method above its column, with its seeds where others have more of them.
+
+    >>> column_name({"methods": {"a": {"seeds": [0]}, "b": {}}, "seeds": [0, 1]}, "a")
+    'a (seed 0)'
+    """
+    seeds = seeds_of(about, method)
+    return method if len(seeds) == len(about["seeds"]) else f"{method} ({seed_text(seeds)})"
+
+
+def seed_text(seeds: Sequence[int]) -> str:
+    """Seeds in words: ``seed 0``, or ``seeds 0, 1``."""
+    return f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}"
+
+
 def make_table(about: Mapping[str, Any], rows: Sequence[Row], failed: Sequence[Row], number: str = "auc_top10") -> Table:
     """The table of one number of the rows.
 
@@ -135,10 +159,11 @@ def make_table(about: Mapping[str, Any], rows: Sequence[Row], failed: Sequence[R
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in failed:
         reasons.setdefault((row["task"], row["method"]), []).append(f"seed {row['seed']}: {row['error']}")
-    cells = {}
-    for key in ((task, method) for task in tasks for method in methods):
-        found = list(values.get(key, {}).values())
-        cells[key] = Cell(*mean_and_spread(found), len(found), len(seeds), tuple(reasons.get(key, ())))
+    asked, cells = {method: seeds_of(about, method) for method in methods}, {}
+    for task, method in ((task, method) for task in tasks for method in methods):
+        found = [value for seed, value in sorted(values.get((task, method), {}).items()) if seed in asked[method]]
+        failures = tuple(reasons.get((task, method), ()))
+        cells[task, method] = Cell(*mean_and_spread(found), len(found), len(asked[method]), failures)
     whole = {method: [task for task in tasks if cells[task, method].complete] for method in methods}
     compared = [method for method in methods if whole[method]]
     common = tuple(task for task in tasks if compared and all(task in whole[method] for method in compared))
@@ -147,9 +172,9 @@ def make_table(about: Mapping[str, Any], rows: Sequence[Row], failed: Sequence[R
         methods,
         seeds,
         cells,
-        totals={method: _total(values, whole[method], method, seeds) for method in methods},
+        totals={method: _total(values, whole[method], method, asked[method]) for method in methods},
         common=common,
-        common_totals={m: _total(values, common if m in compared else (), m, seeds) for m in methods},
+        common_totals={m: _total(values, common if m in compared else (), m, asked[m]) for m in methods},
         ranks=dict.fromkeys(methods) | _mean_ranks(cells, common, compared),
     )
 

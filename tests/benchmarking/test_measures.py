@@ -12,7 +12,15 @@ from rdkit import Chem, DataStructs
 from rdkit.Chem import AllChem
 
 from discrete_grpo.benchmarking.measures import best_calls, curve, measure, pairwise_diversity
-from discrete_grpo.benchmarking.table import cell_text, make_table, mean_and_spread, published_rows, rank_methods, total_text
+from discrete_grpo.benchmarking.table import (
+    cell_text,
+    column_name,
+    make_table,
+    mean_and_spread,
+    published_rows,
+    rank_methods,
+    total_text,
+)
 from discrete_grpo.domains.molecule_properties import sa_score
 from discrete_grpo.rewards.auc import auc_top_k
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
@@ -94,6 +102,7 @@ def test_missing_cells_are_said_and_never_filled() -> None:
     table = make_table(about(), ROWS, failed)
     assert cell_text(table.cells["one", "x"]) == "0.600 ± 0.141"
     assert cell_text(table.cells["two", "y"]) == "1.000 (1 of 2 seeds)"
+
     assert table.cells["two", "y"].failures == ("seed 1: KeyError: x",)
     assert table.common == ("one",)
     assert table.ranks == {"x": 2.0, "y": 1.0}  # over task one alone
@@ -125,3 +134,14 @@ def test_published_rows_say_what_they_did_not_count() -> None:
     ]
     assert "prescreen" in found[2].uncounted
     assert "prescreen" not in found[0].uncounted
+
+
+def test_a_method_that_was_asked_for_fewer_seeds_is_whole_with_them() -> None:
+    told = {"tasks": ["one"], "methods": {"x": {"seeds": [0]}, "y": {}}, "seeds": [0, 1]}
+    rows = [{"task": "one", "method": m, "seed": s, "auc_top10": v} for m, s, v in (("x", 0, 0.5), ("y", 0, 0.25), ("y", 1, 0.75))]
+    rows.append({"task": "one", "method": "x", "seed": 1, "auc_top10": 0.9})  # nobody asked for it
+    table = make_table(told, rows, [])
+    assert (cell_text(table.cells["one", "x"]), total_text(table.totals["x"])) == ("0.500", "0.500 (1)")
+    assert total_text(table.common_totals["y"]) == "0.500 ± 0.354 (1)"
+    assert table.ranks == {"x": 1.5, "y": 1.5}
+    assert [column_name(told, name) for name in ("x", "y")] == ["x (seed 0)", "y"]

@@ -79,11 +79,16 @@ def test_rows_files_and_more_rows_in_the_same_folder(tmp_path: Path) -> None:
     assert [(row["method"], row["error"]) for row in first.failed] == [("crash", "KeyError: 'a bug in a method'")]
     made = tmp_path / "jobs" / "own" / "carbons" / "walk" / "0" / "row.json"
     before = made.read_bytes()
+    plan = json.loads((tmp_path / "benchmark.json").read_text())
+    del plan["methods"]["crash"]["seeds"]  # as earlier versions wrote it
+    (tmp_path / "benchmark.json").write_text(json.dumps(plan))
     more = benchmark([CARBONS, OXYGENS], methods=[WALK], budget=100, seeds=[0, 1], output_dir=tmp_path)
     assert [(row["task"], row["seed"]) for row in more.rows] == [("carbons", 0), ("carbons", 1), ("oxygens", 0), ("oxygens", 1)]
     assert made.read_bytes() == before
     table = more.table()
     assert (table.tasks, table.methods, table.seeds) == (("carbons", "oxygens"), ("walk", "crash"), (0, 1))
+    assert {name: told["seeds"] for name, told in more.about["methods"].items()} == {"walk": [0, 1], "crash": [0]}
+    assert "<td>missing" not in (tmp_path / "results.html").read_text()
     assert table.cells["carbons", "crash"].failures == ("seed 0: KeyError: 'a bug in a method'",)
     content = json.loads((tmp_path / "results.json").read_text())
     assert len(content["rows"]) == 4
