@@ -273,9 +273,7 @@ def make_splits(name: str) -> GraphSplits:
         ValueError: for a name that is not in ``NAMED_SETS``.
     """
     if name not in NAMED_SETS:
-        raise ValueError(
-            f"data: {name!r}, expected one of {', '.join(NAMED_SETS)}, or graphs in a file ({', '.join(SUFFIXES)}, .npz)"
-        )
+        raise ValueError(f"data: {name!r}, expected one of {', '.join(NAMED_SETS)}, or a file ({', '.join(SUFFIXES)}, .npz)")
     recipe = NAMED_SETS[name]
     generator = np.random.default_rng([recipe.seed, *name.encode()])
     train, val, test = (tuple(recipe.draw(generator) for _ in range(count)) for count in recipe.counts)

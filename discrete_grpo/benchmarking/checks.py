@@ -51,7 +51,7 @@ def check_names(what: str, names: Sequence[str]) -> None:
 
 def check_seeds(seeds: Sequence[int]) -> None:
     """Raise ``ValueError`` unless there are seeds, whole numbers from 0 on, each once."""
-    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+    if isinstance(seeds, str) or not isinstance(seeds, Sequence):
         raise ValueError(f"seeds: {seeds!r}, expected a list of whole numbers")
     if not seeds:
         raise ValueError("seeds: an empty list, expected at least one seed")

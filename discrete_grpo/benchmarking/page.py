@@ -126,7 +126,7 @@ def _sums(table: Table, about: Mapping[str, Any]) -> str:
         )
         for method in order
     ]
-    common = f"sum over the {count} common tasks" if count > 1 else "sum over the common task"
+    common = f"sum over the {count} common tasks" if count != 1 else "sum over the common task"
     head = ("method", "sum (tasks)", common, "mean rank on these", "what its calls leave out")
     return _section("sums", "Sums and ranks", note, _html_table(head, rows))
 

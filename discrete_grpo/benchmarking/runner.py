@@ -88,7 +88,7 @@ def benchmark(
         methods=methods,
         policy=policy,
         budget=budget,
-        seeds=tuple(seeds),
+        seeds=seeds,
         jobs=jobs,
         output_dir=output_dir,
         screen=screen,
@@ -124,11 +124,11 @@ def _run(plan: Plan, request: Request) -> None:
     away = [job for job in todo if reasons[job.folder] is None]
     if here:
         why = reasons[here[0].folder]
-        told = f"{len(here)} jobs run" if len(here) > 1 else "1 job runs"
-        print_notes([f"{told} in this process, one at a time and without a time limit: {why}"])
+        told = f"{len(here)} jobs run in this process, one at a time and" if len(here) > 1 else "1 job runs in this process,"
+        print_notes([f"{told} without a time limit: {why}"])
     progress = _Progress(plan, len(plan.done))
     try:
-        with interruptible() as stop:
+        with interruptible(told=b"") as stop:
             for job in run_in_processes(away, limit=request.jobs, time_limit=request.job_timeout, stop=stop):
                 progress.over(job)
         for job in here:

@@ -84,6 +84,8 @@ TOPICS = {
 }
 """The options of ``train`` by topic; all others are about the policy (``what to train``) or the loss (``GRPO``)."""
 
+CHECKS = ("check_range", "check_whole")
+"""Functions whose calls in the source of settings tell the ranges."""
 _BOUNDS = ("least", "above", "most", "below")
 _TITLES = ("what to train", "reward", "measured scores", "GRPO", "KL", "entropy", "replay", "run")
 _VALUES = {"int": "N", "float": "X", "str": "TEXT", "tuple": "LIST", "list": "LIST", "dict": "MAPPING", "Callable": "REWARD"}
@@ -212,14 +214,14 @@ def _range(owner: Definition, field: Field) -> str:
             check_range(field.name, float("nan"), least=least, above=above, most=most, below=below)
     except ValueError as error:
         name, _, wanted = str(error).partition(": nan, expected ")
-        return wanted if name == field.name else ""
+        return wanted.removeprefix("a whole number, ") if name == field.name else ""
     return ""
 
 
 def _bounds(settings: ast.ClassDef, field: Field) -> dict[str, float]:
-    """The bounds of a field in a call of ``check_range`` with its name."""
+    """The bounds of a field in a call of one of :data:`CHECKS` with its name."""
     for call in (node for node in ast.walk(settings) if isinstance(node, ast.Call)):
-        named = isinstance(call.func, ast.Name) and call.func.id == "check_range" and call.args
+        named = isinstance(call.func, ast.Name) and call.func.id in CHECKS and call.args
         if named and isinstance(call.args[0], ast.Constant) and call.args[0].value == field.name:
             given = {str(k.arg): constant(field.module, k.value) for k in call.keywords if k.arg in _BOUNDS}
             return {name: value for name, value in given.items() if isinstance(value, int | float)}

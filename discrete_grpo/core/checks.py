@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import fields
-from numbers import Integral, Real
+from numbers import Real
 
 __all__ = ["check_options", "check_range", "check_whole", "did_you_mean"]
+
+FINITE = "a finite number"
 
 
 def check_range(
@@ -42,12 +44,13 @@ def check_range(
     ValueError: top_p: 2.0, expected more than 0 and at most 1
     """
     if not isinstance(value, Real):
-        raise ValueError(f"{name}: {value!r}, expected a number, {_range(least, above, most, below)}{note}")
+        told = _range(least, above, most, below)
+        raise ValueError(f"{name}: {value!r}, expected {told if told == FINITE else f'a number, {told}'}{note}")
     inside = (least is None or value >= least) and (above is None or value > above)
     inside = inside and (most is None or value <= most) and (below is None or value < below)
     finite = not isinstance(value, float) or math.isfinite(value)
     if inside and not finite:  # the range alone would not tell
-        raise ValueError(f"{name}: {value}, expected a finite number{note}")
+        raise ValueError(f"{name}: {value}, expected {FINITE}{note}")
     if not inside:
         raise ValueError(f"{name}: {value}, expected {_range(least, above, most, below)}{note}")
 
@@ -59,7 +62,7 @@ def check_whole(name: str, value: int, *, least: int | None = None, most: int | 
     Traceback (most recent call last):
     ValueError: seeds: 2.5, expected a whole number, at least 0
     """
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if isinstance(value, bool) or not isinstance(value, int):
         bounds = f", {_range(least, None, most, None)}" if least is not None or most is not None else ""
         raise ValueError(f"{name}: {value!r}, expected a whole number{bounds}{note}")
     check_range(name, value, least=least, most=most, note=note)
@@ -70,7 +73,7 @@ def _range(least: int | float | None, above: int | float | None, most: int | flo
         return f"{least} to {most}"
     low = [f"at least {least}"] if least is not None else [f"more than {above}"] if above is not None else []
     high = [f"at most {most}"] if most is not None else [f"less than {below}"] if below is not None else []
-    return " and ".join(low + high) or "a finite number"
+    return " and ".join(low + high) or FINITE
 
 
 def check_options(given: Iterable[str], settings: type) -> None:

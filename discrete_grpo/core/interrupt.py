@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from discrete_grpo.core.processes import is_first
+
 __all__ = ["Interrupt", "Interrupted", "interruptible", "watched"]
 
 
@@ -30,10 +32,13 @@ class Interrupt:
 
 
 @contextmanager
-def interruptible() -> Iterator[Interrupt]:
+def interruptible(told: bytes = STOPPING) -> Iterator[Interrupt]:
     """Within the block, the first Ctrl-C or SIGTERM only sets the flag and says so; a second Ctrl-C raises as usual.
 
     Outside the main thread, where Python allows no handlers, the flag simply stays unset.
+
+    Args:
+        told: line that the first Ctrl-C writes to standard error, in the first process.
     """
     flag = Interrupt()
     if threading.current_thread() is not threading.main_thread():
@@ -44,9 +49,9 @@ def interruptible() -> Iterator[Interrupt]:
         if flag.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         flag.asked = True
-        if number == signal.SIGINT:
+        if number == signal.SIGINT and is_first():
             with suppress(OSError):  # written at once: a stream may be in use where the signal came
-                os.write(2, STOPPING)
+                os.write(2, told)
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

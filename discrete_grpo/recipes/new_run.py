@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.processes import is_first
+from discrete_grpo.runs.recorder import METRICS, SAMPLES, check_unused
 
 __all__ = ["has_results", "withdraw", "withdrawn_on_failure"]
 
+SETTINGS = ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", "scored.csv.gz")
+RECORDS = (METRICS, SAMPLES, "failures.jsonl", "evaluation.json", "evaluation_before.csv.gz")
 DATABASES = tuple(f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm", ".log"))
-FILES = ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", "scored.csv.gz", "metrics.jsonl", "failures.jsonl")
-MEASURED = ("evaluation.json", "evaluation_before.csv.gz")
 
 
 def has_results(folder: Path, *, calls_count: bool) -> bool:
@@ -40,7 +42,7 @@ def has_results(folder: Path, *, calls_count: bool) -> bool:
 
 def withdraw(folder: Path, *, made: bool) -> None:
     """Remove the files of a run that failed before it had results, and the folder if the run ``made`` it."""
-    for name in (*FILES, *MEASURED, *DATABASES):
+    for name in (*SETTINGS, *RECORDS, *DATABASES):
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / "reference", ignore_errors=True)
     offline = folder / "offline"
@@ -54,14 +56,28 @@ def withdraw(folder: Path, *, made: bool) -> None:
 def withdrawn_on_failure(folder: Path, *, resume: bool, calls_count: bool) -> Iterator[None]:
     """Withdraw a new run that fails inside the block before it has results; a stop is no failure.
 
-    A folder that held something before is left as it was where the run was refused for it.
+    A folder with results of another run is left as it is.
+
+    Raises:
+        ValueError: if ``folder`` is a file.
     """
-    held = sorted(folder.iterdir()) if folder.is_dir() else None
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"output_dir: {folder} is a file, expected the name of a folder to make")
+    made, used = not folder.exists(), resume or _in_use(folder)
     try:
         yield
     except Interrupted:
         raise
     except Exception:
-        if not (resume or held) and is_first() and not has_results(folder, calls_count=calls_count):
-            withdraw(folder, made=held is None)
+        with suppress(OSError, sqlite3.Error):  # the error of the run is the one to show
+            if not used and is_first() and not has_results(folder, calls_count=calls_count):
+                withdraw(folder, made=made)
         raise
+
+
+def _in_use(folder: Path) -> bool:
+    try:
+        check_unused(folder)
+    except ValueError:
+        return True
+    return False

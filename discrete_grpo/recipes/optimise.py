@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -92,17 +93,13 @@ class OptimiseRecipe:
         _check_known("settings", changes, SETTINGS)
         _check_known("settings: objective", changes.get("objective", {}), SETTINGS["objective"])
         method = self.method()
-        Truncation(temperature=method["temperature"])
-        self.rounds_config()
         check_whole("settings: memory_size", method["memory_size"], least=1)
-        try:
-            parts_of_method(torch.Generator(), **{name: method[name] for name in PARTS})
-        except ValueError as error:
-            raise ValueError(f"settings: {self._within(str(error))}") from error
-
-    def _within(self, told: str) -> str:
-        """What a part of the method says of one of its fields, which may be a field of the objective."""
-        return f"objective.{told}" if told.partition(":")[0] in SETTINGS["objective"] else told
+        for check in (partial(Truncation, temperature=method["temperature"]), self.rounds_config):
+            _told_within("settings", check)
+        for name in PARTS:
+            part = {other: value for other, value in SETTINGS.items() if other in PARTS} | {name: method[name]}
+            within = "settings: objective" if name == "objective" else "settings"
+            _told_within(within, partial(parts_of_method, torch.Generator(), **part))
 
     @property
     def rewards(self) -> list[Reward]:
@@ -128,6 +125,14 @@ class OptimiseRecipe:
     def rounds_config(self) -> RoundsConfig:
         """The settings of the loop."""
         return RoundsConfig(**{name: value for name, value in self.method().items() if name not in (*PARTS, "temperature")})
+
+
+def _told_within(name: str, check: Callable[[], object]) -> None:
+    """Call ``check``, and put ``name`` before what its error says."""
+    try:
+        check()
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _check_known(name: str, given: Any, known: Mapping[str, Any]) -> None:
@@ -286,7 +291,8 @@ class _Run:
                 skipped: list[str] = []
                 parts["known"] = fill_memory(reward, ledger, parts["memory"], recipe.warm_start, recipe.warm_start_calls, skipped)
                 if skipped:
-                    print_notes([f"warm_start: {len(skipped)} of the lines read are no molecules, such as {skipped[0]}"])
+                    count = "1 line is no molecule" if len(skipped) == 1 else f"{len(skipped)} lines are no molecules, such as"
+                    print_notes([f"warm_start: {count} {skipped[0]}"])
         loop = Rounds(loaded.policy, reward, ledger, loaded.family.key, config=recipe.rounds_config(), generator=own, **parts)
         run = _Run(recipe, loop, ledger, recorder, failures, Checkpoints(folder), metadata)
         if stored is not None:
@@ -360,9 +366,9 @@ class _Run:
             if state["made"][name] != value:
                 raise ValueError(f"{name}: {value}, expected {state['made'][name]} as in the run to resume")
         check_device_kind(state, state["rounds"]["generator"], device_of(self.loop.policy))
+        self.ledger.catch_up()
+        check_whole("max_oracle_calls", self.recipe.max_oracle_calls, least=self.ledger.calls, note=", the calls that are paid for")
         self.ledger.load_state_dict(state["ledger"])
-        made = self.ledger.calls
-        check_whole("max_oracle_calls", self.recipe.max_oracle_calls, least=made, note=", the calls that the run has made")
         self.loop.load_state_dict(state["rounds"])
         for reward, kept in zip(self.recipe.rewards, state["rewards"], strict=True):
             if kept is not None and remembers(reward):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.core.advantages import sum_rewards
-from discrete_grpo.core.checks import check_options, check_range
+from discrete_grpo.core.checks import check_options, check_range, check_whole
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, as_rewards, reward_names, score_samples
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
@@ -91,7 +91,7 @@ class TrainRecipe(OfflineOptions):
     rewards_see: Literal["text", "networkx", "pyg", "smiles"] = "text"
 
     def __post_init__(self) -> None:
-        check_range("evaluation_samples", self.evaluation_samples, least=0)
+        check_whole("evaluation_samples", self.evaluation_samples, least=0)
         if self.rewards_see not in ("text", "networkx", "pyg", "smiles"):
             raise ValueError(f"rewards_see: {self.rewards_see!r}, expected text, networkx, pyg or smiles")
         check_budget(self.max_oracle_calls, self.evaluation_samples)
@@ -110,7 +110,7 @@ class TrainRecipe(OfflineOptions):
 def check_budget(max_oracle_calls: int | None, evaluation_samples: int) -> None:
     """Raise ``ValueError`` for a budget that both evaluations alone could use up."""
     if max_oracle_calls is not None:
-        check_range("max_oracle_calls", max_oracle_calls, least=1, note=" or none")
+        check_whole("max_oracle_calls", max_oracle_calls, least=1, note=" or none")
         note = f": evaluation_samples ({evaluation_samples}) are scored before and after"
         check_range("max_oracle_calls", max_oracle_calls, above=2 * evaluation_samples, note=note)
 

@@ -20,24 +20,23 @@ def _check(
     above: int | float | None = None,
     most: int | float | None = None,
 ) -> None:
-    """Check the range of several fields, and that those of type int are whole; None passes, as it switches an option off."""
-    whole = _whole_fields(cast(Hashable, type(config)))
+    """Check the range of several fields, and that those of type int are whole; None passes where it switches an option off."""
+    whole, optional = _whole_fields(cast(Hashable, type(config)))
     for name in names.split():
-        if (value := getattr(config, name)) is not None:
-            if name in whole:
-                check_whole(name, value)
-            check_range(name, value, least=least, above=above, most=most)
+        value = getattr(config, name)
+        if value is None and name in optional:
+            continue
+        if name in whole and (isinstance(value, bool) or not isinstance(value, int)):
+            check_whole(name, value, least=cast(Any, least))
+        check_range(name, value, least=least, above=above, most=most)
 
 
 @cache
-def _whole_fields(settings: Any) -> frozenset[str]:
-    """Names of the fields that take whole numbers and no fractions."""
-    found = set()
-    for name, hint in get_type_hints(settings).items():
-        kinds = {hint, *get_args(hint)}
-        if int in kinds and float not in kinds:
-            found.add(name)
-    return frozenset(found)
+def _whole_fields(settings: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of the fields that take whole numbers and no fractions, and of those that may be None."""
+    kinds = {name: {hint, *get_args(hint)} for name, hint in get_type_hints(settings).items()}
+    whole = frozenset(name for name, kind in kinds.items() if int in kind and float not in kind)
+    return whole, frozenset(name for name, kind in kinds.items() if type(None) in kind)
 
 
 def _check_choices(config: GRPOConfig) -> None:

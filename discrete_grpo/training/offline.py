@@ -278,8 +278,8 @@ class OfflineTrainer:
         advantage, signal = self.data.advantages(numbers, self.config)
         rows = self._rows(numbers, advantage, signal)
         micros = windows([rows], self.config, self.generator)[0]
-        old = self._reference_log_probs(micros)
         with memory_advice("an update"):
+            old = self._reference_log_probs(micros)
             found = self.learner.update(self.step, [replace(m, stored=o) for m, o in zip(micros, old, strict=True)], old)
         self.step += 1
         scores = self.data.scores.double()[numbers]

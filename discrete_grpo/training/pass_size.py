@@ -7,6 +7,7 @@ sums depends on it.
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -136,8 +137,9 @@ def measure_passes(
 ) -> PassCost:
     """Measure small passes over a few trajectories, which are drawn with a generator of their own.
 
-    The number of steps is doubled until a pass needs several times the memory of the gradients, which do not grow with it, or a
-    quarter of the ``free`` bytes. The cost is scaled to the largest trajectory that the policy can draw, by its number of sites.
+    The number of steps is doubled until a pass needs several times the memory of the gradients, or a quarter of the ``free`` bytes.
+    Gradients are a part of what is measured, so that the cost errs on the safe side where they are large. It is scaled to the
+    largest trajectory that the policy can draw, by its number of sites.
     """
     module = as_module(policy)
     weights = [p for p in module.parameters() if p.requires_grad]
@@ -196,7 +198,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _free_on_host(system: Path = Path("/")) -> int:
-    """Free memory of the machine, or of its control group where that is less; half of all where neither is known.
+    """Free memory of the machine, or of the control group of a container where that is less; half of all where neither is known.
 
     Pages of files that a control group holds can be dropped, and are free.
     """
@@ -228,11 +230,11 @@ def pass_size(config: GRPOConfig, cost: PassCost, free: int, device: torch.devic
         config: settings; one of both numbers, or both, are ``auto``.
         cost: as measured.
         free: free bytes of the device.
-        device: on the CPU a pass is at most 64 trajectories and 1 GiB.
+        device: on any but CUDA a pass is at most 64 trajectories and 1 GiB.
         processes: number of processes that share a generation.
     """
     room, most = SHARE * max(0, free - cost.constant), -(-config.generation_batch_size // processes)
-    if device.type == "cpu":
+    if device.type != "cuda":
         room, most = min(room, CPU_BYTES), min(most, CPU_ROWS)
     chunk = None if config.timestep_chunk == "auto" and config.importance_sampling_level == "sequence" else config.timestep_chunk
     if config.per_device_batch_size == "auto":
@@ -266,17 +268,19 @@ def with_passes(
         processes: all processes of the run; None for one.
         kept: what was decided when the run began, which a resumed run keeps; None for a new run.
     """
-    if "auto" not in (config.per_device_batch_size, config.timestep_chunk):
+    asked = (config.per_device_batch_size, config.timestep_chunk)
+    if "auto" not in asked:
         return config
     own = processes or ProcessGroup()
     device = next(as_module(policy).parameters()).device
 
     def decide() -> tuple[PassSize, PassCost | None, int]:
         if kept is not None:
-            return PassSize(*kept), None, 0
+            rows, steps = (was if now == "auto" else now for was, now in zip(kept, asked, strict=True))
+            return PassSize(cast(int, rows), cast("int | None", steps)), None, 0
         free = free_bytes(device)
         with memory_advice("the trial passes of 'auto'"):
-            cost = measure_passes(policy, config, columns, precision, free)
+            cost = measure_passes(copy.deepcopy(policy), config, columns, precision, free)  # a copy is not compiled
         return pass_size(config, cost, free, device, own.count), cost, free
 
     decided = own.run_all(decide)
@@ -304,7 +308,7 @@ def memory_advice(
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise RuntimeError(f"out of memory in {work}: {ways} ({str(error).splitlines()[0]})") from error
+        raise torch.OutOfMemoryError(f"out of memory in {work}: {ways} ({str(error).splitlines()[0]})") from error
 
 
 def smallest(sizes: Sequence[PassSize]) -> PassSize:

@@ -95,9 +95,10 @@ class GRPOTrainer:
         self.bf16 = self._decide_bf16(None if stored is None else stored.get("bf16"))
         if config.checkpoint_layers is not None:
             checkpoint_layers(module, config.checkpoint_layers)
+        shards = self._num_shards(None if stored is None else len(stored["shards"]))
         kept = None if stored is None else stored.get("passes")
         self.config = config = with_passes(policy, config, columns, self.precision, processes=self.processes, kept=kept)
-        self.sampler = self._sampler(columns, None if stored is None else len(stored["shards"]))
+        self.sampler = self._sampler(columns, shards)
         self.reference = cast(Policy, copy.deepcopy(module).requires_grad_(False)) if config.beta > 0 else None
         self.average = averaged(module, config.ema_decay) if config.ema_decay is not None else None
         for used in (module, self.reference) if config.torch_compile else ():
@@ -141,13 +142,18 @@ class GRPOTrainer:
             print(told, file=sys.stderr)
         return on
 
-    def _sampler(self, columns: Sequence[Mapping[str, Any]] | None, stored: int | None) -> GroupSampler:
-        """The sampler, with the shards of this process; ``stored`` is the number of shards of the run to resume."""
+    def _num_shards(self, stored: int | None) -> int:
+        """Number of shards of all processes; ``stored`` is that of the run to resume."""
         config, own = self.config, self.processes
         if stored is not None and config.generation_shards not in (None, stored):
             raise ValueError(f"generation_shards: {config.generation_shards}, expected {stored} as in the run to resume")
         count = num_shards(config, own.count, stored)
         check_shards(count, config, own.count)
+        return count
+
+    def _sampler(self, columns: Sequence[Mapping[str, Any]] | None, count: int) -> GroupSampler:
+        """The sampler, with the shards of this process."""
+        config, own = self.config, self.processes
         shards = make_shards(self.policy, config, count, rank=own.rank, processes=own.count, device=self.accelerator.device)
         return GroupSampler(self.policy, self.rewards, config, columns, shards, own, self.ledger, self._reward_kl, self.precision)
 

@@ -72,6 +72,12 @@ def scored(ledger: Path) -> int:
         return 0
 
 
+@pytest.mark.parametrize("seeds", [0, {0, 1}, "01", [True], [0.0]])
+def test_seeds_are_a_list_of_whole_numbers(seeds: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^seeds: .*, expected a (list of whole numbers|whole number, at least 0)$"):
+        benchmark([CARBONS], methods=[WALK], budget=100, seeds=seeds, output_dir=tmp_path)
+
+
 @pytest.mark.usefixtures("here")
 def test_rows_files_and_more_rows_in_the_same_folder(tmp_path: Path) -> None:
     first = benchmark([CARBONS], methods=[WALK, CRASH], output_dir=tmp_path, command="the command", **ASKED)

@@ -114,7 +114,7 @@ def test_named_sets_are_the_same_every_time() -> None:
         a, b = make_splits(name), load_splits(name)
         assert (len(a.train), len(a.val), len(a.test)) == NAMED_SETS[name].counts
         assert all(nx.utils.graphs_equal(x, y) for x, y in zip(a.train + a.test, b.train + b.test, strict=True))
-    with pytest.raises(ValueError, match=r"data: 'planar16', expected one of planar-16, .*or the path of an npz"):
+    with pytest.raises(ValueError, match=r"data: 'planar16', expected one of planar-16, .*, or a file \(.graphml, .*, .npz\)$"):
         load_splits("planar16")
 
 

@@ -234,7 +234,7 @@ def test_a_file_is_scored_first(tmp_path: Path) -> None:
         ({"settings": {"objective": {"temprature": 0.1}}}, "settings: objective: 'temprature' is unknown; did you mean"),
         ({"settings": {"objective": None}}, "settings: objective: None, expected a mapping of temperature"),
         ({"settings": {"memory_size": 0}}, "^settings: memory_size: 0, expected at least 1"),
-        ({"settings": {"objective": {"temperature": -1.0}}}, "^settings: objective.temperature: -1"),
+        ({"settings": {"objective": {"temperature": -1.0}}}, "^settings: objective: temperature: -1"),
         ({"warm_start_calls": 4}, "warm_start_calls: 4, expected none without a file"),
         ({"max_oracle_calls": 2.5}, "^max_oracle_calls: 2.5, expected a whole number, at least 1$"),
         ({"max_oracle_calls": "10"}, "^max_oracle_calls: '10', expected a whole number, at least 1$"),
@@ -282,6 +282,24 @@ def test_the_folder_of_a_run_that_failed_at_once_can_be_used_again(tmp_path: Pat
     assert files(tmp_path / "empty") == before
 
 
+def test_other_files_stay_and_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RewardError, match="no oracle"):
+        run(tmp_path, broken)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    with pytest.raises(ValueError, match=r"^output_dir: .*notes.txt is a file, expected the name of a folder to make$"):
+        run(tmp_path / "notes.txt", broken)
+
+
+def test_the_error_of_the_run_is_shown_where_the_folder_cannot_be_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(*_: Any, **__: Any) -> None:
+        raise PermissionError("in use")
+
+    monkeypatch.setattr("discrete_grpo.recipes.new_run.withdraw", locked)
+    with pytest.raises(RewardError, match="no oracle"):
+        run(tmp_path / "run", broken)
+
+
 def test_the_folder_of_a_training_run_that_failed_at_once_can_be_used_again(tmp_path: Path) -> None:
     config = GRPOConfig(max_steps=1, num_generations=2, generation_batch_size=4)
     for evaluated in (0, 4):  # the reward is met in the evaluation, or in the first update, where a checkpoint is there already
@@ -307,7 +325,7 @@ def test_a_reward_that_says_nothing_ends_the_run(value: Any, tmp_path: Path) -> 
 def test_a_larger_budget_goes_on_and_one_that_is_spent_is_refused(tmp_path: Path) -> None:
     run(tmp_path, budget=60)
     before = files(tmp_path)
-    with pytest.raises(ValueError, match=r"^max_oracle_calls: 40, expected at least 60, the calls that the run has made$"):
+    with pytest.raises(ValueError, match=r"^max_oracle_calls: 40, expected at least 60, the calls that are paid for$"):
         run(tmp_path, budget=40, resume=True)
     assert files(tmp_path) == before
     assert run(tmp_path, budget=90, resume=True).calls == 90
@@ -318,7 +336,7 @@ def test_lines_of_a_warm_start_that_are_no_molecules_are_named(tmp_path: Path, c
     known.write_text("OCOCO\nO(\nOO\nnope\n")
     none.write_text("O(\nnope\n")
     run(tmp_path / "run", budget=30, warm_start=str(known))
-    assert "warm_start: 2 of the lines read are no molecules, such as 'O(' (line 2)" in capsys.readouterr().err
+    assert "warm_start: 2 lines are no molecules, such as 'O(' (line 2)" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"^warm_start: '.*none.smi' holds no molecule, expected at least one SMILES string$"):
         run(tmp_path / "other", budget=30, warm_start=str(none))
     assert not (tmp_path / "other").exists()

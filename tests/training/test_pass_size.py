@@ -337,6 +337,34 @@ def test_a_resumed_run_keeps_the_decision(
     assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(resumed), strict=True))
 
 
+def test_a_resumed_run_takes_a_number_that_is_given_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.replace(GRPO, **AUTO)
+    monkeypatch.setattr(module, "pass_size", lambda *_: PassSize(5, 2))
+    trained(dataclasses.replace(config, max_steps=1), tmp_path)
+    fewer = dataclasses.replace(config, max_steps=2, per_device_batch_size=3)
+    assert trained(fewer, tmp_path, resume=True).config.passes == (3, 2)
+
+
+def test_a_compiled_policy_is_measured_as_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("compiled")
+
+    policy = tiny_policy()
+    for layer in policy.network.modules():
+        monkeypatch.setattr(layer, "_compiled_call_impl", refuse, raising=False)
+    config = dataclasses.replace(GRPO, max_steps=1, **AUTO)
+    with pytest.raises(RuntimeError, match="compiled"):
+        policy.sample(group_contexts(1, 2))
+    found = module.with_passes(policy, config, None, nullcontext)
+    assert found.passes[0] == 16
+
+
+def test_shards_are_checked_before_any_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "measure_passes", lambda *_: pytest.fail("measured"))
+    with pytest.raises(ValueError, match=r"^generation_batch_size: 16"):
+        GRPOTrainer(tiny_policy(), share_of_class_two, dataclasses.replace(GRPO, generation_shards=3, **AUTO))
+
+
 def test_offline_updates_decide_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["ab", "ba", "aab", "bb"]
     data = ScoredSamples(texts, torch.arange(4.0))
@@ -355,7 +383,7 @@ def test_a_full_device_is_answered_with_the_settings(monkeypatch: pytest.MonkeyP
 
     trainer = GRPOTrainer(tiny_policy(), share_of_class_two, dataclasses.replace(GRPO, timestep_chunk=2))
     monkeypatch.setattr(type(trainer.learner), "update", full)
-    with pytest.raises(RuntimeError, match=r"^out of memory in an update: lower per_device_batch_size or .*2 GiB\.\)$"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"^out of memory in an update: lower per_device_batch_size or .*2 GiB\.\)$"):
         trainer.train()
 
 
@@ -374,6 +402,15 @@ def test_a_full_device_is_answered_with_the_settings(monkeypatch: pytest.MonkeyP
 def test_other_values_are_refused(name: str, value: Any, text: str) -> None:
     with pytest.raises(ValueError, match="^" + text):
         GRPOConfig(**{name: value})
+
+
+def test_numbers_that_are_needed_are_not_none() -> None:
+    for name in ("max_steps", "seed", "generation_batch_size", "per_device_batch_size", "steps_per_generation"):
+        with pytest.raises(ValueError, match=f"^{name}: None, expected a whole number, at least [01]"):
+            GRPOConfig(**cast(Any, {name: None}))
+    with pytest.raises(ValueError, match=r"^learning_rate: None, expected a number, more than 0"):
+        GRPOConfig(learning_rate=cast(Any, None))
+    assert GRPOConfig(timestep_chunk=None, patience=None, delta=None, max_grad_norm=None).passes == (64, None)
 
 
 def test_whole_numbers_take_no_fractions() -> None:

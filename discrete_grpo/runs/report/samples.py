@@ -123,7 +123,9 @@ def _best(run: Path, unit: str) -> dict[str, tuple[float, str]]:
             sample = row.get("sample", next(iter(row.values()), "") if path.name == BEST else "")
             if reward and sample and (sample not in best or reward[0] > best[sample][0]):
                 origin = origins[path.name]
-                best[sample] = (reward[0], f"{origin} {row['step']}" if "step" in row else row.get("source") or origin)
+                if path.name == BEST:
+                    origin = row.get("source", origin)
+                best[sample] = (reward[0], f"{origin} {row['step']}" if "step" in row else origin)
             if len(best) > 4096:  # a long run has more samples than memory should hold
                 best = _top(best)
     return _top(best)
