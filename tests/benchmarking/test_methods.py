@@ -15,12 +15,14 @@ from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.core.scoring import BudgetExhausted
 from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig
+from discrete_grpo.policies.node_count import RunningSizes, SizedPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.rewards.ledger import History, Ledger, molecule_key
 from discrete_grpo.training.rounds import Rounds
 from tests.benchmarking.parts import OXYGENS
+from tests.toys import tiny_policy
 
 ATOMS = Tokenizer(("C", "N", "O"))
 SOURCES = {"policy", "graph-ga", "smiles-ga", "splicing", "screen"}
@@ -113,3 +115,25 @@ def test_rounds_of_a_used_up_space_end() -> None:
     policy, ledger = TokenPolicy(net, ATOMS, max_length=2).eval(), Ledger(key=molecule_key, max_oracle_calls=500)
     METHODS["dap"](OXYGENS, policy, ledger, 0)
     assert ledger.calls == 3 + 6  # C, N, O and the six pairs without order
+
+
+@pytest.mark.parametrize("method", ["grpo", "grpo-replay", "reinforce", "ppo-clip"])
+def test_node_counts_of_graphs_are_learned(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All samples of an update are one group, which would share one node count."""
+    trained: list[Any] = []
+
+    class Trainer:
+        def __init__(self, policy: Any, *_: Any, **__: Any) -> None:
+            trained.append(policy)
+
+        def train(self) -> None:
+            pass
+
+    monkeypatch.setattr("discrete_grpo.training.trainer.GRPOTrainer", Trainer)
+    graphs, texts = tiny_policy(), chains()
+    for policy in (graphs, texts):
+        METHODS[method].run(OXYGENS, policy, Ledger(), 0, **METHODS[method].settings)
+    assert isinstance(trained[0], SizedPolicy)
+    assert isinstance(trained[0].head, RunningSizes)
+    assert trained[0].policy is graphs
+    assert trained[1] is texts

@@ -19,6 +19,7 @@ METHOD = Method(
         "beta": 0.02,
         "patience": 20,
         "when_stale": "restart",
+        "node_count": "running",
     },
     least_budget=64,
 )

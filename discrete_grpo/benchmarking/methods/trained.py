@@ -10,6 +10,7 @@ from discrete_grpo.benchmarking.jobs import sample_key
 if TYPE_CHECKING:
     import torch
 
+    from discrete_grpo.policies.options import NodeCount
     from discrete_grpo.rewards.ledger import Ledger
     from discrete_grpo.rewards.task import Task
     from discrete_grpo.training.memory import ScoredMemory
@@ -28,7 +29,7 @@ def generator_of(policy: Any, seed: int) -> torch.Generator:
     return torch.Generator(next(as_module(policy).parameters()).device).manual_seed(seed)
 
 
-def with_trainer(task: Task, policy: Any, ledger: Ledger, seed: int, **settings: Any) -> None:
+def with_trainer(task: Task, policy: Any, ledger: Ledger, seed: int, *, node_count: NodeCount = "prior", **settings: Any) -> None:
     """Train the policy by :class:`~discrete_grpo.training.trainer.GRPOTrainer` until the budget is used up.
 
     Args:
@@ -36,11 +37,17 @@ def with_trainer(task: Task, policy: Any, ledger: Ledger, seed: int, **settings:
         policy: is trained in place.
         ledger: counts the calls.
         seed: of the run.
+        node_count: where the node counts of a graph policy come from. With ``prior`` the samples of a group share one, and a policy
+            that draws one group per update cannot tell which counts are good.
         settings: fields of :class:`~discrete_grpo.training.config.GRPOConfig`.
     """
+    from discrete_grpo.benchmarking.checks import policy_kind
+    from discrete_grpo.policies.options import with_options
     from discrete_grpo.training.config import GRPOConfig
     from discrete_grpo.training.trainer import GRPOTrainer
 
+    if policy_kind(policy) == "graph":
+        policy = with_options(policy, node_count=node_count)
     GRPOTrainer(policy, task, GRPOConfig(seed=seed, max_steps=1_000_000, **settings), ledger=ledger).train()
 
 
