@@ -37,7 +37,7 @@ def start(command: str, arguments: Sequence[str]) -> None:
     Raises:
         UsageError: for arguments that do not fit, and for a folder that holds another run.
     """
-    from discrete_grpo.recipes.new_run import withdraw
+    from discrete_grpo.recipes.new_run import held, withdraw
 
     recipe, settings = _parsed(command, arguments)
     if not recipe.output_dir.strip():
@@ -47,19 +47,20 @@ def start(command: str, arguments: Sequence[str]) -> None:
     if not is_first():  # the first process makes the folder; the others meet it inside the run
         _guarded(folder, lambda: run(recipe))
         return
-    made = _make_folder(folder, command, settings)
+    before = held(folder)
+    _make_folder(folder, command, settings)
     try:
         _guarded(folder, lambda: run(recipe))
     except (Interrupted, KeyboardInterrupt):
         raise
     except Exception:
         if not _has_results(folder):
-            withdraw(folder, made=made)
+            withdraw(folder, before)
         raise
 
 
-def _make_folder(folder: Path, command: str, settings: str) -> bool:
-    """Make the run folder with its settings; returns whether it is new."""
+def _make_folder(folder: Path, command: str, settings: str) -> None:
+    """Make the run folder with its settings."""
     from discrete_grpo.runs.recorder import check_unused, write_json, write_text
 
     if (folder / "run.json").exists():
@@ -67,14 +68,14 @@ def _make_folder(folder: Path, command: str, settings: str) -> bool:
             f"output_dir: {folder} already holds a run; continue it with 'discrete-grpo resume {folder}' or name another folder"
         )
     check_unused(folder)
-    made = not folder.exists()
+    if (folder / "config.yaml").exists():
+        raise UsageError(f"output_dir: {folder} holds a config.yaml, which would be overwritten; name another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"output_dir: {folder} cannot be made a folder ({error.strerror})") from error
     write_text(folder / "config.yaml", settings)
     write_json(folder / "run.json", {"command": command})
-    return made
 
 
 def _has_results(folder: Path) -> bool:

@@ -12,7 +12,7 @@ from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.runs.recorder import METRICS, SAMPLES, check_unused
 
-__all__ = ["has_results", "withdraw", "withdrawn_on_failure"]
+__all__ = ["has_results", "held", "withdraw", "withdrawn_on_failure"]
 
 SETTINGS = ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", "scored.csv.gz")
 RECORDS = (METRICS, SAMPLES, "failures.jsonl", "evaluation.json", "evaluation_before.csv.gz")
@@ -40,15 +40,27 @@ def has_results(folder: Path, *, calls_count: bool) -> bool:
         ledger.close()
 
 
-def withdraw(folder: Path, *, made: bool) -> None:
-    """Remove the files of a run that failed before it had results, and the folder if the run ``made`` it."""
-    for name in (*SETTINGS, *RECORDS, *DATABASES):
+def held(folder: Path) -> frozenset[str] | None:
+    """Names of what a folder holds; None if there is no such folder."""
+    return frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else None
+
+
+def withdraw(folder: Path, before: frozenset[str] | None) -> None:
+    """Remove the files of a run that failed before it had results, and the folder if the run made it.
+
+    Args:
+        folder: the run folder.
+        before: names of what it held before the run, which stays; None if there was no such folder.
+    """
+    kept = before or frozenset()
+    for name in (name for name in (*SETTINGS, *RECORDS, *DATABASES) if name not in kept):
         (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / "reference", ignore_errors=True)
+    if "reference" not in kept:
+        shutil.rmtree(folder / "reference", ignore_errors=True)
     offline = folder / "offline"
-    if offline.is_dir() and not any(offline.iterdir()):
+    if "offline" not in kept and offline.is_dir() and not any(offline.iterdir()):
         offline.rmdir()
-    if made and folder.is_dir() and not any(folder.iterdir()):
+    if before is None and folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
 
@@ -56,14 +68,14 @@ def withdraw(folder: Path, *, made: bool) -> None:
 def withdrawn_on_failure(folder: Path, *, resume: bool, calls_count: bool) -> Iterator[None]:
     """Withdraw a new run that fails inside the block before it has results; a stop is no failure.
 
-    A folder with results of another run is left as it is.
+    What the folder held before stays, and a folder with results of another run is left as it is.
 
     Raises:
         ValueError: if ``folder`` is a file.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output_dir: {folder} is a file, expected the name of a folder to make")
-    made, used = not folder.exists(), resume or _in_use(folder)
+    before, used = held(folder), resume or _in_use(folder)
     try:
         yield
     except Interrupted:
@@ -71,7 +83,7 @@ def withdrawn_on_failure(folder: Path, *, resume: bool, calls_count: bool) -> It
     except Exception:
         with suppress(OSError, sqlite3.Error):  # the error of the run is the one to show
             if not used and is_first() and not has_results(folder, calls_count=calls_count):
-                withdraw(folder, made=made)
+                withdraw(folder, before)
         raise
 
 

@@ -283,10 +283,12 @@ def test_the_folder_of_a_run_that_failed_at_once_can_be_used_again(tmp_path: Pat
 
 
 def test_other_files_stay_and_a_file_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
+    for name in ("notes.txt", "config.yaml", "run.json"):
+        (tmp_path / name).write_text("mine")
     with pytest.raises(RewardError, match="no oracle"):
         run(tmp_path, broken)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "notes.txt", "run.json"]
+    assert (tmp_path / "config.yaml").read_text() == "mine"
     with pytest.raises(ValueError, match=r"^output_dir: .*notes.txt is a file, expected the name of a folder to make$"):
         run(tmp_path / "notes.txt", broken)
 
@@ -386,3 +388,14 @@ def test_the_command_runs_and_a_finished_run_is_resumed(
     assert "already holds a run" in capsys.readouterr().err
     assert main([*words[:-2], "--output_dir=other", "--settings.drawz=3"]) == 2
     assert "did you mean 'draws'" in capsys.readouterr().err
+
+
+def test_the_command_leaves_a_config_of_the_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text("reward: qed\n")
+    assert main(["optimise", "--config=config.yaml", "--output_dir=."]) == 2
+    assert "output_dir: . holds a config.yaml, which would be overwritten" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    assert Path("config.yaml").read_text() == "reward: qed\n"

@@ -137,7 +137,7 @@ class RunReport:
 
 
 def _unit(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """What a line of metrics is of: an update, or a round of several with a memory."""
+    """The unit of a line of metrics: ``update``, or ``round`` for runs that make several updates on a memory."""
     return "round" if any("restarts" in record and "memory" in record for record in metrics) else "update"
 
 
