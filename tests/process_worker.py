@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from discrete_grpo.core.rollout import Policy
+from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.core.scoring import RewardError
 from discrete_grpo.policies.node_count import RunningSizes, SizedPolicy
 from discrete_grpo.recipes.train import TrainRecipe, run_train
@@ -67,6 +68,17 @@ def bad_metrics(samples: Sequence[Any]) -> Mapping[str, float]:
     raise ArithmeticError("of the first process alone")
 
 
+def text_and_rank(samples: Sequence[Any]) -> list[tuple[str, int]]:
+    return [(str(sample), int(os.environ.get("RANK", "0"))) for sample in samples]
+
+
+def of_described(samples: Sequence[Any], found: Sequence[tuple[str, int]]) -> Mapping[str, float]:
+    """The share that the second process described, and a number that depends on the order of samples and descriptions."""
+    in_order = [k * len(text) for k, (text, _) in enumerate(found, 1)]
+    assert [text for text, _ in found] == list(map(str, samples))
+    return {"described_by_second": sum(rank for _, rank in found) / len(found), "in_order": sum(in_order) / len(found)}
+
+
 REWARDS = {"resample": rounded, "fails": fails_in_the_second, "idle": idle_in_the_second}
 
 
@@ -87,7 +99,7 @@ def trainer(case: str, folder: Path, *, resume: bool = False, **changed: Any) ->
         run=folder,
         resume=resume,
         ledger=ledger,
-        sample_metrics=bad_metrics if case == "broken_metrics" else None,
+        sample_metrics=bad_metrics if case == "broken_metrics" else SampleMetrics(text_and_rank, of_described),
     )
 
 

@@ -11,9 +11,11 @@ Source: McKay and Piperno (2014), Practical graph isomorphism II, arXiv 1301.149
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -21,7 +23,7 @@ from jaxtyping import Bool, Int, UInt64
 
 from discrete_grpo.domains.graph6 import adjacency
 
-__all__ = ["BUDGET", "Form", "GraphSet", "form", "isomorphic"]
+__all__ = ["BUDGET", "Form", "GraphSet", "Signature", "form", "isomorphic", "num_distinct", "signature"]
 
 Colours = UInt64[np.ndarray, " node"]
 BUDGET = 2_000
@@ -131,6 +133,43 @@ class GraphSet:
         if answer is False:
             self._buckets[found.key].append(found)
         return answer
+
+
+class Signature(NamedTuple):
+    """A few bytes that isomorphic graphs have in common.
+
+    Attributes:
+        digest: hash of the graph's :attr:`Form.key`.
+        discrete: whether graphs of equal digests are isomorphic.
+    """
+
+    digest: bytes
+    discrete: bool
+
+
+def signature(graph: Form) -> Signature:
+    """The signature of a prepared graph."""
+    return Signature(hashlib.blake2b(graph.key, digest_size=16).digest(), graph.discrete)
+
+
+def num_distinct(
+    graphs: Sequence[str | nx.Graph], signatures: Sequence[Signature], prepare: Callable[[Any], Form] = form, budget: int = BUDGET
+) -> int:
+    """Number of graphs up to isomorphism: ``len(GraphSet(map(prepare, graphs)))``, but only graphs that may be equal are prepared.
+
+    Args:
+        graphs: the graphs.
+        signatures: signature of each of them, as prepared by ``prepare``.
+        prepare: prepares a graph for comparison.
+        budget: refinements after which a comparison gives up.
+
+    >>> num_distinct(["Bg", "BW", "Bw"], [signature(form(g)) for g in ("Bg", "BW", "Bw")])
+    2
+    """
+    alike = defaultdict[Signature, list[Any]](list)
+    for graph, own in zip(graphs, signatures, strict=True):
+        alike[own].append(graph)
+    return sum(1 if own.discrete or len(found) == 1 else len(GraphSet(map(prepare, found), budget)) for own, found in alike.items())
 
 
 # -- colours

@@ -27,12 +27,13 @@ from discrete_grpo.domains.digraph_validity import (
     is_weakly_connected,
     longest_path,
 )
-from discrete_grpo.domains.isomorphism import BUDGET, GraphSet
+from discrete_grpo.domains.isomorphism import BUDGET, GraphSet, Signature, signature
 from discrete_grpo.domains.named_graphs import Labels, labelled_form
+from discrete_grpo.metrics import graphs as plain_graphs
 from discrete_grpo.metrics.distances import wasserstein
 from discrete_grpo.metrics.graph_classes import class_distances
 
-__all__ = ["DigraphReference", "digraph_shape", "distances", "evaluate", "sample_metrics"]
+__all__ = ["DigraphReference", "digraph_shape", "distances", "evaluate", "metrics_of_signatures", "sample_metrics", "signatures"]
 
 Samples = Sequence[str | None]
 Numbers = Float[np.ndarray, " _"]
@@ -97,12 +98,20 @@ def sample_metrics(samples: Samples, shape: DigraphShape = "dag") -> dict[str, f
     >>> sample_metrics(["&BP?", "&BP_", "&BP?", None])
     {'valid': 0.5, 'unique': 0.5, 'acyclic': 0.5}
     """
-    valid = [s for s in samples if s is not None and has_digraph_shape(s, shape)]
-    return {
-        "valid": _share(len(valid), len(samples)),
-        "unique": _share(len(GraphSet(map(labelled_form, valid))), len(valid)),
-        "acyclic": _share(sum(map(is_acyclic, samples)), len(samples)),
-    }
+    return metrics_of_signatures(samples, signatures(samples, shape))
+
+
+def signatures(samples: Samples, shape: DigraphShape = "dag") -> list[tuple[Signature | None, bool]]:
+    """The signature of each graph of the shape, None for other samples, and whether it has no cycle."""
+    return [
+        (signature(labelled_form(s)) if s is not None and has_digraph_shape(s, shape) else None, is_acyclic(s)) for s in samples
+    ]
+
+
+def metrics_of_signatures(samples: Samples, found: Sequence[tuple[Signature | None, bool]]) -> dict[str, float]:
+    """The numbers of :func:`sample_metrics` from the samples and their :func:`signatures`."""
+    shares = plain_graphs.metrics_of_signatures(samples, [own for own, _ in found])
+    return shares | {"acyclic": _share(sum(flag for _, flag in found), len(found))}
 
 
 def distances(samples: Samples, reference: DigraphReference) -> dict[str, float]:

@@ -26,11 +26,22 @@ from discrete_grpo.domains import digraph6
 from discrete_grpo.domains.graph6 import MAX_NODES, GraphLike, node_count
 from discrete_grpo.domains.graph_statistics import DESCRIPTORS, SIGMA, Descriptor, descriptor_table, mmd_of
 from discrete_grpo.domains.graph_validity import SHAPES, Shape, has_shape, is_connected, matrix_of
-from discrete_grpo.domains.isomorphism import BUDGET, Form, GraphSet, form
+from discrete_grpo.domains.isomorphism import BUDGET, Form, GraphSet, Signature, form, num_distinct, signature
 from discrete_grpo.domains.named_graphs import Labels, labelled_form, named_graph, to_line
 from discrete_grpo.metrics.graph_classes import class_distances
 
-__all__ = ["GraphFile", "GraphReference", "distances", "evaluate", "evaluate_folds", "ratio", "read_graphs", "sample_metrics"]
+__all__ = [
+    "GraphFile",
+    "GraphReference",
+    "distances",
+    "evaluate",
+    "evaluate_folds",
+    "metrics_of_signatures",
+    "ratio",
+    "read_graphs",
+    "sample_metrics",
+    "signatures",
+]
 
 Samples = Sequence[str | None]
 
@@ -85,8 +96,19 @@ def sample_metrics(samples: Samples, shape: Shape = "connected") -> dict[str, fl
     >>> sample_metrics(["Bg", "BW", "Bw", "B?", None])
     {'valid': 0.6, 'unique': 0.6666666666666666}
     """
-    valid = [s for s in samples if s is not None and has_shape(s, shape)]
-    return {"valid": _share(len(valid), len(samples)), "unique": _share(len(GraphSet(map(labelled_form, valid))), len(valid))}
+    return metrics_of_signatures(samples, signatures(samples, shape))
+
+
+def signatures(samples: Samples, shape: Shape = "connected") -> list[Signature | None]:
+    """The signature of each graph of the shape, None for other samples."""
+    return [signature(labelled_form(s)) if s is not None and has_shape(s, shape) else None for s in samples]
+
+
+def metrics_of_signatures(samples: Samples, found: Sequence[Signature | None]) -> dict[str, float]:
+    """The numbers of :func:`sample_metrics` from the samples and their :func:`signatures`."""
+    valid = [(graph, own) for graph, own in zip(samples, found, strict=True) if graph is not None and own is not None]
+    distinct = num_distinct([graph for graph, _ in valid], [own for _, own in valid], labelled_form)
+    return {"valid": _share(len(valid), len(samples)), "unique": _share(distinct, len(valid))}
 
 
 def distances(samples: Samples, reference: GraphReference) -> dict[Descriptor, float]:

@@ -17,7 +17,15 @@ from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 
-__all__ = ["canonical", "evaluate", "internal_diversity", "novelty", "sample_metrics"]
+__all__ = [
+    "canonical",
+    "canonical_all",
+    "evaluate",
+    "internal_diversity",
+    "metrics_of_names",
+    "novelty",
+    "sample_metrics",
+]
 
 
 def canonical(sample: str | None) -> str | None:
@@ -30,9 +38,13 @@ def canonical(sample: str | None) -> str | None:
     return None if mol is None else chemistry.to_smiles(mol, stereo=False)
 
 
+def canonical_all(samples: Sequence[str | None]) -> list[str | None]:
+    """:func:`canonical` of each sample."""
+    return [None if mol is None else chemistry.to_smiles(mol, stereo=False) for mol in chemistry.parse_all(samples)]
+
+
 def _canonical_valid(samples: Sequence[str | None]) -> list[str]:
-    """:func:`canonical` of the valid samples."""
-    return [chemistry.to_smiles(mol, stereo=False) for mol in chemistry.parse_all(samples) if mol is not None]
+    return [name for name in canonical_all(samples) if name is not None]
 
 
 def sample_metrics(samples: Sequence[str | None]) -> dict[str, float]:
@@ -41,8 +53,13 @@ def sample_metrics(samples: Sequence[str | None]) -> dict[str, float]:
     >>> sample_metrics(["CCO", "OCC", "C", None])
     {'valid': 0.75, 'unique': 0.6666666666666666}
     """
-    valid = _canonical_valid(samples)
-    return {"valid": _ratio(len(valid), len(samples)), "unique": _ratio(len(set(valid)), len(valid))}
+    return metrics_of_names(canonical_all(samples))
+
+
+def metrics_of_names(names: Sequence[str | None]) -> dict[str, float]:
+    """The numbers of :func:`sample_metrics` from the samples' :func:`canonical` forms."""
+    valid = [name for name in names if name is not None]
+    return {"valid": _ratio(len(valid), len(names)), "unique": _ratio(len(set(valid)), len(valid))}
 
 
 def novelty(samples: Sequence[str | None], reference: Collection[str]) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -36,6 +36,8 @@ from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult, estimates
 
 __all__ = [
     "evaluate",
+    "metrics_of_readings",
+    "readings",
     "relaxation_statistics",
     "sample_metrics",
     "spatial",
@@ -94,7 +96,12 @@ def sample_metrics(samples: Samples) -> dict[str, float]:
     >>> found["molecule_stable"], found["valid"]
     (0.5, 0.5)
     """
-    return {name: whole(one) for name, one in (stability_statistics(samples) | validity_statistics(samples)).items()}
+    return metrics_of_readings(readings(samples))
+
+
+def metrics_of_readings(found: Sequence[Reading]) -> dict[str, float]:
+    """The numbers of :func:`sample_metrics` from the samples' :func:`readings`."""
+    return {name: whole(one) for name, one in _all(_stability(found) | _validity(found), len(found)).items()}
 
 
 def evaluate(samples: Samples, reference: Sequence[SpatialMolecule] | None = None) -> dict[str, float]:
@@ -123,9 +130,10 @@ class _Table:
     """Statistics of parts of the samples, from numbers of each molecule that are computed once."""
 
     def __init__(self, samples: Samples, reference: Sequence[SpatialMolecule]) -> None:
+        found = readings(samples)
         self._parts = {
-            **_stability(samples),
-            **_validity(samples),
+            **_stability(found),
+            **_validity(found),
             **_w1(samples, reference),
             **_relaxations(samples),
         }
@@ -167,6 +175,34 @@ def _ratio(above: Float[np.ndarray, " sample"], below: Float[np.ndarray, " sampl
 # -- stability and validity
 
 
+class Reading(NamedTuple):
+    """What stability and validity are computed from, for one sample.
+
+    Attributes:
+        atoms: number of atoms; 0 for no molecule.
+        stable: number of atoms that are stable by the table of MiDi.
+        octet: number of atoms that are stable by :func:`~discrete_grpo.domains.spatial_geometry.octet_stable`.
+        name: canonical SMILES of a valid molecule, else None.
+        sanitises: whether RDKit accepts it, in one piece or not.
+    """
+
+    atoms: int
+    stable: int
+    octet: int
+    name: str | None
+    sanitises: bool
+
+
+def readings(samples: Samples) -> list[Reading]:
+    """The reading of each sample."""
+    return [Reading(0, 0, 0, None, False) if one is None else _reading(one) for one in samples]
+
+
+def _reading(one: SpatialMolecule) -> Reading:
+    name = smiles_of(one)
+    return Reading(len(one), sum(midi_stable(one)), sum(octet_stable(one)), name, name is not None or to_mol(one) is not None)
+
+
 def stability_statistics(samples: Samples) -> dict[str, Statistic]:
     """Compute shares of stable atoms and of molecules whose atoms are all stable; hydrogens must be atoms.
 
@@ -175,17 +211,17 @@ def stability_statistics(samples: Samples) -> dict[str, Statistic]:
         ``atom_octet``, ``molecule_octet``: by :func:`~discrete_grpo.domains.spatial_geometry.octet_stable`, which calls no
         radical stable. Shares of molecules are of all samples, of atoms are of all atoms there are.
     """
-    return _all(_stability(samples), len(samples))
+    return _all(_stability(readings(samples)), len(samples))
 
 
-def _stability(samples: Samples) -> dict[str, Part]:
-    found = {}
-    for name, rule in (("stable", midi_stable), ("octet", octet_stable)):
-        flags = [[] if m is None else rule(m) for m in samples]
-        good, every = (np.array([f(row) for row in flags], dtype=np.float64) for f in (sum, len))
-        found[f"atom_{name}"] = _ratio(good, every)
-        found[f"molecule_{name}"] = _mean(((every > 0) & (good == every)).astype(np.float64), 1.0)
-    return found
+def _stability(found: Sequence[Reading]) -> dict[str, Part]:
+    every = np.array([one.atoms for one in found], dtype=np.float64)
+    parts = {}
+    for name, counts in (("stable", [one.stable for one in found]), ("octet", [one.octet for one in found])):
+        good = np.array(counts, dtype=np.float64)
+        parts[f"atom_{name}"] = _ratio(good, every)
+        parts[f"molecule_{name}"] = _mean(((every > 0) & (good == every)).astype(np.float64), 1.0)
+    return parts
 
 
 def validity_statistics(samples: Samples) -> dict[str, Statistic]:
@@ -195,12 +231,11 @@ def validity_statistics(samples: Samples) -> dict[str, Statistic]:
         ``valid``: sanitises, is in one piece, and has no two atoms at one place / all; ``valid_any``: in one piece or not / all;
         ``unique``: distinct canonical SMILES / valid.
     """
-    return _all(_validity(samples), len(samples))
+    return _all(_validity(readings(samples)), len(samples))
 
 
-def _validity(samples: Samples) -> dict[str, Part]:
-    names = [smiles_of(m) for m in samples]
-    loose = [m is not None and (name is not None or to_mol(m) is not None) for m, name in zip(samples, names, strict=True)]
+def _validity(found: Sequence[Reading]) -> dict[str, Part]:
+    names, loose = [one.name for one in found], [one.sanitises for one in found]
 
     def unique(rows: Rows) -> Statistic:
         return distinct_share([names[k] for k in rows if names[k] is not None])

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.own_digraphs import holds_directed, own_digraphs
 from discrete_grpo.datasets.own_graphs import is_own, labelled_splits
 from discrete_grpo.datasets.text_files import suffix_of, text_lines
@@ -138,7 +139,7 @@ def digraph_family(metadata: Columns) -> Family:
     return Family(
         name="digraphs",
         column="graph",
-        sample_metrics=partial(metrics.sample_metrics, shape=shape),
+        sample_metrics=SampleMetrics(partial(metrics.signatures, shape=shape), metrics.metrics_of_signatures),
         evaluate=evaluate,
         table=_sizes,
         draw=partial(render_graph, labels=named),

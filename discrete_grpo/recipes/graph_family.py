@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.graph_files import to_graphml, to_node_link
 from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits, own_graphs
 from discrete_grpo.datasets.synthetic_graphs import load_splits
@@ -189,7 +190,7 @@ def graph_family(metadata: Columns) -> Family:
     return Family(
         name="graphs",
         column="graph",
-        sample_metrics=partial(metrics.sample_metrics, shape=shape),
+        sample_metrics=SampleMetrics(partial(metrics.signatures, shape=shape), metrics.metrics_of_signatures),
         evaluate=evaluate,
         table=_sizes,
         draw=partial(render_graph, labels=labels),

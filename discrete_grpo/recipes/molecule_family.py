@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.domains import molecule_fields, molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.metrics import molecules as metrics
@@ -32,8 +33,8 @@ PROPERTIES: Mapping[str, Callable[[Any], float]] = {
 # -- numbers and drawings
 
 
-def _sample_metrics(samples: Sequence[str | None]) -> Mapping[str, float]:
-    return dict(metrics.sample_metrics(samples)) | diversity_metrics(samples)
+def _summary(samples: Sequence[str | None], names: Sequence[str | None]) -> Mapping[str, float]:
+    return metrics.metrics_of_names(names) | diversity_metrics(samples)
 
 
 def property_columns(samples: Sequence[str | None]) -> dict[str, list[float | None]]:
@@ -220,7 +221,7 @@ def _measure(samples: Sequence[Any], options: FileOptions, settings: SuiteOption
 MOLECULES = Family(
     name="molecules",
     column="smiles",
-    sample_metrics=_sample_metrics,
+    sample_metrics=SampleMetrics(metrics.canonical_all, _summary),
     evaluate=metrics.evaluate,
     table=property_columns,
     draw=_draw,

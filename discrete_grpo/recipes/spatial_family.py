@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.spatial import SpatialStatistics
 from discrete_grpo.datasets.spatial_fields import decode, encode
 from discrete_grpo.datasets.text_files import suffix_of, text_lines
@@ -31,8 +32,8 @@ Samples = Sequence[SpatialMolecule | None]
 # -- numbers and drawings
 
 
-def _sample_metrics(samples: Samples) -> Mapping[str, float]:
-    return metrics.sample_metrics(samples) | diversity_metrics([smiles_of(one) for one in samples])
+def _summary(samples: Samples, found: Sequence[metrics.Reading]) -> Mapping[str, float]:
+    return metrics.metrics_of_readings(found) | diversity_metrics([one.name for one in found])
 
 
 def _table(samples: Samples) -> dict[str, list[Any]]:
@@ -156,7 +157,7 @@ def _file_of(write: Callable[[Sequence[SpatialMolecule]], str]) -> Callable[[Sam
 SPATIAL = Family(
     name="spatial",
     column=COLUMN,
-    sample_metrics=_sample_metrics,
+    sample_metrics=SampleMetrics(metrics.readings, _summary),
     evaluate=metrics.evaluate,
     table=_table,
     draw=_draw,

@@ -81,6 +81,14 @@ class ProcessGroup:
         dist.all_gather_object(found, value)
         return cast(list[T], found)
 
+    def gather_to_first(self, value: T) -> list[T] | None:
+        """As :meth:`gather` in the first process; None in the others, which are sent nothing."""
+        if self.count == 1:
+            return [value]
+        found: list[Any] | None = [None] * self.count if self.first else None
+        dist.gather_object(value, found)
+        return cast(list[T] | None, found)
+
     def run_all(self, work: Callable[[], T]) -> list[T]:
         """Call ``work`` in every process; returns all results in order of rank.
 

@@ -118,7 +118,6 @@ class RunLog:
         config: settings of the run.
         names: names of the rewards.
         run: folder of the run; None writes nothing to disk.
-        sample_metrics: function that computes extra metrics from each batch of samples.
         tracker: tracker that receives all metrics, and the best samples every ``save_steps`` updates.
     """
 
@@ -127,19 +126,21 @@ class RunLog:
         config: GRPOConfig,
         names: Sequence[str],
         run: str | Path | None = None,
-        sample_metrics: Callable[[Sequence[Any]], Mapping[str, float]] | None = None,
         tracker: Tracker | None = None,
     ) -> None:
-        self.config, self.names, self.sample_metrics, self.tracker = config, names, sample_metrics, tracker
+        self.config, self.names, self.tracker = config, names, tracker
         self.recorder = Recorder(run) if run is not None else None
         self.failures = FailureLog(run) if run is not None else None
         self._shown: int | None = None  # the update of the samples that the tracker received last
 
-    def metrics(self, generation: Generation, ledger: Accounts | None = None, before: float | None = None) -> dict[str, float]:
+    def metrics(
+        self, generation: Generation, found: Mapping[str, float], ledger: Accounts | None = None, before: float | None = None
+    ) -> dict[str, float]:
         """Metrics of a generation, logged with each of its updates.
 
         Args:
             generation: the generation.
+            found: metrics of its samples.
             ledger: counter of reward calls; None if calls are not counted.
             before: calls before it was drawn, for the metric of its new calls; None leaves that metric out.
         """
@@ -150,11 +151,9 @@ class RunLog:
         if self.config.zero_std_groups == "resample":
             line["resampling_rounds"] = float(max(len(own) for own in generation.every) - 1)
         for name in self.names:
-            told = [found[name] for found in generation.failures if name in found]
-            line |= {f"rewards/{name}/failed": float(sum(len(found) for found in told))} if told else {}
-        if self.sample_metrics is not None:
-            line |= self.sample_metrics([s for b in batches for s in b.rollout.samples])
-        line |= ledger.metrics() if ledger is not None else {}
+            told = [failed[name] for failed in generation.failures if name in failed]
+            line |= {f"rewards/{name}/failed": float(sum(map(len, told)))} if told else {}
+        line |= dict(found) | (ledger.metrics() if ledger is not None else {})
         return line if before is None else line | {"oracle/new_calls": line["oracle/calls"] - before}
 
     def samples(self, step: int, generation: Generation) -> None:

@@ -15,7 +15,6 @@ from itertools import chain
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from discrete_grpo.core.rollout import Observer, Policy, Reward, Rollout, group_contexts
@@ -226,9 +225,7 @@ def with_samples(batch: Batch, samples: Sequence[Any]) -> Batch:
 
 def gather_samples(mine: Sequence[Sequence[Batch]], processes: ProcessGroup) -> Iterator[tuple[Any, ...]] | None:
     """The samples of each batch of the run in the first process, which logs them; None in the others."""
-    own = [batch.rollout.samples for batches in mine for batch in batches]
-    found: list[Any] | None = [None] * processes.count if processes.first else None
-    dist.gather_object(own, found)
+    found = processes.gather_to_first([batch.rollout.samples for batches in mine for batch in batches])
     return None if found is None else chain(*found)
 
 

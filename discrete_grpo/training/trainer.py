@@ -21,12 +21,14 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.interrupt import Interrupted, interruptible
 from discrete_grpo.core.rollout import Policy, Reward, as_module
+from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError, remembers, reward_names
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, load_training, load_weights, tensors_to_cpu
 from discrete_grpo.runs.trackers import Tracker
 from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
+from discrete_grpo.training.generation_metrics import generation_metrics
 from discrete_grpo.training.log import RunLog, training_bar
 from discrete_grpo.training.lora import has_lora, merge_lora, without_lora
 from discrete_grpo.training.minibatches import Batch, MiniBatches, StepChoice, TrainRows, choose_steps, window_weights
@@ -54,7 +56,8 @@ class GRPOTrainer:
         config: settings.
         columns: conditions, one mapping per group, shuffled every pass; None for unconditional policies.
         run: folder for metrics, samples and checkpoints; None writes nothing to disk.
-        sample_metrics: function that computes extra metrics from each batch of samples, such as their validity.
+        sample_metrics: function that computes extra metrics from the samples of a generation, such as their validity, in the
+            first process; a :class:`~discrete_grpo.core.sample_metrics.SampleMetrics` has each process describe its own.
         metadata: JSON values that every checkpoint stores.
         resume: whether to continue the run in folder ``run`` from its newest checkpoint.
         ledger: counter of reward calls, which ends the run when a budget is used up; see
@@ -73,7 +76,7 @@ class GRPOTrainer:
         *,
         columns: Sequence[Mapping[str, Any]] | None = None,
         run: str | Path | None = None,
-        sample_metrics: Callable[[Sequence[Any]], Mapping[str, float]] | None = None,
+        sample_metrics: SampleMetrics | Callable[[Sequence[Any]], Mapping[str, float]] | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume: bool = False,
         ledger: Accounts | None = None,
@@ -84,7 +87,7 @@ class GRPOTrainer:
         self.accelerator = accelerator()
         self.processes = ProcessGroup(self.accelerator)
         self._check(columns)
-        self.metadata, self.ledger = dict(metadata or {}), ledger
+        self.metadata, self.ledger, self.sample_metrics = dict(metadata or {}), ledger, sample_metrics
         check_scorer(policy, config)
         self.policy = policy
         self.controller = entropy_controller(config)
@@ -111,7 +114,7 @@ class GRPOTrainer:
         self.state = RunState(module, *own, tuple(self.rewards), ledger, self.sampler, self.processes)
         self.learner = Learner(policy, self.state, config, self.accelerator.backward, self.precision)
         names = reward_names(self.rewards)
-        self.log = RunLog(config, names, run, sample_metrics, tracker) if self.processes.first else None
+        self.log = RunLog(config, names, run, tracker) if self.processes.first else None
         self.step = 0
         self.history: list[dict[str, float]] = []
         self._new: list[dict[str, float]] = []  # metrics since the last regular checkpoint
@@ -301,7 +304,7 @@ class GRPOTrainer:
         self.state.restart_stale()
         before = calls_made(self.ledger) if self.patience is not None else None
         new = self.sampler.draw()
-        metrics = self.processes.run_all(lambda: self.log.metrics(new, self.ledger, before) if self.log is not None else {})[0]
+        metrics = generation_metrics(new, self.sample_metrics, self.log, self.ledger, before, self.processes)
         choices = [choose_steps(own, self.config, s.generator) for own, s in zip(new.rows, self.sampler.shards, strict=True)]
         queue = self._minibatches(new.rows, choices, metrics)
         old: list[list[Tensor | None]] = []  # not returned by the function below, as results are sent to all processes

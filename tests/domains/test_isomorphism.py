@@ -9,7 +9,7 @@ import pytest
 from networkx.generators.atlas import graph_atlas_g
 
 from discrete_grpo.datasets.synthetic_graphs import planar, tree
-from discrete_grpo.domains.isomorphism import GraphSet, form, isomorphic
+from discrete_grpo.domains.isomorphism import Form, GraphSet, form, isomorphic, num_distinct, signature
 
 
 def shuffled(graph: nx.Graph, seed: int = 0) -> nx.Graph:
@@ -89,3 +89,26 @@ def test_form_of_a_graph_without_symmetry_is_canonical() -> None:
     u, v = next(nx.non_edges(graph))
     graph.add_edge(u, v)
     assert form(graph).key != own.key
+
+
+def test_the_number_of_distinct_graphs_from_their_signatures() -> None:
+    atlas = [g for g in graph_atlas_g() if len(g) <= 6]
+    graphs = atlas + [shuffled(g, seed) for seed, g in enumerate(atlas)]
+    assert num_distinct(graphs, [signature(form(g)) for g in graphs]) == len(atlas)
+
+
+def test_graphs_that_refinement_cannot_tell_apart_are_compared_after_all() -> None:
+    """Regular graphs of one size have one signature; those whose nodes all differ, or that stand alone, need no second look."""
+    prepared = []
+
+    def counted(graph: nx.Graph) -> Form:
+        prepared.append(graph)
+        return form(graph)
+
+    regular = [rook(), shrikhande(), shuffled(rook(), 1)]
+    trees = [g for g in (tree(12, np.random.default_rng(seed)) for seed in range(40)) if form(g).discrete][:2]
+    graphs = [*regular, *trees, shuffled(trees[0], 2), nx.path_graph(4)]
+    found = [signature(form(g)) for g in graphs]
+    assert len(set(found)) == 4
+    assert num_distinct(graphs, found, counted) == 5
+    assert prepared == regular

@@ -5,24 +5,36 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import pytest
 import torch
 
 from discrete_grpo import GRPOConfig, PretrainConfig
+from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.enumeration import enumerated_smiles, load_enumerated
 from discrete_grpo.datasets.molecules import statistics
+from discrete_grpo.datasets.spatial import conformers
 from discrete_grpo.domains.molecules import parse, to_smiles
+from discrete_grpo.domains.named_graphs import to_line
+from discrete_grpo.domains.spatial_molecules import smiles_of
 from discrete_grpo.domains.tokenizer import BOS, EOS
+from discrete_grpo.metrics.digraphs import sample_metrics as digraph_metrics
+from discrete_grpo.metrics.graphs import sample_metrics as graph_metrics
+from discrete_grpo.metrics.molecules import sample_metrics as flat_metrics
+from discrete_grpo.metrics.spatial import sample_metrics as spatial_metrics
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.recipes.conditions import prepare_columns, read_columns
 from discrete_grpo.recipes.diffusion import DiffusionOptions
-from discrete_grpo.recipes.families import SamplerOptions, family_of, run_family
+from discrete_grpo.recipes.digraph_family import digraph_family
+from discrete_grpo.recipes.families import Family, SamplerOptions, family_of, run_family
+from discrete_grpo.recipes.graph_family import graph_family
 from discrete_grpo.recipes.image_family import IMAGES
 from discrete_grpo.recipes.loading import load, load_policy
 from discrete_grpo.recipes.molecule_family import MOLECULES
@@ -30,13 +42,16 @@ from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
 from discrete_grpo.recipes.pretrain import PretrainRecipe, run_pretrain
 from discrete_grpo.recipes.sample import sample_file, sample_policy
 from discrete_grpo.recipes.smiles import PretrainSmilesRecipe, run_pretrain_smiles
+from discrete_grpo.recipes.spatial_family import SPATIAL
 from discrete_grpo.recipes.text_family import TEXT
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.conditions import HitsProperty, keeps_scaffold
+from discrete_grpo.rewards.diversity import diversity_metrics
 from discrete_grpo.rewards.molecules import validity
 from discrete_grpo.runs import checkpoint
 from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, save
 from discrete_grpo.runs.recorder import read_metrics, read_samples
+from tests.directed_sets import dags
 
 TINY = PretrainConfig(max_steps=30, batch_size=64, learning_rate=3e-3, warmup_steps=5, save_steps=15, log_steps=10, ema_decay=0.9)
 RECIPE = PretrainSmilesRecipe(
@@ -300,3 +315,32 @@ def _context(group: int) -> Any:
     from discrete_grpo import Context
 
     return Context(group)
+
+
+FLAT = ["CCO", "OCC", None, "c1ccccc1C", "C1CC1", "C.C", "CCO"]
+SPATIAL_SAMPLES = [*conformers(["CCO", "C", "OCC"]), None, replace(conformers(["CO"])[0], bonds=())]
+CYCLES = [to_line(nx.cycle_graph(6)), to_line(nx.disjoint_union(nx.cycle_graph(3), nx.cycle_graph(3))), None, "Bg", "BW", "B?"]
+DIGRAPHS = [to_line(graph) for graph in dags(6)] * 2 + [None, "&BP_"]
+
+
+@pytest.mark.parametrize(
+    ("family", "samples", "plain"),
+    [
+        (MOLECULES, FLAT, lambda s: flat_metrics(s) | diversity_metrics(s)),
+        (SPATIAL, SPATIAL_SAMPLES, lambda s: spatial_metrics(s) | diversity_metrics([smiles_of(one) for one in s])),
+        (graph_family({"shape": "connected"}), CYCLES, graph_metrics),
+        (graph_family({"shape": "tree"}), CYCLES, lambda s: graph_metrics(s, "tree")),
+        (digraph_family({"shape": "dag"}), DIGRAPHS, digraph_metrics),
+    ],
+)
+def test_metrics_of_descriptions_are_those_of_the_samples(
+    family: Family, samples: list[Any], plain: Callable[[list[Any]], dict[str, float]]
+) -> None:
+    """As two processes describe and send them, and small: a sample is described in fewer bytes than a page of memory."""
+    metrics = family.sample_metrics
+    assert isinstance(metrics, SampleMetrics)
+    found = [metrics.of_own(part) for part in (samples[:3], samples[3:])]
+    sent = [pickle.dumps(part) for part in found]
+    assert metrics.summarise(samples, [one for part in sent for one in pickle.loads(part)]) == plain(samples) == metrics(samples)
+    assert max(map(len, sent)) < 200 * len(samples)
+    assert 0 < plain(samples)["unique"] <= 1

@@ -32,6 +32,8 @@ ROOT = Path(__file__).parents[2]
 COMPARED = ["plain", "grpo", "dr_grpo", "reuse", "entropy", "reward_kl", "resample", "refine", "replay", "sizes", "shards", "stale"]
 COMPARED += ["interrupted"]
 OTHERS = ["idle", "budget", "audited"]
+ALONE = ("step_time", "described_by_second")
+"""Metrics that one process has otherwise than two."""
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.process_worker"]
 
 
@@ -51,7 +53,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
-    return [{k: math.nan if v is None else v for k, v in line.items() if k != "step_time"} for line in read_metrics(run)]
+    return [{k: math.nan if v is None else v for k, v in line.items() if k not in ALONE} for line in read_metrics(run)]
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -71,6 +73,13 @@ def test_two_processes_equal_one(case: str, two: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(weights(two / case)[name], value, rtol=0, atol=0 if exact else 1e-10)
     for found, wanted in zip(lines(two / case), lines(tmp_path), strict=True):
         assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12, nan_ok=True)
+
+
+def test_each_process_describes_the_samples_that_it_drew(two: Path, tmp_path: Path) -> None:
+    found = {line["described_by_second"] for case in ("plain", "replay", "shards") for line in read_metrics(two / case)}
+    assert found == {0.5}
+    trainer("plain", tmp_path).train()
+    assert {line["described_by_second"] for line in read_metrics(tmp_path)} == {0.0}
 
 
 def test_the_first_shard_is_the_stream_of_a_run_without_shards() -> None:

@@ -1,0 +1,65 @@
+"""Metrics of a generation: each process describes its own samples, the first one takes the numbers of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from discrete_grpo.core.sample_metrics import SampleMetrics
+from discrete_grpo.core.scoring import Accounts
+from discrete_grpo.training.distributed import ProcessGroup
+from discrete_grpo.training.log import RunLog
+from discrete_grpo.training.sampler import Generation
+
+__all__ = ["generation_metrics"]
+
+OfSamples = Callable[[Sequence[Any]], Mapping[str, float]]
+
+
+def generation_metrics(
+    generation: Generation,
+    of_samples: OfSamples | None,
+    log: RunLog | None,
+    ledger: Accounts | None,
+    before: float | None,
+    processes: ProcessGroup,
+) -> dict[str, float]:
+    """Metrics of a generation, the same in all processes.
+
+    Args:
+        generation: the generation.
+        of_samples: computes metrics of samples in the first process; a
+            :class:`~discrete_grpo.core.sample_metrics.SampleMetrics` has every process describe its own samples.
+        log: log of the first process; None in the others.
+        ledger: counter of reward calls; None if calls are not counted.
+        before: calls before the generation was drawn; None leaves its new calls out.
+        processes: all processes of the run.
+
+    Raises:
+        Exception: in all processes, if a metric fails in any.
+    """
+    described = _described(of_samples, generation, processes)
+
+    def work() -> dict[str, float]:
+        if log is None:
+            return {}
+        samples = [sample for batch in generation.batches for sample in batch.rollout.samples]
+        if isinstance(of_samples, SampleMetrics) and described is not None:
+            found = of_samples.summarise(samples, described)
+        else:
+            found = {} if of_samples is None else of_samples(samples)
+        return log.metrics(generation, found, ledger, before)
+
+    return processes.run_all(work)[0]
+
+
+def _described(of_samples: OfSamples | None, generation: Generation, processes: ProcessGroup) -> list[Any] | None:
+    """Descriptions of all samples of ``generation.batches`` in the first process; None in others, and for plain functions."""
+    if not isinstance(of_samples, SampleMetrics):
+        return None
+    own = list[Any]()
+    fresh = [batch for batches in generation.mine for batch in batches if not batch.replayed]
+    processes.run_all(lambda: own.extend(chain(*(of_samples.of_own(batch.rollout.samples) for batch in fresh))))
+    found = processes.gather_to_first(own)
+    return None if found is None else list(chain(*found))
