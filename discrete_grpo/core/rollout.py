@@ -200,6 +200,18 @@ def is_replayable(policy: Any) -> bool:
 
 
 @runtime_checkable
+class SizeDrawer(Protocol):
+    """A policy that draws one size per group before its trajectories, and reads it from the column ``num_nodes`` if it is given.
+
+    The trainer then draws the sizes of all groups of a generation at once, and deals them so that all processes have as much work.
+    """
+
+    def draw_sizes(self, count: int, *, generator: torch.Generator | None = None) -> list[int]:
+        """Draw the sizes of ``count`` groups, which :meth:`Policy.sample` would draw."""
+        ...
+
+
+@runtime_checkable
 class Observer(Protocol):
     """A policy that learns from each generation without a gradient, such as a running histogram.
 

@@ -195,6 +195,11 @@ class FieldPolicy(nn.Module):
             states["start"] = start.to(self.device)
         return self._rollout(states, logp, sizes.to(self.device), contexts, None)
 
+    def draw_sizes(self, count: int, *, generator: torch.Generator | None = None) -> list[int]:
+        """Draw the node counts of ``count`` groups without a condition; see :class:`~discrete_grpo.core.rollout.SizeDrawer`."""
+        sizes: list[int] = self._starts([Context(group, {}) for group in range(count)], generator)[0].tolist()
+        return sizes
+
     def _starts(self, contexts: Sequence[Context], generator: torch.Generator | None) -> tuple[Tensor, FieldRestarts | None]:
         """Node counts [B], and the graphs that contexts restart from."""
         if any(context.columns.get("fixed") is not None for context in contexts):

@@ -340,6 +340,11 @@ class GraphPolicy(nn.Module):
 
     # -- drawing
 
+    def draw_sizes(self, count: int, *, generator: torch.Generator | None = None) -> list[int]:
+        """Draw the node counts of ``count`` groups without a condition; see :class:`~discrete_grpo.core.rollout.SizeDrawer`."""
+        sizes: list[int] = self._draw_sizes([Context(group, {}) for group in range(count)], generator).tolist()
+        return sizes
+
     def _draw_sizes(self, contexts: Sequence[Context], generator: torch.Generator | None) -> Int[Tensor, " batch"]:
         device = self.device if generator is None else generator.device
         return draw_sizes(contexts, torch.tensor(self.node_counts, device=device), generator)

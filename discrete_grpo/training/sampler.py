@@ -6,37 +6,35 @@ number of shards and not on the number of processes: two processes with one shar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from discrete_grpo.core.rollout import Observer, Policy, Reward, Rollout, group_contexts
+from discrete_grpo.core.rollout import Observer, Policy, Reward, Rollout, SizeDrawer, group_contexts
 from discrete_grpo.core.scoring import Accounts, Failure, elsewhere, score_samples, take_failures
 from discrete_grpo.training.background import Job
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.elites import EliteBuffer
+from discrete_grpo.training.group_starts import GroupStart, group_starts, seen_columns
 from discrete_grpo.training.minibatches import Batch, TrainRows, groups_missing, total_reward, train_rows
 from discrete_grpo.training.replay_buffer import ReplayBuffer
+from discrete_grpo.training.size_dealing import dealt, sizes_are_dealt
 
 __all__ = [
     "Generation",
     "GroupSampler",
-    "GroupStart",
     "Shard",
     "check_shards",
-    "group_starts",
     "make_shards",
     "num_shards",
     "scores_while_drawing",
-    "seen_columns",
 ]
 
 
@@ -116,56 +114,6 @@ def make_shards(
         replay = ReplayBuffer(policy, config) if config.replay_samples > 0 else None
         shards.append(Shard(number, torch.Generator(device).manual_seed(seed), elites, replay))
     return shards
-
-
-# -- starts of groups
-
-
-@dataclass(frozen=True)
-class GroupStart:
-    """The start of one group: noise, or an elite.
-
-    Attributes:
-        columns: columns of its contexts.
-        origin: number of its condition; None without conditions.
-        added: names of the columns that make it start from an elite; empty if it starts from noise.
-    """
-
-    columns: Mapping[str, Any]
-    origin: int | None = None
-    added: frozenset[str] = frozenset()
-
-    @property
-    def refined(self) -> bool:
-        """Whether the group starts from an elite."""
-        return bool(self.added)
-
-
-def group_starts(
-    count: int,
-    conditions: Sequence[Mapping[str, Any]] | None,
-    elites: EliteBuffer | None = None,
-    fraction: float = 0.0,
-    generator: torch.Generator | None = None,
-) -> list[GroupStart]:
-    """``count`` starts with conditions in shuffled order; the last round(fraction · count) are elites once there are any."""
-    good = elites.draw(round(fraction * count), generator) if elites is not None else []
-    given: Sequence[Mapping[str, Any]] = [{}] if conditions is None else conditions
-    again = [GroupStart({**given[g.origin or 0], **g.restart}, g.origin, frozenset(g.restart)) for g in good]
-    fresh = count - len(again)
-    if conditions is None or not fresh:
-        return [GroupStart({})] * fresh + again
-    device = "cpu" if generator is None else generator.device
-    rounds = math.ceil(fresh / len(conditions))
-    order = torch.cat([torch.randperm(len(conditions), generator=generator, device=device) for _ in range(rounds)])
-    return [GroupStart(conditions[k], k) for k in order[:fresh].tolist()] + again
-
-
-def seen_columns(rollout: Rollout, starts: Sequence[GroupStart]) -> Mapping[str, tuple[Any, ...]]:
-    """The columns that rewards receive: those of the conditions, without the ones that a restart added."""
-    added = {name for start in starts for name in start.added}
-    own = {name for start in starts for name in start.columns.keys() - start.added}
-    return {name: value for name, value in rollout.columns.items() if name not in added - own}
 
 
 # -- sampling
@@ -271,13 +219,15 @@ class GroupSampler:
         with self.precision():
             return self.policy.sample(contexts, generator=shard.generator)
 
-    def batch(self, shard: Shard, count: int | None = None) -> Batch:
-        """Draw and score ``count`` groups."""
-        drawn = self._drawn(shard, count)
+    def batch(self, shard: Shard, count: int | None = None, *, sizes: Sequence[int] | None = None) -> Batch:
+        """Draw and score ``count`` groups, of these sizes if they are given."""
+        drawn = self._drawn(shard, count, sizes=sizes)
         return self._scored(drawn, self._score(drawn))
 
-    def _drawn(self, shard: Shard, count: int | None = None) -> Drawn:
+    def _drawn(self, shard: Shard, count: int | None = None, *, sizes: Sequence[int] | None = None) -> Drawn:
         starts = self.starts(shard, count)
+        if sizes is not None:
+            starts = [start.of_size(size) for start, size in zip(starts, sizes, strict=True)]
         return Drawn(shard, starts, self.sample(shard, starts))
 
     def _score(self, drawn: Drawn) -> Tensor:
@@ -292,19 +242,34 @@ class GroupSampler:
         batch = Batch(drawn.rollout, rewards, torch.tensor([s.refined for s in rows]), [s.origin for s in rows])
         return replace(batch, kl=self.reward_kl(batch))
 
-    def _all_batches(self) -> list[list[Batch]]:
-        """The groups of each shard of this process.
+    def _dealt_sizes(self) -> Sequence[Sequence[int] | None]:
+        """Sizes of the groups of each shard of this process, which the first one deals; None where a shard draws its own."""
+        count = len(self.shards) * self.processes.count
+        if not sizes_are_dealt(self.policy, self.columns, shards=count, refines=self.config.refine_fraction > 0):
+            return [None] * len(self.shards)
+
+        def work() -> list[list[int]]:
+            if not self.processes.first:
+                return []
+            drawer = cast(SizeDrawer, self.policy)
+            return dealt(drawer.draw_sizes(self.config.num_groups, generator=self.shards[0].generator), count)
+
+        every = self.processes.run_all(work)[0]
+        return [every[shard.number] for shard in self.shards]
+
+    def _all_batches(self, sizes: Sequence[Sequence[int] | None]) -> list[list[Batch]]:
+        """The groups of each shard of this process, of these sizes where they were dealt.
 
         With ``score_while_drawing`` the groups of one shard are scored in a thread while those of the next are drawn. Each shard
         has a generator of its own, and shards are scored one after the other, so that all results are the same.
         """
         if not scores_while_drawing(self.config, self.rewards, len(self.shards)):
-            return [self.batches(shard) for shard in self.shards]
-        found, drawn = list[list[Batch]](), self._drawn(self.shards[0])
-        for shard, after in zip(self.shards, [*self.shards[1:], None], strict=True):
+            return [self._completed(shard, self.batch(shard, sizes=own)) for shard, own in zip(self.shards, sizes, strict=True)]
+        found, drawn = list[list[Batch]](), self._drawn(self.shards[0], sizes=sizes[0])
+        for k, shard in enumerate(self.shards):
             job = Job(partial(self._score, drawn), drawn.rollout.group.device)
             try:
-                ahead = None if after is None else self._drawn(after)
+                ahead = self._drawn(self.shards[k + 1], sizes=sizes[k + 1]) if k + 1 < len(self.shards) else None
             except Exception:
                 job.wait()  # nothing is scored behind the back of whoever handles the error
                 raise
@@ -333,10 +298,10 @@ class GroupSampler:
             RewardError, BudgetExhausted: in all processes, if in any.
         """
         mine: list[list[Batch]] = []
-        several = self.processes.count > 1
+        several, sizes = self.processes.count > 1, self._dealt_sizes()
 
         def work() -> tuple[list[list[Batch]], int, dict[str, list[Failure]]]:
-            mine.extend(self._all_batches())
+            mine.extend(self._all_batches(sizes))
             told = [[self._told(batch) for batch in own] for own in mine] if several else mine
             return told, self.ledger.turn if self.ledger is not None else 0, take_failures(self.rewards)
 

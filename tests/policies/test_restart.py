@@ -30,8 +30,8 @@ from discrete_grpo.policies.restart import Restart, grid_point
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 from discrete_grpo.testing import check_policy
 from discrete_grpo.training.elites import Elite, EliteBuffer
+from discrete_grpo.training.group_starts import group_starts, seen_columns
 from discrete_grpo.training.local_search import local_search
-from discrete_grpo.training.sampler import group_starts, seen_columns
 from tests import oracles, trainer_parts
 from tests.toys import share_of_class_two, tiny_policy
 
