@@ -24,9 +24,38 @@ import torch
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.runs.database import Database, chunked
 
-__all__ = ["ScoreCache"]
+__all__ = ["ScoreCache", "check_cache_file"]
 
 T = TypeVar("T")
+_HEADER = b"SQLite format 3\0"
+
+
+def check_cache_file(path: str | os.PathLike[str]) -> None:
+    """Refuse a file that was named as a cache by mistake, and leave it as it is.
+
+    A file that is missing, empty or a damaged database passes: :class:`ScoreCache` makes it, or moves it aside.
+
+    Raises:
+        ValueError: if the path is a folder, a file that is no database, or a database of something else.
+    """
+    file = Path(path)
+    wanted = "expected a file of scores, or a new name"
+    if file.is_dir():
+        raise ValueError(f"reward_cache: {file} is a folder, {wanted}")
+    if not file.is_file():
+        return
+    with file.open("rb") as opened:
+        head = opened.read(len(_HEADER))
+    if head.strip(b"\0") and head != _HEADER:
+        raise ValueError(f"reward_cache: {file} is no database, {wanted}")
+    try:
+        still = "" if file.with_name(f"{file.name}-wal").exists() else "&immutable=1"  # makes no files beside it
+        with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro{still}", uri=True)) as connection:
+            tables = [str(row[0]) for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    except sqlite3.Error:
+        return
+    if set(tables) - {"scores"}:
+        raise ValueError(f"reward_cache: {file} is a database of {', '.join(sorted(tables))}, {wanted}")
 
 
 class ScoreCache:

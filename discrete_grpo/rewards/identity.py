@@ -177,9 +177,12 @@ class _View:
         return (kind.__name__, *own, *map(self.describe, value))
 
     def _text(self, value: str) -> Any:
-        """A text; with the content of the file it names, also as a program's option ``--name=file``."""
+        """A text; with the content of the file it names, also as a program's option ``--name=file``.
+
+        A single character, and a text of dots and slashes alone, is a sign of SMILES and names no file.
+        """
         for part in dict.fromkeys((value, value.rpartition("=")[2])):
-            found = self.sources.named(part)
+            found = self.sources.named(part) if len(part) > 1 and part.strip("./") else None
             if found is not None:
                 if part.endswith(".py"):
                     self.sources.add_script(part)

@@ -27,7 +27,7 @@ from discrete_grpo.core.checks import check_whole
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, reward_names, score_one
 from discrete_grpo.domains import molecules as chemistry
-from discrete_grpo.rewards.cache import ScoreCache
+from discrete_grpo.rewards.cache import ScoreCache, check_cache_file
 from discrete_grpo.rewards.identity import Unidentified, identify
 from discrete_grpo.rewards.ledger_file import LedgerFile, calls_of, scores_of
 from discrete_grpo.rewards.ledger_rows import calls_until, known_calls
@@ -342,7 +342,13 @@ def open_ledger(
     reward_cache: str | None = None,
     rank: int = 0,
 ) -> Iterator[Ledger]:
-    """Open ``ledger.sqlite`` of a run folder, with scores in ``scores.sqlite`` beside it or in a file that several runs share."""
+    """Open ``ledger.sqlite`` of a run folder, with scores in ``scores.sqlite`` beside it or in a file that several runs share.
+
+    Raises:
+        ValueError: if ``reward_cache`` is a file of something else.
+    """
+    if reward_cache is not None:
+        check_cache_file(reward_cache)
     folder.mkdir(parents=True, exist_ok=True)
     cache = ScoreCache(reward_cache or folder / "scores.sqlite")
     ledger = Ledger(folder / "ledger.sqlite", key=key, max_oracle_calls=max_oracle_calls, cache=cache, rank=rank)

@@ -13,6 +13,7 @@ import torch
 from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, as_module
 from discrete_grpo.testing import behaviour, causes, learning, probability, replay
 from discrete_grpo.testing.case import Case, Change, Law, Skip, why_no_sites
+from discrete_grpo.testing.interface import check_arguments, check_methods, check_returned
 from discrete_grpo.testing.report import Report, Row
 from discrete_grpo.training.config import GRPOConfig
 
@@ -87,8 +88,7 @@ def _case(
     policy: Policy, contexts: Sequence[Context], space: Rollout | Callable[[], Rollout] | None, seed: int, **given: Any
 ) -> Case:
     """The case of a copy of ``policy`` in eval mode, with one rollout of ``contexts``; ``given`` holds the other fields."""
-    if not contexts:
-        raise ValueError("contexts: none given, expected at least one")
+    check_methods(policy)
     module = copy.deepcopy(as_module(policy)).eval()
     if next(module.parameters(), None) is None:
         raise ValueError("policy: no parameters, expected at least one")
@@ -96,6 +96,7 @@ def _case(
     tested = cast(Policy, module)
     whole = space() if callable(space) else space
     drawn = tested.sample(contexts, generator=torch.Generator(device).manual_seed(seed))
+    check_returned(tested, drawn)
     whole = None if whole is None else whole.to(device)
     return Case(tested, contexts, drawn, whole, seed=seed, no_sites=why_no_sites(tested, drawn), **given)
 
@@ -137,10 +138,12 @@ def check_policy(
         skip: names of laws to leave out.
 
     Raises:
-        ValueError: if ``contexts`` is empty, the policy has no parameters or ``skip`` names no law.
+        ValueError: if an argument is out of its range, the policy lacks a method or parameters, or its methods return
+            something else than the protocol says.
     """
     if unknown := set(skip) - LAWS.keys():
         raise ValueError(f"skip: {', '.join(sorted(unknown))}, expected some of {', '.join(LAWS)}")
+    check_arguments(contexts, space, samples=samples, seed=seed, seconds=seconds, learning=learning)
     given = {"permute": permute, "pad": pad, "reward": reward, "trusted": trusted}
     limits = {"samples": samples, "seconds": seconds, "learning": learning}
     case = _case(policy, contexts, space, seed, **given, **limits)

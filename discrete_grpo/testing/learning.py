@@ -155,6 +155,17 @@ def text_property(samples: Sequence[Any], group_size: int) -> TextProperty | Non
     return best if best is not None and spread(best) >= LEAST_SPREAD else None
 
 
+def _not_learnable(scores: Tensor) -> str:
+    """Why the law cannot be measured with a reward of these scores; empty if it can."""
+    known = scores[~scores.isnan()]
+    if not len(known):
+        return "reward: no score of a sample is known"
+    for bound in (float(known.min()), float(known.max())):
+        if not 0 <= bound <= 1:
+            return f"reward: {bound:g}, expected numbers from 0 to 1"
+    return "reward: the same for all samples, expected one that varies" if float(known.min()) == float(known.max()) else ""
+
+
 def learning(case: Case) -> Measured | Skip:
     """E[r] of a two-state reward rises by 0.2, or half the way to 1, within seconds of GRPO on a copy of the policy."""
     c = case.learning
@@ -164,7 +175,10 @@ def learning(case: Case) -> Measured | Skip:
     reward: Reward | None = case.reward or text_property(drawn.samples, c.num_generations)
     if reward is None:
         return Skip("no reward given, and no property of the samples' text varies within groups")
-    before = float(score_samples([reward], drawn.samples, drawn.columns).nanmean())
+    scores = score_samples([reward], drawn.samples, drawn.columns)
+    if why := _not_learnable(scores):
+        return Skip(why)
+    before = float(scores.nanmean())
     goal = before + min(GAIN, (1 - before) / 2)
     trainer = GRPOTrainer(copy.deepcopy(case.policy), reward, c, columns=columns)
     start, means, after = time.thread_time(), list[float](), -math.inf

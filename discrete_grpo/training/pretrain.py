@@ -219,7 +219,10 @@ class Pretrainer:
         shown = progress("pretraining", config.max_steps, done=self.step) if self.processes.first else nullcontext()
         with shown as bar:
             for rows in self._rows():
-                for name, value in self._update(rows).items():
+                found = self._update(rows)
+                if not self._lines and not self._sums:
+                    self._check_metric(found)
+                for name, value in found.items():
                     self._sums[name] = self._sums.get(name, 0.0) + value
                 self.step += 1
                 if bar is not None:
@@ -236,6 +239,12 @@ class Pretrainer:
                     return
                 if self.step % config.save_steps == 0 and self.step < config.max_steps:
                     self._save()
+
+    def _check_metric(self, found: Mapping[str, float]) -> None:
+        """At the first update, refuse a ``metric_for_best_model`` that no line will have; metrics of an evaluation wait."""
+        name = self.config.metric_for_best_model
+        if name is not None and not (name.startswith("eval/") and self.evaluate is not None):
+            self.checkpoints.check_metric(found)
 
     def _rows(self) -> Iterator[Tensor]:
         """Row numbers of the remaining batches; the position within the epoch follows from the step alone."""
@@ -290,8 +299,6 @@ class Pretrainer:
             found = {f"eval/{k}": v for k, v in self.evaluate(self.averaged).items()}
             recorder.record(self.step, found)
             self._lines.append(found)
-        if due:
-            self.checkpoints.check_metric({name for line in self._lines for name in line})
         state = {
             "step": self.step,
             "weights": self.policy.state_dict(),
@@ -306,6 +313,8 @@ class Pretrainer:
         }
         metadata = self.metadata | {"pretraining_steps": self.step}
         self.checkpoints.save(self.step, self.averaged, metadata=metadata, training=state, lines=self._lines)
+        if due:  # a name that is found to be wrong here costs no update
+            self.checkpoints.check_metric({name for line in self._lines for name in line})
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         check_device_kind(state, state["generator"], self.accelerator.device)

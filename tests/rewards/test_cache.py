@@ -17,9 +17,10 @@ import pytest
 import torch
 from rdkit import Chem
 
-from discrete_grpo.rewards.cache import ScoreCache
+from discrete_grpo.rewards.cache import ScoreCache, check_cache_file
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.identity import reward_identity
+from discrete_grpo.rewards.ledger import Ledger, open_ledger
 from discrete_grpo.rewards.molecules import InRange, Similarity, Target, logp, molecule_reward, qed
 from discrete_grpo.runs.database import Database
 
@@ -387,3 +388,36 @@ def test_a_file_with_anything_but_our_tables_is_not_used(tmp_path: Path, trap: s
 def test_a_folder_that_is_not_there_to_write_is_said_in_one_line() -> None:
     with pytest.raises(OSError, match=r"/proc/nowhere|/dev/null"):
         Database("/dev/null/c.sqlite", {"t": "k TEXT PRIMARY KEY"})
+
+
+# -- files that were named by mistake
+
+
+def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    table, database, ledger = tmp_path / "table.csv", tmp_path / "mine.sqlite", tmp_path / "ledger.sqlite"
+    table.write_text("smiles,score\nC,1\n")
+    sql(database, "CREATE TABLE mine (x)")
+    Ledger(ledger, key=str).close()
+    tables = {table: "no database", database: "a database of mine", ledger: "a database of .*calls.*", tmp_path: "a folder"}
+    for path, said in tables.items():
+        before = path.read_bytes() if path.is_file() else b""
+        with (
+            pytest.raises(ValueError, match=rf"^reward_cache: {path} is {said}, expected a file of scores, or a new name$"),
+            open_ledger(tmp_path / "run", str, reward_cache=str(path)),
+        ):
+            pass
+        assert (path.read_bytes() if path.is_file() else b"") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.sqlite", "mine.sqlite", "table.csv"]
+
+
+def test_a_cache_an_empty_file_and_a_damaged_database_pass(tmp_path: Path) -> None:
+    ScoreCache(tmp_path / "known.sqlite").close()
+    (tmp_path / "empty.sqlite").touch()
+    (tmp_path / "zeros.sqlite").write_bytes(b"\0" * 4096)
+    (tmp_path / "torn.sqlite").write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
+    for name in ("known", "empty", "zeros", "torn", "new"):
+        check_cache_file(tmp_path / f"{name}.sqlite")
+    cache = ScoreCache(tmp_path / "known.sqlite")  # while it is open, too
+    cache.put({key("C"): 0.5})
+    check_cache_file(tmp_path / "known.sqlite")
+    cache.close()

@@ -366,3 +366,21 @@ def test_the_files_that_a_command_names_count(tmp_path: Path, monkeypatch: pytes
         Path(name).write_text(Path(name).read_text() + "\n# 2")
         seen.add(identify(ExternalReward(command)))
     assert len(seen) == 1 + len(names)
+
+
+def test_signs_of_smiles_name_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dot, a slash and single letters are no paths; a longer text that names a folder or a file is one."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("C", "weights"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.bin").write_text("1")
+    signs, named = [Holds([".", "..", "/", "./", "C"]), Holds(Path("weights"))], Holds("weights")
+
+    def one_part(samples: list[Any], **columns: Any) -> list[float]:
+        return [0.0 if s is None or "." in s or "/" in s else 1.0 for s in samples]
+
+    before = [reward_identity(reward) for reward in (*signs, named, one_part)]
+    for folder in (tmp_path, tmp_path / "C", tmp_path / "weights"):
+        (folder / str(10)).write_text("2")  # under a name that this file does not hold: it would count as its source
+    after = [reward_identity(reward) for reward in (*signs, named, one_part)]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, False, True]

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -448,3 +448,78 @@ def test_the_page_lists_every_law_in_order_and_its_code_runs(tmp_path: Path, mon
     names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks:
         exec(compile(block, "docs/extending.md", "exec"), names)
+
+
+# ---------------------------------------------------------------- arguments, and policies that are none
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"seconds": -1}, "seconds: -1, expected more than 0"),
+        ({"samples": 0}, "samples: 0, expected at least 1"),
+        ({"samples": 2.5}, "samples: 2.5, expected a whole number, at least 1"),
+        ({"seed": "x"}, "seed: 'x', expected a whole number"),
+        ({"learning": 3}, "learning: 3, expected a GRPOConfig"),
+        ({"space": 3}, "space: 3, expected a Rollout, a function that makes one, or None"),
+        ({"contexts": []}, "contexts: none given, expected at least one"),
+        ({"contexts": [{"length": 3}]}, "contexts: {'length': 3}, expected Context(group, columns)"),
+    ],
+)
+def test_bad_arguments_are_named_before_the_policy_is_touched(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(message) + "$"):
+        check_policy(object(), **{"contexts": WORDS} | given)  # type: ignore[arg-type]
+
+
+class OneSites(twins.Words):
+    def sites(self, rollout: Any, steps: Any = None) -> Any:
+        return super().sites(rollout, steps)[0]
+
+
+class TupleSites(twins.Words):
+    def sites(self, rollout: Any, steps: Any = None) -> Any:
+        return [tuple(super().sites(rollout, steps))]
+
+
+class NoRollout(twins.Words):
+    def sample(self, contexts: Any, *, generator: Any = None) -> Any:
+        return None
+
+
+class NoSites(twins.Words):
+    sites = None  # type: ignore[assignment]
+
+
+class NumberScores(twins.Words):
+    def score(self, rollout: Any, steps: Any = None, reference: Any = None) -> Any:
+        return rollout.logp
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (OneSites, "sites: returned a Sites, expected a list of Sites"),
+        (TupleSites, "sites: returned a list with a tuple, expected a list of Sites"),
+        (NoRollout, "sample: returned None, expected a Rollout"),
+        (NoSites, "policy: NoSites has no method sites, expected one (or score in the place of sites)"),
+        (NumberScores, "score: returned a Tensor, expected Scores"),
+    ],
+)
+def test_a_method_that_returns_something_else_is_named(kind: type[twins.Words], message: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(message) + "$"):
+        check_words(kind(), space=None)
+
+
+@pytest.mark.parametrize(
+    ("score", "note"),
+    [
+        (lambda text: 5.0 * len(text), "reward: 15, expected numbers from 0 to 1"),
+        (lambda text: 1.0, "reward: the same for all samples, expected one that varies"),
+        (lambda text: None, "reward: no score of a sample is known"),
+    ],
+)
+def test_learning_is_not_judged_by_a_reward_that_cannot_show_it(score: Callable[[str], float | None], note: str) -> None:
+    only = [law for law in LAWS if law != "learning"]
+    report = check_words(twins.ReversedGradient(), skip=only, reward=lambda samples, **columns: [score(s) for s in samples])
+    assert row(report, "learning").outcome == "skipped"
+    assert row(report, "learning").note == note

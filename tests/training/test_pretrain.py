@@ -152,3 +152,24 @@ def test_fit_trains_as_the_recipe_says(tmp_path: Path) -> None:
     assert measured == [0.0] * 3, "the average is measured in eval mode at every checkpoint"
     again = fit(tiny_policy(seed=5), DATA, recipe, metadata={}, resume=True)
     assert load_metadata(again)["pretraining_steps"] == 12
+
+
+def test_a_metric_that_is_not_logged_is_refused_at_the_first_update(tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, metric_for_best_model="los")
+    made = Pretrainer(tiny_policy(), DATA, config, tmp_path)
+    with pytest.raises(ValueError, match=r"^metric_for_best_model: 'los' is not logged; did you mean 'loss'"):
+        made.train()
+    assert made.step == 0
+
+
+def test_a_metric_that_the_evaluation_lacks_costs_no_update(tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, metric_for_best_model="eval/vnu")
+    with pytest.raises(ValueError, match=r"^metric_for_best_model: 'eval/vnu' is not logged; did you mean 'eval/vun'"):
+        Pretrainer(tiny_policy(), DATA, config, tmp_path, evaluate=lambda policy: {"vun": 0.5}).train()
+    (kept,) = Checkpoints(tmp_path).all()
+    assert kept.name == f"step-{config.save_steps:08d}"
+    right = dataclasses.replace(config, metric_for_best_model="eval/vun")
+    resumed = Pretrainer(tiny_policy(), DATA, right, tmp_path, resume=True, evaluate=lambda policy: {"vun": 0.5})
+    assert resumed.step == config.save_steps
+    with pytest.raises(ValueError, match="'eval/vun' is not logged"):
+        Pretrainer(tiny_policy(), DATA, right, tmp_path / "none").train()
