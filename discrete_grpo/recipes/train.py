@@ -28,7 +28,7 @@ from discrete_grpo.recipes.sample import as_text, plain_columns, sample_policy
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save
 from discrete_grpo.runs.console import print_table
-from discrete_grpo.runs.recorder import EVALUATION, check_unused, read_evaluation, write_json, write_table, write_text
+from discrete_grpo.runs.recorder import EVALUATION, SAMPLES, check_unused, read_evaluation, write_json, write_table, write_text
 from discrete_grpo.runs.trackers import ReportTo, open_trackers
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
@@ -174,9 +174,10 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
 
     Raises:
         ValueError: if ``output_dir`` holds results of another run and ``resume`` is false.
+        CheckpointError: if it holds samples but no checkpoint and ``resume`` is true.
     """
     processes, folder = ProcessGroup(accelerator()), Path(recipe.output_dir)
-    processes.run_all(lambda: check_unused(folder) if processes.first and not resume else None)
+    processes.run_all(lambda: _check_folder(folder, resume) if processes.first else None)
     loaded = _load(recipe, policy, resume)
     recipe = replace(recipe, reward=_seeing(recipe, loaded.family))
     family, metadata = loaded.family, {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
@@ -209,6 +210,16 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
         _learn(trainer, offline, ledger, recipe.evaluation_samples)
         metadata["grpo_steps"] = trainer.step
         return _in_first(processes, ledger, lambda: _finish(recipe, family, trainer.best_policy, metadata, measure))
+
+
+def _check_folder(folder: Path, resume: bool) -> None:
+    """Check that a folder is new, or holds a checkpoint to go on from: one is written before the first samples are drawn."""
+    if not resume:
+        check_unused(folder)
+    elif (folder / SAMPLES).exists() and not Checkpoints(folder).all():
+        raise CheckpointError(
+            f"{folder}: holds samples of updates but no checkpoint to go on from; was {folder / 'checkpoints'} removed?"
+        )
 
 
 def _load(recipe: TrainRecipe, policy: nn.Module | None, resume: bool) -> LoadedPolicy:

@@ -371,6 +371,9 @@ def test_resume_passes_over_damaged_checkpoints(refuse: Refuse) -> None:
     assert "holds no checkpoint to resume from" in line
     assert "truncated" in line
     assert outcome("run") == before
+    shutil.rmtree("run/checkpoints")
+    assert refuse("resume", "run").startswith("run: holds samples of updates but no checkpoint to go on from; was run/checkpoints")
+    assert outcome("run") == before
     Path("run/config.yaml").unlink()
     assert "run: run is no run folder" in refuse("resume", "run")
     Path("run/run.json").write_text('{"command": "rm"}')
