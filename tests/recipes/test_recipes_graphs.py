@@ -19,10 +19,12 @@ from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.node_count import LearnedSizes, RunningSizes, SizedPolicy
 from discrete_grpo.policies.options import change_graph_policy, graph_part, with_options, without_likelihood
 from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood
-from discrete_grpo.recipes.families import SamplerOptions
+from discrete_grpo.recipes.evaluate import evaluate_file
+from discrete_grpo.recipes.families import FileOptions, SamplerOptions
 from discrete_grpo.recipes.graphs import PretrainGraphsRecipe, run_pretrain_graphs
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.recipes.molecules import NetworkSizes
+from discrete_grpo.recipes.sample import sample_file
 from discrete_grpo.recipes.search import SearchRecipe, run_search
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.runs import checkpoint
@@ -130,6 +132,26 @@ def test_local_search_writes_what_it_found(planar: Path, tmp_path: Path) -> None
     assert edges(table["graph"]) == list(found.rewards)
     assert found.scored == 3 * 12
     assert run_search(recipe, resume=True).samples == found.samples
+
+
+@pytest.mark.parametrize("name", ["a.gml", "a.jsonl", "a.edgelist.gz", "a.pt", "a.tsv", "a.sdf", "a.smi", "a"])
+def test_an_ending_that_graphs_do_not_have_is_refused_before_drawing(planar: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    said = r"expected a file of graphs ending in \.csv, \.graphml, \.json, \.g6, \.d6 or \.txt, also with \.gz"
+    with pytest.raises(ValueError, match=f"out: '{out}', {said}"):
+        sample_file(str(planar), 2, str(out))
+    assert not out.exists()
+
+
+def test_tables_of_a_run_of_graphs_are_evaluated(planar: Path, tmp_path: Path) -> None:
+    run_train(TrainRecipe(policy=str(planar), reward=edges, output_dir=str(tmp_path / "run"), grpo=FAST, evaluation_samples=4))
+    for name, count in (("evaluation_after.csv.gz", 4), ("samples.csv.gz", 16)):
+        found = evaluate_file(str(tmp_path / "run" / name), FileOptions(reference="community-20"))
+        assert found["num_samples"] == count
+        assert "degree" in " ".join(found)
+    molecules = tmp_path / "molecules.csv"
+    molecules.write_text("sample,reward\nCC,1\nCCO,2\n,0\n")
+    assert evaluate_file(str(molecules))["valid"] == pytest.approx(2 / 3)
 
 
 def test_time_distortions_move_the_grid_and_the_times_trained_at() -> None:
