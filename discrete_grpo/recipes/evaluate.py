@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, overload
@@ -67,7 +67,7 @@ def evaluate(
     """
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind: {kind!r}, expected one of {', '.join(KINDS)}")
-    if isinstance(samples, Mapping) or not isinstance(samples, str | Path | Iterable):
+    if isinstance(samples, Mapping) or not isinstance(samples, str | Path | Collection):
         raise ValueError(f"samples: {samples!r}, expected a list of samples or the name of a file")
     check_options(options, FileOptions)
     given = FileOptions(suite=suite, **options)
