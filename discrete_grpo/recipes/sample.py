@@ -143,9 +143,7 @@ def sample_file(
     """
     path, loaded = output_path(out), load(checkpoint, options)
     family = loaded.family
-    if path.suffix == ".png" and family.sheet is None:
-        raise ValueError(f"out: {out}, expected no .png: {checkpoint} makes no images")
-    _check_ending(out, family)
+    _check_ending(path, checkpoint, family)
     conditions = prepare_columns(loaded, None if columns is None else read_columns(columns), scaffold)
     samples, found = sample_policy(moved(loaded.policy, device), n, seed=seed, columns=conditions)
     if path.suffix == ".png" and family.sheet is not None:
@@ -163,12 +161,14 @@ def sample_file(
     return path
 
 
-def _check_ending(out: str, family: Family) -> None:
-    """Raise ``ValueError`` for a file that would hold lines under an ending that says something else."""
+def _check_ending(path: Path, checkpoint: str, family: Family) -> None:
+    """Raise ``ValueError`` for images of what is none, and for lines under an ending that says something else."""
+    if path.suffix == ".png" and family.sheet is None:
+        raise ValueError(f"out: {path}, expected no .png: {checkpoint} makes no images")
     known = (".csv", *family.writers, *(family.lines or ()))
-    if family.lines is not None and suffix_of(Path(out)) not in known:
+    if family.lines is not None and suffix_of(path) not in known:
         told = f"{', '.join(known[:-1])} or {known[-1]}, also with .gz"
-        raise ValueError(f"out: {out!r}, expected a file of {family.name} ending in {told}")
+        raise ValueError(f"out: {str(path)!r}, expected a file of {family.name} ending in {told}")
 
 
 def output_path(out: str) -> Path:
