@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from discrete_grpo.core.checks import check_range
 
-__all__ = ["MAX_BYTES", "MAX_LINE", "suffix_of", "text_lines"]
+__all__ = ["MAX_BYTES", "MAX_LINE", "column_of", "filled_cells", "suffix_of", "text_lines"]
 
 MAX_BYTES = 4 << 30
 """Default of the largest unpacked size of a gzipped file, 4 GiB."""
@@ -54,3 +55,20 @@ def text_lines(path: Path, max_bytes: int = MAX_BYTES, *, argument: str = "path"
                 yield from _LONE_RETURN.split(text) if "\r" in text[:-2] else (text,)
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{name} cannot be read as text, expected UTF-8, gzipped only if it ends in .gz: {error}") from None
+
+
+def column_of(names: Sequence[str], *wanted: str) -> str | None:
+    """The first of the wanted columns that a table has; None if it has none of them.
+
+    >>> column_of(["step", "sample"], "graph", "sample")
+    'sample'
+    """
+    return next((name for name in wanted if name in names), None)
+
+
+def filled_cells(path: Path, column: str) -> Iterator[str]:
+    """The cells of a column of a csv file that are not empty; none after what cannot be read."""
+    try:
+        yield from (row[column] for row in csv.DictReader(text_lines(path)) if row.get(column))
+    except (OSError, ValueError, csv.Error):
+        return

@@ -90,6 +90,12 @@ def _reader_left() -> bool:
     return True
 
 
+def _names_argument(error: Exception) -> bool:
+    """Whether the error of a wrong object or import begins with the name of an argument, as one that is raised on purpose does."""
+    name, colon, _ = str(error).partition(": ")
+    return isinstance(error, TypeError | ImportError) and bool(colon) and name.isidentifier()
+
+
 @contextmanager
 def _readable_warnings() -> Iterator[None]:
     """Within the block, warnings are printed without characters that would steer the terminal."""
@@ -133,7 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and _reader_left():  # such as `discrete-grpo list | head`
             return 141
         said = " ".join(str(error).split())
-        if not isinstance(error, ValueError | OSError | RuntimeError | ArithmeticError):  # not raised on purpose: say its kind too
+        if not (isinstance(error, ValueError | OSError | RuntimeError | ArithmeticError) or _names_argument(error)):
+            # not raised on purpose: say its kind too
             said = f"{type(error).__name__}: {said}"
         _tell(f"error: {said or type(error).__name__}")
         return 2

@@ -40,9 +40,10 @@ def _sample(given: dict[str, Any]) -> None:
     if names_class(given["checkpoint"]):
         append_working_folder()
     columns = given["columns"]
-    if columns is not None and columns.lstrip().startswith("{"):
+    if columns is not None and columns.lstrip().startswith(("{", "[")):
         try:
-            columns = [json.loads(columns)]
+            found = json.loads(columns)
+            columns = found if isinstance(found, list) else [found]
         except ValueError as error:
             raise UsageError(f"columns: {given['columns']!r} is no JSON ({error})") from error
     options = SamplerOptions(**{option.name: given[option.name] for option in sampler_options()})

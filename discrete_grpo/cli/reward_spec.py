@@ -37,6 +37,7 @@ def complete_reward(spec: Any) -> Any:
         kind = _load(path)
         if not isinstance(kind, type):
             raise UsageError(f"class_path: {path!r} is no class; a function is named without class_path and init_args")
+        _check_objects(path, kind)
         return {"class_path": path, "init_args": _completed(path, kind, given)}
     if not isinstance(spec, str) or not spec:
         raise UsageError(f"reward: {spec or 'nothing'} is no reward: expected an import path")
@@ -44,8 +45,15 @@ def complete_reward(spec: Any) -> Any:
     found = _load(path)
     if not isinstance(found, type):
         return path
+    _check_objects(path, found)
     arguments = _completed(path, found, {})
     return {"class_path": path, "init_args": arguments} if arguments else {"class_path": path}
+
+
+def _check_objects(path: str, kind: type) -> None:
+    """Raise ``UsageError`` for a class whose objects cannot be called."""
+    if not any("__call__" in vars(base) for base in kind.__mro__):
+        raise UsageError(f"reward: {path} is no reward: expected a function, or a class with __call__")
 
 
 def make_reward(spec: Any) -> Any:

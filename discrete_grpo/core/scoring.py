@@ -24,6 +24,7 @@ __all__ = [
     "Failure",
     "Failures",
     "RewardError",
+    "check_callables",
     "elsewhere",
     "finite_number",
     "remembers",
@@ -190,6 +191,28 @@ def as_rewards(given: Any) -> Any:
     if several is None or not all(map(callable, several)):
         raise ValueError(f"reward: {given!r}, expected a function of a list of samples, or a list of such functions")
     return several
+
+
+def check_callables(rewards: Sequence[Any]) -> list[Any]:
+    """The rewards, after a check that each can be called with a list of samples.
+
+    Raises:
+        ValueError: naming the first that cannot.
+    """
+    for reward in rewards:
+        if not callable(reward):
+            told = repr(reward) if isinstance(reward, str) else f"a {type(reward).__name__}"
+            raise ValueError(f"reward: {told} cannot be called, expected a function of a list of samples")
+        try:
+            signature = inspect.signature(reward)
+        except (ValueError, TypeError):  # such as some functions that are written in C
+            continue
+        try:
+            signature.bind_partial([])
+        except TypeError as error:
+            told = f"{reward_name(reward)}{signature} ({error})"
+            raise ValueError(f"reward: {told}, expected a function of a list of samples and of columns as keywords") from None
+    return list(rewards)
 
 
 def reward_names(rewards: Sequence[Reward]) -> list[str]:

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float
 
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits, read_npz
-from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
+from discrete_grpo.datasets.text_files import MAX_BYTES, column_of, text_lines
 from discrete_grpo.domains import digraph6
 from discrete_grpo.domains.graph6 import MAX_NODES, GraphLike, node_count
 from discrete_grpo.domains.graph_statistics import DESCRIPTORS, SIGMA, Descriptor, descriptor_table, mmd_of
@@ -36,6 +36,7 @@ __all__ = [
     "distances",
     "evaluate",
     "evaluate_folds",
+    "is_graph",
     "metrics_of_signatures",
     "ratio",
     "read_graphs",
@@ -213,8 +214,8 @@ class GraphFile:
 def read_graphs(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int = MAX_BYTES, directed: bool = False) -> GraphFile:
     """Read graphs from a file.
 
-    The file has one graph6 line per graph (``.g6``, ``.d6``, ``.txt``) or a column ``graph`` (``.csv``), or is an npz file, whose
-    test split is read. Text may be gzipped (``.gz``). Blank lines of a list of lines are skipped.
+    The file has one graph6 line per graph (``.g6``, ``.d6``, ``.txt``) or a column ``graph`` or ``sample`` (``.csv``), or is an
+    npz file, whose test split is read. Text may be gzipped (``.gz``). Blank lines of a list of lines are skipped.
 
     Args:
         path: the file.
@@ -224,7 +225,7 @@ def read_graphs(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int 
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if a graph has the other direction, the ending is another one, there is no column ``graph``, the file holds
+        ValueError: if a graph has the other direction, the ending is another one, there is no such column, the file holds
             nothing, or something too large.
     """
     path = Path(path)
@@ -241,12 +242,12 @@ def read_graphs(path: str | Path, *, max_nodes: int = MAX_NODES, max_bytes: int 
         raise ValueError(f"file: {str(path)!r}, expected one ending in .g6, .d6, .txt or .csv, also with .gz, or .npz")
     if not lines:
         raise ValueError(f"file: {path} holds no graphs, expected at least one")
-    good = {k: _is_graph(text) for k, text in lines}
+    good = {k: is_graph(text) for k, text in lines}
     samples = tuple(s if good[k] else None for k, s in lines)
     return GraphFile(tuple(s for s in samples if s is not None), tuple((k, s) for k, s in lines if not good[k]), samples)
 
 
-def _is_graph(text: str) -> bool:
+def is_graph(text: str) -> bool:
     """Whether a line is a graph with nodes, and has a class at each node and edge or at none."""
     try:
         return len(named_graph(text)) > 0
@@ -271,11 +272,11 @@ def _checked(path: Path, number: int, text: str, max_nodes: int, directed: bool)
 def _csv_column(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, str]]:
     reader = csv.DictReader(lines)
     try:
-        if "graph" not in (reader.fieldnames or ()):
-            raise ValueError(
-                f"file: {path} has the columns {', '.join(reader.fieldnames or ()) or 'none'}, expected one named graph"
-            )
-        yield from ((reader.line_num, (row["graph"] or "").strip()) for row in reader)
+        names = reader.fieldnames or ()
+        column = column_of(names, "graph", "sample")
+        if column is None:
+            raise ValueError(f"file: {path} has the columns {', '.join(names) or 'none'}, expected one named graph or sample")
+        yield from ((reader.line_num, (row[column] or "").strip()) for row in reader)
     except csv.Error as error:
         raise ValueError(f"file: {path} cannot be read as a table: {error}") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,16 @@ def read_columns(given: str | Sequence[Columns]) -> list[Columns]:
         FileNotFoundError: if there is no such file.
     """
     if not isinstance(given, str):
+        if isinstance(given, Mapping) or not isinstance(given, Iterable):
+            raise ValueError(f"columns: {given!r}, expected a list of mappings")
         found = list(given)
         source = "columns"
     else:
         path = next((p for p in (Path(given), BUNDLED / given) if p.is_file()), None)
         if path is None:
-            raise FileNotFoundError(f"columns: {given!r} is no file of JSON lines, expected one, or a list such as [{{label: 3}}]")
+            raise FileNotFoundError(
+                f'columns: {given!r} is no file of JSON lines, expected one, or a list such as [{{"label": 3}}]'
+            )
         found, source = [], f"columns: {path}"
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             try:

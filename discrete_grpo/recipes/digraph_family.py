@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, cast
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.own_digraphs import holds_directed, own_digraphs
 from discrete_grpo.datasets.own_graphs import is_own, labelled_splits
-from discrete_grpo.datasets.text_files import suffix_of, text_lines
+from discrete_grpo.datasets.text_files import column_of, filled_cells, suffix_of
 from discrete_grpo.domains.digraph6 import is_digraph6
 from discrete_grpo.domains.digraph_validity import DIGRAPH_SHAPES, DigraphShape, digraph_of, longest_path
 from discrete_grpo.domains.named_digraphs import EDGE, NODE, batch_to_lines, lines_to_batch
@@ -20,15 +19,12 @@ from discrete_grpo.metrics import digraphs as metrics
 from discrete_grpo.metrics.graph_classes import check_classes, class_shares
 from discrete_grpo.metrics.graphs import read_graphs
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
-from discrete_grpo.recipes.graph_family import labels_of, own_options, writers_of
-from discrete_grpo.rewards.graph_views import GraphView
+from discrete_grpo.recipes.graph_family import LINES, labels_of, own_options, view_of, writers_of
+from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.runs.report.graphs import render_graph
 from discrete_grpo.runs.serialization import CheckpointError
 
 __all__ = ["digraph_family", "load_reference", "reference_of"]
-
-LINES = (".g6", ".d6", ".txt")
-"""Endings of files of lines."""
 
 
 def reference_of(metadata: Columns) -> metrics.DigraphReference | None:
@@ -93,16 +89,9 @@ def _holds(path: Path, first: str) -> bool:
     if kind in LINES:
         return is_digraph6(first)
     if kind == ".csv":
-        return "graph" in first.split(",") and _holds_table(path)
+        column = column_of(first.split(","), "graph", "sample")
+        return column is not None and is_digraph6(next(filled_cells(path, column), ""))
     return is_own(path) and holds_directed(path)
-
-
-def _holds_table(path: Path) -> bool:
-    rows = (row["graph"] for row in csv.DictReader(text_lines(path)))
-    try:
-        return is_digraph6(next((text for text in rows if text), ""))
-    except (OSError, ValueError, csv.Error):
-        return False
 
 
 def _read(file: str, options: FileOptions) -> tuple[Sequence[Any], Mapping[str, Sequence[Any]]]:
@@ -144,8 +133,10 @@ def digraph_family(metadata: Columns) -> Family:
         table=_sizes,
         draw=partial(render_graph, labels=named),
         writers=writers_of(named),
-        reward_view=partial(GraphView, labels=named),
+        lines=LINES,
+        reward_view=view_of(named),
         decode=_decode,
+        check_rewards=lambda policy, rewards: check_kind(rewards, "digraphs"),
         holds=_holds,
         read=_read,
         compare=_compare,

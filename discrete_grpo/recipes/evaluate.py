@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, overload
 
+from discrete_grpo.core.checks import check_options
 from discrete_grpo.datasets.text_files import text_lines
 from discrete_grpo.metrics.resampling import Estimate
 from discrete_grpo.metrics.suite import SUITES, SuiteOptions, SuiteResult, check_suite
@@ -66,6 +67,9 @@ def evaluate(
     """
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind: {kind!r}, expected one of {', '.join(KINDS)}")
+    if isinstance(samples, Mapping) or not isinstance(samples, str | Path | Collection):
+        raise ValueError(f"samples: {samples!r}, expected a list of samples or the name of a file")
+    check_options(options, FileOptions)
     given = FileOptions(suite=suite, **options)
     columns: Any = {}
     if isinstance(samples, str | Path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, KernelName
@@ -18,11 +18,25 @@ from discrete_grpo.runs.serialization import TRUSTED, CheckpointError
 if TYPE_CHECKING:
     from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 
-__all__ = ["KINDS", "Columns", "Family", "FileOptions", "SamplerOptions", "family_of", "innermost", "run_family"]
+__all__ = [
+    "KINDS",
+    "Columns",
+    "Family",
+    "FileOptions",
+    "SamplerOptions",
+    "View",
+    "check_view",
+    "family_of",
+    "innermost",
+    "run_family",
+    "seen_by",
+]
 
 Columns = Mapping[str, Any]
 Samples = Sequence[Any]
 Table = Mapping[str, Sequence[Any]]
+View = Literal["text", "networkx", "pyg", "smiles"]
+"""Forms in which rewards can see samples."""
 
 
 # -- options
@@ -135,13 +149,15 @@ class Family:
         picture: draws several samples with captions as one PNG image, for trackers.
         sheet: writes the samples as one PNG file.
         writers: the content of a file of samples, by the file's ending, where it is no table and no list of lines.
+        lines: endings of files of one sample per line; None takes every ending that is of no other file.
         reward_view: makes a reward that sees samples as objects of another library (``networkx``, ``pyg``, ``smiles``) one
             that sees them as the policy gives them, from the reward and the name of the library.
         key: canonical form of a sample for the ledger; None for an invalid one.
         decode: sets what rewards see of a policy's samples, from the checkpoint's metadata.
         condition: a condition as the policy reads it.
         scaffolds: whether a policy can be conditioned on a scaffold.
-        check_rewards: raises ``ValueError`` for rewards that cannot read a policy's samples.
+        check_rewards: raises ``ValueError`` for rewards that cannot read a policy's samples, such as those of this package for
+            another kind.
         holds: whether a file is of such samples, by its name and its first line.
         read: the samples of a file and its columns of labels.
         compare: the numbers of an evaluation of a file, against the reference of its options.
@@ -158,6 +174,7 @@ class Family:
     picture: Callable[[Sequence[str], Sequence[str]], bytes | None] | None = None
     sheet: Callable[[Path, Samples], Path] | None = None
     writers: Mapping[str, Callable[[Samples], bytes]] = field(default_factory=dict)
+    lines: tuple[str, ...] | None = None
     reward_view: Callable[[Any, Any], Any] | None = None
     key: Callable[[Any], str | None] = text_key
     decode: Callable[[Any, Columns], None] = _keep
@@ -223,6 +240,25 @@ KINDS: Mapping[str, Callable[[Columns], Family]] = {
     "samples": _other,
 }
 """The families by name, each made from the metadata of a checkpoint; files are recognised in this order."""
+
+
+def check_view(view: str) -> None:
+    """Raise ``ValueError`` unless ``rewards_see`` names a form that rewards of some kind of samples can see."""
+    if view not in get_args(View):
+        raise ValueError(f"rewards_see: {view!r}, expected text, networkx, pyg or smiles")
+
+
+def seen_by(rewards: Sequence[Any], family: Family, view: View) -> list[Any]:
+    """The rewards, each given samples in the form that it sees.
+
+    Raises:
+        ValueError: if samples of the kind do not have that form.
+    """
+    if view == "text":
+        return list(rewards)
+    if family.reward_view is None:
+        raise ValueError(f"rewards_see: {view!r}, expected 'text' with samples of the kind {family.name}")
+    return [family.reward_view(reward, view) for reward in rewards]
 
 
 def innermost(policy: Any) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.graph_files import to_graphml, to_node_link
 from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits, own_graphs
 from discrete_grpo.datasets.synthetic_graphs import load_splits
-from discrete_grpo.datasets.text_files import suffix_of
+from discrete_grpo.datasets.text_files import column_of, filled_cells, suffix_of
 from discrete_grpo.domains import graph6, labelled_graphs
 from discrete_grpo.domains.graph_validity import Shape
 from discrete_grpo.domains.named_graphs import Labels, batch_to_lines, lines_to_batch, to_line, to_networkx
@@ -19,11 +20,27 @@ from discrete_grpo.metrics import graphs as metrics
 from discrete_grpo.metrics.graph_classes import check_classes, class_shares
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
+from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.rewards.graph_views import GraphView
 from discrete_grpo.runs.report.graphs import render_graph
 from discrete_grpo.runs.serialization import CheckpointError
 
-__all__ = ["graph_family", "labels_of", "load_reference", "own_options", "reference_of", "shape_of", "writers_of"]
+__all__ = [
+    "LINES",
+    "graph_family",
+    "labels_of",
+    "load_reference",
+    "own_options",
+    "reference_of",
+    "shape_of",
+    "view_of",
+    "writers_of",
+]
+
+LINES = (".g6", ".d6", ".txt")
+"""Endings of files of lines."""
+LOOKED_AT = 100
+"""Number of cells of a column ``sample`` that tell whether it holds graphs; a few short texts could be SMILES too."""
 
 
 def shape_of(name: str) -> Shape:
@@ -97,6 +114,17 @@ def load_reference(options: FileOptions) -> metrics.GraphReference:
     return metrics.GraphReference(splits, cast(Shape, options.shape) or shape_of(splits.name), labels=labels)
 
 
+def view_of(labels: Labels | None) -> Callable[[Any, Any], GraphView]:
+    """Rewards that see graphs as objects, whose classes have the names of ``labels``."""
+
+    def seen(reward: Any, view: Any) -> GraphView:
+        if view not in ("networkx", "pyg"):
+            raise ValueError(f"rewards_see: {view!r}, expected text, networkx or pyg with graphs")
+        return GraphView(reward, view, labels)
+
+    return seen
+
+
 def _sizes(samples: Sequence[str | None]) -> dict[str, list[int | None]]:
     """Numbers of nodes and edges of every sample: the property columns of tables."""
     graphs = [None if s is None else graph6.from_graph6(s) for s in samples]
@@ -142,16 +170,28 @@ def writers_of(labels: Labels | None) -> dict[str, Callable[[Sequence[Any]], byt
 
 
 def _holds(path: Path, first: str) -> bool:
-    """Whether a file is of graphs: by its ending, which says so of all but .txt and .csv, or a table with a column ``graph``."""
+    """Whether a file is of graphs: by its ending, which says so of all but .txt and .csv, or a table with a column ``graph``.
+
+    In the tables of a run the column is ``sample``, as for all kinds; they are of graphs if its first cells are.
+    """
     kind = suffix_of(path)
-    return "graph" in first.strip().split(",") if kind == ".csv" else kind == ".npz" or (is_own(path) and kind != ".txt")
+    if kind != ".csv":
+        return kind == ".npz" or (is_own(path) and kind != ".txt")
+    column = column_of(first.strip().split(","), "graph", "sample")
+    return column == "graph" or (column is not None and _graphs_alone(islice(filled_cells(path, column), LOOKED_AT)))
+
+
+def _graphs_alone(cells: Iterable[str]) -> bool:
+    """Whether there are cells, and each is a graph."""
+    found = [metrics.is_graph(cell) for cell in cells]
+    return bool(found) and all(found)
 
 
 def _read(file: str, options: FileOptions) -> tuple[Sequence[Any], Mapping[str, Sequence[Any]]]:
     """The graphs of graph6 lines, of a csv file with a column ``graph``, the test graphs of an npz file, or own graphs."""
     from discrete_grpo.recipes.molecules import report_broken
 
-    if is_own(file) and suffix_of(Path(file)) not in (".g6", ".d6", ".txt"):
+    if is_own(file) and suffix_of(Path(file)) not in LINES:
         own = _own(file, options)
         return [to_line(graph) for graph in own.networkx(range(len(own)))], {}
     found = metrics.read_graphs(file, max_nodes=options.max_nodes, max_bytes=options.max_bytes)
@@ -195,8 +235,10 @@ def graph_family(metadata: Columns) -> Family:
         table=_sizes,
         draw=partial(render_graph, labels=labels),
         writers=writers_of(labels),
-        reward_view=partial(GraphView, labels=labels),
+        lines=LINES,
+        reward_view=view_of(labels),
         decode=_decode,
+        check_rewards=lambda policy, rewards: check_kind(rewards, "graphs"),
         holds=_holds,
         read=_read,
         compare=_compare,

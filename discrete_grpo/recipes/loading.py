@@ -78,9 +78,21 @@ def load(name: str | Path, options: SamplerOptions | None = None, *, seed: int =
     found = _imported(named["module"], named["name"])
     if named["folder"] is None:
         return policy_object(_made(found, str(name), seed), options)
-    owner = found if isinstance(found, type) else type(_made(found, str(name), seed))
-    packages = {named["module"].split(".")[0], owner.__module__.split(".")[0]}
-    return _from_checkpoint(find_checkpoint(named["folder"]), options, sorted({*packages, *trusted}))
+    owner = found if isinstance(found, type) else type(innermost(made := _made(found, str(name), seed)))
+    packages = {named["module"].split(".")[0], (owner if isinstance(found, type) else type(made)).__module__.split(".")[0]}
+    folder = find_checkpoint(named["folder"])
+    loaded = _from_checkpoint(folder, options, sorted({*packages, *trusted}))
+    _check_class(loaded.policy, owner, folder)
+    return loaded
+
+
+def _check_class(policy: Any, owner: type, folder: Path) -> None:
+    """Raise ``ValueError`` unless the policy of a checkpoint, or one that it wraps, is of the class that was named."""
+    inner = policy
+    while not isinstance(inner, owner):
+        if not hasattr(inner, "policy"):
+            raise ValueError(f"policy: {folder} holds a {type(policy).__name__}, expected a {owner.__name__}")
+        inner = inner.policy
 
 
 def class_name(name: str | Path) -> str | None:

@@ -14,6 +14,7 @@ from discrete_grpo.metrics import molecules as metrics
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.policies.conditions import FixedSites
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
+from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.rewards.diversity import diversity_metrics
 from discrete_grpo.rewards.ledger import molecule_key
 from discrete_grpo.runs.checkpoint import CheckpointError
@@ -157,6 +158,7 @@ def scaffold_sites(smiles: str, vocabulary: chemistry.Vocabulary, max_nodes: int
 
 
 def _check_rewards(policy: Any, rewards: Sequence[Any]) -> None:
+    check_kind(rewards, "molecules")
     if hasattr(policy, "blank"):
         from discrete_grpo.recipes.judge import check_rewards
 

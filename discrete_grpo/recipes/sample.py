@@ -16,7 +16,7 @@ from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.rollout import Context, as_module
 from discrete_grpo.datasets.text_files import suffix_of
 from discrete_grpo.recipes.conditions import prepare_columns, read_columns
-from discrete_grpo.recipes.families import Columns, SamplerOptions
+from discrete_grpo.recipes.families import Columns, Family, SamplerOptions
 from discrete_grpo.recipes.loading import load, with_sampler
 from discrete_grpo.runs.console import print_table, progress
 
@@ -128,18 +128,22 @@ def sample_file(
         checkpoint: name of the policy, as for :func:`~discrete_grpo.recipes.loading.load_policy`.
         n: number of samples.
         out: ``.csv`` or ``.csv.gz`` for a table with all columns, ``.png`` for images, ``.graphml`` or ``.json`` (node-link) for
-            graphs with their classes as attributes, ``.sdf`` or ``.xyz`` for molecules in space, any other ending for one valid
-            sample per line; also with ``.gz``.
+            graphs with their classes as attributes, ``.sdf`` or ``.xyz`` for molecules in space, and one valid sample per line for
+            ``.g6``, ``.d6`` or ``.txt`` of graphs, ``.smi``, ``.smiles`` or ``.txt`` of molecules in space, and any other ending
+            of all other kinds; also with ``.gz``.
         seed: of the draws.
         scaffold: SMILES that every sample should contain.
         columns: conditions, as for :func:`sample`.
         options: changes to how the policy draws.
         device: device to draw on, as for :func:`sample`.
+
+    Raises:
+        FileNotFoundError: if the folder of ``out`` does not exist.
+        ValueError: for an ending that samples of the kind cannot have, before any is drawn.
     """
     path, loaded = output_path(out), load(checkpoint, options)
     family = loaded.family
-    if path.suffix == ".png" and family.sheet is None:
-        raise ValueError(f"out: {out}, expected no .png: {checkpoint} makes no images")
+    _check_ending(path, checkpoint, family)
     conditions = prepare_columns(loaded, None if columns is None else read_columns(columns), scaffold)
     samples, found = sample_policy(moved(loaded.policy, device), n, seed=seed, columns=conditions)
     if path.suffix == ".png" and family.sheet is not None:
@@ -155,6 +159,16 @@ def sample_file(
         file.write(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
     print_table(f"{n} samples of {checkpoint}", {str(path): dict(family.evaluate(samples))})
     return path
+
+
+def _check_ending(path: Path, checkpoint: str, family: Family) -> None:
+    """Raise ``ValueError`` for images of what is none, and for lines under an ending that says something else."""
+    if path.suffix == ".png" and family.sheet is None:
+        raise ValueError(f"out: {path}, expected no .png: {checkpoint} makes no images")
+    known = (".csv", *family.writers, *(family.lines or ()))
+    if family.lines is not None and suffix_of(path) not in known:
+        told = f"{', '.join(known[:-1])} or {known[-1]}, also with .gz"
+        raise ValueError(f"out: {str(path)!r}, expected a file of {family.name} ending in {told}")
 
 
 def output_path(out: str) -> Path:

@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
+from discrete_grpo.core.scoring import check_callables
 from discrete_grpo.recipes.conditions import prepare_columns
-from discrete_grpo.recipes.families import SamplerOptions
+from discrete_grpo.recipes.families import SamplerOptions, View, check_view, seen_by
 from discrete_grpo.recipes.loading import load
 from discrete_grpo.recipes.sample import as_text, device_of, moved
 from discrete_grpo.rewards.ledger import open_ledger
-from discrete_grpo.runs.console import print_table
+from discrete_grpo.runs.console import print_notes, print_table
 from discrete_grpo.runs.recorder import check_unused, write_json, write_table
+from discrete_grpo.runs.report.diagnosis import search_diagnosis
 from discrete_grpo.training.local_search import SearchResult, local_search
 
 __all__ = ["SearchRecipe", "run_search"]
@@ -40,6 +42,8 @@ class SearchRecipe(SamplerOptions):
         max_oracle_calls: number of different valid samples that may be scored; None sets no limit.
         reward_cache: SQLite file of scores that several runs may share; None takes one in ``output_dir``.
         device: device to draw on, such as cuda; None means the CPU.
+        rewards_see: form in which rewards see samples, as of ``train``: of graphs text, networkx or pyg; of molecules in space text
+            or smiles; text for all others.
     """
 
     policy: str = "qm9-small"
@@ -55,6 +59,10 @@ class SearchRecipe(SamplerOptions):
     max_oracle_calls: int | None = None
     reward_cache: str | None = None
     device: str | None = None
+    rewards_see: View = "text"
+
+    def __post_init__(self) -> None:
+        check_view(self.rewards_see)
 
 
 def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
@@ -66,13 +74,16 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
     folder = Path(recipe.output_dir)
     if not resume:
         check_unused(folder)
+    rewards = check_callables(recipe.reward if isinstance(recipe.reward, list | tuple) else [recipe.reward])
     loaded = load(recipe.policy, recipe, seed=recipe.seed)
     policy, family = moved(loaded.policy, recipe.device), loaded.family
+    rewards = seen_by(rewards, family, recipe.rewards_see)
+    family.check_rewards(loaded.policy, rewards)
     conditions = prepare_columns(loaded, None if recipe.columns is None else [recipe.columns])
     with open_ledger(folder, family.key, max_oracle_calls=recipe.max_oracle_calls, reward_cache=recipe.reward_cache) as ledger:
         found = local_search(
             policy,
-            recipe.reward,
+            rewards,
             rounds=recipe.rounds,
             population=recipe.population,
             children=recipe.children,
@@ -91,4 +102,5 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
     write_table(folder / "best.csv.gz", table)
     write_json(folder / "search.json", {"scored": found.scored, "oracle_calls": calls, "history": list(map(dict, found.history))})
     print_table(f"{folder}: {found.scored} samples scored", {f"round {line['round']}": dict(line) for line in found.history})
+    print_notes(search_diagnosis(found.history))
     return found

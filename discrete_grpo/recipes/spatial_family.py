@@ -12,7 +12,7 @@ from typing import Any
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.spatial import SpatialStatistics
 from discrete_grpo.datasets.spatial_fields import decode, encode
-from discrete_grpo.datasets.text_files import suffix_of, text_lines
+from discrete_grpo.datasets.text_files import column_of, filled_cells, suffix_of, text_lines
 from discrete_grpo.domains.force_field import relax
 from discrete_grpo.domains.spatial_files import perceive_bonds, read_record, sdf_records, to_sdf, to_xyz, xyz_frames
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, from_cxsmiles, smiles_of, valid_mol
@@ -83,7 +83,10 @@ def _decode(policy: Any, metadata: Columns) -> None:
 
 
 def _holds(path: Path, first: str) -> bool:
-    return suffix_of(path) in (".sdf", ".xyz") or COLUMN in first.split(",")
+    names = first.split(",")
+    if suffix_of(path) == ".csv" and column_of(names, COLUMN, "sample") == "sample":  # a table of a run
+        return " |(" in next(filled_cells(path, "sample"), "")
+    return suffix_of(path) in (".sdf", ".xyz") or COLUMN in names
 
 
 def _texts(file: str, options: FileOptions, argument: str) -> list[Callable[[], SpatialMolecule | None]]:
@@ -97,9 +100,10 @@ def _texts(file: str, options: FileOptions, argument: str) -> list[Callable[[], 
     if suffix_of(path) == ".xyz":
         return [partial(perceive_bonds, frame) for frame in xyz_frames(lines)]
     rows = csv.DictReader(io.StringIO("".join(lines)))
-    if COLUMN not in (rows.fieldnames or ()):
-        raise ValueError(f"{argument}: {file}, expected an .sdf or .xyz file, or a table with a column {COLUMN!r}")
-    return [partial(_of_cell, row[COLUMN]) for row in rows]
+    column = column_of(rows.fieldnames or (), COLUMN, "sample")
+    if column is None:
+        raise ValueError(f"{argument}: {file}, expected an .sdf or .xyz file, or a table with a column {COLUMN!r} or 'sample'")
+    return [partial(_of_cell, row[column]) for row in rows]
 
 
 def _of_cell(text: str) -> SpatialMolecule | None:
@@ -163,6 +167,7 @@ SPATIAL = Family(
     draw=_draw,
     picture=_picture,
     writers={".sdf": _file_of(to_sdf), ".xyz": _file_of(to_xyz)},
+    lines=(".smi", ".smiles", ".txt"),
     reward_view=_view,
     decode=_decode,
     holds=_holds,

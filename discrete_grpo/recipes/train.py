@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from discrete_grpo.core.advantages import sum_rewards
 from discrete_grpo.core.checks import check_options, check_range, check_whole
 from discrete_grpo.core.rollout import Reward
-from discrete_grpo.core.scoring import BudgetExhausted, as_rewards, reward_names, score_samples
+from discrete_grpo.core.scoring import BudgetExhausted, as_rewards, check_callables, reward_names, score_samples
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
 from discrete_grpo.recipes.conditions import prepare_columns, read_columns
-from discrete_grpo.recipes.families import Columns, Family
+from discrete_grpo.recipes.families import Columns, Family, View, check_view, seen_by
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.offline import OfflineOptions, offline_trainer, scored_samples
@@ -88,12 +88,14 @@ class TrainRecipe(OfflineOptions):
     max_oracle_calls: int | None = None
     reward_cache: str | None = None
     report_to: tuple[ReportTo, ...] = ()
-    rewards_see: Literal["text", "networkx", "pyg", "smiles"] = "text"
+    rewards_see: View = "text"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.grpo, GRPOConfig):
+            raise ValueError(f"grpo: {self.grpo!r}, expected a GRPOConfig")
         check_whole("evaluation_samples", self.evaluation_samples, least=0)
-        if self.rewards_see not in ("text", "networkx", "pyg", "smiles"):
-            raise ValueError(f"rewards_see: {self.rewards_see!r}, expected text, networkx, pyg or smiles")
+        check_whole("elbo_draws", self.elbo_draws, least=1)
+        check_view(self.rewards_see)
         check_budget(self.max_oracle_calls, self.evaluation_samples)
         self.check_offline(columns=self.columns, scaffold=self.scaffold)
         if not self.rewards and self.data is None:
@@ -147,7 +149,9 @@ def train(
         ValueError: for a setting out of its range, or if ``output_dir`` holds another run and ``resume`` is false.
     """
     check_options(settings, TrainRecipe)
-    given = None if columns is None or isinstance(columns, str) else [dict(condition) for condition in columns]
+    if not isinstance(output_dir, str | Path):
+        raise ValueError(f"output_dir: {output_dir!r}, expected the name of a folder to make")
+    given = None if columns is None or isinstance(columns, str) else [dict(condition) for condition in read_columns(columns)]
     recipe = TrainRecipe(
         policy=str(policy) if isinstance(policy, str | Path) else type(policy).__name__,
         reward=as_rewards(reward),
@@ -178,8 +182,9 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
     """
     processes, folder = ProcessGroup(accelerator()), Path(recipe.output_dir)
     processes.run_all(lambda: _check_folder(folder, resume) if processes.first else None)
+    check_callables(recipe.rewards)
     loaded = _load(recipe, policy, resume)
-    recipe = replace(recipe, reward=_seeing(recipe, loaded.family))
+    recipe = replace(recipe, reward=seen_by(recipe.rewards, loaded.family, recipe.rewards_see))
     family, metadata = loaded.family, {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
     family.check_rewards(loaded.policy, recipe.rewards)
     scored = _scores_given(recipe, loaded, resume, resumed := resume and bool(Checkpoints(folder).all()))
@@ -233,20 +238,6 @@ def _load(recipe: TrainRecipe, policy: nn.Module | None, resume: bool) -> Loaded
         except CheckpointError:
             continue
     return load(recipe.policy, recipe, seed=recipe.grpo.seed)
-
-
-def _seeing(recipe: TrainRecipe, family: Family) -> list[Reward]:
-    """The rewards, each given samples in the form that it sees.
-
-    Raises:
-        ValueError: if samples of the kind have the form of the policy alone.
-    """
-    view = recipe.rewards_see
-    if view == "text":
-        return recipe.rewards
-    if family.reward_view is None:
-        raise ValueError(f"rewards_see: {view!r}, expected 'text' with samples of the kind {family.name}")
-    return [family.reward_view(reward, view) for reward in recipe.rewards]
 
 
 def _trained(policy: Any, recipe: TrainRecipe) -> Any:

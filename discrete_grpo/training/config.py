@@ -264,6 +264,8 @@ class GRPOConfig:
         _check(self, "entropy_coef_max", least=self.entropy_coef_min)
         _check(self, "adam_beta1 adam_beta2 ema_decay refine_fraction ref_model_mixup_alpha", least=0, most=1)
         check_range("refine_time", self.refine_time, above=0, below=1)
+        for weight in self.reward_weights or ():
+            check_range("reward_weights", weight)
         _check_choices(self)
         _check_bf16(self)
         if self.score_while_drawing not in (True, False, "auto"):

@@ -51,6 +51,8 @@ flaky.cached_as = None  # asked for every sample every time
 class Constant:
     def __init__(self, value: float = 1.0): self.value = value
     def __call__(self, samples, **columns): return [self.value] * len(samples)
+class Plain: pass
+def noargs(): return []
 number = 3
 """
 GRPO = ["--grpo.num_generations=4", "--grpo.generation_batch_size=16", "--grpo.max_steps=3", "--grpo.save_steps=1"]
@@ -199,6 +201,11 @@ def test_bad_input_is_one_line(refuse: Refuse, arguments: str, said: str) -> Non
         ("--reward=my_rewards.number", "reward: my_rewards.number is no reward"),
         ("--reward=broken_rewards.f", "reward: broken_rewards.f is no reward: invalid syntax"),
         ("--reward=Substructure", "is no reward: the following arguments are required: smarts"),
+        ("--reward=my_rewards.Plain", "reward: my_rewards.Plain is no reward: expected a function, or a class with __call__"),
+        ("--reward={class_path: my_rewards.Plain}", "my_rewards.Plain is no reward: expected a function, or a class with __call__"),
+        ("--reward=my_rewards.noargs", "reward: noargs() (too many positional arguments), expected a function of a list"),
+        ("--reward=tree_valid", "reward: tree_valid is for graphs, expected one for molecules, which the policy draws"),
+        ("--elbo_draws=-5", "elbo_draws: -5, expected at least 1"),
         ("--output_dir=good.smi", "output_dir: good.smi cannot be made a folder"),
     ],
 )
@@ -305,6 +312,25 @@ def test_a_failing_reward_is_one_line(refuse: Refuse, name: str, said: str) -> N
     assert line.startswith(said)
     assert "continue with" not in line
     assert not Path("run/run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("my_rewards:Nope", "policy: module 'my_rewards' has no attribute 'Nope'"),
+        ("my_rewards:Plain", "policy: Plain is no torch.nn.Module"),
+    ],
+)
+def test_an_error_that_names_its_argument_is_told_without_its_kind(refuse: Refuse, policy: str, said: str) -> None:
+    assert refuse(*train(policy=policy)).startswith(said)
+
+
+def test_a_search_that_learned_no_reward_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--rounds=1", "--population=4", "--children=2"]
+    for name, told in (("nan", True), ("length", False)):
+        assert main(["search", "--policy=tiny", f"--reward=my_rewards.{name}", f"--output_dir={name}", *sizes]) == 0
+        said = "The reward of every sample of this search was unknown, in all of its 2 rounds, so it found nothing."
+        assert (said in capsys.readouterr().err) == told
 
 
 def test_a_reward_of_the_current_folder_and_unknown_values() -> None:
@@ -521,6 +547,8 @@ def test_images_are_drawn_and_evaluated(tiny: Path, monkeypatch: pytest.MonkeyPa
     label = '--columns={"label": 3}'
     for name in ("sheet.png", "table.csv.gz", "plain.txt"):
         assert main(["sample", "digits", "-n", "6", f"--out={name}", label]) == 0
+    assert main(["sample", "digits", "-n", "6", "--out=list.txt", '--columns=[{"label": 3}]']) == 0
+    assert Path("list.txt").read_bytes() == Path("plain.txt").read_bytes()
     assert Path("sheet.png").read_bytes()[:4] == b"\x89PNG"
     for name in ("table.csv.gz", "plain.txt"):
         assert main(["evaluate", name, "--out=numbers.json"]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from discrete_grpo.cli import main
 from discrete_grpo.datasets.graph_files import to_graphml
 from discrete_grpo.datasets.own_digraphs import own_digraphs
 from discrete_grpo.datasets.own_graphs import own_graphs
-from discrete_grpo.domains.named_graphs import Labels, named_graph
+from discrete_grpo.domains.named_graphs import Labels, named_graph, to_line
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.digraph_family import digraph_family, load_reference, reference_of
 from discrete_grpo.recipes.digraphs import digraph_policy
@@ -287,3 +288,11 @@ def test_labels_that_do_not_fit_the_policy_are_refused(pretrained: Path) -> None
     with pytest.raises(ValueError, match=r"graphs\[0\]: node class 'sub', expected one of add, mul"):
         loaded.policy.encode(["&AO nodes=sub,add edges=left"])
     assert loaded.policy.can_draw(sample(loaded.policy, 1)[0])
+
+
+def test_a_table_of_a_run_of_directed_graphs_is_evaluated(tmp_path: Path) -> None:
+    table = tmp_path / "evaluation_after.csv"
+    with table.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["sample", "reward"], ["", 0], *([to_line(graph), 1] for graph in dags(3))])
+    found = evaluate_file(str(table))
+    assert (found["num_samples"], found["valid"]) == (4, 0.75)

@@ -19,12 +19,19 @@ from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.node_count import LearnedSizes, RunningSizes, SizedPolicy
 from discrete_grpo.policies.options import change_graph_policy, graph_part, with_options, without_likelihood
 from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood
-from discrete_grpo.recipes.families import SamplerOptions
+from discrete_grpo.recipes.evaluate import evaluate, evaluate_file
+from discrete_grpo.recipes.families import FileOptions, SamplerOptions
 from discrete_grpo.recipes.graphs import PretrainGraphsRecipe, run_pretrain_graphs
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.recipes.molecules import NetworkSizes
+from discrete_grpo.recipes.reward_kinds import check_kind
+from discrete_grpo.recipes.sample import sample, sample_file
 from discrete_grpo.recipes.search import SearchRecipe, run_search
-from discrete_grpo.recipes.train import TrainRecipe, run_train
+from discrete_grpo.recipes.train import TrainRecipe, run_train, train
+from discrete_grpo.rewards.combine import WeightedSum
+from discrete_grpo.rewards.digraphs import acyclic
+from discrete_grpo.rewards.graphs import tree_valid
+from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.runs import checkpoint
 from discrete_grpo.runs.checkpoint import load_metadata
 from discrete_grpo.runs.recorder import read_metrics, read_samples
@@ -88,6 +95,8 @@ def test_every_choice_trains_resumes_and_exports(planar: Path, tmp_path: Path, o
     exported = load_policy(tmp_path / "run/policy")
     assert isinstance(exported, SizedPolicy if wrapper is SizedPolicy else GraphPolicy)
     assert topology.from_graph6(read_samples(tmp_path / "run/evaluation_after.csv.gz")["sample"][0]).number_of_nodes() >= 12
+    named = load_policy(f"discrete_grpo.policies.graph:GraphPolicy@{tmp_path / 'run'}")
+    assert type(named) is type(exported), "a wrapper of the class that is named"
     more = dataclasses.replace(recipe, grpo=dataclasses.replace(FAST, max_steps=3))
     run_train(more, resume=True)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3]
@@ -130,6 +139,73 @@ def test_local_search_writes_what_it_found(planar: Path, tmp_path: Path) -> None
     assert edges(table["graph"]) == list(found.rewards)
     assert found.scored == 3 * 12
     assert run_search(recipe, resume=True).samples == found.samples
+
+
+@pytest.mark.parametrize("name", ["a.gml", "a.jsonl", "a.edgelist.gz", "a.pt", "a.tsv", "a.sdf", "a.smi", "a"])
+def test_an_ending_that_graphs_do_not_have_is_refused_before_drawing(planar: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    said = r"expected a file of graphs ending in \.csv, \.graphml, \.json, \.g6, \.d6 or \.txt, also with \.gz"
+    with pytest.raises(ValueError, match=f"out: '{out}', {said}"):
+        sample_file(str(planar), 2, str(out))
+    assert not out.exists()
+
+
+def test_tables_of_a_run_of_graphs_are_evaluated(planar: Path, tmp_path: Path) -> None:
+    run_train(TrainRecipe(policy=str(planar), reward=edges, output_dir=str(tmp_path / "run"), grpo=FAST, evaluation_samples=4))
+    for name, count in (("evaluation_after.csv.gz", 4), ("samples.csv.gz", 16)):
+        found = evaluate_file(str(tmp_path / "run" / name), FileOptions(reference="community-20"))
+        assert found["num_samples"] == count
+        assert "degree" in " ".join(found)
+    molecules = tmp_path / "molecules.csv"
+    molecules.write_text("sample,reward\nCC,1\nCCO,2\n,0\n")
+    assert evaluate_file(str(molecules))["valid"] == pytest.approx(2 / 3)
+
+
+def test_a_search_shows_rewards_graphs_as_they_see_them(planar: Path, tmp_path: Path) -> None:
+    def seen(graphs: list[Any], **columns: Any) -> list[float]:
+        return [float(graph.number_of_edges()) for graph in graphs]
+
+    plain = SearchRecipe(str(planar), edges, str(tmp_path / "a"), rounds=1, population=2, children=2)
+    viewed = dataclasses.replace(plain, reward=seen, output_dir=str(tmp_path / "b"), rewards_see="networkx")
+    assert run_search(viewed).rewards == run_search(plain).rewards
+    with pytest.raises(ValueError, match="rewards_see: 'smiles', expected text, networkx or pyg with graphs"):
+        run_search(dataclasses.replace(viewed, output_dir=str(tmp_path / "c"), rewards_see="smiles"))
+    with pytest.raises(ValueError, match="rewards_see: 'dgl', expected text, networkx, pyg or smiles"):
+        dataclasses.replace(viewed, rewards_see="dgl")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("reward", "name"), [(qed, "qed"), (acyclic, "acyclic"), (WeightedSum((edges, qed), (1.0, 1.0)), r"1\*edges \+ 1\*qed")]
+)
+def test_a_reward_for_other_samples_is_refused_before_any_work(planar: Path, tmp_path: Path, reward: Any, name: str) -> None:
+    said = rf"reward: {name} is for (molecules|directed graphs), expected one for graphs, which the policy draws"
+    with pytest.raises(ValueError, match=said):
+        run_train(TrainRecipe(policy=str(planar), reward=reward, output_dir=str(tmp_path / "run"), grpo=FAST))
+    with pytest.raises(ValueError, match=said):
+        run_search(SearchRecipe(str(planar), reward, str(tmp_path / "found")))
+    with pytest.raises(ValueError, match="reward: tree_valid is for graphs, expected one for directed graphs"):
+        check_kind([edges, acyclic, tree_valid], "digraphs")
+
+
+def test_arguments_of_a_wrong_kind_are_named(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"output_dir": tmp_path / "run"}
+    for changes, said in (
+        ({"columns": {"num_nodes": 5}}, r"columns: {'num_nodes': 5}, expected a list of mappings"),
+        ({"columns": [5]}, "columns: 5, expected a mapping"),
+        ({"grpo": {"max_steps": 1}}, r"grpo: {'max_steps': 1}, expected a GRPOConfig"),
+        ({"output_dir": 3}, "output_dir: 3, expected the name of a folder"),
+        ({"elbo_draws": 0}, "elbo_draws: 0, expected at least 1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            train("tree-16", edges, **given | changes)
+    with pytest.raises(ValueError, match=r"columns: {'num_nodes': 5}, expected a list of mappings"):
+        sample("tree-16", 2, columns={"num_nodes": 5})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="reward_weights: 'a', expected a finite number"):
+        GRPOConfig(reward_weights=["a"])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="foo: unknown option; known: reference, shape"):
+        evaluate(["Bw"], kind="graphs", foo=1)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="samples: 3, expected a list of samples or the name of a file"):
+        evaluate(3)  # type: ignore[call-overload]
 
 
 def test_time_distortions_move_the_grid_and_the_times_trained_at() -> None:

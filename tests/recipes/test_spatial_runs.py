@@ -191,3 +191,20 @@ def test_bad_files_and_options_are_one_line(work: Path, pretrained: Path) -> Non
         run_train(TrainRecipe(policy=str(pretrained), reward=weight, rewards_see="pyg", output_dir=str(work / "no")))
     with pytest.raises(CheckpointError, match="has no statistics of molecules in space"):
         family_of({"kind": "spatial"}).decode(load(pretrained).policy, {})
+
+
+def test_a_table_of_a_run_is_evaluated(tmp_path: Path) -> None:
+    table = tmp_path / "evaluation_after.csv"
+    with table.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(
+            [["sample", "reward", "smiles"], ["", 0, ""], *([str(one), 1, "C"] for one in conformers(["CCO"]))]
+        )
+    found = evaluate_file(str(table))
+    assert (found["num_samples"], found["valid"]) == (2, 0.5)
+
+
+@pytest.mark.parametrize("name", ["a.pdb", "a.mol2.gz", "a.png.gz", "a.tsv"])
+def test_an_ending_that_molecules_in_space_do_not_have_is_refused(pretrained: Path, tmp_path: Path, name: str) -> None:
+    said = r"expected a file of spatial ending in \.csv, \.sdf, \.xyz, \.smi, \.smiles or \.txt, also with \.gz"
+    with pytest.raises(ValueError, match=said):
+        sample_file(str(pretrained), 2, str(tmp_path / name))

@@ -221,6 +221,13 @@ def test_what_is_no_policy_is_one_line(mine: Path, policy: str, said: str, capsy
     assert not (mine / "run").exists()
 
 
+def test_a_checkpoint_of_another_class_than_the_one_named_is_refused(mine: Path) -> None:
+    trained("run", steps=1)
+    with pytest.raises(ValueError, match=r"policy: run.* holds a Letters, expected a Texts"):
+        load("my_words:Texts@run")
+    assert type(load("my_words:make@run").policy).__name__ == "Letters"  # a function that makes one
+
+
 def test_a_class_is_trusted_only_where_it_is_named(mine: Path) -> None:
     trained("run", steps=1)
     with pytest.raises(CheckpointError, match=r"my_words\.Letters' is outside the trusted packages"):

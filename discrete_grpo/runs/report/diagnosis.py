@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-__all__ = ["diagnosis"]
+__all__ = ["diagnosis", "search_diagnosis"]
 
 
 def diagnosis(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -19,6 +20,24 @@ def diagnosis(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     []
     """
     return _signal([line for line in metrics if "frac_reward_zero_std" in line]) + _patience(metrics)
+
+
+def search_diagnosis(history: Sequence[Mapping[str, float]]) -> list[str]:
+    """Explain why a search found nothing; empty where any reward was known.
+
+    Args:
+        history: one line per round, with the mean ``reward`` of its samples, NaN where none was known.
+
+    >>> search_diagnosis([{"round": 0, "reward": 0.5}])
+    []
+    """
+    if any(not math.isnan(line["reward"]) for line in history):
+        return []
+    count = f"all of its {len(history)} rounds" if len(history) > 1 else "its only round"
+    return [
+        f"The reward of every sample of this search was unknown, in {count}, so it found nothing.",
+        "Try: call the reward on a few samples by hand; it returned None or NaN each time.",
+    ]
 
 
 def _signal(updates: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,0 +1,53 @@
+"""Which kind of samples a reward of this package is for, so that a run that could only score 0 is refused before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from discrete_grpo.core.scoring import reward_name
+
+__all__ = ["check_kind", "kind_of"]
+
+REWARDS = "discrete_grpo.rewards"
+MODULES = {
+    f"{REWARDS}.{module}": kind
+    for kind, modules in {
+        "molecules": ("molecules", "conditions", "diversity", "docking", "docking_targets", "classifier"),
+        "graphs": ("graphs",),
+        "digraphs": ("digraphs",),
+        "spatial": ("spatial",),
+        "images": ("images",),
+    }.items()
+    for module in modules
+}
+"""The kind of the rewards of a module; those of other modules are for any samples, or wrap other rewards."""
+TOLD = {"digraphs": "directed graphs", "spatial": "molecules in space"}
+
+
+def kind_of(reward: Any) -> str | None:
+    """The kind of samples that a reward of this package is for; None for a reward of somebody else, and for any samples.
+
+    >>> from discrete_grpo.rewards.graphs import tree_valid
+    >>> kind_of(tree_valid), kind_of(len)
+    ('graphs', None)
+    """
+    module = str(getattr(reward, "__module__", ""))
+    if module == f"{REWARDS}.task":
+        return None if reward.kind == "text" else str(reward.kind)
+    if module == f"{REWARDS}.combine":
+        return next((kind for part in reward.rewards if (kind := kind_of(part)) is not None), None)
+    return MODULES.get(module)
+
+
+def check_kind(rewards: Sequence[Any], kind: str) -> None:
+    """Check that no reward is of this package and for samples of another kind.
+
+    Raises:
+        ValueError: naming the first that is.
+    """
+    for reward in rewards:
+        found = kind_of(reward)
+        if found is not None and found != kind:
+            told = f"{reward_name(reward)} is for {TOLD.get(found, found)}"
+            raise ValueError(f"reward: {told}, expected one for {TOLD.get(kind, kind)}, which the policy draws")
