@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_fields
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.diffusion import choices
 from discrete_grpo.diffusion.schedules import Schedule
@@ -54,7 +54,7 @@ class DiffusionOptions:
     precondition: bool = False
 
     def __post_init__(self) -> None:
-        check_range("num_steps", self.num_steps, least=1)
+        check_fields(self, "num_steps", least=1)
         for name in (self.train_distortion, self.sample_distortion):
             choices.make_distortion(name)
         self.make_kernel((0.5, 0.5))
@@ -95,6 +95,8 @@ def diffusion_policy(
     Raises:
         ValueError: if a network of your own does not fit.
     """
+    if not (network is None or isinstance(network, NetworkSizes | nn.Module)):
+        raise ValueError(f"network: {network!r}, expected a torch.nn.Module, NetworkSizes or None")
     options = options or DiffusionOptions()
     nodes, edges = (options.make_kernel(share, schedule) for share in shares)
     own = isinstance(network, nn.Module)

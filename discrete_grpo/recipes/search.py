@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from discrete_grpo.core.checks import check_fields
 from discrete_grpo.recipes.conditions import prepare_columns
 from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.recipes.loading import load
@@ -55,6 +56,12 @@ class SearchRecipe(SamplerOptions):
     max_oracle_calls: int | None = None
     reward_cache: str | None = None
     device: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fields(self, "rounds", least=0)
+        check_fields(self, "seed")
+        check_fields(self, "population children keep max_oracle_calls", least=1)
 
 
 def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:

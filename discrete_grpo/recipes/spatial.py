@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from discrete_grpo.core.atomic import atomic_write
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_fields, check_range, check_text
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.reading import read_smiles
@@ -69,7 +69,7 @@ class SpatialOptions:
     learned_variance: bool = False
 
     def __post_init__(self) -> None:
-        check_range("num_steps", self.num_steps, least=1)
+        check_fields(self, "num_steps", least=1)
         for name in ("exponents", "weights"):
             if len(getattr(self, name)) != 4:
                 raise ValueError(f"{name}: {getattr(self, name)}, expected four numbers: positions, atoms, charges, bonds")
@@ -177,11 +177,12 @@ class PretrainSpatialRecipe(SpatialOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("evaluation_samples", self.evaluation_samples, least=0)
-        check_range("test_share", self.test_share, above=0, below=1)
-        check_range("jobs", self.jobs, least=1)
-        if self.max_molecules is not None:
-            check_range("max_molecules", self.max_molecules, least=2)
+        check_text("data", self.data, "the name of a set, or of a file of molecules")
+        check_fields(self, "evaluation_samples", least=0)
+        check_fields(self, "conformer_seed")
+        check_fields(self, "test_share", above=0, below=1)
+        check_fields(self, "jobs max_bytes", least=1)
+        check_fields(self, "max_molecules", least=2)
         if self.aromatic and not self.hydrogens:
             raise ValueError("aromatic: True, expected False where hydrogens is False")
 

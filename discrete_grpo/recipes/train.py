@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.core.advantages import sum_rewards
-from discrete_grpo.core.checks import check_options, check_range, check_whole
+from discrete_grpo.core.checks import check_fields, check_options, check_range, check_whole
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, as_rewards, reward_names, score_samples
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
@@ -91,7 +91,9 @@ class TrainRecipe(OfflineOptions):
     rewards_see: Literal["text", "networkx", "pyg", "smiles"] = "text"
 
     def __post_init__(self) -> None:
-        check_whole("evaluation_samples", self.evaluation_samples, least=0)
+        super().__post_init__()
+        check_fields(self, "evaluation_samples", least=0)
+        check_fields(self, "elbo_draws", least=1)
         if self.rewards_see not in ("text", "networkx", "pyg", "smiles"):
             raise ValueError(f"rewards_see: {self.rewards_see!r}, expected text, networkx, pyg or smiles")
         check_budget(self.max_oracle_calls, self.evaluation_samples)
