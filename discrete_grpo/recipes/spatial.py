@@ -14,7 +14,7 @@ from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_fields, check_range, check_text
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.seeding import seeded
-from discrete_grpo.datasets.reading import read_smiles
+from discrete_grpo.datasets.reading import SUFFIXES, read_smiles
 from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
 from discrete_grpo.datasets.spatial_fields import SpatialGraphs, bond_shares, decode, encode
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of
@@ -277,6 +277,9 @@ def _smiles(recipe: PretrainSpatialRecipe, path: Path) -> tuple[Sequence[str], s
         from discrete_grpo.datasets.enumeration import load_enumerated
 
         return load_enumerated().smiles, "enumerated"
+    if path.is_file() and suffix_of(path) not in SUFFIXES:
+        endings = ", ".join((".sdf", ".xyz", *SUFFIXES))
+        raise ValueError(f"data: {str(path)!r}, expected a file ending in {endings}, or one of these with .gz")
     read = read_smiles(path, recipe.max_broken, smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes)
     return read.smiles, path.name.split(".")[0]
 
