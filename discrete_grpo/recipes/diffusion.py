@@ -93,10 +93,8 @@ def diffusion_policy(
         seed: random seed of the initial weights of a graph transformer; the global random state is not changed.
 
     Raises:
-        ValueError: if a network of your own does not fit.
+        ValueError: if ``network`` is neither sizes nor a module, or a network of your own does not fit.
     """
-    if not (network is None or isinstance(network, NetworkSizes | nn.Module)):
-        raise ValueError(f"network: {network!r}, expected a torch.nn.Module, NetworkSizes or None")
     options = options or DiffusionOptions()
     nodes, edges = (options.make_kernel(share, schedule) for share in shares)
     own = isinstance(network, nn.Module)
@@ -123,6 +121,8 @@ def _graph_transformer(
     nodes: choices.GraphKernel, edges: choices.GraphKernel, sizes: NetworkSizes | None, num_properties: int, seed: int
 ) -> GraphTransformer:
     """A graph transformer for the classes of two kernels, with initial weights of ``seed``."""
+    if not (sizes is None or isinstance(sizes, NetworkSizes)):
+        raise ValueError(f"network: {sizes!r}, expected a torch.nn.Module, NetworkSizes or None")
     x, e = nodes.noise, edges.noise
     classes = (x.num_states, e.num_states, x.num_clean, e.num_clean)
     with seeded(seed):
