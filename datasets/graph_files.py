@@ -64,9 +64,11 @@ def iter_graph_objects(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[Any]:
         raise ValueError(f"data: {str(path)!r}, expected a folder or a file ending in {', '.join(SUFFIXES)} or .npz")
     if not path.is_file():
         raise FileNotFoundError(f"data: {path} does not exist, expected a file of graphs")
+    if path.suffix != ".gz" and (size := path.stat().st_size) > max_bytes:
+        raise ValueError(f"max_bytes: {size} bytes in {str(path)!r}, expected at most {max_bytes}")
     try:
         yield from SUFFIXES[kind](path, max_bytes)
-    except (OSError, EOFError, zlib.error, nx.NetworkXException, ParseError, ValueError, TypeError, KeyError) as error:
+    except (OSError, EOFError, zlib.error, nx.NetworkXException, ParseError, ValueError, TypeError, LookupError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
         if said.startswith("data: "):
             raise
@@ -129,10 +131,13 @@ def _arc_list(path: Path, max_bytes: int) -> Iterator[nx.DiGraph]:
 
 def _edges(lines: Sequence[str], kind: type[nx.Graph]) -> nx.Graph:
     """One graph of an edge list; a third column is the class, or a mapping of attributes."""
-    rows = [line.split(None, 2) for line in lines if not line.lstrip().startswith("#")]
-    if any(len(row) < 2 for row in rows):
-        raise ValueError(f"{next(row for row in rows if len(row) < 2)}, expected two nodes, and a class or nothing")
+    rows = [row for line in lines if (row := line.partition("#")[0].split(None, 2))]
     named = any(len(row) == 3 and not row[2].startswith("{") for row in rows)
+    wrong = [row for row in rows if len(row) < 2 or (named and len(row[-1].split()) > 1)]
+    if wrong:
+        raise ValueError(f"{' '.join(wrong[0]).strip()!r}, expected two nodes, and a class or nothing")
+    if named and (short := next((row for row in rows if len(row) == 2), None)):
+        raise ValueError(f"{' '.join(short)!r}, expected two nodes and a class, as on other lines of the graph")
     return nx.parse_edgelist(lines, create_using=kind, data=[("label", str)] if named else True)
 
 
@@ -154,8 +159,6 @@ def _saved(path: Path, max_bytes: int) -> Iterable[Any]:
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
     from torch_geometric.data.storage import GlobalStorage
 
-    if path.stat().st_size > max_bytes:
-        raise ValueError(f"data: {str(path)!r} has more than {max_bytes:,} bytes (max_bytes)")
     try:
         with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]):
             found = torch.load(path, weights_only=True, map_location="cpu")

@@ -98,6 +98,8 @@ def listed_graphs(
             parts = (len(splits.train), len(splits.val), len(splits.test))
         else:
             objects = read_graph_objects(Path(source), max_bytes)
+    elif isinstance(source, nx.Graph) or not (hasattr(source, "__iter__") or hasattr(source, "__getitem__")):
+        raise ValueError(f"data: one {type(source).__name__}, expected a file, a folder, or a list of graphs")
     else:
         objects = list(source)
     if not objects:

@@ -28,6 +28,7 @@ __all__ = [
     "BLOCK",
     "PARALLEL_ROWS",
     "SHOWN",
+    "SUFFIXES",
     "SmilesFile",
     "array_lines",
     "cache_file",

@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -93,7 +94,8 @@ def build_shards(
 ) -> dict[str, Any]:
     """Write the molecules of a file as a folder of shards; returns the manifest.
 
-    The folder does not depend on ``jobs`` or on how often its building was stopped.
+    The folder does not depend on ``jobs`` or on how often its building was stopped. Of a file that is refused before a shard is
+    whole, nothing is left behind.
 
     Args:
         path: molecule file, as in :func:`~discrete_grpo.datasets.reading.read_smiles`.
@@ -106,14 +108,23 @@ def build_shards(
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the folder holds something else, no molecules are left, more lines are broken than allowed, or the column
-            is not certain.
+        ValueError: if the folder cannot be made or holds something else, no molecules are left, more lines are broken than allowed,
+            or the column is not certain.
     """
     path, folder, options = Path(path), Path(folder), options or ShardOptions()
     check_range("max_broken", max_broken, least=0, most=1, note=" (a share of the lines)")
     check_file(path)
     plan = _plan(path, options)
-    _begin(folder, plan)
+    with _begun(folder, plan):
+        shards = _shards(path, folder, options, max_bytes, jobs, tell)
+        _check(path, shards, max_broken, options)
+    return _finish(folder, plan, shards, options)
+
+
+def _shards(
+    path: Path, folder: Path, options: ShardOptions, max_bytes: int, jobs: int | None, tell: Callable[[int], None] | None
+) -> list[Shard]:
+    """The records of all shards, of which those that are not whole yet are written."""
     done, todo = [0], partial(write_shard, folder=folder, options=options, path=path)
     known: dict[int, Shard] = {}
 
@@ -131,9 +142,7 @@ def build_shards(
         done[0] += shard.rows + shard.dropped + shard.broken
         if tell is not None:
             tell(done[0])
-    shards = [known[index] for index in range(len(known))]
-    _check(path, shards, max_broken, options)
-    return _finish(folder, plan, shards, options)
+    return [known[index] for index in range(len(known))]
 
 
 def _plan(path: Path, options: ShardOptions) -> dict[str, Any]:
@@ -141,6 +150,24 @@ def _plan(path: Path, options: ShardOptions) -> dict[str, Any]:
     form = plain.pop("form")
     source = {"file": path.name, "key": content_key(path, f"shards {FORMAT}")}
     return {"format": FORMAT, "form": form, "name": path.name.split(".")[0], "source": source, "options": plain}
+
+
+@contextmanager
+def _begun(folder: Path, plan: Mapping[str, Any]) -> Iterator[None]:
+    """Make the folder with its plan; both are taken back if the block fails before it has written a shard."""
+    new = not folder.exists()
+    _begin(folder, plan)
+    try:
+        yield
+    except Exception:
+        with suppress(OSError):  # the error of the block is the one to show
+            found = list(folder.iterdir())
+            if all(path.name == PLAN or LEFTOVER.fullmatch(path.name) for path in found):
+                for path in found:
+                    path.unlink(missing_ok=True)
+                if new:
+                    folder.rmdir()
+        raise
 
 
 def _begin(folder: Path, plan: Mapping[str, Any]) -> None:
@@ -156,7 +183,10 @@ def _begin(folder: Path, plan: Mapping[str, Any]) -> None:
             said = _difference(before, plan)
             raise ValueError(f"output_dir: {str(folder)!r} was begun with other data or options ({said}); name another folder")
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"output_dir: {str(folder)!r} cannot be made a folder ({error.strerror})") from error
     _write_json(folder / PLAN, plan)
 
 

@@ -193,7 +193,8 @@ def _sample() -> _Parser:
     parser = _Parser("sample", "CHECKPOINT --out=FILE [--name=value ...]", "qm9-small -n 1000 --out=molecules.smi --seed=1")
     parser.add_argument("checkpoint", help="bundled policy, checkpoint folder or run folder")
     about = (
-        "file to write: .csv or .csv.gz for a table with the conditions, .png for images, .graphml or .json for graphs, else lines"
+        "file to write: .csv or .csv.gz for a table with the conditions, .png for images, .graphml or .json for graphs, .sdf or"
+        " .xyz for molecules in space, else lines"
     )
     parser.option("out", str, "FILE", about)
     parser.option("n", _whole, "N", "number of samples, at least 1", 100, short="n")
@@ -209,13 +210,23 @@ def _sample() -> _Parser:
 
 def _evaluate() -> _Parser:
     parser = _Parser("evaluate", "FILE [--name=value ...]", "molecules.smi --reference=train.smi --out=metrics.json")
-    about = "file of samples (.smi, .txt, .csv, .tsv, .g6, .graphml, .json, each optionally with .gz; .npz of splits of graphs)"
+    about = (
+        "file of samples: molecules (.smi, .smiles, .txt, .csv, .tsv), molecules in space (.sdf, .xyz), graphs (.g6, .d6, .graphml,"
+        " .gml, .json, .jsonl, .edgelist, .edges, .arcs), each optionally with .gz; of graphs also .pt, .pth, .npz of splits, or a"
+        " folder; images and text as lines or tables"
+    )
     parser.add_argument("file", help=about)
-    about = "data that novelty is measured against: a SMILES file; of graphs, a named set or a file or folder of graphs"
+    about = (
+        "data that novelty is measured against: a SMILES file; of molecules in space, an .sdf or .xyz file; of graphs, a named set"
+        " or a file or folder of graphs"
+    )
     parser.option("reference", _text, "FILE", about)
-    parser.option("shape", _text, "NAME", "graphs that count as valid: planar, tree, sbm or connected; by default those of the set")
+    shapes = "planar, tree, sbm or connected, of directed graphs dag or connected"
+    parser.option("shape", _text, "NAME", f"graphs that count as valid: {shapes}; by default those of the set")
     parser.option("out", _text, "FILE", "JSON file for the numbers")
-    parser.option("suite", _text, "NAME", "distribution metrics with intervals: moses, guacamol or graphs; needs --reference")
+    parser.option(
+        "suite", _text, "NAME", "distribution metrics with intervals: moses, guacamol, graphs or spatial; needs --reference"
+    )
     parser.option("train", _text, "FILE", "suite moses: training molecules for novelty; by default the reference")
     parser.option("bootstrap", _whole, "N", "suites: parts drawn for each interval, 0 for none; by default 100")
     parser.option("folds", _whole, "N", "suites: equal runs of samples whose mean and deviation are shown")

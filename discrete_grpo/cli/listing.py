@@ -49,8 +49,9 @@ def _bundled() -> dict[str, dict[str, str]]:
     return found
 
 
-def _graph_sets() -> list[str]:
-    found = find("discrete_grpo.datasets.synthetic_graphs", "NAMED_SETS")
+def _keys(module: str, name: str) -> list[str]:
+    """The keys of a mapping in a module, read from its source."""
+    found = find(module, name)
     assert found is not None
     assert isinstance(found.node, ast.AnnAssign)
     assert isinstance(found.node.value, ast.Dict)
@@ -84,12 +85,14 @@ def print_list(what: str | None = None) -> None:
     for reward in known_rewards().values():
         print(f"  {reward.signature}\n      {reward.about}")
     print()
+    named = _keys("discrete_grpo.datasets.synthetic_graphs", "NAMED_SETS")
+    endings = _keys("discrete_grpo.datasets.graph_files", "SUFFIXES")
     sets = {
         "enumerated": "all small C/N/O/F molecules, bundled",
         "qm9, zinc250k": "molecules, downloaded at the first use",
-        "FILE": "a SMILES file of your own",
-        ", ".join(_graph_sets()): "graphs, made on this machine",
-        "FILE.npz": "splits of graphs of your own",
+        "FILE": "molecules of your own: SMILES (.smi, .smiles, .txt, .csv, .tsv), or with positions (.sdf, .xyz)",
+        ", ".join(named): "graphs, made on this machine",
+        "FILE or FOLDER": f"graphs of your own: {', '.join(endings)}, or .npz of splits",
     }
     _print_section("data sets", sets)
     print("tasks and methods of benchmarks: discrete-grpo list tasks, discrete-grpo list methods")

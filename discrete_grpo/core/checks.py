@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import fields
+from functools import cache
 from numbers import Real
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-__all__ = ["check_options", "check_range", "check_whole", "did_you_mean"]
+__all__ = ["check_choices", "check_fields", "check_options", "check_range", "check_text", "check_whole", "did_you_mean"]
 
 FINITE = "a finite number"
 
@@ -74,6 +77,71 @@ def _range(least: int | float | None, above: int | float | None, most: int | flo
     low = [f"at least {least}"] if least is not None else [f"more than {above}"] if above is not None else []
     high = [f"at most {most}"] if most is not None else [f"less than {below}"] if below is not None else []
     return " and ".join(low + high) or FINITE
+
+
+def check_fields(
+    settings: object,
+    names: str,
+    *,
+    least: int | float | None = None,
+    above: int | float | None = None,
+    most: int | float | None = None,
+    below: int | float | None = None,
+) -> None:
+    """Check the range of several fields of a dataclass, and that those of type int are whole; None passes where the type has it.
+
+    Args:
+        settings: the dataclass.
+        names: names of the fields, with spaces between them.
+        least: as for :func:`check_range`.
+        above: likewise.
+        most: likewise.
+        below: likewise.
+
+    Raises:
+        ValueError: naming the field, the value and the range.
+    """
+    kinds = _kinds(cast(Hashable, type(settings)))
+    for name in names.split():
+        value = getattr(settings, name)
+        if value is None and NoneType in kinds[name]:
+            continue
+        if int in kinds[name] and float not in kinds[name] and (isinstance(value, bool) or not isinstance(value, int)):
+            check_whole(name, value, least=cast(Any, least), most=cast(Any, most))
+        check_range(name, value, least=least, above=above, most=most, below=below)
+
+
+def check_choices(settings: object) -> None:
+    """Check the fields of a dataclass whose type is a ``Literal``, or one and None.
+
+    Raises:
+        ValueError: naming the field, the value and the choices.
+    """
+    for name, kinds in _kinds(cast(Hashable, type(settings))).items():
+        value, some = getattr(settings, name), [kind for kind in kinds if kind is not NoneType]
+        if any(get_origin(kind) is not Literal for kind in some) or (value is None and NoneType in kinds):
+            continue
+        if value not in (choices := [choice for kind in some for choice in get_args(kind)]):
+            raise ValueError(f"{name}: {value!r}, expected one of {', '.join(map(str, choices))}")
+
+
+def check_text(name: str, value: object, expected: str) -> None:
+    """Raise ``ValueError`` unless ``value`` is text.
+
+    >>> check_text("data", [1, 2], "the name of a file")
+    Traceback (most recent call last):
+    ValueError: data: a list, expected the name of a file
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: a {type(value).__name__}, expected {expected}")
+
+
+@cache
+def _kinds(settings: Any) -> dict[str, tuple[Any, ...]]:
+    """The types of every field of a dataclass, of which its value has one."""
+    hints = get_type_hints(settings)
+    found = {field.name: hints[field.name] for field in fields(settings)}
+    return {name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,) for name, hint in found.items()}
 
 
 def check_options(given: Iterable[str], settings: type) -> None:

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from jaxtyping import Int
 
-from discrete_grpo.core.checks import check_range, did_you_mean
+from discrete_grpo.core.checks import check_fields, did_you_mean
 from discrete_grpo.metrics.resampling import Estimate, Statistic, interval, whole
 
 __all__ = ["SBM_METHODS", "SUITES", "SuiteOptions", "SuiteResult", "check_suite", "estimates"]
@@ -43,8 +43,7 @@ class SuiteOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_range("bootstrap", self.bootstrap, least=0)
-        check_range("folds", self.folds, least=0)
+        check_fields(self, "bootstrap folds", least=0)
         if self.sbm_method not in SBM_METHODS:
             raise ValueError(f"sbm_method: {self.sbm_method!r}, expected one of {', '.join(SBM_METHODS)}")
 

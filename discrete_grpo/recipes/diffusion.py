@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_fields
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.diffusion import choices
 from discrete_grpo.diffusion.schedules import Schedule
@@ -54,7 +54,7 @@ class DiffusionOptions:
     precondition: bool = False
 
     def __post_init__(self) -> None:
-        check_range("num_steps", self.num_steps, least=1)
+        check_fields(self, "num_steps", least=1)
         for name in (self.train_distortion, self.sample_distortion):
             choices.make_distortion(name)
         self.make_kernel((0.5, 0.5))
@@ -93,7 +93,7 @@ def diffusion_policy(
         seed: random seed of the initial weights of a graph transformer; the global random state is not changed.
 
     Raises:
-        ValueError: if a network of your own does not fit.
+        ValueError: if ``network`` is neither sizes nor a module, or a network of your own does not fit.
     """
     options = options or DiffusionOptions()
     nodes, edges = (options.make_kernel(share, schedule) for share in shares)
@@ -121,6 +121,8 @@ def _graph_transformer(
     nodes: choices.GraphKernel, edges: choices.GraphKernel, sizes: NetworkSizes | None, num_properties: int, seed: int
 ) -> GraphTransformer:
     """A graph transformer for the classes of two kernels, with initial weights of ``seed``."""
+    if not (sizes is None or isinstance(sizes, NetworkSizes)):
+        raise ValueError(f"network: {sizes!r}, expected a torch.nn.Module, NetworkSizes or None")
     x, e = nodes.noise, edges.noise
     classes = (x.num_states, e.num_states, x.num_clean, e.num_clean)
     with seeded(seed):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_fields
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.digits import LICENCE, NUM_CLASSES, DigitImages, load_digits
@@ -72,7 +72,8 @@ class PretrainDigitsRecipe:
     evaluation_samples: int = 200
 
     def __post_init__(self) -> None:
-        check_range("evaluation_samples", self.evaluation_samples, least=0)
+        check_fields(self, "evaluation_samples", least=0)
+        check_fields(self, "codes code_width layers heads width", least=1)
 
 
 def _small(steps: int, rate: float) -> PretrainConfig:

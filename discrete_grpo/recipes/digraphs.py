@@ -52,10 +52,13 @@ def digraph_policy(
         seed: random seed of the initial weights; the global random state is not changed.
 
     Raises:
-        ValueError: for an option that directed graphs do not have.
+        ValueError: for an option that directed graphs do not have, or if noise ``marginal`` has no frequencies of arcs, since no
+            graph has two nodes.
     """
     options, sizes = options or DiffusionOptions(), equivariant_sizes(network or NetworkSizes(), KIND)
     _check_options(options)
+    if options.noise == "marginal" and not data.arcs.numel():
+        raise ValueError("data: no graph to train on has two nodes, expected at least one that has, or noise uniform or absorbing")
     labels, schedule = data.labels, _schedule(options)
     found = ((data.nodes, len(labels.nodes)), (data.arcs, 2 if labels.plain else len(labels.edges)))
     counts = [torch.bincount(classes.long(), minlength=c).double() for classes, c in found]

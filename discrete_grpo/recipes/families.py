@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from discrete_grpo.core.checks import check_fields
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, KernelName
 from discrete_grpo.rewards.ledger import text_key
@@ -58,6 +59,9 @@ class SamplerOptions:
         sample_distortion: time grid of a graph policy: identity, cos, revcos, polyinc or polydec; None keeps the policy's.
         shared_steps: number of first steps of a graph policy that a group takes together and is not trained on; None keeps
             the policy's.
+
+    Raises:
+        ValueError: for a number of steps that is no whole number or out of its range.
     """
 
     num_steps: int | None = None
@@ -70,6 +74,10 @@ class SamplerOptions:
     omega: float | None = None
     sample_distortion: Distortion | None = None
     shared_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, "num_steps", least=1)
+        check_fields(self, "shared_steps", least=0)
 
     def given(self) -> dict[str, Any]:
         """The sampler options that are not None."""
@@ -111,6 +119,9 @@ class FileOptions:
     sbm_method: str | None = None
     node_attribute: str | None = None
     edge_attribute: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, "max_nodes max_bytes", least=1)
 
 
 # -- families

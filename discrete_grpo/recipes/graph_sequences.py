@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.graph_tokens import graph_tokens
 from discrete_grpo.datasets.own_graphs import is_own, labelled_splits, own_graphs
@@ -84,10 +84,11 @@ class PretrainGraphSequencesRecipe:
     test_share: float = 0.1
 
     def __post_init__(self) -> None:
-        check_range("orders", self.orders, least=1)
-        check_range("candidates", self.candidates, least=1)
-        check_range("test_share", self.test_share, above=0, below=1)
-        check_range("evaluation_samples", self.evaluation_samples, least=0)
+        check_text("data", self.data, "the name of a set, or of a file or folder of graphs")
+        check_fields(self, "orders candidates layers heads width max_length max_nodes max_bytes", least=1)
+        check_fields(self, "test_share", above=0, below=1)
+        check_fields(self, "evaluation_samples", least=0)
+        check_choices(self)
 
 
 def graph_sequence_policy(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_choices, check_fields, check_text
 from discrete_grpo.datasets.own_digraphs import OwnDigraphs, read_own
 from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits
 from discrete_grpo.datasets.synthetic_graphs import (
@@ -92,8 +92,11 @@ class PretrainGraphsRecipe(DiffusionOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("test_share", self.test_share, above=0, below=1)
-        check_range("evaluation_samples", self.evaluation_samples, least=0)
+        check_text("data", self.data, "the name of a set, or of a file or folder of graphs; own_graphs reads a list")
+        check_fields(self, "test_share", above=0, below=1)
+        check_fields(self, "evaluation_samples", least=0)
+        check_fields(self, "max_nodes max_bytes", least=1)
+        check_choices(self)
 
 
 def graph_policy(
@@ -126,7 +129,12 @@ def own_graph_policy(
         network: as for :func:`graph_policy`.
         options: as for :func:`graph_policy`.
         seed: as for :func:`graph_policy`.
+
+    Raises:
+        ValueError: if noise ``marginal`` has no frequencies of edges, since no graph has two nodes.
     """
+    if (options or DiffusionOptions()).noise == "marginal" and not data.graphs.pairs.numel():
+        raise ValueError("data: no graph to train on has two nodes, expected at least one that has, or noise uniform or absorbing")
     labels, counts = data.labels, (torch.bincount(data.sizes).double() / len(data)).tolist()
     found = ((data.graphs.nodes, len(labels.nodes)), (data.graphs.pairs, 2 if labels.plain else len(labels.edges)))
     nodes, edges = (torch.bincount(classes.long(), minlength=c).double() for classes, c in found)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_fields
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.text import LabelledTextDataset, TextDataset, corrupt_lines, mask_lines, text_dataset
@@ -48,8 +48,8 @@ class JudgeRecipe(TextOptions):
     evaluation_samples: int = 500
 
     def __post_init__(self) -> None:
-        for name in ("corruptions", "fills", "evaluation_samples"):
-            check_range(name, getattr(self, name), least=0)
+        super().__post_init__()
+        check_fields(self, "corruptions fills evaluation_samples", least=0)
         if self.corruptions == 0 and (self.policy is None or self.fills == 0):
             raise ValueError("corruptions: 0 without fills of a policy, expected something to tell real text from")
         for name in ("fill_rounds", "fill_temperatures"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_fields
 from discrete_grpo.core.rollout import Replayable, is_replayable
 from discrete_grpo.policies.options import Likelihood, graph_part, with_options, without_likelihood
 from discrete_grpo.recipes.families import SamplerOptions
@@ -58,7 +58,7 @@ class OfflineOptions(SamplerOptions):
         Raises:
             ValueError: naming the option.
         """
-        check_range("offline_steps", self.offline_steps, least=1)
+        check_fields(self, "offline_steps", least=1)
         if self.data is None:
             for name in ("score_column", "group_column", "sample_column", "offline_likelihood"):
                 if (value := getattr(self, name)) is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import nn
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_fields, check_text
 from discrete_grpo.datasets.molecule_fields import FieldMolecules, field_statistics
 from discrete_grpo.datasets.molecules import (
     ConditionedMolecules,
@@ -84,7 +84,10 @@ class PretrainRecipe(ChargeOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("evaluation_samples", self.evaluation_samples, least=0)
+        check_text("data", self.data, "the name of a set, or of a file or folder of molecules")
+        check_fields(self, "evaluation_samples", least=0)
+        check_fields(self, "max_bytes", least=1)
+        check_fields(self, "max_atoms")
         if self.charges not in ("joint", "field"):
             raise ValueError(f"charges: {self.charges!r}, expected joint or field")
         if self.charges == "field":

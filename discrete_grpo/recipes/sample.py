@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from discrete_grpo.core.atomic import atomic_write
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_whole
 from discrete_grpo.core.rollout import Context, as_module
 from discrete_grpo.datasets.text_files import suffix_of
 from discrete_grpo.recipes.conditions import prepare_columns, read_columns
@@ -51,7 +51,7 @@ def sample(
     >>> len(sample("qm9-small", 3, options=SamplerOptions(num_steps=4)))
     3
     """
-    check_range("n", n, least=1)
+    check_whole("n", n, least=1)
     found = None if columns is None else read_columns(columns)
     if isinstance(policy, str | Path):
         loaded = load(policy, options)
@@ -91,7 +91,7 @@ def sample_policy(
     Raises:
         ValueError: if ``count`` is less than 1, or there are columns and none of them.
     """
-    check_range("n", count, least=1)
+    check_whole("n", count, least=1)
     if columns is not None and not columns:
         raise ValueError("columns: an empty list, expected at least one condition or None")
     generator = torch.Generator(device_of(policy)).manual_seed(seed)

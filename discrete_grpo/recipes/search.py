@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from discrete_grpo.core.checks import check_fields
 from discrete_grpo.core.scoring import check_callables
 from discrete_grpo.recipes.conditions import prepare_columns
 from discrete_grpo.recipes.families import SamplerOptions, View, check_view, seen_by
@@ -62,6 +63,10 @@ class SearchRecipe(SamplerOptions):
     rewards_see: View = "text"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fields(self, "rounds", least=0)
+        check_fields(self, "seed")
+        check_fields(self, "population children keep max_oracle_calls", least=1)
         check_view(self.rewards_see)
 
 

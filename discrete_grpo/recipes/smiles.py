@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_fields, check_range, check_text
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.enumeration import enumerated_smiles
 from discrete_grpo.datasets.molecules import property_scales
@@ -76,7 +76,9 @@ class PretrainSmilesRecipe:
     data_licence: str = "unknown"
 
     def __post_init__(self) -> None:
-        check_range("evaluation_samples", self.evaluation_samples, least=0)
+        check_text("data", self.data, "the name of a set, or of a file or folder of molecules")
+        check_fields(self, "evaluation_samples", least=0)
+        check_fields(self, "layers heads width max_length max_bytes", least=1)
 
 
 def smiles_policy(

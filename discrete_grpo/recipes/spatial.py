@@ -11,10 +11,10 @@ from typing import TypeVar
 import torch
 
 from discrete_grpo.core.atomic import atomic_write
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_fields, check_range, check_text
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.seeding import seeded
-from discrete_grpo.datasets.reading import read_smiles
+from discrete_grpo.datasets.reading import SUFFIXES, read_smiles
 from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
 from discrete_grpo.datasets.spatial_fields import SpatialGraphs, bond_shares, decode, encode
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of
@@ -69,7 +69,7 @@ class SpatialOptions:
     learned_variance: bool = False
 
     def __post_init__(self) -> None:
-        check_range("num_steps", self.num_steps, least=1)
+        check_fields(self, "num_steps", least=1)
         for name in ("exponents", "weights"):
             if len(getattr(self, name)) != 4:
                 raise ValueError(f"{name}: {getattr(self, name)}, expected four numbers: positions, atoms, charges, bonds")
@@ -177,11 +177,12 @@ class PretrainSpatialRecipe(SpatialOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("evaluation_samples", self.evaluation_samples, least=0)
-        check_range("test_share", self.test_share, above=0, below=1)
-        check_range("jobs", self.jobs, least=1)
-        if self.max_molecules is not None:
-            check_range("max_molecules", self.max_molecules, least=2)
+        check_text("data", self.data, "the name of a set, or of a file of molecules")
+        check_fields(self, "evaluation_samples", least=0)
+        check_fields(self, "conformer_seed")
+        check_fields(self, "test_share", above=0, below=1)
+        check_fields(self, "jobs max_bytes", least=1)
+        check_fields(self, "max_molecules", least=2)
         if self.aromatic and not self.hydrogens:
             raise ValueError("aromatic: True, expected False where hydrogens is False")
 
@@ -276,6 +277,9 @@ def _smiles(recipe: PretrainSpatialRecipe, path: Path) -> tuple[Sequence[str], s
         from discrete_grpo.datasets.enumeration import load_enumerated
 
         return load_enumerated().smiles, "enumerated"
+    if path.is_file() and suffix_of(path) not in SUFFIXES:
+        endings = ", ".join((".sdf", ".xyz", *SUFFIXES))
+        raise ValueError(f"data: {str(path)!r}, expected a file ending in {endings}, or one of these with .gz")
     read = read_smiles(path, recipe.max_broken, smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes)
     return read.smiles, path.name.split(".")[0]
 

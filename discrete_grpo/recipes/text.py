@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.core.seeding import seeded
@@ -79,6 +79,11 @@ class TextOptions:
     data_licence: str | None = None
     max_bytes: int = MAX_BYTES
 
+    def __post_init__(self) -> None:
+        check_text("data", self.data, f"the name of a file of text, or {SENTENCES}")
+        check_fields(self, "num_lines block_size max_bytes", least=1)
+        check_choices(self)
+
 
 def split_lines(options: TextOptions, held_out: int, tokenizer: Tokenizer | None = None) -> tuple[TextDataset, list[str]]:
     """Training data, and at most ``held_out`` lines that are kept out of it: of a file, a tenth of its distinct lines at most."""
@@ -139,8 +144,9 @@ class PretrainTextRecipe(TextOptions):
     mask_span: int = 6
 
     def __post_init__(self) -> None:
-        for name in ("evaluation_samples", "num_prompts"):
-            check_range(name, getattr(self, name), least=0)
+        super().__post_init__()
+        check_fields(self, "evaluation_samples num_prompts", least=0)
+        check_fields(self, "rounds mask_span", least=1)
 
 
 def text_policy(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.core.advantages import sum_rewards
-from discrete_grpo.core.checks import check_options, check_range, check_whole
+from discrete_grpo.core.checks import check_fields, check_options, check_range, check_whole
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, as_rewards, check_callables, reward_names, score_samples
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
@@ -91,10 +91,11 @@ class TrainRecipe(OfflineOptions):
     rewards_see: View = "text"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.grpo, GRPOConfig):
             raise ValueError(f"grpo: {self.grpo!r}, expected a GRPOConfig")
-        check_whole("evaluation_samples", self.evaluation_samples, least=0)
-        check_whole("elbo_draws", self.elbo_draws, least=1)
+        check_fields(self, "evaluation_samples", least=0)
+        check_fields(self, "elbo_draws", least=1)
         check_view(self.rewards_see)
         check_budget(self.max_oracle_calls, self.evaluation_samples)
         self.check_offline(columns=self.columns, scaffold=self.scaffold)

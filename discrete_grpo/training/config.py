@@ -2,49 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, fields
-from functools import cache
-from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Literal
 
-from discrete_grpo.core.checks import check_range, check_whole
+from discrete_grpo.core.checks import check_choices, check_fields, check_range
 
 __all__ = ["GRPOConfig", "PretrainConfig"]
-
-
-def _check(
-    config: GRPOConfig | PretrainConfig,
-    names: str,
-    *,
-    least: int | float | None = None,
-    above: int | float | None = None,
-    most: int | float | None = None,
-) -> None:
-    """Check the range of several fields, and that those of type int are whole; None passes where it switches an option off."""
-    whole, optional = _whole_fields(cast(Hashable, type(config)))
-    for name in names.split():
-        value = getattr(config, name)
-        if value is None and name in optional:
-            continue
-        if name in whole and (isinstance(value, bool) or not isinstance(value, int)):
-            check_whole(name, value, least=cast(Any, least))
-        check_range(name, value, least=least, above=above, most=most)
-
-
-@cache
-def _whole_fields(settings: Any) -> tuple[frozenset[str], frozenset[str]]:
-    """Names of the fields that take whole numbers and no fractions, and of those that may be None."""
-    kinds = {name: {hint, *get_args(hint)} for name, hint in get_type_hints(settings).items()}
-    whole = frozenset(name for name, kind in kinds.items() if int in kind and float not in kind)
-    return whole, frozenset(name for name, kind in kinds.items() if type(None) in kind)
-
-
-def _check_choices(config: GRPOConfig) -> None:
-    """Check the fields whose type is a ``Literal``."""
-    hints = get_type_hints(type(config))
-    for name in (field.name for field in fields(config) if get_origin(hints[field.name]) is Literal):
-        if getattr(config, name) not in (choices := get_args(hints[name])):
-            raise ValueError(f"{name}: {getattr(config, name)!r}, expected one of {', '.join(choices)}")
 
 
 def _check_bf16(config: GRPOConfig | PretrainConfig) -> None:
@@ -57,7 +20,7 @@ def _check_auto(config: GRPOConfig, name: str, *, least: int) -> None:
     if getattr(config, name) != "auto":
         if isinstance(getattr(config, name), str):
             raise ValueError(f"{name}: {getattr(config, name)!r}, expected a whole number, at least {least}, or 'auto'")
-        _check(config, name, least=least)
+        check_fields(config, name, least=least)
 
 
 def _check_best(config: GRPOConfig | PretrainConfig) -> None:
@@ -249,24 +212,24 @@ class GRPOConfig:
 
     def __post_init__(self) -> None:
         """Check the range of every field, and that the fields are compatible."""
-        _check(self, "max_steps generation_batch_size num_iterations", least=1)
+        check_fields(self, "max_steps generation_batch_size num_iterations", least=1)
         for name in ("per_device_batch_size", "timestep_chunk"):
             _check_auto(self, name, least=1)
-        _check(self, "save_steps save_total_limit refine_memory steps_per_generation ref_model_sync_steps", least=1)
-        _check(self, "generation_shards replay_memory patience", least=1)
-        _check(self, "num_generations", least=2)
-        _check(self, "timestep_fraction top_entropy_quantile", above=0, most=1)
-        _check(self, "learning_rate epsilon epsilon_high delta advantage_clip max_grad_norm", above=0)
-        _check(self, "sapo_temperature_pos sapo_temperature_neg", above=0)
-        _check(self, "max_resampling_rounds replay_samples", least=0)
-        _check(self, "beta weight_decay warmup_steps seed off_policy_mask_threshold entropy_target", least=0)
-        _check(self, "entropy_coef entropy_coef_min entropy_coef_delta", least=0)
-        _check(self, "entropy_coef_max", least=self.entropy_coef_min)
-        _check(self, "adam_beta1 adam_beta2 ema_decay refine_fraction ref_model_mixup_alpha", least=0, most=1)
+        check_fields(self, "save_steps save_total_limit refine_memory steps_per_generation ref_model_sync_steps", least=1)
+        check_fields(self, "generation_shards replay_memory patience", least=1)
+        check_fields(self, "num_generations", least=2)
+        check_fields(self, "timestep_fraction top_entropy_quantile", above=0, most=1)
+        check_fields(self, "learning_rate epsilon epsilon_high delta advantage_clip max_grad_norm", above=0)
+        check_fields(self, "sapo_temperature_pos sapo_temperature_neg", above=0)
+        check_fields(self, "max_resampling_rounds replay_samples", least=0)
+        check_fields(self, "beta weight_decay warmup_steps seed off_policy_mask_threshold entropy_target", least=0)
+        check_fields(self, "entropy_coef entropy_coef_min entropy_coef_delta", least=0)
+        check_fields(self, "entropy_coef_max", least=self.entropy_coef_min)
+        check_fields(self, "adam_beta1 adam_beta2 ema_decay refine_fraction ref_model_mixup_alpha", least=0, most=1)
         check_range("refine_time", self.refine_time, above=0, below=1)
         for weight in self.reward_weights or ():
             check_range("reward_weights", weight)
-        _check_choices(self)
+        check_choices(self)
         _check_bf16(self)
         if self.score_while_drawing not in (True, False, "auto"):
             raise ValueError(f"score_while_drawing: {self.score_while_drawing!r}, expected True, False or 'auto'")
@@ -368,9 +331,9 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         """Check the range of every field."""
-        _check(self, "max_steps batch_size log_steps save_steps save_total_limit", least=1)
-        _check(self, "learning_rate max_grad_norm", above=0)
-        _check(self, "weight_decay warmup_steps seed", least=0)
-        _check(self, "ema_decay", least=0, most=1)
+        check_fields(self, "max_steps batch_size log_steps save_steps save_total_limit", least=1)
+        check_fields(self, "learning_rate max_grad_norm", above=0)
+        check_fields(self, "weight_decay warmup_steps seed", least=0)
+        check_fields(self, "ema_decay", least=0, most=1)
         _check_bf16(self)
         _check_best(self)

@@ -23,8 +23,12 @@ from safetensors.torch import load_file, save_file
 
 from discrete_grpo.cli import main
 from discrete_grpo.cli.commands import COMMANDS
+from discrete_grpo.datasets import graph_files, reading
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.molecules import statistics
+from discrete_grpo.domains.digraph_validity import DIGRAPH_SHAPES
+from discrete_grpo.domains.graph_validity import SHAPES
+from discrete_grpo.metrics.suite import SUITES
 from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
 from discrete_grpo.recipes.search import SearchRecipe, run_search
@@ -33,6 +37,8 @@ from discrete_grpo.runs.checkpoint import save
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 
 ROOT = Path(__file__).parents[2]
+ENDINGS = (*reading.SUFFIXES, *graph_files.SUFFIXES, ".sdf", ".xyz", ".npz")
+"""Endings of all files of data of one's own."""
 REWARDS = """
 import math, pathlib
 def length(samples, **columns): return [float(len(s or "")) for s in samples]
@@ -509,7 +515,20 @@ def test_list_names_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert all(name in text for name in ("demo", "enumerated-tiny", "qm9-small", "qed", "zinc250k"))
     assert "MoleculeReward" not in text
+    assert all(ending in text.partition("data sets:")[2] for ending in ENDINGS)
     assert main(["--version"]) == 0
+
+
+def test_help_names_the_files_and_choices_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {}
+    for command in ("evaluate", "sample"):
+        with pytest.raises(SystemExit):
+            main([command, "-h"])
+        texts[command] = " ".join(capsys.readouterr().out.split())
+    assert all(ending in texts["evaluate"] for ending in ENDINGS)
+    assert all(suite in texts["evaluate"] for suite in SUITES)
+    assert all(shape in texts["evaluate"] for shape in (*SHAPES, *DIGRAPH_SHAPES))
+    assert ".sdf or .xyz for molecules in space" in texts["sample"]
 
 
 def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:

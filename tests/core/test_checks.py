@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import pytest
 
-from discrete_grpo.core.checks import check_range, check_whole, did_you_mean
+from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text, check_whole, did_you_mean
 
 
 @pytest.mark.parametrize(
@@ -78,3 +79,48 @@ def test_a_whole_number_too_large_for_a_float_is_compared_as_it_is() -> None:
 )
 def test_the_nearest_known_name_is_asked_for(name: str, known: Iterable[str], cutoff: float, said: str) -> None:
     assert did_you_mean(name, known, cutoff=cutoff) == said
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Fields of all kinds that are checked by their types."""
+
+    count: int = 1
+    limit: int | None = None
+    share: float = 0.5
+    bound: int | float | None = None
+    kind: Literal["a", "b"] = "a"
+    other: Literal["c"] | None = None
+    auto: int | Literal["auto"] = "auto"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"count": 2.5}, "count: 2.5, expected a whole number, at least 1"),
+        ({"count": True}, "count: True, expected a whole number, at least 1"),
+        ({"count": None}, "count: None, expected a whole number, at least 1"),
+        ({"limit": 3.0}, "limit: 3.0, expected a whole number, at least 1"),
+        ({"limit": -1}, "limit: -1, expected at least 1"),
+        ({"share": 0.5, "bound": 0.5}, "bound: 0.5, expected at least 1"),
+        ({"kind": "c"}, "kind: 'c', expected one of a, b"),
+        ({"kind": None}, "kind: None, expected one of a, b"),
+        ({"other": "a"}, "other: 'a', expected one of c"),
+    ],
+)
+def test_fields_are_checked_by_their_types(given: dict[str, Any], said: str) -> None:
+    def check(settings: Settings) -> None:
+        check_fields(settings, "count limit bound", least=1)
+        check_fields(settings, "share", above=0, below=1)
+        check_choices(settings)
+
+    check(Settings())
+    check(Settings(count=3, limit=4, bound=1.5, kind="b", other="c", auto=7))
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        check(Settings(**given))
+
+
+def test_text_alone_is_text() -> None:
+    check_text("data", "a.g6", "a file")
+    with pytest.raises(ValueError, match=r"^data: a list, expected a file$"):
+        check_text("data", ["a.g6"], "a file")

@@ -187,6 +187,9 @@ def test_at_most_256_classes() -> None:
         ("set.json", b'{"nodes": []}', "no node-link data, expected a mapping with nodes and edges"),
         ("set.json", b"[1", "cannot be read as json"),
         ("set.edgelist", b"0\n", "expected two nodes"),
+        ("set.edgelist", b"a b\na b c d\n", r"data: '.*set.edgelist' cannot be read as edgelist: 'a b c d', expected two nodes"),
+        ("set.edgelist", b"a b c\n# d\na d\n", "'a d', expected two nodes and a class, as on other lines of the graph"),
+        ("set.edgelist", b"a b c\na d {'label': 'c'}\n", "expected two nodes, and a class or nothing"),
         ("set.g6", b"Bg\nB\n", "line 2: graph: 'B' is no graph6 line"),
         ("set.pt", pickle.dumps(GRAPHS[:1]), "holds objects that are not read"),
         ("set.pt", b"nothing", "holds objects that are not read"),
@@ -217,8 +220,25 @@ def test_other_files_that_are_missing_or_too_large(files: dict[str, Path], tmp_p
     with pytest.raises(ValueError, match="has no file ending in"):
         own_graphs(tmp_path / "empty")
     for form in ("json", "integers"):
-        with pytest.raises(ValueError, match="has more than 100 bytes"):
+        with pytest.raises(ValueError, match=r"max_bytes: \d+ bytes in '.*', expected at most 100"):
             own_graphs(files[form], max_bytes=100)
+    (tmp_path / "lines.g6").write_bytes(lines := b"Bw\n" * 10)
+    (tmp_path / "edges.edgelist").write_bytes(edges := b"0 1\n\n" * 10)
+    (tmp_path / "rows.jsonl").write_bytes(rows := b'{"multigraph": false, "nodes": [{"id": 0}], "edges": []}\n' * 10)
+    for name, content in (("lines.g6", lines), ("edges.edgelist", edges), ("rows.jsonl", rows)):
+        assert len(own_graphs(tmp_path / name, max_bytes=len(content))) == 10
+        size = len(content)
+        with pytest.raises(ValueError, match=rf"max_bytes: {size} bytes in '.*{name}', expected at most {size - 1}$"):
+            own_graphs(tmp_path / name, max_bytes=size - 1)
+    (tmp_path / "packed.graphml.gz").write_bytes(gzip.compress(to_graphml(GRAPHS[:2])))
+    with pytest.raises(ValueError, match="has more than 500 bytes"):
+        own_graphs(tmp_path / "packed.graphml.gz", max_bytes=500)
+
+
+@pytest.mark.parametrize("source", [GRAPHS[0], 7])
+def test_one_graph_in_place_of_a_list_is_named(source: Any) -> None:
+    with pytest.raises(ValueError, match=f"^data: one {type(source).__name__}, expected a file, a folder, or a list of graphs$"):
+        own_graphs(source)
 
 
 def test_written_files_hold_each_graph_once() -> None:

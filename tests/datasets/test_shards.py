@@ -215,6 +215,28 @@ def alone(folder: Path) -> Path:
     return path
 
 
+def test_a_refused_file_leaves_nothing_behind(tmp_path: Path) -> None:
+    graphs, empty, table = tmp_path / "t.g6", tmp_path / "empty.smi", tmp_path / "table.csv"
+    graphs.write_text("Bw\n")
+    empty.write_text("\n")
+    table.write_text("a,b\nx,y\n")
+    (tmp_path / "mine").mkdir()
+    for folder in (tmp_path / "new", tmp_path / "mine"):
+        for path, said in ((graphs, "expected a file ending in .smi"), (empty, "holds no molecules"), (table, "column")):
+            existed = folder.exists()
+            with pytest.raises(ValueError, match=said):
+                build_shards(path, folder, jobs=1)
+            assert folder.exists() == existed
+            assert not existed or not list(folder.iterdir())
+        assert build_shards(alone(tmp_path), folder, jobs=1)["molecules"] == 2
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    below = alone(tmp_path) / "shards"
+    with pytest.raises(ValueError, match=r"^output_dir: '.*pair\.smi/shards' cannot be made a folder \(Not a directory\)$"):
+        build_shards(tmp_path / "pair.smi", below, jobs=1)
+
+
 # -- damaged folders
 
 

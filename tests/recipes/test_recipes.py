@@ -20,14 +20,22 @@ from discrete_grpo.datasets.molecules import statistics
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.domains.molecules import Vocabulary
 from discrete_grpo.recipes.diffusion import DiffusionOptions
+from discrete_grpo.recipes.digits import PretrainDigitsRecipe
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.families import FileOptions, SamplerOptions
+from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
+from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
+from discrete_grpo.recipes.judge import JudgeRecipe
 from discrete_grpo.recipes.loading import load_policy, with_sampler
 from discrete_grpo.recipes.molecule_family import scaffold_sites
 from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
-from discrete_grpo.recipes.pretrain import PretrainRecipe, run_pretrain
+from discrete_grpo.recipes.pretrain import PretrainRecipe, pretrain, run_pretrain
 from discrete_grpo.recipes.sample import sample, sample_file
-from discrete_grpo.recipes.train import TrainRecipe, run_train
+from discrete_grpo.recipes.search import SearchRecipe
+from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
+from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
+from discrete_grpo.recipes.text import PretrainTextRecipe
+from discrete_grpo.recipes.train import TrainRecipe, run_train, train
 from discrete_grpo.rewards.molecules import qed, validity
 from discrete_grpo.runs import checkpoint
 from discrete_grpo.runs.checkpoint import CheckpointError, bundled_policies, find_checkpoint, load_metadata, save
@@ -45,6 +53,57 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stats = statistics(load_enumerated(4))
     folder = tmp_path_factory.mktemp("tiny") / "policy"
     return save(folder, molecule_policy(stats, TINY, DiffusionOptions(num_steps=5)), metadata={"statistics": stats.to_json()})
+
+
+RECIPES = (
+    PretrainRecipe,
+    PretrainGraphsRecipe,
+    PretrainGraphSequencesRecipe,
+    PretrainSmilesRecipe,
+    PretrainTextRecipe,
+    JudgeRecipe,
+    PretrainDigitsRecipe,
+    PretrainSpatialRecipe,
+    TrainRecipe,
+    SearchRecipe,
+)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_whole_numbers_and_names_of_files_are_checked_before_any_work(recipe: Any) -> None:
+    whole = [f.name for f in dataclasses.fields(recipe) if f.type in ("int", "int | None") and f.name != "top_k"]
+    assert whole
+    for name in whole:
+        with pytest.raises(ValueError, match=f"^{name}: 2.5, expected a whole number"):
+            recipe(**{name: 2.5})
+    for name in {"max_nodes", "max_bytes", "max_length", "evaluation_samples"} & set(whole):
+        with pytest.raises(ValueError, match=f"^{name}: -1, expected at least [01]$"):
+            recipe(**{name: -1})
+    if recipe in RECIPES[:6]:
+        with pytest.raises(ValueError, match=r"^data: a list, expected the name of a "):
+            recipe(data=["CCO"])
+
+
+@pytest.mark.parametrize("recipe", [PretrainGraphsRecipe, PretrainGraphSequencesRecipe])
+def test_an_unknown_shape_is_refused_before_any_work(recipe: Any) -> None:
+    with pytest.raises(ValueError, match=r"^shape: 'foo', expected one of planar, tree, sbm, connected$"):
+        recipe(shape="foo")
+
+
+def test_whole_numbers_of_functions_are_checked_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^n: 2.5, expected a whole number, at least 1$"):
+        sample("tree-16", 2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^num_steps: 3.5, expected a whole number, at least 1$"):
+        train("tree-16", qed, output_dir=tmp_path / "run", num_steps=3.5)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_no_network_is_refused(tmp_path: Path) -> None:
+    recipe = PretrainRecipe(data="enumerated", max_atoms=3, output_dir=str(tmp_path / "run"))
+    network: Any = "x"
+    with pytest.raises(ValueError, match=r"^network: 'x', expected a torch.nn.Module, NetworkSizes or None$"):
+        pretrain(recipe, network=network)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("noise", ["uniform", "marginal", "absorbing"])

@@ -13,14 +13,17 @@ from torch_geometric.data import Data
 
 from discrete_grpo import GRPOConfig, PretrainConfig, evaluate
 from discrete_grpo.datasets.graph_files import to_graphml
+from discrete_grpo.datasets.own_digraphs import OwnDigraphs, read_own
 from discrete_grpo.datasets.own_graphs import own_graphs
 from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.domains.named_graphs import Labels, named_graph
 from discrete_grpo.models.graph_transformer import NetworkSizes
+from discrete_grpo.recipes.diffusion import DiffusionOptions
+from discrete_grpo.recipes.digraphs import digraph_policy
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.families import FileOptions
 from discrete_grpo.recipes.graph_family import graph_family, labels_of, load_reference, reference_of
-from discrete_grpo.recipes.graphs import PretrainGraphsRecipe, run_pretrain_graphs
+from discrete_grpo.recipes.graphs import PretrainGraphsRecipe, own_graph_policy, run_pretrain_graphs
 from discrete_grpo.recipes.loading import load, load_policy
 from discrete_grpo.recipes.sample import sample, sample_file
 from discrete_grpo.recipes.train import TrainRecipe, run_train
@@ -177,6 +180,15 @@ def test_options_that_do_not_fit_are_named(pretrained: Path, files: dict[str, Pa
         run_train(TrainRecipe(policy="qm9-small", reward=thick, output_dir=str(tmp_path / "b"), rewards_see="pyg"))
     with pytest.raises(ValueError, match="view: 'text', expected one of networkx, pyg"):
         GraphView(green, "text")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [nx.Graph, nx.DiGraph])
+def test_marginal_noise_needs_a_graph_of_two_nodes(kind: type[nx.Graph]) -> None:
+    data = read_own([nx.empty_graph(1, create_using=kind)] * 3)
+    make: Any = digraph_policy if isinstance(data, OwnDigraphs) else own_graph_policy
+    with pytest.raises(ValueError, match=r"^data: no graph to train on has two nodes, expected at least one that has"):
+        make(data)
+    assert make(data, options=DiffusionOptions(noise="uniform", num_steps=2)).num_steps == 2
 
 
 def test_labels_that_do_not_fit_the_policy_are_refused(pretrained: Path) -> None:

@@ -159,12 +159,17 @@ def test_the_family_knows_its_files_its_texts_and_its_pictures() -> None:
         ({"data": "flat.smi", "test_share": 1.0}, "test_share: 1.0"),
         ({"data": "flat.smi", "jobs": 0}, "jobs: 0"),
         ({"data": "flat.smi"}, "flat.smi has 1 molecules in space, expected at least 2"),
+        (
+            {"data": "lines.g6"},
+            "data: 'lines.g6', expected a file ending in .sdf, .xyz, .smi, .smiles, .txt, .csv, .tsv, or one of",
+        ),
         ({"data": "odd.smi"}, "odd.smi has 1 of 3 molecules without a conformer (33.3%, max_broken 5.0%): F: no MMFF94 parameters"),
     ],
 )
 def test_bad_settings_are_one_line(work: Path, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(work)
     (work / "flat.smi").write_text("CO\n", encoding="utf-8")
+    (work / "lines.g6").write_text("Bw\n", encoding="utf-8")
     (work / "odd.smi").write_text("CO\nF\nCC\n", encoding="utf-8")
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
         pretrain(recipe(work, **changes))

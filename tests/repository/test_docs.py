@@ -47,11 +47,22 @@ def test_tutorial_is_short() -> None:
     assert len(lines) <= 60
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/mathematics.md", "docs/metrics.md", "docs/options.md", "CONTRIBUTING.md"])
+def sections(page: Path) -> set[str]:
+    """The fragments that lead to the headings of a page: lower case, without punctuation, with hyphens for spaces."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    titles = re.findall(r"^#+ +(.+?) *$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))]
+)
 def test_links_within_the_repository_exist(page: str) -> None:
     path = ROOT / page
-    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
+    for target, fragment in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), target
+        if fragment:
+            assert fragment in sections(path.parent / target if target else path), f"{target}#{fragment}"
 
 
 def test_every_logged_metric_is_documented() -> None:
