@@ -176,7 +176,7 @@ def _ratio(above: Float[np.ndarray, " sample"], below: Float[np.ndarray, " sampl
 
 
 class Reading(NamedTuple):
-    """What stability and validity are computed from, for one sample.
+    """Counts of stable atoms, and validity, of one sample.
 
     Attributes:
         atoms: number of atoms; 0 for no molecule.
