@@ -1,6 +1,6 @@
 """Five descriptors by which sets of synthetic graphs are compared, their kernel, and the MMD.
 
-Graphs are graph6 lines or ``networkx.Graph``. Every descriptor is a function of the isomorphism class.
+Graphs are graph6 lines, ``networkx.Graph`` or adjacency matrices. Every descriptor is a function of the isomorphism class.
 
     kernel  k(x, y) = exp(-(½ |x - y|₁)² / 2σ²)
     MMD     |E k(x, x') + E k(y, y') - 2 E k(x, y)|, pairs of a graph with itself included
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -28,7 +28,9 @@ __all__ = [
     "clustering",
     "degree",
     "descriptor_table",
+    "descriptor_tables",
     "gaussian_tv_kernel",
+    "mean_kernel",
     "mmd",
     "mmd_of",
     "orbit",
@@ -39,6 +41,8 @@ __all__ = [
 ]
 
 Adjacency = Bool[np.ndarray, "node node"]
+AnyGraph: TypeAlias = "GraphLike | Adjacency"
+Spectrum: TypeAlias = tuple[Float[np.ndarray, " node"], Float[np.ndarray, "node node"]]
 DescriptorVector = Float[np.ndarray, " bin"]
 Descriptor = Literal["degree", "clustering", "orbit", "spectral", "wavelet"]
 SIGMA: Mapping[Descriptor, float] = {"degree": 1.0, "clustering": 0.1, "orbit": 30.0, "spectral": 1.0, "wavelet": 1.0}
@@ -50,14 +54,14 @@ EPSILON = 1e-6  # the histograms of the field are divided by their sum plus this
 # -- one graph
 
 
-def _matrix(graph: GraphLike) -> Adjacency:
-    matrix = adjacency(graph)
+def _matrix(graph: AnyGraph) -> Adjacency:
+    matrix = graph if isinstance(graph, np.ndarray) else adjacency(graph)
     if not len(matrix):
         raise ValueError("graph: no nodes, expected at least one")
     return matrix
 
 
-def degree(graph: GraphLike) -> DescriptorVector:
+def degree(graph: AnyGraph) -> DescriptorVector:
     """Share of nodes with 0, 1, 2, ... neighbours, to the largest degree.
 
     >>> degree("Bg").round(3)
@@ -66,7 +70,7 @@ def degree(graph: GraphLike) -> DescriptorVector:
     return _normalised(np.bincount(_matrix(graph).sum(0)))
 
 
-def clustering(graph: GraphLike) -> DescriptorVector:
+def clustering(graph: AnyGraph) -> DescriptorVector:
     """Histogram of c_v = 2 T_v / d_v(d_v - 1), T_v the triangles at v: 100 bins on [0, 1]; c_v = 0 where d_v < 2."""
     a = _matrix(graph).astype(np.float64)
     d = a.sum(0)
@@ -76,32 +80,28 @@ def clustering(graph: GraphLike) -> DescriptorVector:
     return _normalised(np.histogram(found, bins=100, range=(0.0, 1.0))[0])
 
 
-def spectral(graph: GraphLike) -> DescriptorVector:
+def spectral(graph: AnyGraph) -> DescriptorVector:
     """Histogram of the eigenvalues of the normalised Laplacian I - D^-½ A D^-½: 200 bins on [-1e-5, 2].
 
     Isolated nodes have eigenvalue 0. Rounding is cut off at 2, so that bipartite graphs do not lose their last eigenvalue.
     """
-    counts = np.histogram(_spectrum(graph)[0], bins=200, range=(-1e-5, 2.0))[0]
-    return _normalised(counts / counts.sum())
+    return _spectral(_spectrum(_matrix(graph)))
 
 
-def wavelet(graph: GraphLike) -> DescriptorVector:
+def wavelet(graph: AnyGraph) -> DescriptorVector:
     """For each of 12 filters g, the histogram over nodes i of |row i of U g(Λ) Uᵀ|², 100 bins on [0, max g].
 
     U Λ Uᵀ is the normalised Laplacian. By orthogonality the squared norm is Σ_k g(λ_k)² U_ik².
     """
-    values, vectors = _spectrum(graph)
-    norms = wavelet_filters(values) ** 2 @ (vectors**2).T
-    bound = _filter_bound()
-    return _normalised(np.concatenate([np.histogram(row, bins=100, range=(0.0, bound))[0] for row in norms]))
+    return _wavelet(_spectrum(_matrix(graph)))
 
 
-def orbit(graph: GraphLike) -> DescriptorVector:
+def orbit(graph: AnyGraph) -> DescriptorVector:
     """Mean over nodes of :func:`orbit_counts`; no histogram, so not normalised."""
     return orbit_counts(graph).mean(0)
 
 
-def orbit_counts(graph: GraphLike) -> Int[np.ndarray, "node 15"]:
+def orbit_counts(graph: AnyGraph) -> Int[np.ndarray, "node 15"]:
     """Count per node and orbit of the connected induced subgraphs of 2 to 4 nodes, in ORCA's order.
 
     Columns: 0 edge; 1, 2 end and middle of a path of 3; 3 triangle; 4, 5 end and middle of a path of 4; 6, 7 leaf and centre of a
@@ -121,7 +121,7 @@ def orbit_counts(graph: GraphLike) -> Int[np.ndarray, "node 15"]:
     closed = common * a  # triangles on each edge
     t = closed.sum(0) / 2
 
-    k4 = np.array([_triangles_within(a, row) for row in matrix])
+    k4 = np.array([_triangles_within(a, row) if own >= 3 else 0.0 for own, row in zip(t, matrix, strict=True)])
     diamond_low = (a @ (a * (common - 1)) * a).sum(1) / 2 - 3 * k4
     diamond_high = (closed * (closed - 1)).sum(1) / 2 - 3 * k4
     cycle = (common * (common - 1)).sum(1) / 2 - diamond_low - diamond_high - 3 * k4
@@ -144,13 +144,25 @@ def _triangles_within(a: Float[np.ndarray, "node node"], neighbours: Bool[np.nda
     return float(((inner @ inner) * inner).sum()) / 6
 
 
-def _spectrum(graph: GraphLike) -> tuple[Float[np.ndarray, " node"], Float[np.ndarray, "node node"]]:
+def _spectrum(matrix: Adjacency) -> Spectrum:
     """Eigenvalues, ascending and within [0, 2], and eigenvectors of the normalised Laplacian."""
-    a = _matrix(graph).astype(np.float64)
+    a = matrix.astype(np.float64)
     d = a.sum(0)
     scale = np.divide(1, np.sqrt(d), out=np.zeros_like(d), where=d > 0)
     values, vectors = np.linalg.eigh(np.diag((d > 0).astype(np.float64)) - scale[:, None] * a * scale)
     return values.clip(0, 2), vectors
+
+
+def _spectral(spectrum: Spectrum) -> DescriptorVector:
+    counts = np.histogram(spectrum[0], bins=200, range=(-1e-5, 2.0))[0]
+    return _normalised(counts / counts.sum())
+
+
+def _wavelet(spectrum: Spectrum) -> DescriptorVector:
+    values, vectors = spectrum
+    norms = wavelet_filters(values) ** 2 @ (vectors**2).T
+    bound = _filter_bound()
+    return _normalised(np.concatenate([np.histogram(row, bins=100, range=(0.0, bound))[0] for row in norms]))
 
 
 # -- wavelet filters
@@ -190,24 +202,44 @@ def _filter_bound() -> float:
 
 # -- sets of graphs
 
-_FUNCTIONS: Mapping[Descriptor, Callable[[GraphLike], DescriptorVector]] = {
+_OF_MATRIX: Mapping[Descriptor, Callable[[Adjacency], DescriptorVector]] = {
     "degree": degree,
     "clustering": clustering,
     "orbit": orbit,
-    "spectral": spectral,
-    "wavelet": wavelet,
 }
+_OF_SPECTRUM: Mapping[Descriptor, Callable[[Spectrum], DescriptorVector]] = {"spectral": _spectral, "wavelet": _wavelet}
 
 
 def _normalised(counts: np.ndarray) -> DescriptorVector:
     return counts / (counts.sum() + EPSILON)
 
 
-def descriptor_table(graphs: Sequence[GraphLike], kind: Descriptor) -> Float[np.ndarray, "graph bin"]:
+def descriptor_tables(
+    graphs: Sequence[AnyGraph], kinds: Sequence[Descriptor] = DESCRIPTORS
+) -> dict[Descriptor, Float[np.ndarray, "graph bin"]]:
+    """Tables of several descriptors, see :func:`descriptor_table`; each graph is read, and its spectrum computed, once."""
+    rows: dict[Descriptor, list[DescriptorVector]] = {kind: [] for kind in kinds}
+    for graph in graphs:
+        matrix = graph if isinstance(graph, np.ndarray) else adjacency(graph)
+        if not len(matrix):
+            continue
+        found = {kind: _OF_MATRIX[kind](matrix) for kind in kinds if kind in _OF_MATRIX}
+        if len(found) < len(rows):
+            spectrum = _spectrum(matrix)
+            found |= {kind: _OF_SPECTRUM[kind](spectrum) for kind in kinds if kind in _OF_SPECTRUM}
+        for kind, row in found.items():
+            rows[kind].append(row)
+    return {kind: _padded(found) for kind, found in rows.items()}
+
+
+def descriptor_table(graphs: Sequence[AnyGraph], kind: Descriptor) -> Float[np.ndarray, "graph bin"]:
     """The descriptors of several graphs, padded with zeros to the longest; graphs without nodes are left out."""
-    found = [_FUNCTIONS[kind](g) for g in graphs if len(adjacency(g))]
-    width = max(map(len, found), default=0)
-    return np.array([np.pad(row, (0, width - len(row))) for row in found]).reshape(len(found), width)
+    return descriptor_tables(graphs, (kind,))[kind]
+
+
+def _padded(rows: Sequence[DescriptorVector]) -> Float[np.ndarray, "graph bin"]:
+    width = max(map(len, rows), default=0)
+    return np.array([np.pad(row, (0, width - len(row))) for row in rows]).reshape(len(rows), width)
 
 
 def gaussian_tv_kernel(
@@ -215,21 +247,23 @@ def gaussian_tv_kernel(
 ) -> Float[np.ndarray, "row column"]:
     """k(x, y) = exp(-(½ |x - y|₁)² / 2σ²) of every pair of rows, the shorter ones padded with zeros."""
     width = max(x.shape[1], y.shape[1])
-    a, b = (torch.from_numpy(np.pad(z, ((0, 0), (0, width - z.shape[1])))).double() for z in (x, y))
-    return np.exp(-((torch.cdist(a, b, p=1).numpy() / 2) ** 2) / (2 * sigma**2))
+    a, b = (np.pad(z, ((0, 0), (0, width - z.shape[1]))) for z in (x, y))
+    used = a.any(0) | b.any(0)  # most bins of a histogram of small graphs are empty everywhere
+    distance = torch.cdist(torch.from_numpy(a[:, used]).double(), torch.from_numpy(b[:, used]).double(), p=1).numpy()
+    return np.exp(-((distance / 2) ** 2) / (2 * sigma**2))
+
+
+def mean_kernel(x: Float[np.ndarray, "row bin"], sigma: float) -> float:
+    """The mean of k(x, x') over all pairs of rows, a row with itself included; each pair is computed once."""
+    distance = torch.pdist(torch.from_numpy(x[:, x.any(0)]).double(), p=1).numpy()
+    return float(2 * np.exp(-((distance / 2) ** 2) / (2 * sigma**2)).sum() + len(x)) / len(x) ** 2
 
 
 def mmd_of(x: Float[np.ndarray, "row bin"], y: Float[np.ndarray, "column bin2"], sigma: float) -> float:
     """|mean k(x, x') + mean k(y, y') - 2 mean k(x, y)| of two sets of descriptors; NaN where one is empty."""
     if not len(x) or not len(y):
         return float("nan")
-    return float(
-        abs(
-            gaussian_tv_kernel(x, x, sigma).mean()
-            + gaussian_tv_kernel(y, y, sigma).mean()
-            - 2 * gaussian_tv_kernel(x, y, sigma).mean()
-        )
-    )
+    return abs(mean_kernel(x, sigma) + mean_kernel(y, sigma) - 2 * float(gaussian_tv_kernel(x, y, sigma).mean()))
 
 
 def mmd(a: Sequence[GraphLike], b: Sequence[GraphLike], kind: Descriptor) -> float:

@@ -16,7 +16,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from discrete_grpo.domains.graph6 import GraphLike, from_graph6
-from discrete_grpo.domains.graph_statistics import DESCRIPTORS, SIGMA, Descriptor, descriptor_table, gaussian_tv_kernel
+from discrete_grpo.domains.graph_statistics import (
+    DESCRIPTORS,
+    SIGMA,
+    Descriptor,
+    descriptor_tables,
+    gaussian_tv_kernel,
+    mean_kernel,
+)
 from discrete_grpo.domains.graph_validity import BlockMethod, has_shape, is_block_model, matrix_of, num_components
 from discrete_grpo.domains.isomorphism import Form, isomorphic
 from discrete_grpo.domains.named_graphs import labelled_form
@@ -172,12 +179,12 @@ class _Distances:
     """MMDs of parts of the samples, from kernels that are computed once."""
 
     def __init__(self, samples: Sequence[GraphLike | None], reference: GraphReference) -> None:
-        readable = [s is not None and matrix_of(s) is not None for s in samples]
-        self._place = np.cumsum(readable) - 1
-        self._readable = np.array(readable, dtype=bool)
+        matrices = [matrix_of(s) for s in samples]
+        self._readable = np.array([m is not None for m in matrices], dtype=bool)
+        self._place = np.cumsum(self._readable) - 1
         self._reference = reference
-        kept = [s for s, good in zip(samples, readable, strict=True) if good and s is not None]
-        self._kernels = {kind: self._kernel(descriptor_table(kept, kind), reference.test[kind], kind) for kind in DESCRIPTORS}
+        own = descriptor_tables([m for m in matrices if m is not None])
+        self._kernels = {kind: self._kernel(own[kind], reference.test[kind], kind) for kind in DESCRIPTORS}
 
     @staticmethod
     def _kernel(
@@ -185,7 +192,7 @@ class _Distances:
     ) -> tuple[Float[np.ndarray, "row row"], Float[np.ndarray, " row"], float]:
         """k(x, x'), the mean of k(x, y) over test graphs y, and the mean of k(y, y')."""
         cross = gaussian_tv_kernel(own, test, SIGMA[kind]).mean(1) if len(own) else np.zeros(0)
-        return gaussian_tv_kernel(own, own, SIGMA[kind]), cross, float(gaussian_tv_kernel(test, test, SIGMA[kind]).mean())
+        return gaussian_tv_kernel(own, own, SIGMA[kind]), cross, mean_kernel(test, SIGMA[kind])
 
     def _mmd(self, kind: Descriptor, rows: Rows) -> float:
         within, cross, test = self._kernels[kind]

@@ -24,7 +24,7 @@ from discrete_grpo.datasets.synthetic_graphs import GraphSplits, read_npz
 from discrete_grpo.datasets.text_files import MAX_BYTES, column_of, text_lines
 from discrete_grpo.domains import digraph6
 from discrete_grpo.domains.graph6 import MAX_NODES, GraphLike, node_count
-from discrete_grpo.domains.graph_statistics import DESCRIPTORS, SIGMA, Descriptor, descriptor_table, mmd_of
+from discrete_grpo.domains.graph_statistics import DESCRIPTORS, SIGMA, Descriptor, descriptor_tables, mmd_of
 from discrete_grpo.domains.graph_validity import SHAPES, Shape, has_shape, is_connected, matrix_of
 from discrete_grpo.domains.isomorphism import BUDGET, Form, GraphSet, Signature, form, num_distinct, signature
 from discrete_grpo.domains.named_graphs import Labels, labelled_form, named_graph, to_line
@@ -83,12 +83,13 @@ class GraphReference:
     @cached_property
     def test(self) -> Mapping[Descriptor, Float[np.ndarray, "graph bin"]]:
         """Descriptors of the test graphs."""
-        return {kind: descriptor_table(self.splits.test, kind) for kind in DESCRIPTORS}
+        return descriptor_tables(self.splits.test)
 
     @cached_property
     def floor(self) -> Mapping[Descriptor, float]:
         """MMD of the training graphs to the test graphs, rounded to four digits as in the tables of the field."""
-        return {k: round(mmd_of(descriptor_table(self.splits.train, k), self.test[k], SIGMA[k]), 4) for k in DESCRIPTORS}
+        train = descriptor_tables(self.splits.train)
+        return {kind: round(mmd_of(train[kind], self.test[kind], SIGMA[kind]), 4) for kind in DESCRIPTORS}
 
 
 def sample_metrics(samples: Samples, shape: Shape = "connected") -> dict[str, float]:
@@ -114,8 +115,8 @@ def metrics_of_signatures(samples: Samples, found: Sequence[Signature | None]) -
 
 def distances(samples: Samples, reference: GraphReference) -> dict[Descriptor, float]:
     """Compute the MMD of each statistic between the samples and the test graphs; only unreadable samples are left out."""
-    graphs = [s for s in samples if s is not None and matrix_of(s) is not None]
-    return {kind: mmd_of(descriptor_table(graphs, kind), reference.test[kind], SIGMA[kind]) for kind in DESCRIPTORS}
+    own = descriptor_tables([m for m in map(matrix_of, samples) if m is not None])
+    return {kind: mmd_of(own[kind], reference.test[kind], SIGMA[kind]) for kind in DESCRIPTORS}
 
 
 def ratio(found: Mapping[Descriptor, float], floor: Mapping[Descriptor, float]) -> float:

@@ -29,8 +29,9 @@ from discrete_grpo.domains.graph_statistics import (
     Descriptor,
     clustering,
     degree,
-    descriptor_table,
+    descriptor_tables,
     gaussian_tv_kernel,
+    mean_kernel,
     orbit,
 )
 from discrete_grpo.domains.graph_validity import SHAPES, Shape, has_shape, matrix_of, num_components
@@ -161,8 +162,9 @@ class ShapeMatch:
         """Degrees and clustering of all training nodes as shares, and the mean orbit counts."""
         train = _splits(self.data).train
         sizes = np.array([len(g) for g in train])[:, None]
-        pooled = [(descriptor_table(train, kind) * sizes).sum(0) for kind in ("degree", "clustering")]
-        return pooled[0] / pooled[0].sum(), pooled[1] / pooled[1].sum(), descriptor_table(train, "orbit").mean(0)
+        tables = descriptor_tables(train, ("degree", "clustering", "orbit"))
+        degrees, clusters = ((tables[kind] * sizes).sum(0) for kind in ("degree", "clustering"))
+        return degrees / degrees.sum(), clusters / clusters.sum(), tables["orbit"].mean(0)
 
     @property
     def name(self) -> str:
@@ -232,8 +234,8 @@ class SingleMMD:
     def reference(self) -> dict[Descriptor, tuple[Float[np.ndarray, "graph bin"], float]]:
         """Descriptors of the training graphs, and the mean kernel of their pairs."""
         kinds: tuple[Descriptor, ...] = ("degree", "clustering", "orbit")
-        found = {kind: descriptor_table(_splits(self.data).train, kind) for kind in kinds}
-        return {kind: (x, float(gaussian_tv_kernel(x, x, SIGMA[kind]).mean())) for kind, x in found.items()}
+        found = descriptor_tables(_splits(self.data).train, kinds)
+        return {kind: (x, mean_kernel(x, SIGMA[kind])) for kind, x in found.items()}
 
     @property
     def name(self) -> str:
@@ -246,12 +248,13 @@ class SingleMMD:
         Returns:
             A number in [0, 1] per sample, at least 0.8 for a valid graph and at most 0.2 for an invalid one; 0 for None.
         """
-        readable = [k for k, s in enumerate(samples) if matrix_of(s) is not None]
-        graphs = [s for k in readable if (s := samples[k]) is not None]
+        graphs = {k: matrix for k, s in enumerate(samples) if (matrix := matrix_of(s)) is not None}
         like = np.zeros(len(samples))
-        for kind, (train, own) in self.reference.items() if graphs else ():
-            cross = gaussian_tv_kernel(descriptor_table(graphs, kind), train, SIGMA[kind]).mean(1)
-            like[readable] += np.exp(-np.abs(1 + own - 2 * cross) / 0.01)
+        tables = descriptor_tables(list(graphs.values()), tuple(self.reference)) if graphs else {}
+        for kind, table in tables.items():
+            train, own = self.reference[kind]
+            cross = gaussian_tv_kernel(table, train, SIGMA[kind]).mean(1)
+            like[list(graphs)] += np.exp(-np.abs(1 + own - 2 * cross) / 0.01)
         return [0.2 * float(x) / 3 + 0.8 * has_shape(s, self.shape) for x, s in zip(like, samples, strict=True)]
 
 

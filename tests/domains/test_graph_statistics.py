@@ -17,7 +17,9 @@ from discrete_grpo.domains.graph_statistics import (
     clustering,
     degree,
     descriptor_table,
+    descriptor_tables,
     gaussian_tv_kernel,
+    mean_kernel,
     mmd,
     orbit,
     orbit_counts,
@@ -127,6 +129,26 @@ def test_mmd_by_double_loops(kind: str) -> None:
 
 def test_kernel_pads_the_shorter() -> None:
     assert gaussian_tv_kernel(np.array([[1.0]]), np.array([[0.0, 1.0]]), 1.0) == pytest.approx(math.exp(-0.5))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_mean_kernel_is_the_mean_over_all_pairs(rows: int) -> None:
+    x = np.random.default_rng(rows).random((rows, 5))
+    x[:, 3] = 0  # a bin that is empty in every row
+    assert mean_kernel(x, 0.7) == pytest.approx(gaussian_tv_kernel(x, x, 0.7).mean(), abs=1e-14)
+
+
+def test_tables_of_all_descriptors_are_those_of_each() -> None:
+    """Graphs as graph6 lines, as objects and as matrices; those without nodes are left out."""
+    graphs = [graph6(SMALL[0]), SMALL[1], nx.empty_graph(0), nx.to_numpy_array(SMALL[2], dtype=bool), nx.empty_graph(1)]
+    tables = descriptor_tables(graphs)
+    assert list(tables) == list(DESCRIPTORS)
+    for kind, table in tables.items():
+        assert np.array_equal(table, descriptor_table([*SMALL[:3], nx.empty_graph(1)], kind))
+    assert {kind: t.shape for kind, t in descriptor_tables([], ("orbit", "wavelet")).items()} == {
+        "orbit": (0, 0),
+        "wavelet": (0, 0),
+    }
 
 
 @pytest.mark.parametrize("kind", DESCRIPTORS)
