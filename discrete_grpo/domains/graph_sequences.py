@@ -44,6 +44,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import networkx as nx
 import numpy as np
+import torch
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.named_graphs import Labels, named_graph, to_line
@@ -362,8 +363,8 @@ class GraphSequences:
         """The line of each text; None for a text that is no graph."""
         return [self._line(text) for text in texts]
 
-    def encode(self, samples: Sequence[Any]) -> list[str]:
-        """A text of each graph, that of the order in which it lists its nodes.
+    def encode(self, samples: Sequence[Any], *, generator: torch.Generator | None = None) -> list[str]:
+        """A text of each graph, in a random order, or in the one in which it lists its nodes if ``generator`` is None.
 
         Raises:
             ValueError: for what is no line of a simple graph, or a class that ``labels`` does not have.
@@ -371,7 +372,10 @@ class GraphSequences:
         >>> GraphSequences().encode(["Bw"])
         ['*++.>.']
         """
-        return [text_of(listed(_parsed(sample), self.labels)) for sample in samples]
+        order = None
+        if generator is not None:
+            order = np.random.default_rng(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
+        return [text_of(listed(_parsed(sample), self.labels), order) for sample in samples]
 
     def _line(self, text: str) -> str | None:
         signs = re.findall(SIGN, text)

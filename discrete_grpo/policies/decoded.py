@@ -6,6 +6,7 @@ gradient flows through the log-probs of the tokens and never through D, which ma
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -64,11 +65,20 @@ class DecodedPolicy(nn.Module):
 
     @property
     def rollout_of(self) -> Callable[..., Rollout]:
-        """The inner policy's trajectories of the texts that ``encode`` of the decoder gives; missing if it has none."""
+        """The inner policy's trajectories of the texts that ``encode`` of the decoder gives; missing if it has none.
+
+        An ``encode`` with an argument ``generator`` draws one of the texts of a sample, another one than a drawn text that the
+        policy cannot draw.
+        """
         encode, rollout_of = self.decoder.encode, self.policy.rollout_of
+        draws = "generator" in inspect.signature(encode).parameters
 
         def encoded(samples: Sequence[Any], *, generator: torch.Generator | None = None) -> Rollout:
-            return replace(rollout_of(encode(samples), generator=generator), samples=tuple(samples))
+            texts = encode(samples)
+            if draws and generator is not None:
+                drawn = zip(encode(samples, generator=generator), texts, strict=True)
+                texts = [text if self.policy.can_draw(text) else plain for text, plain in drawn]
+            return replace(rollout_of(texts, generator=generator), samples=tuple(samples))
 
         return encoded
 

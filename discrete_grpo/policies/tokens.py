@@ -24,6 +24,7 @@ from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, PAD, Property, TokenBatch, Tokenizer, pad_left
 from discrete_grpo.policies.conditions import columns_of, property_table
 from discrete_grpo.policies.delegation import network_size, one_line
+from discrete_grpo.policies.grammar import TokenGrammar, legal_along
 from discrete_grpo.policies.truncation import Truncation, pack_bits, unpack_bits
 
 __all__ = ["TokenPolicy"]
@@ -47,6 +48,7 @@ class TokenPolicy(nn.Module):
         properties: numbers the network is conditioned on, each a context column of that name.
         truncation: temperature, top-k and top-p, in drawing and in scoring alike.
         only: the tokens that may be drawn (prompts may have others); None means all.
+        grammar: which tokens may follow the beginning of a text, in drawing and in scoring alike; None means all.
         condition_dropout: share of training in which the prompt is hidden, and likewise each property, in [0, 1].
         decode: maps finished texts to the samples that rewards see; None gives the texts.
 
@@ -68,6 +70,7 @@ class TokenPolicy(nn.Module):
         properties: Sequence[Property] = (),
         truncation: Truncation | None = None,
         only: Sequence[str] | None = None,
+        grammar: TokenGrammar | None = None,
         condition_dropout: float = 0.5,
         decode: Callable[[Sequence[str]], Sequence[Any]] | None = None,
     ) -> None:
@@ -81,7 +84,9 @@ class TokenPolicy(nn.Module):
         self.max_prompt = max_length if max_prompt is None else max_prompt
         check_range("max_prompt", self.max_prompt, least=1, most=max_length, note=" (max_length)")
         self.truncation, self.condition_dropout = truncation or Truncation(), condition_dropout
-        self.only, self.decode = None if only is None else tuple(only), decode
+        self.only, self.decode, self.grammar = None if only is None else tuple(only), decode, grammar
+        if grammar is not None:
+            _check_grammar(grammar, len(tokenizer), min_length, only)
         drawable = torch.ones(len(tokenizer), dtype=torch.bool)
         if self.only is not None:
             drawable = torch.zeros_like(drawable)
@@ -104,7 +109,11 @@ class TokenPolicy(nn.Module):
     def init_args(self) -> dict[str, Any]:
         """Arguments from which a checkpoint builds this policy again (without ``decode``, which is set again after loading)."""
         names = ("network", "tokenizer", "max_length", "min_length", "prompt", "properties", "truncation", "condition_dropout")
-        less_common = {"only": self.only, "max_prompt": self.max_prompt if self.max_prompt != self.max_length else None}
+        less_common = {
+            "only": self.only,
+            "grammar": self.grammar,
+            "max_prompt": self.max_prompt if self.max_prompt != self.max_length else None,
+        }
         given = {name: value for name, value in less_common.items() if value is not None}
         return {name: getattr(self, name) for name in names} | given
 
@@ -113,11 +122,31 @@ class TokenPolicy(nn.Module):
 
     # -- the one function that drawing and scoring share
 
+    @property
+    def restricts(self) -> bool:
+        """Whether the tokens that a step draws from depend on more than its number; they are stored then."""
+        return self.truncation.restricts or self.grammar is not None
+
     def tables(
-        self, logits: Float[Tensor, "*any class"], step: Int[Tensor, "*any"], packed: Tensor | None
+        self,
+        logits: Float[Tensor, "*any class"],
+        step: Int[Tensor, "*any"],
+        packed: Tensor | None,
+        legal: Bool[Tensor, "*any class"] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """log π of every token [..., V], and which tokens are kept; ``packed`` holds a stored kept set, None decides it here."""
-        kept = self.truncation.keep(logits, self.allowed(step)) if packed is None else unpack_bits(packed, len(self.tokenizer))
+        """log π of every token [..., V], and which tokens are kept.
+
+        Args:
+            logits: the network's.
+            step: number of each step.
+            packed: stored kept sets; None decides them here.
+            legal: what the grammar allows, where there is one and nothing is stored.
+        """
+        if packed is not None:
+            kept = unpack_bits(packed, len(self.tokenizer))
+        else:
+            allowed = self.allowed(step)
+            kept = self.truncation.keep(logits, allowed if legal is None else allowed & legal)
         return self.truncation.log_probs(logits, kept), kept
 
     def allowed(self, step: Int[Tensor, "*any"]) -> Bool[Tensor, "*any class"]:
@@ -177,11 +206,16 @@ class TokenPolicy(nn.Module):
     # -- samples that it did not draw
 
     def can_draw(self, sample: Any) -> bool:
-        """Whether a text has tokens of the alphabet only, and neither too few nor too many of them."""
+        """Whether a text has tokens of the alphabet only, neither too few nor too many of them, and follows the grammar."""
         if not isinstance(sample, str) or not self.tokenizer.knows(sample):
             return False
         ids = self.tokenizer.encode(sample)
-        return self.min_length <= len(ids) <= self.max_length and bool(self.drawable[ids].all())
+        if not (self.min_length <= len(ids) <= self.max_length and bool(self.drawable[ids].all())):
+            return False
+        if self.grammar is None:
+            return True
+        row = torch.tensor([[*ids, EOS][: self.max_length]], device=self.device)
+        return bool(legal_along(self.grammar, row).gather(2, row.unsqueeze(2)).all())
 
     def rollout_of(self, samples: Sequence[str], *, generator: torch.Generator | None = None) -> Rollout:
         """The trajectory of each text, which is its only one, without a prompt and properties.
@@ -203,8 +237,12 @@ class TokenPolicy(nn.Module):
         tokens = torch.full((len(rows), int(length.max())), PAD)
         tokens[torch.arange(tokens.shape[1]) < length[:, None]] = torch.tensor([k for row in rows for k in row])
         steps = torch.arange(tokens.shape[1])
+        states = {"tokens": tokens}
+        if self.grammar is not None:
+            legal = legal_along(self.grammar, tokens.to(self.device)) & self.allowed(steps.to(self.device))
+            states["kept"] = pack_bits(legal & (steps < length[:, None]).unsqueeze(2).to(self.device))
         return Rollout(
-            states={"tokens": tokens},
+            states=states,
             group=torch.arange(len(rows)),
             logp=torch.full(tokens.shape, torch.nan),
             units=(steps < length[:, None]).long(),
@@ -219,7 +257,7 @@ class TokenPolicy(nn.Module):
     def likelihood_loss(
         self, batch: TokenBatch, *, generator: torch.Generator | None = None, share: BatchShare = WHOLE
     ) -> dict[str, Tensor]:
-        """-log p_θ(x | c) a token, EOS counted and padding not, at temperature 1 over the whole alphabet.
+        """-log p_θ(x | c) per token, EOS counted and padding not, at temperature 1 over the alphabet, or what the grammar allows.
 
         Raises:
             ValueError: if a text is longer than ``max_length``.
@@ -235,8 +273,10 @@ class TokenPolicy(nn.Module):
         given = [None if x is None else x[share.own] for x in self._hide(batch, generator)]
         inputs, targets = inputs[share.own], targets[share.own]
         logits = self.network(inputs, *given)
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        (loss,) = share.means(cross_entropy(logits.to(wide), targets, targets != PAD))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.grammar is not None:
+            logits = logits.masked_fill(~legal_along(self.grammar, targets), -torch.inf)
+        (loss,) = share.means(cross_entropy(logits, targets, targets != PAD))
         return {"loss": loss, "tokens": tokens}
 
     def _hide(self, batch: TokenBatch, generator: torch.Generator | None) -> tuple[Tensor | None, Tensor | None]:
@@ -287,14 +327,18 @@ class TokenPolicy(nn.Module):
         last, live = torch.full((count,), BOS, device=device), torch.ones(count, dtype=torch.bool, device=device)
         cache = self.network.cache(count, 0 if prompt is None else prompt.shape[1])  # type: ignore[operator]
         every = 1 if device.type == "cpu" else CHECK_EVERY
+        written = {} if self.grammar is None else self.grammar.start(count, device)
         for t in range(self.max_length):
             conditions = (prompt, properties) if t == 0 else (None, None)
             logits = self.network(last[:, None], *conditions, cache=cache)[:, 0]
-            table, keep = self.tables(logits, torch.full_like(last, t), None)
+            legal = None if self.grammar is None else self.grammar.legal(written)
+            table, keep = self.tables(logits, torch.full_like(last, t), None, legal)
             last = torch.where(live, sample(table.exp(), generator), PAD)
             tokens[rows, t] = last.to(small)
             logp[rows, t] = torch.where(live, gather(table, last), 0.0)
-            if self.truncation.restricts:
+            if self.grammar is not None:
+                written = self.grammar.advance(written, last)
+            if self.restricts:
                 kept.append(torch.zeros(count, *pack_bits(keep[:1]).shape[1:], dtype=torch.uint8, device=device))
                 kept[-1][rows] = pack_bits(keep)
             ended = live & (last == EOS)
@@ -309,9 +353,19 @@ class TokenPolicy(nn.Module):
                 stay = live.nonzero().squeeze(1)
                 cache.select(stay)
                 rows, last, live = rows[stay], last[stay], live[stay]
+                written = {name: state[stay] for name, state in written.items()}
         s = int(length.max())
         states = {"tokens": tokens[:, :s].contiguous()} | ({"kept": torch.stack(kept[:s], 1)} if kept else {})
         return states, logp[:, :s].contiguous(), length.clamp_max(s)
+
+
+def _check_grammar(grammar: TokenGrammar, num_tokens: int, min_length: int, only: Sequence[str] | None) -> None:
+    """Raise ValueError for a grammar of another alphabet, or beside a rule that could leave a step without a token."""
+    if grammar.num_tokens != num_tokens:
+        raise ValueError(f"grammar: of {grammar.num_tokens} tokens, expected those of the tokenizer, {num_tokens}")
+    if min_length or only is not None:
+        name, value, other = ("only", only, None) if only is not None else ("min_length", min_length, 0)
+        raise ValueError(f"{name}: {value!r}, expected {other} with a grammar")
 
 
 def _longest(rollout: Rollout, length: Tensor) -> int:

@@ -18,6 +18,7 @@ from discrete_grpo.datasets.own_graphs import is_own, labelled_splits, own_graph
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits, load_splits
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.graph6 import MAX_NODES
+from discrete_grpo.domains.graph_sequence_grammar import GraphSequenceGrammar
 from discrete_grpo.domains.graph_sequences import PATTERN, GraphSequences, most_tokens, vocabulary
 from discrete_grpo.domains.graph_validity import Shape
 from discrete_grpo.domains.named_graphs import Labels
@@ -103,10 +104,13 @@ def graph_sequence_policy(
     temperature: float = 1.0,
     seed: int = 42,
 ) -> DecodedPolicy:
-    """An untrained autoregressive policy of graphs; its samples are lines of graphs, or None for a text that is no graph.
+    """An untrained autoregressive policy of graphs, which draws lines of graphs of at most ``max_nodes`` nodes.
+
+    A grammar leaves only tokens that go on with the text of a graph, so that a sample is None only where the class of the last node
+    or edge is cut off at ``max_length``.
 
     Args:
-        max_nodes: largest number of nodes whose every graph the alphabet can write.
+        max_nodes: largest number of nodes of a graph.
         max_length: largest number of tokens of a graph, see :func:`~discrete_grpo.domains.graph_sequences.most_tokens`.
         labels: names of the classes of nodes and edges; None for plain graphs.
         layers: depth of the transformer.
@@ -121,7 +125,8 @@ def graph_sequence_policy(
     config = GPTConfig(len(tokenizer), max_length, 0, layers, heads, width, dropout=dropout)
     with seeded(seed):
         network = GPT(config)
-    policy = TokenPolicy(network, tokenizer, max_length=max_length, truncation=Truncation(temperature))
+    grammar = GraphSequenceGrammar(max_nodes, *classes)
+    policy = TokenPolicy(network, tokenizer, max_length=max_length, truncation=Truncation(temperature), grammar=grammar)
     return DecodedPolicy(policy, GraphSequences(labels))
 
 

@@ -1,0 +1,136 @@
+"""The grammar of graphs as sequences against the reader of such texts, which builds the graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+
+from discrete_grpo.datasets.synthetic_graphs import planar, tree
+from discrete_grpo.domains.graph_sequence_grammar import GraphSequenceGrammar
+from discrete_grpo.domains.graph_sequences import PATTERN, SIGN, _Reader, listed, text_of, vocabulary
+from discrete_grpo.domains.named_graphs import Labels
+from discrete_grpo.domains.tokenizer import EOS, NUM_SPECIAL, PAD, Tokenizer
+from discrete_grpo.policies.grammar import legal_along
+
+CPU = torch.device("cpu")
+
+
+def copy_of(reader: _Reader) -> _Reader:
+    found = _Reader(reader.node_classes, reader.edge_classes)
+    found.nodes, found.edges, found.queue = [*reader.nodes], dict(reader.edges), [*reader.queue]
+    found.head, found.waiting, found.due, found.last = reader.head, [[*w] for w in reader.waiting], reader.due, reader.last
+    return found
+
+
+def after(reader: _Reader, token: str) -> _Reader | None:
+    """The reader after a token; None if it breaks the rules."""
+    found = copy_of(reader)
+    return found if all(map(found.read, re.findall(SIGN, token))) else None
+
+
+def expected(reader: _Reader, tokens: tuple[str, ...], max_nodes: int) -> tuple[dict[str, _Reader], bool]:
+    """The legal tokens, each with the reader after it, and whether the text may end."""
+    found = {token: then for token in tokens if (then := after(reader, token)) and len(then.nodes) <= max_nodes}
+    return found, bool(reader.nodes) and not reader.due
+
+
+def check(grammar: GraphSequenceGrammar, state: dict[str, torch.Tensor], reader: _Reader) -> dict[str, _Reader]:
+    tokens = vocabulary(grammar.max_nodes, grammar.node_classes, grammar.edge_classes)
+    legal, may_end = expected(reader, tokens, grammar.max_nodes)
+    row = grammar.legal(state)[0]
+    assert {tokens[k] for k in row[NUM_SPECIAL:].nonzero().flatten().tolist()} == set(legal)
+    assert row[:NUM_SPECIAL].tolist() == [k == EOS and may_end for k in range(NUM_SPECIAL)]
+    return legal
+
+
+SMALL = [(1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (3, 2, 1), (3, 1, 2), (3, 2, 3)]
+
+
+@pytest.mark.parametrize("sizes", SMALL, ids=str)
+def test_it_allows_what_the_reader_reads_in_every_short_text(sizes: tuple[int, int, int]) -> None:
+    grammar = GraphSequenceGrammar(*sizes)
+    ids = {token: k + NUM_SPECIAL for k, token in enumerate(vocabulary(*sizes))}
+
+    def walk(state: dict[str, torch.Tensor], reader: _Reader, left: int) -> int:
+        legal = check(grammar, state, reader)
+        if not left:
+            return 1
+        return 1 + sum(walk(grammar.advance(state, torch.tensor([ids[t]])), then, left - 1) for t, then in legal.items())
+
+    assert walk(grammar.start(1, CPU), _Reader(*sizes[1:]), 4) >= 3
+
+
+def random_texts(grammar: GraphSequenceGrammar, cut_weight: float, steps: int) -> Iterator[int]:
+    """Random legal texts, compared with the reader at each token; gives the most queues that waited in each."""
+    tokens = vocabulary(grammar.max_nodes, grammar.node_classes, grammar.edge_classes)
+    for seed in range(12):
+        rng, state, reader, most = np.random.default_rng(seed), grammar.start(1, CPU), _Reader(*_classes(grammar)), 0
+        for _ in range(steps):
+            legal = check(grammar, state, reader)
+            names = sorted(legal)
+            weights = np.array([cut_weight if name[-1] in "()" else 1.0 for name in names])
+            if not names:
+                break  # all nodes are made and done
+            name = names[rng.choice(len(names), p=weights / weights.sum())]
+            state, reader = grammar.advance(state, torch.tensor([tokens.index(name) + NUM_SPECIAL])), legal[name]
+            most = max(most, len(reader.waiting))
+        yield most
+
+
+def _classes(grammar: GraphSequenceGrammar) -> tuple[int, int]:
+    return grammar.node_classes, grammar.edge_classes
+
+
+@pytest.mark.parametrize("sizes", [(12, 1, 1), (9, 2, 1), (9, 1, 3), (9, 3, 2)], ids=str)
+def test_it_allows_what_the_reader_reads_in_long_random_texts(sizes: tuple[int, int, int]) -> None:
+    assert max(random_texts(GraphSequenceGrammar(*sizes), 3.0, 40)) > 2
+
+
+@pytest.mark.parametrize("planarity", [True, False])
+def test_texts_of_graphs_are_legal(planarity: bool) -> None:
+    rng = np.random.default_rng(0)
+    graphs = (
+        [planar(n, rng) for n in (4, 12, 40)]
+        + [tree(n, rng) for n in (2, 3, 30)]
+        + [nx.wheel_graph(12), nx.empty_graph(1), nx.empty_graph(3)]
+    )
+    graphs = graphs if planarity else [nx.gnp_random_graph(n, p, seed=n) for n, p in ((5, 0.9), (14, 0.5), (30, 0.3), (20, 0.05))]
+    tokenizer, grammar = Tokenizer(vocabulary(40), PATTERN), GraphSequenceGrammar(40)
+    for graph in graphs:
+        for _ in range(8):
+            row = torch.tensor([[*tokenizer.encode(text_of(listed(graph), rng)), EOS, PAD, PAD]])
+            legal = legal_along(grammar, row)[0].gather(1, row.T).flatten()
+            assert legal[:-2].all(), (graph, tokenizer.decode(row[0].tolist()))
+
+
+def test_texts_with_classes_are_legal() -> None:
+    labels, rng = Labels(("a", "b"), ("no edge", "x", "y", "z")), np.random.default_rng(1)
+    graph = planar(14, rng)
+    nx.set_node_attributes(graph, {v: "ab"[v % 2] for v in graph}, "label")
+    nx.set_edge_attributes(graph, {(i, j): "xyz"[(i + j) % 3] for i, j in graph.edges}, "label")
+    tokenizer = Tokenizer(vocabulary(14, 2, 3), PATTERN)
+    row = torch.tensor([[*tokenizer.encode(text_of(listed(graph, labels), rng)), EOS]])
+    assert legal_along(GraphSequenceGrammar(14, 2, 3), row)[0].gather(1, row.T).all()
+
+
+def test_rows_are_independent_and_special_tokens_change_nothing() -> None:
+    tokenizer, grammar = Tokenizer(vocabulary(8), PATTERN), GraphSequenceGrammar(8)
+    texts = ["*++.>.", "*+++.2).>.", "*.*."]
+    rows = [[*tokenizer.encode(text), EOS] for text in texts]
+    table = torch.tensor([row + [PAD] * (max(map(len, rows)) - len(row)) for row in rows])
+    together = legal_along(grammar, table)
+    for k, row in enumerate(rows):
+        assert torch.equal(together[k, : len(row)], legal_along(grammar, torch.tensor([row]))[0])
+        assert torch.equal(together[k, len(row) :], together[k, len(row) - 1].expand(table.shape[1] - len(row), -1))
+
+
+def test_sizes_out_of_range() -> None:
+    with pytest.raises(ValueError, match="max_nodes: 0, expected at least 1"):
+        GraphSequenceGrammar(0)
+    with pytest.raises(ValueError, match="edge_classes: 0"):
+        GraphSequenceGrammar(3, 1, 0)
