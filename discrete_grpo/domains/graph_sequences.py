@@ -47,6 +47,7 @@ import numpy as np
 import torch
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.seeding import numpy_generator
 from discrete_grpo.domains.named_graphs import Labels, named_graph, to_line
 
 __all__ = ["PATTERN", "GraphSequences", "ListedGraph", "listed", "most_tokens", "text_of", "vocabulary"]
@@ -347,10 +348,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class GraphSequences:
-    """Decoder from texts to lines of graphs: graph6, followed by the names of the classes where there are labels.
-
-    Attributes:
-        labels: names of the classes; None for plain graphs.
+    """Decoder from texts to lines of graphs: graph6, followed by the names of the classes if there are ``labels``.
 
     >>> decoder = GraphSequences()
     >>> decoder(["*.", "*++.", "*++.>.", "*++.>.<.", "*++.2>."])
@@ -372,9 +370,7 @@ class GraphSequences:
         >>> GraphSequences().encode(["Bw"])
         ['*++.>.']
         """
-        order = None
-        if generator is not None:
-            order = np.random.default_rng(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
+        order = None if generator is None else numpy_generator(generator)
         return [text_of(listed(_parsed(sample), self.labels), order) for sample in samples]
 
     def _line(self, text: str) -> str | None:
@@ -388,9 +384,8 @@ class GraphSequences:
         graph = nx.empty_graph(len(reader.nodes))
         graph.add_edges_from(reader.edges)
         if self.labels is not None:
-            names = self.labels.nodes, self.labels.edges
-            nx.set_node_attributes(graph, {v: names[0][c] for v, c in enumerate(reader.nodes)}, "label")
-            nx.set_edge_attributes(graph, {pair: names[1][c] for pair, c in reader.edges.items()}, "label")
+            nx.set_node_attributes(graph, {v: self.labels.nodes[c] for v, c in enumerate(reader.nodes)}, "label")
+            nx.set_edge_attributes(graph, {pair: self.labels.edges[c] for pair, c in reader.edges.items()}, "label")
         return to_line(graph)
 
 

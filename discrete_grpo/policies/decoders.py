@@ -1,8 +1,8 @@
 """Frozen decoders from the text of a token policy to images, molecules and graphs.
 
 A decoder is a callable ``texts -> objects`` that gives None for a text that is no object. One with a method ``encode``,
-``objects -> texts``, lets a policy learn from objects that it did not draw; with an argument ``generator`` it draws one of the texts
-of an object.
+``objects -> texts``, lets a policy learn from objects that it did not draw; with an argument ``generator`` it draws one of the
+texts of an object.
 
 =================== =============================== ==========================================
 decoder             text                            object
