@@ -17,7 +17,7 @@ from discrete_grpo.diffusion.noise import absorbing, marginal
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
 from discrete_grpo.domains.fields import FieldBatch, matrix_of
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, symmetrise
-from discrete_grpo.domains.tokenizer import Property, TokenBatch, Tokenizer
+from discrete_grpo.domains.tokenizer import EOS, PAD, Property, TokenBatch, Tokenizer
 from discrete_grpo.models.encoder import Encoder, EncoderConfig
 from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantTransformer
 from discrete_grpo.models.gpt import GPT, GPTConfig
@@ -28,6 +28,7 @@ from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.recipes.graph_sequences import graph_sequence_policy
 
 __all__ = ["FAMILIES", "Case"]
 
@@ -117,6 +118,17 @@ def _text() -> torch.Tensor:
     return torch.tensor([LETTERS.encode("abca"), LETTERS.encode("ccab")])
 
 
+def _sequences() -> DecodedPolicy:
+    """A policy with a grammar."""
+    return graph_sequence_policy(5, 12, layers=1, heads=2, width=8)
+
+
+def _sequence_texts() -> TokenBatch:
+    tokenizer = _sequences().policy.tokenizer
+    rows = [[*tokenizer.encode(text), EOS] for text in ("*++.>.", "*+++.>.", "*.*.", "*+.+.+.", "*++.", "*+.", "*++.", "*+++.")]
+    return TokenBatch(torch.tensor([row + [PAD] * (max(map(len, rows)) - len(row)) for row in rows]))
+
+
 def _masked() -> MaskedTextPolicy:
     with seeded(0):
         return MaskedTextPolicy(Encoder(EncoderConfig(len(LETTERS), 6, layers=1, heads=2, width=8)), LETTERS, 6, rounds=2).eval()
@@ -141,5 +153,6 @@ FAMILIES: dict[str, Case] = {
     "positions": Case(lambda: _fields(space=True), lambda: _field_graphs(space=True)),
     "tokens": Case(_tokens, lambda: TokenBatch(_text()), WORDS),
     "decoded tokens": Case(lambda: DecodedPolicy(_tokens(), Upper()), lambda: TokenBatch(_text()), WORDS),
+    "graph sequences": Case(_sequences, _sequence_texts),
     "masked text": Case(_masked, _text, {"masked": "a_b__"}),
 }

@@ -138,7 +138,8 @@ def measure_passes(
     """Measure small passes over a few trajectories, which are drawn with a generator of their own.
 
     The number of steps is doubled until a pass needs several times the memory of the gradients, or a quarter of the ``free`` bytes.
-    Gradients are a part of what is measured, so that the cost errs on the safe side where they are large. It is scaled to the
+    Where all steps would need less than that quarter they are measured too: a peak is the largest of what several moments need, so
+    that it can rise faster with many steps than with few. Gradients are a part of what is measured, so that the cost errs on the safe side where they are large. It is scaled to the
     largest trajectory that the policy can draw, by its number of sites.
     """
     module = as_module(policy)
@@ -151,6 +152,9 @@ def measure_passes(
         more = min(2 * steps, rollout.num_steps)
         peaks[more] = _peak_of(policy, config, rollout, more, weights, precision)
     (few, low), (many, high) = sorted(peaks.items())[-2:] if len(peaks) > 1 else [(0, 0), (1, peaks[1])]
+    if many < rollout.num_steps and high + (high - low) / (many - few) * (rollout.num_steps - many) < free / 4:
+        few, low, many = many, high, rollout.num_steps
+        high = _peak_of(policy, config, rollout, many, weights, precision)
     scale = rollout.max_units / max(1, int(rollout.units.sum(1).max())) / len(rollout)
     slope = max(0.0, (high - low) / (many - few))
     longest = max(rollout.num_steps, rollout.max_steps or 0)

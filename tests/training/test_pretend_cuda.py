@@ -152,7 +152,7 @@ def test_a_step_of_diffusion_copies_nothing_and_waits_for_nothing(name: str) -> 
     assert many.launches > few.launches
 
 
-@pytest.mark.parametrize("name", ["tokens", "decoded tokens", "masked text"])
+@pytest.mark.parametrize("name", ["tokens", "decoded tokens", "graph sequences", "masked text"])
 def test_a_step_of_text_copies_nothing(name: str) -> None:
     with pretending() as cuda:
         found = drawn(FAMILIES[name], cuda)
