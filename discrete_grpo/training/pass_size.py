@@ -139,8 +139,8 @@ def measure_passes(
 
     The number of steps is doubled until a pass needs several times the memory of the gradients, or a quarter of the ``free`` bytes.
     Where all steps would need less than that quarter they are measured too: a peak is the largest of what several moments need, so
-    that it can rise faster with many steps than with few. Gradients are a part of what is measured, so that the cost errs on the safe side where they are large. It is scaled to the
-    largest trajectory that the policy can draw, by its number of sites.
+    that it can rise faster with many steps than with few. Gradients are a part of what is measured, so that the cost errs on the
+    safe side where they are large. It is scaled to the largest trajectory that the policy can draw, by its number of sites.
     """
     module = as_module(policy)
     weights = [p for p in module.parameters() if p.requires_grad]
