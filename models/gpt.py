@@ -40,6 +40,7 @@ class GPTConfig:
         width: width of the hidden states.
         expansion: ratio of the hidden to the outer width of the feed-forward part.
         dropout: dropout rate after embeddings, attention and feed-forward parts, in [0, 1).
+        feature_sizes: number of values of each feature that is read beside a token; none by default.
 
     Raises:
         ValueError: for a value out of its range.
@@ -53,8 +54,12 @@ class GPTConfig:
     width: int = 144
     expansion: int = 4
     dropout: float = 0.0
+    feature_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "feature_sizes", tuple(self.feature_sizes))
+        for size in self.feature_sizes:
+            check_range("feature_sizes", size, least=1)
         least = {"num_tokens": 2, "block_size": 2, "num_properties": 0, "layers": 1, "heads": 1, "width": 1, "expansion": 1}
         for name, low in least.items():
             check_range(name, getattr(self, name), least=low)
@@ -173,6 +178,8 @@ class GPT(nn.Module):
         self.token = nn.Embedding(config.num_tokens, d)
         self.position = nn.Embedding(config.block_size, d)
         self.kind = nn.Embedding(2, d)  # 0: condition, 1: sequence
+        self.feature_sizes = config.feature_sizes
+        self.feature = nn.ModuleList(nn.Embedding(size, d) for size in config.feature_sizes)
         self.property = nn.Linear(2 * config.num_properties, d) if config.num_properties else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
@@ -203,6 +210,7 @@ class GPT(nn.Module):
         prompt: Int[Tensor, "batch prompt"] | None = None,
         properties: Float[Tensor, "batch property"] | None = None,
         cache: Cache | None = None,
+        features: Int[Tensor, "batch time feature"] | None = None,
     ) -> Float[Tensor, "batch time class"]:
         """Logits of the token that follows each of ``tokens``.
 
@@ -212,6 +220,7 @@ class GPT(nn.Module):
             prompt: condition tokens, padded with PAD on the left; None for none. It is ignored with a filled cache.
             properties: property values, NaN where one is not given; None if none is. They are ignored with a filled cache.
             cache: a key-value cache, which this call extends; None for none.
+            features: whole numbers beside each token, as many as ``feature_sizes`` has; None if it has none.
         """
         first = cache is None or cache.length == 0
         t = tokens.shape[1]
@@ -234,7 +243,10 @@ class GPT(nn.Module):
         at = torch.arange(start, start + t, device=tokens.device)
         ended = (tokens == PAD) | (tokens == EOS)
         layout = _Layout(~ended, whole=cache is not None)
-        x = self.dropout(layout.pack(self.token(tokens) + self.position(at) + self.kind.weight[1]))
+        x = self.token(tokens) + self.position(at) + self.kind.weight[1]
+        if features is not None:
+            x = sum((table(column) for table, column in zip(self.feature, features.unbind(-1), strict=True)), x)
+        x = self.dropout(layout.pack(x))
         for block, past_of in zip(self.blocks, join, strict=True):
             x = self._run(block, x, layout, past_of, mask, mask is None and t > 1, again=cache is None)
         if cache is not None:

@@ -2,7 +2,10 @@
 
 Which node a token names does not matter for whether it is legal. What matters is the length of the queue, which of its places the
 head has an edge to, and how long the queues are that were cut off: no node but the head ever has an edge to another node of its
-queue that was written before the head's turn, since queues share no two nodes. So the state is a few counters per text.
+queue that was written before the head's turn, since queues share no two nodes.
+
+For a network the grammar also follows the nodes of the queues and their degrees, which the text holds only as something to count.
+All queues stand one behind the other in one row of nodes, the one that is read last and those that wait below it.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from discrete_grpo.domains.tokenizer import EOS, NUM_SPECIAL
 __all__ = ["GraphSequenceGrammar"]
 
 State = dict[str, Tensor]
+MOST = 16
+"""Degrees and numbers of waiting queues are features up to this."""
 EDGE, NODE = 1, 2  # what has to be named next: the class of an edge, of a node, or of one and then of the other
 
 
@@ -55,6 +60,7 @@ class GraphSequenceGrammar(nn.Module):
         self.max_nodes, self.node_classes, self.edge_classes = max_nodes, node_classes, edge_classes
         tokens = ["", "", "", "", *vocabulary(max_nodes, node_classes, edge_classes)]
         self.num_tokens = len(tokens)
+        self.feature_sizes = (*[min(max_nodes, 255) + 1] * 2, *[MOST + 1] * 6, 16)
         heads = [re.fullmatch(r"(<?)(\+*)(>?)\.", token) for token in tokens]
         columns = {
             "star": [token == "*" for token in tokens],
@@ -80,12 +86,14 @@ class GraphSequenceGrammar(nn.Module):
 
         The state of a text: ``count``, nodes; ``size``, nodes of the queue, its head included; ``joined`` [N], places of the queue
         that the head has an edge to; ``waiting`` [3N] and ``depth``, sizes and number of the queues that were cut off; ``due``,
-        the classes that have to be named next.
+        the classes that have to be named next; ``degrees`` [N] of the nodes; ``line`` [5N], the nodes of all queues, those of the
+        last from ``base`` on and those of the others below ``floor``.
         """
-        counters = {name: torch.zeros(rows, dtype=torch.long, device=device) for name in ("count", "size", "depth", "due")}
-        joined = torch.zeros(rows, self.max_nodes, dtype=torch.bool, device=device)
-        waiting = torch.zeros(rows, 3 * self.max_nodes, dtype=torch.int16, device=device)
-        return counters | {"joined": joined, "waiting": waiting}
+        n, names = self.max_nodes, ("count", "size", "depth", "due", "base", "floor")
+        counters = {name: torch.zeros(rows, dtype=torch.long, device=device) for name in names}
+        lengths = {"waiting": 3 * n, "degrees": n, "line": 5 * n}
+        tables = {name: torch.zeros(rows, k, dtype=torch.int16, device=device) for name, k in lengths.items()}
+        return counters | tables | {"joined": torch.zeros(rows, n, dtype=torch.bool, device=device)}
 
     def legal(self, state: State) -> Bool[Tensor, "row token"]:
         """Which tokens may come next; EOS where no class is missing and there is a node."""
@@ -104,24 +112,69 @@ class GraphSequenceGrammar(nn.Module):
 
     def advance(self, state: State, tokens: Int[Tensor, " row"]) -> State:
         """The state after one more token of each text."""
-        count, size, depth, due, joined, waiting = (state[name] for name in ("count", "size", "depth", "due", "joined", "waiting"))
+        count, size, depth, joined, waiting = (state[name] for name in ("count", "size", "depth", "joined", "waiting"))
         new, star, done = self.new[tokens], self.star[tokens], self.done[tokens]
         front, back, cuts = self.front[tokens], self.back[tokens], self.cuts[tokens]
         edge, grows = (front >= 0) | (back >= 0), (new > 0) & ~done
         place = torch.where(grows, size, torch.where(front >= 0, front, size - 1 - back))
-        at = torch.arange(joined.shape[1], device=joined.device) == place.unsqueeze(1)
-        joined = (joined | (at & (edge | grows).unsqueeze(1))) & ~(star | done).unsqueeze(1)
-        top = torch.arange(waiting.shape[1], device=waiting.device)
-        pushed = (top == depth.unsqueeze(1)) & cuts.unsqueeze(1)
-        waiting = torch.where(pushed, (size - place).unsqueeze(1).to(waiting.dtype), waiting)
-        size = torch.where(cuts, place + 1, size + new + star.long() - done.long())
-        back_again = done & (size <= 0) & (depth > 0)
-        size = torch.where(back_again, (waiting * (top == depth.unsqueeze(1) - 1)).sum(1), size.clamp_min(0))
+        degrees, line = self._nodes(state, tokens, torch.where(edge, place, -1))
+        joined = (joined | (_at(joined, place) & (edge | grows).unsqueeze(1))) & ~(star | done).unsqueeze(1)
+        waiting = torch.where(_at(waiting, depth) & cuts.unsqueeze(1), (size - place).unsqueeze(1).to(waiting.dtype), waiting)
+        floor = state["floor"] + torch.where(cuts, size - place, 0)
+        base = torch.where(cuts, floor, state["base"] + done.long())
+        size = torch.where(cuts, place + 1, size + new + star.long() - done.long()).clamp_min(0)
+        back_again = done & (size == 0) & (depth > 0)
+        size = torch.where(back_again, (waiting * _at(waiting, depth - 1)).sum(1), size)
+        floor = floor - torch.where(back_again, size, 0)
+        base = torch.where(back_again | (size == 0), floor, base)
+        found = {"count": count + new + star.long(), "size": size, "depth": depth + cuts.long() - back_again.long()}
+        found |= {"due": self._due(state["due"], tokens, edge, grows), "base": base, "floor": floor}
+        return found | {"joined": joined, "waiting": waiting, "degrees": degrees, "line": line}
+
+    def features(self, state: State) -> Int[Tensor, "row feature"]:
+        """Nine numbers that a network would have to count.
+
+        Nodes of the queue, and of all; waiting queues; degrees so far, plus one, of the head, the two nodes after it, the last one
+        and the one before, 0 where there is none; and flags: 1 and 2 for edges of the head to the next and to the last node, 4 and
+        8 for the class of an edge and of a node that are due.
+        """
+        size = state["size"]
+        places = torch.stack([torch.zeros_like(size), torch.ones_like(size), torch.full_like(size, 2), size - 1, size - 2], 1)
+        nodes = state["line"].gather(1, (state["base"].unsqueeze(1) + places).clamp(0, state["line"].shape[1] - 1))
+        degrees = state["degrees"].gather(1, nodes.long()).clamp_max(MOST - 1) + 1
+        there = (places >= 0) & (places < size.unsqueeze(1))
+        joined = state["joined"].gather(1, places[:, [1, 3]].clamp(0, self.max_nodes - 1))
+        flags = joined[:, 0].long() + 2 * joined[:, 1].long() + 4 * state["due"]
+        counts = torch.stack([size, state["count"]], 1).clamp_max(255)
+        few = state["depth"].clamp_max(MOST).unsqueeze(1)
+        return torch.cat([counts, few, torch.where(there, degrees.long(), 0), flags.unsqueeze(1)], 1)
+
+    def _nodes(self, state: State, tokens: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+        """Degrees and the line of nodes after a token, with an edge to the node at ``place`` of the queue where that is above 0."""
+        count, size, base, floor, line = (state[name].unsqueeze(-1) for name in ("count", "size", "base", "floor", "line"))
+        line = line.squeeze(-1)
+        new, cuts = self.new[tokens].unsqueeze(1), self.cuts[tokens].unsqueeze(1)
+        newest, after = self.newest[tokens].unsqueeze(1), self.after[tokens].unsqueeze(1)
+        star, at, far = self.star[tokens].unsqueeze(1).long(), torch.arange(line.shape[1], device=line.device), place.unsqueeze(1)
+        ends = torch.cat([base, base + far, base + size - 1, base + 1], 1).clamp(0, line.shape[1] - 1)
+        head, other, last, following = line.gather(1, ends).split(1, 1)
+        ids = torch.arange(state["degrees"].shape[1], device=line.device)
+        added = (ids >= count) & (ids < count + new)
+        to_open = ((ids == other) & (far > 0)).long() + ((ids == last) & newest) + ((ids == following) & after)
+        own = (ids == head) * (new + (far > 0) + newest.long() + after.long())
+        degrees = state["degrees"] + (added + to_open + own).to(torch.int16)
+        fresh = (at >= base + size) & (at < base + size + new + star)
+        line = torch.where(fresh, (count + at - base - size).to(line.dtype), line)
+        behind = size - far  # nodes that wait
+        moved = torch.where(at < floor + behind, base + far + at - floor, base + at - floor - behind)
+        source = torch.where(cuts & (at >= floor), moved, at).clamp(0, line.shape[1] - 1)
+        return degrees, line.gather(1, source)
+
+    def _due(self, due: Tensor, tokens: Tensor, edge: Tensor, grows: Tensor) -> Tensor:
+        """The classes that have to be named after a token."""
         named = EDGE * (self.edge_classes > 1), NODE * (self.node_classes > 1)
         due = due - EDGE * self.edge_class[tokens].long() - NODE * self.node_class[tokens].long()
-        due = due + named[0] * (edge | grows).long() + named[1] * (star | grows).long()
-        found = {"count": count + new + star.long(), "size": size, "depth": depth + cuts.long() - back_again.long(), "due": due}
-        return found | {"joined": joined, "waiting": waiting}
+        return due + named[0] * (edge | grows).long() + named[1] * (self.star[tokens] | grows).long()
 
     def _free(self, state: State, place: Tensor, size: Tensor) -> Tensor:
         """Whether there is a node at each place of the queue, to which the head has no edge."""
@@ -136,6 +189,11 @@ class GraphSequenceGrammar(nn.Module):
         if self.edge_classes > 1:
             return found & ~(self.newest | self.after | (self.new > 0))
         return found & (self.new == 0) if self.node_classes > 1 else found
+
+
+def _at(table: Tensor, place: Tensor) -> Tensor:
+    """Which column of each row of a table is that of its place."""
+    return torch.arange(table.shape[1], device=table.device) == place.unsqueeze(1)
 
 
 def _place(token: str, kinds: str, default: int) -> int:

@@ -6,17 +6,21 @@ With legal tokens G(x_<t), a step draws from the network's probabilities restric
 
 and log π is exact, since G depends on the text alone. The state of a grammar is a dict of tensors with one row per text; its
 methods look at no value on the host, so that drawing waits for nothing on an accelerator.
+
+A grammar may also describe its states, by a few whole numbers each, to a network that reads them beside the tokens: what a network
+would have to count over the whole text stands there.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-__all__ = ["State", "TokenGrammar", "legal_along"]
+__all__ = ["State", "TokenGrammar", "along", "check_grammar", "legal_along"]
 
 State = dict[str, Tensor]
 """Tensors [B, ...], one row per text."""
@@ -44,11 +48,46 @@ class TokenGrammar(Protocol):
         ...
 
 
+class DescribingGrammar(TokenGrammar, Protocol):
+    """A grammar that describes its states.
+
+    Attributes:
+        feature_sizes: number of values of each feature, at most 256.
+    """
+
+    feature_sizes: tuple[int, ...]
+
+    def features(self, state: State) -> Int[Tensor, "row feature"]:
+        """The features of each state, feature k in 0 ... ``feature_sizes[k]`` - 1."""
+        ...
+
+
 @torch.no_grad()
-def legal_along(grammar: TokenGrammar, tokens: Int[Tensor, "row step"]) -> Bool[Tensor, "row step token"]:
-    """The legal tokens at each place of given texts, before the token that stands there."""
-    state, found = grammar.start(len(tokens), tokens.device), []
+def along(grammar: TokenGrammar, tokens: Int[Tensor, "row step"], *read: Callable[[State], Tensor]) -> tuple[Tensor, ...]:
+    """What each function reads from the states of given texts, [B, T, ...], at each place before the token that stands there."""
+    state = grammar.start(len(tokens), tokens.device)
+    found: list[list[Tensor]] = [[] for _ in read]
     for column in tokens.long().unbind(1):
-        found.append(grammar.legal(state))
+        for rows, function in zip(found, read, strict=True):
+            rows.append(function(state))
         state = grammar.advance(state, column)
-    return torch.stack(found, 1)
+    return tuple(torch.stack(rows, 1) for rows in found)
+
+
+def legal_along(grammar: TokenGrammar, tokens: Int[Tensor, "row step"]) -> Bool[Tensor, "row step token"]:
+    """The legal tokens at each place of given texts."""
+    return along(grammar, tokens, grammar.legal)[0]
+
+
+def check_grammar(grammar: TokenGrammar | None, network: Any, num_tokens: int) -> tuple[int, ...]:
+    """Sizes of the features that a network reads, which have to be those of the grammar.
+
+    Raises:
+        ValueError: if they are not, or the grammar is one of another alphabet.
+    """
+    wanted, given = (tuple(getattr(one, "feature_sizes", ())) for one in (network, grammar))
+    if wanted and wanted != given:
+        raise ValueError(f"network: reads features of sizes {wanted}, expected those of the grammar, {given or 'none'}")
+    if grammar is not None and grammar.num_tokens != num_tokens:
+        raise ValueError(f"grammar: of {grammar.num_tokens} tokens, expected those of the tokenizer, {num_tokens}")
+    return wanted

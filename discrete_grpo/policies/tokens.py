@@ -24,7 +24,7 @@ from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, PAD, Property, TokenBatch, Tokenizer, pad_left
 from discrete_grpo.policies.conditions import columns_of, property_table
 from discrete_grpo.policies.delegation import network_size, one_line
-from discrete_grpo.policies.grammar import TokenGrammar, legal_along
+from discrete_grpo.policies.grammar import TokenGrammar, along, check_grammar, legal_along
 from discrete_grpo.policies.truncation import Truncation, pack_bits, unpack_bits
 
 __all__ = ["TokenPolicy"]
@@ -85,8 +85,9 @@ class TokenPolicy(nn.Module):
         check_range("max_prompt", self.max_prompt, least=1, most=max_length, note=" (max_length)")
         self.truncation, self.condition_dropout = truncation or Truncation(), condition_dropout
         self.only, self.decode, self.grammar = None if only is None else tuple(only), decode, grammar
+        self.feature_sizes = check_grammar(grammar, network, len(tokenizer))
         if grammar is not None:
-            _check_grammar(grammar, len(tokenizer), min_length, only)
+            _check_rules(min_length, only)
         drawable = torch.ones(len(tokenizer), dtype=torch.bool)
         if self.only is not None:
             drawable = torch.zeros_like(drawable)
@@ -155,6 +156,12 @@ class TokenPolicy(nn.Module):
         allowed[..., EOS] = step >= self.min_length
         return allowed
 
+    def _along(self, tokens: Int[Tensor, "batch step"]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The legal tokens at each place of given texts, and the features that the network reads there."""
+        grammar: Any = self.grammar
+        legal, *features = along(grammar, tokens, grammar.legal, *([grammar.features] if self.feature_sizes else []))
+        return legal, {"features": features[0]} if features else {}
+
     # -- Policy protocol
 
     @torch.no_grad()
@@ -197,7 +204,8 @@ class TokenPolicy(nn.Module):
         n = max(1, _longest(rollout, length))
         tokens = states["tokens"][:, :n].long()
         inputs = torch.cat([torch.full_like(tokens[:, :1], BOS), tokens[:, :-1]], 1)
-        logits = self.network(inputs, _trim(states.get("prompt")), states.get("properties"))
+        read = {"features": states["features"][:, :n].long()} if "features" in states else {}
+        logits = self.network(inputs, _trim(states.get("prompt")), states.get("properties"), **read)
         at, row = steps.clamp_max(n - 1), torch.arange(len(rollout), device=length.device)[:, None]
         packed = states["kept"][row, at] if "kept" in states else None
         log_probs, _ = self.tables(logits[row, at], at, packed)
@@ -239,8 +247,10 @@ class TokenPolicy(nn.Module):
         steps = torch.arange(tokens.shape[1])
         states = {"tokens": tokens}
         if self.grammar is not None:
-            legal = legal_along(self.grammar, tokens.to(self.device)) & self.allowed(steps.to(self.device))
-            states["kept"] = pack_bits(legal & (steps < length[:, None]).unsqueeze(2).to(self.device))
+            legal, read = self._along(tokens.to(self.device))
+            inside = (steps < length[:, None]).unsqueeze(2).to(self.device)
+            states["kept"] = pack_bits(legal & self.allowed(steps.to(self.device)) & inside)
+            states |= {name: values.to(torch.uint8) for name, values in read.items()}
         return Rollout(
             states=states,
             group=torch.arange(len(rows)),
@@ -272,10 +282,11 @@ class TokenPolicy(nn.Module):
         tokens = widen((targets != PAD).sum())
         given = [None if x is None else x[share.own] for x in self._hide(batch, generator)]
         inputs, targets = inputs[share.own], targets[share.own]
-        logits = self.network(inputs, *given)
+        legal, read = (None, {}) if self.grammar is None else self._along(targets)
+        logits = self.network(inputs, *given, **read)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if self.grammar is not None:
-            logits = logits.masked_fill(~legal_along(self.grammar, targets), -torch.inf)
+        if legal is not None:
+            logits = logits.masked_fill(~legal, -torch.inf)
         (loss,) = share.means(cross_entropy(logits, targets, targets != PAD))
         return {"loss": loss, "tokens": tokens}
 
@@ -322,6 +333,7 @@ class TokenPolicy(nn.Module):
         tokens = torch.full((count, self.max_length), PAD, dtype=small, device=device)
         logp = torch.zeros(count, self.max_length, dtype=torch.promote_types(self.dtype, torch.float32), device=device)
         kept: list[Tensor] = []
+        described: list[Tensor] = []
         length = torch.full((count,), self.max_length, device=device)
         rows = torch.arange(count, device=device)  # which trajectory each row of the cache belongs to
         last, live = torch.full((count,), BOS, device=device), torch.ones(count, dtype=torch.bool, device=device)
@@ -330,7 +342,9 @@ class TokenPolicy(nn.Module):
         written = {} if self.grammar is None else self.grammar.start(count, device)
         for t in range(self.max_length):
             conditions = (prompt, properties) if t == 0 else (None, None)
-            logits = self.network(last[:, None], *conditions, cache=cache)[:, 0]
+            read = {"features": self.grammar.features(written).unsqueeze(1)} if self.feature_sizes else {}  # type: ignore[union-attr]
+            described += [_on(rows, count, x[:, 0].to(torch.uint8)) for x in read.values()]
+            logits = self.network(last[:, None], *conditions, cache=cache, **read)[:, 0]
             legal = None if self.grammar is None else self.grammar.legal(written)
             table, keep = self.tables(logits, torch.full_like(last, t), None, legal)
             last = torch.where(live, sample(table.exp(), generator), PAD)
@@ -339,8 +353,7 @@ class TokenPolicy(nn.Module):
             if self.grammar is not None:
                 written = self.grammar.advance(written, last)
             if self.restricts:
-                kept.append(torch.zeros(count, *pack_bits(keep[:1]).shape[1:], dtype=torch.uint8, device=device))
-                kept[-1][rows] = pack_bits(keep)
+                kept.append(_on(rows, count, pack_bits(keep)))
             ended = live & (last == EOS)
             length[rows] = torch.where(ended, t + 1, length[rows])
             live = live & ~ended
@@ -355,14 +368,20 @@ class TokenPolicy(nn.Module):
                 rows, last, live = rows[stay], last[stay], live[stay]
                 written = {name: state[stay] for name, state in written.items()}
         s = int(length.max())
-        states = {"tokens": tokens[:, :s].contiguous()} | ({"kept": torch.stack(kept[:s], 1)} if kept else {})
+        states = {"tokens": tokens[:, :s].contiguous()}
+        states |= {name: torch.stack(x[:s], 1) for name, x in {"kept": kept, "features": described}.items() if x}
         return states, logp[:, :s].contiguous(), length.clamp_max(s)
 
 
-def _check_grammar(grammar: TokenGrammar, num_tokens: int, min_length: int, only: Sequence[str] | None) -> None:
-    """Raise ValueError for a grammar of another alphabet, or beside a rule that could leave a step without a token."""
-    if grammar.num_tokens != num_tokens:
-        raise ValueError(f"grammar: of {grammar.num_tokens} tokens, expected those of the tokenizer, {num_tokens}")
+def _on(rows: Int[Tensor, " row"], count: int, values: Tensor) -> Tensor:
+    """Values of some of ``count`` rows, 0 for the others."""
+    found = values.new_zeros(count, *values.shape[1:])
+    found[rows] = values
+    return found
+
+
+def _check_rules(min_length: int, only: Sequence[str] | None) -> None:
+    """Raise ValueError for a rule beside a grammar, which could leave a step without a token."""
     if min_length or only is not None:
         name, value, other = ("only", only, None) if only is not None else ("min_length", min_length, 0)
         raise ValueError(f"{name}: {value!r}, expected {other} with a grammar")

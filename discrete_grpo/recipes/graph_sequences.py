@@ -107,7 +107,8 @@ def graph_sequence_policy(
     """An untrained autoregressive policy of graphs, which draws lines of graphs of at most ``max_nodes`` nodes.
 
     A grammar leaves only tokens that go on with the text of a graph, so that a sample is None only where the class of the last node
-    or edge is cut off at ``max_length``.
+    or edge is cut off at ``max_length``. The network reads the numbers of nodes, the lengths of the queues and the degrees at the
+    ends of the queue beside each token.
 
     Args:
         max_nodes: largest number of nodes of a graph.
@@ -122,10 +123,11 @@ def graph_sequence_policy(
     """
     classes = (1, 1) if labels is None else (len(labels.nodes), max(1, len(labels.edges) - 1))
     tokenizer = Tokenizer(vocabulary(max_nodes, *classes), PATTERN)
-    config = GPTConfig(len(tokenizer), max_length, 0, layers, heads, width, dropout=dropout)
+    grammar = GraphSequenceGrammar(max_nodes, *classes)
+    sizes = {"layers": layers, "heads": heads, "width": width}
+    config = GPTConfig(len(tokenizer), max_length, **sizes, dropout=dropout, feature_sizes=grammar.feature_sizes)
     with seeded(seed):
         network = GPT(config)
-    grammar = GraphSequenceGrammar(max_nodes, *classes)
     policy = TokenPolicy(network, tokenizer, max_length=max_length, truncation=Truncation(temperature), grammar=grammar)
     return DecodedPolicy(policy, GraphSequences(labels))
 

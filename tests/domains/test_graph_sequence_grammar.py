@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 import networkx as nx
@@ -45,7 +46,27 @@ def check(grammar: GraphSequenceGrammar, state: dict[str, torch.Tensor], reader:
     row = grammar.legal(state)[0]
     assert {tokens[k] for k in row[NUM_SPECIAL:].nonzero().flatten().tolist()} == set(legal)
     assert row[:NUM_SPECIAL].tolist() == [k == EOS and may_end for k in range(NUM_SPECIAL)]
+    features = grammar.features(state)[0].tolist()
+    assert features == described(reader)
+    assert all(0 <= value < size for value, size in zip(features, grammar.feature_sizes, strict=True))
     return legal
+
+
+def described(reader: _Reader) -> list[int]:
+    """The features of a state, from the graph that the reader has built."""
+    queue = reader.queue[reader.head :]
+    degrees = Counter(end for pair in reader.edges for end in pair)
+
+    def degree(place: int) -> int:
+        return min(degrees[queue[place]], 15) + 1 if 0 <= place < len(queue) else 0
+
+    def edge(place: int) -> bool:
+        return 0 < place < len(queue) and (min(queue[0], queue[place]), max(queue[0], queue[place])) in reader.edges
+
+    last = len(queue) - 1
+    flags = edge(1) + 2 * edge(last) + 4 * ("e" in reader.due) + 8 * ("n" in reader.due)
+    places = (0, 1, 2, last, last - 1)
+    return [len(queue), len(reader.nodes), min(len(reader.waiting), 16), *map(degree, places), flags]
 
 
 SMALL = [(1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (3, 2, 1), (3, 1, 2), (3, 2, 3)]
