@@ -23,7 +23,7 @@ from discrete_grpo.domains.named_graphs import named_graph
 from discrete_grpo.domains.tokenizer import BOS, EOS, PAD, Tokenizer
 from discrete_grpo.metrics.graphs import evaluate
 from discrete_grpo.policies.decoded import DecodedPolicy
-from discrete_grpo.policies.grammar import legal_along
+from discrete_grpo.policies.grammar import along
 from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.recipes.graph_sequences import (
     PretrainGraphSequencesRecipe,
@@ -111,8 +111,10 @@ def test_log_probs_of_graphs_it_did_not_draw_are_those_of_their_text() -> None:
     for row, text in enumerate(policy.decoder.encode(lines)):
         ids = torch.tensor([*policy.policy.tokenizer.encode(text), EOS])
         with torch.no_grad():
-            logits = policy.policy.network(torch.tensor([[BOS, *ids[:-1]]]))[0]
-        logits[~legal_along(policy.policy.grammar, ids.unsqueeze(0))[0]] = -torch.inf
+            grammar = policy.policy.grammar
+            legal, features = along(grammar, ids.unsqueeze(0), grammar.legal, grammar.features)
+            logits = policy.policy.network(torch.tensor([[BOS, *ids[:-1]]]), features=features)[0]
+        logits[~legal[0]] = -torch.inf
         assert float(logp[row]) == pytest.approx(float(logits.log_softmax(-1)[torch.arange(len(ids)), ids].sum()), abs=1e-10)
 
 
