@@ -4,7 +4,8 @@
     python -m benchmarks.graph_sequences --seeds 42 --control --out tiny.json
 
 Measures 5 folds of 40 samples as ``benchmarks.vun`` does, of each bundled policy as it stands and after its preset of
-``discrete-grpo train``, one process per seed. The file is written after every run.
+``discrete-grpo train``, one process per seed, beside fresh draws of the generator of the set, which are what a perfect policy would
+score. The file is written after every run.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import ROOT, stamp, write_result
-from benchmarks.vun import measure, shown
+from benchmarks.vun import measure, perfect, shown
 from discrete_grpo.runs.console import print_table
 
-POLICIES = {"tree-64-sequences": "tree-64"}
+POLICIES = {"tree-64-sequences": "tree-64", "planar-64-sequences": "planar-64"}
 """Bundled policy -> its set."""
-PRESETS = {"tree-64-sequences-grpo": "tree-64-sequences"}
+PRESETS = {"tree-64-sequences-grpo": "tree-64-sequences", "planar-64-sequences-grpo": "planar-64-sequences"}
 """Preset of ``train`` -> its policy."""
 SOURCES = (
     "discrete_grpo/domains/graph_sequences.py",
+    "discrete_grpo/domains/graph_sequence_grammar.py",
     *(f"discrete_grpo/cli/presets/{name}.yaml" for name in (*POLICIES, *PRESETS)),
 )
 
@@ -74,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         print_table("folds of 40 samples, mean ± deviation", {key: shown(value) for key, value in rows.items()})
 
     for name in given.policies:
+        keep(f"{POLICIES[name]}, fresh draws", perfect(POLICIES[name], given.seed))
         keep(name, measure(name, POLICIES[name], given.seed))
     for preset in given.presets:
         jobs = [*((seed, None) for seed in given.seeds), *((seed, "benchmarks.graph_sequences.noise") for seed in given.control)]

@@ -126,7 +126,7 @@ class GraphSequenceGrammar(nn.Module):
         back_again = done & (size == 0) & (depth > 0)
         size = torch.where(back_again, (waiting * _at(waiting, depth - 1)).sum(1), size)
         floor = floor - torch.where(back_again, size, 0)
-        base = torch.where(back_again | (size == 0), floor, base)
+        base = torch.where(back_again, floor, base)
         found = {"count": count + new + star.long(), "size": size, "depth": depth + cuts.long() - back_again.long()}
         found |= {"due": self._due(state["due"], tokens, edge, grows), "base": base, "floor": floor}
         return found | {"joined": joined, "waiting": waiting, "degrees": degrees, "line": line}
@@ -143,7 +143,7 @@ class GraphSequenceGrammar(nn.Module):
         nodes = state["line"].gather(1, (state["base"].unsqueeze(1) + places).clamp(0, state["line"].shape[1] - 1))
         degrees = state["degrees"].gather(1, nodes.long()).clamp_max(MOST - 1) + 1
         there = (places >= 0) & (places < size.unsqueeze(1))
-        joined = state["joined"].gather(1, places[:, [1, 3]].clamp(0, self.max_nodes - 1))
+        joined = state["joined"].gather(1, places[:, 1:4:2].clamp(0, self.max_nodes - 1))
         flags = joined[:, 0].long() + 2 * joined[:, 1].long() + 4 * state["due"]
         counts = torch.stack([size, state["count"]], 1).clamp_max(255)
         few = state["depth"].clamp_max(MOST).unsqueeze(1)
@@ -161,7 +161,7 @@ class GraphSequenceGrammar(nn.Module):
         ids = torch.arange(state["degrees"].shape[1], device=line.device)
         added = (ids >= count) & (ids < count + new)
         to_open = ((ids == other) & (far > 0)).long() + ((ids == last) & newest) + ((ids == following) & after)
-        own = (ids == head) * (new + (far > 0) + newest.long() + after.long())
+        own = (ids == head) * (new + (far > 0))  # with an edge to an open node it is done, and in no other queue
         degrees = state["degrees"] + (added + to_open + own).to(torch.int16)
         fresh = (at >= base + size) & (at < base + size + new + star)
         line = torch.where(fresh, (count + at - base - size).to(line.dtype), line)

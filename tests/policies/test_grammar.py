@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, cast
 
 import networkx as nx
 import numpy as np
@@ -17,7 +18,7 @@ from discrete_grpo.domains.graph6 import from_graph6, graph6
 from discrete_grpo.domains.graph_sequence_grammar import GraphSequenceGrammar
 from discrete_grpo.domains.graph_sequences import listed, text_of
 from discrete_grpo.domains.named_graphs import Labels
-from discrete_grpo.domains.tokenizer import EOS, NUM_SPECIAL, PAD, TokenBatch, Tokenizer
+from discrete_grpo.domains.tokenizer import BOS, EOS, NUM_SPECIAL, PAD, TokenBatch, Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.grammar import State, legal_along
@@ -85,17 +86,16 @@ def described(policy: TokenPolicy, ids: list[int]) -> Tensor:
 
 
 def log_prob_of(policy: TokenPolicy, ids: list[int]) -> Tensor:
-    """log π of a text from one forward pass per token, with the legal tokens of a state that is made anew for each."""
-    total = torch.zeros((), dtype=torch.float64)
+    """log π of a text from one forward pass per token, with the state of the grammar made anew for each."""
+    total, grammar = torch.zeros((), dtype=torch.float64), cast(Any, policy.grammar)
     for k, token in enumerate(ids):
-        state = policy.grammar.start(1, torch.device("cpu"))  # type: ignore[union-attr]
+        state = grammar.start(1, torch.device("cpu"))
         for past in ids[:k]:
-            state = policy.grammar.advance(state, torch.tensor([past]))  # type: ignore[union-attr]
+            state = grammar.advance(state, torch.tensor([past]))
+        features = torch.stack([described(policy, ids[:j]) for j in range(k + 1)]).unsqueeze(0)
         with torch.no_grad():
-            past = torch.tensor([[1, *ids[:k]]])
-            features = torch.stack([described(policy, ids[:j]) for j in range(k + 1)]).unsqueeze(0)
-            logits = policy.network(past, features=features)[0, -1] / policy.truncation.temperature
-        total += logits[token] - logits[policy.grammar.legal(state)[0]].logsumexp(0)  # type: ignore[union-attr]
+            logits = policy.network(torch.tensor([[BOS, *ids[:k]]]), features=features)[0, -1] / policy.truncation.temperature
+        total += logits[token] - logits[grammar.legal(state)[0]].logsumexp(0)
     return total
 
 
@@ -172,6 +172,14 @@ def test_an_order_too_long_for_the_policy_is_replaced() -> None:
     assert rollout.num_steps <= length
 
 
+def test_the_network_reads_the_features() -> None:
+    policy = graph_policy(6, 40).policy
+    rollout = policy.sample([Context(0)] * 4, generator=seeded(4))
+    other = dataclasses.replace(rollout, states=rollout.states | {"features": rollout.states["features"].flip(0)})
+    assert torch.allclose(log_probs(policy, rollout), rollout.logp.sum(1), atol=1e-10)
+    assert (log_probs(policy, other) - rollout.logp.sum(1)).abs().max() > 1e-3
+
+
 class Alternating:
     """Letters a and b in turn, and an end after an even number of them: a grammar of one's own, without weights."""
 
@@ -206,6 +214,11 @@ def test_a_grammar_of_ones_own_passes_the_conformance_kit() -> None:
 
 
 def test_a_grammar_that_does_not_fit_is_refused() -> None:
+    network = GPT(GPTConfig(6, 8, 0, 1, 2, 16, feature_sizes=(3, 2)))
+    with pytest.raises(ValueError, match=r"network: reads features of sizes \(3, 2\), expected those of the grammar, none"):
+        TokenPolicy(network, Tokenizer(("a", "b")), max_length=8, grammar=Alternating())
+    with pytest.raises(ValueError, match="feature_sizes: 0, expected at least 1"):
+        GPTConfig(6, 8, feature_sizes=(0,))
     with pytest.raises(ValueError, match="grammar: of 58 tokens, expected those of the tokenizer, 6"):
         letters(GraphSequenceGrammar(9))
     with pytest.raises(ValueError, match="min_length: 2, expected 0 with a grammar"):
