@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, overload, runtime_checkable
 
 from rdkit import Chem
 from rdkit.rdBase import BlockLogs
@@ -55,25 +55,44 @@ class MoleculeReward(Protocol):
         ...
 
 
-def molecule_reward(score: Callable[[Chem.Mol], float]) -> MoleculeReward:
-    """Make a function of an RDKit molecule a reward: ``score(mol)`` for a valid sample, 0 for an invalid one.
+@overload
+def molecule_reward(score: Callable[[Chem.Mol], float | None], *, invalid: float | None = 0.0) -> MoleculeReward: ...
+@overload
+def molecule_reward(*, invalid: float | None) -> Callable[[Callable[[Chem.Mol], float | None]], MoleculeReward]: ...
+def molecule_reward(score: Callable[[Chem.Mol], float | None] | None = None, *, invalid: float | None = 0.0) -> Any:
+    """Make a function of an RDKit molecule a reward: ``score(mol)`` for a valid sample, ``invalid`` for an invalid one.
 
-    The reward keeps the function's name and docstring. An exception raised by ``score`` is passed on.
+    The reward keeps the function's name and docstring. None means that the score is unknown. An exception raised by ``score`` is
+    passed on.
+
+    Args:
+        score: the function; left out where the decorator is given ``invalid``.
+        invalid: score of an invalid sample; below all others for a score that can be negative, or invalid samples are sought.
 
     >>> @molecule_reward
     ... def atoms(mol):
     ...     return mol.GetNumAtoms()
     >>> atoms(["CCO", None, "C.C"]), atoms.__name__
     ([3.0, 0.0, 0.0], 'atoms')
+    >>> @molecule_reward(invalid=-10)
+    ... def fewest_atoms(mol):
+    ...     return -mol.GetNumAtoms()
+    >>> fewest_atoms(["CCO", None])
+    [-3.0, -10.0]
     """
+    if score is None:
+        return functools.partial(_molecule_reward, invalid=invalid)
+    return _molecule_reward(score, invalid)
 
+
+def _molecule_reward(score: Callable[[Chem.Mol], float | None], invalid: float | None) -> MoleculeReward:
     @functools.wraps(score)
-    def reward(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
-        mols = chemistry.parse_all(samples)
-        return [0.0 if mol is None else float(score(mol)) for mol in mols]
+    def reward(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
+        values = [invalid if mol is None else score(mol) for mol in chemistry.parse_all(samples)]
+        return [value if value is None or isinstance(value, str) else float(value) for value in values]
 
     del reward.__wrapped__  # its signature is another one
-    return reward
+    return cast(MoleculeReward, reward)
 
 
 @molecule_reward

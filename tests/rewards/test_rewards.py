@@ -11,7 +11,7 @@ import pytest
 from rdkit import Chem
 from rdkit.Chem import QED, Crippen, Descriptors
 
-from discrete_grpo.core.scoring import RewardError, reward_name
+from discrete_grpo.core.scoring import RewardError, reward_name, score_samples
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.molecules import (
     InRange,
@@ -197,6 +197,18 @@ def test_decorator_keeps_the_name_and_does_not_hide_errors() -> None:
     assert rings(["c1ccc2ccccc2c1", None]) == [2.0, 0.0]
     with pytest.raises(RuntimeError, match="one atom"):
         rings(["C"])
+
+
+def test_decorator_takes_the_score_of_invalid_samples_and_passes_unknown_ones_on() -> None:
+    @molecule_reward(invalid=-10)
+    def fewest(mol: Chem.Mol) -> float | None:
+        return None if mol.GetNumAtoms() > 5 else -mol.GetNumAtoms()
+
+    assert fewest.__name__ == "fewest"  # type: ignore[attr-defined]
+    assert fewest(["CCO", None, "CCCCCC", "C.C"]) == [-3.0, -10.0, None, -10.0]
+    assert molecule_reward(lambda mol: 1, invalid=None)(["C", None]) == [1.0, None]
+    with pytest.raises(RewardError, match=r"'0\.5'"):
+        score_samples([molecule_reward(lambda mol: "0.5")], ["C"])  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize("reward", [*PLAIN, *MADE, WeightedSum.of({qed: 1.0, Similarity("CCO"): 1.0})], ids=reward_name)
