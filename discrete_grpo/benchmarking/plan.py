@@ -153,6 +153,11 @@ def _methods(request: Request, tasks: Sequence[Task]) -> list[Method]:
     if request.screen is not None:
         if not any("file" in method.settings for method in methods):
             raise ValueError(f"screen: {request.screen!r}, expected none without the method random, which screens it")
+        if kinds == {"molecules"}:
+            from discrete_grpo.recipes.grpo_memory import check_warm_start
+            from discrete_grpo.rewards.ledger import molecule_key
+
+            check_warm_start(str(request.screen), molecule_key, "screen")
         methods = [replace(m, settings={**m.settings, "file": str(request.screen)}) if "file" in m.settings else m for m in methods]
     return _warmed(methods, kinds, request.warm_start, request.warm_start_calls)
 

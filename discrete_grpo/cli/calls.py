@@ -90,6 +90,8 @@ def _benchmark(given: dict[str, Any]) -> None:
     found = benchmark(**given, command=command)
     found.print()
     print(found.page)
+    if found.failed:
+        raise ValueError(f"jobs: {len(found.failed)} failed, as told above; the same command tries them again")
 
 
 def _report(folder: Path) -> None:

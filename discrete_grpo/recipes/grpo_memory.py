@@ -9,6 +9,7 @@ and Gaussian process are reset, and at every second time they keep everything th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -88,10 +89,21 @@ def _features(smiles: str) -> Features:
     return Features(molecule_counts(smiles), molecule_numbers(smiles))
 
 
-def check_warm_start(file: str, key: Callable[[Any], str | None]) -> None:
-    """Raise ``ValueError`` for a SMILES file without one molecule."""
-    if next(_different(file, key), None) is None:
-        raise ValueError(f"warm_start: {file!r} holds no molecule, expected at least one SMILES string")
+def check_warm_start(file: str, key: Callable[[Any], str | None], argument: str = "warm_start") -> None:
+    """Raise ``ValueError`` for a file without one molecule, or whose column of SMILES strings cannot be told.
+
+    Args:
+        file: SMILES file.
+        key: as of a ledger.
+        argument: name of the argument in the error.
+    """
+    try:
+        first = next(_different(file, key), None)
+    except ValueError as error:
+        told = re.sub(r"name it with smiles_column=\w+", "give the column of SMILES the header smiles", str(error))
+        raise ValueError(f"{argument}: {told.removeprefix('path: ')}") from error
+    if first is None:
+        raise ValueError(f"{argument}: {file!r} holds no molecule, expected at least one SMILES string")
 
 
 def fill_memory(

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -201,6 +202,29 @@ def test_the_controls_run_on_a_suite_from_the_command_line(tmp_path: Path, capsy
     screen.write_text("CCO\n")
     assert main([*words, f"--screen={screen}"]) == 2
     assert "file_sha256 was" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["screen", "warm_start"])
+def test_a_table_without_a_smiles_column_is_refused_before_any_job(option: str, tmp_path: Path, capsys: Any) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("a,b\n1,2\n3,4\n")
+    method = {"screen": "random", "warm_start": "grpo-memory"}[option]
+    words = ["benchmark", "pmo", "--tasks=qed", f"--methods=[{method}]", "--budget=200", f"--output_dir={tmp_path / 'out'}"]
+    assert main([*words, f"--{option}={table}"]) == 2
+    told = capsys.readouterr().err
+    assert f"{option}: '{table}' has no column that is certainly of SMILES" in told
+    assert "smiles_column" not in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_fails_where_a_job_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    failed = {"task": "qed", "method": "random", "seed": 0, "error": "KeyError: 'x'"}
+    monkeypatch.setattr(
+        "discrete_grpo.benchmarking.runner.benchmark",
+        lambda *_, **__: SimpleNamespace(failed=(failed,), print=lambda: None, page=tmp_path),
+    )
+    assert main(["benchmark", "pmo"]) == 2
+    assert "jobs: 1 failed" in capsys.readouterr().err
 
 
 def test_list_tasks_and_methods(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
