@@ -24,6 +24,7 @@ from discrete_grpo.recipes.grpo_memory import PARTS, SETTINGS, check_warm_start,
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.molecule_family import MOLECULES
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
+from discrete_grpo.recipes.reward_changes import tell_changed_rewards
 from discrete_grpo.recipes.sample import device_of, moved
 from discrete_grpo.rewards.auc import auc_spacing, auc_top_k
 from discrete_grpo.rewards.combine import WeightedSum
@@ -229,6 +230,7 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
     loaded.family.check_rewards(loaded.policy, recipe.rewards)
     if stored is None and recipe.warm_start is not None:
         check_warm_start(recipe.warm_start, loaded.family.key)
+    tell_changed_rewards(folder, recipe.rewards, resume=resume)
     budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
     with open_ledger(folder, loaded.family.key, **budget) as ledger:
         run = _Run.begin(recipe, loaded, ledger, stored)

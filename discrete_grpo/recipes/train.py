@@ -24,6 +24,7 @@ from discrete_grpo.recipes.families import Columns, Family, View, check_view, se
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.offline import OfflineOptions, offline_trainer, scored_samples
+from discrete_grpo.recipes.reward_changes import tell_changed_rewards
 from discrete_grpo.recipes.sample import as_text, plain_columns, sample_policy
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save
@@ -185,6 +186,8 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
     processes.run_all(lambda: _check_folder(folder, resume) if processes.first else None)
     check_callables(recipe.rewards)
     loaded = _load(recipe, policy, resume)
+    if processes.first:
+        tell_changed_rewards(folder, recipe.rewards, resume=resume)
     recipe = replace(recipe, reward=seen_by(recipe.rewards, loaded.family, recipe.rewards_see))
     family, metadata = loaded.family, {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
     family.check_rewards(loaded.policy, recipe.rewards)

@@ -399,3 +399,32 @@ def test_the_command_leaves_a_config_of_the_user_alone(
     assert "output_dir: . holds a config.yaml, which would be overwritten" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
     assert Path("config.yaml").read_text() == "reward: qed\n"
+
+
+NAMED = "def named(samples, **columns):\n    return [text.count('O') / {} for text in samples]\n"
+
+
+def _named(divisor: int, more: str = "") -> Any:
+    """A reward of the same name in each call, as a module that was edited would give it."""
+    space: dict[str, Any] = {"__name__": "edited_reward"}
+    exec(NAMED.format(divisor) + more, space)
+    return space["named"]
+
+
+def test_a_reward_that_was_edited_is_told_when_a_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = "reward named: its code or its values have changed since the run began; scores so far are those of the old code\n"
+    config = GRPOConfig(max_steps=1, num_generations=4, generation_batch_size=8, save_steps=1)
+    for name in ("optimise", "train"):
+
+        def go(reward: Any, folder: Path = tmp_path / name, **options: Any) -> str:
+            if folder.name == "optimise":
+                run(folder, reward, budget=24, **options)
+            else:
+                train(chains(), reward, output_dir=folder, grpo=config, evaluation_samples=0, **options)
+            return capsys.readouterr().err
+
+        assert "its code" not in go(_named(8))
+        assert "its code" not in go(_named(8, "x = 3\n"), resume=True)
+        assert told in go(_named(4), resume=True)
+        (tmp_path / name / "rewards.json").unlink()  # as in a run of an earlier version
+        assert "its code" not in go(_named(4), resume=True)
