@@ -104,13 +104,13 @@ def resume(folder: Path) -> None:
 
 def _guarded(folder: Path, run: Callable[[], object]) -> None:
     """Run, and add to the message of an interrupted run how it is continued."""
-    from discrete_grpo.core.scoring import RewardError
+    from discrete_grpo.core.scoring import NoScores, RewardError
 
     try:
         run()
     except (Interrupted, RewardError, KeyboardInterrupt) as stopped:
-        if isinstance(stopped, RewardError) and not _has_results(folder):
-            raise  # a reward that does not fit the conditions: nothing was done yet
+        if isinstance(stopped, NoScores) or (isinstance(stopped, RewardError) and not _has_results(folder)):
+            raise  # no call is left; or the reward does not fit the conditions, and nothing was done yet
         saved = "saved, " if _has_results(folder) else ""
         stopped.args = (f"{str(stopped) or 'stopped'}; {saved}continue with: discrete-grpo resume {folder}",)
         raise

@@ -23,6 +23,7 @@ __all__ = [
     "BudgetExhausted",
     "Failure",
     "Failures",
+    "NoScores",
     "RewardError",
     "check_callables",
     "elsewhere",
@@ -39,6 +40,10 @@ __all__ = [
 
 class RewardError(RuntimeError):
     """Raised when a reward raises, or does not return one number per sample."""
+
+
+class NoScores(RewardError):
+    """Raised when a run has used up its budget and knows no score, so that nothing is left to go on with."""
 
 
 class BudgetExhausted(RuntimeError):

@@ -16,7 +16,7 @@ from torch import nn
 from discrete_grpo.core.checks import check_options, check_whole, did_you_mean
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.core.rollout import Reward, as_module
-from discrete_grpo.core.scoring import RewardError, as_rewards, remembers, reward_names, take_failures
+from discrete_grpo.core.scoring import NoScores, RewardError, as_rewards, remembers, reward_names, take_failures
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.families import Family, SamplerOptions
@@ -322,20 +322,22 @@ class _Run:
                     raise Interrupted(f"{told} with {self.ledger.calls} of {self.recipe.max_oracle_calls} calls")
 
             self.loop.run(after_round)
-        if self.saved != self.loop.progress.rounds:
-            self._save()
+        self._check_scores()  # no round was made where the budget was used up before
+        self._save()
 
     def _check_scores(self) -> None:
         """Stop a run whose reward says nothing of any molecule.
 
         Raises:
-            RewardError: after a checkpoint, where none of the first :data:`UNKNOWN_CALLS` calls gave a number.
+            RewardError: after a checkpoint, where none of the first :data:`UNKNOWN_CALLS` calls gave a number; NoScores where no
+                call is left.
         """
         calls = self.ledger.calls
         if not len(self.loop.everything) and calls >= min(UNKNOWN_CALLS, self.recipe.max_oracle_calls):
             self._save()
             names = ", ".join(reward_names(self.recipe.rewards))
-            raise RewardError(f"reward {names}: unknown (None or NaN) for all of {calls} molecules, expected numbers")
+            error = NoScores if self.ledger.exhausted else RewardError
+            raise error(f"reward {names}: unknown (None or NaN) for all of {calls} molecules, expected numbers")
 
     def _record(self) -> None:
         step, latest, now = self.loop.progress.rounds, self.loop.latest, time.perf_counter()
@@ -346,7 +348,10 @@ class _Run:
         self.since = now
 
     def _save(self) -> None:
+        """Write a checkpoint, unless the newest one is of this round."""
         rounds = self.loop.progress.rounds
+        if self.saved == rounds:
+            return
         state = {
             "rounds": self.loop.state_dict(),
             "ledger": self.ledger.state_dict(),

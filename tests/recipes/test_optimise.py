@@ -19,9 +19,10 @@ from discrete_grpo import GRPOConfig, load_policy
 from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.cli import main
 from discrete_grpo.core.interrupt import Interrupt, Interrupted
-from discrete_grpo.core.scoring import RewardError
+from discrete_grpo.core.scoring import NoScores, RewardError
 from discrete_grpo.recipes import optimise as module
 from discrete_grpo.recipes.grpo_memory import SETTINGS
+from discrete_grpo.recipes.loading import policy_object
 from discrete_grpo.recipes.optimise import Optimised, OptimiseRecipe, optimise
 from discrete_grpo.recipes.train import train
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
@@ -322,6 +323,24 @@ def test_a_reward_that_says_nothing_ends_the_run(value: Any, tmp_path: Path) -> 
     assert (tmp_path / "checkpoints").is_dir()
     with pytest.raises(RewardError, match="for all of 20 molecules"):
         run(tmp_path / "small", silent, budget=20)
+    with pytest.raises(NoScores, match=r"^reward silent: .* for all of 20 molecules, expected numbers$"):
+        run(tmp_path / "small", silent, budget=20, resume=True)
+    assert not (tmp_path / "small" / "optimise.json").exists()
+
+
+def test_no_command_goes_on_with_a_run_that_spent_its_budget_without_a_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("discrete_grpo.recipes.optimise.load", lambda *_, **__: policy_object(chains()))
+    settings = f"--settings={json.dumps(SMALL)}"
+    (tmp_path / "says_nothing.py").write_text("def silent(samples, **columns):\n    return [None for s in samples]\n")
+    words = ["optimise", "--reward=says_nothing.silent", "--max_oracle_calls=20", "--output_dir=run", settings]
+    for line in (words, ["resume", "run"]):
+        assert main(line) == 2
+        said = capsys.readouterr().err
+        assert "reward silent: unknown (None or NaN) for all of 20 molecules, expected numbers" in said
+        assert "continue with" not in said
 
 
 def test_a_larger_budget_goes_on_and_one_that_is_spent_is_refused(tmp_path: Path) -> None:
