@@ -16,7 +16,7 @@ from torch import nn
 from discrete_grpo.core.checks import check_options, check_whole, did_you_mean
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.core.rollout import Reward, as_module
-from discrete_grpo.core.scoring import NoScores, RewardError, as_rewards, remembers, reward_names, take_failures
+from discrete_grpo.core.scoring import NoScores, RewardError, as_rewards, check_some, remembers, reward_names, take_failures
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.families import Family, SamplerOptions
@@ -223,6 +223,7 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
     folder = Path(recipe.output_dir)
     if not resume:
         check_unused(folder)
+    check_some(recipe.rewards, columns=())
     stored = load_training(found.latest()) if resume and (found := Checkpoints(folder)).all() else None
     if stored is None and recipe.warm_start is not None and not Path(recipe.warm_start).is_file():
         raise ValueError(f"warm_start: {recipe.warm_start!r} does not exist, expected a SMILES file")

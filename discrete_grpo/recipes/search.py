@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from discrete_grpo.core.checks import check_fields
-from discrete_grpo.core.scoring import check_callables
+from discrete_grpo.core.scoring import check_some
 from discrete_grpo.recipes.conditions import prepare_columns
 from discrete_grpo.recipes.families import SamplerOptions, View, check_view, seen_by
 from discrete_grpo.recipes.loading import load
@@ -79,7 +79,9 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
     folder = Path(recipe.output_dir)
     if not resume:
         check_unused(folder)
-    rewards = check_callables(recipe.reward if isinstance(recipe.reward, list | tuple) else [recipe.reward])
+    rewards = check_some(
+        recipe.reward if isinstance(recipe.reward, list | tuple) else [recipe.reward], () if recipe.columns is None else None
+    )
     loaded = load(recipe.policy, recipe, seed=recipe.seed)
     policy, family = moved(loaded.policy, recipe.device), loaded.family
     rewards = seen_by(rewards, family, recipe.rewards_see)

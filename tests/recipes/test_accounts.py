@@ -134,6 +134,12 @@ def test_a_search_counts_and_ends_with_its_budget(tmp_path: Path) -> None:
     assert all(reward == reward for reward in found.rewards)
 
 
+def test_a_search_without_a_reward_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^reward: an empty list, expected at least one reward$"):
+        run_search(SearchRecipe("no such policy", [], str(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
+
+
 # -- what a run tells
 
 

@@ -47,6 +47,10 @@ def carbons(samples: Sequence[str], **columns: Any) -> list[float]:
     return [text.upper().count("C") / 100 for text in samples]
 
 
+def asks_more(samples: Sequence[str], target: float) -> list[float]:
+    raise AssertionError
+
+
 def run(folder: Path, reward: Any = oxygens, budget: int = 120, **options: Any) -> Optimised:
     given: dict[str, Any] = {"seed": 3, "save_rounds": 2, "settings": SMALL} | options
     return optimise(chains(), reward, output_dir=folder, max_oracle_calls=budget, **given)
@@ -256,6 +260,8 @@ def test_settings_are_refused(given: dict[str, Any], said: str) -> None:
         ({"reward": None}, "^reward: None, expected a function of a list of samples, or a list of such functions$"),
         ({"reward": "qed"}, "^reward: 'qed', expected a function"),
         ({"reward": [qed, 3]}, "^reward: .*, expected a function"),
+        ({"reward": []}, "^reward: an empty list, expected at least one reward$"),
+        ({"reward": asks_more}, "^reward: asks_more.*missing a required argument: 'target'.*, expected a function"),
     ],
 )
 def test_arguments_of_the_function_are_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
