@@ -380,6 +380,15 @@ def test_the_report_shows_the_molecules_of_a_warm_start_and_speaks_of_rounds(tmp
     assert "update" not in re.sub(r"<[^>]*>", "", page[: page.index('id="samples"')]).lower()
 
 
+def test_a_run_whose_warm_start_used_the_budget_has_a_report(tmp_path: Path) -> None:
+    (tmp_path / "known.smi").write_text("OOOO\nOCO\nOO\n")
+    run(tmp_path / "run", budget=3, warm_start=str(tmp_path / "known.smi"))
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    (tmp_path / "run" / "report.html").unlink()
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
 def test_a_setting_of_the_objective_changes_alone() -> None:
     wanted = SETTINGS["objective"] | {"temperature": 0.01}
     for settings in ({"objective": {"temperature": 0.01}}, {"objective.temperature": 0.01}):
