@@ -151,6 +151,8 @@ def train(
         ValueError: for a setting out of its range, or if ``output_dir`` holds another run and ``resume`` is false.
     """
     check_options(settings, TrainRecipe)
+    if policy is None:
+        raise ValueError("policy: None, expected a name or a policy")
     if not isinstance(output_dir, str | Path):
         raise ValueError(f"output_dir: {output_dir!r}, expected the name of a folder to make")
     given = None if columns is None or isinstance(columns, str) else [dict(condition) for condition in read_columns(columns)]

@@ -47,6 +47,9 @@ def carbons(samples: Sequence[str], **columns: Any) -> list[float]:
     return [text.upper().count("C") / 100 for text in samples]
 
 
+KEPT = f"objective.temperature {SETTINGS['objective']['temperature']}"
+
+
 def asks_more(samples: Sequence[str], target: float) -> list[float]:
     raise AssertionError
 
@@ -159,7 +162,10 @@ def test_a_warm_start_with_two_rewards_or_a_random_one_goes_on_to_the_same_bits(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"settings": SMALL | {"memory_size": 10}}, "settings: .* expected .* as in the run to resume"),
+        (
+            {"settings": SMALL | {"memory_size": 10, "objective.temperature": 0.5}},
+            f"^settings: memory_size 10, objective.temperature 0.5, expected memory_size 40, {KEPT} as in the run to resume$",
+        ),
         ({"reward": carbons}, r"reward: \['carbons'\], expected \['oxygens'\] as in the run to resume"),
         ({"seed": 4}, "seed: 4, expected 3 as in the run to resume"),
     ],
@@ -267,6 +273,13 @@ def test_settings_are_refused(given: dict[str, Any], said: str) -> None:
 def test_arguments_of_the_function_are_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
         run(tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("function", [optimise, train])
+def test_no_policy_is_refused(function: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^policy: None, expected a name or a policy$"):
+        function(None, qed, output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
