@@ -86,8 +86,8 @@ def code_identity(reward: object) -> str | None:
     Files do not count, neither those that it reads nor the rest of those that hold its code. So it is the same after an edit beside
     the reward in the script that defines it, and after the reward has written to a file.
 
-    >>> code_identity(lambda samples: [1.0]) == code_identity(lambda samples: [2.0])
-    False
+    >>> code_identity(len) == code_identity(len), code_identity(len) == code_identity(sum)
+    (True, False)
     """
     try:
         return _digest_of(_View(_NoFiles()).describe(reward))
