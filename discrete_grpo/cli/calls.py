@@ -103,8 +103,8 @@ def _report(folder: Path) -> None:
 
         print(write_files(folder).page)
         return
-    if not any((folder / name).is_file() for name in ("run.json", "metrics.jsonl")):
-        raise UsageError(f"run: {folder} is no run folder, expected one with run.json or metrics.jsonl")
+    if not any((folder / name).is_file() for name in ("run.json", "metrics.jsonl", "optimise.json")):
+        raise UsageError(f"run: {folder} is no run folder, expected one with run.json, metrics.jsonl or optimise.json")
     print(write_report(folder, render=run_family(folder).draw))
 
 

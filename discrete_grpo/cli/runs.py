@@ -89,8 +89,9 @@ def resume(folder: Path) -> None:
     """Continue the run of a folder with the settings in it, from its start where it was stopped before its first checkpoint.
 
     Raises:
-        UsageError: if the folder holds no run.
+        UsageError: if the folder holds no run of a command.
     """
+    _check_is_run(folder)
     try:
         command = json.loads((folder / "run.json").read_text())["command"]
         if command not in RUNS or not (folder / "config.yaml").is_file():
@@ -102,15 +103,29 @@ def resume(folder: Path) -> None:
     _guarded(folder, lambda: run(recipe, resume=True))
 
 
+def _check_is_run(folder: Path) -> None:
+    """Raise UsageError, with what to do instead, for a folder without a run of a command."""
+    if not folder.is_dir():
+        raise UsageError(f"run: {folder}: no such folder, expected a run folder of a command such as 'discrete-grpo train'")
+    if (folder / "benchmark.json").is_file():
+        raise UsageError(f"run: {folder} is of a benchmark, expected one of a run; to go on, give the same command again")
+    if (folder / "run.json").is_file():
+        return
+    if any((folder / name).exists() for name in ("checkpoints", "metrics.jsonl", "ledger.sqlite", "optimise.json")):
+        wanted = "expected one of a command; call it again with resume=True"
+        raise UsageError(f"run: {folder} is of a run made from Python, {wanted}")
+    raise UsageError(f"run: {folder} is no run folder of a command such as 'discrete-grpo train'")
+
+
 def _guarded(folder: Path, run: Callable[[], object]) -> None:
     """Run, and add to the message of an interrupted run how it is continued."""
-    from discrete_grpo.core.scoring import RewardError
+    from discrete_grpo.core.scoring import NoScores, RewardError
 
     try:
         run()
     except (Interrupted, RewardError, KeyboardInterrupt) as stopped:
-        if isinstance(stopped, RewardError) and not _has_results(folder):
-            raise  # a reward that does not fit the conditions: nothing was done yet
+        if isinstance(stopped, NoScores) or (isinstance(stopped, RewardError) and not _has_results(folder)):
+            raise  # no call is left; or the reward does not fit the conditions, and nothing was done yet
         saved = "saved, " if _has_results(folder) else ""
         stopped.args = (f"{str(stopped) or 'stopped'}; {saved}continue with: discrete-grpo resume {folder}",)
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -23,8 +23,10 @@ __all__ = [
     "BudgetExhausted",
     "Failure",
     "Failures",
+    "NoScores",
     "RewardError",
     "check_callables",
+    "check_some",
     "elsewhere",
     "finite_number",
     "remembers",
@@ -39,6 +41,10 @@ __all__ = [
 
 class RewardError(RuntimeError):
     """Raised when a reward raises, or does not return one number per sample."""
+
+
+class NoScores(RewardError):
+    """Raised when a run has used up its budget and knows no score, so that nothing is left to go on with."""
 
 
 class BudgetExhausted(RuntimeError):
@@ -193,8 +199,12 @@ def as_rewards(given: Any) -> Any:
     return several
 
 
-def check_callables(rewards: Sequence[Any]) -> list[Any]:
+def check_callables(rewards: Sequence[Any], columns: Collection[str] | None = None) -> list[Any]:
     """The rewards, after a check that each can be called with a list of samples.
+
+    Args:
+        rewards: the rewards.
+        columns: names of the conditions, which each gets as keywords; None where they are not known yet.
 
     Raises:
         ValueError: naming the first that cannot.
@@ -208,11 +218,30 @@ def check_callables(rewards: Sequence[Any]) -> list[Any]:
         except (ValueError, TypeError):  # such as some functions that are written in C
             continue
         try:
-            signature.bind_partial([])
+            _bind(signature, columns)
         except TypeError as error:
             told = f"{reward_name(reward)}{signature} ({error})"
             raise ValueError(f"reward: {told}, expected a function of a list of samples and of columns as keywords") from None
     return list(rewards)
+
+
+def check_some(rewards: Sequence[Any], columns: Collection[str] | None = None) -> list[Any]:
+    """The rewards after :func:`check_callables`, where there is at least one.
+
+    Raises:
+        ValueError: for none, and as :func:`check_callables`.
+    """
+    if not rewards:
+        raise ValueError("reward: an empty list, expected at least one reward")
+    return check_callables(rewards, columns)
+
+
+def _bind(signature: inspect.Signature, columns: Collection[str] | None) -> None:
+    """Raise TypeError where a function cannot be called with samples and these columns, or with any where they are not known."""
+    if columns is None:  # only arguments that can be given as keywords may be columns
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        columns = [p.name for p in list(signature.parameters.values())[1:] if p.kind in kinds]
+    signature.bind([], **dict.fromkeys(columns))
 
 
 def reward_names(rewards: Sequence[Reward]) -> list[str]:

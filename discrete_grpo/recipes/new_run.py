@@ -10,12 +10,12 @@ from pathlib import Path
 
 from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.processes import is_first
-from discrete_grpo.runs.recorder import METRICS, SAMPLES, check_unused
+from discrete_grpo.runs.recorder import METRICS, REWARDS, SAMPLES, check_unused
 
 __all__ = ["has_results", "held", "withdraw", "withdrawn_on_failure"]
 
 SETTINGS = ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", "scored.csv.gz")
-RECORDS = (METRICS, SAMPLES, "failures.jsonl", "evaluation.json", "evaluation_before.csv.gz")
+RECORDS = (METRICS, SAMPLES, REWARDS, "failures.jsonl", "evaluation.json", "evaluation_before.csv.gz")
 DATABASES = tuple(f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm", ".log"))
 
 

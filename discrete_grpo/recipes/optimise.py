@@ -13,17 +13,19 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from discrete_grpo.core.checks import check_options, check_whole, did_you_mean
+from discrete_grpo.core.checks import check_options, check_whole
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.core.rollout import Reward, as_module
-from discrete_grpo.core.scoring import RewardError, as_rewards, remembers, reward_names, take_failures
+from discrete_grpo.core.scoring import NoScores, RewardError, as_rewards, check_some, remembers, reward_names, take_failures
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.families import Family, SamplerOptions
 from discrete_grpo.recipes.grpo_memory import PARTS, SETTINGS, check_warm_start, fill_memory, parts_of_method
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
+from discrete_grpo.recipes.method_settings import check_known, check_same, told_within
 from discrete_grpo.recipes.molecule_family import MOLECULES
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
+from discrete_grpo.recipes.reward_changes import tell_changed_rewards
 from discrete_grpo.recipes.sample import device_of, moved
 from discrete_grpo.rewards.auc import auc_spacing, auc_top_k
 from discrete_grpo.rewards.combine import WeightedSum
@@ -90,16 +92,16 @@ class OptimiseRecipe:
     def _check_settings(self) -> None:
         """Raise ValueError for a setting of the method that is unknown, of another type, or out of its range."""
         changes = self._changes()
-        _check_known("settings", changes, SETTINGS)
-        _check_known("settings: objective", changes.get("objective", {}), SETTINGS["objective"])
+        check_known("settings", changes, SETTINGS)
+        check_known("settings: objective", changes.get("objective", {}), SETTINGS["objective"])
         method = self.method()
         check_whole("settings: memory_size", method["memory_size"], least=1)
         for check in (partial(Truncation, temperature=method["temperature"]), self.rounds_config):
-            _told_within("settings", check)
+            told_within("settings", check)
         for name in PARTS:
             part = {other: value for other, value in SETTINGS.items() if other in PARTS} | {name: method[name]}
             within = "settings: objective" if name == "objective" else "settings"
-            _told_within(within, partial(parts_of_method, torch.Generator(), **part))
+            told_within(within, partial(parts_of_method, torch.Generator(), **part))
 
     @property
     def rewards(self) -> list[Reward]:
@@ -125,28 +127,6 @@ class OptimiseRecipe:
     def rounds_config(self) -> RoundsConfig:
         """The settings of the loop."""
         return RoundsConfig(**{name: value for name, value in self.method().items() if name not in (*PARTS, "temperature")})
-
-
-def _told_within(name: str, check: Callable[[], object]) -> None:
-    """Call ``check``, and put ``name`` before what its error says."""
-    try:
-        check()
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
-def _check_known(name: str, given: Any, known: Mapping[str, Any]) -> None:
-    """Raise ValueError unless ``given`` is a mapping with names of ``known`` and values of their types."""
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{name}: {given!r}, expected a mapping of {', '.join(known)}")
-    for key, value in given.items():
-        if key not in known:
-            hint = f"{did_you_mean(key, known)} ".lstrip()
-            raise ValueError(f"{name}: {key!r} is unknown; {hint}known: {', '.join(known)}")
-        kind = type(known[key])
-        fits = isinstance(value, (int, float) if kind is float else kind)
-        if kind is not dict and (not fits or isinstance(value, bool) is not (kind is bool)):
-            raise ValueError(f"{name}: {key} {value!r}, expected {kind.__name__}")
 
 
 @dataclass(frozen=True)
@@ -196,6 +176,8 @@ def optimise(
         Interrupted: after Ctrl-C, once a checkpoint is saved.
     """
     check_options(options, OptimiseRecipe)
+    if policy is None:
+        raise ValueError("policy: None, expected a name or a policy")
     recipe = OptimiseRecipe(
         policy=str(policy) if isinstance(policy, str | Path) else type(policy).__name__,
         reward=as_rewards(reward),
@@ -222,6 +204,7 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
     folder = Path(recipe.output_dir)
     if not resume:
         check_unused(folder)
+    check_some(recipe.rewards, columns=())
     stored = load_training(found.latest()) if resume and (found := Checkpoints(folder)).all() else None
     if stored is None and recipe.warm_start is not None and not Path(recipe.warm_start).is_file():
         raise ValueError(f"warm_start: {recipe.warm_start!r} does not exist, expected a SMILES file")
@@ -229,6 +212,7 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
     loaded.family.check_rewards(loaded.policy, recipe.rewards)
     if stored is None and recipe.warm_start is not None:
         check_warm_start(recipe.warm_start, loaded.family.key)
+    tell_changed_rewards(folder, recipe.rewards, resume=resume)
     budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
     with open_ledger(folder, loaded.family.key, **budget) as ledger:
         run = _Run.begin(recipe, loaded, ledger, stored)
@@ -320,20 +304,22 @@ class _Run:
                     raise Interrupted(f"{told} with {self.ledger.calls} of {self.recipe.max_oracle_calls} calls")
 
             self.loop.run(after_round)
-        if self.saved != self.loop.progress.rounds:
-            self._save()
+        self._check_scores()  # no round was made where the budget was used up before
+        self._save()
 
     def _check_scores(self) -> None:
         """Stop a run whose reward says nothing of any molecule.
 
         Raises:
-            RewardError: after a checkpoint, where none of the first :data:`UNKNOWN_CALLS` calls gave a number.
+            RewardError: after a checkpoint, where none of the first :data:`UNKNOWN_CALLS` calls gave a number; NoScores where no
+                call is left.
         """
         calls = self.ledger.calls
         if not len(self.loop.everything) and calls >= min(UNKNOWN_CALLS, self.recipe.max_oracle_calls):
             self._save()
             names = ", ".join(reward_names(self.recipe.rewards))
-            raise RewardError(f"reward {names}: unknown (None or NaN) for all of {calls} molecules, expected numbers")
+            error = NoScores if self.ledger.exhausted else RewardError
+            raise error(f"reward {names}: unknown (None or NaN) for all of {calls} molecules, expected numbers")
 
     def _record(self) -> None:
         step, latest, now = self.loop.progress.rounds, self.loop.latest, time.perf_counter()
@@ -344,7 +330,10 @@ class _Run:
         self.since = now
 
     def _save(self) -> None:
+        """Write a checkpoint, unless the newest one is of this round."""
         rounds = self.loop.progress.rounds
+        if self.saved == rounds:
+            return
         state = {
             "rounds": self.loop.state_dict(),
             "ledger": self.ledger.state_dict(),
@@ -363,8 +352,7 @@ class _Run:
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         for name, value in self._made().items():
-            if state["made"][name] != value:
-                raise ValueError(f"{name}: {value}, expected {state['made'][name]} as in the run to resume")
+            check_same(name, value, state["made"][name])
         check_device_kind(state, state["rounds"]["generator"], device_of(self.loop.policy))
         self.ledger.catch_up()
         check_whole("max_oracle_calls", self.recipe.max_oracle_calls, least=self.ledger.calls, note=", the calls that are paid for")

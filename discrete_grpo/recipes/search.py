@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from discrete_grpo.core.checks import check_fields
-from discrete_grpo.core.scoring import check_callables
+from discrete_grpo.core.rollout import Refinable
+from discrete_grpo.core.scoring import check_some
 from discrete_grpo.recipes.conditions import prepare_columns
 from discrete_grpo.recipes.families import SamplerOptions, View, check_view, seen_by
 from discrete_grpo.recipes.loading import load
@@ -74,13 +75,17 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
     """Search, print one line per round and write the best samples; a resumed search starts anew and draws the same.
 
     Raises:
-        ValueError: if ``output_dir`` holds results of another run and ``resume`` is false.
+        ValueError: if ``output_dir`` holds results of another run and ``resume`` is false, or the policy cannot start from a
+            finished sample.
     """
     folder = Path(recipe.output_dir)
     if not resume:
         check_unused(folder)
-    rewards = check_callables(recipe.reward if isinstance(recipe.reward, list | tuple) else [recipe.reward])
+    rewards = check_some(
+        recipe.reward if isinstance(recipe.reward, list | tuple) else [recipe.reward], () if recipe.columns is None else None
+    )
     loaded = load(recipe.policy, recipe, seed=recipe.seed)
+    _check_refinable(recipe.policy, loaded.policy)
     policy, family = moved(loaded.policy, recipe.device), loaded.family
     rewards = seen_by(rewards, family, recipe.rewards_see)
     family.check_rewards(loaded.policy, rewards)
@@ -98,7 +103,7 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
             generator=torch.Generator(device_of(policy)).manual_seed(recipe.seed),
             ledger=ledger,
         )
-        calls = ledger.calls
+        calls, spent = ledger.calls, ledger.exhausted
     table: dict[str, Sequence[Any]] = {
         family.column: as_text(found.samples),
         "reward": list(found.rewards),
@@ -106,6 +111,17 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
     }
     write_table(folder / "best.csv.gz", table)
     write_json(folder / "search.json", {"scored": found.scored, "oracle_calls": calls, "history": list(map(dict, found.history))})
-    print_table(f"{folder}: {found.scored} samples scored", {f"round {line['round']}": dict(line) for line in found.history})
+    rounds = {f"round {line['round']}": dict(line) for line in found.history}
+    print_table(f"{folder}: {found.scored} samples drawn, {calls} calls", rounds)
+    if spent:
+        print_notes([f"stopped: the budget of {recipe.max_oracle_calls} calls is used up"])
     print_notes(search_diagnosis(found.history))
     return found
+
+
+def _check_refinable(name: str, policy: Any) -> None:
+    """Raise ValueError unless a policy can start from a finished sample."""
+    if not isinstance(policy, Refinable):
+        wanted = "expected one that can start from a finished sample, as policies of graphs and of molecules in space can"
+        told = "; for policies that write SMILES there is the command optimise"
+        raise ValueError(f"policy: {name} is a {type(policy).__name__}, {wanted}{told}")

@@ -24,6 +24,7 @@ from discrete_grpo.recipes.families import Columns, Family, View, check_view, se
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.offline import OfflineOptions, offline_trainer, scored_samples
+from discrete_grpo.recipes.reward_changes import tell_changed_rewards
 from discrete_grpo.recipes.sample import as_text, plain_columns, sample_policy
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save
@@ -150,6 +151,8 @@ def train(
         ValueError: for a setting out of its range, or if ``output_dir`` holds another run and ``resume`` is false.
     """
     check_options(settings, TrainRecipe)
+    if policy is None:
+        raise ValueError("policy: None, expected a name or a policy")
     if not isinstance(output_dir, str | Path):
         raise ValueError(f"output_dir: {output_dir!r}, expected the name of a folder to make")
     given = None if columns is None or isinstance(columns, str) else [dict(condition) for condition in read_columns(columns)]
@@ -185,6 +188,8 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
     processes.run_all(lambda: _check_folder(folder, resume) if processes.first else None)
     check_callables(recipe.rewards)
     loaded = _load(recipe, policy, resume)
+    if processes.first:
+        tell_changed_rewards(folder, recipe.rewards, resume=resume)
     recipe = replace(recipe, reward=seen_by(recipe.rewards, loaded.family, recipe.rewards_see))
     family, metadata = loaded.family, {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
     family.check_rewards(loaded.policy, recipe.rewards)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.rewards.sources import OWN, Sources, Unidentified, is_user_code, source_file
 
-__all__ = ["Unidentified", "identify", "reward_identity"]
+__all__ = ["Unidentified", "code_identity", "identify", "reward_identity"]
 
 _PLAIN = (type(None), bool, int, float, complex, bytes, types.EllipsisType, types.NotImplementedType)
 _LRU = type(functools.lru_cache(lambda: None))
@@ -73,12 +73,38 @@ def identify(reward: object, ignore: Iterable[str | os.PathLike[str]] = ()) -> s
     view = _View(Sources(ignore))
     try:
         described = view.describe(reward)
-        text = repr((described, view.sources.digests()))
+        return _digest_of((described, view.sources.digests()))
     except Unidentified:
         raise
     except Exception as error:  # somebody else's properties and descriptors are run here
         raise Unidentified(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def code_identity(reward: object) -> str | None:
+    """A digest of a reward's own code and values, or None for a reward without one.
+
+    Files do not count, neither those that it reads nor the rest of those that hold its code. So it is the same after an edit beside
+    the reward in the script that defines it, and after the reward has written to a file.
+
+    >>> code_identity(len) == code_identity(len), code_identity(len) == code_identity(sum)
+    (True, False)
+    """
+    try:
+        return _digest_of(_View(_NoFiles()).describe(reward))
+    except Exception:  # as for identify
+        return None
+
+
+def _digest_of(described: Any) -> str:
+    return hashlib.blake2b(repr(described).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+class _NoFiles(Sources):
+    """Sources in which no file counts."""
+
+    def named(self, path: str) -> str | None:
+        """None for every path."""
+        return None
 
 
 class _View:

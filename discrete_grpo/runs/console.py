@@ -73,6 +73,9 @@ def progress(
 def print_table(title: str, rows: Mapping[str, Mapping[str, float | str | None]], *, console: Console | None = None) -> None:
     """Print named rows as a table; its columns are all names in order of appearance, and a missing entry is a dash."""
     out = console if console is not None else Console()
+    if not rows:  # a title is no wider than its table
+        out.print(printable(title), markup=False, highlight=False, soft_wrap=True)
+        return
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     table = Table(title=_safe(title), title_justify="left", header_style="bold")
     table.add_column("", no_wrap=True)

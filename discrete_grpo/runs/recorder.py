@@ -26,6 +26,7 @@ from discrete_grpo.runs.files import clear_files, explained
 __all__ = [
     "EVALUATION",
     "METRICS",
+    "REWARDS",
     "SAMPLES",
     "Recorder",
     "check_unused",
@@ -41,6 +42,8 @@ __all__ = [
 METRICS = "metrics.jsonl"
 EVALUATION = "evaluation.json"
 SAMPLES = "samples.csv.gz"
+REWARDS = "rewards.json"
+"""The rewards of a run by name, each with the identity of its code when the run began."""
 KEPT = "what was there is as it was"
 _EVALUATION = ("evaluation.json", "evaluation_before.csv.gz", "evaluation_after.csv.gz")
 _OTHERS = (

@@ -145,7 +145,7 @@ def refuse(capsys: pytest.CaptureFixture[str]) -> Refuse:
         ("pretrain --max_atoms=0", "max_atoms: 0, expected 1 to 7"),
         ("pretrain --pretrain.batch_size=0", "batch_size: 0, expected at least 1"),
         ("pretrain --pretran.batch_size=8", "unknown field 'pretran.batch_size'; did you mean 'pretrain.batch_size'?"),
-        ("resume nosuch", "run: nosuch is no run folder"),
+        ("resume nosuch", "run: nosuch: no such folder, expected a run folder of a command such as 'discrete-grpo train'"),
         ("resume .", "run: . is no run folder"),
         ("report nosuch", "run: nosuch is no run folder"),
         ("report folder", "run: folder is no run folder"),
@@ -820,3 +820,17 @@ def test_a_run_json_of_another_form_is_one_line(tmp_path: Path, capsys: pytest.C
     said = capsys.readouterr().err
     assert said.startswith(f"discrete-grpo: error: run: {tmp_path} is no run folder")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("metrics.jsonl", "is of a run made from Python, expected one of a command; call it again with resume=True"),
+        ("benchmark.json", "is of a benchmark, expected one of a run; to go on, give the same command again"),
+        ("notes.txt", "is no run folder of a command such as 'discrete-grpo train'"),
+    ],
+)
+def test_what_no_command_can_resume_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str) -> None:
+    (tmp_path / name).write_text("{}\n")
+    assert main(["resume", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"discrete-grpo: error: run: {tmp_path} {said}\n"

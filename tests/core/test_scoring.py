@@ -21,6 +21,8 @@ from discrete_grpo.core.interrupt import interruptible
 from discrete_grpo.core.scoring import (
     Failures,
     RewardError,
+    check_callables,
+    check_some,
     finite_number,
     reward_name,
     reward_names,
@@ -246,3 +248,46 @@ def test_failures_are_taken_by_name() -> None:
     assert list(found) == ["keeps", "keeps_2"]
     assert found["keeps"][0].reason == "late"
     assert take_failures(rewards) == {"keeps": [], "keeps_2": []}
+
+
+# -- checks before a run
+
+
+def with_column(samples: Any, target: Any) -> Any: ...
+def with_keyword(samples: Any, *, target: Any) -> Any: ...
+def with_position(samples: Any, target: Any, /) -> Any: ...
+def with_any(samples: Any, **columns: Any) -> Any: ...
+def only_keywords(*, samples: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("reward", "columns", "fits"),
+    [
+        (with_any, None, True),
+        (with_any, (), True),
+        (with_any, ("target",), True),
+        (with_column, None, True),
+        (with_column, ("target",), True),
+        (with_column, (), False),
+        (with_keyword, None, True),
+        (with_keyword, ("target",), True),
+        (with_keyword, (), False),
+        (with_keyword, ("other", "target"), False),
+        (with_position, None, False),
+        (with_position, ("target",), False),
+        (only_keywords, None, False),
+        (lambda *given, **columns: None, None, True),
+        (lambda *given, target: None, None, True),
+    ],
+)
+def test_a_reward_that_cannot_be_called_with_the_columns_is_refused(reward: Any, columns: Any, fits: bool) -> None:
+    if fits:
+        assert check_callables([reward], columns) == [reward]
+    else:
+        with pytest.raises(ValueError, match=rf"^reward: {reward.__name__}\(.*expected a function of a list of samples and of"):
+            check_callables([reward], columns)
+
+
+def test_no_reward_at_all_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^reward: an empty list, expected at least one reward$"):
+        check_some([])

@@ -125,13 +125,29 @@ def test_a_reserve_is_given_back(tmp_path: Path) -> None:
         assert ledger.max_oracle_calls == 10
 
 
-def test_a_search_counts_and_ends_with_its_budget(tmp_path: Path) -> None:
+def test_a_search_counts_and_ends_with_its_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = SearchRecipe("qm9-small", qed, str(tmp_path), rounds=50, population=2, children=4, num_steps=8, max_oracle_calls=30)
     found = run_search(recipe)
     told = json.loads((tmp_path / "search.json").read_text())
     assert told["oracle_calls"] == calls(tmp_path) <= 30
     assert 1 < len(found.history) < 51
     assert all(reward == reward for reward in found.rewards)
+    said = capsys.readouterr()
+    assert said.err == "stopped: the budget of 30 calls is used up\n"
+    assert f"{found.scored} samples drawn, 30 calls" in said.out
+
+
+def test_a_search_with_a_policy_that_writes_smiles_is_pointed_to_optimise(tmp_path: Path) -> None:
+    told = "^policy: smiles-zinc is a TokenPolicy, expected one that can start from a finished sample, as policies of graphs"
+    with pytest.raises(ValueError, match=f"{told} .*; for policies that write SMILES there is the command optimise$"):
+        run_search(SearchRecipe("smiles-zinc", qed, str(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_search_without_a_reward_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^reward: an empty list, expected at least one reward$"):
+        run_search(SearchRecipe("no such policy", [], str(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
 
 
 # -- what a run tells

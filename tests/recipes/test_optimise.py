@@ -19,9 +19,10 @@ from discrete_grpo import GRPOConfig, load_policy
 from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.cli import main
 from discrete_grpo.core.interrupt import Interrupt, Interrupted
-from discrete_grpo.core.scoring import RewardError
+from discrete_grpo.core.scoring import NoScores, RewardError
 from discrete_grpo.recipes import optimise as module
 from discrete_grpo.recipes.grpo_memory import SETTINGS
+from discrete_grpo.recipes.loading import policy_object
 from discrete_grpo.recipes.optimise import Optimised, OptimiseRecipe, optimise
 from discrete_grpo.recipes.train import train
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
@@ -44,6 +45,13 @@ def oxygens(samples: Sequence[str], **columns: Any) -> list[float]:
 
 def carbons(samples: Sequence[str], **columns: Any) -> list[float]:
     return [text.upper().count("C") / 100 for text in samples]
+
+
+KEPT = f"objective.temperature {SETTINGS['objective']['temperature']}"
+
+
+def asks_more(samples: Sequence[str], target: float) -> list[float]:
+    raise AssertionError
 
 
 def run(folder: Path, reward: Any = oxygens, budget: int = 120, **options: Any) -> Optimised:
@@ -154,7 +162,10 @@ def test_a_warm_start_with_two_rewards_or_a_random_one_goes_on_to_the_same_bits(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"settings": SMALL | {"memory_size": 10}}, "settings: .* expected .* as in the run to resume"),
+        (
+            {"settings": SMALL | {"memory_size": 10, "objective.temperature": 0.5}},
+            f"^settings: memory_size 10, objective.temperature 0.5, expected memory_size 40, {KEPT} as in the run to resume$",
+        ),
         ({"reward": carbons}, r"reward: \['carbons'\], expected \['oxygens'\] as in the run to resume"),
         ({"seed": 4}, "seed: 4, expected 3 as in the run to resume"),
     ],
@@ -255,11 +266,20 @@ def test_settings_are_refused(given: dict[str, Any], said: str) -> None:
         ({"reward": None}, "^reward: None, expected a function of a list of samples, or a list of such functions$"),
         ({"reward": "qed"}, "^reward: 'qed', expected a function"),
         ({"reward": [qed, 3]}, "^reward: .*, expected a function"),
+        ({"reward": []}, "^reward: an empty list, expected at least one reward$"),
+        ({"reward": asks_more}, "^reward: asks_more.*missing a required argument: 'target'.*, expected a function"),
     ],
 )
 def test_arguments_of_the_function_are_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
         run(tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("function", [optimise, train])
+def test_no_policy_is_refused(function: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^policy: None, expected a name or a policy$"):
+        function(None, qed, output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -322,6 +342,24 @@ def test_a_reward_that_says_nothing_ends_the_run(value: Any, tmp_path: Path) -> 
     assert (tmp_path / "checkpoints").is_dir()
     with pytest.raises(RewardError, match="for all of 20 molecules"):
         run(tmp_path / "small", silent, budget=20)
+    with pytest.raises(NoScores, match=r"^reward silent: .* for all of 20 molecules, expected numbers$"):
+        run(tmp_path / "small", silent, budget=20, resume=True)
+    assert not (tmp_path / "small" / "optimise.json").exists()
+
+
+def test_no_command_goes_on_with_a_run_that_spent_its_budget_without_a_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("discrete_grpo.recipes.optimise.load", lambda *_, **__: policy_object(chains()))
+    settings = f"--settings={json.dumps(SMALL)}"
+    (tmp_path / "says_nothing.py").write_text("def silent(samples, **columns):\n    return [None for s in samples]\n")
+    words = ["optimise", "--reward=says_nothing.silent", "--max_oracle_calls=20", "--output_dir=run", settings]
+    for line in (words, ["resume", "run"]):
+        assert main(line) == 2
+        said = capsys.readouterr().err
+        assert "reward silent: unknown (None or NaN) for all of 20 molecules, expected numbers" in said
+        assert "continue with" not in said
 
 
 def test_a_larger_budget_goes_on_and_one_that_is_spent_is_refused(tmp_path: Path) -> None:
@@ -353,6 +391,15 @@ def test_the_report_shows_the_molecules_of_a_warm_start_and_speaks_of_rounds(tmp
     assert re.search(r"<b>1\.5\d*</b>file", samples)
     assert "</b>round 1" in samples
     assert "update" not in re.sub(r"<[^>]*>", "", page[: page.index('id="samples"')]).lower()
+
+
+def test_a_run_whose_warm_start_used_the_budget_has_a_report(tmp_path: Path) -> None:
+    (tmp_path / "known.smi").write_text("OOOO\nOCO\nOO\n")
+    run(tmp_path / "run", budget=3, warm_start=str(tmp_path / "known.smi"))
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    (tmp_path / "run" / "report.html").unlink()
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert (tmp_path / "run" / "report.html").is_file()
 
 
 def test_a_setting_of_the_objective_changes_alone() -> None:
@@ -399,3 +446,32 @@ def test_the_command_leaves_a_config_of_the_user_alone(
     assert "output_dir: . holds a config.yaml, which would be overwritten" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
     assert Path("config.yaml").read_text() == "reward: qed\n"
+
+
+NAMED = "def named(samples, **columns):\n    return [text.count('O') / {} for text in samples]\n"
+
+
+def _named(divisor: int, more: str = "") -> Any:
+    """A reward of the same name in each call, as a module that was edited would give it."""
+    space: dict[str, Any] = {"__name__": "edited_reward"}
+    exec(NAMED.format(divisor) + more, space)
+    return space["named"]
+
+
+def test_a_reward_that_was_edited_is_told_when_a_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = "reward named: its code or its values have changed since the run began; scores so far are those of the old code\n"
+    config = GRPOConfig(max_steps=1, num_generations=4, generation_batch_size=8, save_steps=1)
+    for name in ("optimise", "train"):
+
+        def go(reward: Any, folder: Path = tmp_path / name, **options: Any) -> str:
+            if folder.name == "optimise":
+                run(folder, reward, budget=24, **options)
+            else:
+                train(chains(), reward, output_dir=folder, grpo=config, evaluation_samples=0, **options)
+            return capsys.readouterr().err
+
+        assert "its code" not in go(_named(8))
+        assert "its code" not in go(_named(8, "x = 3\n"), resume=True)
+        assert told in go(_named(4), resume=True)
+        (tmp_path / name / "rewards.json").unlink()  # as in a run of an earlier version
+        assert "its code" not in go(_named(4), resume=True)

@@ -28,7 +28,7 @@ from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.external import ExternalReward
-from discrete_grpo.rewards.identity import Unidentified, identify, reward_identity
+from discrete_grpo.rewards.identity import Unidentified, code_identity, identify, reward_identity
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.runs.checkpoint import save
 from discrete_grpo.runs.recorder import read_samples
@@ -384,3 +384,21 @@ def test_signs_of_smiles_name_no_folder(tmp_path: Path, monkeypatch: pytest.Monk
         (folder / str(10)).write_text("2")  # under a name that this file does not hold: it would count as its source
     after = [reward_identity(reward) for reward in (*signs, named, one_part)]
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, False, True]
+
+
+def test_the_identity_of_code_leaves_out_what_stands_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    texts = ["def score(samples):\n    open('calls.log')\n    return [0.5 for s in samples]\n"]
+    texts += [texts[0] + "RESUME = True\n", texts[0].replace("0.5", "0.6")]
+    found = []
+    monkeypatch.chdir(tmp_path)
+    for k, text in enumerate(texts):
+        (tmp_path / "calls.log").write_text(f"{k}")
+        (tmp_path / "beside_it.py").write_text(text)
+        sys.modules.pop("beside_it", None)
+        importlib.invalidate_caches()
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        found.append(code_identity(importlib.import_module("beside_it").score))
+    sys.modules.pop("beside_it", None)
+    assert found[0] == found[1] != found[2]
+    assert None not in found

@@ -240,6 +240,12 @@ def test_print_table_cuts_nothing_in_a_log() -> None:
     assert "…" not in out.getvalue()
 
 
+def test_a_table_without_rows_is_its_title() -> None:
+    out = io.StringIO()
+    print_table("runs/[a]: the best of 20 calls", {}, console=Console(file=out, width=30))
+    assert out.getvalue() == "runs/[a]: the best of 20 calls\n"
+
+
 # --- charts -----------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,60 @@
+"""Checks of the settings of a method, which are a mapping by name, and of a run that is resumed with other ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from discrete_grpo.core.checks import did_you_mean
+
+__all__ = ["check_known", "check_same", "told_within"]
+
+
+def told_within(name: str, check: Callable[[], object]) -> None:
+    """Call ``check``, and put ``name`` before what its error says."""
+    try:
+        check()
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def check_known(name: str, given: Any, known: Mapping[str, Any]) -> None:
+    """Raise ValueError unless ``given`` is a mapping with names of ``known`` and values of their types."""
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{name}: {given!r}, expected a mapping of {', '.join(known)}")
+    for key, value in given.items():
+        if key not in known:
+            hint = f"{did_you_mean(key, known)} ".lstrip()
+            raise ValueError(f"{name}: {key!r} is unknown; {hint}known: {', '.join(known)}")
+        kind = type(known[key])
+        fits = isinstance(value, (int, float) if kind is float else kind)
+        if kind is not dict and (not fits or isinstance(value, bool) is not (kind is bool)):
+            raise ValueError(f"{name}: {key} {value!r}, expected {kind.__name__}")
+
+
+def check_same(name: str, given: Any, kept: Any) -> None:
+    """Check that a run to resume was made with this; of two mappings only the entries that differ are told.
+
+    Raises:
+        ValueError: naming both values.
+
+    >>> check_same("settings", {"draws": 3, "seed": 1}, {"draws": 4, "seed": 1})
+    Traceback (most recent call last):
+    ...
+    ValueError: settings: draws 3, expected draws 4 as in the run to resume
+    """
+    if given == kept:
+        return
+    if isinstance(given, Mapping) and isinstance(kept, Mapping):
+        flat, old = _flat(given), _flat(kept)
+        others = [key for key in dict.fromkeys([*flat, *old]) if key not in flat or key not in old or flat[key] != old[key]]
+        given, kept = (", ".join(f"{key} {part.get(key)}" for key in others) for part in (flat, old))
+    raise ValueError(f"{name}: {given}, expected {kept} as in the run to resume")
+
+
+def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries by name; those of an inner mapping as ``outer.inner``."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        found |= {f"{name}.{key}": part for key, part in _flat(value).items()} if isinstance(value, Mapping) else {name: value}
+    return found

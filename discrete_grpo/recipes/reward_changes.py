@@ -1,0 +1,46 @@
+"""Rewards of a run that were edited between its parts, told when the run goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from discrete_grpo.core.scoring import reward_names
+from discrete_grpo.rewards.identity import code_identity
+from discrete_grpo.runs.console import print_notes
+from discrete_grpo.runs.recorder import REWARDS, write_json
+
+__all__ = ["changed_rewards", "tell_changed_rewards"]
+
+
+def tell_changed_rewards(folder: Path, rewards: Sequence[Any], *, resume: bool) -> None:
+    """Note the identities of the rewards of a new run, or print one line for each that has another one in a resumed run.
+
+    Args:
+        folder: the run folder; a run of an earlier version has no identities there, and nothing is printed.
+        rewards: the rewards as they were given, before they score anything.
+        resume: whether the run goes on.
+    """
+    if resume:
+        told = "its code or its values have changed since the run began; scores so far are those of the old code"
+        print_notes([f"reward {name}: {told}" for name in changed_rewards(folder, rewards)])
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / REWARDS, _identities(rewards))
+
+
+def changed_rewards(folder: Path, rewards: Sequence[Any]) -> list[str]:
+    """Names of the rewards whose identity is not the one that the run folder keeps; where either has none, nothing is known."""
+    try:
+        kept = json.loads((folder / REWARDS).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return []
+    known = kept if isinstance(kept, dict) else {}
+    pairs = {name: (known.get(name), identity) for name, identity in _identities(rewards).items()}
+    return [name for name, (old, new) in pairs.items() if None not in (old, new) and old != new]
+
+
+def _identities(rewards: Sequence[Any]) -> dict[str, str | None]:
+    return {name: code_identity(reward) for name, reward in zip(reward_names(rewards), rewards, strict=True)}
