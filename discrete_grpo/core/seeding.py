@@ -1,14 +1,13 @@
-"""Random draws from torch's global generator that leave its state as it was, and generators of numpy that follow torch's."""
+"""Random draws from torch's global generator that leave its state as it was."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 
-__all__ = ["numpy_generator", "seeded"]
+__all__ = ["seeded"]
 
 
 @contextmanager
@@ -31,12 +30,3 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     with torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
-
-
-def numpy_generator(generator: torch.Generator) -> np.random.Generator:
-    """A generator of numpy, seeded by a draw from ``generator``.
-
-    >>> int(numpy_generator(torch.Generator().manual_seed(0)).integers(100))
-    52
-    """
-    return np.random.default_rng(int(torch.randint(2**62, (), generator=generator, device=generator.device)))

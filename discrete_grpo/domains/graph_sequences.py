@@ -47,8 +47,8 @@ import numpy as np
 import torch
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.seeding import numpy_generator
 from discrete_grpo.domains.named_graphs import Labels, named_graph, to_line
+from discrete_grpo.domains.numpy_random import numpy_generator
 
 __all__ = ["PATTERN", "GraphSequences", "ListedGraph", "listed", "most_tokens", "text_of", "vocabulary"]
 
