@@ -15,7 +15,7 @@ from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_whole
 from discrete_grpo.core.rollout import Context, as_module
 from discrete_grpo.datasets.text_files import suffix_of
-from discrete_grpo.recipes.conditions import prepare_columns, read_columns
+from discrete_grpo.recipes.conditions import check_read, prepare_columns, read_columns
 from discrete_grpo.recipes.families import Columns, Family, SamplerOptions
 from discrete_grpo.recipes.loading import load, with_sampler
 from discrete_grpo.runs.console import print_table, progress
@@ -39,7 +39,8 @@ def sample(
         policy: a policy, or the name of one as for :func:`~discrete_grpo.recipes.loading.load_policy`.
         n: number of samples, at least 1; each is a group of its own.
         seed: of the draws.
-        columns: conditions as mappings, or a file of JSON lines; sample k is drawn under ``columns[k % len(columns)]``.
+        columns: conditions that the policy reads as mappings, or a file of JSON lines; sample k is drawn under
+            ``columns[k % len(columns)]``.
         options: changes to how the policy draws.
         batch_size: number of samples that are drawn at a time.
         device: device to draw on, such as ``cuda``, to which the policy is moved; None means the device where it is.
@@ -55,9 +56,11 @@ def sample(
     found = None if columns is None else read_columns(columns)
     if isinstance(policy, str | Path):
         loaded = load(policy, options)
+        check_read(loaded.policy, found, scaffolds=loaded.family.scaffolds(loaded.policy))
         drawn, found = loaded.policy, prepare_columns(loaded, found)
     else:
         drawn = with_sampler(policy, options or SamplerOptions())
+        check_read(drawn, found)
     return sample_policy(moved(drawn, device), n, seed=seed, batch_size=batch_size, columns=found)[0]
 
 
@@ -144,7 +147,9 @@ def sample_file(
     path, loaded = output_path(out), load(checkpoint, options)
     family = loaded.family
     _check_ending(path, checkpoint, family)
-    conditions = prepare_columns(loaded, None if columns is None else read_columns(columns), scaffold)
+    given = None if columns is None else read_columns(columns)
+    check_read(loaded.policy, given, scaffolds=family.scaffolds(loaded.policy))
+    conditions = prepare_columns(loaded, given, scaffold)
     samples, found = sample_policy(moved(loaded.policy, device), n, seed=seed, columns=conditions)
     if path.suffix == ".png" and family.sheet is not None:
         return family.sheet(path, samples)
