@@ -194,7 +194,7 @@ def _sample() -> _Parser:
     parser.add_argument("checkpoint", help="bundled policy, checkpoint folder or run folder")
     about = (
         "file to write: .csv or .csv.gz for a table with the conditions, .png for images, .graphml or .json for graphs, .sdf or"
-        " .xyz for molecules in space, else lines"
+        " .xyz for molecules in space, .smi or .txt for lines; also .gz"
     )
     parser.option("out", str, "FILE", about)
     parser.option("n", _whole, "N", "number of samples, at least 1", 100, short="n")

@@ -226,6 +226,7 @@ MOLECULES = Family(
     sample_metrics=SampleMetrics(metrics.canonical_all, _summary),
     evaluate=metrics.evaluate,
     table=property_columns,
+    lines=(".smi", ".smiles", ".txt"),
     draw=_draw,
     picture=_picture,
     key=molecule_key,

@@ -8,7 +8,7 @@ import pytest
 
 from discrete_grpo import sample
 from discrete_grpo.recipes.loading import load_policy
-from discrete_grpo.recipes.sample import sample_file
+from discrete_grpo.recipes.sample import sample_file, sample_policy
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,28 @@ def test_conditions_of_a_policy_without_its_checkpoint_and_of_prompts() -> None:
 def test_two_scaffolds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="scaffold: 'CCO', expected none: the columns have the scaffold 'CC'"):
         sample_file("qm9-small", 2, str(tmp_path / "a.csv"), scaffold="CCO", columns=[{"num_nodes": 5}, {"scaffold": "CC"}])
+
+
+@pytest.mark.parametrize("ending", [".sdf", ".json", ".graphml", ".tsv", ".png.gz", ".csvx"])
+def test_an_ending_that_samples_do_not_have_is_refused(tmp_path: Path, ending: str) -> None:
+    endings = {"qm9-small": r"\.csv, \.smi, \.smiles or \.txt", "digits": r"\.csv, \.txt, also with \.gz, or \.png"}
+    endings["fill-in"] = r"\.csv, \.txt, \.smi or \.smiles"
+    for name, known in endings.items():
+        with pytest.raises(ValueError, match=rf"out: .*, expected a file of \w+ ending in {known}"):
+            sample_file(name, 2, str(tmp_path / f"a{ending}"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_of_a_draw_are_checked_before_the_policy_is_read(tmp_path: Path) -> None:
+    said = "seed: -3, expected at least 0"
+    with pytest.raises(ValueError, match=said):
+        sample("none", 2, seed=-3)
+    with pytest.raises(ValueError, match=said):
+        sample_file("none", 2, str(tmp_path / "a.smi"), seed=-3)
+    with pytest.raises(ValueError, match="n: 0, expected at least 1"):
+        sample_file("none", 0, str(tmp_path / "a.smi"))
+    with pytest.raises(ValueError, match="batch_size: 0, expected at least 1"):
+        sample("none", 2, batch_size=0)
+    for wrong, name in [({"seed": 1.5}, "seed"), ({"batch_size": 0}, "batch_size")]:
+        with pytest.raises(ValueError, match=f"{name}: "):
+            sample_policy(load_policy("smiles-zinc"), 2, **wrong)  # type: ignore[arg-type]
