@@ -224,6 +224,8 @@ def _evaluate() -> _Parser:
     shapes = "planar, tree, sbm or connected, of directed graphs dag or connected"
     parser.option("shape", _text, "NAME", f"graphs that count as valid: {shapes}; by default those of the set")
     parser.option("out", _text, "FILE", "JSON file for the numbers")
+    kinds = "molecules, spatial, graphs, digraphs, text, images or samples"
+    parser.option("kind", _text, "NAME", f"kind of the samples: {kinds}; by default it is recognised")
     parser.option(
         "suite", _text, "NAME", "distribution metrics with intervals: moses, guacamol, graphs or spatial; needs --reference"
     )

@@ -57,7 +57,8 @@ def _evaluate(given: dict[str, Any]) -> None:
     from discrete_grpo.recipes.evaluate import evaluate_file
     from discrete_grpo.recipes.families import FileOptions
 
-    evaluate_file(given["file"], FileOptions(**{f.name: given[f.name] for f in fields(FileOptions)}), out=given["out"])
+    options = FileOptions(**{f.name: given[f.name] for f in fields(FileOptions)})
+    evaluate_file(given["file"], options, out=given["out"], kind=given["kind"])
 
 
 def _preprocess(given: dict[str, Any]) -> None:

@@ -174,11 +174,15 @@ def _read(file: str, options: FileOptions) -> tuple[list[str | None], Mapping[st
 
     For a suite all lines as they are written and in their order, as it repairs some and takes runs of them.
     """
-    from discrete_grpo.datasets.reading import read_smiles, smiles_rows
+    from discrete_grpo.datasets.reading import NoMoleculesError, read_smiles, smiles_rows
     from discrete_grpo.recipes.molecules import report_broken
 
-    with path_named("file"):
-        found = read_smiles(file, max_broken=1.0, smiles_column=options.smiles_column, max_bytes=options.max_bytes)
+    try:
+        with path_named("file"):
+            found = read_smiles(file, max_broken=1.0, smiles_column=options.smiles_column, max_bytes=options.max_bytes)
+    except NoMoleculesError as error:
+        others = "another kind, such as text, named with kind"
+        raise ValueError(f"{error}; expected at least one, or {others}") from error
     report_broken(file, found.broken, len(found.smiles))
     if options.suite is not None:
         return [text or None for _, text in smiles_rows(Path(file), options.smiles_column, options.max_bytes)], {}
@@ -193,11 +197,13 @@ def _compare(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], optio
     return metrics.evaluate(samples, {s for s in map(metrics.canonical, stored) if s is not None})
 
 
-def _stored(file: str, options: FileOptions, argument: str = "reference") -> Sequence[str]:
+def _stored(file: str | Path, options: FileOptions, argument: str = "reference") -> Sequence[str]:
     """The molecules of a reference, or of the file of another argument; lines that are none are listed on standard error."""
     from discrete_grpo.datasets.reading import read_smiles
     from discrete_grpo.recipes.molecules import report_broken
 
+    if not isinstance(file, str | Path):
+        raise ValueError(f"{argument}: a {type(file).__name__}, expected the name of a file of molecules")
     try:
         with path_named(argument):
             stored = read_smiles(file, smiles_column=options.reference_smiles_column, max_bytes=options.max_bytes)

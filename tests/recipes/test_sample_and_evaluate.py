@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from discrete_grpo import sample
+from discrete_grpo import evaluate, sample
+from discrete_grpo.cli import main
+from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.recipes.sample import sample_file, sample_policy
 
@@ -64,3 +67,32 @@ def test_numbers_of_a_draw_are_checked_before_the_policy_is_read(tmp_path: Path)
     for wrong, name in [({"seed": 1.5}, "seed"), ({"batch_size": 0}, "batch_size")]:
         with pytest.raises(ValueError, match=f"{name}: "):
             sample_policy(load_policy("smiles-zinc"), 2, **wrong)  # type: ignore[arg-type]
+
+
+def test_lines_of_text_are_evaluated_by_their_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "fills.txt"
+    file.write_text("some quiet brother sleeps at home\nsome quiet brewers sleeps at home\n")
+    assert main(["evaluate", str(file)]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "fills.txt' has no molecule in 2 lines: line 1: 'some'; line 2: 'some'; expected at least one, or another kind" in said
+    assert "max_broken" not in said
+    with pytest.raises(ValueError, match=r"^file: .* has no molecule in 2 lines"):
+        evaluate(file)
+    assert main(["evaluate", str(file), "--kind=text", f"--out={tmp_path / 'out.json'}"]) == 0
+    assert json.loads((tmp_path / "out.json").read_text())["num_samples"] == 2
+    assert main(["evaluate", str(file), "--kind=texts"]) == 2
+    assert "kind: 'texts', expected one of digraphs, graphs, images, text" in capsys.readouterr().err
+
+
+def test_a_reference_in_memory_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^reference: a list, expected the name of a file of molecules$"):
+        evaluate(["CCO", None], reference=["CCO"])  # type: ignore[call-overload]
+
+
+def test_a_file_that_is_not_there_is_told_before_any_kind_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discrete_grpo.recipes.evaluate.KINDS", {})
+    for ending in (".smi", ".csv", ".sdf"):
+        with pytest.raises(FileNotFoundError, match=r"^file: .* is no file"):
+            evaluate(tmp_path / f"none{ending}")
+        with pytest.raises(FileNotFoundError, match=r"^file: .* is no file"):
+            evaluate_file(str(tmp_path / f"none{ending}"))
