@@ -114,7 +114,12 @@ def _import(given: dict[str, Any]) -> None:
     if not given["out"].strip():
         raise UsageError(f"out: {given['out']!r}, expected the name of a folder to make")
     options = {name: given[name] for name, *_ in IMPORT_OPTIONS if given[name] is not None}
-    folder = import_checkpoint(given["checkpoint"], given["from"], given["out"], **options)
+    try:
+        folder = import_checkpoint(given["checkpoint"], given["from"], given["out"], **options)
+    except ValueError as error:
+        if not str(error).startswith("source: "):
+            raise
+        raise UsageError(f"from: {str(error).removeprefix('source: ')}") from error  # its name here
     for name, (value, origin) in load_metadata(folder).get("taken", {}).items():  # the facts it rests on and their sources
         print(f"{name}:".ljust(17) + f"{value} ({origin})")
     print(folder)

@@ -94,11 +94,19 @@ def prepare_columns(loaded: LoadedPolicy, given: Sequence[Columns] | None, scaff
 def check_read(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool = False) -> None:
     """Raise ``ValueError`` for a condition that a policy of this package does not read, where no reward reads it either.
 
+    Without conditions it is raised for a policy that cannot draw without them.
+
     Args:
         policy: the policy; of one of another package nothing is known, and all conditions are accepted.
-        given: the conditions.
+        given: the conditions; None for none.
         scaffolds: whether a condition ``scaffold`` is put into the form that the policy reads.
     """
+    if given is None and (check := getattr(policy, "check_condition", None)) is not None:
+        try:
+            check({})
+        except ValueError as error:
+            example = json.dumps({str(error).partition(":")[0]: "..."})
+            raise ValueError(f"columns: None, expected conditions, as --columns='{example}' ({error})") from error
     inner = innermost(policy)
     if type(inner).__module__.split(".")[0] not in TRUSTED:
         return

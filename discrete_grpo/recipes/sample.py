@@ -157,7 +157,8 @@ def sample_file(
     family = loaded.family
     _check_ending(path, checkpoint, family)
     given = None if columns is None else read_columns(columns)
-    check_read(loaded.policy, given, scaffolds=family.scaffolds(loaded.policy))
+    alone = given if scaffold is None else given or []
+    check_read(loaded.policy, alone, scaffolds=family.scaffolds(loaded.policy))
     conditions = prepare_columns(loaded, given, scaffold)
     samples, found = sample_policy(moved(loaded.policy, device), n, seed=seed, columns=conditions)
     if path.suffix == ".png" and family.sheet is not None:

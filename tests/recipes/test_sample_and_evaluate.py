@@ -96,3 +96,13 @@ def test_a_file_that_is_not_there_is_told_before_any_kind_is_made(tmp_path: Path
             evaluate(tmp_path / f"none{ending}")
         with pytest.raises(FileNotFoundError, match=r"^file: .* is no file"):
             evaluate_file(str(tmp_path / f"none{ending}"))
+
+
+def test_a_policy_that_needs_conditions_says_how_they_are_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", "fill-in", "-n", "1", f"--out={tmp_path / 'a.txt'}"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1  # and no bar
+    assert 'columns: None, expected conditions, as --columns=\'{"masked": "..."}\' (masked: None, expected a text' in lines[0]
+    for policy in ("fill-in", load_policy("fill-in")):
+        with pytest.raises(ValueError, match=r"^columns: None, expected conditions"):
+            sample(policy, 1)
