@@ -29,6 +29,7 @@ __all__ = [
     "PARALLEL_ROWS",
     "SHOWN",
     "SUFFIXES",
+    "NoMoleculesError",
     "SmilesFile",
     "array_lines",
     "cache_file",
@@ -55,6 +56,10 @@ PARALLEL_ROWS = 20_000
 
 _T = TypeVar("_T")
 SUFFIXES = (".smi", ".smiles", ".txt", ".csv", ".tsv")
+
+
+class NoMoleculesError(ValueError):
+    """A file has lines, and none of them is a molecule."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +140,10 @@ def check_broken(
     if good + bad == 0:
         raise ValueError(f"path: {str(path)!r} holds no molecules")
     share = bad / (good + bad)
-    if share > max_broken or not good:
-        first = "; ".join(f"{unit} {k}: {text[:SHOWN]!r}" for k, text in broken[:5])
+    first = "; ".join(f"{unit} {k}: {text[:SHOWN]!r}" for k, text in broken[:5])
+    if not good and share <= max_broken:
+        raise NoMoleculesError(f"path: {str(path)!r} has no molecule in {bad} {unit}s: {first}")
+    if share > max_broken:
         told = f"{bad} of {good + bad} {unit}s that are no molecule"
         raise ValueError(f"path: {str(path)!r} has {told} ({share:.1%}, max_broken {max_broken:.1%}): {first}")
 

@@ -7,11 +7,12 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from discrete_grpo.core.checks import check_range
 
-__all__ = ["MAX_BYTES", "MAX_LINE", "column_of", "filled_cells", "suffix_of", "text_lines"]
+__all__ = ["MAX_BYTES", "MAX_LINE", "column_of", "filled_cells", "path_named", "suffix_of", "text_lines"]
 
 MAX_BYTES = 4 << 30
 """Default of the largest unpacked size of a gzipped file, 4 GiB."""
@@ -27,6 +28,23 @@ def suffix_of(path: Path) -> str:
     ('.csv', '.smi')
     """
     return Path(path.stem).suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
+
+
+@contextmanager
+def path_named(argument: str) -> Iterator[None]:
+    """Within the block, errors about ``path`` name the argument that the path was given as.
+
+    >>> with path_named("data"):
+    ...     raise ValueError("path: 'a.txt' is empty, expected at least one line of text")
+    Traceback (most recent call last):
+    ValueError: data: 'a.txt' is empty, expected at least one line of text
+    """
+    try:
+        yield
+    except (FileNotFoundError, ValueError) as error:
+        if not str(error).startswith("path: "):
+            raise
+        raise type(error)(f"{argument}: {str(error).removeprefix('path: ')}") from error
 
 
 def text_lines(path: Path, max_bytes: int = MAX_BYTES, *, argument: str = "path") -> Iterator[str]:

@@ -194,7 +194,7 @@ def _sample() -> _Parser:
     parser.add_argument("checkpoint", help="bundled policy, checkpoint folder or run folder")
     about = (
         "file to write: .csv or .csv.gz for a table with the conditions, .png for images, .graphml or .json for graphs, .sdf or"
-        " .xyz for molecules in space, else lines"
+        " .xyz for molecules in space, .smi or .txt for lines; also .gz"
     )
     parser.option("out", str, "FILE", about)
     parser.option("n", _whole, "N", "number of samples, at least 1", 100, short="n")
@@ -224,6 +224,8 @@ def _evaluate() -> _Parser:
     shapes = "planar, tree, sbm or connected, of directed graphs dag or connected"
     parser.option("shape", _text, "NAME", f"graphs that count as valid: {shapes}; by default those of the set")
     parser.option("out", _text, "FILE", "JSON file for the numbers")
+    kinds = "molecules, spatial, graphs, digraphs, text, images or samples"
+    parser.option("kind", _text, "NAME", f"kind of the samples: {kinds}; by default it is recognised")
     parser.option(
         "suite", _text, "NAME", "distribution metrics with intervals: moses, guacamol, graphs or spatial; needs --reference"
     )

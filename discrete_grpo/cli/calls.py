@@ -57,7 +57,8 @@ def _evaluate(given: dict[str, Any]) -> None:
     from discrete_grpo.recipes.evaluate import evaluate_file
     from discrete_grpo.recipes.families import FileOptions
 
-    evaluate_file(given["file"], FileOptions(**{f.name: given[f.name] for f in fields(FileOptions)}), out=given["out"])
+    options = FileOptions(**{f.name: given[f.name] for f in fields(FileOptions)})
+    evaluate_file(given["file"], options, out=given["out"], kind=given["kind"])
 
 
 def _preprocess(given: dict[str, Any]) -> None:
@@ -115,7 +116,12 @@ def _import(given: dict[str, Any]) -> None:
     if not given["out"].strip():
         raise UsageError(f"out: {given['out']!r}, expected the name of a folder to make")
     options = {name: given[name] for name, *_ in IMPORT_OPTIONS if given[name] is not None}
-    folder = import_checkpoint(given["checkpoint"], given["from"], given["out"], **options)
+    try:
+        folder = import_checkpoint(given["checkpoint"], given["from"], given["out"], **options)
+    except ValueError as error:
+        if not str(error).startswith("source: "):
+            raise
+        raise UsageError(f"from: {str(error).removeprefix('source: ')}") from error  # its name here
     for name, (value, origin) in load_metadata(folder).get("taken", {}).items():  # the facts it rests on and their sources
         print(f"{name}:".ljust(17) + f"{value} ({origin})")
     print(folder)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from torch import nn
 
+from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.importers.digress import ImportedGraphs, import_defog, import_digress, import_graph_grpo
 from discrete_grpo.importers.huggingface import import_huggingface
 from discrete_grpo.importers.midi import MidiModel, import_midi
@@ -49,7 +50,8 @@ def importer(source: Source) -> Callable[..., nn.Module | ImportedGraphs | MidiM
     known = {"huggingface": import_huggingface, "molgpt": import_molgpt, "reinvent": import_reinvent}
     known |= {"digress": import_digress, "defog": import_defog, "graph-grpo": import_graph_grpo, "midi": import_midi}
     if source not in known:
-        raise ValueError(f"source: {source!r}, expected one of {', '.join(get_args(Source))}")
+        hint = did_you_mean(str(source), known)
+        raise ValueError(f"source: {source!r}, expected one of {', '.join(get_args(Source))}; {hint}".removesuffix("; "))
     return known[source]
 
 
@@ -68,11 +70,7 @@ def import_checkpoint(path: str | os.PathLike[str], source: Source, out: str | o
         ValueError: for an unknown source or option, one that does not fit, or an ``out`` that holds anything else.
     """
     read = importer(source)
-    try:
-        inspect.signature(read).bind(path, **options)
-    except TypeError as error:
-        names = [p.name for p in inspect.signature(read).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        raise ValueError(f"options: {error} for {source}, expected {', '.join(names) or 'none'}") from error
+    _check_options(read, source, options)
     _check_out(Path(out), Path(path))
     found = read(path, **options)
     policy: nn.Module
@@ -87,6 +85,17 @@ def import_checkpoint(path: str | os.PathLike[str], source: Source, out: str | o
         "date": datetime.date.today().isoformat(),
     }
     return save(out, policy, metadata=metadata)
+
+
+def _check_options(read: Callable[..., Any], source: str, options: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for an option that the importer does not have, or one without a default that is not given."""
+    known = {p.name: p.default for p in inspect.signature(read).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    for name, value in options.items():
+        if name not in known:
+            raise ValueError(f"{name}: {value!r}, expected none: {source} has {', '.join(known) or 'no options'}")
+    for name, default in known.items():
+        if default is inspect.Parameter.empty and name not in options:
+            raise ValueError(f"{name}: None, expected a value, which {source} needs")
 
 
 def _check_out(out: Path, path: Path) -> None:

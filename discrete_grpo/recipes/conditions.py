@@ -11,17 +11,20 @@ from typing import Any
 from discrete_grpo.recipes.families import Columns, innermost
 from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.runs.checkpoint import BUNDLED
+from discrete_grpo.runs.serialization import TRUSTED
 
-__all__ = ["prepare_columns", "read_columns"]
+__all__ = ["check_read", "prepare_columns", "read_columns"]
 
 RESERVED = ("step", "group", "sample", "reward", "advantage", "smiles", "text", "image")
 """Names that the columns of sample tables have already."""
 READ_WITH: Mapping[str, tuple[str, ...]] = {
-    "node_kernel": ("num_nodes", "fixed", "scaffold"),
-    "node_fields": ("num_nodes",),
+    "node_kernel": ("num_nodes", "fixed", "restart", "scaffold"),
+    "node_fields": ("num_nodes", "restart"),
     "blank": ("masked",),
 }
 """Conditions that are read by a policy with an attribute of that name."""
+CARRIED: Mapping[str, tuple[str, ...]] = {"blank": ("original",)}
+"""Columns that the files of conditions for such a policy hold beside those that it reads."""
 
 
 def read_columns(given: str | Sequence[Columns]) -> list[Columns]:
@@ -76,6 +79,8 @@ def prepare_columns(loaded: LoadedPolicy, given: Sequence[Columns] | None, scaff
     if scaffold is not None and not family.scaffolds(policy):
         raise ValueError(f"scaffold: {scaffold!r}, expected none: the policy was not trained on scaffolds")
     base = {} if scaffold is None else {"scaffold": scaffold}
+    if twice := [c["scaffold"] for c in given or () if scaffold is not None and "scaffold" in c]:
+        raise ValueError(f"scaffold: {scaffold!r}, expected none: the columns have the scaffold {twice[0]!r}")
     whole = [{**base, **condition} for condition in (given if given is not None else [{}])]
     conditions = [family.condition(policy, loaded.metadata, condition) for condition in whole]
     for condition in conditions:
@@ -86,13 +91,45 @@ def prepare_columns(loaded: LoadedPolicy, given: Sequence[Columns] | None, scaff
     return conditions
 
 
-def _check_names(policy: Any, condition: Columns) -> None:
-    """Refuse a name that is nearly one the policy reads; others are the rewards' own."""
+def check_read(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool = False) -> None:
+    """Raise ``ValueError`` for a condition that a policy of this package does not read, where no reward reads it either.
+
+    Without conditions it is raised for a policy that cannot draw without them.
+
+    Args:
+        policy: the policy; of one of another package nothing is known, and all conditions are accepted.
+        given: the conditions; None for none.
+        scaffolds: whether a condition ``scaffold`` is put into the form that the policy reads.
+    """
+    if given is None and (check := getattr(policy, "check_condition", None)) is not None:
+        try:
+            check({})
+        except ValueError as error:
+            example = json.dumps({str(error).partition(":")[0]: "..."})
+            raise ValueError(f"columns: None, expected conditions, as --columns='{example}' ({error})") from error
     inner = innermost(policy)
+    if type(inner).__module__.split(".")[0] not in TRUSTED:
+        return
+    reads = [name for name in _reads(inner) if name != "scaffold" or scaffolds or getattr(inner, "prompt", None) == name]
+    carried = [name for attribute, names in CARRIED.items() if hasattr(inner, attribute) for name in names]
+    for condition in given or ():
+        _check_names(policy, condition)
+        for name in condition:
+            if name not in (*reads, *carried):
+                told = f"one that the policy reads: {', '.join(reads)}" if reads else "none: the policy reads no conditions"
+                raise ValueError(f"columns: a condition named {name!r}, expected {told}")
+
+
+def _reads(inner: Any) -> list[str]:
+    """Names of the conditions that a policy without wrappers reads."""
     reads = [p.name for p in getattr(inner, "properties", ())]
     reads += [name for attribute, names in READ_WITH.items() if hasattr(inner, attribute) for name in names]
-    if isinstance(prompt := getattr(inner, "prompt", None), str):
-        reads += [prompt]
+    return [*reads, prompt] if isinstance(prompt := getattr(inner, "prompt", None), str) else reads
+
+
+def _check_names(policy: Any, condition: Columns) -> None:
+    """Refuse a name that is nearly one the policy reads; others are the rewards' own."""
+    reads = _reads(innermost(policy))
     for name in condition:
         near = difflib.get_close_matches(name, reads, 1, 0.8)
         if name not in reads and near:

@@ -65,8 +65,7 @@ def evaluate(
     >>> evaluate(["CCO", "CCO", None])["unique"]
     0.5
     """
-    if kind is not None and kind not in KINDS:
-        raise ValueError(f"kind: {kind!r}, expected one of {', '.join(KINDS)}")
+    _check_kind(kind)
     if isinstance(samples, Mapping) or not isinstance(samples, str | Path | Collection):
         raise ValueError(f"samples: {samples!r}, expected a list of samples or the name of a file")
     check_options(options, FileOptions)
@@ -85,7 +84,9 @@ def evaluate(
     return dict(result.metrics)
 
 
-def evaluate_file(file: str, options: FileOptions | None = None, *, out: str | None = None) -> dict[str, float]:
+def evaluate_file(
+    file: str, options: FileOptions | None = None, *, out: str | None = None, kind: str | None = None
+) -> dict[str, float]:
     """Evaluate a file of samples, print the table and, with ``out``, write it as JSON.
 
     Args:
@@ -93,13 +94,16 @@ def evaluate_file(file: str, options: FileOptions | None = None, *, out: str | N
             a column ``graph``), or images and text as lines or tables, each optionally .gz.
         options: how it is read and what it is compared with.
         out: JSON file for the numbers.
+        kind: kind of the samples, as for :func:`evaluate`; None recognises it.
 
     Raises:
         ValueError, FileNotFoundError: if a file cannot be read, or for an option that the kind of samples does not have.
     """
+    _check_kind(kind)
     options = options or FileOptions()
     path = None if out is None else output_path(out)
-    family = KINDS["molecules"]({}) if options.smiles_column is not None else _recognised(file, options)
+    kind = kind or ("molecules" if options.smiles_column is not None else None)
+    family = KINDS[kind]({}) if kind else _recognised(file, options)
     _check_options(family, options)
     samples, columns = _read(family, file, options)
     settings: dict[str, Any] = {name: getattr(options, name) for name in ("reference", "shape") if name in family.options}
@@ -120,10 +124,21 @@ def evaluate_file(file: str, options: FileOptions | None = None, *, out: str | N
     return result
 
 
+def _check_kind(kind: str | None) -> None:
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"kind: {kind!r}, expected one of {', '.join(KINDS)}")
+
+
 def _recognised(file: str | Path, options: FileOptions) -> Family:
-    """The family of the samples in a file, by its name and first line; molecules where nothing else is recognised."""
+    """The family of the samples in a file, by its name and first line; molecules where nothing else is recognised.
+
+    Raises:
+        FileNotFoundError: if there is no such file or folder, before the modules of the kinds are imported.
+    """
     path, first = Path(file), ""
-    with contextlib.suppress(OSError, ValueError):  # no file, or no text; whoever reads it says so
+    if not path.exists():
+        raise FileNotFoundError(f"file: {str(file)!r} is no file, expected one of samples")
+    with contextlib.suppress(OSError, ValueError):  # a folder, or no text; whoever reads it says so
         first = next(text_lines(path, options.max_bytes), "").strip()
     return next((found for make in KINDS.values() if (found := make({})).holds(path, first)), KINDS["molecules"]({}))
 

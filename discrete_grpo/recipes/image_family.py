@@ -97,6 +97,7 @@ IMAGES = Family(
     table=image_properties,
     draw=_draw,
     sheet=write_sheet,
+    lines=(".txt",),
     holds=_holds,
     read=_read,
     compare=_compare,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from discrete_grpo.core.sample_metrics import SampleMetrics
+from discrete_grpo.datasets.text_files import path_named
 from discrete_grpo.domains import molecule_fields, molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.metrics import molecules as metrics
@@ -173,10 +174,15 @@ def _read(file: str, options: FileOptions) -> tuple[list[str | None], Mapping[st
 
     For a suite all lines as they are written and in their order, as it repairs some and takes runs of them.
     """
-    from discrete_grpo.datasets.reading import read_smiles, smiles_rows
+    from discrete_grpo.datasets.reading import NoMoleculesError, read_smiles, smiles_rows
     from discrete_grpo.recipes.molecules import report_broken
 
-    found = read_smiles(file, max_broken=1.0, smiles_column=options.smiles_column, max_bytes=options.max_bytes)
+    try:
+        with path_named("file"):
+            found = read_smiles(file, max_broken=1.0, smiles_column=options.smiles_column, max_bytes=options.max_bytes)
+    except NoMoleculesError as error:
+        others = "another kind, such as text, named with kind"
+        raise ValueError(f"{error}; expected at least one, or {others}") from error
     report_broken(file, found.broken, len(found.smiles))
     if options.suite is not None:
         return [text or None for _, text in smiles_rows(Path(file), options.smiles_column, options.max_bytes)], {}
@@ -191,13 +197,16 @@ def _compare(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], optio
     return metrics.evaluate(samples, {s for s in map(metrics.canonical, stored) if s is not None})
 
 
-def _stored(file: str, options: FileOptions) -> Sequence[str]:
-    """The molecules of a reference; lines that are none are listed on standard error."""
+def _stored(file: str | Path, options: FileOptions, argument: str = "reference") -> Sequence[str]:
+    """The molecules of a reference, or of the file of another argument; lines that are none are listed on standard error."""
     from discrete_grpo.datasets.reading import read_smiles
     from discrete_grpo.recipes.molecules import report_broken
 
+    if not isinstance(file, str | Path):
+        raise ValueError(f"{argument}: a {type(file).__name__}, expected the name of a file of molecules")
     try:
-        stored = read_smiles(file, smiles_column=options.reference_smiles_column, max_bytes=options.max_bytes)
+        with path_named(argument):
+            stored = read_smiles(file, smiles_column=options.reference_smiles_column, max_bytes=options.max_bytes)
     except ValueError as error:  # the option has another name here
         raise ValueError(str(error).replace("smiles_column", "reference_smiles_column")) from error
     report_broken(file, stored.broken, len(stored.smiles))
@@ -211,7 +220,7 @@ def _measure(samples: Sequence[Any], options: FileOptions, settings: SuiteOption
     if options.suite == "moses":
         from discrete_grpo.metrics.moses import moses
 
-        train = None if options.train is None else _stored(options.train, options)
+        train = None if options.train is None else _stored(options.train, options, "train")
         return moses(samples, _stored(options.reference, options), train, settings)
     if options.train is not None:
         raise ValueError(f"train: {options.train!r}, expected none with suite 'guacamol', whose reference is the training set")
@@ -226,6 +235,7 @@ MOLECULES = Family(
     sample_metrics=SampleMetrics(metrics.canonical_all, _summary),
     evaluate=metrics.evaluate,
     table=property_columns,
+    lines=(".smi", ".smiles", ".txt"),
     draw=_draw,
     picture=_picture,
     key=molecule_key,

@@ -7,7 +7,7 @@ from pathlib import Path
 from discrete_grpo.datasets.reading import check_file
 from discrete_grpo.datasets.shard_building import ShardOptions, build_shards
 from discrete_grpo.datasets.shards import FORMS
-from discrete_grpo.datasets.text_files import MAX_BYTES
+from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
 from discrete_grpo.recipes.molecules import data_file, report_broken
 from discrete_grpo.runs.console import progress
 
@@ -40,8 +40,9 @@ def preprocess(
         ValueError: as :func:`~discrete_grpo.datasets.shard_building.build_shards`.
     """
     path, folder, options = data_file(str(data)), Path(output_dir), options or ShardOptions()
-    check_file(path)
-    with progress("lines", None) as shown:
+    with path_named("data"):
+        check_file(path)
+    with path_named("data"), progress("lines", None) as shown:
         found = build_shards(path, folder, options, max_broken=max_broken, max_bytes=max_bytes, jobs=jobs, tell=shown.reach)
     good = found["molecules"] + found["dropped"]
     report_broken(path, found["examples"], good, count=found["broken"])

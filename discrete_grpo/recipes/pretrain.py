@@ -21,7 +21,7 @@ from discrete_grpo.datasets.molecules import (
 from discrete_grpo.datasets.reading import AUTO
 from discrete_grpo.datasets.sharded import ShardedConditionedMolecules, ShardedMolecules
 from discrete_grpo.datasets.shards import is_shard_folder
-from discrete_grpo.datasets.text_files import MAX_BYTES
+from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.field_options import equivariant_sizes
 from discrete_grpo.recipes.molecule_fields import KIND, ChargeOptions, check_field_options, molecule_field_policy
@@ -114,14 +114,15 @@ def _dataset(recipe: PretrainRecipe) -> Molecules:
 
         return load_enumerated(7 if recipe.max_atoms is None else recipe.max_atoms)
     path = data_file(recipe.data)
-    data = load_molecules(
-        path,
-        recipe.max_broken,
-        max_atoms=recipe.max_atoms,
-        smiles_column=recipe.smiles_column,
-        max_bytes=recipe.max_bytes,
-        cache_dir=recipe.cache_dir,
-    )
+    with path_named("data"):
+        data = load_molecules(
+            path,
+            recipe.max_broken,
+            max_atoms=recipe.max_atoms,
+            smiles_column=recipe.smiles_column,
+            max_bytes=recipe.max_bytes,
+            cache_dir=recipe.cache_dir,
+        )
     report_broken(path, data.broken, len(data))
     return data
 

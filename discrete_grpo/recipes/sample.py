@@ -15,7 +15,7 @@ from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_whole
 from discrete_grpo.core.rollout import Context, as_module
 from discrete_grpo.datasets.text_files import suffix_of
-from discrete_grpo.recipes.conditions import prepare_columns, read_columns
+from discrete_grpo.recipes.conditions import check_read, prepare_columns, read_columns
 from discrete_grpo.recipes.families import Columns, Family, SamplerOptions
 from discrete_grpo.recipes.loading import load, with_sampler
 from discrete_grpo.runs.console import print_table, progress
@@ -39,25 +39,28 @@ def sample(
         policy: a policy, or the name of one as for :func:`~discrete_grpo.recipes.loading.load_policy`.
         n: number of samples, at least 1; each is a group of its own.
         seed: of the draws.
-        columns: conditions as mappings, or a file of JSON lines; sample k is drawn under ``columns[k % len(columns)]``.
+        columns: conditions that the policy reads as mappings, or a file of JSON lines; sample k is drawn under
+            ``columns[k % len(columns)]``.
         options: changes to how the policy draws.
         batch_size: number of samples that are drawn at a time.
         device: device to draw on, such as ``cuda``, to which the policy is moved; None means the device where it is.
 
     Raises:
-        ValueError: if ``n`` is less than 1, for a device that is not there, or for conditions or options that the policy cannot
-            follow.
+        ValueError: if ``n`` or ``batch_size`` is less than 1, or ``seed`` less than 0, for a device that is not there, or for
+            conditions or options that the policy cannot follow.
 
     >>> len(sample("qm9-small", 3, options=SamplerOptions(num_steps=4)))
     3
     """
-    check_whole("n", n, least=1)
+    _check_numbers(n, seed, batch_size)
     found = None if columns is None else read_columns(columns)
     if isinstance(policy, str | Path):
         loaded = load(policy, options)
+        check_read(loaded.policy, found, scaffolds=loaded.family.scaffolds(loaded.policy))
         drawn, found = loaded.policy, prepare_columns(loaded, found)
     else:
         drawn = with_sampler(policy, options or SamplerOptions())
+        check_read(drawn, found)
     return sample_policy(moved(drawn, device), n, seed=seed, batch_size=batch_size, columns=found)[0]
 
 
@@ -89,9 +92,9 @@ def sample_policy(
     """``count`` samples, each a group of its own, and their condition columns; the conditions take turns.
 
     Raises:
-        ValueError: if ``count`` is less than 1, or there are columns and none of them.
+        ValueError: if ``count`` or ``batch_size`` is less than 1, or ``seed`` less than 0, or there are columns and none of them.
     """
-    check_whole("n", count, least=1)
+    _check_numbers(count, seed, batch_size)
     if columns is not None and not columns:
         raise ValueError("columns: an empty list, expected at least one condition or None")
     generator = torch.Generator(device_of(policy)).manual_seed(seed)
@@ -109,6 +112,13 @@ def sample_policy(
                 values.extend([None] * (len(samples) - len(values)))
             bar.advance(len(rows))
     return samples, found
+
+
+def _check_numbers(count: int, seed: int, batch_size: int) -> None:
+    """Raise ``ValueError`` for a number of samples, a seed or a number drawn at a time that is out of its range."""
+    check_whole("n", count, least=1)
+    check_whole("seed", seed, least=0)
+    check_whole("batch_size", batch_size, least=1)
 
 
 def sample_file(
@@ -129,8 +139,8 @@ def sample_file(
         n: number of samples.
         out: ``.csv`` or ``.csv.gz`` for a table with all columns, ``.png`` for images, ``.graphml`` or ``.json`` (node-link) for
             graphs with their classes as attributes, ``.sdf`` or ``.xyz`` for molecules in space, and one valid sample per line for
-            ``.g6``, ``.d6`` or ``.txt`` of graphs, ``.smi``, ``.smiles`` or ``.txt`` of molecules in space, and any other ending
-            of all other kinds; also with ``.gz``.
+            ``.g6``, ``.d6`` or ``.txt`` of graphs, ``.smi``, ``.smiles`` or ``.txt`` of molecules and text, ``.txt`` of images, and
+            any other ending of samples of unknown kind; all but ``.png`` also with ``.gz``.
         seed: of the draws.
         scaffold: SMILES that every sample should contain.
         columns: conditions, as for :func:`sample`.
@@ -139,12 +149,17 @@ def sample_file(
 
     Raises:
         FileNotFoundError: if the folder of ``out`` does not exist.
-        ValueError: for an ending that samples of the kind cannot have, before any is drawn.
+        ValueError: for an ending that samples of the kind cannot have, a number out of its range, or a condition that the policy
+            does not read, before any is drawn.
     """
+    _check_numbers(n, seed, 1)
     path, loaded = output_path(out), load(checkpoint, options)
     family = loaded.family
     _check_ending(path, checkpoint, family)
-    conditions = prepare_columns(loaded, None if columns is None else read_columns(columns), scaffold)
+    given = None if columns is None else read_columns(columns)
+    alone = given if scaffold is None else given or []
+    check_read(loaded.policy, alone, scaffolds=family.scaffolds(loaded.policy))
+    conditions = prepare_columns(loaded, given, scaffold)
     samples, found = sample_policy(moved(loaded.policy, device), n, seed=seed, columns=conditions)
     if path.suffix == ".png" and family.sheet is not None:
         return family.sheet(path, samples)
@@ -163,11 +178,12 @@ def sample_file(
 
 def _check_ending(path: Path, checkpoint: str, family: Family) -> None:
     """Raise ``ValueError`` for images of what is none, and for lines under an ending that says something else."""
-    if path.suffix == ".png" and family.sheet is None:
+    kind, drawn = suffix_of(path), family.sheet is not None
+    if kind == ".png" and not drawn and path.suffix == ".png":
         raise ValueError(f"out: {path}, expected no .png: {checkpoint} makes no images")
     known = (".csv", *family.writers, *(family.lines or ()))
-    if family.lines is not None and suffix_of(path) not in known:
-        told = f"{', '.join(known[:-1])} or {known[-1]}, also with .gz"
+    if family.lines is not None and kind not in known and not (drawn and path.suffix == ".png"):
+        told = f"{', '.join(known)}, also with .gz, or .png" if drawn else f"{', '.join(known[:-1])} or {known[-1]}, also with .gz"
         raise ValueError(f"out: {str(path)!r}, expected a file of {family.name} ending in {told}")
 
 

@@ -15,7 +15,7 @@ from discrete_grpo.datasets.reading import AUTO
 from discrete_grpo.datasets.sharded import ShardedTokens
 from discrete_grpo.datasets.shards import is_shard_folder
 from discrete_grpo.datasets.smiles import SmilesLines, alphabet, load_smiles, smiles_from_lines, token_dataset
-from discrete_grpo.datasets.text_files import MAX_BYTES
+from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
 from discrete_grpo.domains.molecules import canonical_samples
 from discrete_grpo.domains.tokenizer import Property, Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
@@ -158,7 +158,8 @@ def _lines(recipe: PretrainSmilesRecipe) -> SmilesLines:
         return smiles_from_lines(enumerate(enumerated_smiles(), 1), "enumerated", name="enumerated", **options)
     path = data_file(recipe.data)
     options |= {"smiles_column": recipe.smiles_column, "max_bytes": recipe.max_bytes}
-    data = load_smiles(path, cache_dir=recipe.cache_dir, **options)
+    with path_named("data"):
+        data = load_smiles(path, cache_dir=recipe.cache_dir, **options)
     report_broken(path, data.broken, len(data))
     return data
 

@@ -17,7 +17,7 @@ from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.reading import SUFFIXES, read_smiles
 from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
 from discrete_grpo.datasets.spatial_fields import SpatialGraphs, bond_shares, decode, encode
-from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of
+from discrete_grpo.datasets.text_files import MAX_BYTES, path_named, suffix_of
 from discrete_grpo.diffusion.gaussian import GaussianDiffusion
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.noise import marginal
@@ -280,7 +280,8 @@ def _smiles(recipe: PretrainSpatialRecipe, path: Path) -> tuple[Sequence[str], s
     if path.is_file() and suffix_of(path) not in SUFFIXES:
         endings = ", ".join((".sdf", ".xyz", *SUFFIXES))
         raise ValueError(f"data: {str(path)!r}, expected a file ending in {endings}, or one of these with .gz")
-    read = read_smiles(path, recipe.max_broken, smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes)
+    with path_named("data"):
+        read = read_smiles(path, recipe.max_broken, smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes)
     return read.smiles, path.name.split(".")[0]
 
 

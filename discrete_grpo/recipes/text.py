@@ -15,7 +15,7 @@ from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.text import TextDataset, is_sentence, mask_lines, read_lines, sentences, text_dataset
-from discrete_grpo.datasets.text_files import MAX_BYTES
+from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
 from discrete_grpo.domains.tokenizer import CHARACTERS, MASK, SMILES, Tokenizer
 from discrete_grpo.metrics.text import diversity, evaluate, recovered
 from discrete_grpo.models.encoder import Encoder, EncoderConfig, EncoderSizes
@@ -93,7 +93,8 @@ def split_lines(options: TextOptions, held_out: int, tokenizer: Tokenizer | None
     if options.data == SENTENCES:
         made = sentences(options.num_lines, seed)
         return text_dataset(made, name=SENTENCES, **how), sentences(held_out, seed, held_out=True) if held_out else []
-    found = read_lines(options.data, max_bytes=options.max_bytes)
+    with path_named("data"):
+        found = read_lines(options.data, max_bytes=options.max_bytes)
     whole = text_dataset([line for _, line in found], name=options.data, numbers=[k for k, _ in found], **how)
     first = {line: k for k, line in reversed([*enumerate(whole.lines)])}  # copies of a line stay together
     distinct = torch.tensor(sorted(first.values()))

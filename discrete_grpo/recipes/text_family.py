@@ -74,6 +74,7 @@ def _compare_any(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], o
 TEXT = Family(
     name="text",
     column="text",
+    lines=(".txt", ".smi", ".smiles"),
     sample_metrics=metrics.sample_metrics,
     evaluate=metrics.evaluate,
     check_rewards=_check_rewards,

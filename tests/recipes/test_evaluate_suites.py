@@ -94,7 +94,7 @@ def test_a_suite_of_graphs() -> None:
         ),
         ("gen.smi --bootstrap=10", "bootstrap: 10, expected none without a suite"),
         ("gen.smi --train=train.smi", "train: 'train.smi', expected none without a suite"),
-        ("gen.smi --suite=moses --reference=train.smi --train=nosuch.smi", "'nosuch.smi' is no file"),
+        ("gen.smi --suite=moses --reference=train.smi --train=nosuch.smi", "train: 'nosuch.smi' is no file"),
     ],
 )
 def test_bad_input_is_one_line(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

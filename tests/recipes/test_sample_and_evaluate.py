@@ -1,0 +1,108 @@
+"""What the commands sample and evaluate refuse, in one line that names the argument."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from discrete_grpo import evaluate, sample
+from discrete_grpo.cli import main
+from discrete_grpo.recipes.evaluate import evaluate_file
+from discrete_grpo.recipes.loading import load_policy
+from discrete_grpo.recipes.sample import sample_file, sample_policy
+
+
+@pytest.mark.parametrize(
+    ("name", "condition", "said"),
+    [
+        ("smiles-zinc", {"NumHDonors": 2}, "columns: a condition named 'NumHDonors', expected "),
+        ("qm9-small", {"num_nodes": 5, "target": 2}, "'target', expected one that the policy reads: num_nodes, fixed, restart"),
+    ],
+)
+def test_a_condition_that_the_policy_does_not_read_is_refused(
+    name: str, condition: dict[str, int], said: str, tmp_path: Path
+) -> None:
+    for policy in (name, load_policy(name)):
+        with pytest.raises(ValueError, match=said):
+            sample(policy, 2, columns=[condition])
+    with pytest.raises(ValueError, match=said):
+        sample_file(name, 2, str(tmp_path / "a.csv"), columns=[condition])
+    assert not list(tmp_path.iterdir())
+
+
+def test_conditions_of_a_policy_without_its_checkpoint_and_of_prompts() -> None:
+    with pytest.raises(ValueError, match="'scaffold', expected one that the policy reads: num_nodes, fixed, restart"):
+        sample(load_policy("qm9-small"), 1, columns=[{"scaffold": "CC"}])  # a policy alone reads no SMILES
+    prompt = {"masked": "some quiet br____ sleeps at home", "original": "some quiet brother sleeps at home"}
+    assert len(sample("fill-in", 2, columns=[prompt])) == 2
+
+
+def test_two_scaffolds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="scaffold: 'CCO', expected none: the columns have the scaffold 'CC'"):
+        sample_file("qm9-small", 2, str(tmp_path / "a.csv"), scaffold="CCO", columns=[{"num_nodes": 5}, {"scaffold": "CC"}])
+
+
+@pytest.mark.parametrize("ending", [".sdf", ".json", ".graphml", ".tsv", ".png.gz", ".csvx"])
+def test_an_ending_that_samples_do_not_have_is_refused(tmp_path: Path, ending: str) -> None:
+    endings = {"qm9-small": r"\.csv, \.smi, \.smiles or \.txt", "digits": r"\.csv, \.txt, also with \.gz, or \.png"}
+    endings["fill-in"] = r"\.csv, \.txt, \.smi or \.smiles"
+    for name, known in endings.items():
+        with pytest.raises(ValueError, match=rf"out: .*, expected a file of \w+ ending in {known}"):
+            sample_file(name, 2, str(tmp_path / f"a{ending}"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_of_a_draw_are_checked_before_the_policy_is_read(tmp_path: Path) -> None:
+    said = "seed: -3, expected at least 0"
+    with pytest.raises(ValueError, match=said):
+        sample("none", 2, seed=-3)
+    with pytest.raises(ValueError, match=said):
+        sample_file("none", 2, str(tmp_path / "a.smi"), seed=-3)
+    with pytest.raises(ValueError, match="n: 0, expected at least 1"):
+        sample_file("none", 0, str(tmp_path / "a.smi"))
+    with pytest.raises(ValueError, match="batch_size: 0, expected at least 1"):
+        sample("none", 2, batch_size=0)
+    for wrong, name in [({"seed": 1.5}, "seed"), ({"batch_size": 0}, "batch_size")]:
+        with pytest.raises(ValueError, match=f"{name}: "):
+            sample_policy(load_policy("smiles-zinc"), 2, **wrong)  # type: ignore[arg-type]
+
+
+def test_lines_of_text_are_evaluated_by_their_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "fills.txt"
+    file.write_text("some quiet brother sleeps at home\nsome quiet brewers sleeps at home\n")
+    assert main(["evaluate", str(file)]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "fills.txt' has no molecule in 2 lines: line 1: 'some'; line 2: 'some'; expected at least one, or another kind" in said
+    assert "max_broken" not in said
+    with pytest.raises(ValueError, match=r"^file: .* has no molecule in 2 lines"):
+        evaluate(file)
+    assert main(["evaluate", str(file), "--kind=text", f"--out={tmp_path / 'out.json'}"]) == 0
+    assert json.loads((tmp_path / "out.json").read_text())["num_samples"] == 2
+    assert main(["evaluate", str(file), "--kind=texts"]) == 2
+    assert "kind: 'texts', expected one of digraphs, graphs, images, text" in capsys.readouterr().err
+
+
+def test_a_reference_in_memory_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^reference: a list, expected the name of a file of molecules$"):
+        evaluate(["CCO", None], reference=["CCO"])  # type: ignore[call-overload]
+
+
+def test_a_file_that_is_not_there_is_told_before_any_kind_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discrete_grpo.recipes.evaluate.KINDS", {})
+    for ending in (".smi", ".csv", ".sdf"):
+        with pytest.raises(FileNotFoundError, match=r"^file: .* is no file"):
+            evaluate(tmp_path / f"none{ending}")
+        with pytest.raises(FileNotFoundError, match=r"^file: .* is no file"):
+            evaluate_file(str(tmp_path / f"none{ending}"))
+
+
+def test_a_policy_that_needs_conditions_says_how_they_are_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", "fill-in", "-n", "1", f"--out={tmp_path / 'a.txt'}"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1  # and no bar
+    assert 'columns: None, expected conditions, as --columns=\'{"masked": "..."}\' (masked: None, expected a text' in lines[0]
+    for policy in ("fill-in", load_policy("fill-in")):
+        with pytest.raises(ValueError, match=r"^columns: None, expected conditions"):
+            sample(policy, 1)
