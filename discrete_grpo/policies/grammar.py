@@ -14,7 +14,7 @@ would have to count over the whole text stands there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
@@ -26,6 +26,7 @@ State = dict[str, Tensor]
 """Tensors [B, ...], one row per text."""
 
 
+@runtime_checkable
 class TokenGrammar(Protocol):
     """The legal continuations of a text. In each state that is reached by legal tokens at least one token is legal.
 
@@ -48,6 +49,7 @@ class TokenGrammar(Protocol):
         ...
 
 
+@runtime_checkable
 class DescribingGrammar(TokenGrammar, Protocol):
     """A grammar that describes its states.
 
