@@ -432,6 +432,7 @@ def test_train_with_overrides_as_in_the_readme() -> None:
         "metrics.jsonl",
         "policy",
         "report.html",
+        "rewards.json",
         "run.json",
         "samples.csv.gz",
         "scores.sqlite",

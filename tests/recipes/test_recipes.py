@@ -270,6 +270,7 @@ def test_a_run_leaves_all_its_files_and_is_the_same_twice(tiny: Path, tmp_path: 
         "policy/config.json",
         "policy/model.safetensors",
         "report.html",
+        "rewards.json",
         "ledger.sqlite",
         "ledger.sqlite.log",
         "scores.sqlite",
