@@ -39,7 +39,7 @@ def faults(how: str, **environment: str) -> tuple[int, str]:
 @pytest.mark.skipif(sys.platform != "linux" or "glibc" not in os.confstr("CS_GNU_LIBC_VERSION"), reason="glibc only")  # type: ignore[operator]
 def test_freed_memory_is_used_again() -> None:
     kept, huge = faults("kept")
-    assert kept < 100
+    assert kept < 1_000  # 80,000 pages; a machine short of huge pages takes a few hundred small ones
     assert huge == "1"
     mapped, huge = faults("kept", MALLOC_MMAP_THRESHOLD_="1000000", THP_MEM_ALLOC_ENABLE="0")  # as the user has set
     assert mapped > 10_000
