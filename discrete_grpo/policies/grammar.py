@@ -66,7 +66,7 @@ class DescribingGrammar(TokenGrammar, Protocol):
 
 @torch.no_grad()
 def along(grammar: TokenGrammar, tokens: Int[Tensor, "row step"], *read: Callable[[State], Tensor]) -> tuple[Tensor, ...]:
-    """What each function reads from the states of given texts, [B, T, ...], at each place before the token that stands there."""
+    """Tables [B, T, ...] that functions read from the states of given texts, at each place before the token that stands there."""
     state = grammar.start(len(tokens), tokens.device)
     found: list[list[Tensor]] = [[] for _ in read]
     for column in tokens.long().unbind(1):

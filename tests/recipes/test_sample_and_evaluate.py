@@ -1,4 +1,4 @@
-"""What the commands sample and evaluate refuse, in one line that names the argument."""
+"""Refusals of the commands sample and evaluate, in one line that names the argument."""
 
 from __future__ import annotations
 
