@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 from discrete_grpo.core.checks import check_range
@@ -78,7 +79,7 @@ def encode_gene(text: str, rng: random.Random, *, length: int = GENE_LENGTH) -> 
     if choices is None or len(choices) > length:
         return None
     read = [rng.randrange(k, CODONS, count) for k, count in choices]
-    return (*read, *(rng.randrange(CODONS) for _ in range(length - len(read))))
+    return (*read, *rng.randbytes(length - len(read)))
 
 
 def decode_gene(gene: Sequence[int]) -> str | None:
@@ -107,24 +108,25 @@ def mutate_gene(gene: Sequence[int], rng: random.Random) -> Gene:
     return (*gene[:place], rng.randrange(CODONS), *gene[place + 1 :])
 
 
-_Choices: TypeAlias = list[tuple[int, int]]
+_Choices: TypeAlias = tuple[tuple[int, int], ...]
 """For each nonterminal of a leftmost derivation: the alternative taken, and the number of alternatives if there are several."""
 
 
+@lru_cache(maxsize=1024)  # a population of parents: each is read once, however many children it has
 def _derivation(text: str) -> _Choices | None:
     """The choices that derive ``text``; None if the grammar lacks it."""
     known: dict[tuple[str, int], tuple[int, _Choices] | None] = {}
 
     def parse(symbol: str, start: int) -> tuple[int, _Choices] | None:
         if symbol not in GRAMMAR:
-            return (start + len(symbol), []) if text.startswith(symbol, start) else None
+            return (start + len(symbol), ()) if text.startswith(symbol, start) else None
         if (symbol, start) not in known:
             known[symbol, start] = next(filter(None, (fit(symbol, k, start) for k in _TRIED[symbol])), None)
         return known[symbol, start]
 
     def fit(symbol: str, k: int, place: int) -> tuple[int, _Choices] | None:
         rules = GRAMMAR[symbol]
-        choices: _Choices = [(k, len(rules))] if len(rules) > 1 else []
+        choices: _Choices = ((k, len(rules)),) if len(rules) > 1 else ()
         for part in rules[k]:
             found = parse(part, place)
             if found is None:

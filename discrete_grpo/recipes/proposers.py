@@ -84,7 +84,7 @@ class SmilesGenetic:
         for _ in range(TRIES * count if parents else 0):
             gene = encode_gene(rng.choice(parents).sample, rng)
             text = None if gene is None else decode_gene(mutate_gene(gene, rng))
-            mol = None if text is None else chemistry.parse(text)
+            mol = None if text is None or text in memory else chemistry.parse(text)  # two codons of three are silent
             if mol is not None and (smiles := chemistry.to_smiles(mol)) not in memory:
                 found[smiles] = None
                 if len(found) == count:
