@@ -77,7 +77,7 @@ def parse(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
         settings: Namespace = parser.parse_args(given.words)
         built = parser.instantiate(settings)
     except (ArgumentError, ValueError) as error:
-        raise UsageError(_wrong_value(parser, given, names) or " ".join(str(error).split())) from error
+        raise UsageError(_wrong_value(parser, given, names) or _within_group(" ".join(str(error).split()), names)) from error
     values = {k: v for k, v in vars(built).items() if k in names.defaults}
     text = parser.dump(settings, skip_unset=False)
     if "reward" in names.types:
@@ -237,6 +237,13 @@ def _wrong_value(parser: ArgumentParser, given: _Given, names: _Names) -> str | 
             if name in names.types:
                 return f"{name}: {text!r}, expected {_expected(names.types[name])}"
     return None
+
+
+def _within_group(said: str, names: _Names) -> str:
+    """A message that begins with the name of a field of a group, with the name of its option instead."""
+    name = said.partition(":")[0]
+    options = [option for option in names.types if option.endswith(f".{name}")]
+    return said.replace(name, options[0], 1) if name not in names.types and len(options) == 1 else said
 
 
 def _expected(hint: Any) -> str:

@@ -13,6 +13,7 @@ from discrete_grpo.datasets.text_files import text_lines
 from discrete_grpo.domains.images import Image, contact_sheet, png
 from discrete_grpo.metrics import images as metrics
 from discrete_grpo.recipes.families import Family, FileOptions
+from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.rewards.images import ink
 
 __all__ = ["IMAGES", "image_properties", "write_sheet"]
@@ -101,4 +102,5 @@ IMAGES = Family(
     holds=_holds,
     read=_read,
     compare=_compare,
+    check_rewards=lambda policy, rewards: check_kind(rewards, "images"),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from discrete_grpo.core.checks import did_you_mean
 
-__all__ = ["check_known", "check_same", "told_within"]
+__all__ = ["check_known", "check_same", "flat_settings", "told_within"]
 
 
 def told_within(name: str, check: Callable[[], object]) -> None:
@@ -46,15 +46,20 @@ def check_same(name: str, given: Any, kept: Any) -> None:
     if given == kept:
         return
     if isinstance(given, Mapping) and isinstance(kept, Mapping):
-        flat, old = _flat(given), _flat(kept)
+        flat, old = flat_settings(given), flat_settings(kept)
         others = [key for key in dict.fromkeys([*flat, *old]) if key not in flat or key not in old or flat[key] != old[key]]
         given, kept = (", ".join(f"{key} {part.get(key)}" for key in others) for part in (flat, old))
     raise ValueError(f"{name}: {given}, expected {kept} as in the run to resume")
 
 
-def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries by name; those of an inner mapping as ``outer.inner``."""
+def flat_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries by name; those of an inner mapping as ``outer.inner``.
+
+    >>> flat_settings({"a": 1, "b": {"c": 2}})
+    {'a': 1, 'b.c': 2}
+    """
     found: dict[str, Any] = {}
     for name, value in given.items():
-        found |= {f"{name}.{key}": part for key, part in _flat(value).items()} if isinstance(value, Mapping) else {name: value}
+        inner = isinstance(value, Mapping)
+        found |= {f"{name}.{key}": part for key, part in flat_settings(value).items()} if inner else {name: value}
     return found

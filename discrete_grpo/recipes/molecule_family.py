@@ -160,7 +160,7 @@ def scaffold_sites(smiles: str, vocabulary: chemistry.Vocabulary, max_nodes: int
 
 def _check_rewards(policy: Any, rewards: Sequence[Any]) -> None:
     check_kind(rewards, "molecules")
-    if hasattr(policy, "blank"):
+    if hasattr(policy, "tokenizer"):
         from discrete_grpo.recipes.judge import check_rewards
 
         check_rewards(policy, rewards)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.processes import is_first
-from discrete_grpo.runs.recorder import METRICS, REWARDS, SAMPLES, check_unused
+from discrete_grpo.runs.recorder import METRICS, REWARDS, SAMPLES, SETTINGS, check_unused
 
 __all__ = ["has_results", "held", "withdraw", "withdrawn_on_failure"]
 
-SETTINGS = ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", "scored.csv.gz")
-RECORDS = (METRICS, SAMPLES, REWARDS, "failures.jsonl", "evaluation.json", "evaluation_before.csv.gz")
+GIVEN = ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", "scored.csv.gz")
+RECORDS = (METRICS, SAMPLES, REWARDS, SETTINGS, "failures.jsonl", "evaluation.json", "evaluation_before.csv.gz")
 DATABASES = tuple(f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm", ".log"))
 
 
@@ -53,7 +53,7 @@ def withdraw(folder: Path, before: frozenset[str] | None) -> None:
         before: names of what it held before the run, which stays; None if there was no such folder.
     """
     kept = before or frozenset()
-    for name in (name for name in (*SETTINGS, *RECORDS, *DATABASES) if name not in kept):
+    for name in (name for name in (*GIVEN, *RECORDS, *DATABASES) if name not in kept):
         (folder / name).unlink(missing_ok=True)
     if "reference" not in kept:
         shutil.rmtree(folder / "reference", ignore_errors=True)

@@ -25,7 +25,7 @@ from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy
 from discrete_grpo.recipes.method_settings import check_known, check_same, told_within
 from discrete_grpo.recipes.molecule_family import MOLECULES
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
-from discrete_grpo.recipes.reward_changes import tell_changed_rewards
+from discrete_grpo.recipes.run_changes import tell_changed_rewards
 from discrete_grpo.recipes.sample import device_of, moved
 from discrete_grpo.rewards.auc import auc_spacing, auc_top_k
 from discrete_grpo.rewards.combine import WeightedSum

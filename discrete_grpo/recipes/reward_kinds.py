@@ -40,14 +40,20 @@ def kind_of(reward: Any) -> str | None:
     return MODULES.get(module)
 
 
-def check_kind(rewards: Sequence[Any], kind: str) -> None:
+def check_kind(rewards: Sequence[Any], kind: str, *also: str) -> None:
     """Check that no reward is of this package and for samples of another kind.
+
+    Args:
+        rewards: the rewards.
+        kind: what the policy draws.
+        also: kinds that its samples may be of as well, such as the molecules that a text can stand for.
 
     Raises:
         ValueError: naming the first that is.
     """
     for reward in rewards:
         found = kind_of(reward)
-        if found is not None and found != kind:
+        if found is not None and found not in (kind, *also):
             told = f"{reward_name(reward)} is for {TOLD.get(found, found)}"
-            raise ValueError(f"reward: {told}, expected one for {TOLD.get(kind, kind)}, which the policy draws")
+            note = ", or rewards_see: smiles" if (kind, found) == ("spatial", "molecules") else ""
+            raise ValueError(f"reward: {told}, expected one for {TOLD.get(kind, kind)}, which the policy draws{note}")

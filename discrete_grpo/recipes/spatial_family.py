@@ -19,6 +19,7 @@ from discrete_grpo.domains.spatial_molecules import SpatialMolecule, from_cxsmil
 from discrete_grpo.metrics import spatial as metrics
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
+from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.rewards.diversity import diversity_metrics
 from discrete_grpo.rewards.spatial import OfSmiles, atom_stability
 from discrete_grpo.runs.checkpoint import CheckpointError
@@ -175,4 +176,5 @@ SPATIAL = Family(
     compare=_compare,
     measure=_measure,
     options=("reference", "suite", "train", "bootstrap", "folds"),
+    check_rewards=lambda policy, rewards: check_kind(rewards, "spatial"),
 )

@@ -6,7 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from discrete_grpo.recipes.families import Columns, Family, View, check_view, se
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.offline import OfflineOptions, offline_trainer, scored_samples
-from discrete_grpo.recipes.reward_changes import tell_changed_rewards
+from discrete_grpo.recipes.run_changes import tell_changed_rewards, tell_changed_settings
 from discrete_grpo.recipes.sample import as_text, plain_columns, sample_policy
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save
@@ -110,6 +110,13 @@ class TrainRecipe(OfflineOptions):
         """The rewards as a list."""
         return list(self.reward) if isinstance(self.reward, list | tuple) else [self.reward]
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What can be changed between the parts of a run, by name."""
+        others = {"policy", "reward", "output_dir", "columns", "evaluation_columns", "reward_cache", "report_to"}
+        found = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in others}
+        return found | {"grpo": asdict(self.grpo), "lora": asdict(self.lora)}
+
 
 def check_budget(max_oracle_calls: int | None, evaluation_samples: int) -> None:
     """Raise ``ValueError`` for a budget that both evaluations alone could use up."""
@@ -190,13 +197,17 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
     loaded = _load(recipe, policy, resume)
     if processes.first:
         tell_changed_rewards(folder, recipe.rewards, resume=resume)
-    recipe = replace(recipe, reward=seen_by(recipe.rewards, loaded.family, recipe.rewards_see))
+        tell_changed_settings(folder, recipe.settings, resume=resume)
+    given = recipe.rewards
+    recipe = replace(recipe, reward=seen_by(given, loaded.family, recipe.rewards_see))
     family, metadata = loaded.family, {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
     family.check_rewards(loaded.policy, recipe.rewards)
     scored = _scores_given(recipe, loaded, resume, resumed := resume and bool(Checkpoints(folder).all()))
     start = copy.deepcopy(loaded.policy) if processes.first and recipe.evaluation_samples else None
     loaded = replace(loaded, policy=_trained(loaded.policy, recipe))
     columns, held_out = _conditions(recipe, loaded, processes, resume)
+    for conditions in filter(None, (columns, held_out)):
+        check_callables(given, conditions[0])
     tracker = open_trackers(folder, recipe.report_to, {"grpo": asdict(recipe.grpo)}, picture=family.picture)
     budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
     with open_ledger(folder, family.key, rank=processes.rank, **budget) as ledger:

@@ -28,6 +28,7 @@ __all__ = [
     "METRICS",
     "REWARDS",
     "SAMPLES",
+    "SETTINGS",
     "Recorder",
     "check_unused",
     "iter_samples",
@@ -44,6 +45,8 @@ EVALUATION = "evaluation.json"
 SAMPLES = "samples.csv.gz"
 REWARDS = "rewards.json"
 """The rewards of a run by name, each with the identity of its code when the run began."""
+SETTINGS = "settings.json"
+"""The settings of a run by name, as it was last started or resumed with them."""
 KEPT = "what was there is as it was"
 _EVALUATION = ("evaluation.json", "evaluation_before.csv.gz", "evaluation_after.csv.gz")
 _OTHERS = (

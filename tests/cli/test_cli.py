@@ -192,13 +192,13 @@ def test_bad_input_is_one_line(refuse: Refuse, arguments: str, said: str) -> Non
         ("--grpo.num_generations=1", "num_generations: 1, expected at least 2"),
         ("--grpo.num_generations=many", "grpo.num_generations: 'many', expected int"),
         ("--grpo.generation_batch_size=10", "generation_batch_size: 10, expected a multiple of num_generations (4)"),
-        ("--grpo.learning_rate=-1", "learning_rate: -1.0, expected more than 0"),
+        ("--grpo.learning_rate=-1", "error: grpo.learning_rate: -1.0, expected more than 0"),
         ("--grpo.learning_rate=nan", "learning_rate"),
-        ("--grpo.timestep_fraction=1.5", "timestep_fraction: 1.5, expected more than 0 and at most 1"),
+        ("--grpo.timestep_fraction=1.5", "error: grpo.timestep_fraction: 1.5, expected more than 0 and at most 1"),
         ("--grpo.loss_type=ppo", "grpo.loss_type: 'ppo', expected one of 'grpo', 'dapo', 'dr_grpo'"),
         ("--grpo.reward_weights=[1,2]", "reward_weights: 2 weights, expected one per reward (1)"),
         ("--num_steps=few", "num_steps: 'few', expected int or null"),
-        ("--temperature=-1", "temperature: -1.0, expected more than 0"),
+        ("--temperature=-1", "error: temperature: -1.0, expected more than 0"),
         ("--evaluation_samples=-1", "evaluation_samples: -1, expected at least 0"),
         ("--scaffold=CCCCC", "scaffold: 'CCCCC' has 5 atoms"),
         ("--scaffold=CS", "scaffold: 'CS', atom 'S' is not in the vocabulary"),
@@ -436,6 +436,7 @@ def test_train_with_overrides_as_in_the_readme() -> None:
         "run.json",
         "samples.csv.gz",
         "scores.sqlite",
+        "settings.json",
     }
     settings = yaml.safe_load(Path("runs/demo/config.yaml").read_text())
     assert (settings["grpo"]["num_generations"], settings["grpo"]["max_steps"], settings["policy"]) == (16, 10, "tiny")

@@ -475,3 +475,19 @@ def test_a_reward_that_was_edited_is_told_when_a_run_goes_on(tmp_path: Path, cap
         assert told in go(_named(4), resume=True)
         (tmp_path / name / "rewards.json").unlink()  # as in a run of an earlier version
         assert "its code" not in go(_named(4), resume=True)
+
+
+def test_a_setting_that_was_changed_is_told_when_training_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def go(rate: float, steps: int, **options: Any) -> str:
+        config = GRPOConfig(max_steps=steps, learning_rate=rate, num_generations=4, generation_batch_size=8, save_steps=1)
+        train(chains(), _named(8), output_dir=tmp_path, grpo=config, evaluation_samples=0, **options)
+        return capsys.readouterr().err
+
+    assert "was" not in go(1e-3, 1)
+    assert go(2e-3, 1, resume=True).splitlines()[0] == "grpo.learning_rate: was 0.001 in the run so far, is 0.002 from here on"
+    told = go(2e-3, 2, resume=True)
+    assert told.startswith("grpo.max_steps: was 1 in the run so far, is 2 from here on")
+    assert "learning_rate" not in told
+    (tmp_path / "settings.json").unlink()  # as in a run of an earlier version
+    assert "was" not in go(1e-3, 2, resume=True)
+    assert "was" not in go(1e-3, 2, resume=True)

@@ -271,6 +271,7 @@ def test_a_run_leaves_all_its_files_and_is_the_same_twice(tiny: Path, tmp_path: 
         "policy/model.safetensors",
         "report.html",
         "rewards.json",
+        "settings.json",
         "ledger.sqlite",
         "ledger.sqlite.log",
         "scores.sqlite",

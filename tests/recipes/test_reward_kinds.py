@@ -1,0 +1,71 @@
+"""Rewards that cannot read the samples or the conditions of a run, refused before anything is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discrete_grpo import GRPOConfig
+from discrete_grpo.policies.masked_text import MaskedTextPolicy
+from discrete_grpo.recipes.image_family import IMAGES
+from discrete_grpo.recipes.molecule_family import MOLECULES
+from discrete_grpo.recipes.spatial_family import SPATIAL
+from discrete_grpo.recipes.text_family import TEXT
+from discrete_grpo.recipes.train import train
+from discrete_grpo.rewards.graphs import tree_valid
+from discrete_grpo.rewards.images import ink
+from discrete_grpo.rewards.judge import Judge
+from discrete_grpo.rewards.molecules import qed
+from discrete_grpo.rewards.spatial import mmff_energy
+from tests.benchmarking.test_methods import chains
+
+
+def lengths(samples: list[Any], **columns: Any) -> list[float]:
+    """A reward of somebody else, which may be for any samples."""
+    return [float(len(sample or "")) for sample in samples]
+
+
+@pytest.mark.parametrize(
+    ("family", "reward", "said"),
+    [
+        (TEXT, tree_valid, "reward: tree_valid is for graphs, expected one for text, which the policy draws"),
+        (TEXT, ink, "reward: ink is for images, expected one for text"),
+        (IMAGES, qed, "reward: qed is for molecules, expected one for images, which the policy draws$"),
+        (IMAGES, mmff_energy, "reward: mmff_energy is for molecules in space, expected one for images"),
+        (SPATIAL, tree_valid, "reward: tree_valid is for graphs, expected one for molecules in space, which the policy draws$"),
+        (SPATIAL, qed, "expected one for molecules in space, which the policy draws, or rewards_see: smiles$"),
+        (MOLECULES, mmff_energy, "reward: mmff_energy is for molecules in space, expected one for molecules, which the policy draws$"),
+    ],
+)
+def test_rewards_for_samples_of_another_kind_are_refused(family: Any, reward: Any, said: str) -> None:
+    family.check_rewards(object(), [lengths])
+    with pytest.raises(ValueError, match=said):
+        family.check_rewards(object(), [lengths, reward])
+
+
+def test_rewards_that_fit_are_accepted() -> None:
+    TEXT.check_rewards(object(), [qed])  # a text may be a SMILES string
+    IMAGES.check_rewards(object(), [ink])
+    SPATIAL.check_rewards(object(), [mmff_energy])
+    MOLECULES.check_rewards(object(), [qed])
+
+
+def test_a_judge_that_cannot_read_the_tokens_of_a_policy_is_refused_whatever_the_policy() -> None:
+    policy = chains()
+    assert not isinstance(policy, MaskedTextPolicy)
+    for family in (TEXT, MOLECULES):
+        with pytest.raises(ValueError, match="judge: 'fill-in-judge' has no '[A-Z]' in its alphabet"):
+            family.check_rewards(policy, [Judge()])
+
+
+def test_a_reward_that_takes_no_condition_of_the_run_is_refused_before_a_sample_is_drawn(tmp_path: Path) -> None:
+    def deaf(samples: list[Any]) -> list[float]:
+        return [0.0] * len(samples)
+
+    config = GRPOConfig(max_steps=1, num_generations=4, generation_batch_size=8)
+    for columns in ({"columns": [{"target": 1.0}]}, {"columns": None, "evaluation_columns": [{"target": 1.0}]}):
+        with pytest.raises(ValueError, match=r"reward: deaf\(.*unexpected keyword argument 'target'.*columns as keywords"):
+            train(chains(), deaf, output_dir=tmp_path / "run", grpo=config, evaluation_samples=8, **columns)
+    assert not (tmp_path / "run").exists()
