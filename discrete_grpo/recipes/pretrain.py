@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -187,7 +188,9 @@ AnyRecipe: TypeAlias = (
 )
 
 
-def pretrain(recipe: AnyRecipe, *, network: nn.Module | None = None, resume: bool = False) -> Path:
+def pretrain(
+    recipe: AnyRecipe, *, data: Iterable[Any] | None = None, network: nn.Module | None = None, resume: bool = False
+) -> Path:
     """Train a policy by likelihood, log into ``recipe.output_dir`` and export it; returns the folder of the exported policy.
 
     The type of the recipe says which policy is trained:
@@ -207,32 +210,35 @@ def pretrain(recipe: AnyRecipe, *, network: nn.Module | None = None, resume: boo
 
     Args:
         recipe: the settings.
+        data: training data as values, in place of the file that ``recipe.data`` names: SMILES strings, lines of text, networkx
+            graphs, PyG ``Data`` or molecules in space. They are kept as a file ``data`` in ``recipe.output_dir``.
         network: a denoiser of your own for molecules or plain graphs, in place of ``recipe.network``; see
             :class:`~discrete_grpo.recipes.diffusion.Denoiser`.
         resume: whether to continue a stopped run in ``recipe.output_dir``.
 
     Raises:
-        ValueError: for a ``network`` that does not fit, or one with another recipe.
+        ValueError: for ``data`` or a ``network`` that does not fit, or one with another recipe.
         TypeError: for anything but a recipe of pretraining.
     """
-    from discrete_grpo.recipes import digits, graph_sequences, graphs, judge, smiles, spatial, text
+    from discrete_grpo.recipes import digits, given_data, graph_sequences, graphs, judge, smiles, spatial, text
 
+    if data is not None:
+        recipe = given_data.with_data(recipe, data, resume=resume)
     if isinstance(recipe, PretrainRecipe):
         return run_pretrain(recipe, network=network, resume=resume)
     if isinstance(recipe, graphs.PretrainGraphsRecipe):
         return graphs.run_pretrain_graphs(recipe, network=network, resume=resume)
     if network is not None:
         raise ValueError(f"network: {type(network).__name__} with {type(recipe).__name__}, expected none")
-    if isinstance(recipe, graph_sequences.PretrainGraphSequencesRecipe):
-        return graph_sequences.run_pretrain_graph_sequences(recipe, resume=resume)
-    if isinstance(recipe, smiles.PretrainSmilesRecipe):
-        return smiles.run_pretrain_smiles(recipe, resume=resume)
-    if isinstance(recipe, text.PretrainTextRecipe):
-        return text.run_pretrain_text(recipe, resume=resume)
-    if isinstance(recipe, judge.JudgeRecipe):
-        return judge.run_judge(recipe, resume=resume)
-    if isinstance(recipe, digits.PretrainDigitsRecipe):
-        return digits.run_pretrain_digits(recipe, resume=resume)
-    if isinstance(recipe, spatial.PretrainSpatialRecipe):
-        return spatial.run_pretrain_spatial(recipe, resume=resume)
+    runs: dict[type, Callable[..., Path]] = {
+        graph_sequences.PretrainGraphSequencesRecipe: graph_sequences.run_pretrain_graph_sequences,
+        smiles.PretrainSmilesRecipe: smiles.run_pretrain_smiles,
+        text.PretrainTextRecipe: text.run_pretrain_text,
+        judge.JudgeRecipe: judge.run_judge,
+        digits.PretrainDigitsRecipe: digits.run_pretrain_digits,
+        spatial.PretrainSpatialRecipe: spatial.run_pretrain_spatial,
+    }
+    for kind, run in runs.items():
+        if isinstance(recipe, kind):
+            return run(recipe, resume=resume)
     raise TypeError(f"recipe: {type(recipe).__name__}, expected a recipe of pretraining such as PretrainRecipe")

@@ -36,7 +36,11 @@ def lengths(samples: list[Any], **columns: Any) -> list[float]:
         (IMAGES, mmff_energy, "reward: mmff_energy is for molecules in space, expected one for images"),
         (SPATIAL, tree_valid, "reward: tree_valid is for graphs, expected one for molecules in space, which the policy draws$"),
         (SPATIAL, qed, "expected one for molecules in space, which the policy draws, or rewards_see: smiles$"),
-        (MOLECULES, mmff_energy, "reward: mmff_energy is for molecules in space, expected one for molecules, which the policy draws$"),
+        (
+            MOLECULES,
+            mmff_energy,
+            "reward: mmff_energy is for molecules in space, expected one for molecules, which the policy draws$",
+        ),
     ],
 )
 def test_rewards_for_samples_of_another_kind_are_refused(family: Any, reward: Any, said: str) -> None:
@@ -56,7 +60,7 @@ def test_a_judge_that_cannot_read_the_tokens_of_a_policy_is_refused_whatever_the
     policy = chains()
     assert not isinstance(policy, MaskedTextPolicy)
     for family in (TEXT, MOLECULES):
-        with pytest.raises(ValueError, match="judge: 'fill-in-judge' has no '[A-Z]' in its alphabet"):
+        with pytest.raises(ValueError, match=r"judge: 'fill-in-judge' has no '[A-Z]' in its alphabet"):
             family.check_rewards(policy, [Judge()])
 
 

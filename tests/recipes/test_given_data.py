@@ -1,0 +1,131 @@
+"""Training data given as values: what is written is what was given, and a resumed run keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from discrete_grpo import PretrainConfig, evaluate, pretrain, sample
+from discrete_grpo.datasets.own_digraphs import read_own
+from discrete_grpo.datasets.spatial import conformers
+from discrete_grpo.domains.named_graphs import to_line
+from discrete_grpo.models.encoder import EncoderSizes
+from discrete_grpo.models.graph_transformer import NetworkSizes
+from discrete_grpo.recipes.digits import PretrainDigitsRecipe
+from discrete_grpo.recipes.given_data import with_data
+from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
+from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
+from discrete_grpo.recipes.judge import JudgeRecipe
+from discrete_grpo.recipes.pretrain import PretrainRecipe
+from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
+from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
+from discrete_grpo.recipes.text import PretrainTextRecipe
+from discrete_grpo.runs.checkpoint import load_metadata
+
+SMILES = ("CO", "CCO", "CC", "C=O", "CN", "C#N", "CC=O", "NC=O")
+TINY = NetworkSizes(layers=1, heads=2, width=16, edge_width=8, global_width=8)
+
+
+def loop(steps: int = 2) -> PretrainConfig:
+    return PretrainConfig(max_steps=steps, batch_size=4, warmup_steps=0, save_steps=1)
+
+
+def coloured() -> list[nx.Graph]:
+    graphs = []
+    for n in (3, 4, 5, 4):
+        graph = nx.path_graph(n)
+        nx.set_node_attributes(graph, {k: ("red", "blue")[k % 2] for k in graph}, "colour")
+        nx.set_node_attributes(graph, n, "size")
+        graphs.append(graph)
+    return graphs
+
+
+def arcs() -> list[nx.DiGraph]:
+    graph = nx.DiGraph([(0, 1), (2, 1)])
+    graph.edges[0, 1]["port"], graph.edges[2, 1]["port"] = "left", "right"
+    return [graph, nx.DiGraph([(0, 1, {"port": "left"})])]
+
+
+def one_hot() -> list[Data]:
+    kinds, ends = torch.eye(3)[torch.tensor([0, 2, 1])], torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    return [Data(x=kinds, edge_index=ends, edge_attr=torch.tensor([1, 1, 2, 2]))]
+
+
+@pytest.mark.parametrize(
+    ("graphs", "attribute"),
+    [(coloured(), "colour"), (arcs(), None), ([nx.path_graph(4), nx.star_graph(3)], None), (one_hot(), None)],
+)
+def test_graphs_are_read_again_as_they_were_given(graphs: Sequence[Any], attribute: str | None, tmp_path: Path) -> None:
+    recipe = PretrainGraphsRecipe(output_dir=str(tmp_path), node_attribute=attribute)
+    written = with_data(recipe, graphs, resume=False)
+    given, found = read_own(graphs, node_attribute=attribute), read_own(written.data, node_attribute=written.node_attribute)
+    assert found.labels == given.labels
+    rows = range(len(graphs))
+    assert list(map(to_line, found.networkx(rows))) == list(map(to_line, given.networkx(rows)))
+
+
+def test_a_policy_of_graphs_is_pretrained_on_values_and_measured_against_them(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    recipe = PretrainGraphsRecipe(
+        output_dir=str(run), num_steps=2, network=TINY, pretrain=loop(), evaluation_samples=2, node_attribute="colour"
+    )
+    folder = pretrain(recipe, data=coloured())
+    assert load_metadata(folder)["data"]["source"] == str(run / "data.json")
+    assert load_metadata(folder)["labels"]["nodes"] == ["blue", "red"]
+    assert "tv_edge_given_ends" in evaluate(sample(run, 3), kind="graphs", reference=run / "data.json")
+    with pytest.raises(ValueError, match="holds results of another run"):
+        pretrain(recipe, data=coloured())
+    with pytest.raises(ValueError, match=r"data: other than in .*data\.json, expected those that the run began with"):
+        pretrain(recipe, data=coloured()[:2], resume=True)
+    assert pretrain(recipe, data=coloured(), resume=True) == folder
+
+
+def test_sequences_of_graphs_and_molecules_and_texts_are_pretrained_on_values(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"layers": 1, "heads": 2, "width": 16}
+    common: dict[str, Any] = {"pretrain": loop(), "evaluation_samples": 0}
+    lines = ("a red cat", "a blue cat", "the red sea", "one blue sea") * 3
+    text: dict[str, Any] = {"network": EncoderSizes(**sizes), **common}
+    cases: list[tuple[type[Any], Sequence[Any], dict[str, Any], str]] = [
+        (PretrainGraphSequencesRecipe, coloured(), {**sizes, "orders": 2, "node_attribute": "colour", **common}, "data.json"),
+        (PretrainRecipe, SMILES, {"num_steps": 2, "network": TINY, **common}, "data.smi"),
+        (PretrainSmilesRecipe, SMILES, {**sizes, **common}, "data.smi"),
+        (PretrainTextRecipe, lines, {"rounds": 2, **text}, "data.txt"),
+        (JudgeRecipe, lines, text, "data.txt"),
+        (PretrainSpatialRecipe, SMILES, {"num_steps": 2, "test_share": 0.2, **common}, "data.smi"),
+    ]
+    for number, (recipe, data, options, name) in enumerate(cases):
+        run = tmp_path / str(number)
+        policy = pretrain(recipe(output_dir=str(run), **options), data=iter(data))
+        assert load_metadata(policy)["data"]["name"].startswith("data"), recipe
+        if name != "data.json":
+            assert (run / name).read_text().split("\n") == [*data, ""]
+
+
+def test_molecules_with_positions_keep_them(tmp_path: Path) -> None:
+    molecules = [molecule for molecule in conformers(SMILES[:3]) if molecule is not None]
+    recipe = PretrainSpatialRecipe(output_dir=str(tmp_path))
+    assert Path(with_data(recipe, molecules, resume=False).data).suffix == ".sdf"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "data", "said"),
+    [
+        (PretrainRecipe, ["CO", "C O"], "data: entry 1 is 'C O', expected a SMILES string"),
+        (PretrainSmilesRecipe, [None], "data: entry 0 is None, expected a SMILES string"),
+        (PretrainTextRecipe, ["a\nb"], r"data: entry 0 is 'a\\nb', expected a line of text"),
+        (PretrainTextRecipe, "a file", "data: 'a file', expected a list; the name of a file is the recipe's own data"),
+        (PretrainGraphsRecipe, 3, "data: 3, expected a list"),
+        (PretrainDigitsRecipe, [1], "data: given with PretrainDigitsRecipe, expected none"),
+        (PretrainGraphsRecipe, [nx.Graph([(0, 0)])], "self-loop"),
+    ],
+)
+def test_values_that_do_not_fit_leave_no_folder(recipe: type[Any], data: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        pretrain(recipe(output_dir=str(tmp_path / "run")), data=data)
+    assert not (tmp_path / "run").exists()
