@@ -7,10 +7,12 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, overload
 
 from discrete_grpo.core.checks import check_options
-from discrete_grpo.datasets.text_files import text_lines
+from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
+from discrete_grpo.datasets.values import file_of_values
 from discrete_grpo.metrics.resampling import Estimate
 from discrete_grpo.metrics.suite import SUITES, SuiteOptions, SuiteResult, check_suite
 from discrete_grpo.recipes.families import KINDS, Family, FileOptions
@@ -20,6 +22,8 @@ from discrete_grpo.runs.recorder import write_json
 
 __all__ = ["evaluate", "evaluate_file"]
 
+REFERENCES = ("reference", "train")
+"""Options that name a file, or from Python give a data set as values."""
 SUITE_OPTIONS = ("train", "bootstrap", "folds", "sbm_method")
 
 
@@ -28,7 +32,7 @@ def evaluate(
     samples: str | Path | Sequence[Any],
     *,
     kind: str | None = None,
-    reference: str | None = None,
+    reference: str | Path | Sequence[Any] | None = None,
     shape: str | None = None,
     node_attribute: str | None = None,
     edge_attribute: str | None = None,
@@ -52,9 +56,9 @@ def evaluate(
             what the suite measures, without one for molecules.
         suite: moses, guacamol, graphs or spatial; None computes the usual numbers.
         options: fields of :class:`discrete_grpo.recipes.families.FileOptions`: ``reference``, molecules that samples are compared
-            with, a SMILES file, of graphs a named set or an npz file of splits; ``shape``, what makes a graph valid: planar, tree,
-            sbm or connected; ``node_attribute`` and ``edge_attribute``, which hold the classes of own graphs; with a suite
-            ``train``, ``bootstrap``, ``folds`` and ``sbm_method``.
+            with, a SMILES file, of graphs a named set or an npz file of splits, or a list of such samples; ``shape``, what makes a
+            graph valid: planar, tree, sbm or connected; ``node_attribute`` and ``edge_attribute``, which hold the classes of own
+            graphs; with a suite ``train``, ``bootstrap``, ``folds`` and ``sbm_method``.
 
     Returns:
         Numbers by name; with a suite an :class:`discrete_grpo.metrics.resampling.Estimate` by name.
@@ -69,19 +73,34 @@ def evaluate(
     if isinstance(samples, Mapping) or not isinstance(samples, str | Path | Collection):
         raise ValueError(f"samples: {samples!r}, expected a list of samples or the name of a file")
     check_options(options, FileOptions)
-    given = FileOptions(suite=suite, **options)
-    columns: Any = {}
     if isinstance(samples, str | Path):
-        family = KINDS[kind]({}) if kind else _recognised(samples, given)
-        _check_options(family, given)
-        samples, columns = _read(family, samples, given)
+        family = KINDS[kind]({}) if kind else _recognised(samples, options.get("max_bytes", MAX_BYTES))
     else:
         family = KINDS[kind or SUITES.get(suite or "", "molecules")]({})
-    if suite is None:
-        return dict(_measured(family, samples, columns, given))
-    result = _suite(family, samples, given)
+    with TemporaryDirectory() as folder:
+        files = {name: _file(family, name, options, folder) for name in REFERENCES if name in options}
+        given = FileOptions(suite=suite, **{**options, **files})
+        _check_options(family, given)
+        columns: Any = {}
+        if isinstance(samples, str | Path):
+            samples, columns = _read(family, samples, given)
+        if suite is None:
+            return _measured(family, samples, columns, given)
+        result = _suite(family, samples, given)
     print_notes(result.notes)
     return dict(result.metrics)
+
+
+def _file(family: Family, name: str, options: Mapping[str, Any], folder: str) -> str | None:
+    """The name of the file that an option names, or of one in ``folder`` with the data set that it gives as values."""
+    value = options[name]
+    if value is None or isinstance(value, str | Path):
+        return None if value is None else str(value)
+    of_graphs = {key: options.get(key) for key in ("node_attribute", "edge_attribute") if family.column == "graph"}
+    ending, content = file_of_values(family.name, value, name, **of_graphs)
+    path = Path(folder) / f"{name}{ending}"
+    path.write_bytes(content)
+    return str(path)
 
 
 def evaluate_file(
@@ -103,7 +122,7 @@ def evaluate_file(
     options = options or FileOptions()
     path = None if out is None else output_path(out)
     kind = kind or ("molecules" if options.smiles_column is not None else None)
-    family = KINDS[kind]({}) if kind else _recognised(file, options)
+    family = KINDS[kind]({}) if kind else _recognised(file, options.max_bytes)
     _check_options(family, options)
     samples, columns = _read(family, file, options)
     settings: dict[str, Any] = {name: getattr(options, name) for name in ("reference", "shape") if name in family.options}
@@ -129,7 +148,7 @@ def _check_kind(kind: str | None) -> None:
         raise ValueError(f"kind: {kind!r}, expected one of {', '.join(KINDS)}")
 
 
-def _recognised(file: str | Path, options: FileOptions) -> Family:
+def _recognised(file: str | Path, max_bytes: int) -> Family:
     """The family of the samples in a file, by its name and first line; molecules where nothing else is recognised.
 
     Raises:
@@ -139,7 +158,7 @@ def _recognised(file: str | Path, options: FileOptions) -> Family:
     if not path.exists():
         raise FileNotFoundError(f"file: {str(file)!r} is no file, expected one of samples")
     with contextlib.suppress(OSError, ValueError):  # a folder, or no text; whoever reads it says so
-        first = next(text_lines(path, options.max_bytes), "").strip()
+        first = next(text_lines(path, max_bytes), "").strip()
     return next((found for make in KINDS.values() if (found := make({})).holds(path, first)), KINDS["molecules"]({}))
 
 
@@ -164,7 +183,6 @@ def _check_options(family: Family, options: FileOptions) -> None:
 
 
 def _measured(family: Family, samples: Sequence[Any], columns: Any, options: FileOptions) -> dict[str, float]:
-    _check_options(family, options)
     return dict(family.evaluate(samples) if family.compare is None else family.compare(samples, columns, options))
 
 
@@ -174,7 +192,6 @@ def _suite_options(options: FileOptions) -> SuiteOptions:
 
 
 def _suite(family: Family, samples: Sequence[Any], options: FileOptions) -> SuiteResult:
-    _check_options(family, options)
     assert family.measure is not None  # the suites are of these families
     return family.measure(samples, options, _suite_options(options))
 

@@ -108,7 +108,7 @@ def test_sequences_of_graphs_and_molecules_and_texts_are_pretrained_on_values(tm
 
 
 def test_molecules_with_positions_keep_them(tmp_path: Path) -> None:
-    molecules = [molecule for molecule in conformers(SMILES[:3]) if molecule is not None]
+    molecules = list(conformers(SMILES[:3]).molecules)
     recipe = PretrainSpatialRecipe(output_dir=str(tmp_path))
     assert Path(with_data(recipe, molecules, resume=False).data).suffix == ".sdf"
 
@@ -119,9 +119,9 @@ def test_molecules_with_positions_keep_them(tmp_path: Path) -> None:
         (PretrainRecipe, ["CO", "C O"], "data: entry 1 is 'C O', expected a SMILES string"),
         (PretrainSmilesRecipe, [None], "data: entry 0 is None, expected a SMILES string"),
         (PretrainTextRecipe, ["a\nb"], r"data: entry 0 is 'a\\nb', expected a line of text"),
-        (PretrainTextRecipe, "a file", "data: 'a file', expected a list; the name of a file is the recipe's own data"),
+        (PretrainTextRecipe, "a file", "data: 'a file', expected a list"),
         (PretrainGraphsRecipe, 3, "data: 3, expected a list"),
-        (PretrainDigitsRecipe, [1], "data: given with PretrainDigitsRecipe, expected none"),
+        (PretrainDigitsRecipe, [1], "data: a list, expected none with PretrainDigitsRecipe"),
         (PretrainGraphsRecipe, [nx.Graph([(0, 0)])], "self-loop"),
     ],
 )

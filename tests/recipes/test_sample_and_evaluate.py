@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import networkx as nx
 import pytest
 
 from discrete_grpo import evaluate, sample
 from discrete_grpo.cli import main
+from discrete_grpo.datasets.spatial import conformers
+from discrete_grpo.domains.spatial_molecules import to_cxsmiles
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.recipes.sample import sample_file, sample_policy
@@ -84,9 +88,36 @@ def test_lines_of_text_are_evaluated_by_their_kind(tmp_path: Path, capsys: pytes
     assert "kind: 'texts', expected one of digraphs, graphs, images, text" in capsys.readouterr().err
 
 
-def test_a_reference_in_memory_is_refused_in_one_line() -> None:
-    with pytest.raises(ValueError, match=r"^reference: a list, expected the name of a file of molecules$"):
-        evaluate(["CCO", None], reference=["CCO"])  # type: ignore[call-overload]
+def test_a_reference_may_be_given_as_values(tmp_path: Path) -> None:
+    (tmp_path / "known.smi").write_text("CCO\nCC\n", encoding="utf-8")
+    samples = ["CCO", None, "CN"]
+    found = evaluate(samples, reference=["CCO", "CC"])
+    assert found["novel"] == 0.5
+    assert found == pytest.approx(evaluate(samples, reference=tmp_path / "known.smi"), nan_ok=True)
+    trees = [nx.path_graph(4), nx.star_graph(3)]
+    lines = [nx.to_graph6_bytes(tree, header=False).decode().strip() for tree in trees]
+    drawn, shape = [lines[0], "DhC"], "tree"
+    by_graphs, by_lines = (evaluate(drawn, kind="graphs", reference=given, shape=shape) for given in (trees, lines))
+    assert by_graphs["novel"] == 0.5
+    assert by_graphs == pytest.approx(by_lines, nan_ok=True)
+    molecules = list(conformers(["CO", "CC"]).molecules)
+    texts = list(map(to_cxsmiles, molecules))
+    for reference in (molecules, texts):
+        assert evaluate(molecules[:1], kind="spatial", reference=reference)["novel"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "reference", "said"),
+    [
+        ("molecules", ["C C"], "reference: entry 0 is 'C C', expected a SMILES string"),
+        ("molecules", 5, "reference: 5, expected a list"),
+        ("images", ["a"], "reference: a list, expected none with images"),
+        ("graphs", [3], "reference: graph 0 is a int, expected networkx graphs"),
+    ],
+)
+def test_a_reference_of_other_values_is_one_line(kind: str, reference: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        evaluate(["A"], kind=kind, reference=reference)
 
 
 def test_a_file_that_is_not_there_is_told_before_any_kind_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,86 @@
+"""Data sets that are given as values and not as files: the content of a file that is read as the values were."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from discrete_grpo.datasets.graph_files import to_node_link
+from discrete_grpo.datasets.own_digraphs import read_own
+from discrete_grpo.domains.named_graphs import to_line, to_networkx
+from discrete_grpo.domains.spatial_files import to_sdf
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule
+
+__all__ = ["file_of_values"]
+
+
+def file_of_values(kind: str, values: Iterable[Any], argument: str = "data", **options: Any) -> tuple[str, bytes]:
+    r"""The ending and the content of a file that holds a data set.
+
+    Args:
+        kind: molecules (SMILES strings), graphs or digraphs (networkx graphs, PyG ``Data`` or graph6 lines), spatial (molecules in
+            space, their texts, or SMILES strings) or text (lines).
+        values: the data set.
+        argument: name of what is given, for errors.
+        options: with graphs, those of :func:`~discrete_grpo.datasets.own_graphs.own_graphs`.
+
+    Raises:
+        ValueError: for a kind without such files, anything but a list, or an entry that is not of the kind.
+
+    >>> file_of_values("molecules", ["CCO", "CC"])
+    ('.smi', b'CCO\nCC\n')
+    """
+    if kind not in _WRITERS:
+        raise ValueError(f"{argument}: a list, expected none with {kind}")
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise ValueError(f"{argument}: {values!r}, expected a list")
+    return _WRITERS[kind](list(values), argument, **options)
+
+
+def _smiles(values: Sequence[Any], argument: str) -> tuple[str, bytes]:
+    return ".smi", _lines(values, argument, "a SMILES string", lambda text: len(text.split()) == 1)
+
+
+def _text(values: Sequence[Any], argument: str) -> tuple[str, bytes]:
+    return ".txt", _lines(values, argument, "a line of text")
+
+
+def _graphs(values: Sequence[Any], argument: str, **options: Any) -> tuple[str, bytes]:
+    """Graphs with the attributes that hold their classes, and without other ones."""
+    if values and isinstance(values[0], str):
+        return ".txt", _lines(values, argument, "a line of graph6")
+    try:
+        own = read_own(values, **options)
+    except ValueError as error:
+        raise ValueError(str(error).replace("data:", f"{argument}:", 1)) from error
+    named = (to_networkx(to_line(graph), own.labels) for graph in own.networkx(range(len(own))))
+    return ".json", to_node_link(named)
+
+
+def _spatial(values: Sequence[Any], argument: str) -> tuple[str, bytes]:
+    if values and all(isinstance(molecule, SpatialMolecule) for molecule in values):
+        return ".sdf", to_sdf(values).encode()
+    content = _lines(values, argument, "a molecule in space or a SMILES string")
+    if not any("|" in text for text in values):
+        return ".smi", content
+    table = io.StringIO()  # SMILES with positions, the text of a sample
+    csv.writer(table, lineterminator="\n").writerows([["sample"], *([text] for text in values)])
+    return ".csv", table.getvalue().encode()
+
+
+def _lines(values: Sequence[Any], argument: str, wanted: str, fits: Callable[[str], bool] = lambda text: True) -> bytes:
+    for number, text in enumerate(values):
+        if not isinstance(text, str) or not text.strip() or len(text.splitlines()) > 1 or not fits(text):
+            raise ValueError(f"{argument}: entry {number} is {text!r}, expected {wanted}")
+    return "".join(f"{text}\n" for text in values).encode()
+
+
+_WRITERS: Mapping[str, Callable[..., tuple[str, bytes]]] = {
+    "molecules": _smiles,
+    "graphs": _graphs,
+    "digraphs": _graphs,
+    "spatial": _spatial,
+    "text": _text,
+}
