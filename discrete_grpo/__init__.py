@@ -15,13 +15,20 @@ if TYPE_CHECKING:
     from discrete_grpo.core.scoring import RewardError
     from discrete_grpo.diffusion.graph_kl import posterior_kl
     from discrete_grpo.domains.graphs import GraphBatch
+    from discrete_grpo.recipes.digits import PretrainDigitsRecipe
     from discrete_grpo.recipes.evaluate import evaluate
     from discrete_grpo.recipes.families import SamplerOptions
+    from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
+    from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
+    from discrete_grpo.recipes.judge import JudgeRecipe
     from discrete_grpo.recipes.loading import load_policy
     from discrete_grpo.recipes.molecules import molecule_policy
     from discrete_grpo.recipes.optimise import optimise
-    from discrete_grpo.recipes.pretrain import pretrain
+    from discrete_grpo.recipes.pretrain import PretrainRecipe, pretrain
     from discrete_grpo.recipes.sample import sample
+    from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
+    from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
+    from discrete_grpo.recipes.text import PretrainTextRecipe
     from discrete_grpo.recipes.train import TrainRecipe, train
     from discrete_grpo.rewards.molecules import molecule_reward
     from discrete_grpo.rewards.task import Task
@@ -34,9 +41,17 @@ __all__ = [
     "GRPOConfig",
     "GRPOTrainer",
     "GraphBatch",
+    "JudgeRecipe",
     "Method",
     "Policy",
     "PretrainConfig",
+    "PretrainDigitsRecipe",
+    "PretrainGraphSequencesRecipe",
+    "PretrainGraphsRecipe",
+    "PretrainRecipe",
+    "PretrainSmilesRecipe",
+    "PretrainSpatialRecipe",
+    "PretrainTextRecipe",
     "Reward",
     "RewardError",
     "Rollout",
@@ -70,7 +85,14 @@ _MODULES = {
     "core.scoring": ("RewardError",),
     "recipes.molecules": ("molecule_policy",),
     "recipes.optimise": ("optimise",),
-    "recipes.pretrain": ("pretrain",),
+    "recipes.pretrain": ("PretrainRecipe", "pretrain"),
+    "recipes.digits": ("PretrainDigitsRecipe",),
+    "recipes.graph_sequences": ("PretrainGraphSequencesRecipe",),
+    "recipes.graphs": ("PretrainGraphsRecipe",),
+    "recipes.judge": ("JudgeRecipe",),
+    "recipes.smiles": ("PretrainSmilesRecipe",),
+    "recipes.spatial": ("PretrainSpatialRecipe",),
+    "recipes.text": ("PretrainTextRecipe",),
     "training.trainer": ("GRPOTrainer",),
     "recipes.evaluate": ("evaluate",),
     "recipes.families": ("SamplerOptions",),
