@@ -145,7 +145,8 @@ def _listed(
     networkx = isinstance(objects[0], nx.Graph)
     for k, graph in enumerate(objects):
         if isinstance(graph, nx.Graph) != networkx or not (networkx or hasattr(graph, "edge_index")):
-            raise ValueError(f"data: graph {k} is a {type(graph).__name__}, expected networkx graphs or PyG Data, not both")
+            both = ", not both" if isinstance(graph, nx.Graph) or hasattr(graph, "edge_index") else ""
+            raise ValueError(f"data: graph {k} is a {type(graph).__name__}, expected networkx graphs or PyG Data{both}")
         count = len(graph) if networkx else int(graph.num_nodes or 0)
         check_range(f"data: nodes of graph {k}", count, most=max_nodes, note=" (max_nodes)")
     directed = _first_directed(objects)

@@ -7,11 +7,14 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import networkx as nx
+
+from discrete_grpo.core.checks import told_as
 from discrete_grpo.datasets.graph_files import to_node_link
 from discrete_grpo.datasets.own_digraphs import read_own
 from discrete_grpo.domains.named_graphs import to_line, to_networkx
 from discrete_grpo.domains.spatial_files import to_sdf
-from discrete_grpo.domains.spatial_molecules import SpatialMolecule
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule, as_spatial
 
 __all__ = ["file_of_values"]
 
@@ -20,8 +23,8 @@ def file_of_values(kind: str, values: Iterable[Any], argument: str = "data", **o
     r"""The ending and the content of a file that holds a data set.
 
     Args:
-        kind: molecules (SMILES strings), graphs or digraphs (networkx graphs, PyG ``Data`` or graph6 lines), spatial (molecules in
-            space, their texts, or SMILES strings) or text (lines).
+        kind: molecules (SMILES strings), graphs or digraphs (networkx graphs, PyG ``Data`` or graph6 lines), spatial
+            (``SpatialMolecule``, RDKit molecules with a conformer, their texts, or SMILES strings) or text (lines).
         values: the data set.
         argument: name of what is given, for errors.
         options: with graphs, those of :func:`~discrete_grpo.datasets.own_graphs.own_graphs`.
@@ -34,8 +37,8 @@ def file_of_values(kind: str, values: Iterable[Any], argument: str = "data", **o
     """
     if kind not in _WRITERS:
         raise ValueError(f"{argument}: a list, expected none with {kind}")
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise ValueError(f"{argument}: {values!r}, expected a list")
+    if isinstance(values, str | bytes | Mapping | nx.Graph) or hasattr(values, "edge_index") or not isinstance(values, Iterable):
+        raise ValueError(f"{argument}: {_short(values)}, expected a list")
     return _WRITERS[kind](list(values), argument, **options)
 
 
@@ -51,30 +54,50 @@ def _graphs(values: Sequence[Any], argument: str, **options: Any) -> tuple[str, 
     """Graphs with the attributes that hold their classes, and without other ones."""
     if values and isinstance(values[0], str):
         return ".txt", _lines(values, argument, "a line of graph6")
-    try:
+    with told_as(argument):
         own = read_own(values, **options)
-    except ValueError as error:
-        raise ValueError(str(error).replace("data:", f"{argument}:", 1)) from error
     named = (to_networkx(to_line(graph), own.labels) for graph in own.networkx(range(len(own))))
     return ".json", to_node_link(named)
 
 
 def _spatial(values: Sequence[Any], argument: str) -> tuple[str, bytes]:
-    if values and all(isinstance(molecule, SpatialMolecule) for molecule in values):
+    values = [value if isinstance(value, str) else _in_space(value, number, argument) for number, value in enumerate(values)]
+    in_space = sum(not isinstance(value, str) for value in values)
+    if in_space and in_space < len(values):
+        wanted = "expected these alone or texts alone"
+        raise ValueError(f"{argument}: {in_space} molecules in space among {len(values)} entries, {wanted}")
+    if in_space:
         return ".sdf", to_sdf(values).encode()
-    content = _lines(values, argument, "a molecule in space or a SMILES string")
+    content = _lines(values, argument, "a molecule in space or a text")
     if not any("|" in text for text in values):
+        if argument != "data":
+            raise ValueError(f"{argument}: texts without positions, expected molecules in space")
         return ".smi", content
     table = io.StringIO()  # SMILES with positions, the text of a sample
     csv.writer(table, lineterminator="\n").writerows([["sample"], *([text] for text in values)])
     return ".csv", table.getvalue().encode()
 
 
+def _in_space(value: Any, number: int, argument: str) -> SpatialMolecule:
+    try:
+        molecule = as_spatial(value)
+    except ValueError as error:
+        raise ValueError(f"{argument}: entry {number}: {error}") from error
+    if not isinstance(molecule, SpatialMolecule):
+        wanted = "a molecule in space (a SpatialMolecule or an RDKit molecule with a conformer) or a text"
+        raise ValueError(f"{argument}: entry {number} is {_short(value)}, expected {wanted}")
+    return molecule
+
+
 def _lines(values: Sequence[Any], argument: str, wanted: str, fits: Callable[[str], bool] = lambda text: True) -> bytes:
     for number, text in enumerate(values):
         if not isinstance(text, str) or not text.strip() or len(text.splitlines()) > 1 or not fits(text):
-            raise ValueError(f"{argument}: entry {number} is {text!r}, expected {wanted}")
+            raise ValueError(f"{argument}: entry {number} is {_short(text)}, expected {wanted}")
     return "".join(f"{text}\n" for text in values).encode()
+
+
+def _short(value: Any) -> str:
+    return repr(value) if value is None or isinstance(value, str | bytes | int | float) else f"a {type(value).__name__}"
 
 
 _WRITERS: Mapping[str, Callable[..., tuple[str, bytes]]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,8 @@ def call(command: str, given: dict[str, Any]) -> None:
 
 
 def _sample(given: dict[str, Any]) -> None:
+    import yaml
+
     from discrete_grpo.recipes.families import SamplerOptions
     from discrete_grpo.recipes.sample import sample_file
 
@@ -42,10 +43,10 @@ def _sample(given: dict[str, Any]) -> None:
     columns = given["columns"]
     if columns is not None and columns.lstrip().startswith(("{", "[")):
         try:
-            found = json.loads(columns)
+            found = yaml.safe_load(columns)  # JSON as well
             columns = found if isinstance(found, list) else [found]
-        except ValueError as error:
-            raise UsageError(f"columns: {given['columns']!r} is no JSON ({error})") from error
+        except yaml.YAMLError as error:
+            raise UsageError(f"columns: {given['columns']!r} is no YAML ({' '.join(str(error).split())})") from error
     options = SamplerOptions(**{option.name: given[option.name] for option in sampler_options()})
     kept = {name: given[name] for name in ("seed", "scaffold", "device")}
     print(sample_file(given["checkpoint"], given["n"], given["out"], columns=columns, options=options, **kept))

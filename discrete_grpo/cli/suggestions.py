@@ -60,7 +60,7 @@ OTHER_NAMES: dict[str, str] = {
     "width": "n_embd hidden_size d_model embed_dim hidden_dim",
     "r": "lora_r lora_rank rank",
     "n": "num_samples n_samples count num",
-    "out": "output output_file outfile",
+    "out": "output output_file outfile output_dir save_to",
 }
 """The options of this package by the last part of their names, and the names that TRL, nanoGPT-like scripts, PPO and DDPO trainers
 and REINVENT give them."""

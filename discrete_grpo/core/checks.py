@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
-from numbers import Real
+from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-__all__ = ["check_choices", "check_fields", "check_options", "check_range", "check_text", "check_whole", "did_you_mean"]
+__all__ = [
+    "check_choices",
+    "check_fields",
+    "check_options",
+    "check_range",
+    "check_text",
+    "check_whole",
+    "did_you_mean",
+    "plain_number",
+    "told_as",
+]
 
 FINITE = "a finite number"
 
@@ -65,7 +76,7 @@ def check_whole(name: str, value: int, *, least: int | None = None, most: int | 
     Traceback (most recent call last):
     ValueError: seeds: 2.5, expected a whole number, at least 0
     """
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         bounds = f", {_range(least, None, most, None)}" if least is not None or most is not None else ""
         raise ValueError(f"{name}: {value!r}, expected a whole number{bounds}{note}")
     check_range(name, value, least=least, most=most, note=note)
@@ -90,6 +101,8 @@ def check_fields(
 ) -> None:
     """Check the range of several fields of a dataclass, and that those of type int are whole; None passes where the type has it.
 
+    Numbers of other libraries, such as numpy's, are replaced by Python's.
+
     Args:
         settings: the dataclass.
         names: names of the fields, with spaces between them.
@@ -103,12 +116,22 @@ def check_fields(
     """
     kinds = _kinds(cast(Hashable, type(settings)))
     for name in names.split():
-        value = getattr(settings, name)
+        given = getattr(settings, name)
+        value = plain_number(given)
+        if value is not given:
+            object.__setattr__(settings, name, value)  # the dataclass may be frozen
         if value is None and NoneType in kinds[name]:
             continue
         if int in kinds[name] and float not in kinds[name] and (isinstance(value, bool) or not isinstance(value, int)):
             check_whole(name, value, least=cast(Any, least), most=cast(Any, most))
         check_range(name, value, least=least, above=above, most=most, below=below)
+
+
+def plain_number(value: Any) -> Any:
+    """A number of Python in the place of one of another library, such as numpy; other values as they are."""
+    if isinstance(value, Integral) and not isinstance(value, int):
+        return int(value)
+    return float(value) if isinstance(value, Real) and not isinstance(value, int | float) else value
 
 
 def check_choices(settings: object) -> None:
@@ -169,3 +192,23 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     folded = {other.casefold(): other for other in known}
     near = difflib.get_close_matches(name.casefold(), folded, 1, cutoff)
     return f"did you mean {folded[near[0]]!r}?" if near else ""
+
+
+@contextmanager
+def told_as(argument: str, was: str = "data") -> Iterator[None]:
+    """Let errors that begin with the name ``was`` begin with the name of the argument that the caller was given.
+
+    >>> with told_as("reference"):
+    ...     raise ValueError("data: no graphs, expected at least one")
+    Traceback (most recent call last):
+    ...
+    ValueError: reference: no graphs, expected at least one
+    """
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        said = str(error)
+        if argument == was or not said.startswith(f"{was}: "):
+            raise
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(said.replace(was, argument, 1)) from error

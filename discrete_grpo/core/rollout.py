@@ -244,5 +244,7 @@ def as_module(policy: Policy) -> nn.Module:
         TypeError: if it is not one.
     """
     if not isinstance(policy, nn.Module):
+        if isinstance(policy, type):
+            raise TypeError(f"policy: {policy.__name__} is a class, expected an instance, such as {policy.__name__}(...)")
         raise TypeError(f"policy: {type(policy).__name__} is no torch.nn.Module, so it has no parameters to train")
     return policy

@@ -210,6 +210,8 @@ def check_callables(rewards: Sequence[Any], columns: Collection[str] | None = No
         ValueError: naming the first that cannot.
     """
     for reward in rewards:
+        if isinstance(reward, type):
+            raise ValueError(f"reward: {reward.__name__} is a class, expected an instance, such as {reward.__name__}(...)")
         if not callable(reward):
             told = repr(reward) if isinstance(reward, str) else f"a {type(reward).__name__}"
             raise ValueError(f"reward: {told} cannot be called, expected a function of a list of samples")

@@ -23,6 +23,7 @@ from rdkit.rdBase import BlockLogs
 __all__ = [
     "MIN_DISTANCE",
     "SpatialMolecule",
+    "as_spatial",
     "as_written",
     "check_apart",
     "from_cxsmiles",
@@ -222,6 +223,20 @@ def from_mol(mol: Chem.Mol, *, aromatic: bool = False) -> SpatialMolecule:
     made = as_written(flat)
     check_apart(made)
     return made
+
+
+def as_spatial(sample: Any) -> Any:
+    """A molecule in space from an RDKit molecule with a conformer or a line of text with positions; other values as they are.
+
+    Raises:
+        ValueError: as :func:`from_mol` and :func:`from_cxsmiles`.
+
+    >>> as_spatial("[H][H] |(0,0,;0.74,0.5,0.25)|").symbols, as_spatial(None)
+    (('H', 'H'), None)
+    """
+    if isinstance(sample, str):
+        return from_cxsmiles(sample)
+    return from_mol(sample) if isinstance(sample, Chem.Mol) else sample
 
 
 def as_written(mol: Chem.Mol) -> SpatialMolecule:

@@ -93,15 +93,15 @@ def class_shares(samples: Sequence[str | nx.Graph | None]) -> dict[str, float]:
 
 def check_classes(samples: Sequence[str | None], labels: Labels) -> None:
     """Raise ValueError, naming the first such sample, if one has no classes or a class that ``labels`` does not have."""
-    for k, sample in enumerate(samples, 1):
+    for k, sample in enumerate(samples):
         if (graph := graph_of(sample)) is None:
             continue
         if None in dict(graph.nodes(data="label")).values():
-            raise ValueError(f"file: graph {k} has no classes, expected those of the reference: {', '.join(labels.nodes[:10])}")
+            raise ValueError(f"samples: graph {k} has no classes, expected those of the reference: {', '.join(labels.nodes[:10])}")
         try:
             for _, name in graph.nodes(data="label"):
                 labels.node_class(str(name))
             for *_, name in graph.edges(data="label"):
                 labels.edge_class(str(name))
         except ValueError as error:
-            raise ValueError(f"file: graph {k}: {error}, as in the reference") from None
+            raise ValueError(f"samples: graph {k}: {error}, as in the reference") from None

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from discrete_grpo.core.checks import plain_number
 from discrete_grpo.recipes.families import Columns, innermost
 from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.runs.checkpoint import BUNDLED
 from discrete_grpo.runs.serialization import TRUSTED
 
-__all__ = ["check_read", "prepare_columns", "read_columns"]
+__all__ = ["check_read", "column_names", "prepare_columns", "read_columns"]
 
 RESERVED = ("step", "group", "sample", "reward", "advantage", "smiles", "text", "image")
 """Names that the columns of sample tables have already."""
@@ -56,9 +57,17 @@ def read_columns(given: str | Sequence[Columns]) -> list[Columns]:
             raise ValueError(f"{source}: {condition!r}, expected a mapping of column names to values")
         if taken := [name for name in condition if name in RESERVED]:
             raise ValueError(f"{source}: a condition named {taken[0]!r}, expected none of {', '.join(RESERVED)}")
+    found = [{name: plain_number(value) for name, value in condition.items()} for condition in found]
     if not found:
         raise ValueError(f"{source}: no conditions, expected at least one")
     return found
+
+
+def column_names(policy: Any, conditions: Sequence[Columns] | None) -> Collection[str] | None:
+    """The names of the columns that rewards get; None for a policy of another package without any, which may have its own."""
+    if conditions is not None:
+        return conditions[0]
+    return () if type(innermost(policy)).__module__.split(".")[0] in TRUSTED else None
 
 
 def prepare_columns(loaded: LoadedPolicy, given: Sequence[Columns] | None, scaffold: str | None = None) -> list[Columns] | None:

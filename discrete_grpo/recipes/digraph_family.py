@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from discrete_grpo.core.checks import told_as
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.own_digraphs import holds_directed, own_digraphs
 from discrete_grpo.datasets.own_graphs import is_own, labelled_splits
@@ -20,6 +21,7 @@ from discrete_grpo.metrics.graph_classes import check_classes, class_shares
 from discrete_grpo.metrics.graphs import read_graphs
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
 from discrete_grpo.recipes.graph_family import LINES, labels_of, own_options, view_of, writers_of
+from discrete_grpo.recipes.graph_objects import lines_of
 from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.runs.report.graphs import render_graph
 from discrete_grpo.runs.serialization import CheckpointError
@@ -51,7 +53,8 @@ def load_reference(options: FileOptions) -> metrics.DigraphReference:
     source = str(options.reference)
     if not is_own(source):
         raise ValueError(f"reference: {source!r}, expected a file or folder of directed graphs")
-    own = own_digraphs(source, **own_options(options))
+    with told_as("reference"):
+        own = own_digraphs(source, **own_options(options))
     splits = labelled_splits(own)
     shape = cast(DigraphShape, options.shape) or metrics.digraph_shape(splits.train)
     return metrics.DigraphReference(splits, shape, None if own.labels.plain else own.labels)
@@ -109,8 +112,10 @@ def _read(file: str, options: FileOptions) -> tuple[Sequence[Any], Mapping[str, 
 def _compare(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], options: FileOptions) -> Mapping[str, float]:
     """V.U.N., distances and classes against a set; without a set what can be said without one."""
     reference = None if options.reference is None else load_reference(options)
-    if reference is not None and reference.labels is not None:
-        check_classes(samples, reference.labels)
+    labels = None if reference is None else reference.labels
+    samples = lines_of(samples, options, labels, "digraphs")
+    if labels is not None:
+        check_classes(samples, labels)
     shape = cast(DigraphShape, options.shape) or "dag"
     if shape not in DIGRAPH_SHAPES:
         raise ValueError(f"shape: {shape!r}, expected one of {', '.join(DIGRAPH_SHAPES)} with directed graphs")

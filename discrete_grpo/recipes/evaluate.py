@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, overload
 
+import networkx as nx
+
 from discrete_grpo.core.checks import check_options
 from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
 from discrete_grpo.datasets.values import file_of_values
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule
 from discrete_grpo.metrics.resampling import Estimate
 from discrete_grpo.metrics.suite import SUITES, SuiteOptions, SuiteResult, check_suite
 from discrete_grpo.recipes.families import KINDS, Family, FileOptions
@@ -29,10 +32,10 @@ SUITE_OPTIONS = ("train", "bootstrap", "folds", "sbm_method")
 
 @overload
 def evaluate(
-    samples: str | Path | Sequence[Any],
+    samples: str | Path | Iterable[Any],
     *,
     kind: str | None = None,
-    reference: str | Path | Sequence[Any] | None = None,
+    reference: str | Path | Iterable[Any] | None = None,
     shape: str | None = None,
     node_attribute: str | None = None,
     edge_attribute: str | None = None,
@@ -40,11 +43,11 @@ def evaluate(
 
 
 @overload
-def evaluate(samples: str | Path | Sequence[Any], *, suite: str, **options: Any) -> dict[str, Estimate]: ...
+def evaluate(samples: str | Path | Iterable[Any], *, suite: str, **options: Any) -> dict[str, Estimate]: ...
 
 
 def evaluate(
-    samples: str | Path | Sequence[Any], *, kind: str | None = None, suite: str | None = None, **options: Any
+    samples: str | Path | Iterable[Any], *, kind: str | None = None, suite: str | None = None, **options: Any
 ) -> dict[str, float] | dict[str, Estimate]:
     """Compute the numbers of an evaluation: validity, uniqueness, novelty and what else the kind of samples has.
 
@@ -52,8 +55,9 @@ def evaluate(
 
     Args:
         samples: the samples as rewards see them, with None for an invalid one, or a file of samples.
-        kind: molecules, spatial, graphs, digraphs, text, images or samples; None recognises the kind of a file and takes a list for
-            what the suite measures, without one for molecules.
+        kind: molecules, spatial, graphs, digraphs, text, images or samples; None recognises the kind of a file, of graph
+            objects, of molecules in space and of graphs with classes, and takes another list for what the suite measures, without
+            one for molecules: plain lines of graph6 want ``kind="graphs"``.
         suite: moses, guacamol, graphs or spatial; None computes the usual numbers.
         options: fields of :class:`discrete_grpo.recipes.families.FileOptions`: ``reference``, molecules that samples are compared
             with, a SMILES file, of graphs a named set or an npz file of splits, or a list of such samples; ``shape``, what makes a
@@ -70,17 +74,20 @@ def evaluate(
     0.5
     """
     _check_kind(kind)
-    if isinstance(samples, Mapping) or not isinstance(samples, str | Path | Collection):
+    if isinstance(samples, Mapping) or not isinstance(samples, str | Path | Iterable):
         raise ValueError(f"samples: {samples!r}, expected a list of samples or the name of a file")
+    if not isinstance(samples, str | Path | Sequence):
+        samples = list(samples)
     check_options(options, FileOptions)
     if isinstance(samples, str | Path):
         family = KINDS[kind]({}) if kind else _recognised(samples, options.get("max_bytes", MAX_BYTES))
     else:
-        family = KINDS[kind or SUITES.get(suite or "", "molecules")]({})
+        family = KINDS[kind or SUITES.get(suite or "") or _kind_of(samples)]({})
+    told = {name: "a list" for name in REFERENCES if not isinstance(options.get(name), str | Path | None)}
+    _check_options(family, FileOptions(suite=suite, **{**options, **told}))
     with TemporaryDirectory() as folder:
         files = {name: _file(family, name, options, folder) for name in REFERENCES if name in options}
         given = FileOptions(suite=suite, **{**options, **files})
-        _check_options(family, given)
         columns: Any = {}
         if isinstance(samples, str | Path):
             samples, columns = _read(family, samples, given)
@@ -89,6 +96,19 @@ def evaluate(
         result = _suite(family, samples, given)
     print_notes(result.notes)
     return dict(result.metrics)
+
+
+def _kind_of(samples: Sequence[Any]) -> str:
+    """The kind of samples that are unmistakable; molecules for all others."""
+    first = next((sample for sample in samples if sample is not None), None)
+    if isinstance(first, nx.Graph):
+        return "digraphs" if first.is_directed() else "graphs"
+    if isinstance(first, SpatialMolecule) or (isinstance(first, str) and " |(" in first):
+        return "spatial"
+    named = isinstance(first, str) and " nodes=" in first
+    if named and str(first).startswith("&"):
+        return "digraphs"
+    return "graphs" if named or hasattr(first, "edge_index") else "molecules"
 
 
 def _file(family: Family, name: str, options: Mapping[str, Any], folder: str) -> str | None:

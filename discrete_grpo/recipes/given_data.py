@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,9 +17,11 @@ from discrete_grpo.recipes.pretrain import PretrainRecipe
 from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
 from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
 from discrete_grpo.recipes.text import PretrainTextRecipe
-from discrete_grpo.runs.recorder import check_unused
+from discrete_grpo.runs.console import print_notes
+from discrete_grpo.runs.recorder import SETTINGS, check_unused
+from discrete_grpo.runs.settings import read_entries
 
-__all__ = ["with_data"]
+__all__ = ["with_data", "with_kept_data"]
 
 Recipe = TypeVar("Recipe", bound=Any)
 
@@ -51,6 +53,8 @@ def with_data(recipe: Recipe, data: Iterable[Any], *, resume: bool) -> Recipe:
     ending, content = file_of_values(kind, data, **options)
     folder = Path(recipe.output_dir)
     file = folder / f"data{ending}"
+    if resume and (kept := read_entries(folder / SETTINGS).get("data", str(file))) != str(file):
+        raise ValueError(f"data: a list, expected none: the run began with {kept}")
     if resume and file.is_file():
         if file.read_bytes() != content:
             raise ValueError(f"data: other than in {file}, expected those that the run began with")
@@ -61,3 +65,14 @@ def with_data(recipe: Recipe, data: Iterable[Any], *, resume: bool) -> Recipe:
     with atomic_write(file) as out:
         out.write(content)
     return replace(recipe, data=str(file))
+
+
+def with_kept_data(recipe: Recipe) -> Recipe:
+    """The recipe of a run that goes on, with the file of values that the run began with where it began with values."""
+    folder = Path(recipe.output_dir)
+    kept = read_entries(folder / SETTINGS).get("data")
+    if not isinstance(kept, str) or Path(kept).parent != folder or not Path(kept).is_file():
+        return recipe
+    if recipe.data not in (kept, next(part.default for part in fields(recipe) if part.name == "data")):
+        print_notes([f"data: {recipe.data} is not used, the run goes on with {kept}"])
+    return replace(recipe, data=kept)

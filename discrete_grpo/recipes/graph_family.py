@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+from discrete_grpo.core.checks import told_as
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.graph_files import to_graphml, to_node_link
 from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits, own_graphs
@@ -20,6 +21,7 @@ from discrete_grpo.metrics import graphs as metrics
 from discrete_grpo.metrics.graph_classes import check_classes, class_shares
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
+from discrete_grpo.recipes.graph_objects import lines_of
 from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.rewards.graph_views import GraphView
 from discrete_grpo.runs.report.graphs import render_graph
@@ -106,11 +108,12 @@ def load_reference(options: FileOptions) -> metrics.GraphReference:
     """
     source = str(options.reference)
     labels = None
-    if not is_own(source) and not source.endswith(".npz"):
-        splits = load_splits(source, max_nodes=options.max_nodes, max_bytes=options.max_bytes)
-    else:
-        own = _own(source, options)
-        splits, labels = labelled_splits(own), None if own.labels.plain else own.labels
+    with told_as("reference"):
+        if not is_own(source) and not source.endswith(".npz"):
+            splits = load_splits(source, max_nodes=options.max_nodes, max_bytes=options.max_bytes)
+        else:
+            own = _own(source, options)
+            splits, labels = labelled_splits(own), None if own.labels.plain else own.labels
     return metrics.GraphReference(splits, cast(Shape, options.shape) or shape_of(splits.name), labels=labels)
 
 
@@ -202,8 +205,10 @@ def _read(file: str, options: FileOptions) -> tuple[Sequence[Any], Mapping[str, 
 def _compare(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], options: FileOptions) -> Mapping[str, float]:
     """V.U.N., MMDs, ratio and classes against a set; without a set what can be said without one."""
     reference = None if options.reference is None else load_reference(options)
-    if reference is not None and reference.labels is not None:
-        check_classes(samples, reference.labels)
+    labels = None if reference is None else reference.labels
+    samples = lines_of(samples, options, labels, "graphs")
+    if labels is not None:
+        check_classes(samples, labels)
     shape = cast(Shape, options.shape) or shape_of("")
     return metrics.evaluate(samples, reference, shape) | class_shares(samples)
 
@@ -217,7 +222,7 @@ def _measure(samples: Sequence[Any], options: FileOptions, settings: SuiteOption
     reference = load_reference(options)
     if options.sbm_method is not None and reference.shape != "sbm":
         raise ValueError(f"sbm_method: {options.sbm_method!r}, expected none with shape {reference.shape!r}")
-    return graphs(samples, reference, settings)
+    return graphs(lines_of(samples, options, reference.labels, "graphs"), reference, settings)
 
 
 def graph_family(metadata: Columns) -> Family:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from discrete_grpo.core.checks import did_you_mean
+from discrete_grpo.runs.settings import flat_settings
 
-__all__ = ["check_known", "check_same", "flat_settings", "told_within"]
+__all__ = ["check_known", "check_same", "told_within"]
 
 
 def told_within(name: str, check: Callable[[], object]) -> None:
@@ -50,16 +51,3 @@ def check_same(name: str, given: Any, kept: Any) -> None:
         others = [key for key in dict.fromkeys([*flat, *old]) if key not in flat or key not in old or flat[key] != old[key]]
         given, kept = (", ".join(f"{key} {part.get(key)}" for key in others) for part in (flat, old))
     raise ValueError(f"{name}: {given}, expected {kept} as in the run to resume")
-
-
-def flat_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries by name; those of an inner mapping as ``outer.inner``.
-
-    >>> flat_settings({"a": 1, "b": {"c": 2}})
-    {'a': 1, 'b.c': 2}
-    """
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        inner = isinstance(value, Mapping)
-        found |= {f"{name}.{key}": part for key, part in flat_settings(value).items()} if inner else {name: value}
-    return found

@@ -25,7 +25,7 @@ from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy
 from discrete_grpo.recipes.method_settings import check_known, check_same, told_within
 from discrete_grpo.recipes.molecule_family import MOLECULES
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
-from discrete_grpo.recipes.run_changes import tell_changed_rewards
+from discrete_grpo.recipes.reward_changes import tell_changed_rewards
 from discrete_grpo.recipes.sample import device_of, moved
 from discrete_grpo.rewards.auc import auc_spacing, auc_top_k
 from discrete_grpo.rewards.combine import WeightedSum
@@ -34,6 +34,7 @@ from discrete_grpo.runs.checkpoint import Checkpoints, load_training, save
 from discrete_grpo.runs.console import print_notes, print_table, progress
 from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.recorder import Recorder, check_unused, write_json, write_table
+from discrete_grpo.runs.settings import tell_new_folder
 from discrete_grpo.training.memory import Remembered
 from discrete_grpo.training.rounds import Rounds, RoundsConfig
 from discrete_grpo.training.state import check_device_kind, global_state, restore_global_state
@@ -185,6 +186,8 @@ def optimise(
         max_oracle_calls=max_oracle_calls,
         **options,
     )
+    if resume:
+        tell_new_folder(Path(output_dir))
     with withdrawn_on_failure(Path(output_dir), resume=resume, calls_count=True):
         return run_optimise(recipe, resume=resume, policy=None if isinstance(policy, str | Path) else policy)
 

@@ -27,6 +27,7 @@ from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.field_options import equivariant_sizes
 from discrete_grpo.recipes.molecule_fields import KIND, ChargeOptions, check_field_options, molecule_field_policy
 from discrete_grpo.recipes.molecules import check_shards, data_file, molecule_policy, report_broken, validity_metrics
+from discrete_grpo.runs.settings import tell_new_folder
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset, fit
 
@@ -211,7 +212,8 @@ def pretrain(
     Args:
         recipe: the settings.
         data: training data as values, in place of the file that ``recipe.data`` names: SMILES strings, lines of text, networkx
-            graphs, PyG ``Data`` or molecules in space. They are kept as a file ``data`` in ``recipe.output_dir``.
+            graphs, PyG ``Data`` or molecules in space. They are kept as a file ``data`` in ``recipe.output_dir``, so that a run
+            that goes on need not be given them again.
         network: a denoiser of your own for molecules or plain graphs, in place of ``recipe.network``; see
             :class:`~discrete_grpo.recipes.diffusion.Denoiser`.
         resume: whether to continue a stopped run in ``recipe.output_dir``.
@@ -222,6 +224,9 @@ def pretrain(
     """
     from discrete_grpo.recipes import digits, given_data, graph_sequences, graphs, judge, smiles, spatial, text
 
+    if resume:
+        tell_new_folder(Path(recipe.output_dir))
+        recipe = given_data.with_kept_data(recipe) if data is None else recipe
     if data is not None:
         recipe = given_data.with_data(recipe, data, resume=resume)
     if isinstance(recipe, PretrainRecipe):

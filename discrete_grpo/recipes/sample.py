@@ -53,6 +53,7 @@ def sample(
     3
     """
     _check_numbers(n, seed, batch_size)
+    n, seed, batch_size = int(n), int(seed), int(batch_size)
     found = None if columns is None else read_columns(columns)
     if isinstance(policy, str | Path):
         loaded = load(policy, options)

@@ -15,7 +15,7 @@ from discrete_grpo.datasets.spatial_fields import decode, encode
 from discrete_grpo.datasets.text_files import column_of, filled_cells, suffix_of, text_lines
 from discrete_grpo.domains.force_field import relax
 from discrete_grpo.domains.spatial_files import perceive_bonds, read_record, sdf_records, to_sdf, to_xyz, xyz_frames
-from discrete_grpo.domains.spatial_molecules import SpatialMolecule, from_cxsmiles, smiles_of, valid_mol
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule, as_spatial, from_cxsmiles, smiles_of, valid_mol
 from discrete_grpo.metrics import spatial as metrics
 from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult
 from discrete_grpo.recipes.families import Columns, Family, FileOptions, innermost
@@ -144,7 +144,7 @@ def _reference(options: FileOptions) -> list[SpatialMolecule]:
 
 
 def _compare(samples: Samples, columns: Mapping[str, Sequence[Any]], options: FileOptions) -> Mapping[str, float]:
-    return metrics.evaluate(samples, None if options.reference is None else _reference(options))
+    return metrics.evaluate(_in_space(samples), None if options.reference is None else _reference(options))
 
 
 def _measure(samples: Samples, options: FileOptions, settings: SuiteOptions) -> SuiteResult:
@@ -152,7 +152,18 @@ def _measure(samples: Samples, options: FileOptions, settings: SuiteOptions) -> 
         raise ValueError("reference: None, expected a file of molecules in space with suite 'spatial'")
     if options.train is not None:
         raise ValueError(f"train: {options.train!r}, expected none with suite 'spatial'")
-    return metrics.spatial(samples, _reference(options), settings)
+    return metrics.spatial(_in_space(samples), _reference(options), settings)
+
+
+def _in_space(samples: Samples) -> list[SpatialMolecule | None]:
+    """Samples that may be RDKit molecules with a conformer, or lines of text with positions."""
+    found: list[SpatialMolecule | None] = []
+    for number, sample in enumerate(samples):
+        try:
+            found.append(as_spatial(sample))
+        except ValueError as error:
+            raise ValueError(f"samples: entry {number}: {error}") from error
+    return found
 
 
 def _file_of(write: Callable[[Sequence[SpatialMolecule]], str]) -> Callable[[Samples], bytes]:

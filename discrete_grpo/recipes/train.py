@@ -19,17 +19,18 @@ from discrete_grpo.core.checks import check_fields, check_options, check_range, 
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, as_rewards, check_callables, reward_names, score_samples
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
-from discrete_grpo.recipes.conditions import prepare_columns, read_columns
+from discrete_grpo.recipes.conditions import check_read, column_names, prepare_columns, read_columns
 from discrete_grpo.recipes.families import Columns, Family, View, check_view, seen_by
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.offline import OfflineOptions, offline_trainer, scored_samples
-from discrete_grpo.recipes.run_changes import tell_changed_rewards, tell_changed_settings
+from discrete_grpo.recipes.reward_changes import tell_changed_rewards
 from discrete_grpo.recipes.sample import as_text, plain_columns, sample_policy
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.recorder import EVALUATION, SAMPLES, check_unused, read_evaluation, write_json, write_table, write_text
+from discrete_grpo.runs.settings import tell_changed_settings, tell_new_folder
 from discrete_grpo.runs.trackers import ReportTo, open_trackers
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
@@ -112,8 +113,8 @@ class TrainRecipe(OfflineOptions):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What can be changed between the parts of a run, by name."""
-        others = {"policy", "reward", "output_dir", "columns", "evaluation_columns", "reward_cache", "report_to"}
+        """What can be another one when a run goes on, by name."""
+        others = {"reward", "output_dir", "columns", "evaluation_columns", "reward_cache", "report_to"}
         found = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in others}
         return found | {"grpo": asdict(self.grpo), "lora": asdict(self.lora)}
 
@@ -172,6 +173,8 @@ def train(
         evaluation_samples=evaluation_samples,
         **settings,
     )
+    if resume:
+        tell_new_folder(Path(output_dir))
     with withdrawn_on_failure(Path(output_dir), resume=resume, calls_count=False):
         return run_train(recipe, resume=resume, policy=None if isinstance(policy, str | Path) else policy)
 
@@ -197,7 +200,7 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
     loaded = _load(recipe, policy, resume)
     if processes.first:
         tell_changed_rewards(folder, recipe.rewards, resume=resume)
-        tell_changed_settings(folder, recipe.settings, resume=resume)
+        tell_changed_settings(folder, recipe.settings, resume=resume, fixed=("policy",))
     given = recipe.rewards
     recipe = replace(recipe, reward=seen_by(given, loaded.family, recipe.rewards_see))
     family, metadata = loaded.family, {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
@@ -206,8 +209,8 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
     start = copy.deepcopy(loaded.policy) if processes.first and recipe.evaluation_samples else None
     loaded = replace(loaded, policy=_trained(loaded.policy, recipe))
     columns, held_out = _conditions(recipe, loaded, processes, resume)
-    for conditions in filter(None, (columns, held_out)):
-        check_callables(given, conditions[0])
+    for conditions in (columns, held_out):
+        check_callables(given, column_names(loaded.policy, conditions))
     tracker = open_trackers(folder, recipe.report_to, {"grpo": asdict(recipe.grpo)}, picture=family.picture)
     budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
     with open_ledger(folder, family.key, rank=processes.rank, **budget) as ledger:
@@ -271,7 +274,8 @@ def _conditions(
     """The conditions of training and of the evaluations, as the policy reads them."""
     names = ("columns", "evaluation_columns")
     read = processes.run_all(lambda: [_kept_columns(recipe, name, resume) for name in names] if processes.first else [])[0]
-    columns = prepare_columns(loaded, read[0], recipe.scaffold)
+    if (columns := prepare_columns(loaded, read[0], recipe.scaffold)) is None:
+        check_read(loaded.policy, None)
     return columns, columns if read[1] is None else prepare_columns(loaded, read[1], recipe.scaffold)
 
 

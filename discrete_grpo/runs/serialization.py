@@ -97,7 +97,8 @@ def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
     path = current_path(path)
     if path.split(".")[0] not in trusted:
         raise CheckpointError(
-            f"class_path: {path!r} is outside the trusted packages {', '.join(trusted)}; name its package in `trusted`"
+            f"class_path: {path!r} is outside the trusted packages {', '.join(trusted)}; name its package in `trusted`,"
+            " or where a policy is named write module:Class@FOLDER"
         )
     cls = _class(path)
     args = getattr(cls, "upgrade_args", dict)(args)  # a class whose arguments have changed knows how to read the old ones

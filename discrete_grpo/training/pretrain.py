@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,11 +30,12 @@ from discrete_grpo.core.seeding import seeded
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, load_weights, save
 from discrete_grpo.runs.console import progress
 from discrete_grpo.runs.recorder import Recorder
+from discrete_grpo.runs.settings import tell_changed_settings
 from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.distributed import ProcessGroup, RankShare, accelerator
 from discrete_grpo.training.optim import GradientSum, averaged, learning_rate, update_average
-from discrete_grpo.training.state import check_device_kind
+from discrete_grpo.training.state import check_device_kind, restore_weights
 
 __all__ = ["Dataset", "LikelihoodPolicy", "PretrainSettings", "Pretrainer", "decayed_rate", "fit"]
 
@@ -320,7 +322,7 @@ class Pretrainer:
         check_device_kind(state, state["generator"], self.accelerator.device)
         self.step = self._saved = int(state["step"])
         self._sums = dict(state["sums"])
-        self.policy.load_state_dict(state["weights"])
+        restore_weights(self.policy, state["weights"])
         self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
@@ -350,4 +352,7 @@ def fit(
         resume: whether to continue a stopped run.
     """
     trainer = Pretrainer(policy, data, recipe.pretrain, recipe.output_dir, metadata=metadata, resume=resume, evaluate=evaluate)
+    if trainer.processes.first and is_dataclass(recipe):
+        settings = {name: value for name, value in asdict(recipe).items() if name != "output_dir"}
+        tell_changed_settings(Path(recipe.output_dir), settings, resume=resume)
     return trainer.train()

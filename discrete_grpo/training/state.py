@@ -16,14 +16,28 @@ from torch.optim.swa_utils import AveragedModel
 from discrete_grpo.core.entropy import EntropyController
 from discrete_grpo.core.rollout import Policy, Reward
 from discrete_grpo.core.scoring import Accounts, remembers
-from discrete_grpo.runs.checkpoint import tensors_to_cpu
+from discrete_grpo.runs.checkpoint import CheckpointError, tensors_to_cpu
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.lora import current_names
 from discrete_grpo.training.optim import mix_reference
 from discrete_grpo.training.patience import Patience
 from discrete_grpo.training.sampler import GroupSampler
 
-__all__ = ["RunState", "check_device_kind", "global_state", "restore_global_state"]
+__all__ = ["RunState", "check_device_kind", "global_state", "restore_global_state", "restore_weights"]
+
+
+def restore_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Put the weights of a checkpoint into a module.
+
+    Raises:
+        CheckpointError: in one line, for weights of a module of another form.
+    """
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
+        first = " ".join(str(error).strip().splitlines()[-1].split())
+        wanted = f"expected the {type(module).__name__} that the run began with"
+        raise CheckpointError(f"policy: its weights are of another form than those of the run ({first}), {wanted}") from error
 
 
 def check_device_kind(state: Mapping[str, Any], generator: torch.Tensor, device: torch.device) -> None:
@@ -162,7 +176,7 @@ class RunState:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the entries that :meth:`drawing` and :meth:`learning` returned."""
-        self.module.load_state_dict(current_names(state["weights"]))
+        restore_weights(self.module, current_names(state["weights"]))
         self.optimizer.load_state_dict(state["optimizer"])
         if self.average is not None:
             self.average.load_state_dict(current_names(state["average"]))

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import networkx as nx
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
 
-from discrete_grpo import PretrainConfig, evaluate, pretrain, sample
+from discrete_grpo import GRPOConfig, PretrainConfig, SamplerOptions, evaluate, pretrain, sample, train
 from discrete_grpo.datasets.own_digraphs import read_own
 from discrete_grpo.datasets.spatial import conformers
+from discrete_grpo.domains.graph6 import from_graph6
 from discrete_grpo.domains.named_graphs import to_line
 from discrete_grpo.models.encoder import EncoderSizes
 from discrete_grpo.models.graph_transformer import NetworkSizes
@@ -26,7 +28,7 @@ from discrete_grpo.recipes.pretrain import PretrainRecipe
 from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
 from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
 from discrete_grpo.recipes.text import PretrainTextRecipe
-from discrete_grpo.runs.checkpoint import load_metadata
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata
 
 SMILES = ("CO", "CCO", "CC", "C=O", "CN", "C#N", "CC=O", "NC=O")
 TINY = NetworkSizes(layers=1, heads=2, width=16, edge_width=8, global_width=8)
@@ -121,6 +123,8 @@ def test_molecules_with_positions_keep_them(tmp_path: Path) -> None:
         (PretrainTextRecipe, ["a\nb"], r"data: entry 0 is 'a\\nb', expected a line of text"),
         (PretrainTextRecipe, "a file", "data: 'a file', expected a list"),
         (PretrainGraphsRecipe, 3, "data: 3, expected a list"),
+        (PretrainGraphsRecipe, nx.path_graph(3), "data: a Graph, expected a list"),
+        (PretrainGraphsRecipe, [b"Bw"], "data: graph 0 is a bytes, expected networkx graphs or PyG Data$"),
         (PretrainDigitsRecipe, [1], "data: a list, expected none with PretrainDigitsRecipe"),
         (PretrainGraphsRecipe, [nx.Graph([(0, 0)])], "self-loop"),
     ],
@@ -129,3 +133,60 @@ def test_values_that_do_not_fit_leave_no_folder(recipe: type[Any], data: Any, sa
     with pytest.raises(ValueError, match=said):
         pretrain(recipe(output_dir=str(tmp_path / "run")), data=data)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_began_with_values_goes_on_with_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+
+    def recipe(steps: int, **changes: Any) -> PretrainGraphsRecipe:
+        options: dict[str, Any] = {"num_steps": 2, "network": TINY, "evaluation_samples": 0}
+        return PretrainGraphsRecipe(output_dir=str(run), pretrain=loop(steps), **options | changes)
+
+    pretrain(recipe(1), data=["Bw"] * 8)
+    capsys.readouterr()
+    folder = pretrain(recipe(2), resume=True)
+    told = capsys.readouterr().err
+    assert "pretrain.max_steps: was 1 in the run so far, is 2 from here on" in told
+    assert "data" not in told
+    assert load_metadata(folder)["data"]["source"] == str(run / "data.txt")
+    pretrain(recipe(3, data="tree-16"), resume=True)
+    assert f"data: tree-16 is not used, the run goes on with {run / 'data.txt'}" in capsys.readouterr().err
+    wide = NetworkSizes(layers=1, heads=2, width=32, edge_width=8, global_width=8)
+    with pytest.raises(CheckpointError, match=r"^policy: its weights are of another form than those of the run \(.*\), .*$"):
+        pretrain(recipe(3, network=wide), resume=True)
+
+
+def test_a_run_that_began_with_a_file_takes_no_values_and_tells_another_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def recipe(data: str) -> PretrainGraphsRecipe:
+        options: dict[str, Any] = {"num_steps": 2, "network": TINY, "evaluation_samples": 0, "pretrain": loop(1)}
+        return PretrainGraphsRecipe(output_dir=str(tmp_path / "run"), data=data, **options)
+
+    pretrain(recipe("tree-16"), resume=True)
+    assert f"output_dir: {tmp_path / 'run'} is new, so there is no run to resume" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="data: a list, expected none: the run began with tree-16"):
+        pretrain(recipe("tree-16"), data=["Bw"], resume=True)
+    pretrain(recipe("planar-16"), resume=True)
+    assert "data: was tree-16 in the run so far, is planar-16 from here on" in capsys.readouterr().err
+
+
+def test_a_policy_that_a_resumed_run_does_not_use_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = GRPOConfig(max_steps=1, num_generations=2, generation_batch_size=4)
+    options: dict[str, Any] = {"evaluation_samples": 0, "num_steps": 2}
+
+    def go(policy: str, **more: Any) -> str:
+        train(policy, lambda samples, **columns: [1.0] * len(samples), output_dir=tmp_path, grpo=config, **options, **more)
+        return capsys.readouterr().err
+
+    go("planar-16")
+    for _ in range(2):
+        assert "policy: tree-16 is not used, the run goes on with planar-16" in go("tree-16", resume=True)
+    assert "is not used" not in go("planar-16", resume=True)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    config = PretrainConfig(max_steps=np.int64(2), learning_rate=np.float32(0.5))  # type: ignore[arg-type]
+    assert (type(config.max_steps), type(config.learning_rate)) == (int, float)
+    drawn = sample("planar-16", np.int64(2), options=SamplerOptions(num_steps=np.int64(2)), columns=[{"num_nodes": np.int64(4)}])  # type: ignore[arg-type]
+    assert [from_graph6(line).number_of_nodes() for line in drawn] == [4, 4]

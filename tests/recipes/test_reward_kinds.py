@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -68,7 +68,18 @@ def test_a_reward_that_takes_no_condition_of_the_run_is_refused_before_a_sample_
     def deaf(samples: list[Any]) -> list[float]:
         return [0.0] * len(samples)
 
+    def needy(samples: list[Any], target: Any) -> list[float]:
+        return [0.0] * len(samples)
+
     config = GRPOConfig(max_steps=1, num_generations=4, generation_batch_size=8)
+    with pytest.raises(ValueError, match=r"reward: needy\(.*missing a required argument: 'target'.*columns as keywords"):
+        train(chains(), needy, output_dir=tmp_path / "run", grpo=config)
+    with pytest.raises(ValueError, match=r"reward: Judge is a class, expected an instance, such as Judge\(\.\.\.\)"):
+        train(chains(), cast(Any, Judge), output_dir=tmp_path / "run", grpo=config)
+    with pytest.raises(TypeError, match=r"policy: MaskedTextPolicy is a class, expected an instance, such as MaskedTextPolicy"):
+        train(MaskedTextPolicy, lengths, output_dir=tmp_path / "run", grpo=config)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"columns: None, expected conditions, as --columns='\{\"masked\": \"\.\.\.\"\}'"):
+        train("fill-in", lengths, output_dir=tmp_path / "run", grpo=config)
     for columns in ({"columns": [{"target": 1.0}]}, {"columns": None, "evaluation_columns": [{"target": 1.0}]}):
         with pytest.raises(ValueError, match=r"reward: deaf\(.*unexpected keyword argument 'target'.*columns as keywords"):
             train(chains(), deaf, output_dir=tmp_path / "run", grpo=config, evaluation_samples=8, **columns)

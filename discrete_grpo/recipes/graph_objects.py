@@ -1,0 +1,76 @@
+"""Samples that are networkx graphs or PyG data, as the lines that metrics and policies read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import networkx as nx
+
+from discrete_grpo.core.checks import told_as
+from discrete_grpo.datasets.own_digraphs import read_own
+from discrete_grpo.datasets.own_graphs import OwnGraphs
+from discrete_grpo.domains.named_graphs import Labels, to_line
+from discrete_grpo.recipes.families import FileOptions
+
+__all__ = ["lines_of"]
+
+CLASS = "label"
+"""The attribute of a class in a graph that a policy drew."""
+
+
+def lines_of(samples: Sequence[Any], options: FileOptions, labels: Labels | None, kind: str) -> list[str | None]:
+    """The samples with a line of graph6 or digraph6 in the place of each graph object; lines and None stay as they are.
+
+    Args:
+        samples: lines, networkx graphs, PyG ``Data`` or None.
+        options: attributes that hold the classes.
+        labels: classes of the reference; None where it has none, and then attributes but ``label`` say nothing.
+        kind: graphs or digraphs.
+
+    Raises:
+        ValueError: naming the sample, for directed graphs where undirected ones are expected and the reverse, self-loops, several
+            edges between two nodes, or an attribute that does not exist.
+    """
+    places = [place for place, sample in enumerate(samples) if sample is not None and not isinstance(sample, str)]
+    found = list(samples)
+    if not places:
+        return found
+    objects = [found[place] for place in places]
+    read: dict[str, Any] = {"node_attribute": options.node_attribute, "edge_attribute": options.edge_attribute}
+    if labels is None and not any(read.values()):
+        objects = [_bare(graph) for graph in objects]
+    elif labels is not None:
+        read = {"node_attribute": labels.node_attribute, "edge_attribute": labels.edge_attribute}
+        read = {name: value if value in _attributes(objects, name) else None for name, value in read.items()}
+    with told_as("samples"):
+        own = read_own(objects, **read)
+    if isinstance(own, OwnGraphs) is not (kind == "graphs"):
+        one, other = ("directed", "digraphs") if kind == "graphs" else ("undirected", "graphs")
+        raise ValueError(f"samples: graph {places[0]} is {one}, expected kind={other!r} for such graphs")
+    for place, graph in zip(places, own.networkx(range(len(own))), strict=True):
+        found[place] = to_line(graph)
+    return found
+
+
+def _bare(graph: Any) -> Any:
+    """A graph without attributes but ``label``."""
+    if not isinstance(graph, nx.Graph):
+        return graph if not hasattr(graph, "edge_index") else type(graph)(edge_index=graph.edge_index, num_nodes=graph.num_nodes)
+    bare = graph.__class__()
+    bare.add_nodes_from((node, {k: v for k, v in values.items() if k == CLASS}) for node, values in graph.nodes(data=True))
+    bare.add_edges_from((a, b, {k: v for k, v in values.items() if k == CLASS}) for a, b, values in graph.edges(data=True))
+    return bare
+
+
+def _attributes(objects: Sequence[Any], name: str) -> set[Any]:
+    """The names of the attributes of networkx graphs; none of PyG data, whose attributes have names of their own."""
+    return set(_names(objects, name))
+
+
+def _names(objects: Sequence[Any], name: str) -> Iterator[Any]:
+    for graph in objects:
+        if isinstance(graph, nx.Graph):
+            parts = graph.nodes(data=True) if name == "node_attribute" else graph.edges(data=True)
+            for part in parts:
+                yield from part[-1]

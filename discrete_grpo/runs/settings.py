@@ -1,0 +1,60 @@
+"""The settings of a run in its folder, so that a run that goes on with other ones says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from discrete_grpo.runs.console import print_notes
+from discrete_grpo.runs.recorder import SETTINGS, write_json
+
+__all__ = ["flat_settings", "read_entries", "tell_changed_settings", "tell_new_folder"]
+
+
+def tell_changed_settings(folder: Path, settings: Mapping[str, Any], *, resume: bool, fixed: Sequence[str] = ()) -> None:
+    """Note the settings of a new run, or print one line for each that is another one in a resumed run, and note the new one.
+
+    Args:
+        folder: the run folder; a run of an earlier version has no settings there, and nothing is printed.
+        settings: numbers, texts, lists and mappings by name.
+        resume: whether the run goes on.
+        fixed: names of those that a run keeps as they were, whatever is given when it goes on.
+    """
+    before = read_entries(folder / SETTINGS) if resume else {}
+    now = flat_settings(json.loads(json.dumps(settings, default=str)))  # as a file gives them back
+    others = {name: before[name] for name, value in now.items() if before.get(name, value) != value}
+    for name, old in others.items():
+        goes_on = f"was {old} in the run so far, is {now[name]} from here on"
+        print_notes([f"{name}: {f'{now[name]} is not used, the run goes on with {old}' if name in fixed else goes_on}"])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / SETTINGS, now | {name: old for name, old in others.items() if name in fixed})
+
+
+def tell_new_folder(folder: Path) -> None:
+    """Print one line if there is no folder of a run that is to go on, as its name may be misspelt: the run begins."""
+    if not folder.exists():
+        print_notes([f"output_dir: {folder} is new, so there is no run to resume, and this one begins"])
+
+
+def flat_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries by name; those of an inner mapping as ``outer.inner``.
+
+    >>> flat_settings({"a": 1, "b": {"c": 2}})
+    {'a': 1, 'b.c': 2}
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        inner = isinstance(value, Mapping)
+        found |= {f"{name}.{key}": part for key, part in flat_settings(value).items()} if inner else {name: value}
+    return found
+
+
+def read_entries(path: Path) -> dict[str, Any]:
+    """The entries of a JSON file by name; none where it is missing or damaged."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
