@@ -12,7 +12,7 @@ import networkx as nx
 from discrete_grpo.core.checks import told_as
 from discrete_grpo.datasets.graph_files import to_node_link
 from discrete_grpo.datasets.own_digraphs import read_own
-from discrete_grpo.domains.named_graphs import to_line, to_networkx
+from discrete_grpo.domains.named_graphs import graph_of, to_line, to_networkx
 from discrete_grpo.domains.spatial_files import to_sdf
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, as_spatial
 
@@ -53,7 +53,7 @@ def _text(values: Sequence[Any], argument: str) -> tuple[str, bytes]:
 def _graphs(values: Sequence[Any], argument: str, **options: Any) -> tuple[str, bytes]:
     """Graphs with the attributes that hold their classes, and without other ones."""
     if values and isinstance(values[0], str):
-        return ".txt", _lines(values, argument, "a line of graph6")
+        return ".txt", _lines(values, argument, "a line of graph6", lambda text: graph_of(text) is not None)
     with told_as(argument):
         own = read_own(values, **options)
     named = (to_networkx(to_line(graph), own.labels) for graph in own.networkx(range(len(own))))

@@ -123,6 +123,7 @@ def test_molecules_with_positions_keep_them(tmp_path: Path) -> None:
         (PretrainTextRecipe, ["a\nb"], r"data: entry 0 is 'a\\nb', expected a line of text"),
         (PretrainTextRecipe, "a file", "data: 'a file', expected a list"),
         (PretrainGraphsRecipe, 3, "data: 3, expected a list"),
+        (PretrainGraphsRecipe, ["Bw", "%%%"], "data: entry 1 is '%%%', expected a line of graph6"),
         (PretrainGraphsRecipe, nx.path_graph(3), "data: a Graph, expected a list"),
         (PretrainGraphsRecipe, [b"Bw"], "data: graph 0 is a bytes, expected networkx graphs or PyG Data$"),
         (PretrainDigitsRecipe, [1], "data: a list, expected none with PretrainDigitsRecipe"),
