@@ -7,8 +7,6 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import networkx as nx
-
 from discrete_grpo.core.checks import told_as
 from discrete_grpo.datasets.graph_files import to_node_link
 from discrete_grpo.datasets.own_digraphs import read_own
@@ -37,7 +35,8 @@ def file_of_values(kind: str, values: Iterable[Any], argument: str = "data", **o
     """
     if kind not in _WRITERS:
         raise ValueError(f"{argument}: a list, expected none with {kind}")
-    if isinstance(values, str | bytes | Mapping | nx.Graph) or hasattr(values, "edge_index") or not isinstance(values, Iterable):
+    one_graph = hasattr(values, "edge_index") or hasattr(values, "is_directed")
+    if isinstance(values, str | bytes | Mapping) or one_graph or not isinstance(values, Iterable):
         raise ValueError(f"{argument}: {_short(values)}, expected a list")
     return _WRITERS[kind](list(values), argument, **options)
 

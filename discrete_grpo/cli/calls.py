@@ -33,8 +33,6 @@ def call(command: str, given: dict[str, Any]) -> None:
 
 
 def _sample(given: dict[str, Any]) -> None:
-    import yaml
-
     from discrete_grpo.recipes.families import SamplerOptions
     from discrete_grpo.recipes.sample import sample_file
 
@@ -42,11 +40,10 @@ def _sample(given: dict[str, Any]) -> None:
         append_working_folder()
     columns = given["columns"]
     if columns is not None and columns.lstrip().startswith(("{", "[")):
-        try:
-            found = yaml.safe_load(columns)  # JSON as well
-            columns = found if isinstance(found, list) else [found]
-        except yaml.YAMLError as error:
-            raise UsageError(f"columns: {given['columns']!r} is no YAML ({' '.join(str(error).split())})") from error
+        from discrete_grpo.cli.parser import loaded
+
+        found = loaded(columns, "columns")  # YAML, or JSON, which is YAML
+        columns = found if isinstance(found, list) else [found]
     options = SamplerOptions(**{option.name: given[option.name] for option in sampler_options()})
     kept = {name: given[name] for name in ("seed", "scaffold", "device")}
     print(sample_file(given["checkpoint"], given["n"], given["out"], columns=columns, options=options, **kept))

@@ -16,7 +16,7 @@ from discrete_grpo.cli.commands import UsageError, preset_path, recipe_of
 from discrete_grpo.cli.reward_spec import complete_reward, make_reward, with_argument
 from discrete_grpo.cli.suggestions import right_field
 
-__all__ = ["parse"]
+__all__ = ["loaded", "parse"]
 
 
 @dataclass
@@ -135,7 +135,7 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _reward_option(before: Any, names: _Names, name: str, text: str) -> Any:
     """The reward after ``--reward=``, ``--reward+=`` or ``--reward.ARGUMENT=``."""
-    value = _loaded(text, "reward")
+    value = loaded(text, "reward")
     if name == "reward":
         return "" if value is None else value
     before = names.defaults["reward"] if before is None else before
@@ -145,7 +145,12 @@ def _reward_option(before: Any, names: _Names, name: str, text: str) -> Any:
     return with_argument(before, name.removeprefix("reward.").removesuffix("+"), value)
 
 
-def _loaded(text: str, name: str) -> Any:
+def loaded(text: str, name: str) -> Any:
+    """The value of a text in YAML.
+
+    Raises:
+        UsageError: naming the option, for text that is no YAML.
+    """
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -184,7 +189,7 @@ def _read_file(name: str, given: _Given, names: _Names) -> None:
     given.values += _entries(node, names)
     for key, value in node.value:
         if key.value == "reward":
-            given.reward = _loaded(yaml.serialize(value, Dumper=yaml.SafeDumper), "reward") or ""
+            given.reward = loaded(yaml.serialize(value, Dumper=yaml.SafeDumper), "reward") or ""
     node.value = [(key, value) for key, value in node.value if key.value != "reward"]
     if node.value:
         given.words.append(f"--config={yaml.serialize(node, Dumper=yaml.SafeDumper)}")

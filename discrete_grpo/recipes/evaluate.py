@@ -10,15 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, overload
 
-import networkx as nx
-
-from discrete_grpo.core.checks import check_options
+from discrete_grpo.core.checks import check_options, told_as
 from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
 from discrete_grpo.datasets.values import file_of_values
-from discrete_grpo.domains.spatial_molecules import SpatialMolecule
 from discrete_grpo.metrics.resampling import Estimate
 from discrete_grpo.metrics.suite import SUITES, SuiteOptions, SuiteResult, check_suite
 from discrete_grpo.recipes.families import KINDS, Family, FileOptions
+from discrete_grpo.recipes.graph_objects import kind_of_samples
 from discrete_grpo.recipes.sample import output_path
 from discrete_grpo.runs.console import print_notes, print_table
 from discrete_grpo.runs.recorder import write_json
@@ -82,7 +80,7 @@ def evaluate(
     if isinstance(samples, str | Path):
         family = KINDS[kind]({}) if kind else _recognised(samples, options.get("max_bytes", MAX_BYTES))
     else:
-        family = KINDS[kind or SUITES.get(suite or "") or _kind_of(samples)]({})
+        family = KINDS[kind or SUITES.get(suite or "") or kind_of_samples(samples)]({})
     told = {name: "a list" for name in REFERENCES if not isinstance(options.get(name), str | Path | None)}
     _check_options(family, FileOptions(suite=suite, **{**options, **told}))
     with TemporaryDirectory() as folder:
@@ -96,19 +94,6 @@ def evaluate(
         result = _suite(family, samples, given)
     print_notes(result.notes)
     return dict(result.metrics)
-
-
-def _kind_of(samples: Sequence[Any]) -> str:
-    """The kind of samples that are unmistakable; molecules for all others."""
-    first = next((sample for sample in samples if sample is not None), None)
-    if isinstance(first, nx.Graph):
-        return "digraphs" if first.is_directed() else "graphs"
-    if isinstance(first, SpatialMolecule) or (isinstance(first, str) and " |(" in first):
-        return "spatial"
-    named = isinstance(first, str) and " nodes=" in first
-    if named and str(first).startswith("&"):
-        return "digraphs"
-    return "graphs" if named or hasattr(first, "edge_index") else "molecules"
 
 
 def _file(family: Family, name: str, options: Mapping[str, Any], folder: str) -> str | None:
@@ -147,14 +132,16 @@ def evaluate_file(
     samples, columns = _read(family, file, options)
     settings: dict[str, Any] = {name: getattr(options, name) for name in ("reference", "shape") if name in family.options}
     if options.suite is not None:
-        measured = _suite(family, samples, options)
+        with told_as("file", "samples"):
+            measured = _suite(family, samples, options)
         _report(f"{file}: {len(samples)} samples, suite {options.suite}", measured)
         settings |= {"suite": options.suite, "train": options.train, **asdict(_suite_options(options)), **measured.settings}
         table = {name: asdict(estimate) for name, estimate in measured.metrics.items()}
         if path is not None:
             write_json(path, {"file": file, **settings, "samples": len(samples), "notes": list(measured.notes), "metrics": table})
         return {name: estimate.value for name, estimate in measured.metrics.items()}
-    result = _measured(family, samples, columns, options)
+    with told_as("file", "samples"):
+        result = _measured(family, samples, columns, options)
     rows: dict[str, dict[str, float]] = {name: {"value": value} for name, value in result.items()}
     print_table(f"{file}: {len(samples)} samples", rows)
     if path is not None:

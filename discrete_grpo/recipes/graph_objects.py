@@ -11,9 +11,10 @@ from discrete_grpo.core.checks import told_as
 from discrete_grpo.datasets.own_digraphs import read_own
 from discrete_grpo.datasets.own_graphs import OwnGraphs
 from discrete_grpo.domains.named_graphs import Labels, to_line
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule
 from discrete_grpo.recipes.families import FileOptions
 
-__all__ = ["lines_of"]
+__all__ = ["kind_of_samples", "lines_of"]
 
 CLASS = "label"
 """The attribute of a class in a graph that a policy drew."""
@@ -51,6 +52,19 @@ def lines_of(samples: Sequence[Any], options: FileOptions, labels: Labels | None
     for place, graph in zip(places, own.networkx(range(len(own))), strict=True):
         found[place] = to_line(graph)
     return found
+
+
+def kind_of_samples(samples: Sequence[Any]) -> str:
+    """The kind of samples that are unmistakable; molecules for all others."""
+    first = next((sample for sample in samples if sample is not None), None)
+    if isinstance(first, nx.Graph):
+        return "digraphs" if first.is_directed() else "graphs"
+    if isinstance(first, SpatialMolecule) or (isinstance(first, str) and " |(" in first):
+        return "spatial"
+    named = isinstance(first, str) and " nodes=" in first
+    if named and str(first).startswith("&"):
+        return "digraphs"
+    return "graphs" if named or hasattr(first, "edge_index") else "molecules"
 
 
 def _bare(graph: Any) -> Any:

@@ -92,9 +92,9 @@ def test_shares_and_unknown_classes() -> None:
     assert class_shares(["Bg"]) == {}
     check_classes([to_line(FIRST[0]), None], LABELS)
     for sample, said in (
-        ("Bg nodes=blue,blue,red edges=thin,thin", "file: graph 2: node class 'red', expected one of blue, deep red, green"),
-        ("Bg nodes=blue,blue,blue edges=thin,no%20edge", "file: graph 2: edge class 'no edge', expected one of thick, thin"),
-        ("Bg", "file: graph 2 has no classes, expected those of the reference"),
+        ("Bg nodes=blue,blue,red edges=thin,thin", "samples: graph 1: node class 'red', expected one of blue, deep red, green"),
+        ("Bg nodes=blue,blue,blue edges=thin,no%20edge", "samples: graph 1: edge class 'no edge', expected one of thick, thin"),
+        ("Bg", "samples: graph 1 has no classes, expected those of the reference"),
     ):
         with pytest.raises(ValueError, match=said):
             check_classes([None, sample], LABELS)

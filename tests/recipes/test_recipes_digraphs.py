@@ -259,7 +259,7 @@ def test_files_and_references_that_do_not_fit_are_one_line(files: dict[str, Path
     for options, said in (
         (FileOptions(suite="graphs", reference=file), "suite: 'graphs' measures graphs, expected none with digraphs"),
         (FileOptions(reference="tree-16"), "reference: 'tree-16', expected a file or folder of directed graphs"),
-        (FileOptions(reference=str(tmp_path / "plain.g6")), "data: graph 0 is undirected, expected directed graphs"),
+        (FileOptions(reference=str(tmp_path / "plain.g6")), "reference: graph 0 is undirected, expected directed graphs"),
         (FileOptions(shape="planar"), "shape: 'planar', expected one of dag, connected with directed graphs"),
         (FileOptions(shape="planar", reference=file), "shape: 'planar', expected one of dag, connected with directed graphs"),
         (FileOptions(sbm_method="louvain"), "sbm_method: 'louvain', expected none without a suite"),
@@ -268,12 +268,12 @@ def test_files_and_references_that_do_not_fit_are_one_line(files: dict[str, Path
         with pytest.raises(ValueError, match=said) as raised:
             evaluate_file(file, options)
         assert "\n" not in str(raised.value)
-    with pytest.raises(ValueError, match="data: graph 0 is directed, expected undirected graphs"):
+    with pytest.raises(ValueError, match="reference: graph 0 is directed, expected undirected graphs"):
         evaluate_file(str(tmp_path / "plain.g6"), FileOptions(reference=file))
     odd = dags(1)[0]
     odd.nodes[0]["op"] = "subtract"
     (tmp_path / "odd.graphml").write_bytes(to_graphml([odd]))
-    with pytest.raises(ValueError, match="file: graph 1: node class 'subtract', expected one of add, mul"):
+    with pytest.raises(ValueError, match="file: graph 0: node class 'subtract', expected one of add, mul"):
         evaluate_file(str(tmp_path / "odd.graphml"), FileOptions(reference=file))
 
 

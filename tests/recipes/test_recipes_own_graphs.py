@@ -160,7 +160,7 @@ def test_classes_that_are_unknown_are_named(pretrained: Path, files: dict[str, P
     graph = coloured(1)[0]
     graph.nodes[0]["colour"] = "purple"
     (tmp_path / "odd.graphml").write_bytes(to_graphml([graph]))
-    with pytest.raises(ValueError, match="file: graph 1: node class 'purple', expected one of blue, deep red, green"):
+    with pytest.raises(ValueError, match="file: graph 0: node class 'purple', expected one of blue, deep red, green"):
         evaluate_file(str(tmp_path / "odd.graphml"), FileOptions(reference=str(files["json"])))
     with pytest.raises(ValueError, match=r"graphs\[0\]: node class 'purple', expected one of"):
         load_policy(pretrained).encode(["A_ nodes=purple,green edges=thin"])

@@ -111,7 +111,7 @@ def test_a_reference_may_be_given_as_values(tmp_path: Path) -> None:
     [
         ("molecules", ["C C"], "reference: entry 0 is 'C C', expected a SMILES string"),
         ("molecules", 5, "reference: 5, expected a list"),
-        ("images", ["a"], "reference: a list, expected none with images"),
+        ("images", ["a"], "reference: 'a list', expected none with a file of images"),
         ("graphs", [3], "reference: graph 0 is a int, expected networkx graphs"),
     ],
 )

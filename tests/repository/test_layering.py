@@ -85,6 +85,7 @@ KEEPERS = {
         "domains.named_graphs",
         "metrics.digraphs",
         "metrics.graph_classes",
+        "recipes.graph_objects",
         "runs.report.arrows",
         "datasets.synthetic_graphs",
         "domains.graph_statistics",
