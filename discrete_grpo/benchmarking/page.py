@@ -165,14 +165,14 @@ def _published(table: Table, about: Mapping[str, Any]) -> str:
     for one in published:
         scores = [one.scores[task] for task in table.tasks if task in one.scores]
         cells = [_beside(table, method, one.scores) for method in ours]
-        rows.append((escape(one.name), f"{sum(scores):.3f} ({len(scores)})", *cells, _sentence(one.uncounted)))
+        rows.append((escape(one.name), f"{sum(scores):.3f} ({len(scores)})", _sentence(one.uncounted), *cells))
     note = (
         "Sums of AUC top-10 within 10,000 calls as published, over the tasks of this table, and the difference of each of our "
         "methods to them over the tasks that it finished with every seed. * prescreened."
     )
     if about["budget"] != 10_000:
         note += f" <b>The rows here have a budget of {about['budget']:,}, so the differences compare unequal things.</b>"
-    head = ("published", "sum (tasks)", *(f"{escape(method)} − it" for method in ours), "what they did not count")
+    head = ("published", "sum (tasks)", "what they did not count", *(f"{escape(method)} − it" for method in ours))
     details = [
         (escape(task), *(format_value(one.scores.get(task)) for one in published))
         for task in table.tasks
