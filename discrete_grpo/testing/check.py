@@ -133,7 +133,7 @@ def check_policy(
         trusted: top-level packages whose classes a checkpoint may name.
         samples: number of trajectories drawn for the laws on frequencies.
         seed: seed of everything random.
-        seconds: processor time that learning may take.
+        seconds: processor time that learning may take; it counts after 50 updates.
         learning: settings of the law ``learning``.
         skip: names of laws to leave out.
 

@@ -32,6 +32,8 @@ DIFFERENCES = ((torch.float64, 1e-6, 1e-3), (None, 1e-3, 5e-2), (None, 1e-2, 5e-
 """Dtype (None: the policy's own), step and tolerance of the central differences that are tried in turn."""
 PLACES = 48
 """Places of a sample's text that are tried for a property."""
+LEAST_UPDATES = 50
+"""Updates made before the limit of processor time counts: a slow machine is no policy that learns nothing."""
 LEAST_SPREAD = 0.06
 """Least mean variance within groups of a property that can be learned."""
 
@@ -167,7 +169,7 @@ def _not_learnable(scores: Tensor) -> str:
 
 
 def learning(case: Case) -> Measured | Skip:
-    """E[r] of a two-state reward rises by 0.2, or half the way to 1, within seconds of GRPO on a copy of the policy."""
+    """E[r] of a two-state reward rises by 0.2, or half the way to 1, within 50 updates or seconds of GRPO on a copy of the policy."""
     c = case.learning
     columns = [context.columns for context in case.contexts]
     starts = [columns[k % len(columns)] for k in range(GROUPS)]
@@ -182,7 +184,9 @@ def learning(case: Case) -> Measured | Skip:
     goal = before + min(GAIN, (1 - before) / 2)
     trainer = GRPOTrainer(copy.deepcopy(case.policy), reward, c, columns=columns)
     start, means, after = time.thread_time(), list[float](), -math.inf
-    while after < goal and len(means) < c.max_steps and time.thread_time() - start < case.seconds:
+    while after < goal and len(means) < c.max_steps:
+        if len(means) >= LEAST_UPDATES and time.thread_time() - start >= case.seconds:
+            break
         means += [line["reward"] for line in trainer.generation()]
         after = sum(means[-LAST:]) / LAST if len(means) >= LAST else -math.inf
     said = f" ({reward})" if isinstance(reward, TextProperty) else ""
