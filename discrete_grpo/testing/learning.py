@@ -169,7 +169,7 @@ def _not_learnable(scores: Tensor) -> str:
 
 
 def learning(case: Case) -> Measured | Skip:
-    """E[r] of a two-state reward rises by 0.2, or half the way to 1, within 50 updates or seconds of GRPO on a copy of the policy."""
+    """E[r] of a two-state reward rises by 0.2, or half the way to 1, within 50 updates or seconds of GRPO on a copy."""
     c = case.learning
     columns = [context.columns for context in case.contexts]
     starts = [columns[k % len(columns)] for k in range(GROUPS)]
