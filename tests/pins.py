@@ -79,6 +79,7 @@ def versions(name: str, python: str, *, source: bool = False) -> list[Version]:
     said = io.StringIO()
     ask = ["download", f"{name}==0+none", "--no-deps", "--python-version", python]  # no such version: pip lists those there are
     ask += [] if source else ["--only-binary=:all:"]
+    os.environ["PIP_CONSTRAINT"] = os.devnull  # a limit that this machine sets says nothing of what there is, and hides it
     sys.argv = ["pip", *ask, "--disable-pip-version-check", "--no-input", "--retries=1", "--timeout=20"]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
         runpy.run_module("pip", run_name="__main__")  # in this process: starting pip takes longer than asking it
