@@ -113,7 +113,7 @@ class TrainRecipe(OfflineOptions):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What can be another one when a run goes on, by name."""
+        """Settings that may differ when a run goes on, by name."""
         others = {"reward", "output_dir", "columns", "evaluation_columns", "reward_cache", "report_to"}
         found = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in others}
         return found | {"grpo": asdict(self.grpo), "lora": asdict(self.lora)}
