@@ -28,7 +28,7 @@ def file_of_values(kind: str, values: Iterable[Any], argument: str = "data", **o
         options: with graphs, those of :func:`~discrete_grpo.datasets.own_graphs.own_graphs`.
 
     Raises:
-        ValueError: for a kind without such files, anything but a list, or an entry that is not of the kind.
+        ValueError: for a kind without such files, anything but a list, an empty one, or an entry that is not of the kind.
 
     >>> file_of_values("molecules", ["CCO", "CC"])
     ('.smi', b'CCO\nCC\n')
@@ -38,7 +38,9 @@ def file_of_values(kind: str, values: Iterable[Any], argument: str = "data", **o
     one_graph = hasattr(values, "edge_index") or hasattr(values, "is_directed")
     if isinstance(values, str | bytes | Mapping) or one_graph or not isinstance(values, Iterable):
         raise ValueError(f"{argument}: {_short(values)}, expected a list")
-    return _WRITERS[kind](list(values), argument, **options)
+    if not (listed := list(values)):
+        raise ValueError(f"{argument}: an empty list, expected at least one entry")
+    return _WRITERS[kind](listed, argument, **options)
 
 
 def _smiles(values: Sequence[Any], argument: str) -> tuple[str, bytes]:
@@ -51,7 +53,7 @@ def _text(values: Sequence[Any], argument: str) -> tuple[str, bytes]:
 
 def _graphs(values: Sequence[Any], argument: str, **options: Any) -> tuple[str, bytes]:
     """Graphs with the attributes that hold their classes, and without other ones."""
-    if values and isinstance(values[0], str):
+    if isinstance(values[0], str):
         return ".txt", _lines(values, argument, "a line of graph6", lambda text: graph_of(text) is not None)
     with told_as(argument):
         own = read_own(values, **options)

@@ -53,7 +53,7 @@ def with_data(recipe: Recipe, data: Iterable[Any], *, resume: bool) -> Recipe:
     ending, content = file_of_values(kind, data, **options)
     folder = Path(recipe.output_dir)
     file = folder / f"data{ending}"
-    if resume and (kept := read_entries(folder / SETTINGS).get("data", str(file))) != str(file):
+    if resume and Path(kept := str(read_entries(folder / SETTINGS).get("data", file))).name != file.name:
         raise ValueError(f"data: a list, expected none: the run began with {kept}")
     if resume and file.is_file():
         if file.read_bytes() != content:
@@ -70,9 +70,10 @@ def with_data(recipe: Recipe, data: Iterable[Any], *, resume: bool) -> Recipe:
 def with_kept_data(recipe: Recipe) -> Recipe:
     """The recipe of a run that goes on, with the file of values that the run began with where it began with values."""
     folder = Path(recipe.output_dir)
-    kept = read_entries(folder / SETTINGS).get("data")
-    if not isinstance(kept, str) or Path(kept).parent != folder or not Path(kept).is_file():
+    file = folder / Path(str(read_entries(folder / SETTINGS).get("data", ""))).name  # the folder may have been moved
+    if not file.is_file():
         return recipe
+    kept = str(file)
     if recipe.data not in (kept, next(part.default for part in fields(recipe) if part.name == "data")):
         print_notes([f"data: {recipe.data} is not used, the run goes on with {kept}"])
     return replace(recipe, data=kept)

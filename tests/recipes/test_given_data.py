@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ def test_molecules_with_positions_keep_them(tmp_path: Path) -> None:
     ("recipe", "data", "said"),
     [
         (PretrainRecipe, ["CO", "C O"], "data: entry 1 is 'C O', expected a SMILES string"),
+        (PretrainSmilesRecipe, [], "data: an empty list, expected at least one entry"),
         (PretrainSmilesRecipe, [None], "data: entry 0 is None, expected a SMILES string"),
         (PretrainTextRecipe, ["a\nb"], r"data: entry 0 is 'a\\nb', expected a line of text"),
         (PretrainTextRecipe, "a file", "data: 'a file', expected a list"),
@@ -152,9 +154,12 @@ def test_a_run_that_began_with_values_goes_on_with_them(tmp_path: Path, capsys: 
     assert load_metadata(folder)["data"]["source"] == str(run / "data.txt")
     pretrain(recipe(3, data="tree-16"), resume=True)
     assert f"data: tree-16 is not used, the run goes on with {run / 'data.txt'}" in capsys.readouterr().err
+    moved = pretrain(replace(recipe(4), output_dir=str(run.rename(tmp_path / "moved"))), resume=True)
+    assert load_metadata(moved)["data"]["source"] == str(tmp_path / "moved" / "data.txt")
+    (tmp_path / "moved").rename(run)
     wide = NetworkSizes(layers=1, heads=2, width=32, edge_width=8, global_width=8)
     with pytest.raises(CheckpointError, match=r"^policy: its weights are of another form than those of the run \(.*\), .*$"):
-        pretrain(recipe(3, network=wide), resume=True)
+        pretrain(recipe(5, network=wide), resume=True)
 
 
 def test_a_run_that_began_with_a_file_takes_no_values_and_tells_another_file(
