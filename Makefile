@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint typed clean
+.PHONY: demo test lint typed doctests wheel clean
 
 # A stamp newer than what decides the environment means it is up to date. Nothing is compiled in advance: Python compiles the few
 # modules that are imported, and compiling all of them takes a minute.
@@ -27,16 +27,22 @@ lint: $(VENV)/ready
 # for test_categorical.py, where checks of the package itself are tested that the annotations forestall.
 TYPED := tests/core/test_categorical.py tests/domains/test_graphs.py tests/diffusion/test_kernels.py tests/policies/test_graph_policy.py tests/policies/test_fields.py tests/models/test_graph_transformer.py tests/policies/test_graph_conditions.py tests/domains/test_tokenizer.py tests/models/test_gpt.py tests/policies/test_tokens.py tests/policies/test_masked_text.py tests/models/test_vq.py
 
+doctests: export OMP_NUM_THREADS = 1
+doctests: $(VENV)/ready
+	$(BIN)/python -m pytest -q -p no:cacheprovider --doctest-modules discrete_grpo models datasets --ignore=discrete_grpo/models --ignore=discrete_grpo/datasets
+
 typed: export OMP_NUM_THREADS = 1
 typed: $(VENV)/ready
-	$(BIN)/python -m pytest -q --doctest-modules discrete_grpo models datasets --ignore=discrete_grpo/models --ignore=discrete_grpo/datasets
 	$(BIN)/python -m pytest -q -p no:cacheprovider --jaxtyping-packages=discrete_grpo,beartype.beartype $(TYPED)
+
+wheel: export OMP_NUM_THREADS = 1
+wheel: $(VENV)/ready
+	bash tests/wheel.sh $(abspath $(BIN)/python)
 
 test: export OMP_NUM_THREADS = 1
 test: $(VENV)/ready
-	$(MAKE) -j2 lint typed  # one core each
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(filter-out tests/core/test_categorical.py,$(TYPED)))
-	bash tests/wheel.sh $(abspath $(BIN)/python)
+	$(MAKE) -j2 --output-sync lint typed doctests wheel  # two at a time, each on one core; typed takes as long as the others together
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=25 $(addprefix --ignore=,$(filter-out tests/core/test_categorical.py,$(TYPED)))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

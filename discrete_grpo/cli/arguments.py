@@ -9,6 +9,7 @@ from typing import Any
 from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, SUITES
 from discrete_grpo.cli.commands import COMMANDS, UsageError
 from discrete_grpo.cli.help import Option, options_of
+from discrete_grpo.cli.numbers import written_out
 from discrete_grpo.cli.signatures import find
 from discrete_grpo.cli.suggestions import right_field
 
@@ -45,7 +46,7 @@ def _number(kind: type, text: str) -> Any:
     if text == "null":
         return None
     try:
-        return kind(text)
+        return kind(written_out(text) if kind is int else text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}, expected {kind.__name__}") from error
 
@@ -78,7 +79,7 @@ def _names(text: str) -> list[str] | None:
 def _wholes(text: str) -> list[int]:
     """Whole numbers as ``[0, 1]`` or ``0,1``."""
     try:
-        return [int(part) for part in _names(text) or []]
+        return [int(written_out(part)) for part in _names(text) or []]
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a list of int") from error
 

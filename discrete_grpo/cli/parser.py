@@ -13,6 +13,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from discrete_grpo.cli.commands import UsageError, preset_path, recipe_of
+from discrete_grpo.cli.numbers import written_out
 from discrete_grpo.cli.reward_spec import complete_reward, make_reward, with_argument
 from discrete_grpo.cli.suggestions import right_field
 
@@ -58,6 +59,11 @@ class _Names:
         if name in self.types or (first in self.types and (first == "reward" or "dict" in str(self.types[first]))):
             return
         raise UsageError(f"unknown field {name!r}; {right_field(name, list(self.types))}")
+
+    def plain(self, name: str, text: str) -> str:
+        """The text of an option, where ``1e5`` is 100000 if the option takes whole numbers and no others."""
+        kinds = (self.types.get(name), *typing.get_args(self.types.get(name)))
+        return written_out(text) if int in kinds and float not in kinds else text
 
 
 def parse(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
@@ -168,6 +174,7 @@ def _read_option(name: str, text: str, given: _Given, names: _Names) -> None:
             given.values += _entries(node, names, key)
     else:
         names.check(key)
+        text = names.plain(key, text)
         given.values.append((key, text))
     given.words.append(f"--{name}={text}")
 
@@ -214,6 +221,8 @@ def _entries(node: yaml.MappingNode, names: _Names, group: str = "") -> Iterator
             yield from _entries(value, names, name)
             continue
         names.check(name)
+        if isinstance(value, yaml.ScalarNode):
+            value.value = text = names.plain(name, text)
         if name.partition(".")[0] != "reward":
             yield name, text
 

@@ -1,4 +1,7 @@
-"""Distances between two sets of samples: Frechet, Wasserstein, Kullback-Leibler, cosine of counts, Tanimoto."""
+"""Distances between two sets of samples: Frechet, Wasserstein, Kullback-Leibler, cosine of counts, Tanimoto.
+
+``scipy.stats`` is imported where it is used: its import takes about as long as all that a recipe imports besides torch.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
-from scipy.stats import entropy, gaussian_kde, wasserstein_distance
 
 __all__ = [
     "continuous_kl",
@@ -73,6 +75,8 @@ def wasserstein(x: Values, y: Values) -> float:
     >>> wasserstein(np.array([0.0, 1.0]), np.array([5.0, 6.0]))
     5.0
     """
+    from scipy.stats import wasserstein_distance
+
     return float(wasserstein_distance(x, y)) if len(x) and len(y) else math.nan
 
 
@@ -86,6 +90,8 @@ def continuous_kl(reference: Values, sampled: Values, points: int = 1000, epsilo
 
     Source: Brown et al. (2019), GuacaMol, arXiv 1811.09621.
     """
+    from scipy.stats import entropy, gaussian_kde
+
     if len(np.unique(reference)) < 2 or len(np.unique(sampled)) < 2:
         return math.nan
     both = np.concatenate([reference, sampled])
@@ -100,6 +106,8 @@ def discrete_kl(reference: Values, sampled: Values, bins: int = 10, epsilon: flo
 
     Source: Brown et al. (2019), GuacaMol, arXiv 1811.09621.
     """
+    from scipy.stats import entropy
+
     if not len(reference) or not len(sampled):
         return math.nan
     p, edges = np.histogram(reference, bins=bins, density=True)

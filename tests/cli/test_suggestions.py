@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from discrete_grpo.cli import main
+from discrete_grpo.cli.parser import parse
 from discrete_grpo.cli.reward_spec import complete_reward, make_reward
 from discrete_grpo.cli.suggestions import OTHER_NAMES, STAND_INS, right_field
 from discrete_grpo.recipes.families import family_of
@@ -222,3 +223,18 @@ def test_a_wrong_type_in_the_metadata_is_refused_in_words(keys: tuple[str, ...],
 @pytest.mark.parametrize("name", sorted(p.parent.name for p in BUNDLED.glob("*/config.json")))
 def test_every_bundled_policy_has_the_types_it_says(name: str) -> None:
     checkpoint.read_policy(BUNDLED / name)
+
+
+# -- numbers
+
+
+def test_a_whole_number_may_have_a_power_of_ten(tmp_path: Path, told: Callable[..., str]) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("num_steps: 2e1\ngrpo: {max_steps: 1.5e3, num_generations: 16}\n")
+    recipe, text = parse("train", ["demo", f"--config={file}", "--grpo.save_steps=1E2", "--grpo.learning_rate=1e3"])
+    assert (recipe.num_steps, recipe.grpo.max_steps, recipe.grpo.save_steps) == (20, 1500, 100)
+    assert recipe.grpo.learning_rate == 1000.0
+    assert "max_steps: 1500" in text
+    assert told("train", "demo", "--grpo.max_steps=1.55e1").startswith("grpo.max_steps: '1.55e1', expected int")
+    assert told("train", "demo", "--grpo.max_steps=1e-1").startswith("grpo.max_steps: '1e-1', expected int")
+    assert "nosuch" in told("sample", "nosuch", "-n", "3e1", "--out=o.smi")
