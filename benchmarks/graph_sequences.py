@@ -2,16 +2,18 @@
 
     python -m benchmarks.graph_sequences                              # -> results/graph_sequences.json
     python -m benchmarks.graph_sequences --seeds 42 --control --out tiny.json
+    python -m benchmarks.graph_sequences --run RUN --data planar.npz --presets planar-64-sequences-grpo --out planar.json
 
 Measures 5 folds of 40 samples as ``benchmarks.vun`` does, of each bundled policy as it stands and after its preset of
 ``discrete-grpo train``, one process per seed, beside fresh draws of the generator of the set, which are what a perfect policy would
-score. The file is written after every run.
+score; with ``--run`` a policy of another set, such as a published one. The file is written after every run.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from benchmarks.common import ROOT, stamp, write_result
 from benchmarks.vun import measure, perfect, shown
@@ -47,10 +50,17 @@ def noise(samples: Sequence[str | None], **columns: Any) -> list[float]:
 noise.cached_as = None  # type: ignore[attr-defined]  # the same sample has another number in another batch
 
 
-def tuned(preset: str, folder: Path, seed: int, reward: str | None) -> tuple[Path, float]:
-    """Run a preset with a seed, and with another reward if one is given; its policy and the seconds of the process."""
+def of_another_set(preset: str, run: str, data: str) -> list[str]:
+    """Options that give a preset the policy of a run, and its reward the set of a file."""
+    reward = yaml.safe_load((ROOT / f"discrete_grpo/cli/presets/{preset}.yaml").read_text())["reward"]
+    reward["init_args"]["data"] = reward["init_args"]["reward"]["init_args"]["data"] = data
+    return [f"--policy={run}", f"--reward={json.dumps(reward)}"]
+
+
+def tuned(preset: str, folder: Path, seed: int, options: Sequence[str]) -> tuple[Path, float]:
+    """Run a preset with a seed and further options; its policy and the seconds of the process."""
     command = [sys.executable, "-m", "discrete_grpo.cli", "train", preset, f"--output_dir={folder}", "--evaluation_samples=0"]
-    command += [f"--grpo.seed={seed}", *([] if reward is None else [f"--reward={reward}"])]
+    command += [f"--grpo.seed={seed}", *options]
     start = time.perf_counter()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
@@ -62,11 +72,15 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--policies", nargs="*", default=list(POLICIES))
     parser.add_argument("--presets", nargs="*", default=list(PRESETS))
+    parser.add_argument("--run", help="run folder or checkpoint to measure and to start from, instead of the bundled policies")
+    parser.add_argument("--data", help="set of --run: a name or an npz file")
     parser.add_argument("--seeds", nargs="*", type=int, default=[42, 0, 1])
     parser.add_argument("--control", nargs="*", type=int, default=[42, 0, 1], help="seeds of the runs on random rewards")
     parser.add_argument("--seed", type=int, default=0, help="seed of the samples that are measured")
     parser.add_argument("--out", default="graph_sequences.json", help="file name under benchmarks/results")
     given = parser.parse_args(argv)
+    if (given.run is None) != (given.data is None):
+        parser.error("--run and --data go together")
     rows: dict[str, Any] = {}
     head = stamp(given.seed, sources=SOURCES)
 
@@ -75,16 +89,20 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         write_result(ROOT / "benchmarks/results" / given.out, head | {"rows": rows})
         print_table("folds of 40 samples, mean ± deviation", {key: shown(value) for key, value in rows.items()})
 
-    for name in given.policies:
+    if given.run is not None:
+        keep(given.run, measure(given.run, given.data, given.seed))
+    for name in [] if given.run else given.policies:
         keep(f"{POLICIES[name]}, fresh draws", perfect(POLICIES[name], given.seed))
         keep(name, measure(name, POLICIES[name], given.seed))
     for preset in given.presets:
-        jobs = [*((seed, None) for seed in given.seeds), *((seed, "benchmarks.graph_sequences.noise") for seed in given.control)]
-        for seed, reward in jobs:
+        data = given.data or POLICIES[PRESETS[preset]]
+        for seed, noisy in [*((seed, False) for seed in given.seeds), *((seed, True) for seed in given.control)]:
+            options = [] if given.run is None else of_another_set(preset, given.run, given.data)
+            options += ["--reward=benchmarks.graph_sequences.noise"] if noisy else []
             with tempfile.TemporaryDirectory() as folder:
-                policy, seconds = tuned(preset, Path(folder) / "run", seed, reward)
-                row = measure(policy, POLICIES[PRESETS[preset]], given.seed) | {"seconds_training": seconds}
-            keep(f"{preset}, {'random rewards, ' if reward else ''}seed {seed}", row)
+                policy, seconds = tuned(preset, Path(folder) / "run", seed, options)
+                row = measure(policy, data, given.seed) | {"seconds_training": seconds}
+            keep(f"{preset}, {'random rewards, ' if noisy else ''}seed {seed}", row)
     return head | {"rows": rows}
 
 

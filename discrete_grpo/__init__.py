@@ -112,3 +112,7 @@ def __getattr__(name: str) -> object:
         if name in names:
             return getattr(importlib.import_module(f"discrete_grpo.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

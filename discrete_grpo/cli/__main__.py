@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from discrete_grpo.cli.commands import COMMANDS, RUNS, UsageError
 from discrete_grpo.core.checks import did_you_mean
@@ -98,10 +99,13 @@ def _names_argument(error: Exception) -> bool:
 
 @contextmanager
 def _readable_warnings() -> Iterator[None]:
-    """Within the block, warnings are printed without characters that would steer the terminal."""
-    before = warnings.formatwarning
+    """Within the block, warnings have no characters that would steer the terminal, and those of this program are one line."""
+    before, own = warnings.formatwarning, Path(__file__).parents[2]
 
     def readable(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+        parts = Path(filename).parts[len(own.parts) :] if Path(filename).is_relative_to(own) else ()
+        if parts[:1] and parts[0] in ("discrete_grpo", "models", "datasets"):
+            return f"discrete-grpo: warning: {_printable(' '.join(str(message).split()))}\n"
         return "\n".join(map(_printable, before(message, category, filename, lineno, line).split("\n")))
 
     warnings.formatwarning = readable

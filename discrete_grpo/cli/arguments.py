@@ -191,11 +191,11 @@ def _preprocess() -> _Parser:
 
 
 def _sample() -> _Parser:
-    parser = _Parser("sample", "CHECKPOINT --out=FILE [--name=value ...]", "qm9-small -n 1000 --out=molecules.smi --seed=1")
+    parser = _Parser("sample", "CHECKPOINT [--out=FILE] [--name=value ...]", "qm9-small -n 1000 --out=molecules.smi --seed=1")
     parser.add_argument("checkpoint", help="bundled policy, checkpoint folder or run folder")
     about = (
         "file to write: .csv or .csv.gz for a table with the conditions, .png for images, .graphml or .json for graphs, .sdf or"
-        " .xyz for molecules in space, .smi or .txt for lines; also .gz"
+        " .xyz for molecules in space, .smi or .txt for lines; also .gz (default: the valid samples are printed)"
     )
     parser.option("out", str, "FILE", about)
     parser.option("n", _whole, "N", "number of samples, at least 1", 100, short="n")
@@ -256,7 +256,7 @@ def _import() -> _Parser:
 
 _PARSERS = {"resume": _resume, "sample": _sample, "evaluate": _evaluate, "report": _report, "list": _list, "import": _import}
 _PARSERS |= {"benchmark": _benchmark, "preprocess": _preprocess}
-_REQUIRED = {"preprocess": ("output_dir",), "sample": ("out",), "import": ("from", "out")}
+_REQUIRED = {"preprocess": ("output_dir",), "import": ("from", "out")}
 
 
 def read_arguments(command: str, arguments: Sequence[str]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def call(command: str, given: dict[str, Any]) -> None:
 
 def _sample(given: dict[str, Any]) -> None:
     from discrete_grpo.recipes.families import SamplerOptions
-    from discrete_grpo.recipes.sample import sample_file
+    from discrete_grpo.recipes.sample import sample_file, sample_lines
 
     if names_class(given["checkpoint"]):
         append_working_folder()
@@ -46,6 +46,10 @@ def _sample(given: dict[str, Any]) -> None:
         columns = found if isinstance(found, list) else [found]
     options = SamplerOptions(**{option.name: given[option.name] for option in sampler_options()})
     kept = {name: given[name] for name in ("seed", "scaffold", "device")}
+    if given["out"] is None:
+        lines = sample_lines(given["checkpoint"], given["n"], columns=columns, options=options, **kept)
+        print("".join(f"{line}\n" for line in lines), end="")
+        return
     print(sample_file(given["checkpoint"], given["n"], given["out"], columns=columns, options=options, **kept))
 
 

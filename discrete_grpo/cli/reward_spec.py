@@ -107,12 +107,19 @@ def _full_path(name: str) -> str:
     return known[same[0]].path
 
 
+def _wanted(name: str) -> str:
+    """What is expected in place of a text that is no import path; a judge is a checkpoint, and ``Judge`` the reward."""
+    if name.endswith("-judge") or (Path(name) / "policy").is_dir() or (Path(name) / "model.safetensors").is_file():
+        return f"expected the import path of one; of a judge it is --reward=Judge --reward.checkpoint={name}"
+    return "expected an import path such as my_file.my_reward"
+
+
 def _load(path: str) -> Callable[..., Any]:
     """The function or class of an import path."""
     said = f"reward: {path} is no reward:"
     module, _, name = path.rpartition(".")
     if not all(part.isidentifier() for part in path.split(".")) or not module:
-        raise UsageError(f"{said} expected an import path such as my_file.my_reward")
+        raise UsageError(f"{said} {_wanted(path)}")
     try:
         holder = _import(module)
     except ModuleNotFoundError as error:

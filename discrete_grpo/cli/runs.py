@@ -37,7 +37,8 @@ def start(command: str, arguments: Sequence[str]) -> None:
     Raises:
         UsageError: for arguments that do not fit, and for a folder that holds another run.
     """
-    from discrete_grpo.recipes.new_run import held, withdraw
+    from discrete_grpo.recipes.new_run import held
+    from discrete_grpo.runs.lock import alone
 
     recipe, settings = _parsed(command, arguments)
     if not recipe.output_dir.strip():
@@ -48,9 +49,21 @@ def start(command: str, arguments: Sequence[str]) -> None:
         _guarded(folder, lambda: run(recipe))
         return
     before = held(folder)
-    _make_folder(folder, command, settings)
     try:
-        _guarded(folder, lambda: run(recipe))
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"output_dir: {folder} cannot be made a folder ({error.strerror})") from error
+    with alone(folder):
+        _write_settings(folder, command, settings)
+        _withdrawn_on_failure(folder, before, lambda: run(recipe))
+
+
+def _withdrawn_on_failure(folder: Path, before: frozenset[str] | None, run: Callable[[], object]) -> None:
+    """Run, and remove what a run that failed before it had results has written."""
+    from discrete_grpo.recipes.new_run import withdraw
+
+    try:
+        _guarded(folder, run)
     except (Interrupted, KeyboardInterrupt):
         raise
     except Exception:
@@ -59,8 +72,8 @@ def start(command: str, arguments: Sequence[str]) -> None:
         raise
 
 
-def _make_folder(folder: Path, command: str, settings: str) -> None:
-    """Make the run folder with its settings."""
+def _write_settings(folder: Path, command: str, settings: str) -> None:
+    """Write the settings into a folder without another run."""
     from discrete_grpo.runs.recorder import check_unused, write_json, write_text
 
     if (folder / "run.json").exists():
@@ -70,10 +83,6 @@ def _make_folder(folder: Path, command: str, settings: str) -> None:
     check_unused(folder)
     if (folder / "config.yaml").exists():
         raise UsageError(f"output_dir: {folder} holds a config.yaml, which would be overwritten; name another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"output_dir: {folder} cannot be made a folder ({error.strerror})") from error
     write_text(folder / "config.yaml", settings)
     write_json(folder / "run.json", {"command": command})
 
@@ -91,16 +100,27 @@ def resume(folder: Path) -> None:
     Raises:
         UsageError: if the folder holds no run of a command.
     """
+    from discrete_grpo.runs.lock import alone
+
     _check_is_run(folder)
-    try:
-        command = json.loads((folder / "run.json").read_text())["command"]
-        if command not in RUNS or not (folder / "config.yaml").is_file():
-            raise ValueError("config.yaml is missing" if command in RUNS else f"command {command!r}")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"run: {folder} is no run folder of a command such as 'discrete-grpo train' ({error})") from error
+    command = _command_of(folder)
+    if command not in RUNS or not (folder / "config.yaml").is_file():
+        wrong = "config.yaml is missing" if command in RUNS else f"command {command!r}"
+        raise UsageError(f"run: {folder} is no run folder of a command such as 'discrete-grpo train' ({wrong})")
     recipe, _ = _parsed(command, [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"])
     _, run = recipe_of(command)
-    _guarded(folder, lambda: run(recipe, resume=True))
+    with alone(folder):
+        _guarded(folder, lambda: run(recipe, resume=True))
+
+
+def _command_of(folder: Path) -> str:
+    """The command that made a run folder."""
+    file = folder / "run.json"
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["command"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        wanted = 'expected {"command": "train"} or the like, as the command that made the folder wrote it'
+        raise UsageError(f"run: {file} is damaged ({type(error).__name__}: {error}), {wanted}") from error
 
 
 def _check_is_run(folder: Path) -> None:

@@ -195,7 +195,8 @@ def as_rewards(given: Any) -> Any:
         return given
     several = None if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     if several is None or not all(map(callable, several)):
-        raise ValueError(f"reward: {given!r}, expected a function of a list of samples, or a list of such functions")
+        hint = f"; a name is for the command line, import the function {given}" if isinstance(given, str) else ""
+        raise ValueError(f"reward: {given!r}, expected a function of a list of samples, or a list of such functions{hint}")
     return several
 
 
@@ -357,7 +358,9 @@ def score_one(
             if isinstance(error, KeyboardInterrupt) and interrupt:
                 raise
             said = " ".join(str(error).split())
-            raise RewardError(f"reward {name}: raised {type(error).__name__}: {said}") from error
+            invalid = isinstance(error, TypeError | AttributeError) and "NoneType" in said and any(s is None for s in samples)
+            hint = "; a sample that is invalid is None, and its score may be None or a number" if invalid else ""
+            raise RewardError(f"reward {name}: raised {type(error).__name__}: {said}{hint}") from error
     return torch.tensor([_number(v, name, s) for v, s in zip(values, samples, strict=True)], dtype=torch.float64)
 
 

@@ -41,6 +41,8 @@ def read_pickle(path: str | os.PathLike[str], inert: Collection[str] = ()) -> An
     """
     if not Path(path).is_file():
         raise CheckpointError(f"path: {path} is no file, expected weights written by torch.save")
+    if Path(path).suffix == ".safetensors":
+        raise CheckpointError(f"path: {path} is a safetensors file, expected one written by torch.save")
     try:
         named = set(_named(Path(path)))
         stand_ins = [(Inert, name) for name in sorted(named) if name.rsplit(".", 1)[-1] in inert]

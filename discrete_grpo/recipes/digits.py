@@ -22,11 +22,12 @@ from discrete_grpo.models.vq import VQAutoencoder, VQConfig
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.decoders import CODES, VQDecoder, code_text
 from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.runs.checkpoint import load_metadata, save
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.training.config import PretrainConfig
-from discrete_grpo.training.pretrain import Pretrainer, fit
+from discrete_grpo.training.pretrain import Pretrainer
 
 __all__ = [
     "PretrainDigitsRecipe",
@@ -150,11 +151,11 @@ def run_pretrain_digits(recipe: PretrainDigitsRecipe, *, resume: bool = False) -
     everything = held_out.batch(torch.arange(len(held_out)))
 
     @torch.no_grad()
-    def measure(averaged: DecodedPolicy) -> Mapping[str, float]:
+    def measure(averaged: DecodedPolicy) -> tuple[Mapping[str, float], list[Any]]:
         loss = averaged.likelihood_loss(everything.to(averaged.device), generator=torch.Generator(averaged.device))["loss"]
         count = recipe.evaluation_samples
         samples = sample(averaged, count, columns=image_columns()) if count else []
-        return {"test_loss": float(loss)} | (sample_metrics(samples) if count else {})
+        return {"test_loss": float(loss)} | (sample_metrics(samples) if count else {}), samples
 
     return fit(policy, data, recipe, metadata=metadata, evaluate=measure, resume=resume)
 

@@ -26,8 +26,8 @@ from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.fields import Field, FieldPolicy
 from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.field_options import check_plain, equivariant_sizes
+from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.recipes.sample import sample
-from discrete_grpo.training.pretrain import fit
 
 if TYPE_CHECKING:
     from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
@@ -137,7 +137,8 @@ def run_pretrain_digraphs(
     metadata = {"kind": "digraphs", "data": kept, "shape": shape, "labels": own.labels.to_json()}
     reference, count = DigraphReference(splits, shape, labels), recipe.evaluation_samples
 
-    def measure(averaged: FieldPolicy) -> Mapping[str, float]:
-        return evaluate(sample(averaged, count, batch_size=40), reference)
+    def measure(averaged: FieldPolicy) -> tuple[Mapping[str, float], list[Any]]:
+        samples = sample(averaged, count, batch_size=40)
+        return evaluate(samples, reference), samples
 
     return fit(policy, data, recipe, metadata=metadata, evaluate=measure if count else None, resume=resume)

@@ -5,6 +5,7 @@ The modules of a kind are imported when one of its policies or files is used, an
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,6 +15,7 @@ from discrete_grpo.core.checks import check_fields
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, KernelName
 from discrete_grpo.rewards.ledger import text_key
+from discrete_grpo.runs.recorder import SEARCH
 from discrete_grpo.runs.serialization import TRUSTED, CheckpointError
 
 if TYPE_CHECKING:
@@ -309,12 +311,23 @@ def _default_kind(metadata: Columns, policy: Any) -> str:
 
 
 def run_family(run: Path) -> Family:
-    """The family of a run folder's samples, by its newest checkpoint; molecules where it has none."""
+    """The family of a run folder's samples, by its newest checkpoint or the policy of a search; molecules where it has none."""
     from discrete_grpo.runs.checkpoint import Checkpoints, load_metadata
 
-    for folder in (run / "policy", *reversed(Checkpoints(run).all())):
+    for folder in (run / "policy", *reversed(Checkpoints(run).all()), *_searched(run)):
         try:
             return family_of(load_metadata(folder))
         except CheckpointError:
             continue
     return _molecules({})
+
+
+def _searched(run: Path) -> list[Path]:
+    """The checkpoint of the policy that a search was made with, if it is still there."""
+    from discrete_grpo.runs.checkpoint import find_checkpoint
+
+    try:
+        policy = str(json.loads((run / SEARCH).read_text())["policy"])
+        return [find_checkpoint(policy.partition("@")[2] or policy)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []

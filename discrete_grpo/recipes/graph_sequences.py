@@ -28,10 +28,10 @@ from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
+from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.recipes.graph_family import shape_of
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.training.config import PretrainConfig
-from discrete_grpo.training.pretrain import fit
 
 __all__ = ["PretrainGraphSequencesRecipe", "graph_sequence_policy", "run_pretrain_graph_sequences"]
 
@@ -179,7 +179,8 @@ def run_pretrain_graph_sequences(recipe: PretrainGraphSequencesRecipe, *, resume
         metadata["labels"] = labels.to_json()
     reference = GraphReference(splits, shape, labels=labels)
 
-    def measure(averaged: DecodedPolicy) -> Mapping[str, float]:
-        return evaluate(sample(averaged, count, batch_size=40), reference)
+    def measure(averaged: DecodedPolicy) -> tuple[Mapping[str, float], list[Any]]:
+        samples = sample(averaged, count, batch_size=40)
+        return evaluate(samples, reference), samples
 
     return fit(policy, data, recipe, metadata=metadata, evaluate=measure if count else None, resume=resume)

@@ -37,10 +37,10 @@ from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.recipes.diffusion import DiffusionOptions, diffusion_policy
 from discrete_grpo.recipes.digraphs import run_pretrain_digraphs
+from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.recipes.graph_family import shape_of
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.training.config import PretrainConfig
-from discrete_grpo.training.pretrain import fit
 
 __all__ = [
     "PretrainGraphsRecipe",
@@ -199,7 +199,8 @@ def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | No
         metadata["labels"] = labels.to_json()
     reference, count = GraphReference(splits, shape, labels=labels), recipe.evaluation_samples
 
-    def measure(averaged: GraphPolicy) -> Mapping[str, float]:
-        return evaluate(sample(averaged, count, batch_size=40), reference)
+    def measure(averaged: GraphPolicy) -> tuple[Mapping[str, float], list[Any]]:
+        samples = sample(averaged, count, batch_size=40)
+        return evaluate(samples, reference), samples
 
     return fit(policy, data, recipe, metadata=metadata, evaluate=measure if count else None, resume=resume)

@@ -17,9 +17,9 @@ from discrete_grpo.datasets.text import LabelledTextDataset, TextDataset, corrup
 from discrete_grpo.metrics.text import ranking_quality
 from discrete_grpo.models.encoder import EncoderConfig, EncoderSizes, PooledEncoder
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
+from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.recipes.text import PATTERNS, TextOptions, fill_texts, load_text_policy, split_lines, text_metadata
 from discrete_grpo.rewards.judge import Judge, ModuleReward, TextScorer
-from discrete_grpo.training.pretrain import fit
 
 __all__ = ["JudgeRecipe", "check_rewards", "run_judge", "text_judge"]
 
@@ -87,11 +87,11 @@ def run_judge(recipe: JudgeRecipe, *, resume: bool = False) -> Path:
     labelled = LabelledTextDataset(texts, torch.arange(len(texts)) < len(data))
     held_fakes = _fakes(recipe, held, seed + 1) if held else []
 
-    def measure(averaged: TextScorer) -> Mapping[str, float]:
+    def measure(averaged: TextScorer) -> tuple[Mapping[str, float], tuple[()]]:
         judge = ModuleReward(averaged)
         real, other = judge(held), judge(held_fakes)
         means = {"real": float(torch.tensor(real).mean()), "other": float(torch.tensor(other).mean())}
-        return means | {"ranking_quality": ranking_quality(real, other)}
+        return means | {"ranking_quality": ranking_quality(real, other)}, ()
 
     scorer = text_judge(data, recipe.network, block_size=recipe.block_size, seed=seed)
     metadata = text_metadata(recipe, "judge", data, held) | {"corrupted_lines": len(fakes), "fills_of": recipe.policy}

@@ -72,6 +72,8 @@ def load(name: str | Path, options: SamplerOptions | None = None, *, seed: int =
         seed: random seed of the initial weights of a new policy; the global random state is not changed.
         trusted: as for :func:`load_policy`.
     """
+    if not isinstance(name, str | Path):
+        raise ValueError(f"policy: {name!r}, expected the name of a policy or its folder")
     named = CLASS_NAME.fullmatch(str(name)) if class_name(name) else None
     if named is None:
         return _from_checkpoint(find_checkpoint(name), options, trusted)

@@ -90,9 +90,14 @@ def data_file(name: str) -> Path:
     return ProcessGroup(accelerator()).after_first(lambda: download(name))
 
 
-def validity_metrics(count: int) -> Callable[[Any], Mapping[str, float]] | None:
-    """A function that samples ``count`` molecules from a policy and returns their validity and uniqueness; None for 0."""
-    return (lambda policy: sample_metrics(sample(policy, count))) if count else None
+def validity_metrics(count: int) -> Callable[[Any], tuple[Mapping[str, float], list[Any]]] | None:
+    """A function that draws ``count`` molecules from a policy and returns their validity and uniqueness, and them; None for 0."""
+
+    def measure(policy: Any) -> tuple[Mapping[str, float], list[Any]]:
+        samples = sample(policy, count)
+        return sample_metrics(samples), samples
+
+    return measure if count else None
 
 
 # -- sampling and evaluation

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.processes import is_first
+from discrete_grpo.runs.lock import alone
 from discrete_grpo.runs.recorder import METRICS, REWARDS, SAMPLES, SETTINGS, check_unused
 
 __all__ = ["has_results", "held", "withdraw", "withdrawn_on_failure"]
@@ -71,20 +72,21 @@ def withdrawn_on_failure(folder: Path, *, resume: bool, calls_count: bool) -> It
     What the folder held before stays, and a folder with results of another run is left as it is.
 
     Raises:
-        ValueError: if ``folder`` is a file.
+        ValueError: if ``folder`` is a file, or another process works in it.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output_dir: {folder} is a file, expected the name of a folder to make")
     before, used = held(folder), resume or _in_use(folder)
-    try:
-        yield
-    except Interrupted:
-        raise
-    except Exception:
-        with suppress(OSError, sqlite3.Error):  # the error of the run is the one to show
-            if not used and is_first() and not has_results(folder, calls_count=calls_count):
-                withdraw(folder, before)
-        raise
+    with alone(folder):
+        try:
+            yield
+        except Interrupted:
+            raise
+        except Exception:
+            with suppress(OSError, sqlite3.Error):  # the error of the run is the one to show
+                if not used and is_first() and not has_results(folder, calls_count=calls_count):
+                    withdraw(folder, before)
+            raise
 
 
 def _in_use(folder: Path) -> bool:

@@ -25,11 +25,12 @@ from discrete_grpo.datasets.shards import is_shard_folder
 from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.field_options import equivariant_sizes
+from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.recipes.molecule_fields import KIND, ChargeOptions, check_field_options, molecule_field_policy
 from discrete_grpo.recipes.molecules import check_shards, data_file, molecule_policy, report_broken, validity_metrics
 from discrete_grpo.runs.settings import tell_new_folder
 from discrete_grpo.training.config import PretrainConfig
-from discrete_grpo.training.pretrain import Dataset, fit
+from discrete_grpo.training.pretrain import Dataset
 
 if TYPE_CHECKING:
     from discrete_grpo.recipes.digits import PretrainDigitsRecipe

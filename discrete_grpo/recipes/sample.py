@@ -17,10 +17,20 @@ from discrete_grpo.core.rollout import Context, as_module
 from discrete_grpo.datasets.text_files import suffix_of
 from discrete_grpo.recipes.conditions import check_read, prepare_columns, read_columns
 from discrete_grpo.recipes.families import Columns, Family, SamplerOptions
-from discrete_grpo.recipes.loading import load, with_sampler
+from discrete_grpo.recipes.loading import LoadedPolicy, load, with_sampler
 from discrete_grpo.runs.console import print_table, progress
 
-__all__ = ["as_text", "device_of", "moved", "output_path", "plain_columns", "sample", "sample_file", "sample_policy"]
+__all__ = [
+    "as_text",
+    "device_of",
+    "moved",
+    "output_path",
+    "plain_columns",
+    "sample",
+    "sample_file",
+    "sample_lines",
+    "sample_policy",
+]
 
 
 def sample(
@@ -157,11 +167,7 @@ def sample_file(
     path, loaded = output_path(out), load(checkpoint, options)
     family = loaded.family
     _check_ending(path, checkpoint, family)
-    given = None if columns is None else read_columns(columns)
-    alone = given if scaffold is None else given or []
-    check_read(loaded.policy, alone, scaffolds=family.scaffolds(loaded.policy))
-    conditions = prepare_columns(loaded, given, scaffold)
-    samples, found = sample_policy(moved(loaded.policy, device), n, seed=seed, columns=conditions)
+    samples, found = _drawn(loaded, n, seed, scaffold, columns, device)
     if path.suffix == ".png" and family.sheet is not None:
         return family.sheet(path, samples)
     kind = suffix_of(path)
@@ -175,6 +181,54 @@ def sample_file(
         file.write(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
     print_table(f"{n} samples of {checkpoint}", {str(path): dict(family.evaluate(samples))})
     return path
+
+
+def sample_lines(
+    checkpoint: str,
+    n: int,
+    *,
+    seed: int = 0,
+    scaffold: str | None = None,
+    columns: str | Sequence[Columns] | None = None,
+    options: SamplerOptions | None = None,
+    device: str | None = None,
+) -> list[str]:
+    """Draw ``n`` samples and return the valid ones as lines of text.
+
+    Args:
+        checkpoint: as for :func:`sample_file`, as are all others.
+        n: number of samples.
+        seed: of the draws.
+        scaffold: SMILES that every sample should contain.
+        columns: conditions.
+        options: changes to how the policy draws.
+        device: device to draw on.
+
+    Raises:
+        ValueError: for a number out of its range, or a condition that the policy does not read.
+
+    >>> len(sample_lines("smiles-zinc", 2)) <= 2
+    True
+    """
+    _check_numbers(n, seed, 1)
+    samples, _ = _drawn(load(checkpoint, options), n, seed, scaffold, columns, device)
+    return [str(s) for s in samples if s is not None]
+
+
+def _drawn(
+    loaded: LoadedPolicy,
+    n: int,
+    seed: int,
+    scaffold: str | None,
+    columns: str | Sequence[Columns] | None,
+    device: str | None,
+) -> tuple[list[Any], dict[str, list[Any]]]:
+    """Samples under conditions that the policy reads, and their columns."""
+    given = None if columns is None else read_columns(columns)
+    alone = given if scaffold is None else given or []
+    check_read(loaded.policy, alone, scaffolds=loaded.family.scaffolds(loaded.policy))
+    conditions = prepare_columns(loaded, given, scaffold)
+    return sample_policy(moved(loaded.policy, device), n, seed=seed, columns=conditions)
 
 
 def _check_ending(path: Path, checkpoint: str, family: Family) -> None:

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from discrete_grpo.core.checks import check_fields
+from discrete_grpo.core.checks import check_fields, check_range
 from discrete_grpo.core.rollout import Refinable
 from discrete_grpo.core.scoring import check_some
 from discrete_grpo.recipes.conditions import prepare_columns
-from discrete_grpo.recipes.families import SamplerOptions, View, check_view, seen_by
-from discrete_grpo.recipes.loading import load
+from discrete_grpo.recipes.families import Family, SamplerOptions, View, check_view, seen_by
+from discrete_grpo.recipes.loading import LoadedPolicy, load
 from discrete_grpo.recipes.sample import as_text, device_of, moved
 from discrete_grpo.rewards.ledger import open_ledger
 from discrete_grpo.runs.console import print_notes, print_table
-from discrete_grpo.runs.recorder import check_unused, write_json, write_table
+from discrete_grpo.runs.recorder import SEARCH, check_unused, write_json, write_table
 from discrete_grpo.runs.report.diagnosis import search_diagnosis
 from discrete_grpo.training.local_search import SearchResult, local_search
 
@@ -67,12 +67,15 @@ class SearchRecipe(SamplerOptions):
         super().__post_init__()
         check_fields(self, "rounds", least=0)
         check_fields(self, "seed")
+        check_range("time", self.time, above=0, below=1)
         check_fields(self, "population children keep max_oracle_calls", least=1)
         check_view(self.rewards_see)
 
 
 def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
     """Search, print one line per round and write the best samples; a resumed search starts anew and draws the same.
+
+    ``best.csv.gz`` and ``search.json`` are written after every round, so that a search that is stopped leaves what it found.
 
     Raises:
         ValueError: if ``output_dir`` holds results of another run and ``resume`` is false, or the policy cannot start from a
@@ -85,7 +88,7 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
         recipe.reward if isinstance(recipe.reward, list | tuple) else [recipe.reward], () if recipe.columns is None else None
     )
     loaded = load(recipe.policy, recipe, seed=recipe.seed)
-    _check_refinable(recipe.policy, loaded.policy)
+    _check_refinable(recipe.policy, loaded)
     policy, family = moved(loaded.policy, recipe.device), loaded.family
     rewards = seen_by(rewards, family, recipe.rewards_see)
     family.check_rewards(loaded.policy, rewards)
@@ -102,26 +105,40 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
             columns=conditions[0] if conditions else None,
             generator=torch.Generator(device_of(policy)).manual_seed(recipe.seed),
             ledger=ledger,
+            on_round=lambda best: _write(folder, family, recipe.policy, best, ledger.calls),
         )
         calls, spent = ledger.calls, ledger.exhausted
+    _finish(folder, family, found, calls, recipe.max_oracle_calls if spent else None)
+    return found
+
+
+def _write(folder: Path, family: Family, policy: str, found: SearchResult, calls: int) -> None:
+    """Write the best samples and the rounds so far."""
     table: dict[str, Sequence[Any]] = {
         family.column: as_text(found.samples),
         "reward": list(found.rewards),
         **family.table(found.samples),
     }
     write_table(folder / "best.csv.gz", table)
-    write_json(folder / "search.json", {"scored": found.scored, "oracle_calls": calls, "history": list(map(dict, found.history))})
+    about = {"policy": policy, "drawn": found.drawn, "oracle_calls": calls, "history": list(map(dict, found.history))}
+    write_json(folder / SEARCH, about)
+
+
+def _finish(folder: Path, family: Family, found: SearchResult, calls: int, budget: int | None) -> None:
+    """Write the report and print the rounds; ``budget`` is None unless it is used up."""
+    from discrete_grpo.runs.report.report import write_report
+
+    write_report(folder, render=family.draw)
     rounds = {f"round {line['round']}": dict(line) for line in found.history}
-    print_table(f"{folder}: {found.scored} samples drawn, {calls} calls", rounds)
-    if spent:
-        print_notes([f"stopped: the budget of {recipe.max_oracle_calls} calls is used up"])
+    print_table(f"{folder}: {found.drawn} samples drawn, {calls} calls", rounds)
+    if budget is not None:
+        print_notes([f"stopped: the budget of {budget} calls is used up"])
     print_notes(search_diagnosis(found.history))
-    return found
 
 
-def _check_refinable(name: str, policy: Any) -> None:
+def _check_refinable(name: str, loaded: LoadedPolicy) -> None:
     """Raise ValueError unless a policy can start from a finished sample."""
-    if not isinstance(policy, Refinable):
+    if not isinstance(loaded.policy, Refinable):
         wanted = "expected one that can start from a finished sample, as policies of graphs and of molecules in space can"
-        told = "; for policies that write SMILES there is the command optimise"
-        raise ValueError(f"policy: {name} is a {type(policy).__name__}, {wanted}{told}")
+        told = "policies that write SMILES have the command optimise" if loaded.family.name == "molecules" else "others have train"
+        raise ValueError(f"policy: {name} is a {type(loaded.policy).__name__}, {wanted}; {told}")

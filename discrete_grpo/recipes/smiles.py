@@ -21,9 +21,10 @@ from discrete_grpo.domains.tokenizer import Property, Tokenizer
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
+from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.recipes.molecules import check_shards, data_file, report_broken, validity_metrics
 from discrete_grpo.training.config import PretrainConfig
-from discrete_grpo.training.pretrain import Dataset, fit
+from discrete_grpo.training.pretrain import Dataset
 
 __all__ = ["PretrainSmilesRecipe", "run_pretrain_smiles", "smiles_policy"]
 

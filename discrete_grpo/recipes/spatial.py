@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_fields, check_range, check_text
-from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.reading import SUFFIXES, read_smiles
 from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
@@ -27,11 +25,11 @@ from discrete_grpo.domains.spatial_molecules import SpatialMolecule
 from discrete_grpo.metrics.spatial import sample_metrics
 from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantSizes, EquivariantTransformer
 from discrete_grpo.policies.fields import Field, FieldPolicy, Positions
+from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.recipes.molecules import data_file, report_broken
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
-from discrete_grpo.training.pretrain import fit
 
 __all__ = [
     "PretrainSpatialRecipe",
@@ -197,11 +195,6 @@ def run_pretrain_spatial(recipe: PretrainSpatialRecipe, *, resume: bool = False)
     held_out, train, name = split_molecules(recipe)
     stats = spatial_statistics(train, recipe.data_name or name)
     policy = spatial_policy(stats, recipe.network, recipe, seed=recipe.pretrain.seed)
-    if is_first():
-        folder = Path(recipe.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(folder / "test.sdf") as file:
-            file.write(to_sdf(held_out).encode())
     metadata = {
         "kind": "spatial",
         "statistics": stats.to_json(),
@@ -209,10 +202,12 @@ def run_pretrain_spatial(recipe: PretrainSpatialRecipe, *, resume: bool = False)
     }
     count = recipe.evaluation_samples
 
-    def measure(averaged: FieldPolicy) -> dict[str, float]:
-        return sample_metrics(sample(averaged, count))
+    def measure(averaged: FieldPolicy) -> tuple[Mapping[str, float], list[Any]]:
+        samples = sample(averaged, count)
+        return sample_metrics(samples), samples
 
-    return fit(policy, SpatialGraphs(train, stats), recipe, metadata=metadata, evaluate=measure if count else None, resume=resume)
+    evaluate, files = measure if count else None, {"test.sdf": to_sdf(held_out)}
+    return fit(policy, SpatialGraphs(train, stats), recipe, metadata=metadata, evaluate=evaluate, files=files, resume=resume)
 
 
 def split_molecules(recipe: PretrainSpatialRecipe) -> tuple[list[SpatialMolecule], list[SpatialMolecule], str]:

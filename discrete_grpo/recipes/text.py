@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 
 from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text
-from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.text import TextDataset, is_sentence, mask_lines, read_lines, sentences, text_dataset
@@ -21,11 +20,10 @@ from discrete_grpo.metrics.text import diversity, evaluate, recovered
 from discrete_grpo.models.encoder import Encoder, EncoderConfig, EncoderSizes
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.truncation import Truncation
+from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint, read_policy
 from discrete_grpo.runs.console import progress
-from discrete_grpo.runs.recorder import write_text
 from discrete_grpo.training.config import PretrainConfig
-from discrete_grpo.training.pretrain import Pretrainer
 
 __all__ = [
     "PATTERNS",
@@ -186,24 +184,15 @@ def run_pretrain_text(recipe: PretrainTextRecipe, *, resume: bool = False) -> Pa
     policy = text_policy(data, recipe.network, block_size=block, seed=seed, **how)
     prompts = _prompts(recipe, held, seed)
 
-    def measure(averaged: MaskedTextPolicy) -> Mapping[str, float]:
+    def measure(averaged: MaskedTextPolicy) -> tuple[Mapping[str, float], tuple[()]]:
         wanted = ("valid", "unique", "distinct_fills", "recovered", "sentences")
-        return {k: v for k, v in evaluate_fills(averaged, prompts, 1).items() if k in wanted}
+        return {k: v for k, v in evaluate_fills(averaged, prompts, 1).items() if k in wanted}, ()
 
     metadata = text_metadata(recipe, "molecules" if recipe.tokens == "smiles" else "text", data, held)
-    trainer = Pretrainer(
-        policy,
-        data,
-        recipe.pretrain,
-        recipe.output_dir,
-        metadata=metadata,
-        resume=resume,
-        evaluate=measure if prompts else None,
-    )
     shown = {"prompts": _prompts(recipe, data.lines[: recipe.num_prompts], seed + 1), "prompts-held-out": prompts}
-    for name, some in shown.items() if is_first() else ():
-        write_text(Path(recipe.output_dir) / f"{name}.jsonl", "".join(f"{json.dumps(p)}\n" for p in some))
-    return trainer.train()
+    files = {f"{name}.jsonl": "".join(f"{json.dumps(p)}\n" for p in some) for name, some in shown.items()}
+    evaluate = measure if prompts else None
+    return fit(policy, data, recipe, metadata=metadata, evaluate=evaluate, files=files, resume=resume)
 
 
 def _prompts(recipe: PretrainTextRecipe, lines: Sequence[str], seed: int) -> list[dict[str, str]]:

@@ -71,12 +71,18 @@ def progress(
 
 
 def print_table(title: str, rows: Mapping[str, Mapping[str, float | str | None]], *, console: Console | None = None) -> None:
-    """Print named rows as a table; its columns are all names in order of appearance, and a missing entry is a dash."""
+    """Print named rows as a table; its columns are all names in order of appearance, and a missing entry is a dash.
+
+    Few rows of many numbers, which would make lines of more than 100 characters, are printed as columns.
+    """
     out = console if console is not None else Console()
     if not rows:  # a title is no wider than its table
         out.print(printable(title), markup=False, highlight=False, soft_wrap=True)
         return
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    if len(rows) <= 3 and sum(3 + max(len(name), 6) for name in names) > 100:
+        rows = {name: {label: row.get(name) for label, row in rows.items()} for name in names}
+        names = list(next(iter(rows.values())))
     table = Table(title=_safe(title), title_justify="left", header_style="bold")
     table.add_column("", no_wrap=True)
     for name in names:

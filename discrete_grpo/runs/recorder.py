@@ -28,6 +28,7 @@ __all__ = [
     "METRICS",
     "REWARDS",
     "SAMPLES",
+    "SEARCH",
     "SETTINGS",
     "Recorder",
     "check_unused",
@@ -35,6 +36,7 @@ __all__ = [
     "read_evaluation",
     "read_metrics",
     "read_samples",
+    "read_search",
     "write_json",
     "write_table",
     "write_text",
@@ -43,6 +45,7 @@ __all__ = [
 METRICS = "metrics.jsonl"
 EVALUATION = "evaluation.json"
 SAMPLES = "samples.csv.gz"
+SEARCH = "search.json"
 REWARDS = "rewards.json"
 """The rewards of a run by name, each with the identity of its code when the run began."""
 SETTINGS = "settings.json"
@@ -56,7 +59,7 @@ _OTHERS = (
     "scored.csv.gz",
     "policy",
     "ledger.sqlite",
-    "search.json",
+    SEARCH,
     "optimise.json",
     "reference",
     "best.csv.gz",
@@ -243,6 +246,19 @@ def read_evaluation(folder: str | os.PathLike[str]) -> dict[str, dict[str, Any]]
     if wrong := next((f"{stage} holds {_short(row)}" for stage, row in stages if not isinstance(row, dict)), None):
         raise ValueError(f"{path}: {wrong}, expected the numbers of each stage (before, after) by name; the file was edited")
     return content
+
+
+def read_search(folder: str | os.PathLike[str]) -> list[dict[str, float | None]]:
+    """One mapping per round of a search.
+
+    Raises:
+        ValueError: if its file is no JSON or has no rounds.
+    """
+    path = Path(folder) / SEARCH
+    try:
+        return [dict(line) for line in _loads(path.read_bytes())["history"]]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: no rounds of a search ({error}); the file is truncated or was edited") from error
 
 
 def iter_samples(path: str | os.PathLike[str]) -> Iterator[dict[str, str]]:

@@ -26,6 +26,8 @@ __all__ = ["likely"]
 SCORING_LAWS = ("stored log-probs", "ratio eval", "ratio train", "ratio bf16", "padding", "batch size", "steps", "permutation")
 LEARNING_LAWS = ("gradient", "reinforce", "reference", "checkpoint")
 HALF_PRECISION = (torch.bfloat16, torch.float16)
+UNNORMALISED = 1e-2
+"""Distance of a sum of probabilities from 1 that rounding does not explain."""
 MIN_DISTINCT_VALUES = 8
 """Smallest number of distinct values from which the precision of a table can be inferred."""
 
@@ -280,6 +282,28 @@ def _random_draws(name: str, law: Law, case: Case) -> str:
     return f"scoring draws random numbers from {_listed(found)}" if found and name == "global random state" else ""
 
 
+# -- tables and masks
+
+
+def _unnormalised(name: str, law: Law, case: Case) -> str:
+    """Seen: probabilities of a table do not sum to 1."""
+    with torch.no_grad():
+        sums = [s.log_probs.double().exp().sum(-1)[s.mask] for s in case.categoricals(case.rollout)]
+    found = torch.cat(sums)
+    worst = float(found[(found - 1).abs().argmax()]) if len(found) else 1.0
+    if abs(worst - 1) < UNNORMALISED:
+        return ""
+    return f"probabilities of a table sum to {worst:.3g}: log_probs are logits, on which log_softmax(-1) is to be called"
+
+
+def _full_mask(name: str, law: Law, case: Case) -> str:
+    """Seen: every site counts, although a step has fewer units than sites."""
+    scores = case.replay(case.rollout)
+    if not bool(scores.mask.all()) or not bool((case.rollout.units < scores.mask.shape[-1]).any()):
+        return ""
+    return "mask is true at every site: sites of padding, and of steps after the end of a sample, count as if they were drawn"
+
+
 Diagnosis = Callable[[str, Law, Case], str]
 DIAGNOSES: tuple[tuple[tuple[str, ...], Diagnosis], ...] = (
     (("shapes", "probabilities", *SCORING_LAWS), _sixteen_bits),
@@ -288,5 +312,7 @@ DIAGNOSES: tuple[tuple[tuple[str, ...], Diagnosis], ...] = (
     ((*SCORING_LAWS, *LEARNING_LAWS), _batch_norm),
     ((*SCORING_LAWS, *LEARNING_LAWS), _random_scores),
     (("generator", "global random state"), _random_draws),
+    (("probabilities", "probabilities bf16", "calibration", "total mass", "reference"), _unnormalised),
+    (("units", "padding", "batch size"), _full_mask),
 )
 """Laws and the experiments that are made for them, in this order."""

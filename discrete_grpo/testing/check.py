@@ -95,7 +95,10 @@ def _case(
     device = next(module.parameters()).device
     tested = cast(Policy, module)
     whole = space() if callable(space) else space
-    drawn = tested.sample(contexts, generator=torch.Generator(device).manual_seed(seed))
+    try:
+        drawn = tested.sample(contexts, generator=torch.Generator(device).manual_seed(seed))
+    except Exception as error:  # no law can be measured
+        raise ValueError(f"sample: raised {type(error).__name__}: {' '.join(str(error).split())}") from error
     check_returned(tested, drawn)
     whole = None if whole is None else whole.to(device)
     return Case(tested, contexts, drawn, whole, seed=seed, no_sites=why_no_sites(tested, drawn), **given)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -27,7 +27,7 @@ class SearchResult:
     Attributes:
         samples: the best unique samples, best first.
         rewards: their total rewards.
-        history: one line per round: ``round`` (0 is the first draw), ``scored`` so far, ``best``, ``mean`` of the population,
+        history: one line per round: ``round`` (0 is the first draw), ``drawn`` so far, ``best``, ``mean`` of the population,
             ``reward`` (mean of the samples of the round) and ``entered``, the number of samples that entered the buffer.
     """
 
@@ -36,9 +36,9 @@ class SearchResult:
     history: tuple[Mapping[str, float], ...] = field(default_factory=tuple)
 
     @property
-    def scored(self) -> int:
-        """Number of samples that were given to the rewards."""
-        return int(self.history[-1]["scored"])
+    def drawn(self) -> int:
+        """Number of samples that were drawn; the ledger counts the calls of rewards."""
+        return int(self.history[-1]["drawn"])
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ def local_search(
     batch_size: int = 256,
     generator: torch.Generator | None = None,
     ledger: Accounts | None = None,
+    on_round: Callable[[SearchResult], None] | None = None,
 ) -> SearchResult:
     """Search around the best samples: each round re-noises them to ``time``, regenerates, scores and keeps the best unique.
 
@@ -106,6 +107,7 @@ def local_search(
         batch_size: number of samples drawn at once; it changes the memory needed.
         generator: random generator of all draws.
         ledger: counter of reward calls; the search ends with the round in which its budget is used up.
+        on_round: is called after each round with what was found so far.
 
     Raises:
         ValueError: if the policy cannot start from a finished sample, or for an argument out of its range.
@@ -115,7 +117,11 @@ def local_search(
     weights = torch.tensor(reward_weights or [1.0] * len(rewards), dtype=torch.float64)
     given = dict(columns or {})
     worker = _Round(policy, rewards, weights, frozenset(given), batch_size, generator, ledger)
-    return _search(worker, EliteBuffer(policy, keep or population, time), given, rounds, population, children)
+    found = None
+    for found in _searched(worker, EliteBuffer(policy, keep or population, time), given, rounds, population, children):
+        if on_round is not None:
+            on_round(found)
+    return cast(SearchResult, found)  # the first draw gives one
 
 
 def _check_sizes(rounds: int, population: int, children: int, batch_size: int, keep: int | None) -> None:
@@ -125,22 +131,23 @@ def _check_sizes(rounds: int, population: int, children: int, batch_size: int, k
     check_range("keep", population if keep is None else keep, least=population)
 
 
-def _search(
+def _searched(
     worker: _Round, buffer: EliteBuffer, given: Mapping[str, Any], rounds: int, population: int, children: int
-) -> SearchResult:
+) -> Iterator[SearchResult]:
+    """The result after each round."""
     starts: list[Mapping[str, Any]] = [given] * (population * children)
     history: list[Mapping[str, float]] = []
-    scored = 0
+    drawn = 0
     for k in range(rounds + 1):
         totals, entered = worker.run(starts, buffer)
-        scored += len(starts)
+        drawn += len(starts)
         top = [elite.reward for elite in buffer.kept[:population]]
         line = {"best": max(top, default=math.nan), "mean": _mean(top), "reward": _mean(totals)}
-        history.append({"round": k, "scored": scored, **line, "entered": entered})
+        history.append({"round": k, "drawn": drawn, **line, "entered": entered})
+        yield SearchResult(tuple(e.sample for e in buffer.kept), tuple(e.reward for e in buffer.kept), tuple(history))
         starts = [{**given, **elite.restart} for elite in buffer.kept[:population] for _ in range(children)] or starts
         if worker.ledger is not None and worker.ledger.exhausted:
-            break
-    return SearchResult(tuple(e.sample for e in buffer.kept), tuple(e.reward for e in buffer.kept), tuple(history))
+            return
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,14 +29,13 @@ from discrete_grpo.core.seeding import seeded
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, load_weights, save
 from discrete_grpo.runs.console import progress
 from discrete_grpo.runs.recorder import Recorder
-from discrete_grpo.runs.settings import tell_changed_settings
 from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.distributed import ProcessGroup, RankShare, accelerator
 from discrete_grpo.training.optim import GradientSum, averaged, learning_rate, update_average
 from discrete_grpo.training.state import check_device_kind, restore_weights
 
-__all__ = ["Dataset", "LikelihoodPolicy", "PretrainSettings", "Pretrainer", "decayed_rate", "fit"]
+__all__ = ["Dataset", "LikelihoodPolicy", "Pretrainer", "decayed_rate"]
 
 
 @runtime_checkable
@@ -67,21 +65,6 @@ class LikelihoodPolicy(Protocol):
 
         With several processes it is also given ``share``, see :class:`~discrete_grpo.core.batch_share.BatchShare`.
         """
-        ...
-
-
-@runtime_checkable
-class PretrainSettings(Protocol):
-    """The settings that every pretraining recipe has."""
-
-    @property
-    def output_dir(self) -> str:
-        """Run folder to make."""
-        ...
-
-    @property
-    def pretrain(self) -> PretrainConfig:
-        """Settings of the training loop."""
         ...
 
 
@@ -330,29 +313,3 @@ class Pretrainer:
             self.recorder.restore(state["position"])
         if (before := state.get("processes", 1)) != (now := self.processes.count):
             self._tell(f"processes: {before} -> {now}; batches and noise stay as they were, sums are rounded otherwise")
-
-
-def fit(
-    policy: Any,
-    data: Dataset,
-    recipe: PretrainSettings,
-    *,
-    metadata: Mapping[str, Any],
-    evaluate: Callable[[Any], Mapping[str, float]] | None = None,
-    resume: bool = False,
-) -> Path:
-    """Train ``policy`` on ``data`` as ``recipe`` says and export it; returns the folder of the exported policy.
-
-    Args:
-        policy: see :class:`Pretrainer`, as for ``data``, ``metadata``, ``evaluate`` and ``resume``.
-        data: the training set.
-        recipe: gives the run folder and the settings of the training loop.
-        metadata: kept with every checkpoint.
-        evaluate: metrics at every checkpoint; None means none.
-        resume: whether to continue a stopped run.
-    """
-    trainer = Pretrainer(policy, data, recipe.pretrain, recipe.output_dir, metadata=metadata, resume=resume, evaluate=evaluate)
-    if trainer.processes.first and is_dataclass(recipe):
-        settings = {name: value for name, value in asdict(recipe).items() if name != "output_dir"}
-        tell_changed_settings(Path(recipe.output_dir), settings, resume=resume)
-    return trainer.train()

@@ -164,7 +164,6 @@ def refuse(capsys: pytest.CaptureFixture[str]) -> Refuse:
         ("sample tiny -n few --out=o.smi", "n: 'few', expected int"),
         ("sample tiny --out=nowhere/o.smi", "out: folder nowhere does not exist"),
         ("sample tiny --out=folder", "out: folder is a folder, expected a file"),
-        ("sample tiny", "the following arguments are required: out"),
         (
             "sample nosuch --out=o.smi",
             "policy: 'nosuch' is no checkpoint folder, run folder or bundled policy (bundled: qm9-small)",

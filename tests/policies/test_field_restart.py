@@ -158,7 +158,7 @@ def test_search_and_refinement_start_from_good_samples(kind: str) -> None:
     made = policy(kind, steps=4)
     found = local_search(made, ones, rounds=3, population=4, children=4, time=0.5, generator=seeded(0))
     assert found.history[-1]["mean"] >= found.history[0]["mean"]
-    assert found.history[-1]["scored"] == 64
+    assert found.history[-1]["drawn"] == 64
     config = GRPOConfig(max_steps=2, num_generations=4, generation_batch_size=8, refine_fraction=0.5, learning_rate=1e-3)
     lines = GRPOTrainer(made, ones, config).train()
     assert all(line["loss"] == line["loss"] for line in lines)

@@ -573,7 +573,7 @@ def test_local_search_climbs_and_counts() -> None:
 
     options: dict[str, Any] = {"population": 4, "children": 5, "time": 0.3, "columns": {"num_nodes": 4}}
     found = local_search(policy, reward, rounds=5, keep=6, batch_size=16, generator=seeded(0), **options)
-    assert found.scored == sum(asked) == 6 * 20
+    assert found.drawn == sum(asked) == 6 * 20
     assert asked[:2] == [16, 4]
     assert list(found.rewards) == sorted(found.rewards, reverse=True)
     assert list(found.rewards) == share_of_class_two(found.samples)
@@ -585,7 +585,7 @@ def test_local_search_climbs_and_counts() -> None:
     assert found.history[-1]["reward"] > found.history[0]["reward"] + 0.2  # children of the good are good
     repeat = local_search(policy, reward, rounds=5, keep=6, batch_size=16, generator=seeded(0), **options)
     assert repeat.samples == found.samples
-    assert local_search(policy, reward, rounds=0, **options).scored == 20
+    assert local_search(policy, reward, rounds=0, **options).drawn == 20
 
 
 @pytest.mark.parametrize(

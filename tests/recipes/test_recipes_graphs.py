@@ -137,7 +137,7 @@ def test_local_search_writes_what_it_found(planar: Path, tmp_path: Path) -> None
     table = read_samples(tmp_path / "run/best.csv.gz")
     assert [float(r) for r in table["reward"]] == list(found.rewards) == sorted(found.rewards, reverse=True)
     assert edges(table["graph"]) == list(found.rewards)
-    assert found.scored == 3 * 12
+    assert found.drawn == 3 * 12
     assert run_search(recipe, resume=True).samples == found.samples
 
 

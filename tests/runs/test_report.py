@@ -233,11 +233,21 @@ def test_progress_on_a_terminal_shows_bar_rate_and_fields() -> None:
 def test_print_table_cuts_nothing_in_a_log() -> None:
     out = io.StringIO()
     print_table(
-        "runs", {f"[{k}] a run": {f"metric_number_{m}": m / 7 for m in range(12)} for k in range(2)}, console=Console(file=out)
+        "runs", {f"[{k}] a run": {f"metric_number_{m}": m / 7 for m in range(12)} for k in range(4)}, console=Console(file=out)
     )
     assert "metric_number_11" in out.getvalue()
     assert "[1] a run" in out.getvalue()
     assert "…" not in out.getvalue()
+
+
+def test_few_rows_of_many_numbers_are_printed_as_columns() -> None:
+    out = io.StringIO()
+    numbers = {f"metric_{m}": float(m) for m in range(12)}
+    print_table("runs", {"before": numbers, "after": numbers | {"only_after": 3.5}}, console=Console(file=out))
+    lines = [line.replace("│", " ").split() for line in out.getvalue().splitlines()]
+    assert max(map(len, out.getvalue().splitlines())) < 60
+    assert ["only_after", "–", "3.5"] in lines
+    assert ["metric_7", "7", "7"] in lines
 
 
 def test_a_table_without_rows_is_its_title() -> None:
@@ -438,8 +448,50 @@ def test_numbers_beyond_all_bounds_are_unknown(tmp_path: Path, number: str) -> N
 def test_an_evaluation_of_another_form_is_named(tmp_path: Path, content: str | bytes, said: str) -> None:
     path = tmp_path / "evaluation.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match=rf"evaluation\.json: {said}"):
+    with pytest.warns(RuntimeWarning, match=rf"evaluation\.json: {said}"):
+        text = write_report(tmp_path).read_text("utf-8")
+    assert "evaluation" not in idents(text)
+
+
+def test_a_pretraining_shows_its_loss_its_evaluations_and_its_samples(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    for step in (50, 100, 150):
+        recorder.record(step, {"loss": 300 / step, "grad_norm": 1.0})
+        if step != 100:
+            recorder.record(step, {"eval/valid": step / 200, "eval/mmd_degree": 0.1})
+    write_table(tmp_path / "evaluation_after.csv.gz", {"sample": ["CCO", "", "CCN"], "weight": [46.0, None, 45.0]})
+    text = write_report(tmp_path, render=render_smiles).read_text("utf-8")
+    assert "<dt>updates</dt><dd>150<small>" in text
+    assert "<dt>loss</dt><dd>2.000<small>from 6.000" in text
+    assert "<dt>valid</dt><dd>75.0 %<small>from 25.0 %" in text
+    assert {"chart-loss", "chart-valid", "chart-mmd", "chart-grad", "samples"} <= set(idents(text))
+    assert text.count('<figure class="card"><svg') == 2  # drawn, without the invalid one
+    chart = re.search(r'id="chart-valid".*?</svg>', text, re.DOTALL)
+    assert chart is not None
+    assert chart[0].count("<polyline") + chart[0].count("<path") >= 1, "evaluations are joined across the records between them"
+    assert repr(RunReport(tmp_path)).endswith("150 updates, loss 6.000 to 2.000)")
+
+
+def test_a_search_shows_its_rounds(tmp_path: Path) -> None:
+    rounds = [{"round": k, "drawn": 6 * (k + 1), "best": 0.5 + k / 10, "mean": 0.4, "reward": 0.3, "entered": 2} for k in range(3)]
+    write_json(tmp_path / "search.json", {"drawn": 18, "oracle_calls": 9, "history": rounds})
+    write_table(tmp_path / "best.csv.gz", {"smiles": ["CCO"], "reward": [0.7]})
+    text = write_report(tmp_path, render=render_smiles).read_text("utf-8")
+    assert "<dt>rounds</dt><dd>3<small>" in text
+    assert "<dt>samples drawn</dt><dd>18<small>from 6<" in text
+    assert 'data-domain="0 2 ' in text  # the first draw is round 0
+    assert "<dt>best reward</dt><dd>0.700<small>from 0.500" in text
+    assert {"chart-search", "chart-reward", "chart-entered", "samples"} <= set(idents(text))
+    (tmp_path / "search.json").write_text('{"drawn": 18')
+    with pytest.raises(ValueError, match=r"search\.json: no rounds of a search \("):
         write_report(tmp_path)
+
+
+def test_rewards_beyond_what_can_be_added_up_are_not_drawn(tmp_path: Path) -> None:
+    write_table(tmp_path / "evaluation_after.csv.gz", {"sample": ["C", "CC"], "reward": [1e308, 1e308], "size": [1, 2]})
+    text = write_report(tmp_path).read_text("utf-8")
+    assert "Distribution of size" in text
+    assert "Distribution of reward" not in text
 
 
 def test_no_recorded_metric_is_lost(tmp_path: Path) -> None:

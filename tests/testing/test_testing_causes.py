@@ -183,8 +183,6 @@ def test_tables_of_sixteen_bits_are_named() -> None:
         (twins.StepsDescending, "steps"),
         (twins.SeesItsBatch, "batch size"),
         (twins.StoresMeans, "stored log-probs"),
-        (twins.UnmaskedPadding, "padding"),
-        (twins.Unnormalised, "probabilities"),
         (twins.RawLogits, "calibration"),
     ],
 )
@@ -199,3 +197,29 @@ def test_a_dropout_that_is_there_but_not_at_fault_is_not_named() -> None:
 
     both: Any = Both(dropout=0.3)
     assert causes(check(both, "stored log-probs")) == {"stored log-probs": ""}
+
+
+# -- tables and masks
+
+
+def test_logits_that_were_not_normalised_are_named() -> None:
+    found = causes(check(twins.Unnormalised(), "probabilities", "calibration"))
+    assert found["probabilities"].startswith("probabilities of a table sum to ")
+    assert found["probabilities"].endswith("log_probs are logits, on which log_softmax(-1) is to be called")
+
+
+def test_a_mask_of_ones_is_named() -> None:
+    found = causes(check(twins.UnmaskedPadding(), "units", "padding"))
+    assert set(found) == {"units", "padding"}
+    assert all(cause.startswith("mask is true at every site") for cause in found.values())
+    assert causes(check(twins.CountsStops(), "units")).get("units", "") == ""  # a mask with other mistakes
+
+
+class RaisesInSample(Words):
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        raise KeyError("no\nsuch mood")
+
+
+def test_a_sample_that_raises_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^sample: raised KeyError: 'no\\nsuch mood'$"):
+        check(RaisesInSample())

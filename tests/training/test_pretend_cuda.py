@@ -344,7 +344,7 @@ def test_search_starts_again_from_samples_on_the_device() -> None:
             policy: Any = cuda.move(FAMILIES[name].make())
             options: dict[str, Any] = {"rounds": 2, "population": 2, "children": 2}
             found = local_search(policy, by_name, **options, generator=cuda.generator())
-            assert found.scored == 12
+            assert found.drawn == 12
 
 
 @pytest.mark.parametrize("objective", [SelfImitation(0.02, new_share=0.5), TrajectoryBalance(20.0), GroupRelative(beta=0.1)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import math
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from discrete_grpo import PretrainConfig
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, symmetrise
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.runs.checkpoint import Checkpoints, load_metadata, load_training, read_policy
+from discrete_grpo.runs.checkpoint import Checkpoints, load_training, read_policy
 from discrete_grpo.runs.files import write_sums
 from discrete_grpo.runs.recorder import read_metrics
 from discrete_grpo.training.optim import averaged, ema_decay_at
-from discrete_grpo.training.pretrain import Pretrainer, batches, decayed_rate, fit
+from discrete_grpo.training.pretrain import Pretrainer, batches, decayed_rate
 from tests.toys import tiny_network, tiny_policy
 
 
@@ -131,27 +130,6 @@ def test_the_learning_rate_is_the_cosine_down_to_a_hundredth_to_the_bit(warmup: 
         done = (step - warmup) / max(1, total - warmup)
         cosine = 0.01 + (1 - 0.01) * 0.5 * (1 + math.cos(math.pi * done))
         assert decayed_rate(step, config) == 7e-4 * ((step + 1) / warmup if step < warmup else cosine)
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """The settings that every pretraining recipe has."""
-
-    output_dir: str
-    pretrain: PretrainConfig
-
-
-def test_fit_trains_as_the_recipe_says(tmp_path: Path) -> None:
-    recipe = Recipe(str(tmp_path / "run"), CONFIG)
-    metadata = {"kind": "toy"}
-    folder = fit(tiny_policy(), DATA, recipe, metadata=metadata, evaluate=lambda p: {"training": float(p.training)})
-    assert folder == tmp_path / "run" / "policy"
-    today = datetime.date.today().isoformat()
-    assert load_metadata(folder) == {"kind": "toy", "date": today, "pretraining_steps": 12}
-    measured = [line["eval/training"] for line in read_metrics(tmp_path / "run") if "eval/training" in line]
-    assert measured == [0.0] * 3, "the average is measured in eval mode at every checkpoint"
-    again = fit(tiny_policy(seed=5), DATA, recipe, metadata={}, resume=True)
-    assert load_metadata(again)["pretraining_steps"] == 12
 
 
 def test_a_metric_that_is_not_logged_is_refused_at_the_first_update(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-__all__ = ["chart_card", "format_value", "label_of", "shortened"]
+__all__ = ["chart_card", "format_value", "label_of", "left_out", "shortened"]
 
 
 def format_value(value: Any) -> str:
@@ -44,6 +44,11 @@ def shortened(text: str, most: int) -> str:
     ('CCC…', 'CCO')
     """
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def left_out(count: int, most: int, what: str) -> str:
+    """Say that a table or a text is cut; empty if it is whole."""
+    return f'<p class="note">The first {most:,} of {count:,} {what}.</p>' if count > most else ""
 
 
 def chart_card(title: str, svg: str) -> str:

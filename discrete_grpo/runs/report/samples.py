@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -12,7 +11,7 @@ from discrete_grpo.runs.recorder import SAMPLES, iter_samples
 from discrete_grpo.runs.report.charts import Values, histogram
 from discrete_grpo.runs.report.formatting import chart_card, format_value, label_of, shortened
 
-__all__ = ["best_samples_section", "distributions_section", "examples_section"]
+__all__ = ["best_samples_section", "distributions_section", "drawn_samples_section", "examples_section"]
 
 BEST = "best.csv.gz"
 """The best samples of a search or an optimisation, with those of a warm start."""
@@ -21,6 +20,7 @@ _MOST_EXAMPLES = 10
 _MOST_TEXT = 2000  # characters of a sample or a condition
 _MOST_DRAWING = 60_000  # characters of a picture
 _MOST_HISTOGRAMS = 40
+_LARGEST = 1e100  # beyond it sums overflow
 _NO_PROPERTY = {"step", "group", "sample", "advantage", "valid"}  # columns of sample tables without a histogram
 _PROPERTIES = {  # title and name of the axis, by column
     "qed": ("QED", "drug-likeness (0–1)"),
@@ -35,12 +35,12 @@ _PROPERTIES = {  # title and name of the axis, by column
 
 
 def _numbers(cells: Sequence[str]) -> list[float]:
-    """Read the finite numbers of a column; empty if any cell is neither a number nor empty."""
+    """Read the numbers of a column that can be drawn; empty if any cell is neither a number nor empty."""
     try:
         values = [float(cell) for cell in cells if cell]
     except ValueError:
         return []
-    return [value for value in values if math.isfinite(value)]
+    return [value for value in values if abs(value) < _LARGEST]
 
 
 def _conditions(tables: Mapping[str, Mapping[str, Sequence[str]]]) -> list[str]:
@@ -131,17 +131,35 @@ def _best(run: Path, unit: str) -> dict[str, tuple[float, str]]:
     return _top(best)
 
 
+def _figure(sample: str, render: Callable[[str], str | None] | None, caption: str) -> str:
+    """A sample as its picture, or as text where it has none."""
+    drawing, title = _drawing(sample, render), escape(shortened(sample, _MOST_TEXT))
+    text = escape(shortened(sample, 301))
+    picture = f'{drawing}<code title="{title}">{text}</code>' if drawing else f'<div class="text">{text}</div>'
+    return f'<figure class="card">{picture}{caption}</figure>'
+
+
 def best_samples_section(run: Path, render: Callable[[str], str | None] | None, unit: str = "update") -> str:
     """Show the samples of highest reward, each with its picture, reward and origin."""
-    figures = []
-    for sample, (reward, origin) in _best(run, unit).items():
-        drawing, title = _drawing(sample, render), escape(shortened(sample, _MOST_TEXT))
-        text = escape(shortened(sample, 301))
-        picture = f'{drawing}<code title="{title}">{text}</code>' if drawing else f'<div class="text">{text}</div>'
-        caption = f"<figcaption><b>{format_value(reward)}</b>{escape(origin)}</figcaption>"
-        figures.append(f'<figure class="card">{picture}{caption}</figure>')
+    figures = [
+        _figure(sample, render, f"<figcaption><b>{format_value(reward)}</b>{escape(origin)}</figcaption>")
+        for sample, (reward, origin) in _best(run, unit).items()
+    ]
     if not figures:
         return ""
     text = f"The {len(figures)} unique samples of highest reward, with the reward and where each was first reached."
-    note = f'<p class="note">{text}</p>'
-    return f'<section id="samples"><h2>Best samples</h2>{note}<div class="grid">{"".join(figures)}</div></section>'
+    return _samples("Best samples", text, figures)
+
+
+def drawn_samples_section(tables: Mapping[str, Mapping[str, Sequence[str]]], render: Callable[[str], str | None] | None) -> str:
+    """Show the first valid samples of the evaluation after training, where there are no rewards to choose by."""
+    table = tables.get("after", {})
+    if "reward" in table:
+        return ""
+    figures = [_figure(sample, render, "") for sample in [s for s in table.get("sample", ()) if s][:_MOST_SAMPLES]]
+    return _samples("Samples", "The first valid samples of the trained policy.", figures) if figures else ""
+
+
+def _samples(title: str, note: str, figures: Sequence[str]) -> str:
+    grid = f'<div class="grid">{"".join(figures)}</div>'
+    return f'<section id="samples"><h2>{title}</h2><p class="note">{note}</p>{grid}</section>'

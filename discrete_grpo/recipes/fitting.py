@@ -1,0 +1,102 @@
+"""The end of every pretraining recipe: the fit by likelihood, what is measured of the policy, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from discrete_grpo.recipes.families import run_family
+from discrete_grpo.recipes.sample import as_text
+from discrete_grpo.runs.console import print_table
+from discrete_grpo.runs.recorder import EVALUATION, write_json, write_table, write_text
+from discrete_grpo.runs.settings import tell_changed_settings
+from discrete_grpo.training.config import PretrainConfig
+from discrete_grpo.training.pretrain import Dataset, Pretrainer
+
+__all__ = ["Measure", "PretrainSettings", "fit"]
+
+Measure: TypeAlias = Callable[[Any], tuple[Mapping[str, float], Sequence[Any]]]
+"""The numbers of a policy and the samples that they are of, of which there may be none."""
+
+
+@runtime_checkable
+class PretrainSettings(Protocol):
+    """The settings that every pretraining recipe has."""
+
+    @property
+    def output_dir(self) -> str:
+        """Run folder to make."""
+        ...
+
+    @property
+    def pretrain(self) -> PretrainConfig:
+        """Settings of the training loop."""
+        ...
+
+
+class _Kept:
+    """Measures a policy, and keeps what it found last."""
+
+    def __init__(self, measure: Measure) -> None:
+        self.measure = measure
+        self.numbers: Mapping[str, float] = {}
+        self.samples: Sequence[Any] = ()
+
+    def __call__(self, policy: Any) -> Mapping[str, float]:
+        self.numbers, self.samples = self.measure(policy)
+        return self.numbers
+
+
+def fit(
+    policy: Any,
+    data: Dataset,
+    recipe: PretrainSettings,
+    *,
+    metadata: Mapping[str, Any],
+    evaluate: Measure | None = None,
+    files: Mapping[str, str] | None = None,
+    resume: bool = False,
+) -> Path:
+    """Train ``policy`` on ``data`` as ``recipe`` says, export it and write the report; returns the folder of the exported policy.
+
+    Args:
+        policy: see :class:`~discrete_grpo.training.pretrain.Pretrainer`, as for ``data``, ``metadata`` and ``resume``.
+        data: the training set.
+        recipe: gives the run folder and the settings of the training loop.
+        metadata: kept with every checkpoint.
+        evaluate: is called at every checkpoint, the last of which gives the numbers and samples of the report; None means none.
+        files: contents of further files of the run folder, by name.
+        resume: whether to continue a stopped run.
+    """
+    folder, kept = Path(recipe.output_dir), None if evaluate is None else _Kept(evaluate)
+    trainer = Pretrainer(policy, data, recipe.pretrain, folder, metadata=metadata, resume=resume, evaluate=kept)
+    if trainer.processes.first:
+        if is_dataclass(recipe):
+            settings = {name: value for name, value in asdict(recipe).items() if name != "output_dir"}
+            tell_changed_settings(folder, settings, resume=resume)
+        for name, text in (files or {}).items():
+            write_text(folder / name, text)
+    exported = trainer.train()
+    best = recipe.pretrain.load_best_model_at_end  # other weights than those of the last checkpoint
+    trainer.processes.run_all(
+        lambda: _finish(folder, kept, trainer.averaged if best else None) if trainer.processes.first else None
+    )
+    return exported
+
+
+def _finish(folder: Path, kept: _Kept | None, again: Any | None) -> None:
+    """Write and print the numbers of the exported policy, its samples and the report; ``again`` is a policy to be measured anew."""
+    from discrete_grpo.runs.report.report import write_report
+
+    family = run_family(folder)
+    if kept is not None and kept.numbers:  # a run that had ended before measures nothing
+        if again is not None:
+            kept(again)
+        write_json(folder / EVALUATION, {"after": dict(kept.numbers)})
+        if len(kept.samples):
+            table = {"sample": as_text(kept.samples), **family.table(kept.samples)}
+            write_table(folder / "evaluation_after.csv.gz", table)
+        print_table(str(folder), {"after": dict(kept.numbers)})
+    write_report(folder, render=family.draw)

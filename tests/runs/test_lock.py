@@ -1,0 +1,62 @@
+"""One process per run folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from discrete_grpo.cli import main
+from discrete_grpo.recipes.new_run import withdrawn_on_failure
+from discrete_grpo.runs.lock import alone
+
+HOLD = """
+import sys
+from discrete_grpo.runs.lock import alone
+with alone(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which another process works while the test runs."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        yield folder
+        other.kill()
+
+
+def test_a_second_process_is_refused_and_changes_nothing(busy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = f"another process is working in {busy}, expected one at a time"
+    with pytest.raises(ValueError, match=said), alone(busy):
+        pytest.fail("the folder was taken")
+    with pytest.raises(ValueError, match=said), withdrawn_on_failure(busy, resume=True, calls_count=False):
+        pytest.fail("the folder was taken")
+    assert main(["train", "demo", f"--output_dir={busy}"]) == 2
+    assert said in capsys.readouterr().err
+    assert list(busy.iterdir()) == []
+    (busy / "run.json").write_text('{"command": "train"}')
+    (busy / "config.yaml").write_text("policy: qm9-small\n")
+    assert main(["resume", str(busy)]) == 2
+    assert said in capsys.readouterr().err
+    assert {path.name for path in busy.iterdir()} == {"run.json", "config.yaml"}
+
+
+def test_a_lock_ends_with_its_block_and_needs_no_folder(tmp_path: Path) -> None:
+    for _ in range(2):
+        with alone(tmp_path):
+            pass
+    with alone(tmp_path / "none"):
+        pass
+    assert list(tmp_path.iterdir()) == []
