@@ -106,8 +106,9 @@ def _report(folder: Path) -> None:
 
         print(write_files(folder).page)
         return
-    if not any((folder / name).is_file() for name in ("run.json", "metrics.jsonl", "optimise.json")):
-        raise UsageError(f"run: {folder} is no run folder, expected one with run.json, metrics.jsonl or optimise.json")
+    known = ("run.json", "metrics.jsonl", "optimise.json", "search.json")
+    if not any((folder / name).is_file() for name in known):
+        raise UsageError(f"run: {folder} is no run folder, expected one with {', '.join(known[:-1])} or {known[-1]}")
     print(write_report(folder, render=run_family(folder).draw))
 
 

@@ -822,7 +822,9 @@ def test_a_run_json_of_another_form_is_one_line(tmp_path: Path, capsys: pytest.C
     (tmp_path / "run.json").write_text(content)
     assert main(["resume", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"discrete-grpo: error: run: {tmp_path} is no run folder")
+    unreadable = "command" not in content
+    told = f"run: {tmp_path / 'run.json'} is damaged (" if unreadable else f"run: {tmp_path} is no run folder"
+    assert said.startswith(f"discrete-grpo: error: {told}")
     assert said.count("\n") == 1
 
 

@@ -22,16 +22,16 @@ def diagnosis(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     return _signal([line for line in metrics if "frac_reward_zero_std" in line]) + _patience(metrics)
 
 
-def search_diagnosis(history: Sequence[Mapping[str, float]]) -> list[str]:
+def search_diagnosis(history: Sequence[Mapping[str, float | None]]) -> list[str]:
     """Explain why a search found nothing; empty where any reward was known.
 
     Args:
-        history: one line per round, with the mean ``reward`` of its samples, NaN where none was known.
+        history: one line per round, with the mean ``reward`` of its samples, NaN or None where none was known.
 
     >>> search_diagnosis([{"round": 0, "reward": 0.5}])
     []
     """
-    if any(not math.isnan(line["reward"]) for line in history):
+    if any((reward := line.get("reward")) is not None and not math.isnan(reward) for line in history):
         return []
     count = f"all of its {len(history)} rounds" if len(history) > 1 else "its only round"
     return [
