@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import difflib
 import json
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from discrete_grpo.core.checks import plain_number
+from discrete_grpo.core.processes import is_first
 from discrete_grpo.recipes.families import Columns, innermost
 from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.runs.checkpoint import BUNDLED
 from discrete_grpo.runs.serialization import TRUSTED
 
-__all__ = ["check_read", "column_names", "prepare_columns", "read_columns"]
+__all__ = ["check_read", "column_names", "prepare_columns", "read_columns", "tell_unread"]
 
 RESERVED = ("step", "group", "sample", "reward", "advantage", "smiles", "text", "image")
 """Names that the columns of sample tables have already."""
@@ -116,17 +118,36 @@ def check_read(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool 
         except ValueError as error:
             example = json.dumps({str(error).partition(":")[0]: "..."})
             raise ValueError(f"columns: None, expected conditions, as --columns='{example}' ({error})") from error
+    conditions = list(given or ())
+    for condition in conditions:
+        _check_names(policy, condition)
+    unread, reads = _unread(policy, conditions, scaffolds)
+    if unread:
+        told = f"one that the policy reads: {', '.join(reads)}" if reads else "none: the policy reads no conditions"
+        raise ValueError(f"columns: a condition named {unread[0]!r}, expected {told}")
+
+
+def tell_unread(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool = False) -> None:
+    """Say on standard error which conditions a policy of this package does not read, where rewards may read them.
+
+    Args:
+        policy: as for :func:`check_read`, as is ``scaffolds``.
+        given: the conditions; None for none.
+        scaffolds: whether a condition ``scaffold`` is put into the form that the policy reads.
+    """
+    unread, _ = _unread(policy, list(given or ()), scaffolds)
+    if unread and is_first():
+        print(f"columns: {', '.join(map(repr, unread))}: not read by the policy, only by rewards", file=sys.stderr)
+
+
+def _unread(policy: Any, conditions: Sequence[Columns], scaffolds: bool) -> tuple[list[str], list[str]]:
+    """Names in conditions that a policy does not read, and those that it reads; of another package's nothing is known."""
     inner = innermost(policy)
     if type(inner).__module__.split(".")[0] not in TRUSTED:
-        return
+        return [], []
     reads = [name for name in _reads(inner) if name != "scaffold" or scaffolds or getattr(inner, "prompt", None) == name]
     carried = [name for attribute, names in CARRIED.items() if hasattr(inner, attribute) for name in names]
-    for condition in given or ():
-        _check_names(policy, condition)
-        for name in condition:
-            if name not in (*reads, *carried):
-                told = f"one that the policy reads: {', '.join(reads)}" if reads else "none: the policy reads no conditions"
-                raise ValueError(f"columns: a condition named {name!r}, expected {told}")
+    return [name for name in dict.fromkeys(n for c in conditions for n in c) if name not in (*reads, *carried)], reads
 
 
 def _reads(inner: Any) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from discrete_grpo.core.checks import check_fields, check_range
 from discrete_grpo.core.rollout import Refinable
 from discrete_grpo.core.scoring import check_some
-from discrete_grpo.recipes.conditions import prepare_columns
+from discrete_grpo.recipes.conditions import prepare_columns, tell_unread
 from discrete_grpo.recipes.families import Family, SamplerOptions, View, check_view, seen_by
 from discrete_grpo.recipes.loading import LoadedPolicy, load
 from discrete_grpo.recipes.sample import as_text, device_of, moved
@@ -93,6 +93,7 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
     rewards = seen_by(rewards, family, recipe.rewards_see)
     family.check_rewards(loaded.policy, rewards)
     conditions = prepare_columns(loaded, None if recipe.columns is None else [recipe.columns])
+    tell_unread(loaded.policy, conditions, scaffolds=family.scaffolds(loaded.policy))
     with open_ledger(folder, family.key, max_oracle_calls=recipe.max_oracle_calls, reward_cache=recipe.reward_cache) as ledger:
         found = local_search(
             policy,

@@ -19,7 +19,7 @@ from discrete_grpo.core.checks import check_fields, check_options, check_range, 
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, as_rewards, check_callables, reward_names, score_samples
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
-from discrete_grpo.recipes.conditions import check_read, column_names, prepare_columns, read_columns
+from discrete_grpo.recipes.conditions import check_read, column_names, prepare_columns, read_columns, tell_unread
 from discrete_grpo.recipes.families import Columns, Family, View, check_view, seen_by
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
@@ -276,6 +276,7 @@ def _conditions(
     read = processes.run_all(lambda: [_kept_columns(recipe, name, resume) for name in names] if processes.first else [])[0]
     if (columns := prepare_columns(loaded, read[0], recipe.scaffold)) is None:
         check_read(loaded.policy, None)
+    tell_unread(loaded.policy, columns, scaffolds=loaded.family.scaffolds(loaded.policy))
     return columns, columns if read[1] is None else prepare_columns(loaded, read[1], recipe.scaffold)
 
 

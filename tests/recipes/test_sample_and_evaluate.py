@@ -13,9 +13,10 @@ from discrete_grpo import evaluate, sample
 from discrete_grpo.cli import main
 from discrete_grpo.datasets.spatial import conformers
 from discrete_grpo.domains.spatial_molecules import to_cxsmiles
+from discrete_grpo.recipes.conditions import tell_unread
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.loading import load_policy
-from discrete_grpo.recipes.sample import sample_file, sample_policy
+from discrete_grpo.recipes.sample import sample_file, sample_lines, sample_policy
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,27 @@ def test_conditions_of_a_policy_without_its_checkpoint_and_of_prompts() -> None:
         sample(load_policy("qm9-small"), 1, columns=[{"scaffold": "CC"}])  # a policy alone reads no SMILES
     prompt = {"masked": "some quiet br____ sleeps at home", "original": "some quiet brother sleeps at home"}
     assert len(sample("fill-in", 2, columns=[prompt])) == 2
+
+
+class Elsewhere:
+    """A policy of another package, of which nothing is known."""
+
+
+def test_conditions_that_only_rewards_read_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_unread(load_policy("qm9-small"), [{"num_nodes": 5}, {"logp": 2, "num_nodes": 5}])
+    assert capsys.readouterr().err == "columns: 'logp': not read by the policy, only by rewards\n"
+    tell_unread(load_policy("qm9-small"), [{"scaffold": "CC"}], scaffolds=True)
+    tell_unread(load_policy("fill-in"), [{"masked": "a __", "original": "a cat"}])
+    tell_unread(load_policy("qm9-small"), None)
+    tell_unread(Elsewhere(), [{"length": 2}])
+    assert capsys.readouterr().err == ""
+
+
+def test_samples_are_printed_where_no_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", "smiles-zinc", "-n", "4", "--seed=1"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [s for s in sample("smiles-zinc", 4, seed=1) if s is not None]
+    assert printed == sample_lines("smiles-zinc", 4, seed=1)
 
 
 def test_two_scaffolds_are_refused(tmp_path: Path) -> None:
