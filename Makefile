@@ -41,7 +41,7 @@ wheel: $(VENV)/ready
 
 test: export OMP_NUM_THREADS = 1
 test: $(VENV)/ready
-	$(MAKE) -j2 --output-sync lint typed doctests wheel  # two at a time, each on one core; typed takes as long as the others together
+	$(MAKE) -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) lint typed doctests wheel  # two at a time, each on one core; typed takes as long as the others together
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=25 $(addprefix --ignore=,$(filter-out tests/core/test_categorical.py,$(TYPED)))
 
 clean:

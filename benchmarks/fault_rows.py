@@ -299,7 +299,7 @@ def resumed(drill: Drill, folder: Path, done: str, warning: str) -> Row:
     """Continue a damaged copy of the half run; the damage must be named in a warning (a pattern)."""
     whole = drill.whole("reuse")[0]
     again = drill.run(["resume", str(folder)])
-    said = [line.partition("Warning: ")[2] for line in again.text.splitlines() if "Warning: " in line]
+    said = [line.partition(" warning: ")[2] for line in again.text.splitlines() if " warning: " in line]
     named = any(re.search(warning, line) for line in said)
     told = "named in a warning" if named else "no warning of it"
     outcome = f"{told}; {finished(again.code)}; {len(counted(folder))} molecules counted of {len(molecules(folder))}"

@@ -103,8 +103,8 @@ def _readable_warnings() -> Iterator[None]:
     before, own = warnings.formatwarning, Path(__file__).parents[2]
 
     def readable(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-        parts = Path(filename).parts[len(own.parts) :] if Path(filename).is_relative_to(own) else ()
-        if parts[:1] and parts[0] in ("discrete_grpo", "models", "datasets"):
+        inside = [own / "discrete_grpo", *([own / "models", own / "datasets"] if (own / "setup.cfg").exists() else [])]
+        if any(Path(filename).is_relative_to(folder) for folder in inside):
             return f"discrete-grpo: warning: {_printable(' '.join(str(message).split()))}\n"
         return "\n".join(map(_printable, before(message, category, filename, lineno, line).split("\n")))
 

@@ -172,6 +172,7 @@ def _read_option(name: str, text: str, given: _Given, names: _Names) -> None:
             if not isinstance(node, yaml.MappingNode):
                 raise UsageError(_no_group(key, text))
             given.values += _entries(node, names, key)
+            text = yaml.serialize(node, Dumper=yaml.SafeDumper).strip()
     else:
         names.check(key)
         text = names.plain(key, text)
@@ -221,8 +222,8 @@ def _entries(node: yaml.MappingNode, names: _Names, group: str = "") -> Iterator
             yield from _entries(value, names, name)
             continue
         names.check(name)
-        if isinstance(value, yaml.ScalarNode):
-            value.value = text = names.plain(name, text)
+        if isinstance(value, yaml.ScalarNode) and (plain := names.plain(name, text)) != text:
+            value.tag, value.value, text = "tag:yaml.org,2002:int", plain, plain
         if name.partition(".")[0] != "reward":
             yield name, text
 

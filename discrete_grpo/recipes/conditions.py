@@ -119,7 +119,7 @@ def check_read(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool 
             example = json.dumps({str(error).partition(":")[0]: "..."})
             raise ValueError(f"columns: None, expected conditions, as --columns='{example}' ({error})") from error
     conditions = list(given or ())
-    for condition in conditions:
+    for condition in conditions if _known(policy) else ():
         _check_names(policy, condition)
     unread, reads = _unread(policy, conditions, scaffolds)
     if unread:
@@ -140,11 +140,20 @@ def tell_unread(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool
         print(f"columns: {', '.join(map(repr, unread))}: not read by the policy, only by rewards", file=sys.stderr)
 
 
+def _known(policy: Any) -> bool:
+    """Whether a policy and all that it wraps are of this package."""
+    while type(policy).__module__.split(".")[0] in TRUSTED:
+        if not hasattr(policy, "policy"):
+            return True
+        policy = policy.policy
+    return False
+
+
 def _unread(policy: Any, conditions: Sequence[Columns], scaffolds: bool) -> tuple[list[str], list[str]]:
     """Names in conditions that a policy does not read, and those that it reads; of another package's nothing is known."""
-    inner = innermost(policy)
-    if type(inner).__module__.split(".")[0] not in TRUSTED:
+    if not _known(policy):
         return [], []
+    inner = innermost(policy)
     reads = [name for name in _reads(inner) if name != "scaffold" or scaffolds or getattr(inner, "prompt", None) == name]
     carried = [name for attribute, names in CARRIED.items() if hasattr(inner, attribute) for name in names]
     return [name for name in dict.fromkeys(n for c in conditions for n in c) if name not in (*reads, *carried)], reads

@@ -327,7 +327,7 @@ def _searched(run: Path) -> list[Path]:
     from discrete_grpo.runs.checkpoint import find_checkpoint
 
     try:
-        policy = str(json.loads((run / SEARCH).read_text())["policy"])
+        policy = str(json.loads((run / SEARCH).read_text(encoding="utf-8"))["policy"])
         return [find_checkpoint(policy.partition("@")[2] or policy)]
     except (OSError, ValueError, KeyError, TypeError):
         return []

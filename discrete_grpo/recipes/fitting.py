@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from discrete_grpo.recipes.families import run_family
 from discrete_grpo.recipes.sample import as_text
 from discrete_grpo.runs.console import print_table
+from discrete_grpo.runs.lock import alone
 from discrete_grpo.runs.recorder import EVALUATION, write_json, write_table, write_text
 from discrete_grpo.runs.settings import tell_changed_settings
 from discrete_grpo.training.config import PretrainConfig
@@ -71,32 +72,50 @@ def fit(
         resume: whether to continue a stopped run.
     """
     folder, kept = Path(recipe.output_dir), None if evaluate is None else _Kept(evaluate)
+    with alone(folder):
+        return _fit(policy, data, recipe, folder, kept, metadata=metadata, files=files or {}, resume=resume)
+
+
+def _fit(
+    policy: Any,
+    data: Dataset,
+    recipe: PretrainSettings,
+    folder: Path,
+    kept: _Kept | None,
+    *,
+    metadata: Mapping[str, Any],
+    files: Mapping[str, str],
+    resume: bool,
+) -> Path:
+    """:func:`fit` in a folder of its own."""
     trainer = Pretrainer(policy, data, recipe.pretrain, folder, metadata=metadata, resume=resume, evaluate=kept)
     if trainer.processes.first:
         if is_dataclass(recipe):
             settings = {name: value for name, value in asdict(recipe).items() if name != "output_dir"}
             tell_changed_settings(folder, settings, resume=resume)
-        for name, text in (files or {}).items():
+        for name, text in files.items():
             write_text(folder / name, text)
     exported = trainer.train()
     best = recipe.pretrain.load_best_model_at_end  # other weights than those of the last checkpoint
-    trainer.processes.run_all(
-        lambda: _finish(folder, kept, trainer.averaged if best else None) if trainer.processes.first else None
-    )
+    trainer.processes.run_all(lambda: _finish(folder, kept, trainer.averaged, best) if trainer.processes.first else None)
     return exported
 
 
-def _finish(folder: Path, kept: _Kept | None, again: Any | None) -> None:
-    """Write and print the numbers of the exported policy, its samples and the report; ``again`` is a policy to be measured anew."""
+def _finish(folder: Path, kept: _Kept | None, exported: Any, best: bool) -> None:
+    """Write and print the numbers of the exported policy and its samples, and write the report.
+
+    A run that had ended before, or was killed here, measures its policy if its numbers are not there; one that ends with its best
+    policy measures it.
+    """
     from discrete_grpo.runs.report.report import write_report
 
     family = run_family(folder)
-    if kept is not None and kept.numbers:  # a run that had ended before measures nothing
-        if again is not None:
-            kept(again)
-        write_json(folder / EVALUATION, {"after": dict(kept.numbers)})
+    if kept is not None and (kept.numbers or not (folder / EVALUATION).exists()):
+        if best or not kept.numbers:
+            kept(exported)
         if len(kept.samples):
             table = {"sample": as_text(kept.samples), **family.table(kept.samples)}
             write_table(folder / "evaluation_after.csv.gz", table)
+        write_json(folder / EVALUATION, {"after": dict(kept.numbers)})  # last: it says that all is there
         print_table(str(folder), {"after": dict(kept.numbers)})
     write_report(folder, render=family.draw)

@@ -18,7 +18,7 @@ from discrete_grpo.recipes.loading import LoadedPolicy, load
 from discrete_grpo.recipes.sample import as_text, device_of, moved
 from discrete_grpo.rewards.ledger import open_ledger
 from discrete_grpo.runs.console import print_notes, print_table
-from discrete_grpo.runs.recorder import SEARCH, check_unused, write_json, write_table
+from discrete_grpo.runs.recorder import SEARCH, check_unused, read_search, write_json, write_table
 from discrete_grpo.runs.report.diagnosis import search_diagnosis
 from discrete_grpo.training.local_search import SearchResult, local_search
 
@@ -94,6 +94,7 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
     family.check_rewards(loaded.policy, rewards)
     conditions = prepare_columns(loaded, None if recipe.columns is None else [recipe.columns])
     tell_unread(loaded.policy, conditions, scaffolds=family.scaffolds(loaded.policy))
+    before = _rounds_before(folder) if resume else 0  # what is there is better until then
     with open_ledger(folder, family.key, max_oracle_calls=recipe.max_oracle_calls, reward_cache=recipe.reward_cache) as ledger:
         found = local_search(
             policy,
@@ -106,11 +107,22 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
             columns=conditions[0] if conditions else None,
             generator=torch.Generator(device_of(policy)).manual_seed(recipe.seed),
             ledger=ledger,
-            on_round=lambda best: _write(folder, family, recipe.policy, best, ledger.calls),
+            on_round=lambda best: (
+                _write(folder, family, recipe.policy, best, ledger.calls) if len(best.history) >= before else None
+            ),
         )
         calls, spent = ledger.calls, ledger.exhausted
+    _write(folder, family, recipe.policy, found, calls)
     _finish(folder, family, found, calls, recipe.max_oracle_calls if spent else None)
     return found
+
+
+def _rounds_before(folder: Path) -> int:
+    """Number of rounds of an earlier part of a search; 0 where it left none that can be read."""
+    try:
+        return len(read_search(folder))
+    except (OSError, ValueError):
+        return 0
 
 
 def _write(folder: Path, family: Family, policy: str, found: SearchResult, calls: int) -> None:

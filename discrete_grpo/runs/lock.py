@@ -6,37 +6,78 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from discrete_grpo.core.processes import is_first
 
 __all__ = ["alone"]
 
+_HELD: dict[Path, int] = {}
+"""Folders that this process has locked, with the handles of the locks."""
+
+
+def _forget() -> None:
+    """Let go of the locks in a forked child: what it outlives is its parent's run."""
+    for handle in _HELD.values():
+        with suppress(OSError):
+            os.close(handle)
+    _HELD.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
 
 @contextmanager
 def alone(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Refuse a folder in which another process works; the lock ends with this process, whatever ends it, and leaves no file.
 
-    Of several processes of one run the first holds the lock. A folder that is not there yet, Windows and file systems without
-    locks refuse nothing.
+    The folder is made, and removed if nothing is in it at the end. Blocks may be nested. Of several processes of one run the first
+    holds the lock. Windows and file systems without locks refuse nothing.
 
     Raises:
         ValueError: if another process works there.
     """
-    if sys.platform == "win32" or not is_first() or not Path(folder).is_dir():
+    path = Path(folder).absolute()
+    if sys.platform == "win32" or not is_first() or path in _HELD:
         yield
         return
-    import fcntl
-
-    handle = os.open(folder, os.O_RDONLY)
+    new = not path.exists()
+    with suppress(OSError):  # the run says what it cannot write
+        path.mkdir(parents=True, exist_ok=True)
+    handle = _locked(path)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
-                said = f"another process is working in {os.fspath(folder)}, expected one at a time"
-                raise ValueError(f"output_dir: {said}") from error
         yield
     finally:
+        if handle is not None and _HELD.pop(path, None) is not None:
+            _release(handle)
+        if new and path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _locked(path: Path) -> int | None:
+    """The handle of a new lock; None where there can be none."""
+    import fcntl
+
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
         os.close(handle)
+        if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
+            raise ValueError(f"output_dir: another process is working in {path}, expected one at a time") from error
+        return None
+    _HELD[path] = handle
+    return handle
+
+
+def _release(handle: int) -> None:
+    import fcntl
+
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_UN)  # closing alone leaves it to a child that was forked
+    os.close(handle)

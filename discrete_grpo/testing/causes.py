@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -291,7 +292,7 @@ def _unnormalised(name: str, law: Law, case: Case) -> str:
         sums = [s.log_probs.double().exp().sum(-1)[s.mask] for s in case.categoricals(case.rollout)]
     found = torch.cat(sums)
     worst = float(found[(found - 1).abs().argmax()]) if len(found) else 1.0
-    if abs(worst - 1) < UNNORMALISED:
+    if not math.isfinite(worst) or abs(worst - 1) < UNNORMALISED:
         return ""
     return f"probabilities of a table sum to {worst:.3g}: log_probs are logits, on which log_softmax(-1) is to be called"
 
@@ -301,7 +302,10 @@ def _full_mask(name: str, law: Law, case: Case) -> str:
     scores = case.replay(case.rollout)
     if not bool(scores.mask.all()) or not bool((case.rollout.units < scores.mask.shape[-1]).any()):
         return ""
-    return "mask is true at every site: sites of padding, and of steps after the end of a sample, count as if they were drawn"
+    return (
+        "mask is true at every site, so that padding and steps after the end of a sample count as if they were drawn; or units is"
+        " too small"
+    )
 
 
 Diagnosis = Callable[[str, Law, Case], str]

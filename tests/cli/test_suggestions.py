@@ -235,6 +235,10 @@ def test_a_whole_number_may_have_a_power_of_ten(tmp_path: Path, told: Callable[.
     assert (recipe.num_steps, recipe.grpo.max_steps, recipe.grpo.save_steps) == (20, 1500, 100)
     assert recipe.grpo.learning_rate == 1000.0
     assert "max_steps: 1500" in text
+    file.write_text("grpo: {max_steps: 1.0e+2, learning_rate: 1.0e+3}\n")
+    recipe, _ = parse("train", ["demo", f"--config={file}", "--grpo={num_generations: 1.6e1}", "--output_dir=1e5"])
+    assert (recipe.grpo.max_steps, recipe.grpo.num_generations, recipe.grpo.learning_rate) == (100, 16, 1000.0)
+    assert recipe.output_dir == "1e5"
     assert told("train", "demo", "--grpo.max_steps=1.55e1").startswith("grpo.max_steps: '1.55e1', expected int")
     assert told("train", "demo", "--grpo.max_steps=1e-1").startswith("grpo.max_steps: '1e-1', expected int")
     assert "nosuch" in told("sample", "nosuch", "-n", "3e1", "--out=o.smi")

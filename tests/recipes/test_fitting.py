@@ -79,3 +79,13 @@ def test_the_best_checkpoint_is_measured_where_it_is_exported(tmp_path: Path) ->
     measure = Counted()
     fit(tiny_policy(), DATA, Recipe(str(tmp_path), best), metadata={"kind": "molecules"}, evaluate=measure)
     assert json.loads((tmp_path / "evaluation.json").read_text())["after"]["calls"] == 4.0
+
+
+def test_a_run_that_was_killed_at_its_end_is_measured_when_it_goes_on(tmp_path: Path) -> None:
+    measure, recipe = Counted(), Recipe(str(tmp_path))
+    fit(tiny_policy(), DATA, recipe, metadata={"kind": "molecules"}, evaluate=measure)
+    for name in ("evaluation.json", "report.html"):
+        (tmp_path / name).unlink()
+    fit(tiny_policy(), DATA, recipe, metadata={"kind": "molecules"}, evaluate=measure, resume=True)
+    assert read_evaluation(tmp_path)["after"]["calls"] == 4.0
+    assert (tmp_path / "report.html").is_file()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo import GRPOConfig, PretrainConfig
+from discrete_grpo import GRPOConfig, PretrainConfig, RewardError
 from discrete_grpo.datasets.synthetic_graphs import read_npz
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.schedules import PolydecDistortion
@@ -139,6 +139,19 @@ def test_local_search_writes_what_it_found(planar: Path, tmp_path: Path) -> None
     assert edges(table["graph"]) == list(found.rewards)
     assert found.drawn == 3 * 12
     assert run_search(recipe, resume=True).samples == found.samples
+    kept = {name: (tmp_path / "run" / name).read_bytes() for name in ("best.csv.gz", "search.json")}
+    calls: list[int] = []
+
+    def stopped(samples: list[str], **columns: Any) -> list[float]:
+        calls.append(len(samples))
+        if len(calls) == 2:
+            raise RuntimeError("no more")
+        return edges(samples, **columns)
+
+    stopped.cached_as = None  # type: ignore[attr-defined]
+    with pytest.raises(RewardError, match="no more"):
+        run_search(dataclasses.replace(recipe, reward=stopped), resume=True)
+    assert kept == {name: (tmp_path / "run" / name).read_bytes() for name in kept}  # one round is less than what was there
 
 
 @pytest.mark.parametrize("name", ["a.gml", "a.jsonl", "a.edgelist.gz", "a.pt", "a.tsv", "a.sdf", "a.smi", "a"])

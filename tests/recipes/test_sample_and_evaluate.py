@@ -13,7 +13,7 @@ from discrete_grpo import evaluate, sample
 from discrete_grpo.cli import main
 from discrete_grpo.datasets.spatial import conformers
 from discrete_grpo.domains.spatial_molecules import to_cxsmiles
-from discrete_grpo.recipes.conditions import tell_unread
+from discrete_grpo.recipes.conditions import check_read, tell_unread
 from discrete_grpo.recipes.evaluate import evaluate_file
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.recipes.sample import sample_file, sample_lines, sample_policy
@@ -45,7 +45,12 @@ def test_conditions_of_a_policy_without_its_checkpoint_and_of_prompts() -> None:
 
 
 class Elsewhere:
-    """A policy of another package, of which nothing is known."""
+    """A policy of another package, of which nothing is known, around one of this."""
+
+    properties = ("length",)
+
+    def __init__(self, policy: Any) -> None:
+        self.policy = policy
 
 
 def test_conditions_that_only_rewards_read_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +59,9 @@ def test_conditions_that_only_rewards_read_are_told(capsys: pytest.CaptureFixtur
     tell_unread(load_policy("qm9-small"), [{"scaffold": "CC"}], scaffolds=True)
     tell_unread(load_policy("fill-in"), [{"masked": "a __", "original": "a cat"}])
     tell_unread(load_policy("qm9-small"), None)
-    tell_unread(Elsewhere(), [{"length": 2}])
+    for policy in (Elsewhere(load_policy("qm9-small")), Elsewhere(None)):
+        tell_unread(policy, [{"lengths": 2}])
+        check_read(policy, [{"lengths": 2}, {"num_node": 3}])
     assert capsys.readouterr().err == ""
 
 

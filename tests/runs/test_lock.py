@@ -53,10 +53,36 @@ def test_a_second_process_is_refused_and_changes_nothing(busy: Path, capsys: pyt
     assert {path.name for path in busy.iterdir()} == {"run.json", "config.yaml"}
 
 
-def test_a_lock_ends_with_its_block_and_needs_no_folder(tmp_path: Path) -> None:
+def test_a_lock_ends_with_its_block_and_leaves_no_empty_folder(tmp_path: Path) -> None:
     for _ in range(2):
-        with alone(tmp_path):
-            pass
-    with alone(tmp_path / "none"):
-        pass
+        with alone(tmp_path / "new"), alone(tmp_path / "new"):  # a command and what it calls
+            assert (tmp_path / "new").is_dir()
     assert list(tmp_path.iterdir()) == []
+    with alone(tmp_path / "kept"):
+        (tmp_path / "kept/metrics.jsonl").touch()
+    assert (tmp_path / "kept").is_dir()
+
+
+def test_a_folder_that_cannot_be_made_is_left_to_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with alone(tmp_path / "file" / "run"), alone(tmp_path / "file"):
+        pass
+    assert (tmp_path / "file").is_file()
+
+
+def test_a_forked_child_holds_no_lock(tmp_path: Path) -> None:
+    with alone(tmp_path):
+        reading, writing = os.pipe()
+        if (child := os.fork()) == 0:  # a reward's own worker, which outlives the run
+            os.read(reading, 1)
+            os._exit(0)
+    code = f"from discrete_grpo.runs.lock import alone\nwith alone({str(tmp_path)!r}): print('free')"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    try:
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+        assert done.stdout == "free\n", done.stderr
+    finally:
+        os.write(writing, b"x")
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)

@@ -472,6 +472,12 @@ def test_a_pretraining_shows_its_loss_its_evaluations_and_its_samples(tmp_path: 
     assert repr(RunReport(tmp_path)).endswith("150 updates, loss 6.000 to 2.000)")
 
 
+def test_off_line_updates_are_no_pretraining(tmp_path: Path) -> None:
+    for step in (1, 2):
+        Recorder(tmp_path / str(step)).record(step, {"loss": 1.0, "kl": 0.5, "offline/score": 0.1})
+        assert "chart-kl" in idents(write_report(tmp_path / str(step)).read_text("utf-8"))
+
+
 def test_a_search_shows_its_rounds(tmp_path: Path) -> None:
     rounds = [{"round": k, "drawn": 6 * (k + 1), "best": 0.5 + k / 10, "mean": 0.4, "reward": 0.3, "entered": 2} for k in range(3)]
     write_json(tmp_path / "search.json", {"drawn": 18, "oracle_calls": 9, "history": rounds})

@@ -95,7 +95,8 @@ def kind_of(metrics: Metrics) -> Kind:
     """The kind of run that metrics are of; lines of a search say how many samples entered its population."""
     if any("entered" in record for record in metrics):
         return "search"
-    likelihood = any("loss" in record for record in metrics) and not any("reward" in record for record in metrics)
+    names = {name for record in metrics for name in record}
+    likelihood = "loss" in names and "reward" not in names and not any(name.startswith("offline/") for name in names)
     return "pretraining" if likelihood else "training"
 
 
@@ -135,12 +136,12 @@ def _names(metrics: Metrics) -> list[str]:
     return list(dict.fromkeys(name for record in metrics for name in record))
 
 
-def _line(name: str, label: str, metrics: Metrics, spread: str | None) -> Line | None:
-    """The curve of a metric; None if it has no value. Evaluations are joined across the records between them."""
+def _line(name: str, label: str, metrics: Metrics, spread: str | None, joined: bool) -> Line | None:
+    """The curve of a metric, ``joined`` across records without it or not; None if it has no value."""
     points = [
         (float(k if (step := record.get("step")) is None else step), record)
         for k, record in enumerate(metrics, 1)
-        if name in record or not name.startswith("eval/")
+        if name in record or not joined
     ]
     values = [v if isinstance(v := record.get(name), (int, float)) else None for _, record in points]
     if all(v is None for v in values):
@@ -150,19 +151,20 @@ def _line(name: str, label: str, metrics: Metrics, spread: str | None) -> Line |
     return Line(f"{label} ± standard deviation" if band else label, [step for step, _ in points], values, band)
 
 
-def _lines(chart: _Chart, metrics: Metrics, names: Sequence[str]) -> list[Line]:
+def _lines(chart: _Chart, metrics: Metrics, names: Sequence[str], joined: bool) -> list[Line]:
     lines: list[Line] = []
     for name, found in ((name, found) for name in names if (found := re.fullmatch(chart.pattern, name)) is not None):
         label = _CURVE_NAMES.get(found.group(1), label_of(found.group(1)))
-        line = _line(name, label, metrics, None if lines else chart.spread)
+        line = _line(name, label, metrics, None if lines else chart.spread, joined)
         lines += [] if line is None else [line]
     return lines
 
 
 def _charts(charts: Iterable[_Chart], metrics: Metrics) -> str:
     cards, names, unit = [], _names(metrics), unit_of(metrics)
+    joined = kind_of(metrics) == "pretraining"  # an evaluation is a record of some updates only
     for chart in charts:
-        lines = _lines(chart, metrics, names)
+        lines = _lines(chart, metrics, names, joined)
         if len(lines) >= chart.least:
             svg = line_chart(
                 lines,
