@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +17,7 @@ from discrete_grpo.benchmarking.results import Results, note_run, read_results, 
 from discrete_grpo.benchmarking.suites import JOB_TIMEOUT
 from discrete_grpo.core.interrupt import Interrupted, interruptible
 from discrete_grpo.runs.console import print_notes
+from discrete_grpo.runs.lock import alone
 
 if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
@@ -103,7 +101,7 @@ def benchmark(
         plan.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"output_dir: {plan.folder} cannot be made ({error.strerror}), expected a folder to write in") from error
-    with _alone(plan.folder):
+    with alone(plan.folder):
         try:
             note_run(plan, command or "discrete_grpo.benchmark(...)")
             _run(plan, request)
@@ -181,29 +179,3 @@ def write_files(folder: str | Path) -> Results:
     write_markdown(results)
     write_page(results)
     return results
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Refuse a folder in which another process runs a benchmark; the lock ends with this process, whatever ends it.
-
-    Raises:
-        ValueError: if there is one, or the folder cannot be written.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    try:
-        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise ValueError(f"output_dir: {folder} cannot be written ({error.strerror}), expected a folder to write in") from error
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ValueError(f"output_dir: another benchmark is running in {folder}") from error
-        yield
-    finally:
-        os.close(handle)

@@ -108,7 +108,7 @@ def _full_path(name: str) -> str:
 
 
 def _wanted(name: str) -> str:
-    """What is expected in place of a text that is no import path; a judge is a checkpoint, and ``Judge`` the reward."""
+    """The text of an error about a name that is no import path: that of a judge is given to the class ``Judge``."""
     if name.endswith("-judge") or (Path(name) / "policy").is_dir() or (Path(name) / "model.safetensors").is_file():
         return f"expected the import path of one; of a judge it is --reward=Judge --reward.checkpoint={name}"
     return "expected an import path such as my_file.my_reward"

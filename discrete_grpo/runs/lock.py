@@ -1,4 +1,4 @@
-"""One process per run folder."""
+"""Locks of run folders, in each of which one process at a time may work."""
 
 from __future__ import annotations
 

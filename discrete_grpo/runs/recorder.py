@@ -249,7 +249,7 @@ def read_evaluation(folder: str | os.PathLike[str]) -> dict[str, dict[str, Any]]
 
 
 def read_search(folder: str | os.PathLike[str]) -> list[dict[str, float | None]]:
-    """One mapping per round of a search.
+    """Read the numbers of each round of a search.
 
     Raises:
         ValueError: if its file is no JSON or has no rounds.

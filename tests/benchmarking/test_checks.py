@@ -175,8 +175,8 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"output_dir: .*inner cannot be made .Not a directory., expected a folder to write in"):
         benchmark([CARBONS], methods=[WALK], budget=10, seeds=[0], output_dir=tmp_path / "file" / "inner")
-    (tmp_path / "taken" / "lock").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"output_dir: .*taken cannot be written .Is a directory., expected a folder to write in"):
+    (tmp_path / "taken" / "benchmark.json").mkdir(parents=True)
+    with pytest.raises(OSError, match=r"output_dir: .*taken cannot be written .Is a directory.; finished rows are kept"):
         benchmark([CARBONS], methods=[WALK], budget=10, seeds=[0], output_dir=tmp_path / "taken")
 
 

@@ -260,17 +260,6 @@ def test_what_a_worker_cannot_import_is_said() -> None:
     assert "main script" in (portable(local) or "")
 
 
-def test_a_second_benchmark_in_the_folder_is_refused(tmp_path: Path) -> None:
-    with (
-        runner._alone(tmp_path),
-        pytest.raises(ValueError, match="another benchmark is running"),
-        runner._alone(tmp_path),
-    ):
-        pass
-    with runner._alone(tmp_path):
-        pass
-
-
 def test_hanging_and_crashing_methods_lose_only_their_own_rows(tmp_path: Path) -> None:
     found = benchmark([CARBONS], methods=[HANG, CRASH, WALK], jobs=2, job_timeout=12.0, output_dir=tmp_path, **ASKED)
     assert [row["method"] for row in found.rows] == ["walk"]

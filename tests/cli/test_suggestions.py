@@ -134,6 +134,7 @@ def test_a_mistyped_module_is_answered_with_the_folder_and_a_near_name(told: Cal
         (["--reward={path: qed}"], "expected a mapping with class_path and init_args"),
         (["--reward="], "reward: nothing is no reward: expected an import path"),
         (["--reward=3"], "reward: 3 is no reward: expected an import path"),
+        (["--reward=fill-in-judge"], "of a judge it is --reward=Judge --reward.checkpoint=fill-in-judge"),
         (["--reward=[qed"], "reward: '[qed' is no YAML"),
         (["--reward", "--policy=x"], "reward: no value, expected --reward=VALUE"),
         (["--grpo={max_step: 3}"], "unknown field 'grpo.max_step'; did you mean 'grpo.max_steps'?"),

@@ -21,6 +21,7 @@ from discrete_grpo.core.interrupt import interruptible
 from discrete_grpo.core.scoring import (
     Failures,
     RewardError,
+    as_rewards,
     check_callables,
     check_some,
     finite_number,
@@ -159,6 +160,19 @@ def test_an_error_of_several_lines_becomes_one() -> None:
 
     with pytest.raises(RewardError, match=r"^reward reward: raised RuntimeError: one two$"):
         score_samples([reward], ["a"])
+
+
+def test_a_reward_that_forgets_invalid_samples_is_told_what_they_are() -> None:
+    hint = "a sample that is invalid is None, and its score may be None or a number"
+    with pytest.raises(RewardError, match=f"object of type 'NoneType' has no len\\(\\); {hint}$"):
+        score_one(lambda samples, **columns: [len(s) for s in samples], ["C", None])
+    with pytest.raises(RewardError, match=r"has no len\(\)$"):  # its own None
+        score_one(lambda samples, **columns: [len(None)], ["C"])  # type: ignore[arg-type]
+
+
+def test_a_name_in_the_place_of_a_reward_is_told_to_be_imported() -> None:
+    with pytest.raises(ValueError, match=r"^reward: 'qed', expected .*; a name is for the command line, import the function qed$"):
+        as_rewards("qed")
 
 
 def test_an_error_that_names_its_reward_is_not_named_twice() -> None:

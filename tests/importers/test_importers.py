@@ -418,3 +418,9 @@ def test_unknown_sources_and_options_are_named(tmp_path: Path) -> None:
         import_checkpoint(tmp_path, "reinvent", tmp_path / "out", heads=2)
     with pytest.raises(ValueError, match=r"^vocabulary: None, expected a value, which molgpt needs"):
         import_checkpoint(tmp_path, "molgpt", tmp_path / "out")
+
+
+def test_a_safetensors_file_is_no_pickle(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").write_bytes(b"{}")
+    with pytest.raises(CheckpointError, match=r"x\.safetensors is a safetensors file, expected one written by torch\.save$"):
+        read_pickle(tmp_path / "x.safetensors")

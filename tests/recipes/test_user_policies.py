@@ -233,6 +233,9 @@ def test_a_class_is_trusted_only_where_it_is_named(mine: Path) -> None:
     with pytest.raises(CheckpointError, match=r"my_words\.Letters' is outside the trusted packages"):
         load_policy("run")
     assert load_policy("my_words:Letters@run").letters == "abcd"
+    for wrong in (5, None):
+        with pytest.raises(ValueError, match=f"^policy: {wrong}, expected the name of a policy or its folder$"):
+            load_policy(wrong)  # type: ignore[arg-type]
 
 
 def test_an_option_is_an_argument_of_the_class_or_refused(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

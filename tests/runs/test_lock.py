@@ -1,4 +1,4 @@
-"""One process per run folder."""
+"""Locks of run folders: a second process is refused, and a lock ends with its process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from discrete_grpo import benchmark
 from discrete_grpo.cli import main
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.runs.lock import alone
@@ -45,6 +46,9 @@ def test_a_second_process_is_refused_and_changes_nothing(busy: Path, capsys: pyt
         pytest.fail("the folder was taken")
     assert main(["train", "demo", f"--output_dir={busy}"]) == 2
     assert said in capsys.readouterr().err
+    assert list(busy.iterdir()) == []
+    with pytest.raises(ValueError, match=said):
+        benchmark("pmo", tasks=["qed"], methods=["best-of-prior"], budget=100, seeds=[0], output_dir=busy)
     assert list(busy.iterdir()) == []
     (busy / "run.json").write_text('{"command": "train"}')
     (busy / "config.yaml").write_text("policy: qm9-small\n")
