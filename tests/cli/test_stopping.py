@@ -1,0 +1,168 @@
+"""Runs that are stopped or killed resume and end with the same bits."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from discrete_grpo.cli import main
+from tests.command_line import GRPO, PRETRAIN, Refuse, lines, outcome, train
+
+pytestmark = pytest.mark.usefixtures("here")
+ROOT = Path(__file__).parents[2]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "discrete_grpo.cli", *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+LONG = [*GRPO, "--grpo.max_steps=20", "--grpo.ema_decay=0.9", "--grpo.beta=0.01", "--evaluation_samples=8"]
+
+
+def long_train(out: str, *more: str) -> list[str]:
+    return ["train", "demo", "--policy=tiny", f"--output_dir={out}", *LONG, *more]
+
+
+@pytest.fixture(scope="session")
+def unbroken(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """What the long run ends with when nothing happens to it; how often it saves must not matter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("unbroken"))
+        shutil.copytree(tiny, "tiny")
+        process = start(*long_train("run", "--grpo.save_steps=1000"))
+        said = process.communicate(timeout=240)
+        assert process.returncode == 0, said
+        return outcome("run")
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_resume_ends_with_the_same_bits(unbroken: tuple[Any, ...]) -> None:
+    process = start(*long_train("run", "--grpo.save_steps=1000"))
+    wait_for(lambda: lines("run") > 0, process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    done = lines("run")
+    assert 0 < done < 20
+    last = said.rstrip("\n").split("\n")[-1]
+    assert last == f"discrete-grpo: stopped at update {done} of 20; saved, continue with: discrete-grpo resume run"
+    assert (Path("run/checkpoints") / f"step-{done:08d}").is_dir()
+    assert main(["resume", "run"]) == 0
+    assert outcome("run") == unbroken
+
+
+def test_ctrl_c_outside_the_loop_says_how_to_resume(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("discrete_grpo.recipes.train.sample_policy", stopped)
+        assert main(train()) == 130
+    assert "stopped; continue with: discrete-grpo resume run" in capsys.readouterr().err
+    assert main(["resume", "run"]) == 0
+    assert main(train(out="whole")) == 0
+    assert outcome("run") == outcome("whole")
+
+
+@pytest.mark.slow
+def test_sigkill_at_random_moments_of_training(unbroken: tuple[Any, ...]) -> None:
+    chance = random.Random(0)
+
+    def writing() -> bool:  # in the middle of a checkpoint
+        return any(Path("run/checkpoints").glob(".step-*.tmp"))
+
+    moments: list[Callable[[], bool]] = [
+        lambda: lines("run") >= chance.randrange(1, 5),
+        writing,
+        lambda: lines("run") > 8 and writing(),
+    ]
+    for k, moment in enumerate(moments):
+        process = start(*(long_train("run") if k == 0 else ["resume", "run"]))
+        wait_for(moment, process)
+        time.sleep(chance.random() * 0.01 * (k == 0))
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert lines("run") < 20
+    assert main(["resume", "run"]) == 0
+    assert outcome("run") == unbroken
+    assert not list(Path("run/checkpoints").glob(".*"))
+
+
+@pytest.mark.slow
+def test_a_pretraining_that_is_killed_and_stopped() -> None:
+    def command(out: str) -> list[str]:
+        more = ["--pretrain.max_steps=40", "--pretrain.save_steps=4", "--pretrain.log_steps=3", "--evaluation_samples=4"]
+        return ["pretrain", *PRETRAIN, *more, f"--output_dir={out}"]
+
+    assert main(command("whole")) == 0
+    process = start(*command("run"))
+    wait_for(lambda: lines("run") > 3 and any(Path("run/checkpoints").glob("step-*")), process)
+    process.kill()
+    process.communicate()
+    assert lines("run") < lines("whole")
+    process = start("resume", "run")
+    before = lines("run")
+    wait_for(lambda: lines("run") > before, process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert "saved, continue with: discrete-grpo resume run" in said
+    assert main(["resume", "run"]) == 0
+    assert outcome("run") == outcome("whole")
+
+
+def test_resume_passes_over_damaged_checkpoints(refuse: Refuse) -> None:
+    assert main(train()) == 0
+    before = outcome("run")
+    newest, older = sorted(Path("run/checkpoints").iterdir(), reverse=True)
+    os.truncate(newest / "training.pt", 500)
+    with pytest.warns(RuntimeWarning, match="is taken instead"):
+        assert main(["resume", "run"]) == 0
+    assert outcome("run") == before
+    for checkpoint in (newest, older):
+        os.truncate(checkpoint / "training.pt", 500)
+    line = refuse("resume", "run")
+    assert "holds no checkpoint to resume from" in line
+    assert "truncated" in line
+    assert outcome("run") == before
+    shutil.rmtree("run/checkpoints")
+    assert refuse("resume", "run").startswith("run: holds samples of updates but no checkpoint to go on from; was run/checkpoints")
+    assert outcome("run") == before
+    Path("run/config.yaml").unlink()
+    assert "run: run is no run folder" in refuse("resume", "run")
+    Path("run/run.json").write_text('{"command": "rm"}')
+    assert "run: run is no run folder" in refuse("resume", "run")
+
+
+def test_of_several_processes_only_the_first_makes_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert main(train()) == 0
+    assert not Path("run/run.json").exists()
+    assert not Path("run/config.yaml").exists()
+
+
+def test_one_thread() -> None:
+    assert torch.get_num_threads() == 1  # same bits in the subprocesses and here

@@ -1,0 +1,47 @@
+"""The random search over settings of baselines: its trials, and a run of the smallest size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.tuning import CHOICES, SEEDS, TASKS, main, sums, trials_of
+from discrete_grpo.benchmarking.methods import METHODS
+
+
+@pytest.mark.parametrize("name", sorted(CHOICES))
+def test_trials_differ_and_begin_with_the_settings_of_the_benchmark(name: str) -> None:
+    method = METHODS[name]
+    trials = trials_of(method, 20, seed=0)
+    assert trials[0].settings == dict(method.settings)
+    assert len({str(t.settings) for t in trials}) == len({t.name for t in trials}) == 20
+    assert all(t.settings[key] in values for t in trials[1:] for key, values in CHOICES[name].items())
+    assert [t.settings for t in trials_of(method, 20, seed=0)] == [t.settings for t in trials]
+    assert [t.settings for t in trials_of(method, 20, seed=1)] != [t.settings for t in trials]
+    assert all(t.least_budget >= t.settings.get("population", 0) for t in trials)
+
+
+def test_more_trials_than_there_are_settings_are_refused() -> None:
+    assert len(trials_of(METHODS["smiles-ga"], 36, seed=0)) == 36
+    with pytest.raises(ValueError, match="trials: 37, expected 1 to 36 of smiles-ga"):
+        trials_of(METHODS["smiles-ga"], 37, seed=0)
+    with pytest.raises(ValueError, match="method: 'random', expected one of graph-ga, smiles-ga, tb-ga"):
+        trials_of(METHODS["random"], 1, seed=0)
+
+
+def test_sums_are_over_the_tasks_per_seed() -> None:
+    rows = [{"method": "a", "task": t, "seed": s, "auc_top10": s + k / 10} for k, t in enumerate(TASKS) for s in (1, 2)]
+    assert sums([*rows, {**rows[0], "method": "b", "auc_top10": 9.0}], "a", (1, 2)) == pytest.approx([3.3, 6.3])
+
+
+def test_a_tiny_search_writes_what_it_promises(tmp_path: Path) -> None:
+    small = ["--method=smiles-ga", "--trials=2", "--again=1", "--budget=410", "--jobs=2"]
+    main([*small, f"--output_dir={tmp_path / 'rows'}", f"--out={tmp_path / 'found.json'}"])
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["method"], found["budget"], len(found["trials"])) == ("smiles-ga", 410, 2)
+    full = [t for t in found["trials"] if len(t["sums"]) == len(SEEDS)]
+    assert {t["trial"] for t in full} >= {"smiles-ga-00"}
+    assert found["best"] in full
+    assert sum(found["best"]["sums"]) == max(sum(t["sums"]) for t in full)
