@@ -1,7 +1,8 @@
 """GRPO (group relative policy optimisation) of discrete generative models, graphs first.
 
-The core stands here; molecules are joined in :mod:`discrete_grpo.recipes.train`. Names are imported when they are first used, so
-that importing this package loads neither torch nor rdkit nor torch_geometric.
+The names below are the public interface: :func:`train` fine-tunes a policy against a reward, and :class:`GRPOTrainer` is its
+training loop. They are imported when they are first used, so that importing this package loads neither torch nor rdkit nor
+torch_geometric.
 """
 
 import importlib

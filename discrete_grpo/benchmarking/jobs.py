@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.suites import SUITES
+from discrete_grpo.core.checks import plain_number
 from discrete_grpo.core.interrupt import Interrupted
 
 if TYPE_CHECKING:
@@ -263,6 +264,7 @@ def plain(value: Any) -> Any:
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
+    value = plain_number(value)
     if isinstance(value, float) and value - value != 0:
         return None
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -13,7 +13,7 @@ from discrete_grpo.benchmarking.jobs import ROW, Job, plain, read_json
 from discrete_grpo.benchmarking.method import Method, as_method
 from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, Suite, find_suite
-from discrete_grpo.core.checks import check_range, check_whole
+from discrete_grpo.core.checks import check_range, check_whole, plain_number
 from discrete_grpo.runs.recorder import check_unused
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ __all__ = ["PLAN", "Plan", "Request", "make_plan"]
 PLAN = "benchmark.json"
 OWN = "own"
 """Name of the suite of tasks of the user's own."""
+
+
+COMMON = ("version", "budget", "policy", "policy_sha256")
+"""Conditions that all rows of a table share, where they have them."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,12 @@ class Request:
     receptors: str | None = None
     exhaustiveness: int = 1
     job_timeout: float | None = JOB_TIMEOUT
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "jobs", "warm_start_calls", "exhaustiveness", "job_timeout"):
+            object.__setattr__(self, name, plain_number(getattr(self, name)))
+        if isinstance(self.seeds, list | tuple | range):
+            object.__setattr__(self, "seeds", tuple(plain_number(seed) for seed in self.seeds))
 
 
 @dataclass(frozen=True)
@@ -240,10 +250,10 @@ def _conditions(
 
 
 def _source(value: Any) -> str | None:
-    """A digest of the source code of a user's function; None where it cannot be seen."""
-    from discrete_grpo.rewards.identity import reward_identity
+    """A digest of the code of a user's function, which an edit beside it does not change; None where it cannot be seen."""
+    from discrete_grpo.rewards.identity import code_identity
 
-    return reward_identity(value)
+    return code_identity(value)
 
 
 def _is_done(job: Job) -> bool:
@@ -260,18 +270,21 @@ def _is_done(job: Job) -> bool:
 
 
 def _check_other_rows(folder: Path, jobs: Sequence[Job]) -> None:
-    """Compare the rows that the folder holds beside those of the jobs: one table has one budget, and each method one way.
+    """Compare the rows that the folder holds beside those of the jobs: one table has one budget, version and policy.
 
     Raises:
-        ValueError: for a row of another budget, or of one of the methods with other settings or another policy.
+        ValueError: for a row of another budget, version or policy, or of one of the methods with other settings.
     """
     asked, by_method = {job.folder for job in jobs}, {job.method.name: _flat(job.conditions) for job in jobs}
+    common = {name: job.conditions[name] for job in jobs for name in COMMON if name in job.conditions}
     for path in sorted(folder.glob(f"jobs/*/*/*/*/{ROW}")):
         row = None if path.parent in asked else read_json(path)
         if row is None:
             continue
-        before, now = _flat(row.get("conditions") or {}), by_method.get(row["method"], {"budget": jobs[0].budget})
-        names = {name for name in {**before, **now} if not name.startswith("task_")} if row["method"] in by_method else {"budget"}
+        before, now = _flat(row.get("conditions") or {}), by_method.get(row["method"], common)
+        names = {name for name in {**before, **now} if not name.startswith("task_")}
+        if row["method"] not in by_method:  # of those that the others have too; methods without a policy name none
+            names = {name for name in COMMON if name in before and name in now}
         label = f"{row['task']}, {row['method']}, seed {row['seed']}"
         _refuse_changes(label, path.parent, *({name: one.get(name) for name in sorted(names)} for one in (before, now)))
 

@@ -59,6 +59,7 @@ class _Worker:
         self.deadline = None if time_limit is None else time.monotonic() + time_limit
         payload = pickle.dumps((sys.path, _dumps(by_name(job))))
         job.folder.parent.mkdir(parents=True, exist_ok=True)
+        (job.folder / FAILED).unlink(missing_ok=True)  # of an earlier run
         self._said = job.folder.with_name(f"{job.folder.name}.log")  # beside the folder, which the job makes anew
         environment = os.environ | THREADS | {"PYTHONHASHSEED": "0"}
         with self._said.open("wb") as log:
@@ -93,9 +94,11 @@ class _Worker:
         if code is None and (self.deadline is None or time.monotonic() < self.deadline):
             return False
         self.kill()
-        if code is None:
+        if read_json(self.job.folder / ROW) is not None:
+            (self.job.folder / FAILED).unlink(missing_ok=True)
+        elif code is None:
             write_failure(self.job, "it took longer than the time limit (job_timeout) and was ended")
-        elif read_json(self.job.folder / ROW) is None and not (self.job.folder / FAILED).exists():
+        elif not (self.job.folder / FAILED).exists():
             write_failure(self.job, _how_it_died(code), self._said.read_text(encoding="utf-8", errors="replace")[-4000:])
         self._said.unlink(missing_ok=True)
         return True

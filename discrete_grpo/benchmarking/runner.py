@@ -114,7 +114,7 @@ def benchmark(
 
 def _run(plan: Plan, request: Request) -> None:
     done = {job.folder for job in plan.done}
-    todo = [job for job in plan.jobs if job.folder not in done]
+    todo = [job for job in plan.jobs if job.folder not in done and not (job.folder / ROW).is_file()]  # since the plan was made
     if plan.done:
         print_notes([f"{len(plan.done)} of {len(plan.jobs)} rows are there already"])
     reasons = {job.folder: portable(by_name(job)) for job in todo}

@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _dispatch(given)
             sys.stdout.flush()  # here and not at the exit, where an error could no longer be told
     except (Interrupted, KeyboardInterrupt) as stopped:
-        _tell(f"{stopped or 'stopped'}")
+        _tell(f"{str(stopped) or 'stopped'}")
         return 130
     except Exception as error:
         if debug:

@@ -197,7 +197,8 @@ def _read_file(name: str, given: _Given, names: _Names) -> None:
     given.values += _entries(node, names)
     for key, value in node.value:
         if key.value == "reward":
-            given.reward = loaded(yaml.serialize(value, Dumper=yaml.SafeDumper), "reward") or ""
+            spec = loaded(yaml.serialize(value, Dumper=yaml.SafeDumper), "reward")
+            given.reward = "" if spec is None else spec
     node.value = [(key, value) for key, value in node.value if key.value != "reward"]
     if node.value:
         given.words.append(f"--config={yaml.serialize(node, Dumper=yaml.SafeDumper)}")

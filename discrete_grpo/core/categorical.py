@@ -88,7 +88,7 @@ class Sites:
         """Check the shapes and dtypes, and that no pair stands twice."""
         tables = tuple(self.log_probs.shape)
         if len(tables) != 4:
-            raise ValueError(f"log_probs: shape {tables}, expected [B, S, U, C] (pairs of nodes are packed by graph.upper)")
+            raise ValueError(f"log_probs: shape {tables}, expected [B, S, U, C] (pairs of nodes are packed by graphs.upper)")
         for name, tensor in (("action", self.action), ("mask", self.mask)):
             if tensor.shape != tables[:3]:
                 raise ValueError(f"{name}: shape {tuple(tensor.shape)}, expected {tables[:3]}, as log_probs are {tables}")

@@ -141,7 +141,7 @@ class Policy(Protocol):
         ...
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[SiteKind]:
-        """Compute the laws of the sites of stored steps, differentiable; ``steps[b]`` are step numbers of row b, None means all."""
+        """Compute the distributions of stored sites, differentiably; ``steps[b]`` are the step numbers of row b, None means all."""
         ...
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -26,6 +26,7 @@ __all__ = [
     "NoScores",
     "RewardError",
     "check_callables",
+    "check_forgets",
     "check_some",
     "elsewhere",
     "finite_number",
@@ -147,9 +148,18 @@ class Failures:
 
 
 def take_failures(rewards: Sequence[Reward]) -> dict[str, list[Failure]]:
-    """Failures since the last call by name of the reward, for rewards that record them, such as a pool."""
-    found = {name: getattr(reward, "take_failures", None) for name, reward in zip(reward_names(rewards), rewards, strict=True)}
-    return {name: take() for name, take in found.items() if take is not None}
+    """Failures since the last call by name of the reward, for rewards that record them, such as a pool, or have such ones inside.
+
+    A reward made of others has them in its attribute ``inner``.
+    """
+    found = {name: _takes(reward) for name, reward in zip(reward_names(rewards), rewards, strict=True)}
+    return {name: [failure for take in takes for failure in take()] for name, takes in found.items() if takes}
+
+
+def _takes(reward: object) -> list[Callable[[], list[Failure]]]:
+    """The methods ``take_failures`` of a reward and of those inside it."""
+    own = getattr(reward, "take_failures", None)
+    return [*([own] if callable(own) else []), *(take for part in getattr(reward, "inner", ()) for take in _takes(part))]
 
 
 def remembers(reward: Reward) -> bool:
@@ -158,6 +168,17 @@ def remembers(reward: Reward) -> bool:
     Such a reward has a ``state_dict`` that checkpoints store. A network has one too, but its weights do not change.
     """
     return callable(getattr(reward, "state_dict", None)) and not isinstance(reward, nn.Module)
+
+
+def check_forgets(reward: Reward) -> None:
+    """Refuse a reward that remembers as a part of another one, whose checkpoints and caches know nothing of its memory.
+
+    Raises:
+        ValueError: naming it.
+    """
+    if remembers(reward):
+        wanted = "expected one that does not; a reward that remembers takes the others inside it"
+        raise ValueError(f"reward: {reward_name(reward)} remembers earlier samples, {wanted}")
 
 
 def elsewhere(reward: Reward) -> bool:

@@ -218,8 +218,8 @@ class ElboLikelihood(nn.Module):
     def score(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Any | None = None) -> Scores:
         """Σ_k q(k | x_t, x_0) log p_θ(k | x_t) of every site at the chosen states; entropy of p_θ, exact KL in both directions.
 
-        The KL is that of the steps at the re-noised states. Σ_sites KL(p_ref(·| x_t) ‖ p_θ(·| x_t)), the forward one, is the
-        penalty with which MiDi is fine-tuned.
+        The KL is that of the steps at the re-noised states; the forward one is Σ_sites KL(p_ref(·| x_t) ‖ p_θ(·| x_t)). It is not
+        the difference of losses that MiDi's GRPO system has in its place (``docs/offline.md``).
         """
         steps = all_steps(rollout) if steps is None else steps
         now, points = moments(rollout, steps), rollout.states["time"].gather(1, steps)

@@ -49,7 +49,8 @@ def read_columns(given: str | Sequence[Columns]) -> list[Columns]:
                 f'columns: {given!r} is no file of JSON lines, expected one, or a list such as [{{"label": 3}}]'
             )
         found, source = [], f"columns: {path}"
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        text = path.read_text(encoding="utf-8-sig").rstrip()
+        for number, line in enumerate(text.split("\n") if text else (), 1):
             try:
                 found.append(json.loads(line))
             except ValueError as error:

@@ -53,9 +53,9 @@ def evaluate(
 
     Args:
         samples: the samples as rewards see them, with None for an invalid one, or a file of samples.
-        kind: molecules, spatial, graphs, digraphs, text, images or samples; None recognises the kind of a file, of graph
-            objects, of molecules in space and of graphs with classes, and takes another list for what the suite measures, without
-            one for molecules: plain lines of graph6 want ``kind="graphs"``.
+        kind: molecules, spatial, graphs, digraphs, text, images or samples. None recognises files, graph objects, molecules in
+            space and graphs with classes. Any other list is then taken for what the suite measures, or, without a suite, for
+            molecules, so lines of graph6 without classes need ``kind="graphs"``.
         suite: moses, guacamol, graphs or spatial; None computes the usual numbers.
         options: fields of :class:`discrete_grpo.recipes.families.FileOptions`: ``reference``, molecules that samples are compared
             with, a SMILES file, of graphs a named set or an npz file of splits, or a list of such samples; ``shape``, what makes a
@@ -185,7 +185,7 @@ def _check_options(family: Family, options: FileOptions) -> None:
             raise ValueError(f"{name}: {getattr(options, name)!r}, expected none without a suite")
     for f in fields(FileOptions):
         value = getattr(options, f.name)
-        if f.default is None and value is not None and f.name not in family.options:
+        if value not in (None, f.default) and f.name not in (*family.options, "max_bytes"):  # all families read files
             raise ValueError(f"{f.name}: {value!r}, expected none with a file of {family.name}")
 
 

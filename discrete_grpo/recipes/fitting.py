@@ -95,6 +95,8 @@ def _fit(
             tell_changed_settings(folder, settings, resume=resume)
         for name, text in files.items():
             write_text(folder / name, text)
+        if trainer.step < recipe.pretrain.max_steps:  # of a run that had ended, and goes on
+            (folder / EVALUATION).unlink(missing_ok=True)
     exported = trainer.train()
     best = recipe.pretrain.load_best_model_at_end  # other weights than those of the last checkpoint
     trainer.processes.run_all(lambda: _finish(folder, kept, trainer.averaged, best) if trainer.processes.first else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from discrete_grpo.core.interrupt import Interrupted
@@ -47,14 +47,17 @@ def held(folder: Path) -> frozenset[str] | None:
 
 
 def withdraw(folder: Path, before: frozenset[str] | None) -> None:
-    """Remove the files of a run that failed before it had results, and the folder if the run made it.
+    """Remove the files of a run that failed before it had results, and the folder if the run made it and nothing is left.
+
+    Known scores stay, which may have cost hours: the corrected call finds them.
 
     Args:
         folder: the run folder.
         before: names of what it held before the run, which stays; None if there was no such folder.
     """
     kept = before or frozenset()
-    for name in (name for name in (*GIVEN, *RECORDS, *DATABASES) if name not in kept):
+    scored = _has_scores(folder / "scores.sqlite")
+    for name in (name for name in (*GIVEN, *RECORDS, *DATABASES) if name not in kept and not (scored and name[:7] == "scores.")):
         (folder / name).unlink(missing_ok=True)
     if "reference" not in kept:
         shutil.rmtree(folder / "reference", ignore_errors=True)
@@ -87,6 +90,16 @@ def withdrawn_on_failure(folder: Path, *, resume: bool, calls_count: bool) -> It
                 if not used and is_first() and not has_results(folder, calls_count=calls_count):
                     withdraw(folder, before)
             raise
+
+
+def _has_scores(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    try:
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True)) as connection:
+            return bool(connection.execute("SELECT COUNT(*) FROM scores").fetchone()[0])
+    except sqlite3.Error:
+        return False
 
 
 def _in_use(folder: Path) -> bool:

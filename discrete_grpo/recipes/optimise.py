@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from discrete_grpo.core.checks import check_options, check_whole
+from discrete_grpo.core.checks import check_options, check_whole, plain_number
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.core.rollout import Reward, as_module
 from discrete_grpo.core.scoring import NoScores, RewardError, as_rewards, check_some, remembers, reward_names, take_failures
@@ -81,6 +81,8 @@ class OptimiseRecipe:
     device: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("max_oracle_calls", "seed", "keep", "warm_start_calls", "save_rounds"):
+            object.__setattr__(self, name, plain_number(getattr(self, name)))
         for name in ("max_oracle_calls", "keep", "save_rounds"):
             check_whole(name, getattr(self, name), least=1)
         check_whole("seed", self.seed, least=0)

@@ -15,6 +15,7 @@ from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_whole
 from discrete_grpo.core.rollout import Context, as_module
 from discrete_grpo.datasets.text_files import suffix_of
+from discrete_grpo.domains.sample_text import sample_text
 from discrete_grpo.recipes.conditions import check_read, prepare_columns, read_columns
 from discrete_grpo.recipes.families import Columns, Family, SamplerOptions
 from discrete_grpo.recipes.loading import LoadedPolicy, load, with_sampler
@@ -48,7 +49,7 @@ def sample(
     Args:
         policy: a policy, or the name of one as for :func:`~discrete_grpo.recipes.loading.load_policy`.
         n: number of samples, at least 1; each is a group of its own.
-        seed: of the draws.
+        seed: random seed of the sampler.
         columns: conditions that the policy reads as mappings, or a file of JSON lines; sample k is drawn under
             ``columns[k % len(columns)]``.
         options: changes to how the policy draws.
@@ -254,7 +255,7 @@ def output_path(out: str) -> Path:
 
 def as_text(samples: Sequence[Any]) -> list[str]:
     """Samples as the text of a table; empty for invalid ones."""
-    return ["" if s is None else str(s) for s in samples]
+    return ["" if s is None else sample_text(s) for s in samples]
 
 
 def plain_columns(columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:

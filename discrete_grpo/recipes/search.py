@@ -18,6 +18,7 @@ from discrete_grpo.recipes.loading import LoadedPolicy, load
 from discrete_grpo.recipes.sample import as_text, device_of, moved
 from discrete_grpo.rewards.ledger import open_ledger
 from discrete_grpo.runs.console import print_notes, print_table
+from discrete_grpo.runs.lock import alone
 from discrete_grpo.runs.recorder import SEARCH, check_unused, read_search, write_json, write_table
 from discrete_grpo.runs.report.diagnosis import search_diagnosis
 from discrete_grpo.training.local_search import SearchResult, local_search
@@ -81,6 +82,12 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
         ValueError: if ``output_dir`` holds results of another run and ``resume`` is false, or the policy cannot start from a
             finished sample.
     """
+    with alone(recipe.output_dir):
+        return _search(recipe, resume)
+
+
+def _search(recipe: SearchRecipe, resume: bool) -> SearchResult:
+    """:func:`run_search` in a folder of its own."""
     folder = Path(recipe.output_dir)
     if not resume:
         check_unused(folder)

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import copy
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from discrete_grpo.core.advantages import sum_rewards
 from discrete_grpo.core.checks import check_fields, check_options, check_range, check_whole
 from discrete_grpo.core.rollout import Reward
-from discrete_grpo.core.scoring import BudgetExhausted, as_rewards, check_callables, reward_names, score_samples
+from discrete_grpo.core.scoring import as_rewards, check_callables, reward_names
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
+from discrete_grpo.recipes.before_and_after import Evaluations, Memories, Results
 from discrete_grpo.recipes.conditions import check_read, column_names, prepare_columns, read_columns, tell_unread
-from discrete_grpo.recipes.families import Columns, Family, View, check_view, seen_by
+from discrete_grpo.recipes.families import Columns, View, check_view, seen_by
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.offline import OfflineOptions, offline_trainer, scored_samples
 from discrete_grpo.recipes.reward_changes import tell_changed_rewards
-from discrete_grpo.recipes.sample import as_text, plain_columns, sample_policy
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save
 from discrete_grpo.runs.console import print_table
-from discrete_grpo.runs.recorder import EVALUATION, SAMPLES, check_unused, read_evaluation, write_json, write_table, write_text
+from discrete_grpo.runs.recorder import SAMPLES, check_unused, write_text
 from discrete_grpo.runs.settings import tell_changed_settings, tell_new_folder
 from discrete_grpo.runs.trackers import ReportTo, open_trackers
 from discrete_grpo.training.config import GRPOConfig
@@ -39,8 +35,6 @@ from discrete_grpo.training.offline import OfflineTrainer, ScoredSamples
 from discrete_grpo.training.trainer import GRPOTrainer
 
 __all__ = ["TrainRecipe", "check_budget", "run_train", "train"]
-
-Results = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -207,6 +201,7 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
     family.check_rewards(loaded.policy, recipe.rewards)
     scored = _scores_given(recipe, loaded, resume, resumed := resume and bool(Checkpoints(folder).all()))
     start = copy.deepcopy(loaded.policy) if processes.first and recipe.evaluation_samples else None
+    memories = Memories(recipe.rewards)
     loaded = replace(loaded, policy=_trained(loaded.policy, recipe))
     columns, held_out = _conditions(recipe, loaded, processes, resume)
     for conditions in (columns, held_out):
@@ -214,9 +209,9 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
     tracker = open_trackers(folder, recipe.report_to, {"grpo": asdict(recipe.grpo)}, picture=family.picture)
     budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
     with open_ledger(folder, family.key, rank=processes.rank, **budget) as ledger:
-        measure = partial(_measure, recipe, family, folder, held_out, ledger)
+        evaluations = Evaluations(recipe, family, folder, held_out, ledger, memories, accelerator().device)
         if not recipe.rewards and scored is not None:
-            return _train_offline(recipe, loaded, scored, start, measure, resume)
+            return _train_offline(recipe, loaded, scored, start, evaluations, resume)
         trainer = GRPOTrainer(
             loaded.policy,
             recipe.rewards,
@@ -230,11 +225,10 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
             tracker=tracker if processes.first else None,
         )
         offline = None if scored is None else _offline(recipe, trainer.policy, scored, metadata, resume)
-        # "before" is kept by a run that is resumed: it comes before any checkpoint
-        _in_first(processes, ledger, lambda: measure(start, "before"))
+        _in_first(processes, ledger, lambda: evaluations.before(start))
         _learn(trainer, offline, ledger, recipe.evaluation_samples)
         metadata["grpo_steps"] = trainer.step
-        return _in_first(processes, ledger, lambda: _finish(recipe, family, trainer.best_policy, metadata, measure))
+        return _in_first(processes, ledger, lambda: _finish(evaluations, trainer.best_policy, metadata, trainer.step))
 
 
 def _check_folder(folder: Path, resume: bool) -> None:
@@ -313,27 +307,25 @@ def _train_offline(
     loaded: LoadedPolicy,
     scored: ScoredSamples,
     start: Any,
-    measure: Callable[[Any, str], Results],
+    evaluations: Evaluations,
     resume: bool,
 ) -> Results:
     """A run without rewards: off-line updates alone."""
     metadata = {**loaded.metadata, "policy": recipe.policy, "offline_steps": recipe.offline_steps}
     offline = _offline(recipe, loaded.policy, scored, metadata, resume)
-    measure(start, "before")
+    evaluations.before(start)
     offline.train()
-    return _finish(recipe, loaded.family, without_lora(loaded.policy), metadata, measure)
+    return _finish(evaluations, without_lora(loaded.policy), metadata, recipe.offline_steps)
 
 
-def _finish(
-    recipe: TrainRecipe, family: Family, trained: Any, metadata: Columns, measure: Callable[[Any, str], Results]
-) -> Results:
+def _finish(evaluations: Evaluations, trained: Any, metadata: Columns, updates: int) -> Results:
     """Export the policy, measure it and write the report."""
     from discrete_grpo.runs.report.report import write_report
 
-    folder, best = Path(recipe.output_dir), without_likelihood(trained)
+    folder, best = evaluations.folder, without_likelihood(trained)
     save(folder / "policy", best, metadata=metadata)
-    result = measure(best, "after")
-    write_report(folder, render=family.draw)
+    result = evaluations.after(best, updates)
+    write_report(folder, render=evaluations.family.draw)
     if result:
         print_table(f"{folder}", result)
     return result
@@ -351,52 +343,3 @@ def _kept_columns(recipe: TrainRecipe, name: str, resume: bool) -> list[Columns]
     kept.parent.mkdir(parents=True, exist_ok=True)
     write_text(kept, "".join(f"{json.dumps(condition)}\n" for condition in found))
     return found
-
-
-def _measure(
-    recipe: TrainRecipe,
-    family: Family,
-    folder: Path,
-    columns: Sequence[Columns] | None,
-    ledger: Ledger,
-    policy: Any,
-    when: str,
-) -> Results:
-    """Evaluate ``policy`` on fresh samples into ``evaluation.json``; what an earlier part of the run measured is kept."""
-    stored = read_evaluation(folder)
-    result = {part: {k: math.nan if v is None else v for k, v in row.items()} for part, row in stored.items()}
-    if when == "before" and "before" in result and ledger.turn == 0:
-        ledger.skip()  # it was measured, and the run stopped before its first checkpoint
-    if recipe.evaluation_samples == 0 or (when == "before" and "before" in result):
-        return result
-    samples, found = sample_policy(policy, recipe.evaluation_samples, seed=recipe.grpo.seed + 1, columns=columns)
-    rewards, row = _scored(recipe, samples, found, ledger)
-    table = {"sample": as_text(samples), **rewards, **family.table(samples)}
-    write_table(folder / f"evaluation_{when}.csv.gz", {**plain_columns(found), **table})
-    result[when] = row | dict(family.evaluate(samples)) | {"oracle_calls": float(ledger.calls)}
-    write_json(folder / EVALUATION, result)
-    return result
-
-
-def _scored(
-    recipe: TrainRecipe, samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], ledger: Ledger
-) -> tuple[dict[str, Sequence[Any]], dict[str, float]]:
-    """The rewards of samples, as columns of a table and as means; where the budget ends, the others are unknown."""
-    if not recipe.rewards:
-        return {}, {}
-    try:
-        scores = score_samples(recipe.rewards, samples, columns, ledger)
-    except BudgetExhausted as spent:
-        scores = spent.scores
-    names = reward_names(recipe.rewards)
-    total = sum_rewards(scores, torch.tensor(recipe.grpo.reward_weights or (1.0,) * len(names), dtype=torch.float64))
-    found = {"reward": total}
-    if len(names) > 1:
-        found |= {f"reward_{name}": scores[:, k] for k, name in enumerate(names)}
-    return {name: values.tolist() for name, values in found.items()}, {name: _mean_known(x) for name, x in found.items()}
-
-
-def _mean_known(values: Tensor) -> float:
-    """The mean; an unknown reward is left out, here as in training."""
-    known = values[~values.isnan()]
-    return float(known.mean()) if len(known) else math.nan

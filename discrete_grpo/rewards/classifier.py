@@ -91,7 +91,7 @@ class Classifier:
     def cached_as(self) -> tuple[Any, ...]:
         """Every value that the score depends on."""
         settings = (self.fingerprint, self.radius, self.size, self.counts, self.features)
-        versions = [importlib.import_module(name).__version__ for name in ("rdkit", *PACKAGES[Path(self.path).suffix])]
+        versions = [importlib.import_module(name).__version__ for name in ("rdkit", *PACKAGES[Path(self.path).suffix.lower()])]
         return (file_digest(self.path), *settings, *versions)
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
@@ -122,7 +122,7 @@ class Classifier:
 
     @cached_property
     def _probabilities(self) -> Callable[[Int[np.ndarray, "batch size"]], Float[np.ndarray, " batch"]]:
-        opened = _open_skops(self.path, self.trusted) if Path(self.path).suffix == ".skops" else _open_onnx(self.path)
+        opened = _open_skops(self.path, self.trusted) if Path(self.path).suffix.lower() == ".skops" else _open_onnx(self.path)
         predict, inputs = opened
         if inputs is not None and inputs != self.size:
             raise ValueError(f"size: {self.size}, but the model of {self.path} takes {inputs} inputs")

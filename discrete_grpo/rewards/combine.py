@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from discrete_grpo.core.scoring import reward_name, score_one
+from discrete_grpo.core.scoring import check_forgets, reward_name, score_one
 
 __all__ = ["WeightedSum"]
 
@@ -23,7 +23,8 @@ class WeightedSum:
         weights: as many finite numbers.
 
     Raises:
-        ValueError: if there are no rewards, their number differs from that of the weights, or a weight is not finite.
+        ValueError: if there are no rewards, one of them remembers earlier samples (such a filter stands around the sum), their
+            number differs from that of the weights, or a weight is not finite.
 
     >>> def length(samples, **columns): return [float(len(s)) for s in samples]
     >>> WeightedSum((length,), (0.5,))(["CCO"])
@@ -38,6 +39,8 @@ class WeightedSum:
         object.__setattr__(self, "weights", tuple(float(w) for w in self.weights))
         if not self.rewards or not all(callable(reward) for reward in self.rewards):
             raise ValueError(f"rewards: {list(self.rewards)}, expected at least one callable")
+        for reward in self.rewards:
+            check_forgets(reward)
         if len(self.weights) != len(self.rewards) or not all(math.isfinite(w) for w in self.weights):
             raise ValueError(f"weights: {list(self.weights)}, expected {len(self.rewards)} finite numbers, one per reward")
 
@@ -50,6 +53,11 @@ class WeightedSum:
     def name(self) -> str:
         """The name in logs: ``0.5*qed + 0.5*validity``."""
         return " + ".join(f"{w:g}*{reward_name(r)}" for w, r in zip(self.weights, self.rewards, strict=True))
+
+    @property
+    def inner(self) -> tuple[Callable[..., Sequence[float | None]], ...]:
+        """The rewards that are summed."""
+        return self.rewards
 
     def __call__(self, samples: Sequence[Any], **columns: Sequence[Any]) -> list[float | None]:
         """Compute the sum of each sample.

@@ -87,8 +87,8 @@ class DiversityFilter:
     score of a repeat by ``penalty_multiplier``.
 
     The wrapped reward is not called for a SMILES whose repeat scores 0. An unknown score stays unknown and is not remembered. Each
-    process has a memory of its own, so a pool is wrapped by the filter and not the filter by a pool. Evaluate with :attr:`reward`,
-    since every call of the filter is remembered.
+    process has a memory of its own, so a pool is wrapped by the filter and not the filter by a pool. The evaluations of a run score
+    from the memory that the filter had when the run began, and are not remembered.
 
     Args:
         reward: any reward on SMILES, above 0 for a good molecule.
@@ -150,9 +150,10 @@ class DiversityFilter:
         """Number of hits of each scaffold, oldest first."""
         return dict(self._buckets)
 
-    def take_failures(self) -> list[Any]:
-        """Return the samples that the wrapped reward could not score since the last call, if it keeps such a list (a pool)."""
-        return list(getattr(self.reward, "take_failures", list)())
+    @property
+    def inner(self) -> tuple[Callable[..., Sequence[float | None]], ...]:
+        """The filtered reward, alone."""
+        return (self.reward,)
 
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
         """Score the samples and remember them.

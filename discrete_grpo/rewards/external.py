@@ -100,19 +100,23 @@ class _Program:
     def stop(self, patience: float = 1.0) -> None:
         """Close its stdin, wait a moment, then end it and all processes it has started."""
         self.questions.put(None)
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
-            if number is not None:
-                self._signal(number)
+        for name in (None, "SIGTERM", "SIGKILL"):
+            if name is not None:
+                self._signal(name)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=None if number == signal.SIGKILL else patience)
+                self.process.wait(timeout=None if name == "SIGKILL" else patience)
                 break
-        self._signal(signal.SIGKILL)  # its children
+        self._signal("SIGKILL")  # its children
         for thread in self.threads:
             thread.join(timeout=1.0)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, name: str) -> None:
+        """Send a signal to the program and its children; where there are no groups of processes (Windows), end the program."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
+            if hasattr(os, "killpg"):
+                os.killpg(self.process.pid, getattr(signal, name))
+            else:
+                self.process.kill()
 
 
 class ExternalReward:

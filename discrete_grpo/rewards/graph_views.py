@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from discrete_grpo.core.scoring import remembers, reward_name
+from discrete_grpo.core.scoring import check_forgets, reward_name
 from discrete_grpo.domains.named_graphs import Labels, to_networkx, to_pyg
 
 __all__ = ["GraphView", "View"]
@@ -39,8 +39,7 @@ class GraphView:
     def __post_init__(self) -> None:
         if not callable(self.reward):
             raise ValueError(f"reward: {self.reward!r}, expected a reward, a callable from samples to numbers")
-        if remembers(self.reward):
-            raise ValueError(f"reward: {reward_name(self.reward)} remembers earlier samples, expected one that does not")
+        check_forgets(self.reward)
         if self.view not in _VIEWS:
             raise ValueError(f"view: {self.view!r}, expected one of {', '.join(get_args(View))}")
 
@@ -48,6 +47,11 @@ class GraphView:
     def name(self) -> str:
         """The name in logs, that of the inner reward."""
         return reward_name(self.reward)
+
+    @property
+    def inner(self) -> tuple[Callable[..., Sequence[float | None]], ...]:
+        """The reward on objects, alone."""
+        return (self.reward,)
 
     def __call__(self, lines: Sequence[str | None], **columns: Sequence[Any]) -> Sequence[float | None]:
         """The inner reward's numbers."""

@@ -27,6 +27,7 @@ from discrete_grpo.core.checks import check_whole
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, reward_names, score_one
 from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.sample_text import sample_text
 from discrete_grpo.rewards.cache import ScoreCache, check_cache_file
 from discrete_grpo.rewards.identity import Unidentified, identify
 from discrete_grpo.rewards.ledger_file import LedgerFile, calls_of, scores_of
@@ -47,8 +48,8 @@ def molecule_key(sample: Any) -> str | None:
 
 
 def text_key(sample: Any) -> str | None:
-    """The sample as text; None only for None."""
-    return None if sample is None else str(sample).encode("utf-8", "backslashreplace").decode()
+    """The sample as text that tells it apart, see :func:`~discrete_grpo.domains.sample_text.sample_text`; None only for None."""
+    return None if sample is None else sample_text(sample).encode("utf-8", "backslashreplace").decode()
 
 
 # -- the ledger

@@ -54,9 +54,17 @@ class LedgerFile:
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
         self.database = Database(path, TABLES, added=ADDED, functions=FUNCTIONS)
         self.log = None if path is None else LedgerLog(Path(f"{os.fspath(path)}.log"))
-        damaged = 0 if self.read(sound) else self.run(forget_damaged)
+        damaged = 0 if self._is_sound() else self.run(forget_damaged)
         if damaged:
             warnings.warn(f"{path}: {damaged} damaged rows were left out", RuntimeWarning, stacklevel=3)
+
+    def _is_sound(self) -> bool:
+        """Whether every row is what was written; a file that cannot be read to its end is moved aside first."""
+        try:
+            return self.database.read(sound)
+        except OSError:
+            self.database.reopen()
+            return self.read(sound)
 
     def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Call ``work`` within one writing transaction.

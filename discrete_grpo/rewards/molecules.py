@@ -26,7 +26,7 @@ from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.scoring import reward_name, score_one
+from discrete_grpo.core.scoring import check_forgets, reward_name, score_one
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 
@@ -67,7 +67,8 @@ def molecule_reward(score: Callable[[Chem.Mol], float | None] | None = None, *, 
 
     Args:
         score: the function; left out where the decorator is given ``invalid``.
-        invalid: score of an invalid sample; below all others for a score that can be negative, or invalid samples are sought.
+        invalid: score of an invalid sample. If scores can be negative, give a number below all of them; with 0 the policy would
+            learn to draw invalid samples.
 
     >>> @molecule_reward
     ... def atoms(mol):
@@ -316,6 +317,11 @@ class Target:
         """The name in logs."""
         return f"{reward_name(self.property)}={self.value:g}"
 
+    @property
+    def inner(self) -> tuple[Callable[..., Sequence[float | None]], ...]:
+        """The property, alone."""
+        return (self.property,)
+
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
         """Compute the Gaussian of each sample's property.
 
@@ -359,6 +365,11 @@ class InRange:
         """The name in logs."""
         return f"{reward_name(self.property)} in {self.low:g}..{self.high:g}"
 
+    @property
+    def inner(self) -> tuple[Callable[..., Sequence[float | None]], ...]:
+        """The property, alone."""
+        return (self.property,)
+
     def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
         """Compute how well each sample's property lies in the range.
 
@@ -377,3 +388,4 @@ class InRange:
 def _check_callable(reward: object) -> None:
     if not callable(reward):
         raise ValueError(f"property: {reward!r}, expected a reward, a callable from samples to numbers")
+    check_forgets(reward)

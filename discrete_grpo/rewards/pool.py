@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.scoring import Failure, Failures, RewardError, reward_name
+from discrete_grpo.core.scoring import Failure, Failures, RewardError, check_forgets, reward_name
 from discrete_grpo.rewards.pool_backends import LocalProcesses, RayActors, Worker, Workers
 from discrete_grpo.rewards.pool_worker import find
 
@@ -74,7 +74,7 @@ class RewardPool:
         backend: ``processes`` of this machine, or actors of a ``ray`` cluster.
 
     Raises:
-        ValueError: for an argument out of its range or a reward that cannot be sent to another process.
+        ValueError: for an argument out of its range, or a reward that cannot be sent to another process or remembers samples.
         ImportError: if the backend is not installed.
 
     Example::
@@ -110,6 +110,8 @@ class RewardPool:
                 check_range(name, seconds, above=0)
         if backend not in ("processes", "ray"):
             raise ValueError(f"backend: {backend!r}, expected processes or ray")
+        if callable(reward):
+            check_forgets(reward)
         self.reward, self.init_args = reward, init_args
         self.name = reward.rpartition(".")[2] if isinstance(reward, str) else reward_name(reward)
         self._payload = _payload(reward, init_args)

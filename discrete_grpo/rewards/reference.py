@@ -41,7 +41,7 @@ INTRODUCTION = """# Rewards reference
 A reward takes samples (and columns of conditions) and returns one number per sample. GRPO maximises it: a higher number is
 better. `None` stands for an unknown score, which is left out of baseline and loss. A reward is named in a preset or on the
 command line by its name here or by its import path; arguments of a class are given under `init_args`.
-[Rewards that cannot stop a run](rewards.md) explains pools, external programs, caches and identities.
+[Rewards](rewards.md) explains how to write one, pools, external programs, caches and identities.
 
 This page is generated from the docstrings by `python -m discrete_grpo.rewards.reference > docs/rewards-reference.md`.
 """
@@ -185,8 +185,11 @@ def _parameter(argument: ast.arg, default: ast.expr | None) -> str:
 
 def reference_page() -> str:
     """Make the text of ``docs/rewards-reference.md``."""
-    parts, last = [INTRODUCTION], ""
-    for entry in public_rewards().values():
+    entries = public_rewards().values()
+    titles = dict.fromkeys(MODULES[entry.module.rpartition(".")[2]] for entry in entries)
+    links = " ·\n".join(f"[{title}](#{re.sub(r'[^a-z ]', '', title.lower()).replace(' ', '-')})" for title in titles)
+    parts, last = [INTRODUCTION, f"**Contents.** {links}\n"], ""
+    for entry in entries:
         if entry.module != last:
             parts.append(f"## {MODULES[entry.module.rpartition('.')[2]]}\n")
             last = entry.module

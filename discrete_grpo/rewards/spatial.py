@@ -20,7 +20,7 @@ from rdkit.Chem import rdMolAlign, rdShapeHelpers
 from rdkit.rdBase import BlockLogs
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.scoring import reward_name, score_one
+from discrete_grpo.core.scoring import check_forgets, reward_name, score_one
 from discrete_grpo.domains.force_field import relax
 from discrete_grpo.domains.spatial_files import from_sdf
 from discrete_grpo.domains.spatial_geometry import midi_stable, octet_stable
@@ -273,7 +273,7 @@ class OfSmiles:
         stereo: whether the SMILES has the stereochemistry that the positions imply.
 
     Raises:
-        ValueError: if the reward is not callable.
+        ValueError: if the reward is not callable, or remembers earlier samples.
 
     >>> from discrete_grpo.rewards.molecules import molecular_weight
     >>> carbon = SpatialMolecule(("C", "C"), (0, 0), ((0, 1, 1),), ((0, 0, 0), (1.5, 0, 0)))
@@ -287,11 +287,17 @@ class OfSmiles:
     def __post_init__(self) -> None:
         if not callable(self.reward):
             raise ValueError(f"reward: {self.reward!r}, expected a reward, a callable from samples to numbers")
+        check_forgets(self.reward)
 
     @property
     def name(self) -> str:
         """The name in logs."""
         return reward_name(self.reward)
+
+    @property
+    def inner(self) -> tuple[Callable[..., Sequence[float | None]], ...]:
+        """The reward of SMILES, alone."""
+        return (self.reward,)
 
     def __call__(self, samples: Samples, **columns: Sequence[Any]) -> list[float | None]:
         """Score the canonical SMILES of each sample, None where it is invalid, with hydrogens implicit.

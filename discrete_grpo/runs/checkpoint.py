@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_range, did_you_mean
 from discrete_grpo.runs.files import SUMS, changed_file, clear_files, explained, real_name, remove, whole_folder, write_sums
+from discrete_grpo.runs.recorder import METRICS
 from discrete_grpo.runs.serialization import TRUSTED, CheckpointError, build, describe, describe_types, restore_types
 from discrete_grpo.runs.weights import load_weights
 
@@ -250,6 +251,17 @@ class Checkpoints:
         """
         ranked = self._ranked()
         return _first_whole(ranked, f"checkpoint: {self.folder} holds no whole one with a metric") if ranked else None
+
+    def check_new(self) -> None:
+        """Refuse a folder with checkpoints or metrics of another run, which the first checkpoint of a new run would remove.
+
+        Raises:
+            ValueError: naming the newest of them.
+        """
+        run = self.folder.parent
+        if found := [*self.all()[-1:], *(path for path in (run / METRICS,) if path.exists())]:
+            wanted = "expected a folder without them, or resume=True to continue it"
+            raise ValueError(f"run: {run} holds results of another run ({found[0].name}), {wanted}")
 
     def check_metric(self, names: Iterable[str]) -> None:
         """Raise ValueError if ``metric_for_best_model`` is set and not among the logged ``names``."""

@@ -266,13 +266,22 @@ def iter_samples(path: str | os.PathLike[str]) -> Iterator[dict[str, str]]:
     names: list[str] | None = None
     with Path(path).open("rb") as file:
         for member in _members(file, path):
-            for row in csv.reader(io.StringIO(member.decode("utf-8"), newline="")):
+            for row in _rows(member.decode("utf-8")):
                 if names is None:
                     names = row
                 elif len(row) == len(names):
                     yield dict(zip(names, row, strict=True))
                 else:
                     raise ValueError(f"{path}: a row of {len(row)} cells {row[:4]}, expected {len(names)}")
+
+
+def _rows(text: str) -> list[list[str]]:
+    """The rows of a text of csv, with cells of any length, such as the graph6 line of a large graph."""
+    limit = csv.field_size_limit(max(len(text), 1))
+    try:
+        return list(csv.reader(io.StringIO(text, newline="")))
+    finally:
+        csv.field_size_limit(limit)
 
 
 def read_samples(path: str | os.PathLike[str]) -> dict[str, list[str]]:

@@ -16,7 +16,7 @@ from discrete_grpo.core.advantages import constant_groups, sum_magnitudes
 from discrete_grpo.core.scoring import Accounts
 from discrete_grpo.runs.console import print_notes, progress
 from discrete_grpo.runs.failures import FailureLog
-from discrete_grpo.runs.recorder import Recorder, read_metrics
+from discrete_grpo.runs.recorder import METRICS, Recorder, read_metrics
 from discrete_grpo.runs.report.diagnosis import diagnosis
 from discrete_grpo.runs.trackers import Tracker, best_distinct
 from discrete_grpo.training.config import GRPOConfig
@@ -186,7 +186,9 @@ class RunLog:
         Args:
             lines: metrics of all updates, used if they are not on disk.
         """
-        print_notes(diagnosis(lines if self.recorder is None else read_metrics(self.recorder.folder)))
+        if self.recorder is not None and (self.recorder.folder / METRICS).exists():  # not if the budget ended at once
+            lines = read_metrics(self.recorder.folder)
+        print_notes(diagnosis(lines))
 
     def close(self) -> None:
         """Close the tracker."""

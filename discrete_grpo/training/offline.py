@@ -157,7 +157,7 @@ class OfflineTrainer:
         resume: whether to continue from the newest checkpoint in ``run``, or from the start if there is none.
 
     Raises:
-        ValueError: if the arguments are not compatible.
+        ValueError: if the arguments are not compatible, or ``run`` holds another run and ``resume`` is false.
     """
 
     def __init__(
@@ -182,6 +182,8 @@ class OfflineTrainer:
         stored = None
         if resume and self.checkpoints is not None and self.checkpoints.all():
             stored = load_training(self.checkpoints.latest())
+        elif self.checkpoints is not None and not resume:
+            self.checkpoints.check_new()
         self.bf16 = self._decide_bf16(None if stored is None else stored["bf16"])
         if config.checkpoint_layers is not None:
             checkpoint_layers(self.module, config.checkpoint_layers)

@@ -110,7 +110,8 @@ class Pretrainer:
         evaluate: computes metrics of the policy with averaged weights, which are logged at every checkpoint.
 
     Raises:
-        ValueError: if ``data`` is empty, or with several processes, if ``likelihood_loss`` of the policy has no argument ``share``.
+        ValueError: if ``data`` is empty; if ``run`` holds another run and ``resume`` is false; or with several processes, if
+            ``likelihood_loss`` of the policy has no argument ``share``.
     """
 
     def __init__(
@@ -148,10 +149,13 @@ class Pretrainer:
             metric_for_best_model=config.metric_for_best_model,
             greater_is_better=config.greater_is_better,
         )
-        self._lines: list[Mapping[str, float]] = []  # the metrics logged since the newest checkpoint
+        self._lines: list[Mapping[str, float]] = []  # the metrics logged since the newest regular checkpoint
         self.step = 0
         self._saved: int | None = None  # the step of the newest checkpoint
         self._sums: dict[str, float] = {}  # sums of the values since the last line of metrics
+        self._summed = 0  # how many updates they are of
+        if not resume:
+            self.checkpoints.check_new()
         stored = load_training(self.checkpoints.latest()) if resume and self.checkpoints.all() else None
         self.bf16 = self._decide_bf16(None if stored is None else stored.get("bf16"))
         if stored is not None:
@@ -200,7 +204,7 @@ class Pretrainer:
         return folder
 
     def _loop(self, stop: Interrupt) -> None:
-        config, since = self.config, time.perf_counter()
+        config, since, begun = self.config, time.perf_counter(), self.step
         shown = progress("pretraining", config.max_steps, done=self.step) if self.processes.first else nullcontext()
         with shown as bar:
             for rows in self._rows():
@@ -209,17 +213,16 @@ class Pretrainer:
                     self._check_metric(found)
                 for name, value in found.items():
                     self._sums[name] = self._sums.get(name, 0.0) + value
-                self.step += 1
+                self.step, self._summed = self.step + 1, self._summed + 1
                 if bar is not None:
-                    bar.advance(1, loss=self._sums["loss"] / ((self.step - 1) % config.log_steps + 1))
+                    bar.advance(1, loss=self._sums["loss"] / self._summed)
                 if self.step % config.log_steps == 0 or self.step == config.max_steps:
-                    count = (self.step - 1) % config.log_steps + 1
-                    line = {name: value / count for name, value in self._sums.items()}
-                    rate = count * config.batch_size / (time.perf_counter() - since)
+                    line = {name: value / self._summed for name, value in self._sums.items()}
+                    rate = (self.step - begun) * config.batch_size / (time.perf_counter() - since)
                     if self.recorder is not None:
                         self.recorder.record(self.step, line | {"samples_per_second": rate})
                     self._lines.append(line)
-                    since, self._sums = time.perf_counter(), {}
+                    since, begun, self._sums, self._summed = time.perf_counter(), self.step, {}, 0
                 if self.processes.any([bool(stop)])[0]:  # in any process, so that all stop after the same update
                     return
                 if self.step % config.save_steps == 0 and self.step < config.max_steps:
@@ -276,10 +279,15 @@ class Pretrainer:
     def _save(self) -> None:
         """Evaluate and write a checkpoint in the first process; the others wait, and fail if it does."""
         self.processes.run_all(lambda: self._write(self.recorder) if self.recorder is not None else None)
-        self._saved, self._lines = self.step, []
+        self._saved = self.step
+        self._lines = [] if self._due() else self._lines
+
+    def _due(self) -> bool:
+        """Whether a checkpoint here is a regular one, and not one of an interrupt; only regular ones are compared for the best."""
+        return self.step % self.config.save_steps == 0 or self.step == self.config.max_steps
 
     def _write(self, recorder: Recorder) -> None:
-        due = self.step % self.config.save_steps == 0 or self.step == self.config.max_steps  # not at the checkpoint of an interrupt
+        due = self._due()
         if self.evaluate is not None and due:
             found = {f"eval/{k}": v for k, v in self.evaluate(self.averaged).items()}
             recorder.record(self.step, found)
@@ -292,19 +300,22 @@ class Pretrainer:
             "generator": self.generator.get_state(),
             "device": self.accelerator.device.type,
             "sums": self._sums,
+            "summed": self._summed,
+            "lines": [] if due else [dict(line) for line in self._lines],
             "bf16": self.bf16,
             "processes": self.processes.count,
             "position": recorder.position(),
         }
         metadata = self.metadata | {"pretraining_steps": self.step}
-        self.checkpoints.save(self.step, self.averaged, metadata=metadata, training=state, lines=self._lines)
+        self.checkpoints.save(self.step, self.averaged, metadata=metadata, training=state, lines=self._lines if due else [])
         if due:  # a name that is found to be wrong here costs no update
             self.checkpoints.check_metric({name for line in self._lines for name in line})
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         check_device_kind(state, state["generator"], self.accelerator.device)
         self.step = self._saved = int(state["step"])
-        self._sums = dict(state["sums"])
+        self._sums, self._lines = dict(state["sums"]), list(state.get("lines", ()))
+        self._summed = state.get("summed", self.step % self.config.log_steps)  # older checkpoints do not have it
         restore_weights(self.policy, state["weights"])
         self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -178,9 +178,10 @@ class RunState:
         """Restore the entries that :meth:`drawing` and :meth:`learning` returned."""
         restore_weights(self.module, current_names(state["weights"]))
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.average is not None:
+        self._follow()  # for an average or a reference that the run had not before
+        if self.average is not None and state["average"] is not None:
             self.average.load_state_dict(current_names(state["average"]))
-        if self.reference is not None:
+        if self.reference is not None and state["reference"] is not None:
             cast(nn.Module, self.reference).load_state_dict(current_names(state["reference"]))
         if self.controller is not None and state["entropy"]:
             self.controller.load_state_dict(state["entropy"])

@@ -65,7 +65,7 @@ class GRPOTrainer:
         tracker: tracker that receives the metrics and the best samples; see :mod:`discrete_grpo.runs.trackers`.
 
     Raises:
-        ValueError: if the arguments are not compatible.
+        ValueError: if the arguments are not compatible, or ``run`` holds another run and ``resume`` is false.
     """
 
     def __init__(
@@ -95,6 +95,8 @@ class GRPOTrainer:
         self.module: nn.Module = module
         self.checkpoints = _checkpoints(run, config)
         stored = self._stored() if resume else None
+        if self.checkpoints is not None and not resume:
+            self.checkpoints.check_new()
         self.bf16 = self._decide_bf16(None if stored is None else stored.get("bf16"))
         if config.checkpoint_layers is not None:
             checkpoint_layers(module, config.checkpoint_layers)
@@ -200,6 +202,8 @@ class GRPOTrainer:
             Interrupted: after Ctrl-C, likewise.
         """
         if self.checkpoints is not None and self.processes.run_all(lambda: self.step == 0 and not self._runs())[0]:
+            if self.pending is None:  # what was scored since this object was made, as by an evaluation, counts and draws too
+                self._safe = self.state.snapshot()
             self.save()
         try:
             shown = training_bar(self.step, self.config.max_steps, self.ledger) if self.processes.first else nullcontext()

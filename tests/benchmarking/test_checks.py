@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
+import linecache
+import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -243,3 +248,62 @@ def test_the_policy_is_part_of_the_conditions(tmp_path: Path) -> None:
     assert found[0].conditions["policy"] == "smiles-zinc"
     assert len(found[0].conditions["policy_sha256"]) == 16
     assert "policy" not in found[1].conditions
+
+
+def test_rows_of_another_policy_or_version_are_refused_also_where_nobody_asks_for_them(tmp_path: Path) -> None:
+    def request(**more: Any) -> Request:
+        base: dict[str, Any] = {"suite": [CARBONS], "methods": [walk], "budget": 100, "seeds": [0], "output_dir": tmp_path}
+        return Request(**(base | more))
+
+    walk = replace(WALK, needs_policy=True)
+    job = make_plan(request()).jobs[0]
+    job.folder.mkdir(parents=True)
+    other = [replace(walk, name="other")]
+    for change, said in (({"version": "0.0.9"}, "version was 0.0.9"), ({"policy_sha256": "00"}, "policy_sha256 was 00")):
+        (job.folder / ROW).write_text(json.dumps({**job.identity, "conditions": job.conditions | change}))
+        with pytest.raises(ValueError, match=rf"row of carbons, walk, seed 0 was made otherwise \({said}"):
+            make_plan(request(methods=other))
+    row = {**job.identity, "conditions": {k: v for k, v in job.conditions.items() if not k.startswith("policy")}}
+    (job.folder / ROW).write_text(json.dumps(row))  # a method without a policy
+    assert len(make_plan(request(methods=other)).jobs) == 1
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"methods": [WALK], "output_dir": tmp_path}
+    found = benchmark([CARBONS], budget=np.int64(30), seeds=list(np.arange(2)), jobs=np.int64(1), **settings)  # type: ignore[arg-type]
+    assert [row["seed"] for row in found.rows] == [0, 1]
+    assert [row["budget"] for row in found.rows] == [30, 30]
+    again = benchmark([CARBONS], budget=30, seeds=[0, 1], **settings)
+    assert again.rows == found.rows
+
+
+SCRIPT = """
+from discrete_grpo.rewards.task import Task
+
+def half(mol):
+    return 0.5
+
+def first(task, policy, ledger, seed):
+    ledger.score([task], ["C" * SIZE])
+
+seeds = SEEDS
+"""
+
+
+def test_an_edit_beside_a_method_of_ones_own_is_no_other_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def method(size: int, seeds: list[int]) -> Any:
+        path = tmp_path / "script_with_a_method.py"
+        path.write_text(SCRIPT.replace("SIZE", str(size)).replace("SEEDS", str(seeds)))
+        linecache.checkcache()
+        sys.modules.pop(path.stem, None)
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        return importlib.import_module(path.stem).first
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def sources(of: Any) -> set[str]:
+        request = Request(suite=[CARBONS], methods=[of], budget=30, seeds=[0], output_dir=tmp_path / "run")
+        return {job.conditions["method_source"] for job in make_plan(request).jobs}
+
+    assert sources(method(3, [0])) == sources(method(3, [0, 1, 2])) != sources(method(4, [0]))

@@ -78,7 +78,7 @@ def test_ctrl_c_outside_the_loop_says_how_to_resume(monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("discrete_grpo.recipes.train.sample_policy", stopped)
+        patch.setattr("discrete_grpo.recipes.before_and_after.sample_policy", stopped)
         assert main(train()) == 130
     assert "stopped; continue with: discrete-grpo resume run" in capsys.readouterr().err
     assert main(["resume", "run"]) == 0
@@ -166,3 +166,24 @@ def test_of_several_processes_only_the_first_makes_the_folder(monkeypatch: pytes
 
 def test_one_thread() -> None:
     assert torch.get_num_threads() == 1  # same bits in the subprocesses and here
+
+
+def test_ctrl_c_in_a_command_without_a_run_says_that_it_stopped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("discrete_grpo.recipes.evaluate.evaluate_file", stopped)
+    assert main(["evaluate", "good.smi"]) == 130
+    assert capsys.readouterr().err == "discrete-grpo: stopped\n"
+
+
+def test_a_run_without_rewards_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("scored.csv").write_text("smiles,y\n" + "".join(f"{'C' * k},{k}\n" for k in (1, 2, 3, 4)))
+    options = ["--data=scored.csv", "--score_column=y", "--offline_steps=2", "--reward=[]"]
+    with monkeypatch.context() as patch:
+        patch.setattr("discrete_grpo.recipes.train._finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main(train(*options)) == 130
+    assert main(["resume", "run"]) == 0
+    assert Path("run/policy/model.safetensors").is_file()

@@ -287,7 +287,7 @@ def test_only_as_many_steps_as_sites_are_looked_at(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"log_probs": torch.zeros(2, 5, 4, 4, 3)}, r"log_probs: shape \(2, 5, 4, 4, 3\), expected \[B, S, U, C\].*graph.upper"),
+        ({"log_probs": torch.zeros(2, 5, 4, 4, 3)}, r"log_probs: shape \(2, 5, 4, 4, 3\), expected \[B, S, U, C\].*graphs.upper"),
         ({"log_probs": torch.zeros(2, 5, 3)}, r"log_probs: shape \(2, 5, 3\), expected \[B, S, U, C\]"),
         ({"action": torch.zeros(2, 5, dtype=torch.long)}, r"action: shape \(2, 5\), expected \(2, 5, 4\)"),
         ({"action": torch.zeros(2, 5, 4)}, "action: dtype torch.float32, expected an integer"),

@@ -92,6 +92,7 @@ def test_a_suite_of_graphs() -> None:
             "gen.csv --suite=graphs --reference=tree-16 --shape=sbm --sbm_method=mcmc",
             "sbm_method: 'mcmc', expected one of louvain, gra",
         ),
+        ("gen.smi --max_nodes=5", "max_nodes: 5, expected none with a file of molecules"),
         ("gen.smi --bootstrap=10", "bootstrap: 10, expected none without a suite"),
         ("gen.smi --train=train.smi", "train: 'train.smi', expected none without a suite"),
         ("gen.smi --suite=moses --reference=train.smi --train=nosuch.smi", "train: 'nosuch.smi' is no file"),

@@ -160,6 +160,8 @@ def test_conditions_come_from_lists_and_files(tmp_path: Path) -> None:
     path.write_text('{"scaffold": "CC"}\n{"MolLogP": 3}\n')
     assert read_columns(str(path)) == [{"scaffold": "CC"}, {"MolLogP": 3}]
     assert read_columns([{"a": 1}]) == [{"a": 1}]
+    path.write_text('{"kind": "a\u2028b\u0085c"}\n{"kind": "d"}\r\n\n', encoding="utf-8-sig")
+    assert read_columns(str(path)) == [{"kind": "a\u2028b\u0085c"}, {"kind": "d"}]
     for text, said in [
         ("", "no conditions"),
         ("{broken\n", "line 1 is no JSON"),

@@ -89,3 +89,15 @@ def test_a_run_that_was_killed_at_its_end_is_measured_when_it_goes_on(tmp_path: 
     fit(tiny_policy(), DATA, recipe, metadata={"kind": "molecules"}, evaluate=measure, resume=True)
     assert read_evaluation(tmp_path)["after"]["calls"] == 4.0
     assert (tmp_path / "report.html").is_file()
+
+
+def test_a_run_that_goes_on_after_its_end_has_no_numbers_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure, recipe = Counted(), Recipe(str(tmp_path))
+    fit(tiny_policy(), DATA, recipe, metadata={"kind": "molecules"}, evaluate=measure)
+    longer = Recipe(str(tmp_path), dataclasses.replace(CONFIG, max_steps=14))
+    with monkeypatch.context() as patch:
+        patch.setattr("discrete_grpo.recipes.fitting.write_table", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):  # killed at its end
+            fit(tiny_policy(), DATA, longer, metadata={"kind": "molecules"}, evaluate=measure, resume=True)
+    fit(tiny_policy(), DATA, longer, metadata={"kind": "molecules"}, evaluate=measure, resume=True)
+    assert read_evaluation(tmp_path)["after"]["calls"] == measure.calls == 5.0

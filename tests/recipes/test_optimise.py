@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -491,3 +492,18 @@ def test_a_setting_that_was_changed_is_told_when_training_goes_on(tmp_path: Path
     (tmp_path / "settings.json").unlink()  # as in a run of an earlier version
     assert "was" not in go(1e-3, 2, resume=True)
     assert "was" not in go(1e-3, 2, resume=True)
+
+
+def test_numbers_of_numpy_are_numbers_also_in_checkpoints(tmp_path: Path) -> None:
+    run(tmp_path / "run", seed=np.int64(3), save_rounds=np.int64(2), budget=np.int64(60))  # type: ignore[arg-type]
+    run(tmp_path / "same", budget=60)
+    assert files(tmp_path / "run") == files(tmp_path / "same")
+    run(tmp_path / "run", budget=120, resume=True)
+
+
+def test_scores_that_are_known_stay_where_a_run_is_withdrawn(tmp_path: Path) -> None:
+    config = GRPOConfig(max_steps=1, num_generations=2, generation_batch_size=4)
+    for _ in range(2):
+        with pytest.raises(RewardError, match="no oracle"):
+            train(chains(), [oxygens, broken], output_dir=tmp_path / "run", grpo=config, evaluation_samples=4)
+        assert [path.name for path in (tmp_path / "run").iterdir()] == ["scores.sqlite"]

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
 import pytest
@@ -15,11 +15,12 @@ from rdkit.Chem.AtomPairs import Pairs
 from rdkit.Chem.Scaffolds import MurckoScaffold
 
 from discrete_grpo.core.rollout import Reward
-from discrete_grpo.core.scoring import RewardError, reward_name, score_samples
+from discrete_grpo.core.scoring import RewardError, reward_name, score_samples, take_failures
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.metrics.molecules import internal_diversity
 from discrete_grpo.rewards.cache import ScoreCache
+from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.diversity import (
     DiversityContribution,
     DiversityFilter,
@@ -28,10 +29,13 @@ from discrete_grpo.rewards.diversity import (
     diversity_metrics,
     topological_scaffold,
 )
+from discrete_grpo.rewards.graph_views import GraphView
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
-from discrete_grpo.rewards.molecules import qed
+from discrete_grpo.rewards.molecules import InRange, Target, qed
 from discrete_grpo.rewards.penalties import Penalty, erf_penalty, linear_penalty, sigmoid_penalty, step_penalty, tanh_penalty
+from discrete_grpo.rewards.pool import RewardPool
+from discrete_grpo.rewards.spatial import OfSmiles
 
 RINGS = ["c1ccccc1", "C1CCCCC1", "c1ccncc1", "C1CC1", "c1ccc2ccccc2c1", "C1CCCNC1=O", "c1ccoc1"]
 CHAINS = ["", "C", "CC", "O", "N", "F", "OC", "CCO"]
@@ -174,7 +178,7 @@ def test_the_wrapped_reward_is_asked_no_more_than_it_must() -> None:
     assert asked == [("C", 1), ("CC", 2), ("CCC", 4)]
     assert filtered(["C"], k=[6]) == [0.0]
     assert reward_name(filtered) == "reward filtered"
-    assert filtered.take_failures() == []
+    assert take_failures([filtered]) == {}
 
 
 def test_a_failing_reward_is_named_and_leaves_the_memory_alone() -> None:
@@ -307,3 +311,19 @@ def test_of_many_samples_evenly_spaced_ones_are_taken() -> None:
     assert diversity_metrics(samples, max_samples=99) == diversity_metrics([s for k, s in enumerate(samples) if k != 99])
     with pytest.raises(ValueError, match="max_samples: 0"):
         diversity_metrics(samples, max_samples=0)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda reward: WeightedSum((qed, reward), (1.0, 1.0)),
+        OfSmiles,
+        lambda reward: Target(reward, value=1.0, scale=1.0),
+        lambda reward: InRange(reward, low=0.0, high=1.0),
+        lambda reward: GraphView(reward, "networkx"),
+        RewardPool,
+    ],
+)
+def test_a_reward_that_remembers_is_refused_inside_another(wrap: Callable[[Any], Any]) -> None:
+    with pytest.raises(ValueError, match=r"^reward: qed filtered remembers earlier samples, expected one that does not; "):
+        wrap(DiversityFilter(qed))

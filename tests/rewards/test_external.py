@@ -183,3 +183,10 @@ def test_identity_and_copies(make: Make) -> None:
     again = pickle.loads(pickle.dumps(reward))
     assert (again.timeout, again.name, again(["bb"])) == (5.0, "mine", [2.0])
     again.close()
+
+
+def test_without_groups_of_processes_the_program_itself_is_ended(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    reward = make("import time\nwhile True: time.sleep(1)", timeout=0.1, start_timeout=0.2)
+    monkeypatch.delattr("os.killpg")  # as on Windows
+    assert reward(["a"]) == [None]
+    assert reward.take_failures()[0].reason == "no answer within 0.3 s"

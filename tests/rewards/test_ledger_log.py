@@ -242,3 +242,19 @@ def test_old_ledgers_and_old_checkpoints_go_on(tmp_path: Path, lost: bool) -> No
     again.load_state_dict(state)  # what the old file held is in the log
     assert content(again) == whole
     again.close()
+
+
+def test_a_file_with_a_damaged_page_is_restored_from_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    ledger = ledger_at(path)
+    ledger.score([length], [f"sample {k}" for k in range(3000)])
+    whole, state = content(ledger), ledger.state_dict()
+    ledger.close()
+    with path.open("r+b") as file:
+        file.seek(4096 * 20)
+        file.write(b"\xff" * 4096)
+    with pytest.warns(RuntimeWarning, match="damaged"):
+        again = ledger_at(path)
+    again.load_state_dict(state)
+    assert content(again) == whole
+    again.close()

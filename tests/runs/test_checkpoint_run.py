@@ -17,7 +17,14 @@ import pytest
 import torch
 from torch import nn
 
+from discrete_grpo import GRPOConfig, GRPOTrainer
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, load_metadata, load_training, load_weights, save
+from discrete_grpo.training.offline import OfflineTrainer
+from discrete_grpo.training.pretrain import Pretrainer
+from tests.letters import letters_policy
+from tests.toys import share_of_class_two, tiny_policy
+from tests.training.test_offline import DATA as WORDS
+from tests.training.test_pretrain import CONFIG, DATA
 
 FILES = ("config.json", "model.safetensors", "training.pt", "SHA256SUMS")
 
@@ -391,3 +398,24 @@ def test_leftovers_of_an_export_go_at_the_next_one(tmp_path: Path) -> None:
     save(folder, Numbers(2), metadata={"step": 2})
     assert sorted(p.name for p in tmp_path.iterdir()) == [".other.0123abcd.tmp", "policy"]
     assert load_metadata(folder) == {"step": 2}
+
+
+def test_trainers_refuse_the_folder_of_another_run_and_leave_it_as_it_is(tmp_path: Path) -> None:
+    config = GRPOConfig(max_steps=3, num_generations=4, generation_batch_size=8, save_steps=1, learning_rate=1e-3)
+    trained: dict[str, Any] = {
+        "grpo": lambda **o: GRPOTrainer(tiny_policy(), share_of_class_two, config, run=tmp_path / "grpo", **o),
+        "pretraining": lambda **o: Pretrainer(tiny_policy(), DATA, CONFIG, tmp_path / "pretraining", **o),
+        "offline": lambda **o: OfflineTrainer(letters_policy(), WORDS, config, steps=2, run=tmp_path / "offline", **o),
+    }
+    for name, make in trained.items():
+        make().train()
+        before = {path: path.read_bytes() for path in sorted((tmp_path / name).rglob("*")) if path.is_file()}
+        with pytest.raises(
+            ValueError, match=rf"^run: .*{name} holds results of another run \(step-000000\d\d\), expected a folder"
+        ):
+            make()
+        assert {path: path.read_bytes() for path in sorted((tmp_path / name).rglob("*")) if path.is_file()} == before
+        make(resume=True)
+        shutil.rmtree(tmp_path / name / "checkpoints")
+        with pytest.raises(ValueError, match=r"another run \(metrics.jsonl\)"):
+            make()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import random
 import signal
@@ -100,3 +101,10 @@ def test_leftovers_of_killed_writes_go_when_a_run_is_resumed_and_no_other_file(t
         (tmp_path / name).touch()
     Recorder(tmp_path).restore(None)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept)
+
+
+def test_a_cell_may_be_as_long_as_the_line_of_a_large_graph(tmp_path: Path) -> None:
+    recorder, limit = Recorder(tmp_path), csv.field_size_limit()
+    recorder.record_samples(1, {"sample": ["~" * 300_000, "B"]})
+    assert read_samples(tmp_path / "samples.csv.gz")["sample"] == ["~" * 300_000, "B"]
+    assert csv.field_size_limit() == limit

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from discrete_grpo import PretrainConfig
+from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, symmetrise
 from discrete_grpo.policies.graph import GraphPolicy
@@ -151,3 +154,42 @@ def test_a_metric_that_the_evaluation_lacks_costs_no_update(tmp_path: Path) -> N
     assert resumed.step == config.save_steps
     with pytest.raises(ValueError, match="'eval/vun' is not logged"):
         Pretrainer(tiny_policy(), DATA, right, tmp_path / "none").train()
+
+
+def stop_after(pretrainer: Pretrainer, updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train as if Ctrl-C came in the update of that number."""
+    update = pretrainer._update
+
+    def stopped(rows: torch.Tensor) -> dict[str, float]:
+        if pretrainer.step + 1 == updates:
+            signal.raise_signal(signal.SIGINT)
+        return update(rows)
+
+    monkeypatch.setattr(pretrainer, "_update", stopped)
+    with pytest.raises(Interrupted):
+        pretrainer.train()
+
+
+def test_a_stop_between_two_checkpoints_changes_neither_the_best_one_nor_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(CONFIG, log_steps=1, metric_for_best_model="loss", save_total_limit=20)
+    Pretrainer(tiny_policy(), DATA, config, tmp_path / "whole").train()
+    stop_after(Pretrainer(tiny_policy(), DATA, config, tmp_path / "part"), 6, monkeypatch)
+    assert json.loads((tmp_path / "part/checkpoints/step-00000006/config.json").read_text()).get("metrics") is None
+    Pretrainer(tiny_policy(), DATA, config, tmp_path / "part", resume=True).train()
+    for step in (4, 8, 12):
+        found = [json.loads((tmp_path / f"{run}/checkpoints/step-{step:08d}/config.json").read_text()) for run in ("whole", "part")]
+        assert found[0]["metrics"] == found[1]["metrics"]
+    best = [json.loads((tmp_path / run / "checkpoints/best.json").read_text()) for run in ("whole", "part")]
+    assert best[0] == best[1]
+
+
+def test_the_loss_is_a_mean_also_where_a_run_goes_on_with_other_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    each = dataclasses.replace(CONFIG, log_steps=1)
+    Pretrainer(tiny_policy(), DATA, each, tmp_path / "each").train()
+    losses = [line["loss"] for line in read_metrics(tmp_path / "each") if "loss" in line]
+    stop_after(Pretrainer(tiny_policy(), DATA, dataclasses.replace(CONFIG, log_steps=6), tmp_path / "run"), 5, monkeypatch)
+    Pretrainer(tiny_policy(), DATA, dataclasses.replace(CONFIG, log_steps=4), tmp_path / "run", resume=True).train()
+    found = {line["step"]: line["loss"] for line in read_metrics(tmp_path / "run") if "loss" in line}
+    assert found == pytest.approx({8: sum(losses[:8]) / 8, 12: sum(losses[8:]) / 4})  # type: ignore[arg-type]

@@ -1,0 +1,78 @@
+"""Samples of any kind as text that tells them apart, by which calls are counted and scores are kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["sample_text"]
+
+SHOWN = 64
+"""Arrays of more elements are named by a digest of their bytes."""
+
+
+def sample_text(sample: object) -> str:
+    """The text of a sample, different for different ones.
+
+    Most samples are text, or have one that says all (``str(sample)``). That of graphs, arrays, tensors and of what holds them does
+    not. So graphs are written as graph6 or digraph6 lines, or with the attributes of nodes and edges where they have any,
+    and arrays by their elements or a digest of them.
+
+    >>> import networkx, torch
+    >>> sample_text("CCO"), sample_text(networkx.path_graph(3)), sample_text(torch.tensor([1, 2]))
+    ('CCO', 'Bg', 'int64[2]([1, 2])')
+    """
+    if isinstance(sample, str):
+        return sample
+    if _is_graph(sample):
+        return _graph_text(sample)
+    if isinstance(sample, torch.Tensor):
+        values = sample.detach().cpu()
+        return _array_text((values.float() if values.dtype == torch.bfloat16 else values).numpy())
+    if isinstance(sample, np.ndarray):
+        return _array_text(sample)
+    parts = _parts(sample)
+    if parts is None or not any(_is_graph(part) or isinstance(part, torch.Tensor | np.ndarray) for part in parts.values()):
+        return str(sample)
+    return f"{type(sample).__name__}({', '.join(f'{name}={sample_text(part)}' for name, part in parts.items())})"
+
+
+def _is_graph(sample: object) -> bool:
+    """Whether a sample is a graph of networkx, which is not imported for those that are not."""
+    return any(base.__module__.startswith("networkx.") for base in type(sample).__mro__)
+
+
+def _parts(sample: Any) -> Mapping[str, Any] | None:
+    """The parts of a dataclass without a text of its own, of a mapping, of a sequence, or of a graph of torch_geometric."""
+    if is_dataclass(sample) and not isinstance(sample, type) and type(sample).__str__ is object.__str__:
+        return {field.name: getattr(sample, field.name) for field in fields(sample)}
+    if isinstance(sample, Mapping):
+        return {str(name): part for name, part in sample.items()}
+    if isinstance(sample, list | tuple):
+        return {str(k): part for k, part in enumerate(sample)}
+    if type(sample).__module__.startswith("torch_geometric."):
+        return {str(name): part for name, part in sample.to_dict().items()}
+    return None
+
+
+def _graph_text(graph: Any) -> str:
+    from discrete_grpo.domains.digraph6 import digraph6
+    from discrete_grpo.domains.graph6 import graph6
+
+    nodes, edges = list(graph.nodes(data=True)), list(graph.edges(data=True))
+    special = graph.is_multigraph() or any(tail == head for tail, head, _ in edges) or list(graph) != list(range(len(graph)))
+    if special or any(attributes for *_, attributes in (*nodes, *edges)):
+        return f"{type(graph).__name__}({nodes}, {edges})"
+    return digraph6(graph) if graph.is_directed() else graph6(graph)
+
+
+def _array_text(array: np.ndarray) -> str:
+    shape = f"{array.dtype}{list(array.shape)}"
+    if array.size <= SHOWN or array.dtype == object:
+        return f"{shape}({array.tolist()})"
+    return f"{shape}({hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16).hexdigest()})"

@@ -1,0 +1,162 @@
+"""The two evaluations of a run, on fresh samples before and after training."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from discrete_grpo.core.advantages import sum_rewards
+from discrete_grpo.core.rollout import Reward
+from discrete_grpo.core.scoring import BudgetExhausted, remembers, reward_names, score_samples, take_failures
+from discrete_grpo.recipes.families import Columns, Family
+from discrete_grpo.recipes.sample import as_text, plain_columns, sample_policy
+from discrete_grpo.rewards.ledger import Ledger
+from discrete_grpo.runs.checkpoint import Checkpoints
+from discrete_grpo.runs.failures import FailureLog
+from discrete_grpo.runs.recorder import EVALUATION, read_evaluation, write_json, write_table
+from discrete_grpo.training.config import GRPOConfig
+
+__all__ = ["Evaluations", "Memories", "Results"]
+
+Results: TypeAlias = dict[str, dict[str, float]]
+
+
+class EvaluatedRun(Protocol):
+    """What the evaluations read of the settings of a run."""
+
+    @property
+    def rewards(self) -> Sequence[Reward]:
+        """Rewards of the run; none in a run of off-line updates alone."""
+        ...
+
+    @property
+    def grpo(self) -> GRPOConfig:
+        """Settings of the training loop: the weights of the rewards, and the seed."""
+        ...
+
+    @property
+    def evaluation_samples(self) -> int:
+        """Number of samples; 0 draws none."""
+        ...
+
+
+class Memories:
+    """The memories of rewards as they were when the run began, from which every evaluation scores.
+
+    Rewards such as a diversity filter score by what they remember. Evaluated with the memory of the training between them, the
+    numbers before and after would not be comparable; and what an evaluation scores is not to be remembered in training.
+    """
+
+    def __init__(self, rewards: Sequence[Reward]) -> None:
+        self._rewards = [cast(Any, reward) for reward in rewards if remembers(reward)]
+        self._first = [copy.deepcopy(reward.state_dict()) for reward in self._rewards]
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Within the block rewards have their first memories; after it, those that they had before it."""
+        now = [copy.deepcopy(reward.state_dict()) for reward in self._rewards]
+        self._load(self._first)
+        try:
+            yield
+        finally:
+            self._load(now)
+
+    def _load(self, memories: Sequence[Any]) -> None:
+        for reward, memory in zip(self._rewards, memories, strict=True):
+            reward.load_state_dict(copy.deepcopy(memory))
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """Measures a policy before and after training, into ``evaluation.json`` and a table of samples.
+
+    Attributes:
+        run: settings of the run.
+        family: of the policy.
+        folder: the run folder.
+        columns: conditions of the samples.
+        ledger: counter of reward calls.
+        memories: of the rewards, from before the run.
+        device: where the samples are drawn.
+    """
+
+    run: EvaluatedRun
+    family: Family
+    folder: Path
+    columns: Sequence[Columns] | None
+    ledger: Ledger
+    memories: Memories
+    device: torch.device
+
+    def before(self, policy: Any) -> Results:
+        """Evaluate the policy that training starts from.
+
+        Once training has a checkpoint, what was measured is kept, and nothing is measured any more: ``policy`` may then be that of
+        the checkpoint. Until then it is measured again, with the same result, as no checkpoint has what it drew and counted.
+        """
+        if not self._has_begun():
+            return self._measure(policy, "before", 0)
+        stored = self._stored()
+        if "before" in stored and self.ledger.turn == 0:
+            self.ledger.skip()  # no checkpoint of on-line training has counted it
+        return stored
+
+    def after(self, policy: Any, updates: int) -> Results:
+        """Evaluate the policy after the last of ``updates`` updates."""
+        return self._measure(policy, "after", updates + 1)
+
+    def _has_begun(self) -> bool:
+        return any(Checkpoints(folder).all() for folder in (self.folder, self.folder / "offline"))
+
+    def _stored(self) -> Results:
+        stored = read_evaluation(self.folder)
+        return {part: {k: math.nan if v is None else v for k, v in row.items()} for part, row in stored.items()}
+
+    def _measure(self, policy: Any, when: Literal["before", "after"], step: int) -> Results:
+        """Evaluate ``policy`` on fresh samples; failed samples are logged as those of update ``step``."""
+        result, count = self._stored(), self.run.evaluation_samples
+        if count == 0:
+            return result
+        samples, found = sample_policy(policy.to(self.device), count, seed=self.run.grpo.seed + 1, columns=self.columns)
+        rewards, row = self._scored(samples, found, step)
+        table = {"sample": as_text(samples), **rewards, **self.family.table(samples)}
+        write_table(self.folder / f"evaluation_{when}.csv.gz", {**plain_columns(found), **table})
+        result[when] = row | dict(self.family.evaluate(samples)) | {"oracle_calls": float(self.ledger.calls)}
+        write_json(self.folder / EVALUATION, result)
+        return result
+
+    def _scored(
+        self, samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], step: int
+    ) -> tuple[dict[str, Sequence[Any]], dict[str, float]]:
+        """The rewards of samples, as columns of a table and as means; where the budget ends, the others are unknown."""
+        rewards = self.run.rewards
+        if not rewards:
+            return {}, {}
+        try:
+            with self.memories.put_back():
+                scores = score_samples(rewards, samples, columns, self.ledger)
+        except BudgetExhausted as spent:
+            scores = spent.scores
+        failures = FailureLog(self.folder)
+        failures.forget_after(step - 1)
+        failures.add(step, take_failures(rewards))
+        names = reward_names(rewards)
+        total = sum_rewards(scores, torch.tensor(self.run.grpo.reward_weights or (1.0,) * len(names), dtype=torch.float64))
+        found = {"reward": total}
+        if len(names) > 1:
+            found |= {f"reward_{name}": scores[:, k] for k, name in enumerate(names)}
+        return {name: values.tolist() for name, values in found.items()}, {name: _mean_known(x) for name, x in found.items()}
+
+
+def _mean_known(values: Tensor) -> float:
+    """The mean; an unknown reward is left out, here as in training."""
+    known = values[~values.isnan()]
+    return float(known.mean()) if len(known) else math.nan

@@ -1,0 +1,85 @@
+"""Samples as text: different ones have different texts, whatever they are, and plain ones keep theirs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from discrete_grpo.domains.graphs import GraphBatch
+from discrete_grpo.domains.sample_text import sample_text
+from discrete_grpo.rewards.ledger import Ledger
+
+
+def labelled(name: str) -> nx.Graph:
+    graph = nx.path_graph(3)
+    graph.nodes[0]["kind"] = name
+    return graph
+
+
+@dataclass(frozen=True)
+class Holder:
+    name: str
+    values: torch.Tensor
+
+
+def graph(number: int) -> GraphBatch:
+    mask = torch.ones(1, 40, dtype=torch.bool)
+    edges = torch.zeros(1, 40, 40, dtype=torch.long)
+    edges[0, number, 39] = edges[0, 39, number] = 1
+    return GraphBatch(mask.long(), edges, mask)
+
+
+DIFFERENT = {
+    "graphs": (nx.path_graph(16), nx.star_graph(15)),
+    "directed graphs": (nx.DiGraph([(0, 1)]), nx.DiGraph([(1, 0)])),
+    "graphs with names": (nx.Graph([("a", "b")]), nx.Graph([("a", "c")])),
+    "graphs with classes": (labelled("a"), labelled("b")),
+    "graphs with loops": (nx.Graph([(0, 0), (0, 1)]), nx.Graph([(0, 1), (1, 1)])),
+    "multigraphs": (nx.MultiGraph([(0, 1), (0, 1)]), nx.MultiGraph([(0, 1)])),
+    "arrays": (np.arange(2000), np.concatenate([np.arange(1000), [7], np.arange(1001, 2000)])),
+    "rounded tensors": (torch.tensor([1.00000001], dtype=torch.float64), torch.tensor([1.00000002], dtype=torch.float64)),
+    "shapes": (torch.zeros(100, 2), torch.zeros(2, 100)),
+    "bfloat16": (torch.ones(99, dtype=torch.bfloat16), torch.ones(99, dtype=torch.bfloat16) * 2),
+    "tuples": ((1, np.zeros(2000)), (1, np.ones(2000))),
+    "mappings": ({"a": torch.zeros(2000)}, {"a": torch.ones(2000)}),
+    "dataclasses": (Holder("a", torch.zeros(2000)), Holder("a", torch.ones(2000))),
+    "batches": (graph(0), graph(20)),
+    "torch_geometric": (Data(x=torch.zeros(3, 1)), Data(x=torch.ones(3, 1))),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_different_samples_have_different_texts(name: str) -> None:
+    first, second = DIFFERENT[name]
+    assert sample_text(first) != sample_text(second)
+    assert sample_text(first) == sample_text(first)
+    assert "0x" not in sample_text(first)
+
+
+@pytest.mark.parametrize("sample", ["CCO", "", 3, 2.5, (1, 2), ("a", None), True, {"a": 1}])
+def test_a_sample_that_its_text_says_keeps_it(sample: Any) -> None:
+    assert sample_text(sample) == str(sample)
+
+
+def test_equal_plain_graphs_have_the_text_of_their_line() -> None:
+    assert sample_text(nx.path_graph(3)) == "Bg"
+    assert sample_text(nx.DiGraph([(0, 1), (1, 2)])) == "&BP?"
+
+
+def test_a_ledger_scores_each_graph_and_counts_it() -> None:
+    asked: list[Any] = []
+
+    def edges(samples: Any, **columns: Any) -> list[float]:
+        asked.extend(samples)
+        return [float(max(dict(g.degree).values())) for g in samples]
+
+    ledger = Ledger()
+    found = ledger.score([edges], [nx.path_graph(16), nx.star_graph(15), nx.path_graph(16)])
+    assert found[:, 0].tolist() == [2.0, 15.0, 2.0]
+    assert ledger.calls == 2

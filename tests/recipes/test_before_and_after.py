@@ -1,0 +1,189 @@
+"""The evaluations before and after training: the same memory of rewards, nothing lost by a resume, failures that are logged."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from discrete_grpo.core.scoring import Failure, RewardError
+from discrete_grpo.recipes.before_and_after import Evaluations, Memories
+from discrete_grpo.recipes.loading import load
+from discrete_grpo.recipes.train import TrainRecipe, run_train
+from discrete_grpo.rewards.combine import WeightedSum
+from discrete_grpo.rewards.ledger import Ledger
+from discrete_grpo.rewards.molecules import molecular_weight, qed
+from discrete_grpo.runs.recorder import read_evaluation, read_metrics, read_samples
+from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.trainer import GRPOTrainer
+from tests.toys import share_of_class_two, tiny_policy
+
+SMALL = GRPOConfig(max_steps=3, num_generations=4, generation_batch_size=16, save_steps=10, learning_rate=1e-3)
+RUN = TrainRecipe("qm9-small", qed, num_steps=6, evaluation_samples=12, grpo=SMALL)
+
+
+class Once:
+    """Pays for each molecule once, and a little for luck."""
+
+    name = "once"
+    cached_as = None
+
+    def __init__(self, fails_at: int | None = None, noise: float = 0.0) -> None:
+        self.seen: set[str] = set()
+        self.times, self.fails_at, self.noise = 0, fails_at, noise
+
+    def __call__(self, samples: Sequence[str | None], **columns: Any) -> list[float]:
+        self.times += 1
+        if self.times == self.fails_at:
+            raise OSError("away")
+        paid = []
+        for sample in samples:
+            paid.append(float(sample is not None and sample not in self.seen) + self.noise * random.random())
+            self.seen.add(str(sample))
+        return paid
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": sorted(self.seen)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.seen = set(state["seen"])
+
+
+def test_both_evaluations_score_from_the_memory_that_the_run_began_with(tmp_path: Path) -> None:
+    reward = Once()
+    reward.seen = {"given before"}
+    run_train(replace(RUN, reward=reward, output_dir=str(tmp_path)))
+    for when in ("before", "after"):
+        table = read_samples(tmp_path / f"evaluation_{when}.csv.gz")
+        first = {s: k for k, s in reversed(list(enumerate(table["sample"])))}
+        assert [float(x) for x in table["reward"]] == [float(bool(s) and first[s] == k) for k, s in enumerate(table["sample"])]
+    trained = set(read_samples(tmp_path / "samples.csv.gz")["sample"])
+    assert {s for s in reward.seen if s != "None"} == trained - {""} | {"given before"}  # nothing of the evaluations
+
+
+def _scores_and_fails(reward: Once) -> None:
+    assert reward(["C", "CC"]) == [1.0, 1.0]
+    reward(3)  # type: ignore[arg-type]
+
+
+def test_memories_are_put_back_also_after_an_error() -> None:
+    reward = Once()
+    memories = Memories([reward, qed])
+    reward(["C"])
+    with pytest.raises(TypeError), memories.put_back():
+        _scores_and_fails(reward)
+    assert reward.seen == {"C"}
+    with memories.put_back():
+        assert reward(["C", "CC"]) == [1.0, 1.0]
+
+
+def stopped(folder: Path, fails_at: int) -> None:
+    with pytest.raises(RewardError, match="away"):
+        run_train(replace(RUN, reward=Once(fails_at, noise=0.1), output_dir=str(folder)))
+
+
+@pytest.mark.parametrize("fails_at", [2, 3])  # in the first generation and in the second: one checkpoint, of step 0 or 1
+def test_a_run_that_failed_early_ends_as_one_that_did_not(fails_at: int, tmp_path: Path) -> None:
+    whole, part, before = tmp_path / "whole", tmp_path / "part", random.getstate()
+    try:
+        random.seed(5)
+        run_train(replace(RUN, reward=Once(noise=0.1), output_dir=str(whole)))
+        random.seed(5)
+        stopped(part, fails_at)
+        random.seed(77)
+        run_train(replace(RUN, reward=Once(noise=0.1), output_dir=str(part)), resume=True)
+    finally:
+        random.setstate(before)
+    assert [line["reward"] for line in read_metrics(part)] == [line["reward"] for line in read_metrics(whole)]
+    for name in ("samples.csv.gz", "evaluation_before.csv.gz", "evaluation_after.csv.gz", "evaluation.json"):
+        assert (part / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_a_policy_that_has_begun_to_learn_is_not_measured_as_the_one_before(tmp_path: Path) -> None:
+    run_train(replace(RUN, evaluation_samples=0, output_dir=str(tmp_path), grpo=replace(SMALL, save_steps=1)))
+    more = replace(RUN, output_dir=str(tmp_path), grpo=replace(SMALL, save_steps=1, max_steps=4))
+    assert set(run_train(more, resume=True)) == {"after"}
+    assert set(read_evaluation(tmp_path)) == {"after"}
+
+
+class Fragile:
+    """QED, but nothing of molecules with nitrogen."""
+
+    name = "fragile"
+    cached_as = None
+
+    def __init__(self) -> None:
+        self.failed: list[Failure] = []
+
+    def __call__(self, samples: Sequence[str | None], **columns: Any) -> list[float | None]:
+        bad = ["N" in (s or "") for s in samples]
+        self.failed += [Failure(s, "nitrogen") for s, is_bad in zip(samples, bad, strict=True) if is_bad]
+        return [None if is_bad else 1.0 for is_bad in bad]
+
+    def take_failures(self) -> list[Failure]:
+        taken, self.failed = self.failed, []
+        return taken
+
+
+@pytest.mark.filterwarnings("ignore:reward 1.fragile:RuntimeWarning")  # the sum cannot be cached
+@pytest.mark.parametrize("inside", [False, True])
+def test_failures_stand_at_the_step_of_their_evaluation_also_those_inside_a_sum(inside: bool, tmp_path: Path) -> None:
+    reward = WeightedSum((Fragile(), molecular_weight), (1.0, 0.0)) if inside else Fragile()
+    run_train(replace(RUN, reward=reward, output_dir=str(tmp_path)))
+    told = [json.loads(line) for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
+    training = read_samples(tmp_path / "samples.csv.gz")
+    wanted = [s for step in ("1", "2", "3") for s, at in zip(training["sample"], training["step"], strict=True) if at == step]
+    tables = {0: read_samples(tmp_path / "evaluation_before.csv.gz")["sample"]}
+    tables |= {4: read_samples(tmp_path / "evaluation_after.csv.gz")["sample"]}
+    for step, samples in tables.items():
+        assert [row["sample"] for row in told if row["step"] == step] == [s for s in samples if "N" in s]
+    assert [row["sample"] for row in told if 0 < row["step"] < 4] == [s for s in wanted if "N" in s]
+    name = told[0]["reward"]
+    for line in read_metrics(tmp_path):
+        assert line[f"rewards/{name}/failed"] == sum(row["step"] == line["step"] for row in told)
+
+
+def test_a_budget_that_ends_before_the_first_update_ends_the_run_with_its_files(tmp_path: Path) -> None:
+    grpo = replace(SMALL, generation_shards=2)
+    result = run_train(replace(RUN, evaluation_samples=0, max_oracle_calls=4, output_dir=str(tmp_path), grpo=grpo))
+    assert result == {}
+    assert (tmp_path / "policy/model.safetensors").is_file()
+    assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.parametrize("option", [{"beta": 0.05}, {"ema_decay": 0.9}])
+def test_a_resume_may_add_a_reference_or_an_average_which_begins_with_the_weights_there(
+    option: dict[str, Any], tmp_path: Path
+) -> None:
+    config = replace(SMALL, beta=0.0, learning_rate=1e-2)
+    trained = GRPOTrainer(tiny_policy(), share_of_class_two, config, run=tmp_path)
+    trained.train()
+    longer = replace(config, **{"max_steps": 4, **option})
+    again = GRPOTrainer(tiny_policy(), share_of_class_two, longer, run=tmp_path, resume=True)
+    new: Any = again.reference if "beta" in option else again.average.module  # type: ignore[union-attr]
+    for ours, theirs in zip(new.parameters(), trained.module.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    again.train()
+    assert read_metrics(tmp_path)[-1]["step"] == 4
+
+
+def test_samples_are_drawn_on_the_device_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Policy:
+        def to(self, device: torch.device) -> str:
+            return f"on {device}"
+
+    def drawn(policy: str, *arguments: Any, **options: Any) -> None:
+        raise LookupError(policy)
+
+    monkeypatch.setattr("discrete_grpo.recipes.before_and_after.sample_policy", drawn)
+    family, device = load("qm9-small").family, torch.device("meta")
+    evaluations = Evaluations(RUN, family, tmp_path, None, Ledger(), Memories([]), device)
+    for measure in (lambda: evaluations.before(Policy()), lambda: evaluations.after(Policy(), 3)):
+        with pytest.raises(LookupError, match="on meta"):
+            measure()
