@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from discrete_grpo.core.precision import place
+
 __all__ = ["LICENCE", "NUM_CLASSES", "DigitImages", "ImageBatch", "class_means", "load_digits"]
 
 NUM_CLASSES = 10
@@ -38,7 +40,7 @@ class ImageBatch:
 
     def to(self, device: torch.device | str) -> ImageBatch:
         """Return a copy on ``device``."""
-        return ImageBatch(self.pixels.to(device), self.labels.to(device))
+        return ImageBatch(place(self.pixels, torch.device(device)), place(self.labels, torch.device(device)))
 
 
 @dataclass(frozen=True)

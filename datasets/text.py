@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.precision import place
 from discrete_grpo.datasets.reading import smiles_rows
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
 from discrete_grpo.domains.tokenizer import CHARACTERS, PAD, Tokenizer
@@ -86,7 +87,7 @@ class LabelledText:
 
     def to(self, device: torch.device | str) -> LabelledText:
         """Return a copy on ``device``."""
-        return LabelledText(self.tokens.to(device), self.real.to(device))
+        return LabelledText(place(self.tokens, torch.device(device)), place(self.real, torch.device(device)))
 
 
 @dataclass(frozen=True)

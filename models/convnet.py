@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from discrete_grpo.core.batch_share import WHOLE, BatchShare
+from discrete_grpo.core.batch_share import WHOLE, BatchShare, mean_of
 from discrete_grpo.core.checks import check_range
 
 __all__ = ["ConvNet", "ConvNetConfig"]
@@ -79,6 +79,6 @@ class ConvNet(nn.Module):
             share: rows that this process computes, and the means over all.
         """
         logits, labels = self(batch.pixels[share.own]), batch.labels[share.own]
-        means = nn.functional.cross_entropy(logits, labels), (logits.argmax(-1) == labels).float().mean()
-        loss, accuracy = share.means(*((mean, len(labels)) for mean in means))
+        losses, right = nn.functional.cross_entropy(logits, labels, reduction="none"), logits.argmax(-1) == labels
+        loss, accuracy = share.means(mean_of(losses), mean_of(right.float()))
         return {"loss": loss, "accuracy": accuracy.detach()}

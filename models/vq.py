@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.core.batch_share import WHOLE, BatchShare
+from discrete_grpo.core.batch_share import WHOLE, BatchShare, mean_of
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import widen
 
@@ -171,7 +171,7 @@ class VQAutoencoder(nn.Module):
         drawn = self.decoder.draw(z + (entries - z).detach())
         gaps = drawn - pixels, z.detach() - entries, z - entries.detach()
         used = widen(torch.bincount(codes, minlength=self.config.codes)) / len(codes)
-        *means, used = share.means(*((gap.square().mean(), gap.numel()) for gap in gaps), (used, len(codes)))
+        *means, used = share.means(*(mean_of(gap.square()) for gap in gaps), (used, torch.full((), len(codes), device=used.device)))
         reconstruction, codebook, commitment = means
         perplexity = torch.special.entr(used).sum().exp()
         loss = RECONSTRUCTION_WEIGHT * reconstruction + codebook + self.config.commitment * commitment

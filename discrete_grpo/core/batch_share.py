@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import Protocol, TypeAlias, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-__all__ = ["WHOLE", "BatchShare", "Mean", "WholeBatch", "cross_entropy"]
+__all__ = ["WHOLE", "BatchShare", "Mean", "WholeBatch", "cross_entropy", "mean_of"]
 
-Mean: TypeAlias = tuple[Tensor, int]
-"""A mean over sites, and the number of sites; without any the mean is not read."""
+Mean: TypeAlias = tuple[Tensor, Tensor]
+"""A mean over sites, and the number of sites as a scalar of the same device; the mean is 0 without any site."""
 
 
 @runtime_checkable
@@ -44,28 +45,46 @@ class WholeBatch:
     """The share of a process that computes all rows.
 
     >>> import torch
-    >>> [float(m) for m in WHOLE.means((torch.tensor(1.5), 4), (torch.tensor(float("nan")), 0))]
-    [1.5, 0.0]
+    >>> [float(m) for m in WHOLE.means((torch.tensor(1.5), torch.tensor(4)))]
+    [1.5]
     """
 
     own = slice(None)
 
     def means(self, *own: Mean) -> tuple[Tensor, ...]:
         """The means as they are."""
-        return tuple(mean if count else mean.new_zeros(mean.shape) for mean, count in own)
+        return tuple(mean for mean, _ in own)
 
 
 WHOLE = WholeBatch()
+IGNORED = -100
+"""In the place of the class of a site that does not exist."""
+
+
+def mean_of(values: Float[Tensor, "*site"], exists: Bool[Tensor, "*site"] | None = None) -> Mean:
+    """Mean of the values, or of those that exist, and their number; nothing makes a GPU wait.
+
+    >>> import torch
+    >>> [float(x) for x in mean_of(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([True, True, False]))]
+    [1.5, 2.0]
+    """
+    if exists is None:
+        return values.mean(), torch.full((), values.numel(), device=values.device)
+    count = exists.sum()
+    return torch.where(exists, values, 0.0).sum() / count.clamp(min=1), count
 
 
 def cross_entropy(logits: Float[Tensor, "*site class"], classes: Int[Tensor, " *site"], exists: Bool[Tensor, " *site"]) -> Mean:
-    """Mean of -log softmax(logits)[class] over the sites that exist, and their number.
+    """Mean of -log softmax(logits)[class] over the sites that exist, and their number; nothing makes a GPU wait.
 
     >>> import torch
     >>> classes = torch.tensor([[0, 1]])
     >>> mean, count = cross_entropy(torch.zeros(1, 2, 4), classes, classes > 0)
-    >>> round(float(mean.exp()), 6), count
+    >>> round(float(mean.exp()), 6), int(count)
     (4.0, 1)
     """
-    wanted = classes[exists]
-    return nn.functional.cross_entropy(logits[exists], wanted), len(wanted)
+    known = torch.where(exists[..., None], logits, 0.0)  # those of padding may be anything, also -inf
+    wanted = torch.where(exists, classes, IGNORED)
+    total = nn.functional.cross_entropy(known.flatten(0, -2), wanted.flatten(), ignore_index=IGNORED, reduction="sum")
+    count = exists.sum()
+    return total / count.clamp(min=1), count

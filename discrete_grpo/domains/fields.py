@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from discrete_grpo.core.precision import place
 from discrete_grpo.domains.graphs import pair_index, pair_mask, symmetrise, upper
 
 __all__ = ["FieldBatch", "FieldLogits", "centred", "matrix_of", "pairs_mask", "pairs_of"]
@@ -75,12 +76,12 @@ class FieldBatch:
 
     def to(self, device: torch.device | str) -> FieldBatch:
         """The same graphs on ``device``."""
-        positions = None if self.positions is None else self.positions.to(device)
+        where = torch.device(device)
         return FieldBatch(
-            {name: value.to(device) for name, value in self.nodes.items()},
-            {name: value.to(device) for name, value in self.edges.items()},
-            positions,
-            self.mask.to(device),
+            {name: place(value, where) for name, value in self.nodes.items()},
+            {name: place(value, where) for name, value in self.edges.items()},
+            None if self.positions is None else place(self.positions, where),
+            place(self.mask, where),
         )
 
 

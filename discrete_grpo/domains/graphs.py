@@ -20,6 +20,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from torch import Tensor
 
+from discrete_grpo.core.precision import place
+
 __all__ = [
     "ConditionedGraphs",
     "GraphBatch",
@@ -143,7 +145,8 @@ class GraphBatch:
 
     def to(self, device: torch.device | str) -> GraphBatch:
         """The same batch on another device."""
-        return GraphBatch(self.nodes.to(device), self.edges.to(device), self.mask.to(device))
+        where = torch.device(device)
+        return GraphBatch(place(self.nodes, where), place(self.edges, where), place(self.mask, where))
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,7 @@ class ConditionedGraphs:
 
     def to(self, device: torch.device | str) -> ConditionedGraphs:
         """The same on ``device``."""
-        return ConditionedGraphs(self.graphs.to(device), self.properties.to(device))
+        return ConditionedGraphs(self.graphs.to(device), place(self.properties, torch.device(device)))
 
 
 def permute(batch: GraphBatch, order: Int[Tensor, "batch node"]) -> GraphBatch:

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.precision import place
 
 __all__ = ["BOS", "CHARACTERS", "EOS", "MASK", "NUM_SPECIAL", "PAD", "SMILES", "Property", "TokenBatch", "Tokenizer", "pad_left"]
 
@@ -150,8 +151,9 @@ class TokenBatch:
 
     def to(self, device: torch.device | str) -> TokenBatch:
         """The same on ``device``."""
-        moved = (None if t is None else t.to(device) for t in (self.prompt, self.properties))
-        return TokenBatch(self.tokens.to(device), *moved)
+        where = torch.device(device)
+        moved = (None if t is None else place(t, where) for t in (self.prompt, self.properties))
+        return TokenBatch(place(self.tokens, where), *moved)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from discrete_grpo.core.batch_share import WHOLE, BatchShare, Mean, cross_entropy
+from discrete_grpo.core.batch_share import WHOLE, BatchShare, Mean, cross_entropy, mean_of
 from discrete_grpo.core.categorical import sample
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.gaussian import normal
@@ -181,8 +181,8 @@ def field_losses(
         own[f"loss_{field.name}"] = cross_entropy(wide(logits), wanted, there)
         weights.append(field.weight)
     if positions is not None and found.positions is not None and clean.positions is not None:
-        gap = (wide(found.positions) - clean.positions)[clean.mask]
-        own["loss_positions"] = gap.square().sum(-1).mean(), len(gap)
+        gap = torch.where(clean.mask[..., None], wide(found.positions) - clean.positions, 0.0)
+        own["loss_positions"] = mean_of(gap.square().sum(-1), clean.mask)
         weights.append(positions.weight)
     means = share.means(*own.values())
     total = sum((weight * loss for weight, loss in zip(weights, means, strict=True)), means[0].new_zeros(()))

@@ -317,6 +317,14 @@ class FieldPolicy(nn.Module):
 
     # -- likelihood training
 
+    def check_batch(self, graphs: FieldBatch) -> None:
+        """Check a training batch, before it is moved to a GPU, where that would make the host wait.
+
+        Raises:
+            ValueError: for a graph that this policy cannot draw.
+        """
+        check_graphs(graphs, self.node_fields, self.edge_fields, self.positions, self.node_counts)
+
     def likelihood_loss(
         self, graphs: FieldBatch, *, generator: torch.Generator | None = None, share: BatchShare = WHOLE
     ) -> dict[str, Tensor]:
@@ -326,9 +334,10 @@ class FieldPolicy(nn.Module):
         Eq. 5, arXiv 2302.09048.
 
         Raises:
-            ValueError: for a graph that this policy cannot draw.
+            ValueError: as :meth:`check_batch`, for a batch on the CPU.
         """
-        check_graphs(graphs, self.node_fields, self.edge_fields, self.positions, self.node_counts)
+        if graphs.mask.device.type == "cpu":
+            self.check_batch(graphs)
         t = stratified_times(len(graphs), graphs.mask.device, None, generator)
         noisy = noised(self.node_fields, self.edge_fields, self.positions, graphs, t, generator)
         graphs, noisy, t = graphs.index(share.own), noisy.index(share.own), t[share.own]

@@ -310,6 +310,18 @@ class GraphPolicy(nn.Module):
 
     # -- likelihood training
 
+    def check_batch(self, graphs: GraphBatch | ConditionedGraphs) -> None:
+        """Check a training batch, before it is moved to a GPU, where that would make the host wait.
+
+        Raises:
+            ValueError: for a graph larger than this policy knows, or of an unknown class.
+        """
+        check_known(self._graphs(graphs), self._kernels, self.max_nodes)
+
+    @staticmethod
+    def _graphs(given: GraphBatch | ConditionedGraphs) -> GraphBatch:
+        return given.graphs if isinstance(given, ConditionedGraphs) else given
+
     def likelihood_loss(
         self,
         graphs: GraphBatch | ConditionedGraphs,
@@ -323,10 +335,11 @@ class GraphPolicy(nn.Module):
         Means run over existing nodes and unordered pairs. Source: Vignac et al. (2022), Eq. 2, arXiv 2209.14734 (λ = 5).
 
         Raises:
-            ValueError: for a graph larger than this policy knows, or of an unknown class.
+            ValueError: as :meth:`check_batch`, for a batch on the CPU.
         """
+        if self._graphs(graphs).nodes.device.type == "cpu":
+            self.check_batch(graphs)
         graphs, properties = shown_properties(graphs, self.condition_dropout, generator)
-        check_known(graphs, self._kernels, self.max_nodes)
         t = stratified_times(len(graphs), graphs.nodes.device, self.train_distortion, generator)
         noisy, own = noised(self._kernels, graphs, t, generator), share.own
         graphs, noisy, t, properties = graphs.index(own), noisy.index(own), t[own], tuple(p[own] for p in properties)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.core.batch_share import WHOLE, BatchShare
+from discrete_grpo.core.batch_share import WHOLE, BatchShare, mean_of
 from discrete_grpo.core.categorical import Sites, gather, sample
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import widest
@@ -238,5 +238,5 @@ class MaskedTextPolicy(nn.Module):
         log_probs = Truncation().log_probs(logits, self._letters(logits))  # temperature 1, nothing cut off
         nll = torch.where(hidden, -gather(log_probs, batch), 0.0)
         right = (log_probs.argmax(-1) == batch) & hidden
-        loss, accuracy = share.means(*(((x.sum(-1) / count).mean(), len(batch)) for x in (nll, right)))
+        loss, accuracy = share.means(*(mean_of(x.sum(-1) / count) for x in (nll, right)))
         return {"loss": loss, "accuracy": accuracy.detach()}

@@ -264,19 +264,28 @@ class TokenPolicy(nn.Module):
 
     # -- likelihood training
 
+    def check_batch(self, batch: TokenBatch) -> None:
+        """Check a training batch, before it is moved to a GPU, where that would make the host wait.
+
+        Raises:
+            ValueError: if a text is longer than ``max_length``, or a prompt than ``max_prompt``.
+        """
+        longest = int((batch.tokens != PAD).sum(1).max())
+        check_range("tokens of a text", longest - 1, most=self.max_length, note=" (max_length)")
+        if batch.prompt is not None:
+            check_range("tokens of a prompt", batch.prompt.shape[1], most=self.max_prompt, note=" (max_prompt)")
+
     def likelihood_loss(
         self, batch: TokenBatch, *, generator: torch.Generator | None = None, share: BatchShare = WHOLE
     ) -> dict[str, Tensor]:
         """-log p_θ(x | c) per token, EOS counted and padding not, at temperature 1 over the alphabet, or what the grammar allows.
 
         Raises:
-            ValueError: if a text is longer than ``max_length``.
+            ValueError: as :meth:`check_batch`, for a batch on the CPU.
         """
+        if batch.tokens.device.type == "cpu":
+            self.check_batch(batch)
         targets = batch.tokens
-        lengths = (targets != PAD).sum(1)
-        check_range("tokens of a text", int(lengths.max()) - 1, most=self.max_length, note=" (max_length)")
-        if batch.prompt is not None:
-            check_range("tokens of a prompt", batch.prompt.shape[1], most=self.max_prompt, note=" (max_prompt)")
         inputs = torch.cat([torch.full_like(targets[:, :1], BOS), targets[:, :-1]], 1)[:, : self.max_length]
         targets = targets[:, : self.max_length]
         tokens = widen((targets != PAD).sum())

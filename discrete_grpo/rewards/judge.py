@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.core.batch_share import WHOLE, BatchShare
+from discrete_grpo.core.batch_share import WHOLE, BatchShare, mean_of
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.tokenizer import PAD, Tokenizer
 from discrete_grpo.runs.checkpoint import TRUSTED, CheckpointError, find_checkpoint, read_policy
@@ -81,10 +81,9 @@ class TextScorer(nn.Module):
         tokens, real = batch.tokens[share.own], batch.real[share.own]
         logits = self(tokens)
         losses = nn.functional.binary_cross_entropy_with_logits(logits, real, reduction="none")
-        kinds = [losses[real > 0.5], losses[real <= 0.5]]
         right = ((logits > 0) == (real > 0.5)).float()
-        *means, accuracy = share.means(*((kind.mean(), len(kind)) for kind in kinds), (right.mean(), len(right)))
-        found = int((batch.real > 0.5).any()) + int((batch.real <= 0.5).any())  # kinds in the whole batch
+        *means, accuracy = share.means(mean_of(losses, real > 0.5), mean_of(losses, real <= 0.5), mean_of(right))
+        found = (batch.real > 0.5).any().float() + (batch.real <= 0.5).any().float()  # kinds in the whole batch
         return {"loss": (means[0] + means[1]) / found, "accuracy": accuracy.detach()}
 
 

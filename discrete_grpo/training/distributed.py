@@ -20,7 +20,7 @@ from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor
 
 from discrete_grpo.core.batch_share import Mean
-from discrete_grpo.core.precision import widen, widest
+from discrete_grpo.core.precision import widen
 from discrete_grpo.core.scoring import BudgetExhausted, RewardError
 
 __all__ = ["ProcessGroup", "RankShare", "accelerator", "leave"]
@@ -174,16 +174,14 @@ class RankShare:
 
     def means(self, *own: Mean) -> tuple[Tensor, ...]:
         """The means over the whole batch, in one message; the gradient is that of this process's part."""
-        device = own[0][0].device
-        counts = [count if self._has_rows else 0 for _, count in own]
-        none = torch.zeros((), dtype=widest(device), device=device)
-        sums = [widen(mean.detach()) * n if n else none.expand_as(mean).clone() for (mean, _), n in zip(own, counts, strict=True)]
-        numbers = torch.tensor(counts, dtype=widest(device), device=device)
+        counts = torch.stack([widen(count) for _, count in own]) * float(self._has_rows)
+        sums = [widen(mean.detach()) * n for (mean, _), n in zip(own, counts, strict=True)]
+        numbers = counts.clone()
         self.processes.add([*sums, numbers])
         found = []
-        for (mean, _), total, n, number in zip(own, sums, counts, numbers.tolist(), strict=True):
-            whole = (total / max(number, 1)).to(mean.dtype)
-            part = mean * (n / number) if n else mean.new_zeros(mean.shape)
+        for (mean, _), total, n, number in zip(own, sums, counts, numbers.clamp(min=1), strict=True):
+            whole = (total / number).to(mean.dtype)
+            part = mean * (n / number)
             found.append(part - part.detach() + whole)
         return tuple(found)
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
-from discrete_grpo.core.precision import widen
+from discrete_grpo.core.precision import place, widen
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, load_weights, save
 from discrete_grpo.runs.console import progress
@@ -65,6 +65,15 @@ class LikelihoodPolicy(Protocol):
 
         With several processes it is also given ``share``, see :class:`~discrete_grpo.core.batch_share.BatchShare`.
         """
+        ...
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A policy that checks its training data apart from the loss, which does not check what is on a GPU."""
+
+    def check_batch(self, batch: Any) -> None:
+        """Raise ValueError for a batch on the CPU that the policy cannot learn from."""
         ...
 
 
@@ -267,7 +276,10 @@ class Pretrainer:
 
     def _losses(self, rows: Tensor) -> dict[str, Tensor]:
         device = self.accelerator.device
-        batch = self.data.batch(rows).to(device)
+        host = self.data.batch(rows)
+        if device.type != "cpu" and isinstance(self.policy, Checked):
+            self.policy.check_batch(host)
+        batch = place(host, device) if isinstance(host, Tensor) else host.to(device)
         share = {"share": RankShare(self.processes, len(rows))} if self.processes.count > 1 else {}
         # Dropout takes no generator, so the global one is seeded by the step: a resumed run then repeats the same dropout.
         with (

@@ -320,14 +320,43 @@ class Rows:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_pretraining_mixes_no_devices(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    case = FAMILIES[name]
-    with pretending():
+def test_an_update_of_pretraining_waits_less_than_five_times(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    case, update, updates = FAMILIES[name], Pretrainer._update, list[Counts]()
+    with pretending() as cuda:
+
+        def counted(pretrainer: Pretrainer, rows: torch.Tensor) -> dict[str, float]:
+            with cuda.counting() as found:
+                line = update(pretrainer, rows)
+            updates.append(found)
+            return line
+
+        monkeypatch.setattr(Pretrainer, "_update", counted)
         monkeypatch.setattr(pretrain, "accelerator", accelerator)
         monkeypatch.setattr(Pretrainer, "_save", lambda self: None)
         monkeypatch.setattr(pretrain, "save", lambda folder, *_, **__: folder)
         config = PretrainConfig(max_steps=2, batch_size=2, warmup_steps=1)
         Pretrainer(case.make(), Rows(case.batch()), config, tmp_path).train()
+    first, second = updates
+    assert first.waits < 5, str(first)
+    assert (second.waits < 5, second.blocking_copies) == (True, 0), str(second)  # the first one copies constants
+
+
+@pytest.mark.parametrize("name", ["graph", "fields", "tokens"])
+def test_data_of_pretraining_are_checked_before_they_are_moved(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    case = FAMILIES[name]
+    policy, batch = case.make(), case.batch()
+    refused: list[Any] = []
+
+    def refuse(policy: Any, batch: Any) -> None:
+        refused.append(batch)
+        raise KeyError
+
+    monkeypatch.setattr(type(policy), "check_batch", refuse)
+    with pretending():
+        monkeypatch.setattr(pretrain, "accelerator", accelerator)
+        with pytest.raises(KeyError):
+            Pretrainer(policy, Rows(batch), PretrainConfig(max_steps=1, batch_size=2, warmup_steps=1), tmp_path).train()
+    assert refused == [batch]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

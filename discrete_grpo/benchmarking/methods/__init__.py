@@ -35,6 +35,7 @@ METHODS: dict[str, Method] = {
         augmented_memory.METHOD,
         hill_climb.METHOD,
         genetic.GRAPH_GA,
+        genetic.GRAPH_GA_TUNED,
         genetic.SMILES_GA,
         local_search.METHOD,
         best_of_prior.METHOD,
