@@ -108,12 +108,13 @@ class Messages:
         self.calls, self.bytes, self.seconds = 0, 0, 0.0
 
     def __enter__(self) -> Messages:
-        self._before = {name: getattr(dist, name) for name in ("all_reduce", "all_gather_object", "broadcast")}
         sizes: dict[str, Callable[..., int]] = {
             "all_reduce": lambda tensor, *rest: tensor.numel() * tensor.element_size(),
             "broadcast": lambda tensor, *rest: tensor.numel() * tensor.element_size(),
             "all_gather_object": lambda found, value, *rest: len(pickle.dumps(value)),
+            "gather_object": lambda value, *rest: len(pickle.dumps(value)),
         }
+        self._before = {name: getattr(dist, name) for name in sizes}
         for name, call in self._before.items():
             setattr(dist, name, self._counted(call, sizes[name]))
         return self

@@ -56,10 +56,19 @@ WAITS = {
     "masked_select",
     "is_nonzero",
     "equal",
+    "bincount",
+    "histc",
     "_linalg_check_errors",
 }
 DRAWS = {"rand", "uniform_", "randn", "normal_", "randint", "randperm", "bernoulli_", "multinomial", "exponential_"}
-UNORDERED = {"cumsum", "histc", "median", "put_", "put"}
+UNORDERED = {
+    *("cumsum", "histc", "median", "kthvalue", "put_", "put", "_ctc_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward"),
+    *(f"{kind}_pad{n}d_backward" for kind in ("reflection", "replication") for n in (1, 2, 3)),
+    *(f"upsample_{kind}_backward" for kind in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
+    *("avg_pool3d_backward", "max_pool3d_with_indices_backward", "max_unpool2d", "max_unpool3d", "grid_sampler_2d_backward"),
+    *("adaptive_max_pool2d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "grid_sampler_3d_backward"),
+    *("fractional_max_pool2d_backward", "fractional_max_pool3d_backward"),
+}
 """Operations without a deterministic algorithm on CUDA, by ``torch.use_deterministic_algorithms``."""
 LAUNCHES_AT_ONCE = ("_foreach", "_fused")
 
@@ -139,7 +148,8 @@ class Cuda(Machine):
     def runs(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Refuse what has no deterministic algorithm if one is asked for; keep what an operation of a capture would change."""
         name = pretend_tensors.name_of(func)
-        if torch.are_deterministic_algorithms_enabled() and name in UNORDERED and args[0].is_floating_point():
+        weighted = name == "bincount" and (len(args) > 1 or kwargs.get("weights") is not None)
+        if torch.are_deterministic_algorithms_enabled() and (weighted or (name in UNORDERED and args[0].is_floating_point())):
             raise DeviceError(f"{name} at {_where()} has no deterministic implementation")
         if self.recording is not None:
             for at in _written(func, args):

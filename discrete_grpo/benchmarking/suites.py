@@ -105,7 +105,7 @@ SUITES: dict[str, Suite] = {
         ),
         Suite(
             name="docking",
-            about="docking scores of five proteins, with gates of QED, SA and novelty",
+            about="docking scores of five proteins",
             module="discrete_grpo.rewards.docking_targets",
             policy="smiles-zinc",
             budget=1_000,

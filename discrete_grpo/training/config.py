@@ -126,6 +126,8 @@ class GRPOConfig:
         torch_compile: Compile the layers of the networks; the first updates wait for the compiler. On CUDA, a step of sampling
             graphs is recorded as a CUDA graph too.
         checkpoint_layers: Recompute activations in the backward pass, which saves memory; None keeps the setting of the network.
+        full_determinism: Let torch take ordered algorithms alone in draws and updates, so that two runs on one kind of GPU give the
+            same bits: slower, and the environment variable CUBLAS_WORKSPACE_CONFIG must be :4096:8 or :16:8 on CUDA.
         seed: Random seed of the run, at least 0.
         generation_shards: Number of independent random streams in which groups are drawn, a multiple of the number of processes.
             Results depend on it and not on the number of processes. None means one per process.
@@ -201,6 +203,7 @@ class GRPOConfig:
     tf32: bool = False
     torch_compile: bool = False
     checkpoint_layers: bool | None = None
+    full_determinism: bool = False
     seed: int = 42
     generation_shards: int | None = None
     score_while_drawing: bool | Literal["auto"] = "auto"
@@ -294,13 +297,21 @@ class PretrainConfig:
     Attributes:
         max_steps: Number of optimiser updates in the whole run, at least 1.
         batch_size: Number of samples per update, over all processes, at least 1.
-        learning_rate: Learning rate of AdamW (β = 0.9, 0.99) after the warm-up, more than 0; a cosine decay to 1 % follows.
+        learning_rate: Learning rate of AdamW (β = 0.9, 0.99) after the warm-up, more than 0; half a cosine down to ``min_lr_rate``
+            of it follows.
+        min_lr_rate: Learning rate of the last update as a share of the largest, 0 to 1.
         weight_decay: Weight decay of AdamW, at least 0.
         warmup_steps: Number of updates of the linear warm-up of the learning rate, at least 0.
         max_grad_norm: Gradients are clipped to this norm, more than 0.
         ema_decay: Decay of the moving average of the weights, which is the policy that is exported; 0 to 1.
         bf16: Run the network under bfloat16 autocast: true, false, or ``auto``, which means true where the device has bfloat16
             units. A resumed run keeps the decision.
+        tf32: Compute matrix products of float32 in TF32 on CUDA: faster, with 10 bits of mantissa in place of 23. Other devices
+            ignore it.
+        torch_compile: Compile the layers of the network; the first updates wait for the compiler.
+        checkpoint_layers: Recompute activations in the backward pass, which saves memory; None keeps the setting of the network.
+        full_determinism: Let torch take ordered algorithms alone in updates, so that two runs on one kind of GPU give the same
+            bits: slower, and the environment variable CUBLAS_WORKSPACE_CONFIG must be :4096:8 or :16:8 on CUDA.
         seed: Random seed of the run, at least 0.
         log_steps: Number of updates between lines of metrics, at least 1.
         save_steps: Number of updates between checkpoints, at least 1.
@@ -316,11 +327,16 @@ class PretrainConfig:
     max_steps: int = 10_000
     batch_size: int = 256
     learning_rate: float = 1e-3
+    min_lr_rate: float = 0.01
     weight_decay: float = 0.01
     warmup_steps: int = 200
     max_grad_norm: float = 1.0
     ema_decay: float = 0.999
     bf16: bool | Literal["auto"] = False
+    tf32: bool = False
+    torch_compile: bool = False
+    checkpoint_layers: bool | None = None
+    full_determinism: bool = False
     seed: int = 42
     log_steps: int = 50
     save_steps: int = 500
@@ -334,6 +350,6 @@ class PretrainConfig:
         check_fields(self, "max_steps batch_size log_steps save_steps save_total_limit", least=1)
         check_fields(self, "learning_rate max_grad_norm", above=0)
         check_fields(self, "weight_decay warmup_steps seed", least=0)
-        check_fields(self, "ema_decay", least=0, most=1)
+        check_fields(self, "ema_decay min_lr_rate", least=0, most=1)
         _check_bf16(self)
         _check_best(self)

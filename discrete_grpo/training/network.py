@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["checkpoint_layers", "compile_network", "network_of", "tf32_products"]
+__all__ = ["checkpoint_layers", "compile_network", "deterministic", "network_of", "tf32_products"]
 
+CUBLAS, WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
+"""The variable that cuBLAS reads, and the values with which its products give the same bits."""
 VARIANTS = 64
 """The most programs compiled for one layer: sizes are symbols, but 0, 1 and many are told apart, and so are types and devices."""
 
@@ -99,6 +102,29 @@ def tf32_products(on: bool, device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = kept
+
+
+@contextmanager
+def deterministic(on: bool, device: torch.device) -> Iterator[None]:
+    """Let torch take ordered algorithms alone inside the block, if ``on``; its setting is restored after it.
+
+    An operation without one raises an error that names it.
+
+    Raises:
+        ValueError: on CUDA without the environment variable that makes the products of cuBLAS repeatable.
+    """
+    if not on:
+        yield
+        return
+    if device.type == "cuda" and (given := os.environ.get(CUBLAS)) not in WORKSPACES:
+        wanted = f"expected {' or '.join(WORKSPACES)} in the environment, set before python is started"
+        raise ValueError(f"full_determinism: True with {CUBLAS}={given or ''}, {wanted}")
+    kept, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(kept, warn_only=warns)
 
 
 def _one_graph(compiled: Any) -> Callable[..., Any]:

@@ -32,6 +32,7 @@ from discrete_grpo.runs.recorder import Recorder
 from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.distributed import ProcessGroup, RankShare, accelerator
+from discrete_grpo.training.network import checkpoint_layers, compile_network, deterministic, tf32_products
 from discrete_grpo.training.optim import GradientSum, averaged, learning_rate, update_average
 from discrete_grpo.training.state import check_device_kind, restore_weights
 
@@ -77,12 +78,8 @@ class Checked(Protocol):
         ...
 
 
-FINAL_RATE = 0.01
-"""The learning rate of the last update, as a share of the largest."""
-
-
 def decayed_rate(step: int, config: PretrainConfig) -> float:
-    """Learning rate of update ``step``, counted from 0: a linear warm-up, then half a cosine down to 1 % of the largest rate.
+    """Learning rate of update ``step``, counted from 0: a linear warm-up, then half a cosine to ``min_lr_rate`` of the largest.
 
     The curve is that of the GRPO trainer with ``lr_scheduler_type="cosine"``, which ends at 0, raised at its end.
 
@@ -93,7 +90,8 @@ def decayed_rate(step: int, config: PretrainConfig) -> float:
     warmup, total = config.warmup_steps, config.max_steps
     curve = GRPOConfig(max_steps=total, warmup_steps=warmup, learning_rate=1.0, lr_scheduler_type="cosine")
     share = learning_rate(step, curve)
-    return config.learning_rate * (share if step < warmup else FINAL_RATE + (1 - FINAL_RATE) * share)
+    last = config.min_lr_rate
+    return config.learning_rate * (share if step < warmup else last + (1 - last) * share)
 
 
 def batches(sizes: Tensor, batch_size: int, seed: int, epoch: int, window: int = 32) -> Iterator[Tensor]:
@@ -144,7 +142,11 @@ class Pretrainer:
         self._check_policy(policy)
         self.policy: Any = policy.to(self.accelerator.device)
         self.processes.copy_from_first(list(self.policy.parameters()))  # a network of your own may differ in its first weights
+        if config.checkpoint_layers is not None:
+            checkpoint_layers(self.policy, config.checkpoint_layers)
         self.average = averaged(self.policy, config.ema_decay)
+        if config.torch_compile:
+            compile_network(self.policy)
         decay = [p for p in self.policy.parameters() if p.ndim > 1]
         rest = [p for p in self.policy.parameters() if p.ndim <= 1]
         groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
@@ -257,9 +259,10 @@ class Pretrainer:
         rate = decayed_rate(self.step, self.config)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        losses = self._losses(rows)
-        self.optimizer.zero_grad(set_to_none=True)
-        if losses["loss"].requires_grad:  # not in a process without rows
+        device = self.accelerator.device
+        with tf32_products(self.config.tf32, device), deterministic(self.config.full_determinism, device):
+            losses = self._losses(rows)
+            self.optimizer.zero_grad(set_to_none=True)
             losses["loss"].backward()
         if self.processes.count > 1:
             gradient = GradientSum(list(self.policy.parameters()))

@@ -32,7 +32,7 @@ from discrete_grpo.training.generation_metrics import generation_metrics
 from discrete_grpo.training.log import RunLog, training_bar
 from discrete_grpo.training.lora import has_lora, merge_lora, without_lora
 from discrete_grpo.training.minibatches import Batch, MiniBatches, StepChoice, TrainRows, choose_steps, window_weights
-from discrete_grpo.training.network import checkpoint_layers, compile_network, tf32_products
+from discrete_grpo.training.network import checkpoint_layers, compile_network, deterministic, tf32_products
 from discrete_grpo.training.optim import adamw, averaged, entropy_controller
 from discrete_grpo.training.pass_size import memory_advice, with_passes
 from discrete_grpo.training.patience import calls_made, new_patience
@@ -265,7 +265,8 @@ class GRPOTrainer:
             RewardError: if a reward fails, after a checkpoint of the last update was written.
         """
         start = time.perf_counter()
-        with tf32_products(self.config.tf32, self.accelerator.device):
+        device = self.accelerator.device
+        with tf32_products(self.config.tf32, device), deterministic(self.config.full_determinism, device):
             try:
                 if self.pending is None:
                     with memory_advice("a generation", "lower generation_batch_size or per_device_batch_size"):

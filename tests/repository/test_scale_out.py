@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch.distributed as dist
 
 from benchmarks import scale_out
 from benchmarks.scale_out import Link, Marks, Messages, Settings, Terms, described, fitted, message_seconds, modelled, work
+from discrete_grpo.training import distributed
 
 TERMS = Terms(dealt=8.0, repeated=1.0, whole_batch=0.25, bytes=3e9, calls=5.0)
 LINK = Link(4, "a cable", bandwidth=1e9, latency=0.1)
@@ -27,6 +30,17 @@ def test_messages_are_counted_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == ["rank"]
     assert (messages.calls, messages.bytes) == (2, 24 + len(pickle.dumps("rank")))
     assert dist.all_reduce is before
+
+
+def test_every_collective_of_the_package_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Path(distributed.__file__).read_text(encoding="utf-8")
+    used = set(re.findall(r"\bdist\.(\w+)\(", text)) - {"is_initialized", "get_backend", "destroy_process_group"}
+    assert used == {"all_reduce", "broadcast", "all_gather_object", "gather_object"}
+    for name in used:
+        monkeypatch.setattr(dist, name, lambda *_: None)
+    plain = {name: getattr(dist, name) for name in used}
+    with Messages():
+        assert all(getattr(dist, name) is not call for name, call in plain.items())
 
 
 def test_marks_are_means_of_the_updates_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -422,8 +423,12 @@ def test_deterministic_algorithms_change_no_bit_of_a_run(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["graph", "positions", "tokens", "masked text"])
 def test_no_operation_of_a_run_on_cuda_lacks_a_deterministic_algorithm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pretending(), deterministic(), pytest.raises(DeviceError, match="cumsum"):
-        torch.ones(3, device="cuda").cumsum(0)
+    with pretending(), deterministic():
+        with pytest.raises(DeviceError, match="cumsum"):
+            torch.ones(3, device="cuda").cumsum(0)
+        with pytest.raises(DeviceError, match="bincount"):
+            torch.arange(3, device="cuda").bincount(torch.ones(3, device="cuda"))
+        torch.arange(3, device="cuda").bincount()
     with deterministic():
         _, lines = run(FAMILIES[name], monkeypatch)
     assert len(lines) == 2
@@ -444,6 +449,55 @@ def test_tf32_is_set_during_an_update_alone(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.undo()
     GRPOTrainer(FAMILIES["graph"].make(), reward, config).train()
     assert seen == [False, True, False]
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_an_update_alone_has_ordered_algorithms_and_on_cuda_the_variable_they_need(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[bool] = []
+
+    def reward(samples: Sequence[Any], **columns: Any) -> list[float]:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return by_name(samples)
+
+    config = GRPOConfig(max_steps=1, num_generations=2, generation_batch_size=2, full_determinism=True)
+    GRPOTrainer(FAMILIES["graph"].make(), reward, config).train()
+    GRPOTrainer(FAMILIES["graph"].make(), reward, dataclasses.replace(config, full_determinism=False)).train()
+    assert seen == [True, False]
+    assert not torch.are_deterministic_algorithms_enabled()
+    case = FAMILIES["graph"]
+    options = PretrainConfig(max_steps=1, batch_size=2, warmup_steps=1, full_determinism=True)
+    said = r"^full_determinism: True with CUBLAS_WORKSPACE_CONFIG=, expected :4096:8 or :16:8 in the environment"
+    for value in (None, ":4096:8"):
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+        if value is not None:
+            monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", value)
+        with pretending():
+            monkeypatch.setattr(trainer, "accelerator", accelerator)
+            monkeypatch.setattr(pretrain, "accelerator", accelerator)
+            grpo, fitted = GRPOTrainer(case.make(), reward, config), Pretrainer(case.make(), Rows(case.batch()), options, tmp_path)
+            for update in (grpo.update, partial(fitted._update, torch.arange(2))):
+                with nullcontext() if value is not None else pytest.raises(ValueError, match=said):
+                    update()
+    assert seen == [True, False, True]
+
+
+def test_pretraining_multiplies_in_tf32_during_an_update_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    case, seen = FAMILIES["graph"], list[bool]()
+    loss = type(case.make()).likelihood_loss
+
+    def noted(policy: Any, *arguments: Any, **options: Any) -> Any:
+        seen.append(torch.backends.cuda.matmul.allow_tf32)
+        return loss(policy, *arguments, **options)
+
+    monkeypatch.setattr(type(case.make()), "likelihood_loss", noted)
+    monkeypatch.setattr(pretrain, "accelerator", accelerator)
+    for tf32 in (False, True):
+        with pretending():
+            config = PretrainConfig(max_steps=1, batch_size=2, warmup_steps=1, tf32=tf32)
+            Pretrainer(case.make(), Rows(case.batch()), config, tmp_path / str(tf32))._update(torch.arange(2))
+    assert seen == [False, True]
     assert not torch.backends.cuda.matmul.allow_tf32
 
 

@@ -193,3 +193,26 @@ def test_the_loss_is_a_mean_also_where_a_run_goes_on_with_other_lines(tmp_path: 
     Pretrainer(tiny_policy(), DATA, dataclasses.replace(CONFIG, log_steps=4), tmp_path / "run", resume=True).train()
     found = {line["step"]: line["loss"] for line in read_metrics(tmp_path / "run") if "loss" in line}
     assert found == pytest.approx({8: sum(losses[:8]) / 8, 12: sum(losses[8:]) / 4})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("last", [0.0, 0.1, 1.0])
+def test_the_cosine_ends_at_the_share_that_is_asked_for(last: float) -> None:
+    config = dataclasses.replace(CONFIG, max_steps=50, warmup_steps=5, learning_rate=2.0, min_lr_rate=last)
+    for step in range(5, 51):
+        half = 0.5 * (1 + math.cos(math.pi * (step - 5) / 45))
+        assert decayed_rate(step, config) == pytest.approx(2.0 * (last + (1 - last) * half), abs=1e-12)
+    with pytest.raises(ValueError, match=r"^min_lr_rate: 1.5, expected 0 to 1"):
+        dataclasses.replace(CONFIG, min_lr_rate=1.5)
+
+
+def test_layers_are_computed_again_or_compiled_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+    monkeypatch.setattr("discrete_grpo.training.pretrain.compile_network", compiled.append)
+    plain, again = (dataclasses.replace(CONFIG, max_steps=3, checkpoint_layers=on) for on in (None, True))
+    fitted = [Pretrainer(tiny_policy(), DATA, plain, tmp_path / "plain")]
+    assert compiled == []
+    fitted.append(Pretrainer(tiny_policy(), DATA, dataclasses.replace(again, torch_compile=True), tmp_path / "again"))
+    assert compiled == [fitted[1].policy]
+    assert [one.policy.network.checkpoint_layers for one in fitted] == [False, True]
+    weights = [state(one.train()) for one in fitted]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -11,7 +11,7 @@ from discrete_grpo.benchmarking.methods.trained import generator_of
 if TYPE_CHECKING:
     from discrete_grpo.training.proposers import Proposer
 
-__all__ = ["GRAPH_GA", "GRAPH_GA_TUNED", "SMILES_GA", "genetic", "graph_ga", "smiles_ga"]
+__all__ = ["GRAPH_GA", "SMILES_GA", "genetic", "graph_ga", "smiles_ga"]
 
 
 def graph_ga(
@@ -97,17 +97,6 @@ GRAPH_GA = Method(
     settings={"population": 120, "offspring": 70, "mutation_rate": 0.067, "rank_coefficient": 0.1},
     kinds=("molecules",),
     least_budget=120,
-    warm=True,
-)
-GRAPH_GA_TUNED = Method(
-    name="graph-ga-tuned",
-    about="graph-ga with the best settings of a random search: 20 children per generation, parents mostly of the first ranks",
-    source="Jensen (2019), doi 10.1039/c8sc05372c; settings by benchmarks/tuning.py",
-    run=graph_ga,
-    settings={"population": 120, "offspring": 20, "mutation_rate": 0.067, "rank_coefficient": 0.001},
-    kinds=("molecules",),
-    least_budget=120,
-    uncounted="50 settings on zaleplon_mpo, perindopril_mpo and median1, with other seeds",
     warm=True,
 )
 SMILES_GA = Method(
