@@ -307,3 +307,12 @@ def test_an_edit_beside_a_method_of_ones_own_is_no_other_method(tmp_path: Path, 
         return {job.conditions["method_source"] for job in make_plan(request).jobs}
 
     assert sources(method(3, [0])) == sources(method(3, [0, 1, 2])) != sources(method(4, [0]))
+
+
+def test_a_policy_that_cannot_learn_from_given_samples_is_refused_before_any_job(tmp_path: Path) -> None:
+    task = Task("length", "toy", "letters", "", len, kind="text")
+    with pytest.raises(
+        ValueError, match=r"^policy: fill-in is a masked text policy and learns from its own draws alone, expected one"
+    ):
+        make_plan(Request(suite=[task], methods=["hill-climb"], policy="fill-in", budget=300, output_dir=tmp_path))
+    assert len(make_plan(Request(suite=[task], methods=["grpo"], policy="fill-in", budget=300, output_dir=tmp_path)).jobs) == 3
