@@ -142,13 +142,14 @@ def smiles_elements(tokens: Iterable[str]) -> frozenset[str]:
 
 def check_policy_fits(name: str, loaded: Any, methods: Sequence[Method], tasks: Sequence[Task]) -> None:
     """Raise ``ValueError`` for a policy of another kind than a task or a method takes, or without the atoms of a task."""
+    from discrete_grpo.benchmarking.methods import METHODS
     from discrete_grpo.core.rollout import is_replayable
 
     kind = policy_kind(loaded.policy)
     for method in methods:
         if method.families and kind not in method.families:
             raise ValueError(f"policy: {name} is a {kind} policy, expected {' or '.join(method.families)} for method {method.name}")
-        if "passes" in method.settings and not is_replayable(loaded.policy):
+        if method.settings.get("passes") and method.name in METHODS and not is_replayable(loaded.policy):
             wanted = f"expected one with a method rollout_of for method {method.name}, which learns from remembered samples"
             raise ValueError(f"policy: {name} is a {kind} policy and learns from its own draws alone, {wanted}")
     elements = policy_elements(loaded)

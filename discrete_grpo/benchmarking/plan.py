@@ -19,7 +19,7 @@ from discrete_grpo.runs.recorder import check_unused
 if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
 
-__all__ = ["PLAN", "Plan", "Request", "make_plan"]
+__all__ = ["PLAN", "Plan", "Request", "is_done", "make_plan"]
 
 PLAN = "benchmark.json"
 OWN = "own"
@@ -112,7 +112,7 @@ def make_plan(request: Request) -> Plan:
         for task in tasks
         for method in methods
     )
-    done = tuple(job for job in jobs if _is_done(job))
+    done = tuple(job for job in jobs if is_done(job))
     _check_other_rows(folder, jobs)
     return Plan(folder, suite, jobs, done, _about(suite, tasks, methods, facts, request.seeds, budget))
 
@@ -256,7 +256,7 @@ def _source(value: Any) -> str | None:
     return code_identity(value)
 
 
-def _is_done(job: Job) -> bool:
+def is_done(job: Job) -> bool:
     """Whether a job has its row.
 
     Raises:

@@ -11,7 +11,7 @@ from discrete_grpo.benchmarking.jobs import FAILED, ROW, Job, by_name, read_json
 from discrete_grpo.benchmarking.markdown import write_markdown
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.page import write_page
-from discrete_grpo.benchmarking.plan import Plan, Request, make_plan
+from discrete_grpo.benchmarking.plan import Plan, Request, is_done, make_plan
 from discrete_grpo.benchmarking.processes import portable, run_in_processes
 from discrete_grpo.benchmarking.results import Results, note_run, read_results, write_results
 from discrete_grpo.benchmarking.suites import JOB_TIMEOUT
@@ -113,10 +113,10 @@ def benchmark(
 
 
 def _run(plan: Plan, request: Request) -> None:
-    done = {job.folder for job in plan.done}
-    todo = [job for job in plan.jobs if job.folder not in done and not (job.folder / ROW).is_file()]  # since the plan was made
-    if plan.done:
-        print_notes([f"{len(plan.done)} of {len(plan.jobs)} rows are there already"])
+    todo = [job for job in plan.jobs if not is_done(job)]  # also since the plan was made, before the folder was locked
+    done = len(plan.jobs) - len(todo)
+    if done:
+        print_notes([f"{done} of {len(plan.jobs)} rows are there already"])
     reasons = {job.folder: portable(by_name(job)) for job in todo}
     here = [job for job in todo if reasons[job.folder] is not None]
     away = [job for job in todo if reasons[job.folder] is None]
@@ -124,7 +124,7 @@ def _run(plan: Plan, request: Request) -> None:
         why = reasons[here[0].folder]
         told = f"{len(here)} jobs run in this process, one at a time and" if len(here) > 1 else "1 job runs in this process,"
         print_notes([f"{told} without a time limit: {why}"])
-    progress = _Progress(plan, len(plan.done))
+    progress = _Progress(plan, done)
     try:
         with interruptible(told=b"") as stop:
             for job in run_in_processes(away, limit=request.jobs, time_limit=request.job_timeout, stop=stop):

@@ -150,7 +150,7 @@ class Failures:
 def take_failures(rewards: Sequence[Reward]) -> dict[str, list[Failure]]:
     """Failures since the last call by name of the reward, for rewards that record them, such as a pool, or have such ones inside.
 
-    A reward made of others has them in its attribute ``inner``.
+    A reward made of others has them in its attribute ``inner``, a tuple.
     """
     found = {name: _takes(reward) for name, reward in zip(reward_names(rewards), rewards, strict=True)}
     return {name: [failure for take in takes for failure in take()] for name, takes in found.items() if takes}
@@ -158,8 +158,9 @@ def take_failures(rewards: Sequence[Reward]) -> dict[str, list[Failure]]:
 
 def _takes(reward: object) -> list[Callable[[], list[Failure]]]:
     """The methods ``take_failures`` of a reward and of those inside it."""
-    own = getattr(reward, "take_failures", None)
-    return [*([own] if callable(own) else []), *(take for part in getattr(reward, "inner", ()) for take in _takes(part))]
+    own, inner = getattr(reward, "take_failures", None), getattr(reward, "inner", ())
+    parts = inner if isinstance(inner, tuple) else ()  # a reward of somebody else may have an attribute of that name
+    return [*([own] if callable(own) else []), *(take for part in parts for take in _takes(part))]
 
 
 def remembers(reward: Reward) -> bool:

@@ -37,9 +37,17 @@ def sample_text(sample: object) -> str:
     if isinstance(sample, np.ndarray):
         return _array_text(sample)
     parts = _parts(sample)
-    if parts is None or not any(_is_graph(part) or isinstance(part, torch.Tensor | np.ndarray) for part in parts.values()):
+    if parts is None or not _cut(sample):
         return str(sample)
     return f"{type(sample).__name__}({', '.join(f'{name}={sample_text(part)}' for name, part in parts.items())})"
+
+
+def _cut(sample: object) -> bool:
+    """Whether the text of a sample leaves something out, as it is, or holds, a graph, an array or a tensor."""
+    if _is_graph(sample) or isinstance(sample, torch.Tensor | np.ndarray):
+        return True
+    parts = None if isinstance(sample, str) else _parts(sample)
+    return parts is not None and any(_cut(part) for part in parts.values())
 
 
 def _is_graph(sample: object) -> bool:
@@ -67,7 +75,10 @@ def _graph_text(graph: Any) -> str:
     nodes, edges = list(graph.nodes(data=True)), list(graph.edges(data=True))
     special = graph.is_multigraph() or any(tail == head for tail, head, _ in edges) or list(graph) != list(range(len(graph)))
     if special or any(attributes for *_, attributes in (*nodes, *edges)):
-        return f"{type(graph).__name__}({nodes}, {edges})"
+        named = [f"{node!r}: {sample_text(attributes)}" for node, attributes in nodes]
+        ends = [(tail, head) if graph.is_directed() else sorted((tail, head), key=repr) for tail, head, _ in edges]
+        joined = sorted(f"{tail!r}-{head!r}: {sample_text(edge[2])}" for (tail, head), edge in zip(ends, edges, strict=True))
+        return f"{type(graph).__name__}({', '.join(named)}; {', '.join(joined)})"
     return digraph6(graph) if graph.is_directed() else graph6(graph)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.core.advantages import sum_rewards
+from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, remembers, reward_names, score_samples, take_failures
 from discrete_grpo.recipes.families import Columns, Family
@@ -24,9 +25,13 @@ from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.recorder import EVALUATION, read_evaluation, write_json, write_table
 from discrete_grpo.training.config import GRPOConfig
 
-__all__ = ["Evaluations", "Memories", "Results"]
+__all__ = ["MEMORIES", "Evaluations", "Memories", "Results"]
 
 Results: TypeAlias = dict[str, dict[str, float]]
+
+
+MEMORIES = "memories.pt"
+"""File of a run folder: what rewards that remember had in their memories when the run began."""
 
 
 class EvaluatedRun(Protocol):
@@ -53,11 +58,24 @@ class Memories:
 
     Rewards such as a diversity filter score by what they remember. Evaluated with the memory of the training between them, the
     numbers before and after would not be comparable; and what an evaluation scores is not to be remembered in training.
+
+    Args:
+        rewards: of the run.
+        file: keeps the memories in the run folder, for a run that goes on in the same program with the same rewards; None keeps
+            nothing.
+        resume: whether they are read from the file where it is there.
     """
 
-    def __init__(self, rewards: Sequence[Reward]) -> None:
-        self._rewards = [cast(Any, reward) for reward in rewards if remembers(reward)]
+    def __init__(self, rewards: Sequence[Reward], file: Path | None = None, *, resume: bool = False) -> None:
+        able = [reward for reward in rewards if remembers(reward) and callable(getattr(reward, "load_state_dict", None))]
+        self._rewards = [cast(Any, reward) for reward in able]
+        if resume and file is not None and file.is_file():
+            self._first = torch.load(file, weights_only=True)
+            return
         self._first = [copy.deepcopy(reward.state_dict()) for reward in self._rewards]
+        if file is not None and self._rewards:
+            with atomic_write(file) as out:
+                torch.save(self._first, out)
 
     @contextmanager
     def put_back(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from discrete_grpo.runs.recorder import METRICS, REWARDS, SAMPLES, SETTINGS, che
 __all__ = ["has_results", "held", "withdraw", "withdrawn_on_failure"]
 
 GIVEN = ("config.yaml", "run.json", "columns.jsonl", "evaluation_columns.jsonl", "scored.csv.gz")
-RECORDS = (METRICS, SAMPLES, REWARDS, SETTINGS, "failures.jsonl", "evaluation.json", "evaluation_before.csv.gz")
+RECORDS = (METRICS, SAMPLES, REWARDS, SETTINGS, "failures.jsonl", "evaluation.json", "evaluation_before.csv.gz", "memories.pt")
 DATABASES = tuple(f"{name}.sqlite{part}" for name in ("ledger", "scores") for part in ("", "-wal", "-shm", ".log"))
 
 

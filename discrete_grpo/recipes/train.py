@@ -15,7 +15,7 @@ from discrete_grpo.core.checks import check_fields, check_options, check_range, 
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import as_rewards, check_callables, reward_names
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
-from discrete_grpo.recipes.before_and_after import Evaluations, Memories, Results
+from discrete_grpo.recipes.before_and_after import MEMORIES, Evaluations, Memories, Results
 from discrete_grpo.recipes.conditions import check_read, column_names, prepare_columns, read_columns, tell_unread
 from discrete_grpo.recipes.families import Columns, View, check_view, seen_by
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
@@ -201,7 +201,7 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
     family.check_rewards(loaded.policy, recipe.rewards)
     scored = _scores_given(recipe, loaded, resume, resumed := resume and bool(Checkpoints(folder).all()))
     start = copy.deepcopy(loaded.policy) if processes.first and recipe.evaluation_samples else None
-    memories = Memories(recipe.rewards)
+    memories = Memories(recipe.rewards, folder / MEMORIES if processes.first else None, resume=resume)
     loaded = replace(loaded, policy=_trained(loaded.policy, recipe))
     columns, held_out = _conditions(recipe, loaded, processes, resume)
     for conditions in (columns, held_out):
@@ -226,6 +226,7 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
         )
         offline = None if scored is None else _offline(recipe, trainer.policy, scored, metadata, resume)
         _in_first(processes, ledger, lambda: evaluations.before(start))
+        start = None  # no second policy in the memory of the device
         _learn(trainer, offline, ledger, recipe.evaluation_samples)
         metadata["grpo_steps"] = trainer.step
         return _in_first(processes, ledger, lambda: _finish(evaluations, trainer.best_policy, metadata, trainer.step))

@@ -17,7 +17,7 @@ from rdkit.Chem import rdFingerprintGenerator
 from rdkit.Chem.Scaffolds import MurckoScaffold
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.scoring import reward_name, score_one
+from discrete_grpo.core.scoring import check_forgets, reward_name, score_one
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.penalties import PENALTIES, Penalty
@@ -126,6 +126,7 @@ class DiversityFilter:
     ) -> None:
         if not callable(reward):
             raise ValueError(f"reward: {reward!r}, expected a callable from samples to numbers")
+        check_forgets(reward)
         for name, value, known in (("kind", kind, _SCAFFOLDS), ("penalty", penalty, PENALTIES)):
             if value not in known:
                 raise ValueError(f"{name}: {value!r}, expected one of {', '.join(known)}")

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from discrete_grpo.core.scoring import reward_name, score_one
+from discrete_grpo.core.scoring import check_forgets, reward_name, score_one
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits, load_splits
 from discrete_grpo.domains.graph_statistics import (
     SIGMA,
@@ -272,7 +272,7 @@ class NovelTo:
         data: the set, a name or an npz file, whose training graphs are known.
 
     Raises:
-        ValueError: if ``reward`` is no callable, or the set is unknown.
+        ValueError: if ``reward`` is no callable or remembers earlier samples, or the set is unknown.
         FileNotFoundError: if there is no such file.
 
     >>> NovelTo(tree_valid, "tree-16")(["Bg", "BW", "Bw"])  # a path, the same path, a triangle
@@ -288,6 +288,7 @@ class NovelTo:
     def __post_init__(self) -> None:
         if not callable(self.reward):
             raise ValueError(f"reward: {self.reward!r}, expected a reward, a callable from samples to numbers")
+        check_forgets(self.reward)
         _splits(self.data)
 
     @functools.cached_property
@@ -299,6 +300,11 @@ class NovelTo:
     def name(self) -> str:
         """The name in logs."""
         return f"novel {reward_name(self.reward)}"
+
+    @property
+    def inner(self) -> tuple[Callable[..., Sequence[float | None]], ...]:
+        """The reward of novel graphs, alone."""
+        return (self.reward,)
 
     def __call__(self, samples: Samples, **columns: Sequence[Any]) -> list[float | None]:
         """Score each sample.

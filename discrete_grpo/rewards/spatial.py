@@ -20,7 +20,7 @@ from rdkit.Chem import rdMolAlign, rdShapeHelpers
 from rdkit.rdBase import BlockLogs
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.scoring import check_forgets, reward_name, score_one
+from discrete_grpo.core.scoring import remembers, reward_name, score_one
 from discrete_grpo.domains.force_field import relax
 from discrete_grpo.domains.spatial_files import from_sdf
 from discrete_grpo.domains.spatial_geometry import midi_stable, octet_stable
@@ -273,7 +273,7 @@ class OfSmiles:
         stereo: whether the SMILES has the stereochemistry that the positions imply.
 
     Raises:
-        ValueError: if the reward is not callable, or remembers earlier samples.
+        ValueError: if the reward is not callable.
 
     >>> from discrete_grpo.rewards.molecules import molecular_weight
     >>> carbon = SpatialMolecule(("C", "C"), (0, 0), ((0, 1, 1),), ((0, 0, 0), (1.5, 0, 0)))
@@ -287,12 +287,21 @@ class OfSmiles:
     def __post_init__(self) -> None:
         if not callable(self.reward):
             raise ValueError(f"reward: {self.reward!r}, expected a reward, a callable from samples to numbers")
-        check_forgets(self.reward)
 
     @property
     def name(self) -> str:
         """The name in logs."""
         return reward_name(self.reward)
+
+    @property
+    def state_dict(self) -> Callable[[], Any]:
+        """That of a reward that remembers; others have none."""
+        return _memory(self.reward, "state_dict")
+
+    @property
+    def load_state_dict(self) -> Callable[[Any], Any]:
+        """That of a reward that remembers; others have none."""
+        return _memory(self.reward, "load_state_dict")
 
     @property
     def inner(self) -> tuple[Callable[..., Sequence[float | None]], ...]:
@@ -307,3 +316,9 @@ class OfSmiles:
         """
         scores = score_one(self.reward, [smiles_of(sample, stereo=self.stereo) for sample in samples], columns).tolist()
         return [None if math.isnan(score) else score for score in scores]
+
+
+def _memory(reward: Any, name: str) -> Any:
+    if not remembers(reward):
+        raise AttributeError(name)
+    return getattr(reward, name)

@@ -181,7 +181,7 @@ class RankShare:
         found = []
         for (mean, _), total, n, number in zip(own, sums, counts, numbers.clamp(min=1), strict=True):
             whole = (total / number).to(mean.dtype)
-            part = mean * (n / number)
+            part = mean * (n / number).to(mean.dtype)
             found.append(part - part.detach() + whole)
         return tuple(found)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["checkpoint_layers", "compile_network", "deterministic", "network_of", "tf32_products"]
+__all__ = ["check_determinism", "checkpoint_layers", "compile_network", "deterministic", "network_of", "tf32_products"]
 
 CUBLAS, WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
 """The variable that cuBLAS reads, and the values with which its products give the same bits."""
@@ -104,21 +104,26 @@ def tf32_products(on: bool, device: torch.device) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = kept
 
 
+def check_determinism(on: bool, device: torch.device) -> None:
+    """Refuse ``full_determinism`` on CUDA without the environment variable that makes the products of cuBLAS repeatable.
+
+    Raises:
+        ValueError: naming the variable and its values.
+    """
+    if on and device.type == "cuda" and (given := os.environ.get(CUBLAS)) not in WORKSPACES:
+        wanted = f"expected {' or '.join(WORKSPACES)} in the environment, set before python is started"
+        raise ValueError(f"full_determinism: True with {CUBLAS}={given or ''}, {wanted}")
+
+
 @contextmanager
-def deterministic(on: bool, device: torch.device) -> Iterator[None]:
+def deterministic(on: bool) -> Iterator[None]:
     """Let torch take ordered algorithms alone inside the block, if ``on``; its setting is restored after it.
 
     An operation without one raises an error that names it.
-
-    Raises:
-        ValueError: on CUDA without the environment variable that makes the products of cuBLAS repeatable.
     """
     if not on:
         yield
         return
-    if device.type == "cuda" and (given := os.environ.get(CUBLAS)) not in WORKSPACES:
-        wanted = f"expected {' or '.join(WORKSPACES)} in the environment, set before python is started"
-        raise ValueError(f"full_determinism: True with {CUBLAS}={given or ''}, {wanted}")
     kept, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
     try:

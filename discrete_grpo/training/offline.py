@@ -37,7 +37,7 @@ from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
 from discrete_grpo.training.lora import without_lora
 from discrete_grpo.training.minibatches import MicroBatch, TrainRows, windows
-from discrete_grpo.training.network import checkpoint_layers, compile_network
+from discrete_grpo.training.network import check_determinism, checkpoint_layers, compile_network, deterministic, tf32_products
 from discrete_grpo.training.pass_size import memory_advice, with_passes
 from discrete_grpo.training.sampler import GroupSampler, make_shards
 from discrete_grpo.training.state import RunState, check_device_kind
@@ -175,6 +175,7 @@ class OfflineTrainer:
         self.policy, self.data, self.metadata = policy, data, dict(metadata or {})
         self.accelerator = accelerator()
         self._check()
+        check_determinism(config.full_determinism, self.accelerator.device)
         self.module: nn.Module = as_module(policy).to(self.accelerator.device).eval()
         probe = torch.Generator(self.accelerator.device)
         cast(Replayable, policy).rollout_of([data.samples[0]], generator=probe)  # with top-k or top-p it raises, here and not later
@@ -275,12 +276,13 @@ class OfflineTrainer:
 
     def update(self) -> dict[str, float]:
         """Make one update; returns its metrics."""
-        start = time.perf_counter()
+        start, config = time.perf_counter(), self.config
         numbers = row_numbers(len(self.data), self.config.generation_batch_size, self.step, self.config.seed)
         advantage, signal = self.data.advantages(numbers, self.config)
         rows = self._rows(numbers, advantage, signal)
         micros = windows([rows], self.config, self.generator)[0]
-        with memory_advice("an update"):
+        device = self.accelerator.device
+        with memory_advice("an update"), tf32_products(config.tf32, device), deterministic(config.full_determinism):
             old = self._reference_log_probs(micros)
             found = self.learner.update(self.step, [replace(m, stored=o) for m, o in zip(micros, old, strict=True)], old)
         self.step += 1

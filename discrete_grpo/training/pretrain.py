@@ -32,7 +32,7 @@ from discrete_grpo.runs.recorder import Recorder
 from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.distributed import ProcessGroup, RankShare, accelerator
-from discrete_grpo.training.network import checkpoint_layers, compile_network, deterministic, tf32_products
+from discrete_grpo.training.network import check_determinism, checkpoint_layers, compile_network, deterministic, tf32_products
 from discrete_grpo.training.optim import GradientSum, averaged, learning_rate, update_average
 from discrete_grpo.training.state import check_device_kind, restore_weights
 
@@ -140,6 +140,7 @@ class Pretrainer:
         self.accelerator = accelerator()
         self.processes = ProcessGroup(self.accelerator)
         self._check_policy(policy)
+        check_determinism(config.full_determinism, self.accelerator.device)
         self.policy: Any = policy.to(self.accelerator.device)
         self.processes.copy_from_first(list(self.policy.parameters()))  # a network of your own may differ in its first weights
         if config.checkpoint_layers is not None:
@@ -260,7 +261,7 @@ class Pretrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         device = self.accelerator.device
-        with tf32_products(self.config.tf32, device), deterministic(self.config.full_determinism, device):
+        with tf32_products(self.config.tf32, device), deterministic(self.config.full_determinism):
             losses = self._losses(rows)
             self.optimizer.zero_grad(set_to_none=True)
             losses["loss"].backward()
@@ -330,7 +331,7 @@ class Pretrainer:
         check_device_kind(state, state["generator"], self.accelerator.device)
         self.step = self._saved = int(state["step"])
         self._sums, self._lines = dict(state["sums"]), list(state.get("lines", ()))
-        self._summed = state.get("summed", self.step % self.config.log_steps)  # older checkpoints do not have it
+        self._summed = state.get("summed", self.step % self.config.log_steps if self._sums else 0)  # older checkpoints have none
         restore_weights(self.policy, state["weights"])
         self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])

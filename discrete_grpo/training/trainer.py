@@ -32,7 +32,7 @@ from discrete_grpo.training.generation_metrics import generation_metrics
 from discrete_grpo.training.log import RunLog, training_bar
 from discrete_grpo.training.lora import has_lora, merge_lora, without_lora
 from discrete_grpo.training.minibatches import Batch, MiniBatches, StepChoice, TrainRows, choose_steps, window_weights
-from discrete_grpo.training.network import checkpoint_layers, compile_network, deterministic, tf32_products
+from discrete_grpo.training.network import check_determinism, checkpoint_layers, compile_network, deterministic, tf32_products
 from discrete_grpo.training.optim import adamw, averaged, entropy_controller
 from discrete_grpo.training.pass_size import memory_advice, with_passes
 from discrete_grpo.training.patience import calls_made, new_patience
@@ -87,6 +87,7 @@ class GRPOTrainer:
         self.accelerator = accelerator()
         self.processes = ProcessGroup(self.accelerator)
         self._check(columns)
+        check_determinism(config.full_determinism, self.accelerator.device)
         self.metadata, self.ledger, self.sample_metrics = dict(metadata or {}), ledger, sample_metrics
         check_scorer(policy, config)
         self.policy = policy
@@ -266,7 +267,7 @@ class GRPOTrainer:
         """
         start = time.perf_counter()
         device = self.accelerator.device
-        with tf32_products(self.config.tf32, device), deterministic(self.config.full_determinism, device):
+        with tf32_products(self.config.tf32, device), deterministic(self.config.full_determinism):
             try:
                 if self.pending is None:
                     with memory_advice("a generation", "lower generation_batch_size or per_device_batch_size"):

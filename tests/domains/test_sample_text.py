@@ -47,11 +47,17 @@ DIFFERENT = {
     "shapes": (torch.zeros(100, 2), torch.zeros(2, 100)),
     "bfloat16": (torch.ones(99, dtype=torch.bfloat16), torch.ones(99, dtype=torch.bfloat16) * 2),
     "tuples": ((1, np.zeros(2000)), (1, np.ones(2000))),
+    "nested": ((1, [np.zeros(2000)]), (1, [np.ones(2000)])),
+    "arrays of nodes": (nx.Graph(), nx.Graph()),
     "mappings": ({"a": torch.zeros(2000)}, {"a": torch.ones(2000)}),
     "dataclasses": (Holder("a", torch.zeros(2000)), Holder("a", torch.ones(2000))),
     "batches": (graph(0), graph(20)),
     "torch_geometric": (Data(x=torch.zeros(3, 1)), Data(x=torch.ones(3, 1))),
 }
+
+
+for _number, _graph in enumerate(DIFFERENT["arrays of nodes"]):
+    _graph.add_node(0, x=np.full(2000, _number))
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
@@ -65,6 +71,10 @@ def test_different_samples_have_different_texts(name: str) -> None:
 @pytest.mark.parametrize("sample", ["CCO", "", 3, 2.5, (1, 2), ("a", None), True, {"a": 1}])
 def test_a_sample_that_its_text_says_keeps_it(sample: Any) -> None:
     assert sample_text(sample) == str(sample)
+
+
+def test_the_order_of_edges_makes_no_difference() -> None:
+    assert sample_text(nx.Graph([("a", "b"), ("b", "c")])) == sample_text(nx.Graph({"a": ["b"], "b": [], "c": ["b"]}))
 
 
 def test_equal_plain_graphs_have_the_text_of_their_line() -> None:

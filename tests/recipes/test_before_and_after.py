@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from discrete_grpo.core.scoring import Failure, RewardError
+from discrete_grpo.core.scoring import Failure, RewardError, take_failures
 from discrete_grpo.recipes.before_and_after import Evaluations, Memories
 from discrete_grpo.recipes.loading import load
 from discrete_grpo.recipes.train import TrainRecipe, run_train
@@ -34,8 +34,9 @@ class Once:
     name = "once"
     cached_as = None
 
-    def __init__(self, fails_at: int | None = None, noise: float = 0.0) -> None:
+    def __init__(self, fails_at: int | None = None, noise: float = 0.0, *, by_length: bool = False) -> None:
         self.seen: set[str] = set()
+        self.by_length = by_length
         self.times, self.fails_at, self.noise = 0, fails_at, noise
 
     def __call__(self, samples: Sequence[str | None], **columns: Any) -> list[float]:
@@ -44,8 +45,9 @@ class Once:
             raise OSError("away")
         paid = []
         for sample in samples:
-            paid.append(float(sample is not None and sample not in self.seen) + self.noise * random.random())
-            self.seen.add(str(sample))
+            key = str(len(sample or "")) if self.by_length else str(sample)
+            paid.append(float(sample is not None and key not in self.seen) + self.noise * random.random())
+            self.seen.add(key)
         return paid
 
     def state_dict(self) -> dict[str, Any]:
@@ -81,6 +83,22 @@ def test_memories_are_put_back_also_after_an_error() -> None:
     assert reward.seen == {"C"}
     with memories.put_back():
         assert reward(["C", "CC"]) == [1.0, 1.0]
+
+
+def test_a_run_that_goes_on_in_the_same_program_scores_from_the_same_memory(tmp_path: Path) -> None:
+    whole, reward = replace(RUN, reward=Once(by_length=True), output_dir=str(tmp_path / "whole")), Once(by_length=True)
+    run_train(whole)
+    part = replace(RUN, reward=reward, output_dir=str(tmp_path / "part"))
+    run_train(replace(part, grpo=replace(SMALL, max_steps=2)))
+    run_train(part, resume=True)
+    for name in ("evaluation_before.csv.gz", "evaluation_after.csv.gz", "samples.csv.gz"):
+        assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_reward_of_somebody_else_may_have_an_attribute_called_inner() -> None:
+    reward = Once()
+    reward.inner = qed  # type: ignore[attr-defined]
+    assert take_failures([reward]) == {}
 
 
 def stopped(folder: Path, fails_at: int) -> None:

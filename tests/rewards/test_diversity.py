@@ -15,9 +15,10 @@ from rdkit.Chem.AtomPairs import Pairs
 from rdkit.Chem.Scaffolds import MurckoScaffold
 
 from discrete_grpo.core.rollout import Reward
-from discrete_grpo.core.scoring import RewardError, reward_name, score_samples, take_failures
+from discrete_grpo.core.scoring import RewardError, remembers, reward_name, score_samples, take_failures
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule
 from discrete_grpo.metrics.molecules import internal_diversity
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.combine import WeightedSum
@@ -30,6 +31,7 @@ from discrete_grpo.rewards.diversity import (
     topological_scaffold,
 )
 from discrete_grpo.rewards.graph_views import GraphView
+from discrete_grpo.rewards.graphs import NovelTo
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.rewards.molecules import InRange, Target, qed
@@ -317,13 +319,26 @@ def test_of_many_samples_evenly_spaced_ones_are_taken() -> None:
     "wrap",
     [
         lambda reward: WeightedSum((qed, reward), (1.0, 1.0)),
-        OfSmiles,
         lambda reward: Target(reward, value=1.0, scale=1.0),
         lambda reward: InRange(reward, low=0.0, high=1.0),
         lambda reward: GraphView(reward, "networkx"),
         RewardPool,
+        DiversityFilter,
+        lambda reward: NovelTo(reward, "tree-16"),
     ],
 )
 def test_a_reward_that_remembers_is_refused_inside_another(wrap: Callable[[Any], Any]) -> None:
     with pytest.raises(ValueError, match=r"^reward: qed filtered remembers earlier samples, expected one that does not; "):
         wrap(DiversityFilter(qed))
+
+
+def test_a_filter_of_smiles_keeps_its_memory_where_molecules_have_positions() -> None:
+    methane = SpatialMolecule(("C",), (0,), (), ((0.0, 0.0, 0.0),))
+    filtered = OfSmiles(DiversityFilter(qed, minscore=0.0))
+    assert remembers(filtered)
+    assert not remembers(OfSmiles(qed))
+    first = filtered.state_dict()
+    assert filtered([methane, methane])[1] == 0.0
+    assert filtered([methane]) == [0.0]
+    filtered.load_state_dict(first)
+    assert filtered([methane]) != [0.0]

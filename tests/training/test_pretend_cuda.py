@@ -6,7 +6,6 @@ import dataclasses
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -476,10 +475,12 @@ def test_an_update_alone_has_ordered_algorithms_and_on_cuda_the_variable_they_ne
         with pretending():
             monkeypatch.setattr(trainer, "accelerator", accelerator)
             monkeypatch.setattr(pretrain, "accelerator", accelerator)
-            grpo, fitted = GRPOTrainer(case.make(), reward, config), Pretrainer(case.make(), Rows(case.batch()), options, tmp_path)
-            for update in (grpo.update, partial(fitted._update, torch.arange(2))):
+            for make in (
+                lambda: GRPOTrainer(case.make(), reward, config).update(),
+                lambda: Pretrainer(case.make(), Rows(case.batch()), options, tmp_path)._update(torch.arange(2)),
+            ):
                 with nullcontext() if value is not None else pytest.raises(ValueError, match=said):
-                    update()
+                    make()
     assert seen == [True, False, True]
 
 

@@ -161,6 +161,11 @@ def test_a_process_alone_asks_nobody() -> None:
     assert math.isclose(float(RankShare(group, 4).means((torch.tensor(1.5), torch.tensor(4)))[0]), 1.5)
 
 
+def test_a_mean_keeps_its_type() -> None:
+    (found,) = RankShare(ProcessGroup(), 4).means((torch.tensor(1.5, requires_grad=True), torch.tensor(4)))
+    assert found.dtype == torch.float32
+
+
 @pytest.mark.parametrize("family", ["graphs", "tokens"])
 def test_one_process_is_a_plain_loop_to_the_bit(family: str, tmp_path: Path) -> None:
     trainer = pretrainer(family, tmp_path, torch.float32)
