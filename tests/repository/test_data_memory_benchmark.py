@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +48,10 @@ def test_its_sources_exist_and_a_file_must_be_named(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         main([])
     assert "--smiles" in capsys.readouterr().err
+
+
+def test_the_committed_result_is_of_two_million_molecules_in_less_than_two_gibibytes() -> None:
+    found = json.loads((ROOT / "benchmarks/results/data_memory.json").read_text())
+    parts = {part["name"]: part for part in found["parts"]}
+    assert parts["pretrain-smiles on shards"]["molecules"] == 2_000_000
+    assert all(part["peak_mib"] < 2_048 for part in parts.values())
