@@ -35,7 +35,7 @@ MEMORIES = "memories.pt"
 
 
 class EvaluatedRun(Protocol):
-    """What the evaluations read of the settings of a run."""
+    """The settings of a run that its evaluations read."""
 
     @property
     def rewards(self) -> Sequence[Reward]:

@@ -46,7 +46,7 @@ def long_train(out: str, *more: str) -> list[str]:
 
 @pytest.fixture(scope="session")
 def unbroken(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
-    """What the long run ends with when nothing happens to it; how often it saves must not matter."""
+    """The results of the long run when nothing stops it; the number of its checkpoints must not matter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("unbroken"))
         shutil.copytree(tiny, "tiny")
