@@ -3,10 +3,12 @@
     python -m benchmarks.graph_sequences                              # -> results/graph_sequences.json
     python -m benchmarks.graph_sequences --seeds 42 --control --out tiny.json
     python -m benchmarks.graph_sequences --run RUN --data planar.npz --presets planar-64-sequences-grpo --out planar.json
+    python -m benchmarks.graph_sequences --run runs/tree --data tree.npz --presets tree-grpo --seeds 42 --control --out t.json
 
 Measures 5 folds of 40 samples as ``benchmarks.vun`` does, of each bundled policy as it stands and after its preset of
 ``discrete-grpo train``, one process per seed, beside fresh draws of the generator of the set, which are what a perfect policy would
-score; with ``--run`` a policy of another set, such as a published one. The file is written after every run.
+score; with ``--run`` a policy of another set, such as a published one, or a diffusion policy of graphs of 64 nodes, drawn before
+GRPO with the steps and the kernel of the preset. The file is written after every run.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import yaml
 
 from benchmarks.common import ROOT, stamp, write_result
 from benchmarks.vun import measure, perfect, shown
+from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.runs.console import print_table
 
 POLICIES = {"tree-64-sequences": "tree-64", "planar-64-sequences": "planar-64"}
@@ -50,10 +53,18 @@ def noise(samples: Sequence[str | None], **columns: Any) -> list[float]:
 noise.cached_as = None  # type: ignore[attr-defined]  # the same sample has another number in another batch
 
 
+def preset_of(name: str) -> dict[str, Any]:
+    """The settings of a preset of ``train``."""
+    found: dict[str, Any] = yaml.safe_load((ROOT / f"discrete_grpo/cli/presets/{name}.yaml").read_text())
+    return found
+
+
 def of_another_set(preset: str, run: str, data: str) -> list[str]:
     """Options that give a preset the policy of a run, and its reward the set of a file."""
-    reward = yaml.safe_load((ROOT / f"discrete_grpo/cli/presets/{preset}.yaml").read_text())["reward"]
-    reward["init_args"]["data"] = reward["init_args"]["reward"]["init_args"]["data"] = data
+    reward = preset_of(preset)["reward"]
+    inner = reward["init_args"]["reward"]
+    for part in (reward, *([inner] if isinstance(inner, dict) else [])):
+        part["init_args"]["data"] = data
     return [f"--policy={run}", f"--reward={json.dumps(reward)}"]
 
 
@@ -90,7 +101,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         print_table("folds of 40 samples, mean ± deviation", {key: shown(value) for key, value in rows.items()})
 
     if given.run is not None:
-        keep(given.run, measure(given.run, given.data, given.seed))
+        first = preset_of(given.presets[0]) if given.presets else {}
+        drawn = {name: value for name, value in first.items() if name in ("num_steps", "kernel")}
+        keep(given.run, measure(given.run, given.data, given.seed, SamplerOptions(**drawn)))
     for name in [] if given.run else given.policies:
         keep(f"{POLICIES[name]}, fresh draws", perfect(POLICIES[name], given.seed))
         keep(name, measure(name, POLICIES[name], given.seed))

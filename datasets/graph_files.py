@@ -22,6 +22,10 @@ from discrete_grpo.domains.named_graphs import named_graph
 
 __all__ = ["SUFFIXES", "iter_graph_objects", "read_graph_objects", "to_graphml", "to_node_link"]
 
+_OF_FILES = (OSError, EOFError, zlib.error, nx.NetworkXException, ParseError)
+UNREADABLE = (*_OF_FILES, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""Errors of the readers for a file whose content is of another kind than its ending says."""
+
 
 def read_graph_objects(path: Path, max_bytes: int = MAX_BYTES) -> list[Any]:
     """The graphs of a file, or of all files of a folder by name, as networkx graphs or PyG data.
@@ -68,7 +72,7 @@ def iter_graph_objects(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[Any]:
         raise ValueError(f"max_bytes: {size} bytes in {str(path)!r}, expected at most {max_bytes}")
     try:
         yield from SUFFIXES[kind](path, max_bytes)
-    except (OSError, EOFError, zlib.error, nx.NetworkXException, ParseError, ValueError, TypeError, LookupError) as error:
+    except UNREADABLE as error:
         said = " ".join(str(error).split()) or type(error).__name__
         if said.startswith("data: "):
             raise
@@ -112,7 +116,12 @@ def _node_link(value: Any) -> nx.Graph:
     key = "links" if isinstance(value, Mapping) and "edges" not in value else "edges"
     if not isinstance(value, Mapping) or "nodes" not in value or key not in value:
         raise ValueError("no node-link data, expected a mapping with nodes and edges (or links)")
-    return nx.node_link_graph(dict(value), edges=key)
+    graph = nx.node_link_graph(dict(value), edges=key)
+    listed = nx.node_link_graph({**value, key: []}, edges=key)
+    stray = next((node for node in graph if node not in listed), None)
+    if stray is not None:
+        raise ValueError(f"an edge to node {stray!r}, expected one of the nodes listed")
+    return graph
 
 
 def _edge_list(path: Path, max_bytes: int, kind: type[nx.Graph] = nx.Graph) -> Iterator[nx.Graph]:
@@ -121,7 +130,8 @@ def _edge_list(path: Path, max_bytes: int, kind: type[nx.Graph] = nx.Graph) -> I
         if line.strip():
             block.append(line)
         elif block:
-            yield _edges(block, kind)
+            if any(row.partition("#")[0].strip() for row in block):  # more than comments
+                yield _edges(block, kind)
             block = []
 
 

@@ -47,7 +47,7 @@ __all__ = [
     "statistics",
 ]
 
-_CACHE_VERSION = "molecules 3"
+_CACHE_VERSION = "molecules 4"
 NUM_BOND_CLASSES = 4
 
 
@@ -133,22 +133,30 @@ def conditioned(data: MoleculeDataset, names: Sequence[str]) -> ConditionedMolec
 
 
 def descriptors(smiles: Iterable[str], names: Sequence[str]) -> Float[Tensor, "molecule property"]:
-    """Compute RDKit descriptors of SMILES that parse, in float64.
+    """Compute RDKit descriptors of SMILES that parse, in float64; NaN where one is not finite.
 
     Raises:
         ValueError: if RDKit has no descriptor of a name.
     """
     functions = [descriptor(name) for name in names]
     mols = map(Chem.MolFromSmiles, smiles)
-    return torch.tensor([[f(mol) for f in functions] for mol in mols], dtype=torch.float64).reshape(-1, len(names))
+    found = torch.tensor([[f(mol) for f in functions] for mol in mols], dtype=torch.float64).reshape(-1, len(names))
+    return found.where(found.isfinite(), torch.nan)
 
 
 def property_scales(names: Sequence[str], values: Float[Tensor, "molecule property"]) -> tuple[Property, ...]:
-    """Compute mean and standard deviation of every property over the data."""
-    if not names:
-        return ()
-    mean, std = values.double().mean(0).tolist(), values.double().std(0, correction=0).clamp_min(1e-6).tolist()
-    return tuple(Property(n, m, s) for n, m, s in zip(names, mean, std, strict=True))
+    """Compute mean and standard deviation of every property over the molecules that have it, which is finite then.
+
+    Raises:
+        ValueError: if no molecule has a property.
+    """
+    found = []
+    for name, column in zip(names, values.double().unbind(1), strict=True):
+        known = column[column.isfinite()]
+        if not len(known):
+            raise ValueError(f"properties: {name} is finite for none of {len(column)} molecules, expected another descriptor")
+        found.append(Property(name, float(known.mean()), max(1e-6, float(known.std(correction=0)))))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.parallel import blocks, map_blocks
 from discrete_grpo.datasets.reading import BLOCK, PARALLEL_ROWS
 from discrete_grpo.domains.graphs import PackedGraphs, num_pairs
-from discrete_grpo.domains.molecules import AtomType, Vocabulary, molecule_parts, parse_smiles
+from discrete_grpo.domains.molecules import AtomType, Vocabulary, classes_to_mol, molecule_parts, parse_smiles, to_smiles
 
 __all__ = ["MAX_ATOMS", "Packer", "pack", "pack_lines"]
 
@@ -27,15 +27,15 @@ class Packer:
     """Collects molecules as bytes before the vocabulary is known; molecules of other sizes than requested are counted only.
 
     Args:
-        min_atoms: smallest number of heavy atoms; None for any.
+        min_atoms: smallest number of heavy atoms; None for any above 0.
         max_atoms: largest number of heavy atoms; None for any.
 
     Attributes:
         types: (symbol, charge) of each node class so far, in the order in which they are met.
         nodes, pairs: node classes and bond classes of all molecules end to end.
         sizes: number of atoms of each molecule.
-        smiles: canonical SMILES without stereo of each molecule.
-        broken: (line number, text) of lines that do not parse.
+        smiles: canonical SMILES of each molecule as it is packed: without stereo, isotopes and radicals.
+        broken: (line number, text) of lines that do not parse, or hold an atom or a bond that has no class.
         dropped: number of molecules of other sizes.
         largest: most atoms of a molecule, dropped ones included.
     """
@@ -60,7 +60,7 @@ class Packer:
             parts = None if mol is None else molecule_parts(mol)
         except ValueError:  # a bond without a class
             parts = None
-        if mol is None or parts is None:
+        if mol is None or parts is None or not all(map(_has_label, parts[0])):
             self.broken.append((line, text))
             return None
         types, bonds = parts
@@ -69,16 +69,21 @@ class Packer:
         pairs = bytearray(num_pairs(len(types)))
         for i, j, order in bonds:
             pairs[j * (j - 1) // 2 + i] = order
-        self.nodes += bytes(self.types.setdefault(t, len(self.types)) for t in types)
+        self.nodes += self._classes(types)
         self.pairs += pairs
         self.sizes.append(len(types))
-        self.smiles.append(Chem.MolToSmiles(mol, isomericSmiles=False))
+        self.smiles.append(_smiles(mol, types, bonds))
         return mol
+
+    def _classes(self, types: Iterable[tuple[str, int]]) -> bytes:
+        found = [self.types.setdefault(t, len(self.types)) for t in types]
+        check_range("types of atoms", len(self.types), most=256, note=" (classes are stored as bytes)")
+        return bytes(found)
 
     def _wanted(self, atoms: int, line: int) -> bool:
         """Return whether the size is within the requested bounds; memory grows with the square of the number of atoms."""
         self.largest = max(self.largest, atoms)
-        if atoms < (self.min_atoms or 0) or (self.max_atoms is not None and atoms > self.max_atoms):
+        if atoms < max(1, self.min_atoms or 0) or (self.max_atoms is not None and atoms > self.max_atoms):
             self.dropped += 1
             return False
         check_range(f"line {line}: atoms of the molecule", atoms, most=MAX_ATOMS, note="; max_atoms leaves it out")
@@ -86,7 +91,7 @@ class Packer:
 
     def extend(self, other: Packer) -> None:
         """Add all that another packer collected from later lines."""
-        classes = bytes(self.types.setdefault(t, len(self.types)) for t in other.types)
+        classes = self._classes(other.types)
         self.nodes += other.nodes.translate(classes.ljust(256, b"\0"))
         self.pairs += other.pairs
         self.sizes += other.sizes
@@ -101,6 +106,23 @@ class Packer:
         nodes = torch.from_numpy(to_class[np.frombuffer(self.nodes, dtype=np.uint8)])
         pairs = torch.from_numpy(np.frombuffer(bytes(self.pairs), dtype=np.uint8).copy())
         return PackedGraphs(nodes, pairs, torch.tensor(self.sizes, dtype=torch.long)), vocabulary
+
+
+@lru_cache(maxsize=4096)
+def _has_label(kind: tuple[str, int]) -> bool:
+    """Whether a node class can stand for an atom: a dummy atom has none."""
+    try:
+        return AtomType.from_label(AtomType(*kind).label) == AtomType(*kind)
+    except ValueError:
+        return False
+
+
+def _smiles(mol: Chem.Mol, types: Sequence[tuple[str, int]], bonds: Sequence[tuple[int, int, int]]) -> str:
+    """The SMILES of a molecule as it is packed."""
+    if any(atom.GetIsotope() or atom.GetNumRadicalElectrons() for atom in mol.GetAtoms()):
+        vocabulary = Vocabulary.from_types(AtomType(*t) for t in types)
+        mol = classes_to_mol([vocabulary.index[t] for t in types], bonds, vocabulary) or mol
+    return to_smiles(mol, stereo=False)
 
 
 def pack_lines(

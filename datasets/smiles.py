@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,11 +33,11 @@ from discrete_grpo.datasets.reading import (
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.molecule_properties import descriptor, murcko_scaffold
 from discrete_grpo.domains.molecules import parse_smiles
-from discrete_grpo.domains.tokenizer import EOS, PAD, SMILES, Property, TokenBatch, Tokenizer
+from discrete_grpo.domains.tokenizer import EOS, PAD, SMILES, Property, TokenBatch, Tokenizer, matches
 
 __all__ = ["SmilesLines", "TokenDataset", "alphabet", "load_smiles", "parse_lines", "smiles_from_lines", "token_dataset"]
 
-_CACHE_VERSION = "smiles 3"
+_CACHE_VERSION = "smiles 4"
 _ONE_LINE = str.maketrans("\n\r\t", "   ")  # a quoted cell may hold line ends, which delimit lines in a cache
 
 
@@ -49,7 +50,7 @@ class SmilesLines:
         scaffolds: canonical Murcko scaffolds without stereo, empty for molecules without rings.
         values: descriptors [M, K] in the order of ``properties``.
         properties: names of the descriptors.
-        broken: (line number, text) of lines that do not parse, with blanks for line ends and tabs.
+        broken: (line number, text) of lines that are no molecule, or one without tokens, with blanks for line ends and tabs.
         name: name of the set in reports.
     """
 
@@ -141,17 +142,19 @@ _Parsed = tuple[list[str], list[str], list[list[float]], list[tuple[int, str]]]
 
 
 def parse_lines(rows: Sequence[tuple[int, str]], properties: tuple[str, ...], scaffolds: bool) -> _Parsed:
-    """Parse a block of numbered lines of SMILES."""
+    """Parse a block of numbered lines of SMILES; what the SMILES expression cannot cut into tokens is broken too."""
     functions = [descriptor(p) for p in properties]
     good, cores, values, broken = [], [], [], []
     for number, text in rows:
         mol = parse_smiles(text)
-        if mol is None:
+        smiles = "" if mol is None else str(Chem.MolToSmiles(mol))
+        core = murcko_scaffold(mol) if mol is not None and scaffolds else ""
+        if mol is None or not (matches(smiles, SMILES) and matches(core, SMILES)):  # dative bonds have no token
             broken.append((number, text.translate(_ONE_LINE)))
             continue
-        good.append(str(Chem.MolToSmiles(mol)))
-        cores.append(murcko_scaffold(mol) if scaffolds else "")
-        values.append([f(mol) for f in functions])
+        good.append(smiles)
+        cores.append(core)
+        values.append([value if math.isfinite(value := f(mol)) else math.nan for f in functions])
     return good, cores, values, broken
 
 

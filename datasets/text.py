@@ -21,7 +21,7 @@ from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import place
 from discrete_grpo.datasets.reading import smiles_rows
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
-from discrete_grpo.domains.tokenizer import CHARACTERS, PAD, Tokenizer
+from discrete_grpo.domains.tokenizer import CHARACTERS, PAD, Tokenizer, tokens_of
 
 __all__ = [
     "LabelledText",
@@ -244,7 +244,7 @@ def mask_lines(
     for line in lines:
         if blank in line:
             raise ValueError(f"line: {line!r} has the blank {blank!r} in it already, expected another blank character")
-        tokens = re.findall(pattern, line)
+        tokens = tokens_of(line, pattern)
         count, hidden = max(1, round(rate * len(tokens))), set[int]()
         starts = torch.randperm(max(1, len(tokens) - span + 1), generator=generator).tolist()
         for start in starts:
@@ -268,7 +268,7 @@ def corrupt_lines(
         ValueError: if ``max_rate`` is out of (0, 1].
     """
     check_range("max_rate", max_rate, above=0, most=1)
-    tokens = [re.findall(pattern, line) for line in lines]
+    tokens = [tokens_of(line, pattern) for line in lines]
     result = []
     for row in tokens:
         for _ in range(20):  # a draw may leave the line as it is

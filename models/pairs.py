@@ -185,7 +185,7 @@ class _IncidentSum(torch.autograd.Function):
             each = gradient.shape[1] * (gradient.shape[1] - 1)
             exists = gradient.new_zeros(found.shape[:2])
             own = layout.rows[:each]
-            exists.index_copy_(1, own, layout.exists.to(found.dtype).view(-1, each))  # both ends write the same value
+            exists.index_copy_(1, own, layout.exists.to(found.dtype).view(len(gradient), each))  # both ends write the same value
             found.mul_(exists.unsqueeze(-1))
         return found, None, None
 

@@ -92,7 +92,7 @@ class Job:
 
 def by_name(job: Job) -> Job:
     """A job as it is sent to another process: a task of a suite by its name, since its functions need not be importable."""
-    fixed = job.suite in SUITES and SUITES[job.suite].fixed
+    fixed = job.suite in SUITES and SUITES[job.suite].fixed and job.task.name in SUITES[job.suite].tasks()
     return replace(job, task=job.task.name) if fixed else job  # type: ignore[arg-type]
 
 
@@ -212,6 +212,7 @@ def _finish(job: Job, ledger: Ledger, more: dict[str, Any]) -> dict[str, Any]:
     row = {
         **job.identity,
         **measure(ledger, job.budget, job.task.kind, job.task.name),
+        **_numbers_of_suite(job, ledger),
         **more,
         "conditions": job.conditions,
         "made": job.made,
@@ -222,6 +223,15 @@ def _finish(job: Job, ledger: Ledger, more: dict[str, Any]) -> dict[str, Any]:
         file.unlink()
     write_json(job.folder / ROW, row)
     return row
+
+
+def _numbers_of_suite(job: Job, ledger: Ledger) -> dict[str, float | None]:
+    from discrete_grpo.benchmarking.measures import task_scores
+
+    if job.suite not in SUITES or not SUITES[job.suite].numbers:
+        return {}
+    history = ledger.history()
+    return SUITES[job.suite].row_numbers(job.task, history.keys, task_scores(history, job.task.name))
 
 
 def _write_calls(job: Job, ledger: Ledger) -> None:

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from discrete_grpo.benchmarking.results import Results
-from discrete_grpo.benchmarking.table import Cell, Published, cell_text, column_name, published_rows, seed_text, total_text
+from discrete_grpo.benchmarking.table import (
+    Cell,
+    Published,
+    cell_text,
+    column_name,
+    known_optima,
+    published_rows,
+    seed_text,
+    total_text,
+)
 from discrete_grpo.core.atomic import atomic_write
 
 __all__ = ["markdown_table", "write_markdown"]
@@ -42,29 +51,26 @@ def markdown_table(results: Results) -> str:
     """AUC top-10 by task, one column per method, then one per published method, with sums below.
 
     The best mean of a task is bold where several methods were run on it. Published numbers stand as their authors gave them; ``*``
-    marks those that prescreen. Rows of another budget than theirs stand alone.
+    marks those that prescreen. Rows of another budget than theirs stand alone. The last column is the largest known score of a
+    sample, where one other than 1 is known.
     """
-    table, published = results.table(), _comparable(results.about)
+    table, published, optima = results.table(), _comparable(results.about), known_optima(results.about)
     rows = []
     for task in table.tasks:
         cells = [table.cells[task, method] for method in table.methods]
         means = [cell.mean for cell in cells if cell.mean is not None]
         best = max(means) if len(means) > 1 else None
         known = [one.scores.get(task) for one in published]
-        rows.append([task, *(_text(cell, best) for cell in cells), *("–" if score is None else f"{score:.3f}" for score in known)])
+        theirs = ["–" if score is None else f"{score:.3f}" for score in known]
+        rows.append([task, *(_text(cell, best) for cell in cells), *theirs, *([optima[task]] if optima else [])])
     sums = [total_text(table.totals[method]) for method in table.methods]
     for one in published:
         scores = [one.scores[task] for task in table.tasks if task in one.scores]
         sums.append(f"{math.fsum(scores):.3f} ({len(scores)})")
-    rows.append(["sum (tasks)", *sums])
-    return (
-        "\n".join(
-            _lines(
-                ["task", *(column_name(results.about, method) for method in table.methods), *(one.name for one in published)], rows
-            )
-        )
-        + "\n"
-    )
+    rows.append(["sum (tasks)", *sums, *(["–"] if optima else [])])
+    names = [column_name(results.about, method) for method in table.methods]
+    head = ["task", *names, *(one.name for one in published), *(["largest score"] if optima else [])]
+    return "\n".join(_lines(head, rows)) + "\n"
 
 
 def _text(cell: Cell, best: float | None) -> str:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from discrete_grpo.benchmarking.results import Results
+from discrete_grpo.benchmarking.suites import SUITES
 from discrete_grpo.benchmarking.table import (
     Cell,
     Table,
     cell_text,
     column_name,
+    known_optima,
     mean_and_spread,
     published_rows,
     seed_text,
@@ -133,12 +135,13 @@ def _sums(table: Table, about: Mapping[str, Any]) -> str:
 
 def _tasks(table: Table, about: Mapping[str, Any]) -> str:
     """AUC top-10 by task and method, the best mean of a task in bold."""
-    rows = []
+    rows, optima = [], known_optima(about)
     for task in table.tasks:
         means = [cell.mean for method in table.methods if (cell := table.cells[task, method]).mean is not None]
         best = max(means, default=None)
-        rows.append((escape(task), *(_cell(table.cells[task, method], best) for method in table.methods)))
-    names = [escape(column_name(about, method)) for method in table.methods]
+        known = [optima[task]] if optima else []
+        rows.append((escape(task), *(_cell(table.cells[task, method], best) for method in table.methods), *known))
+    names = [escape(column_name(about, method)) for method in table.methods] + (["largest score"] if optima else [])
     return _section("tasks", "AUC top-10 by task", "", _html_table(("task", *names), rows))
 
 
@@ -193,12 +196,14 @@ def _beside(table: Table, method: str, scores: Mapping[str, float]) -> str:
 def _numbers(table: Table, results: Results) -> str:
     """Means of the other numbers of the rows over all tasks, and calls by source."""
     rows = []
+    suite = SUITES.get(results.about["suite"])
+    numbers = NUMBERS if suite is None else {**suite.numbers, **NUMBERS}
     for method in table.methods:
         own = [row for row in results.rows if row["method"] == method]
-        means = [mean_and_spread([float(row[name]) for row in own if row.get(name) is not None])[0] for name in NUMBERS]
+        means = [mean_and_spread([float(row[name]) for row in own if row.get(name) is not None])[0] for name in numbers]
         rows.append((escape(method), *map(format_value, means), escape(_sources(own))))
     note = "Means over all finished rows of a method, so methods with different tasks do not compare. SA: 1 (easy) to 10."
-    return _section("numbers", "Further numbers", note, _html_table(("method", *NUMBERS.values(), "calls by source"), rows))
+    return _section("numbers", "Further numbers", note, _html_table(("method", *numbers.values(), "calls by source"), rows))
 
 
 def _sources(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -29,6 +29,9 @@ OWN = "own"
 COMMON = ("version", "budget", "policy", "policy_sha256")
 """Conditions that all rows of a table share, where they have them."""
 
+FOR_SUITES: dict[str, Any] = {"receptors": None, "exhaustiveness": 1, "reference": None, "classifiers": None, "trusted": ()}
+"""Options that only tasks of suites take, with their defaults."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -47,11 +50,15 @@ class Request:
     warm_start_calls: int | None = None
     receptors: str | None = None
     exhaustiveness: int = 1
+    reference: str | None = None
+    classifiers: str | None = None
+    trusted: Sequence[str] = ()
     job_timeout: float | None = JOB_TIMEOUT
 
     def __post_init__(self) -> None:
         for name in ("budget", "jobs", "warm_start_calls", "exhaustiveness", "job_timeout"):
             object.__setattr__(self, name, plain_number(getattr(self, name)))
+        object.__setattr__(self, "trusted", tuple(self.trusted or ()))
         if isinstance(self.seeds, list | tuple | range):
             object.__setattr__(self, "seeds", tuple(plain_number(seed) for seed in self.seeds))
 
@@ -124,6 +131,9 @@ def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
         return suite.name, _of_suite(suite, request), suite.policy, suite.budget
     given = list(request.suite.values()) if isinstance(request.suite, Mapping) else request.suite
     tasks: list[Task] = list(given) if isinstance(given, Sequence) else [given]
+    for name, default in FOR_SUITES.items():
+        if (value := getattr(request, name)) != default:
+            raise ValueError(f"{name}: {value!r}, expected none with tasks of your own, which have their settings")
     for task in tasks:
         if not hasattr(task, "score") or not hasattr(task, "kind"):
             raise ValueError(f"suite: {task!r}, expected the name of a suite, a Task, or several")
@@ -134,17 +144,36 @@ def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
 
 
 def _of_suite(suite: Suite, request: Request) -> list[Task]:
-    if suite.fixed and (request.receptors is not None or request.exhaustiveness != 1):
-        name = "exhaustiveness" if request.receptors is None else "receptors"
-        value = getattr(request, name)
-        raise ValueError(f"{name}: {value!r}, expected none, since the tasks of {suite.name} dock nothing")
+    for name in ("classifiers", "trusted"):
+        if not suite.classified and (value := getattr(request, name)) != FOR_SUITES[name]:
+            raise ValueError(f"{name}: {value!r}, expected none, since no task of {suite.name} has a classifier")
+    if suite.fixed:
+        for name in ("receptors", "exhaustiveness", "reference"):
+            if (value := getattr(request, name)) != FOR_SUITES[name]:
+                raise ValueError(f"{name}: {value!r}, expected none, since the tasks of {suite.name} dock nothing")
     check_whole("exhaustiveness", request.exhaustiveness, least=1)
-    known = suite.tasks(request.receptors, request.exhaustiveness)
+    known = suite.tasks(request.receptors, request.exhaustiveness, request.reference)
+    if suite.classified:
+        known = {**known, **_classified(request)}
     checks.chosen("tasks", request.tasks, dict.fromkeys(known))
     if not suite.fixed and (request.receptors is None or not Path(request.receptors).is_dir()):
         found = "none given" if request.receptors is None else f"{request.receptors!r} is no folder"
         raise ValueError(f"receptors: {found}, expected the folder of the prepared receptors (PDBQT) of suite {suite.name}")
     return checks.chosen("tasks", request.tasks, known)
+
+
+def _classified(request: Request) -> dict[str, Task]:
+    """The tasks whose classifiers the user brings."""
+    from discrete_grpo.rewards.classifier import CLASSIFIED, classifier_tasks
+
+    if request.classifiers is not None:
+        return classifier_tasks(request.classifiers, trusted=request.trusted)
+    if request.trusted:
+        raise ValueError(f"trusted: {list(request.trusted)}, expected none without a folder of classifiers")
+    wanted = next((name for name in request.tasks or () if name in CLASSIFIED), None)
+    if wanted is not None:
+        raise ValueError(f"classifiers: none given, expected the folder of {wanted}.skops or {wanted}.onnx, which {wanted} needs")
+    return {}
 
 
 def _methods(request: Request, tasks: Sequence[Task]) -> list[Method]:

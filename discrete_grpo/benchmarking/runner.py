@@ -16,6 +16,7 @@ from discrete_grpo.benchmarking.processes import portable, run_in_processes
 from discrete_grpo.benchmarking.results import Results, note_run, read_results, write_results
 from discrete_grpo.benchmarking.suites import JOB_TIMEOUT
 from discrete_grpo.core.interrupt import Interrupted, interruptible
+from discrete_grpo.core.processes import check_one_process
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.lock import alone
 
@@ -43,6 +44,9 @@ def benchmark(
     warm_start_calls: int | None = None,
     receptors: str | None = None,
     exhaustiveness: int = 1,
+    reference: str | None = None,
+    classifiers: str | None = None,
+    trusted: Sequence[str] = (),
     job_timeout: float | None = JOB_TIMEOUT,
     command: str | None = None,
 ) -> Results:
@@ -68,6 +72,10 @@ def benchmark(
         warm_start_calls: how many of them, the first different valid ones, at least 1; None takes all that the budget covers.
         receptors: folder of the prepared receptors that the tasks of suite docking need.
         exhaustiveness: of the search of suite docking, at least 1.
+        reference: SMILES file of the policy's training molecules, with which rows of suite docking have their novel hits.
+        classifiers: folder of ``drd2.skops``, ``gsk3b.skops`` or ``jnk3.skops`` (or ``.onnx``), with which suite pmo has these
+            tasks too.
+        trusted: types in these files that may be made, as of :class:`~discrete_grpo.rewards.classifier.Classifier`.
         job_timeout: seconds after which a job counts as hanging and is ended; None waits for ever.
         command: what the results name as their command; None names this function.
 
@@ -94,8 +102,12 @@ def benchmark(
         warm_start_calls=warm_start_calls,
         receptors=receptors,
         exhaustiveness=exhaustiveness,
+        reference=reference,
+        classifiers=classifiers,
+        trusted=trusted,
         job_timeout=job_timeout,
     )
+    check_one_process("benchmark")
     plan = make_plan(request)
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)

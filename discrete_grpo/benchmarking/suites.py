@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,8 @@ class Suite:
         kind: of the samples: ``"molecules"``, ``"graphs"`` or ``"text"``.
         fixed: whether its tasks need nothing from the user.
         pooled: whether a sample can crash its scorer, which is then run in a process of its own.
+        numbers: entries of a row that only this suite has, and their headings; its module computes them by ``row_numbers``.
+        classified: whether the tasks of :mod:`discrete_grpo.rewards.classifier` belong to it, for which the user brings files.
     """
 
     name: str
@@ -45,24 +47,35 @@ class Suite:
     kind: str
     fixed: bool = True
     pooled: bool = False
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    classified: bool = False
 
     def lines(self) -> dict[str, str]:
         """One line about each task."""
         module = importlib.import_module(self.module)
         return {name: one.about for name, one in (module.TASKS if self.fixed else module.TARGETS).items()}
 
-    def tasks(self, receptors: str | None = None, exhaustiveness: int = 1) -> Mapping[str, Task]:
+    def row_numbers(self, task: Task, samples: Sequence[str], scores: Sequence[float]) -> dict[str, float | None]:
+        """The entries :attr:`numbers` of a row, from all calls and their scores (NaN where unknown)."""
+        if not self.numbers:
+            return {}
+        found: dict[str, float | None] = importlib.import_module(self.module).row_numbers(task, samples, scores)
+        return found
+
+    def tasks(self, receptors: str | None = None, exhaustiveness: int = 1, reference: str | None = None) -> Mapping[str, Task]:
         """The tasks by name.
 
         Args:
             receptors: folder of the receptors of docking tasks.
             exhaustiveness: of the search of docking tasks.
+            reference: SMILES file of the training molecules, for the novel hits of docking tasks.
         """
         module = importlib.import_module(self.module)
         if self.fixed:
             found: Mapping[str, Task] = module.TASKS
             return found
-        return _Made(module.TARGETS, partial(module.docking_task, data=receptors, exhaustiveness=exhaustiveness))
+        made = partial(module.docking_task, data=receptors, exhaustiveness=exhaustiveness, reference=reference)
+        return _Made(module.TARGETS, made)
 
 
 class _Made(Mapping[str, Any]):
@@ -94,6 +107,7 @@ SUITES: dict[str, Suite] = {
             policy="smiles-zinc",
             budget=10_000,
             kind="molecules",
+            classified=True,
         ),
         Suite(
             name="guacamol",
@@ -102,6 +116,7 @@ SUITES: dict[str, Suite] = {
             policy="smiles-zinc",
             budget=10_000,
             kind="molecules",
+            numbers={"guacamol_score": "GuacaMol's score"},
         ),
         Suite(
             name="docking",
@@ -112,6 +127,7 @@ SUITES: dict[str, Suite] = {
             kind="molecules",
             fixed=False,
             pooled=True,
+            numbers={"novel_hits": "novel hits", "hit_ratio": "novel hits (share)", "top5_score": "novel top-5 % score"},
         ),
         Suite(
             name="graphs",

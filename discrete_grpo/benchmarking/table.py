@@ -14,6 +14,7 @@ __all__ = [
     "Total",
     "cell_text",
     "column_name",
+    "known_optima",
     "make_table",
     "mean_and_spread",
     "published_rows",
@@ -204,6 +205,20 @@ def published_rows(about: Mapping[str, Any]) -> list[Published]:
         ]
         found += sorted(made, key=lambda one: -math.fsum(one.scores.values()))
     return found
+
+
+def known_optima(about: Mapping[str, Any]) -> dict[str, str]:
+    """Task -> its largest known score, for a column beside the methods; empty where nothing but 1 is known.
+
+    >>> known_optima({"tasks": {"a": {"optimum": 0.603}, "b": {"optimum": None}}})
+    {'a': '0.603', 'b': '–'}
+    >>> known_optima({"tasks": {"a": {"optimum": 1.0}}})
+    {}
+    """
+    found = {task: facts.get("optimum") for task, facts in about["tasks"].items()}
+    if not any(value not in (None, 1.0) for value in found.values()):
+        return {}
+    return {task: "–" if value is None else f"{value:.3f}" for task, value in found.items()}
 
 
 def cell_text(cell: Cell) -> str:

@@ -169,6 +169,10 @@ def _benchmark() -> _Parser:
     parser.option("warm_start_calls", _whole, "N", "how many of them, in their order, at least 1; by default all within the budget")
     parser.option("receptors", _text, "FOLDER", "docking: folder of the prepared receptors (PDBQT)")
     parser.option("exhaustiveness", _whole, "N", "docking: exhaustiveness of the search, at least 1", 1)
+    parser.option("reference", _text, "FILE", "docking: SMILES file of the training molecules, to count novel hits")
+    about = "pmo: folder of drd2.skops, gsk3b.skops or jnk3.skops (or .onnx), to have these tasks too"
+    parser.option("classifiers", _text, "FOLDER", about)
+    parser.option("trusted", _names, "LIST", "types in these files that may be made, as [sklearn.tree._tree.Tree]", ())
     parser.option("job_timeout", _real, "X", "seconds after which a job counts as hanging and is ended; null for none", JOB_TIMEOUT)
     return parser
 

@@ -87,7 +87,7 @@ def _benchmark(given: dict[str, Any]) -> None:
 
     if names_class(given["policy"] or ""):
         append_working_folder()
-    shown = {name: value for name, value in given.items() if name != "suite" and value is not None}
+    shown = {name: value for name, value in given.items() if name != "suite" and value not in (None, ())}
     words = [f"--{name}={shlex.quote(_as_given(value))}" for name, value in shown.items()]
     command = " ".join(["discrete-grpo benchmark", given["suite"], *words])
     found = benchmark(**given, command=command)
@@ -106,7 +106,7 @@ def _report(folder: Path) -> None:
 
         print(write_files(folder).page)
         return
-    known = ("run.json", "metrics.jsonl", "optimise.json", "search.json")
+    known = ("run.json", "metrics.jsonl", "offline/metrics.jsonl", "optimise.json", "search.json")
     if not any((folder / name).is_file() for name in known):
         raise UsageError(f"run: {folder} is no run folder, expected one with {', '.join(known[:-1])} or {known[-1]}")
     print(write_report(folder, render=run_family(folder).draw))

@@ -100,7 +100,8 @@ def print_list(what: str | None = None) -> None:
 
 def _print_tasks() -> None:
     from discrete_grpo.benchmarking.suites import SUITES
+    from discrete_grpo.rewards.classifier import CLASSIFIED
 
     for suite in SUITES.values():
         title = f"{suite.name}: {suite.about} (policy {suite.policy}, {suite.budget:,} calls)"
-        _print_section(title, suite.lines())
+        _print_section(title, {**suite.lines(), **(CLASSIFIED if suite.classified else {})})

@@ -62,7 +62,7 @@ def check_range(
         raise ValueError(f"{name}: {value!r}, expected {told if told == FINITE else f'a number, {told}'}{note}")
     inside = (least is None or value >= least) and (above is None or value > above)
     inside = inside and (most is None or value <= most) and (below is None or value < below)
-    finite = not isinstance(value, float) or math.isfinite(value)
+    finite = isinstance(value, Integral) or math.isfinite(value)  # a large whole number has no float
     if inside and not finite:  # the range alone would not tell
         raise ValueError(f"{name}: {value}, expected {FINITE}{note}")
     if not inside:
@@ -135,13 +135,15 @@ def plain_number(value: Any) -> Any:
 
 
 def check_choices(settings: object) -> None:
-    """Check the fields of a dataclass whose type is a ``Literal``, or one and None.
+    """Check the fields of a dataclass whose type is bool or a ``Literal``, or one of them and None.
 
     Raises:
         ValueError: naming the field, the value and the choices.
     """
     for name, kinds in _kinds(cast(Hashable, type(settings))).items():
         value, some = getattr(settings, name), [kind for kind in kinds if kind is not NoneType]
+        if some == [bool] and not isinstance(value, bool) and not (value is None and NoneType in kinds):
+            raise ValueError(f"{name}: {value!r}, expected True or False")
         if any(get_origin(kind) is not Literal for kind in some) or (value is None and NoneType in kinds):
             continue
         if value not in (choices := [choice for kind in some for choice in get_args(kind)]):

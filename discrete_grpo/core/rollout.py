@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -23,7 +23,11 @@ __all__ = [
     "Scorer",
     "as_module",
     "group_contexts",
+    "is_observer",
+    "is_refinable",
     "is_replayable",
+    "is_scorer",
+    "is_size_drawer",
 ]
 
 
@@ -222,6 +226,26 @@ class Observer(Protocol):
     def observe(self, rollout: Rollout, advantage: Float[Tensor, " batch"]) -> None:
         """Process one generation, after scoring and before its updates."""
         ...
+
+
+def is_scorer(policy: Any) -> TypeGuard[Scorer]:
+    """Whether a policy is a :class:`Scorer`; what a wrapper passes on is there only if the policy inside it has it."""
+    return hasattr(policy, "score")
+
+
+def is_refinable(policy: Any) -> TypeGuard[Refinable]:
+    """Whether a policy is :class:`Refinable`."""
+    return hasattr(policy, "restarts")
+
+
+def is_observer(policy: Any) -> TypeGuard[Observer]:
+    """Whether a policy is an :class:`Observer`."""
+    return hasattr(policy, "observe")
+
+
+def is_size_drawer(policy: Any) -> TypeGuard[SizeDrawer]:
+    """Whether a policy is a :class:`SizeDrawer`."""
+    return hasattr(policy, "draw_sizes")
 
 
 @runtime_checkable

@@ -73,6 +73,7 @@ class Noise:
     num_clean: int
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "prior", tuple(float(p) for p in self.prior))
         prior, num_clean = self.prior, self.num_clean
         if not prior or min(prior) < 0 or not abs(sum(prior) - 1.0) <= 1e-6:  # "not <=": NaN fails too
             raise ValueError(f"prior: {prior}, expected probabilities >= 0 that sum to 1")

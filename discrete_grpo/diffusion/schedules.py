@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.core.precision import constant, widen
 
 __all__ = [
@@ -165,7 +165,7 @@ def time_grid(num_steps: int) -> Float[Tensor, " point"]:
     >>> time_grid(4).tolist()
     [1.0, 0.75, 0.5, 0.25, 0.0]
     """
-    check_range("num_steps", num_steps, least=1)
+    check_whole("num_steps", num_steps, least=1)
     return torch.arange(num_steps, -1, -1, dtype=torch.float64) / num_steps
 
 

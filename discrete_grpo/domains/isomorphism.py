@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import networkx as nx
 import numpy as np
-from jaxtyping import Bool, Int, UInt64
+from jaxtyping import Int, UInt64
 
 from discrete_grpo.domains.graph6 import adjacency
 
-__all__ = ["BUDGET", "Form", "GraphSet", "Signature", "form", "isomorphic", "num_distinct", "signature"]
+__all__ = ["BUDGET", "Form", "GraphSet", "Signature", "form", "form_of_edges", "isomorphic", "num_distinct", "signature"]
 
 Colours = UInt64[np.ndarray, " node"]
 BUDGET = 2_000
@@ -35,15 +35,13 @@ class Form:
     """A graph prepared for comparison.
 
     Attributes:
-        adjacency: adjacency matrix of the graph.
         neighbours: neighbours of node 0, then those of node 1, ...
         ends: the neighbours of node v are ``neighbours[ends[v] : ends[v + 1]]``.
         colours: colour of each node after refinement.
-        key: equal for isomorphic graphs.
+        key: equal for isomorphic graphs, a digest of 128 bits.
         discrete: whether all colours differ; then graphs of equal keys are isomorphic.
     """
 
-    adjacency: Bool[np.ndarray, "node node"]
     neighbours: Int[np.ndarray, " end"]
     ends: Int[np.ndarray, " node_plus_1"]
     colours: Colours
@@ -62,14 +60,29 @@ def form(graph: nx.Graph | str, colours: Colours | None = None) -> Form:
         ValueError: if the text is no graph6 line, or the graph is not simple and undirected.
     """
     matrix = adjacency(graph)
-    neighbours, ends = np.nonzero(matrix)[1], np.concatenate([[0], matrix.sum(0).cumsum()])
-    refined = _refine(neighbours, ends, np.zeros(len(matrix), dtype=np.uint64) if colours is None else colours)
+    tails, heads = np.nonzero(matrix)
+    return form_of_edges(len(matrix), tails, heads, colours)
+
+
+def form_of_edges(
+    nodes: int, tails: Int[np.ndarray, " end"], heads: Int[np.ndarray, " end"], colours: Colours | None = None
+) -> Form:
+    """Prepare a simple, undirected graph that is given by its edges, each of them in both directions.
+
+    Args:
+        nodes: number of nodes.
+        tails: first node of each direction, 0 to nodes - 1, ascending.
+        heads: second node of each direction.
+        colours: as of :func:`form`.
+    """
+    ends = np.concatenate([[0], np.bincount(tails, minlength=nodes).cumsum()])
+    refined = _refine(heads, ends, np.zeros(nodes, dtype=np.uint64) if colours is None else colours)
     discrete = len(np.unique(refined)) == len(refined)
     order = np.argsort(refined, kind="stable")
-    body = (np.packbits(matrix[np.ix_(order, order)]) if discrete else refined[order]).tobytes()
-    if colours is not None:
-        body += refined[order].tobytes()
-    return Form(matrix, neighbours, ends, refined, len(matrix).to_bytes(8, "little") + body, discrete)
+    digest = hashlib.blake2b(_renumbered(heads, ends, order).tobytes() if discrete else b"", digest_size=16)
+    if not discrete or colours is not None:
+        digest.update(refined[order].tobytes())
+    return Form(heads, ends, refined, nodes.to_bytes(8, "little") + digest.digest(), discrete)
 
 
 def isomorphic(a: nx.Graph | str | Form, b: nx.Graph | str | Form, budget: int = BUDGET) -> bool | None:
@@ -215,4 +228,14 @@ def _single_out(graph: Form, colours: Colours, node: int) -> Colours:
 def _maps(a: Form, colours_a: Colours, b: Form, colours_b: Colours) -> bool:
     """Whether sending the k-th node by colour of ``a`` to that of ``b`` sends edges to edges."""
     p, q = (np.argsort(c, kind="stable") for c in (colours_a, colours_b))
-    return bool((a.adjacency[np.ix_(p, p)] == b.adjacency[np.ix_(q, q)]).all())
+    return np.array_equal(_renumbered(a.neighbours, a.ends, p), _renumbered(b.neighbours, b.ends, q))
+
+
+def _renumbered(
+    neighbours: Int[np.ndarray, " end"], ends: Int[np.ndarray, " node_plus_1"], order: Int[np.ndarray, " node"]
+) -> Int[np.ndarray, " end"]:
+    """The edges of a graph whose node ``order[k]`` is called k, each as a number, ascending."""
+    count = len(order)
+    names = np.empty(count, dtype=np.int64)
+    names[order] = np.arange(count)
+    return np.sort(names[np.repeat(np.arange(count), np.diff(ends))] * count + names[neighbours])

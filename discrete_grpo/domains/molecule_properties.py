@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from rdkit import Chem, DataStructs
 from rdkit.Chem import QED, Descriptors, rdFingerprintGenerator, rdMolDescriptors
+from rdkit.rdBase import BlockLogs
 
 __all__ = [
     "bit_fingerprint",
@@ -113,7 +114,12 @@ def tanimoto(a: Fingerprint, b: Fingerprint) -> float:
 
 
 def murcko_scaffold(mol: Chem.Mol) -> str:
-    """Canonical SMILES of the Bemis-Murcko scaffold without stereo; empty for a molecule without rings."""
+    """Canonical SMILES of the Bemis-Murcko scaffold without stereo; empty for a molecule without rings.
+
+    It is empty too where the scaffold is no molecule by itself, as that of ``C[c-]1cccc1``.
+    """
     from rdkit.Chem.Scaffolds import MurckoScaffold
 
-    return str(Chem.MolToSmiles(MurckoScaffold.GetScaffoldForMol(mol), isomericSmiles=False))
+    text = str(Chem.MolToSmiles(MurckoScaffold.GetScaffoldForMol(mol), isomericSmiles=False))
+    with BlockLogs():
+        return text if Chem.MolFromSmiles(text) is not None else ""

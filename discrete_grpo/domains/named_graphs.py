@@ -14,6 +14,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -24,7 +25,7 @@ import torch
 from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.domains import digraph6, graph6
 from discrete_grpo.domains.graphs import GraphBatch
-from discrete_grpo.domains.isomorphism import Form, form
+from discrete_grpo.domains.isomorphism import Form, form, form_of_edges
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -303,14 +304,19 @@ def labelled_form(sample: str | nx.Graph) -> Form:
     graph = named_graph(sample)
     if not graph.is_directed() and not any("label" in values for _, values in graph.nodes(data=True)):
         return form(graph)
-    split = nx.Graph()
-    split.add_nodes_from(("node", node) for node in graph)
+    number = {node: k for k, node in enumerate(graph)}
     colours = [_hash("node", c) for _, c in graph.nodes(data="label")]
     ends = ("tail", "head") if graph.is_directed() else ("edge",)
+    joined: list[tuple[int, int]] = []
     for i, j, c in graph.edges(data="label"):
-        nx.add_path(split, [("node", i), *((end, i, j) for end in ends), ("node", j)])
+        if i == j:
+            raise ValueError(f"graph: a self-loop at node {i!r}, expected a simple graph")
+        path = [number[i], *range(len(colours), len(colours) + len(ends)), number[j]]
+        joined += pairwise(path)
         colours += [_hash(end, c) for end in ends]
-    return form(split, np.array(colours, dtype=np.uint64))
+    both = np.array([*joined, *((j, i) for i, j in joined)], dtype=np.int64).reshape(-1, 2)
+    tails, heads = both[np.lexsort(both.T[::-1])].T
+    return form_of_edges(len(colours), tails, heads, np.array(colours, dtype=np.uint64))
 
 
 def _hash(kind: str, name: Any) -> int:

@@ -18,7 +18,21 @@ from torch import Tensor
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import place
 
-__all__ = ["BOS", "CHARACTERS", "EOS", "MASK", "NUM_SPECIAL", "PAD", "SMILES", "Property", "TokenBatch", "Tokenizer", "pad_left"]
+__all__ = [
+    "BOS",
+    "CHARACTERS",
+    "EOS",
+    "MASK",
+    "NUM_SPECIAL",
+    "PAD",
+    "SMILES",
+    "Property",
+    "TokenBatch",
+    "Tokenizer",
+    "matches",
+    "pad_left",
+    "tokens_of",
+]
 
 PAD, BOS, EOS, MASK = range(4)
 NUM_SPECIAL = 4
@@ -116,8 +130,26 @@ class Tokenizer:
         return "".join(self.tokens[k - NUM_SPECIAL] for k in ids if k >= NUM_SPECIAL)
 
 
+def matches(text: str, pattern: str) -> bool:
+    """Whether the tokens of an expression, one after the other, make up the whole text.
+
+    >>> matches("CCl", SMILES), matches("[NH3]->[Pt]<-[NH3]", SMILES)
+    (True, False)
+    """
+    return sum(map(len, tokens_of(text, pattern))) == len(text)
+
+
+def tokens_of(text: str, pattern: str) -> list[str]:
+    """The tokens that an expression finds in a text, in order; groups in the expression make no difference.
+
+    >>> tokens_of("aab", "(a)+|b")
+    ['aa', 'b']
+    """
+    return [match[0] for match in re.finditer(pattern, text)]
+
+
 def _split(text: str, pattern: str) -> list[str]:
-    parts = re.findall(pattern, text)
+    parts = tokens_of(text, pattern)
     if sum(map(len, parts)) == len(text):
         return parts
     at = 0

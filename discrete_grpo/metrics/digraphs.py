@@ -28,7 +28,7 @@ from discrete_grpo.domains.digraph_validity import (
     longest_path,
 )
 from discrete_grpo.domains.isomorphism import BUDGET, GraphSet, Signature, signature
-from discrete_grpo.domains.named_graphs import Labels, labelled_form
+from discrete_grpo.domains.named_graphs import Labels, labelled_form, named_graph
 from discrete_grpo.metrics import graphs as plain_graphs
 from discrete_grpo.metrics.distances import wasserstein
 from discrete_grpo.metrics.graph_classes import class_distances
@@ -66,16 +66,21 @@ class DigraphReference:
     @cached_property
     def known(self) -> GraphSet:
         """The training graphs up to isomorphism."""
-        return GraphSet(map(labelled_form, self.splits.train), self.budget)
+        return GraphSet((labelled_form(self._compared(graph)) for graph in self.splits.train), self.budget)
 
     def find(self, graph: nx.DiGraph) -> bool | None:
         """Whether a graph is one of the training graphs; None where that was given up."""
-        if self.labels is None:
-            plain = nx.DiGraph()
-            plain.add_nodes_from(graph)
-            plain.add_edges_from(graph.edges)
-            return self.known.find(labelled_form(plain))
-        return self.known.find(labelled_form(graph))
+        return self.known.find(labelled_form(self._compared(graph)))
+
+    def _compared(self, graph: nx.DiGraph | str) -> nx.DiGraph:
+        """The graph without its classes, where there are no labels."""
+        named = named_graph(graph)
+        if self.labels is not None:
+            return named
+        plain = nx.DiGraph()
+        plain.add_nodes_from(named)
+        plain.add_edges_from(named.edges)
+        return plain
 
     @cached_property
     def test(self) -> dict[str, Numbers]:

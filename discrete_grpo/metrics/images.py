@@ -74,7 +74,8 @@ def evaluate(
     if labels is not None:
         if len(labels) != len(samples):
             raise ValueError(f"labels: {len(labels)}, expected one per sample ({len(samples)})")
-        known = [[s for s, own in zip(samples, labels, strict=True) if own == c] for c in dict.fromkeys(labels)]
+        own = [label.item() if hasattr(label, "item") else label for label in labels]  # tensors are told apart by identity
+        known = [[s for s, one in zip(samples, own, strict=True) if one == c] for c in dict.fromkeys(own)]
         within = [x for x in (diversity(part, seed=seed) for part in known) if not math.isnan(x)]
         found["class_diversity"] = sum(within) / len(within) if within else math.nan
     inks = [sum(image.levels) / (255 * len(image.levels)) for image in valid]

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from rdkit import Chem
 from scipy.sparse import csr_matrix
 
-from discrete_grpo.domains.molecules import parse_smiles
+from discrete_grpo.domains.molecules import parse_smiles, to_smiles
 from discrete_grpo.metrics.molecule_table import MoleculeTable
 from discrete_grpo.metrics.molecule_validity import atom_stability, repaired
 from discrete_grpo.metrics.resampling import Statistic, mean_of
@@ -29,7 +29,7 @@ def canonical_valid(samples: Samples, *, stereo: bool = True) -> list[str | None
     ['CCO', 'C.C', None, None]
     """
     mols = [parse_smiles(s) if s else None for s in samples]
-    return [None if mol is None else str(Chem.MolToSmiles(mol, isomericSmiles=stereo)) for mol in mols]
+    return [None if mol is None else to_smiles(mol, stereo=stereo) for mol in mols]
 
 
 def reference_table(reference: Samples, *, stereo: bool = True) -> MoleculeTable:
@@ -95,12 +95,13 @@ def cosine_statistic(items: Sequence[Sequence[str]], reference: Sequence[Sequenc
     return Statistic(cosine, len(items), 0.0, 1.0)
 
 
-def repair_statistics(samples: Samples, known: Collection[str]) -> dict[str, Statistic]:
+def repair_statistics(samples: Samples, known: Collection[str], *, stereo: bool = True) -> dict[str, Statistic]:
     """Counts after repairs and of stable atoms, as papers on graph models report them beside MOSES and GuacaMol.
 
     Args:
         samples: SMILES or None.
         known: canonical SMILES of the training set.
+        stereo: whether molecules that differ in stereo are different; ``known`` is then without it if not.
 
     Returns:
         ``connected``: in one piece / sanitised; ``valid_relaxed``: sanitised after charging N, O and S with one bond too many /
@@ -109,7 +110,7 @@ def repair_statistics(samples: Samples, known: Collection[str]) -> dict[str, Sta
     """
     mols = [parse_smiles(s) if s else None for s in samples]
     pieces = np.array([len(Chem.GetMolFrags(mol)) == 1 for mol in mols if mol is not None], dtype=np.float64)
-    relaxed = repaired(samples, relaxed=True)
+    relaxed = repaired(samples, relaxed=True, stereo=stereo)
     largest = [s for s in relaxed if s is not None]
     stable = np.array([atom_stability(s) for s in samples], dtype=np.float64).reshape(len(samples), 2)
 

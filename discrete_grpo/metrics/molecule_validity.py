@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 
-from discrete_grpo.domains.molecules import parse_smiles
+from discrete_grpo.domains.molecules import parse_smiles, to_smiles
 
 __all__ = ["atom_stability", "largest_fragment", "relaxed_molecule", "repaired"]
 
@@ -61,18 +61,19 @@ def relaxed_molecule(sample: str | None) -> Chem.Mol | None:
     return None if failed else mol
 
 
-def repaired(samples: Sequence[str | None], *, relaxed: bool = False) -> list[str | None]:
+def repaired(samples: Sequence[str | None], *, relaxed: bool = False, stereo: bool = True) -> list[str | None]:
     """Canonical SMILES of the largest fragment of each sample, None where the whole does not sanitise.
 
     Args:
         samples: SMILES or None.
         relaxed: charge atoms first, see :func:`relaxed_molecule`.
+        stereo: keep it in the SMILES.
 
     >>> repaired(["CCO.C", "C(C)(C)(C)(C)C", None])
     ['CCO', None, None]
     """
     mols = [relaxed_molecule(s) if relaxed else parse_smiles(s) if s else None for s in samples]
-    return [None if mol is None else str(Chem.MolToSmiles(largest_fragment(mol))) for mol in mols]
+    return [None if mol is None else to_smiles(largest_fragment(mol), stereo=stereo) for mol in mols]
 
 
 def atom_stability(sample: str | None) -> tuple[int, int]:
@@ -81,7 +82,7 @@ def atom_stability(sample: str | None) -> tuple[int, int]:
     An atom is stable if its bond orders, Kekulé structure, add up to a valence of its element: RDKit's list for the neutral atom
     with as many electrons, so 4 for N+ and 1 for O-. A sample with hydrogen atoms counts written hydrogens only, as in the sets
     with explicit hydrogens; in one without, hydrogens are filled up first, so that only atoms with too many bonds are unstable,
-    and every valid molecule is stable.
+    and a valid molecule is stable, unless it has radicals, or a group that RDKit reads with other bonds, such as ``N(=O)=O``.
 
     DiGress's table is the same for H, C, N, O, F, P, Cl and Br and takes 4 alone for S.
 

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from functools import partial
 
 import numpy as np
+from jaxtyping import Float
 
 from discrete_grpo.metrics import chemnet
 from discrete_grpo.metrics.distances import frechet_to, mean_similarity, nearest_similarity, wasserstein
@@ -125,8 +126,14 @@ def _wasserstein(own: np.ndarray, reference: np.ndarray) -> Statistic:
     return Statistic(lambda rows: wasserstein(own[rows], reference), len(own), 0.0)
 
 
+def activations(table: MoleculeTable) -> Float[np.ndarray, "molecule unit"]:
+    """ChemNet's activations of the molecules, computed once."""
+    found: Float[np.ndarray, "molecule unit"] = table.cached("chemnet", partial(chemnet.activations, table.smiles))
+    return found
+
+
 def fcd_statistic(generated: MoleculeTable, reference: MoleculeTable) -> Statistic:
     """The Frechet ChemNet distance of two sets of molecules, at least 0; NaN with fewer than 2 molecules in one."""
-    own, other = (table.cached("chemnet", partial(chemnet.activations, table.smiles)) for table in (generated, reference))
+    own, other = activations(generated), activations(reference)
     distance = frechet_to(other)
     return Statistic(lambda rows: distance(own[rows]), len(own), 0.0)

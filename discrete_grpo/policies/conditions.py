@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, plain_number
 from discrete_grpo.core.rollout import Context
 from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, node_mask
-from discrete_grpo.domains.tokenizer import Property
+from discrete_grpo.domains.tokenizer import Property, Tokenizer
 
 __all__ = ["FixedSites", "columns_of", "fixed_states", "hide_properties", "property_table", "shown_properties"]
 
@@ -78,6 +78,28 @@ def columns_of(contexts: Sequence[Context]) -> dict[str, tuple[Any, ...]]:
     return {name: tuple(context.columns.get(name) for context in contexts) for name in names}
 
 
+def check_network(network: nn.Module, tokenizer: Tokenizer, length: int, properties: int | None = None) -> None:
+    """Check that a network whose ``config`` tells its sizes fits a policy of texts.
+
+    Args:
+        network: of this package; another one is taken as it is.
+        tokenizer: alphabet of the policy.
+        length: the most tokens of a text.
+        properties: number of properties that the policy conditions on; None where it has none.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    config = getattr(network, "config", None)
+    tokens, block, own = (getattr(config, name, None) for name in ("num_tokens", "block_size", "num_properties"))
+    if tokens is not None and tokens != len(tokenizer):
+        raise ValueError(f"network: of {tokens} tokens, expected {len(tokenizer)} as the tokenizer has")
+    if block is not None and block < length:
+        raise ValueError(f"network: of block_size {block}, expected at least {length}, the longest text in tokens")
+    if own is not None and properties is not None and own != properties:
+        raise ValueError(f"network: of {own} properties, expected {properties} as the policy has")
+
+
 def property_table(
     contexts: Sequence[Context], properties: Sequence[Property], dtype: torch.dtype
 ) -> Float[Tensor, "batch property"] | None:
@@ -89,7 +111,7 @@ def property_table(
     table = torch.full((len(contexts), len(properties)), torch.nan, dtype=dtype)
     for b, context in enumerate(contexts):
         for k, p in enumerate(properties):
-            value = context.columns.get(p.name)
+            value = plain_number(context.columns.get(p.name))
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

@@ -7,14 +7,14 @@ gradient flows through the log-probs of the tokens and never through D, which ma
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.core.categorical import Sites
+from discrete_grpo.core.categorical import Scores, Sites
 from discrete_grpo.core.precision import full_precision
 from discrete_grpo.core.rollout import Context, Policy, Rollout, as_module
 from discrete_grpo.policies.bridging import accepts
@@ -36,6 +36,8 @@ class DecodedPolicy(nn.Module):
 
     sites, check_condition = Inner[Callable[..., Sequence[Sites]]](), Inner[Callable[..., None]]()
     likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()
+    observe, observed_states, forward_kl_gradient = Inner[Callable[..., None]](), Inner[tuple[str, ...]](), Inner[bool]()
+    restarts, draw_sizes = Inner[Callable[..., Sequence[Mapping[str, Any]]]](), Inner[Callable[..., list[int]]]()
 
     def __init__(self, policy: Policy, decoder: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         super().__init__()
@@ -56,6 +58,17 @@ class DecodedPolicy(nn.Module):
     def device(self) -> torch.device:
         """Device of the inner policy's parameters."""
         return next(self.policy.parameters()).device
+
+    @property
+    def score(self) -> Callable[..., Scores]:
+        """The inner policy's scores; missing if it has none. ``reference`` is a copy of this wrapper."""
+        inner = self.policy.score
+
+        def scored(rollout: Rollout, steps: Tensor | None = None, reference: Any | None = None) -> Scores:
+            found: Scores = inner(rollout, steps, None if reference is None else reference.policy)
+            return found
+
+        return scored
 
     @property
     def can_draw(self) -> Callable[[Any], bool]:

@@ -8,7 +8,7 @@ share :meth:`FieldPolicy.transition`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from discrete_grpo.core.gaussian import GaussianSites, log_density, normal
 from discrete_grpo.core.precision import full_precision
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.schedules import grid_on, time_grid
-from discrete_grpo.domains.fields import FieldBatch, matrix_of, pairs_mask, pairs_of
+from discrete_grpo.domains.fields import FieldBatch, centred, matrix_of, pairs_mask, pairs_of
 from discrete_grpo.domains.graphs import node_mask
 from discrete_grpo.policies.bridging import accepts
 from discrete_grpo.policies.conditions import columns_of
@@ -51,6 +51,9 @@ MIN_PROB = 1e-30
 """Floor of p̂, as in :mod:`discrete_grpo.policies.graph`."""
 KNOTS = 33
 """Times from 0 to 1 at which a learned variance is a parameter, whatever the number of steps."""
+
+OFF_CENTRE = 1e-4
+"""Distance of the centre from 0 above which positions are moved; that of drawn ones is rounding."""
 
 
 @dataclass(frozen=True)
@@ -289,8 +292,14 @@ class FieldPolicy(nn.Module):
 
     def graphs_of(self, samples: Sequence[Any]) -> FieldBatch:
         """The finished graphs of samples; raises ValueError for one that this policy cannot draw."""
+        if not samples:
+            raise ValueError("samples: none given, expected at least one")
         graphs = joined(samples) if self.encode is None or isinstance(samples[0], FieldBatch) else self.encode(samples)
         check_graphs(graphs, self.node_fields, self.edge_fields, self.positions, self.node_counts)
+        if graphs.positions is not None:
+            there = centred(graphs.positions, graphs.mask)  # where a graph stands makes no difference
+            off = float((there - graphs.positions)[graphs.mask].abs().max())
+            graphs = replace(graphs, positions=there) if off > OFF_CENTRE else graphs
         return graphs.to(self.device)
 
     def can_draw(self, sample: Any) -> bool:

@@ -21,7 +21,7 @@ from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import widest
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.domains.tokenizer import MASK, NUM_SPECIAL, PAD, Tokenizer
-from discrete_grpo.policies.conditions import columns_of
+from discrete_grpo.policies.conditions import check_network, columns_of
 from discrete_grpo.policies.delegation import network_size, one_line
 from discrete_grpo.policies.truncation import Truncation, pack_bits, unpack_bits
 
@@ -85,6 +85,7 @@ class MaskedTextPolicy(nn.Module):
         if len(blank) != 1 or any(blank in token for token in tokenizer.tokens):
             raise ValueError(f"blank: {blank!r}, expected one character that no token of the alphabet has")
         check_range("ids of tokenizer", len(tokenizer), most=32767, note=" (trajectories are small integers)")
+        check_network(network, tokenizer, block_size)
         self.network, self.tokenizer, self.block_size = network, tokenizer, block_size
         self.truncation = truncation or Truncation()
         self.rounds, self.blank, self.decode = rounds, blank, decode

@@ -6,6 +6,7 @@ are good; where a whole group shares one size it cannot. Then the graph is drawn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from discrete_grpo.core.categorical import Sites, gather, safe_log, sample
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import place
-from discrete_grpo.core.rollout import Context, Refinable, Rollout, Scorer
+from discrete_grpo.core.rollout import Context, Rollout, is_refinable, is_scorer
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.policies.bridging import accepts
 from discrete_grpo.policies.conditions import FixedSites, columns_of
@@ -178,7 +179,7 @@ class SizedPolicy(nn.Module):
 
     def __init__(self, policy: Any, head: LearnedSizes | RunningSizes) -> None:
         super().__init__()
-        if isinstance(policy, Scorer):
+        if is_scorer(policy):
             raise ValueError(f"policy: {type(policy).__name__} gives scores of its own, expected one that gives sites")
         if len(head.node_counts) - 1 > policy.max_nodes:
             raise ValueError(f"head: sizes up to {len(head.node_counts) - 1}, expected at most the policy's {policy.max_nodes}")
@@ -200,6 +201,8 @@ class SizedPolicy(nn.Module):
         Raises:
             ValueError: if a context asks for what the inner policy does not know, or leaves no size possible.
         """
+        if not contexts:
+            raise ValueError("contexts: none given, expected at least one")
         asked = [asked_nodes(c) for c in contexts]
         least = torch.tensor([_least(c) for c in contexts], device=self.device)
         table = self._table(self.head.log_probs(), least)
@@ -221,9 +224,9 @@ class SizedPolicy(nn.Module):
     def graphs_of(self, samples: Sequence[Any]) -> GraphBatch:
         """The finished graphs of samples; raises ValueError for one that the inner policy or the head cannot draw."""
         graphs: GraphBatch = self.policy.graphs_of(samples)
-        table = self.head.log_probs()
+        table = self.head.log_probs().tolist()  # once, as a value of it would be read per sample
         for size in graphs.sizes.tolist():
-            if size >= len(table) or bool(table[size].isneginf()):
+            if size >= len(table) or table[size] == -math.inf:
                 raise ValueError(f"samples: a graph of {size} nodes, expected a size to which the head gives mass")
         return graphs
 
@@ -271,7 +274,7 @@ class SizedPolicy(nn.Module):
 
     def restarts(self, rollout: Rollout, rows: Int[Tensor, " row"], time: float) -> Sequence[Mapping[str, Any]]:
         """Restarts that the inner policy gives for these samples; a restart fixes the node count."""
-        if not isinstance(self.policy, Refinable):
+        if not is_refinable(self.policy):
             raise ValueError(
                 f"policy: {type(self.policy).__name__} has no method restarts, expected one that can refine its samples"
             )
@@ -303,7 +306,8 @@ class SizedPolicy(nn.Module):
         room = torch.arange(len(log_probs), device=least.device) >= least[:, None]
         # Sizes of no mass are left out by value, not by -inf - logsumexp: a row without any must not become NaN.
         inside = room & ~log_probs.isneginf()
-        kept = torch.where(inside, log_probs, 0.0)
+        most = torch.where(inside, log_probs, -torch.inf).amax(-1, keepdim=True).clamp_min(torch.finfo(log_probs.dtype).min)
+        kept = torch.where(inside, log_probs - most.detach(), 0.0)  # what is left may have little mass
         total = torch.where(inside, kept.exp(), 0.0).sum(-1, keepdim=True)
         return torch.where(inside, kept - torch.where(total > 0, total, 1.0).log(), -torch.inf)
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, plain_number
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, symmetrise
 
@@ -76,7 +76,7 @@ def asked_nodes(context: Context) -> int | None:
     Raises:
         ValueError: if it is no whole number, or the two differ.
     """
-    size, restart = context.columns.get("num_nodes"), _restart(context)
+    size, restart = plain_number(context.columns.get("num_nodes")), _restart(context)
     if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
         raise ValueError(f"num_nodes: {size!r}, expected a whole number")
     if restart is None:

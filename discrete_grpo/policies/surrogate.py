@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Scores, Sites, safe_log, sample, score_sites
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_whole
 from discrete_grpo.core.precision import full_precision, widest
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.kernels import Kernel, chain_law
@@ -60,7 +60,7 @@ def _graph_policy(policy: Any) -> GraphPolicy:
 
 def _final(rollout: Rollout, count: int) -> list[Tensor]:
     """The finished graph's nodes and pairs at ``count`` steps [B, S', ·]."""
-    n = int(rollout.size.max())
+    n = rollout.max_size
     clean = rollout.states["nodes"][:, -1, :n], rollout.states["pairs"][:, -1, : num_pairs(n)]
     return [x.long().unsqueeze(1).expand(-1, count, -1) for x in clean]
 
@@ -146,7 +146,7 @@ class ElboLikelihood(nn.Module):
 
     def __init__(self, policy: GraphPolicy, draws: int = 10) -> None:
         super().__init__()
-        check_range("draws", draws, least=1)
+        check_whole("draws", draws, least=1)
         self.policy, self.draws = _graph_policy(policy), draws
         self._laws: list[Tensor | None] | None = None
         if shared := self.policy.shared_steps:

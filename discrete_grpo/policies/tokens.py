@@ -22,7 +22,7 @@ from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import widen
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, PAD, Property, TokenBatch, Tokenizer, pad_left
-from discrete_grpo.policies.conditions import columns_of, property_table
+from discrete_grpo.policies.conditions import check_network, columns_of, property_table
 from discrete_grpo.policies.delegation import network_size, one_line
 from discrete_grpo.policies.grammar import TokenGrammar, along, check_grammar, legal_along
 from discrete_grpo.policies.truncation import Truncation, pack_bits, unpack_bits
@@ -78,6 +78,7 @@ class TokenPolicy(nn.Module):
         check_range("max_length", max_length, least=1)
         check_range("min_length", min_length, least=0, most=max_length, note=" (max_length)")
         check_range("condition_dropout", condition_dropout, least=0, most=1)
+        check_network(network, tokenizer, max_length, len(properties))
         self.network, self.tokenizer = network, tokenizer
         self.max_length, self.min_length = max_length, min_length
         self.prompt, self.properties = prompt, tuple(properties)
@@ -95,6 +96,7 @@ class TokenPolicy(nn.Module):
             if not self.only:
                 raise ValueError("only: no tokens, expected at least one or None")
         drawable[[PAD, BOS, EOS, MASK]] = False
+        self._drawn = frozenset(drawable.nonzero()[:, 0].tolist())  # on the host
         self.register_buffer("drawable", drawable, persistent=False)
 
     @property
@@ -215,18 +217,25 @@ class TokenPolicy(nn.Module):
 
     def can_draw(self, sample: Any) -> bool:
         """Whether a text has tokens of the alphabet only, neither too few nor too many of them, and follows the grammar."""
-        if not isinstance(sample, str) or not self.tokenizer.knows(sample):
-            return False
-        ids = self.tokenizer.encode(sample)
-        if not (self.min_length <= len(ids) <= self.max_length and bool(self.drawable[ids].all())):
+        if not self._spelt(sample):
             return False
         if self.grammar is None:
             return True
-        row = torch.tensor([[*ids, EOS][: self.max_length]], device=self.device)
+        row = torch.tensor([[*self.tokenizer.encode(sample), EOS][: self.max_length]], device=self.device)
         return bool(legal_along(self.grammar, row).gather(2, row.unsqueeze(2)).all())
 
+    def _spelt(self, sample: Any) -> bool:
+        """Whether a text has tokens that are drawn only, neither too few nor too many of them."""
+        if not isinstance(sample, str) or not self.tokenizer.knows(sample):
+            return False
+        ids = self.tokenizer.encode(sample)
+        return self.min_length <= len(ids) <= self.max_length and self._drawn.issuperset(ids)
+
     def rollout_of(self, samples: Sequence[str], *, generator: torch.Generator | None = None) -> Rollout:
-        """The trajectory of each text, which is its only one, without a prompt and properties.
+        """The trajectory of each text, without a prompt and properties: the tokens into which the alphabet cuts it.
+
+        It is the only one where every text can be cut in one way, as with SMILES and graphs. With other alphabets, such as byte
+        pairs, a policy can draw other tokens of the same text, and log π of this trajectory is less than that of the text.
 
         ``logp`` is NaN, as nobody drew them. The samples are texts as the alphabet spells them, whatever ``decode`` makes of them.
 
@@ -237,9 +246,7 @@ class TokenPolicy(nn.Module):
             raise ValueError("samples: none given, expected at least one")
         if self.truncation.restricts:
             raise ValueError(f"rollout_of: {self.truncation}, expected top_k None and top_p 1")
-        unknown = [text for text in samples if not self.can_draw(text)]
-        if unknown:
-            raise ValueError(f"samples: {unknown[0]!r}, expected a text that the policy can draw")
+        _refuse([not self._spelt(text) for text in samples], samples)
         rows = [[*self.tokenizer.encode(text), EOS][: self.max_length] for text in samples]
         length = torch.tensor([len(row) for row in rows])
         tokens = torch.full((len(rows), int(length.max())), PAD)
@@ -247,8 +254,10 @@ class TokenPolicy(nn.Module):
         steps = torch.arange(tokens.shape[1])
         states = {"tokens": tokens}
         if self.grammar is not None:
-            legal, read = self._along(tokens.to(self.device))
-            inside = (steps < length[:, None]).unsqueeze(2).to(self.device)
+            inside, tried = (steps < length[:, None]).unsqueeze(2).to(self.device), tokens.to(self.device)
+            follows = legal_along(self.grammar, tried).gather(2, tried.unsqueeze(2)) | ~inside
+            _refuse((~follows.all(1)[:, 0]).tolist(), samples)
+            legal, read = self._along(tried)  # of legal texts: the features of others are not defined
             states["kept"] = pack_bits(legal & self.allowed(steps.to(self.device)) & inside)
             states |= {name: values.to(torch.uint8) for name, values in read.items()}
         return Rollout(
@@ -411,3 +420,8 @@ def _trim(prompt: Tensor | None) -> Tensor | None:
         return prompt.long()
     used = (prompt != PAD).any(0)
     return prompt[:, used].long() if bool(used.any()) else None
+
+
+def _refuse(wrong: Sequence[bool], texts: Sequence[str]) -> None:
+    if any(wrong):
+        raise ValueError(f"samples: {texts[list(wrong).index(True)]!r}, expected a text that the policy can draw")

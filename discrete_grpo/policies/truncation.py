@@ -19,6 +19,9 @@ from discrete_grpo.core.checks import check_range
 
 __all__ = ["Truncation", "pack_bits", "unpack_bits"]
 
+LEAST = 1e-30
+"""Smallest temperature; logits divided by less overflow."""
+
 
 @dataclass(frozen=True)
 class Truncation:
@@ -39,6 +42,8 @@ class Truncation:
 
     def __post_init__(self) -> None:
         check_range("temperature", self.temperature, above=0)
+        if self.temperature < LEAST:
+            raise ValueError(f"temperature: {self.temperature}, expected at least {LEAST}, below which log-probs overflow")
         k = self.top_k
         if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
             raise ValueError(f"top_k: {k}, expected a whole number of at least 1 or None")

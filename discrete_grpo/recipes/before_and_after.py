@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, remembers, reward_names, score_samples, take_failures
 from discrete_grpo.recipes.families import Columns, Family
+from discrete_grpo.recipes.reward_workers import tell_slow
 from discrete_grpo.recipes.sample import as_text, plain_columns, sample_policy
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.runs.checkpoint import Checkpoints
@@ -158,11 +160,14 @@ class Evaluations:
         rewards = self.run.rewards
         if not rewards:
             return {}, {}
+        begun = time.perf_counter()
         try:
             with self.memories.put_back():
                 scores = score_samples(rewards, samples, columns, self.ledger)
         except BudgetExhausted as spent:
             scores = spent.scores
+        if step == 0:
+            tell_slow(rewards, time.perf_counter() - begun, len(samples))
         failures = FailureLog(self.folder)
         failures.forget_after(step - 1)
         failures.add(step, take_failures(rewards))

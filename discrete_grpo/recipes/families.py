@@ -314,7 +314,8 @@ def run_family(run: Path) -> Family:
     """The family of a run folder's samples, by its newest checkpoint or the policy of a search; molecules where it has none."""
     from discrete_grpo.runs.checkpoint import Checkpoints, load_metadata
 
-    for folder in (run / "policy", *reversed(Checkpoints(run).all()), *_searched(run)):
+    made = [*reversed(Checkpoints(run).all()), *reversed(Checkpoints(run / "offline").all())]
+    for folder in (run / "policy", *made, *_searched(run)):
         try:
             return family_of(load_metadata(folder))
         except CheckpointError:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from discrete_grpo.recipes.families import run_family
 from discrete_grpo.recipes.sample import as_text
+from discrete_grpo.runs.checkpoint import withdraw_export
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.lock import alone
 from discrete_grpo.runs.recorder import EVALUATION, write_json, write_table, write_text
@@ -92,11 +93,14 @@ def _fit(
     if trainer.processes.first:
         if is_dataclass(recipe):
             settings = {name: value for name, value in asdict(recipe).items() if name != "output_dir"}
+            settings["samples of the data"] = len(data)
             tell_changed_settings(folder, settings, resume=resume)
         for name, text in files.items():
             write_text(folder / name, text)
         if trainer.step < recipe.pretrain.max_steps:  # of a run that had ended, and goes on
             (folder / EVALUATION).unlink(missing_ok=True)
+            if resume:
+                withdraw_export(folder)
     exported = trainer.train()
     best = recipe.pretrain.load_best_model_at_end  # other weights than those of the last checkpoint
     trainer.processes.run_all(lambda: _finish(folder, kept, trainer.averaged, best) if trainer.processes.first else None)

@@ -8,7 +8,7 @@ from typing import Any
 from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.runs.settings import flat_settings
 
-__all__ = ["check_known", "check_same", "told_within"]
+__all__ = ["check_known", "check_same", "told_within", "whole_numbers"]
 
 
 def told_within(name: str, check: Callable[[], object]) -> None:
@@ -20,17 +20,31 @@ def told_within(name: str, check: Callable[[], object]) -> None:
 
 
 def check_known(name: str, given: Any, known: Mapping[str, Any]) -> None:
-    """Raise ValueError unless ``given`` is a mapping with names of ``known`` and values of their types."""
+    """Raise ValueError unless ``given`` is a mapping with names of ``known`` and values of their types, or None."""
     if not isinstance(given, Mapping):
         raise ValueError(f"{name}: {given!r}, expected a mapping of {', '.join(known)}")
     for key, value in given.items():
         if key not in known:
             hint = f"{did_you_mean(key, known)} ".lstrip()
             raise ValueError(f"{name}: {key!r} is unknown; {hint}known: {', '.join(known)}")
+        if value is None and type(known[key]) is not bool:
+            continue  # whoever takes the setting knows whether it may be none
         kind = type(known[key])
         fits = isinstance(value, (int, float) if kind is float else kind)
         if kind is not dict and (not fits or isinstance(value, bool) is not (kind is bool)):
             raise ValueError(f"{name}: {key} {value!r}, expected {kind.__name__}")
+
+
+def whole_numbers(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, those that are whole numbers as such where they were written as 1e2.
+
+    >>> whole_numbers({"draws": 1e2, "kappa": 1.0}, {"draws": 160, "kappa": 0.3})
+    {'draws': 100, 'kappa': 1.0}
+    """
+    return {
+        name: int(value) if type(known.get(name)) is int and isinstance(value, float) and value.is_integer() else value
+        for name, value in given.items()
+    }
 
 
 def check_same(name: str, given: Any, kept: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +15,7 @@ from torch import nn
 
 from discrete_grpo.core.checks import check_options, check_whole, plain_number
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
+from discrete_grpo.core.processes import check_one_process
 from discrete_grpo.core.rollout import Reward, as_module
 from discrete_grpo.core.scoring import NoScores, RewardError, as_rewards, check_some, remembers, reward_names, take_failures
 from discrete_grpo.policies.tokens import TokenPolicy
@@ -22,15 +23,16 @@ from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.families import Family, SamplerOptions
 from discrete_grpo.recipes.grpo_memory import PARTS, SETTINGS, check_warm_start, fill_memory, parts_of_method
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
-from discrete_grpo.recipes.method_settings import check_known, check_same, told_within
+from discrete_grpo.recipes.method_settings import check_known, check_same, told_within, whole_numbers
 from discrete_grpo.recipes.molecule_family import MOLECULES
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.reward_changes import tell_changed_rewards
+from discrete_grpo.recipes.reward_workers import in_workers
 from discrete_grpo.recipes.sample import device_of, moved
 from discrete_grpo.rewards.auc import auc_spacing, auc_top_k
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.ledger import Ledger, open_ledger
-from discrete_grpo.runs.checkpoint import Checkpoints, load_training, save
+from discrete_grpo.runs.checkpoint import Checkpoints, load_training, save, withdraw_export
 from discrete_grpo.runs.console import print_notes, print_table, progress
 from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.recorder import Recorder, check_unused, write_json, write_table
@@ -64,6 +66,7 @@ class OptimiseRecipe:
         save_rounds: rounds between two checkpoints, at least 1.
         settings: changes to the settings of the method by name, as {draws: 100}; None changes none. See docs/optimising.md.
         reward_cache: SQLite file of scores that several runs may share; None takes one in ``output_dir``.
+        reward_workers: number of worker processes that score the molecules, as of ``train``; 0 scores in this process.
         device: device to run on, such as cuda; None means the CPU.
     """
 
@@ -78,14 +81,16 @@ class OptimiseRecipe:
     save_rounds: int = 10
     settings: dict[str, Any] | None = None
     reward_cache: str | None = None
+    reward_workers: int = 0
     device: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_oracle_calls", "seed", "keep", "warm_start_calls", "save_rounds"):
+        for name in ("max_oracle_calls", "seed", "keep", "warm_start_calls", "save_rounds", "reward_workers"):
             object.__setattr__(self, name, plain_number(getattr(self, name)))
         for name in ("max_oracle_calls", "keep", "save_rounds"):
             check_whole(name, getattr(self, name), least=1)
-        check_whole("seed", self.seed, least=0)
+        for name in ("seed", "reward_workers"):
+            check_whole(name, getattr(self, name), least=0)
         if self.warm_start_calls is not None:
             if self.warm_start is None:
                 raise ValueError(f"warm_start_calls: {self.warm_start_calls}, expected none without a file to score (warm_start)")
@@ -125,7 +130,7 @@ class OptimiseRecipe:
                 found["objective"] = {**found.get("objective", {}), field_name: value}
             else:
                 found[name] = value
-        return found
+        return whole_numbers(found, SETTINGS)
 
     def rounds_config(self) -> RoundsConfig:
         """The settings of the loop."""
@@ -207,6 +212,7 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
         Interrupted: after Ctrl-C, once a checkpoint is saved.
     """
     folder = Path(recipe.output_dir)
+    check_one_process("optimise")
     if not resume:
         check_unused(folder)
     check_some(recipe.rewards, columns=())
@@ -219,8 +225,10 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
         check_warm_start(recipe.warm_start, loaded.family.key)
     tell_changed_rewards(folder, recipe.rewards, resume=resume)
     budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
-    with open_ledger(folder, loaded.family.key, **budget) as ledger:
-        run = _Run.begin(recipe, loaded, ledger, stored)
+    with in_workers(recipe.rewards, recipe.reward_workers) as rewards, open_ledger(folder, loaded.family.key, **budget) as ledger:
+        run = _Run.begin(replace(recipe, reward=rewards), loaded, ledger, stored)
+        if resume and not (run.loop.progress.ended or ledger.exhausted):
+            withdraw_export(folder)
         with interruptible() as stop:
             run.go(stop)
         return _finish(run, loaded.family)

@@ -10,14 +10,17 @@ from typing import Any
 import torch
 
 from discrete_grpo.core.checks import check_fields, check_range
-from discrete_grpo.core.rollout import Refinable
-from discrete_grpo.core.scoring import check_some
+from discrete_grpo.core.processes import check_one_process
+from discrete_grpo.core.rollout import is_refinable
+from discrete_grpo.core.scoring import check_some, take_failures
 from discrete_grpo.recipes.conditions import prepare_columns, tell_unread
 from discrete_grpo.recipes.families import Family, SamplerOptions, View, check_view, seen_by
 from discrete_grpo.recipes.loading import LoadedPolicy, load
+from discrete_grpo.recipes.reward_workers import in_workers
 from discrete_grpo.recipes.sample import as_text, device_of, moved
 from discrete_grpo.rewards.ledger import open_ledger
 from discrete_grpo.runs.console import print_notes, print_table
+from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.lock import alone
 from discrete_grpo.runs.recorder import SEARCH, check_unused, read_search, write_json, write_table
 from discrete_grpo.runs.report.diagnosis import search_diagnosis
@@ -44,6 +47,7 @@ class SearchRecipe(SamplerOptions):
         seed: random seed of all draws.
         max_oracle_calls: number of different valid samples that may be scored; None sets no limit.
         reward_cache: SQLite file of scores that several runs may share; None takes one in ``output_dir``.
+        reward_workers: number of worker processes that score the samples, as of ``train``; 0 scores in this process.
         device: device to draw on, such as cuda; None means the CPU.
         rewards_see: form in which rewards see samples, as of ``train``: of graphs text, networkx or pyg; of molecules in space text
             or smiles; text for all others.
@@ -61,12 +65,13 @@ class SearchRecipe(SamplerOptions):
     seed: int = 42
     max_oracle_calls: int | None = None
     reward_cache: str | None = None
+    reward_workers: int = 0
     device: str | None = None
     rewards_see: View = "text"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, "rounds", least=0)
+        check_fields(self, "rounds reward_workers", least=0)
         check_fields(self, "seed")
         check_range("time", self.time, above=0, below=1)
         check_fields(self, "population children keep max_oracle_calls", least=1)
@@ -89,6 +94,7 @@ def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
 def _search(recipe: SearchRecipe, resume: bool) -> SearchResult:
     """:func:`run_search` in a folder of its own."""
     folder = Path(recipe.output_dir)
+    check_one_process("search")
     if not resume:
         check_unused(folder)
     rewards = check_some(
@@ -102,10 +108,19 @@ def _search(recipe: SearchRecipe, resume: bool) -> SearchResult:
     conditions = prepare_columns(loaded, None if recipe.columns is None else [recipe.columns])
     tell_unread(loaded.policy, conditions, scaffolds=family.scaffolds(loaded.policy))
     before = _rounds_before(folder) if resume else 0  # what is there is better until then
-    with open_ledger(folder, family.key, max_oracle_calls=recipe.max_oracle_calls, reward_cache=recipe.reward_cache) as ledger:
+    budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
+    failures = FailureLog(folder)
+    failures.forget_after(-1)  # all rounds are made again
+    with in_workers(rewards, recipe.reward_workers) as scored, open_ledger(folder, family.key, **budget) as ledger:
+
+        def after_round(best: SearchResult) -> None:
+            failures.add(len(best.history) - 1, take_failures(scored))
+            if len(best.history) >= before:
+                _write(folder, family, recipe.policy, best, ledger.calls)
+
         found = local_search(
             policy,
-            rewards,
+            scored,
             rounds=recipe.rounds,
             population=recipe.population,
             children=recipe.children,
@@ -114,9 +129,7 @@ def _search(recipe: SearchRecipe, resume: bool) -> SearchResult:
             columns=conditions[0] if conditions else None,
             generator=torch.Generator(device_of(policy)).manual_seed(recipe.seed),
             ledger=ledger,
-            on_round=lambda best: (
-                _write(folder, family, recipe.policy, best, ledger.calls) if len(best.history) >= before else None
-            ),
+            on_round=after_round,
         )
         calls, spent = ledger.calls, ledger.exhausted
     _write(folder, family, recipe.policy, found, calls)
@@ -158,7 +171,7 @@ def _finish(folder: Path, family: Family, found: SearchResult, calls: int, budge
 
 def _check_refinable(name: str, loaded: LoadedPolicy) -> None:
     """Raise ValueError unless a policy can start from a finished sample."""
-    if not isinstance(loaded.policy, Refinable):
+    if not is_refinable(loaded.policy):
         wanted = "expected one that can start from a finished sample, as policies of graphs and of molecules in space can"
         told = "policies that write SMILES have the command optimise" if loaded.family.name == "molecules" else "others have train"
         raise ValueError(f"policy: {name} is a {type(loaded.policy).__name__}, {wanted}; {told}")

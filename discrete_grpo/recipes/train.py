@@ -20,10 +20,11 @@ from discrete_grpo.recipes.conditions import check_read, column_names, prepare_c
 from discrete_grpo.recipes.families import Columns, View, check_view, seen_by
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
-from discrete_grpo.recipes.offline import OfflineOptions, offline_trainer, scored_samples
+from discrete_grpo.recipes.offline import KEPT, OfflineOptions, offline_trainer, scored_samples
 from discrete_grpo.recipes.reward_changes import tell_changed_rewards
+from discrete_grpo.recipes.reward_workers import in_workers
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
-from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save
+from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save, withdraw_export
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.recorder import SAMPLES, check_unused, write_text
 from discrete_grpo.runs.settings import tell_changed_settings, tell_new_folder
@@ -63,6 +64,8 @@ class TrainRecipe(OfflineOptions):
             no more is left than the last evaluation needs. None sets no limit.
         reward_cache: SQLite file of scores that several runs may share; None takes one in the run folder. A score from the
             cache is not computed again, and counts as a call all the same.
+        reward_workers: number of worker processes that score the samples, for rewards that are slow or crash; 0 scores in this
+            process. A reward in workers must be importable; one that compares samples stays in this process.
         report_to: copies of the metrics: ``tensorboard``, ``wandb``; each is an extra to install.
         rewards_see: form in which rewards see graphs: text (graph6 lines with classes), networkx (graphs with the class of a node
             or edge by its attribute) or pyg (``Data`` with numbers of classes); of molecules in space: text (as the policy gives
@@ -83,14 +86,16 @@ class TrainRecipe(OfflineOptions):
     evaluation_samples: int = 500
     max_oracle_calls: int | None = None
     reward_cache: str | None = None
+    reward_workers: int = 0
     report_to: tuple[ReportTo, ...] = ()
     rewards_see: View = "text"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.grpo, GRPOConfig):
-            raise ValueError(f"grpo: {self.grpo!r}, expected a GRPOConfig")
-        check_fields(self, "evaluation_samples", least=0)
+        for name, kind in (("grpo", GRPOConfig), ("lora", LoraOptions)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name}: {getattr(self, name)!r}, expected a {kind.__name__}")
+        check_fields(self, "evaluation_samples reward_workers", least=0)
         check_fields(self, "elbo_draws", least=1)
         check_view(self.rewards_see)
         check_budget(self.max_oracle_calls, self.evaluation_samples)
@@ -108,7 +113,7 @@ class TrainRecipe(OfflineOptions):
     @property
     def settings(self) -> dict[str, Any]:
         """Settings that may differ when a run goes on, by name."""
-        others = {"reward", "output_dir", "columns", "evaluation_columns", "reward_cache", "report_to"}
+        others = {"reward", "output_dir", "columns", "evaluation_columns", "reward_cache", "reward_workers", "report_to"}
         found = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in others}
         return found | {"grpo": asdict(self.grpo), "lora": asdict(self.lora)}
 
@@ -194,11 +199,21 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
     loaded = _load(recipe, policy, resume)
     if processes.first:
         tell_changed_rewards(folder, recipe.rewards, resume=resume)
-        tell_changed_settings(folder, recipe.settings, resume=resume, fixed=("policy",))
+        kept = _kept(folder, recipe) if resume else ()
+        tell_changed_settings(folder, recipe.settings, resume=resume, fixed=("policy", *kept))
     given = recipe.rewards
     recipe = replace(recipe, reward=seen_by(given, loaded.family, recipe.rewards_see))
     family, metadata = loaded.family, {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
     family.check_rewards(loaded.policy, recipe.rewards)
+    with in_workers(recipe.rewards, recipe.reward_workers) as rewards:
+        return _run(replace(recipe, reward=rewards), loaded, given, processes, metadata, resume)
+
+
+def _run(
+    recipe: TrainRecipe, loaded: LoadedPolicy, given: list[Reward], processes: ProcessGroup, metadata: dict[str, Any], resume: bool
+) -> Results:
+    """:func:`run_train` with its policy, and with the rewards where they are scored; ``given`` are those of the recipe."""
+    family, folder = loaded.family, Path(recipe.output_dir)
     scored = _scores_given(recipe, loaded, resume, resumed := resume and bool(Checkpoints(folder).all()))
     start = copy.deepcopy(loaded.policy) if processes.first and recipe.evaluation_samples else None
     memories = Memories(recipe.rewards, folder / MEMORIES if processes.first else None, resume=resume)
@@ -225,11 +240,19 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
             tracker=tracker if processes.first else None,
         )
         offline = None if scored is None else _offline(recipe, trainer.policy, scored, metadata, resume)
+        if resumed and processes.first and trainer.step < recipe.grpo.max_steps:
+            withdraw_export(folder)
         _in_first(processes, ledger, lambda: evaluations.before(start))
         start = None  # no second policy in the memory of the device
         _learn(trainer, offline, ledger, recipe.evaluation_samples)
         metadata["grpo_steps"] = trainer.step
         return _in_first(processes, ledger, lambda: _finish(evaluations, trainer.best_policy, metadata, trainer.step))
+
+
+def _kept(folder: Path, recipe: TrainRecipe) -> tuple[str, ...]:
+    """Names of the settings of off-line updates that a run has from its beginning, whatever is given when it goes on."""
+    begun = bool(Checkpoints(folder).all()) or (recipe.data is not None and (folder / KEPT).is_file())
+    return ("data", "score_column", "sample_column", "group_column") if begun else ()
 
 
 def _check_folder(folder: Path, resume: bool) -> None:
@@ -314,6 +337,8 @@ def _train_offline(
     """A run without rewards: off-line updates alone."""
     metadata = {**loaded.metadata, "policy": recipe.policy, "offline_steps": recipe.offline_steps}
     offline = _offline(recipe, loaded.policy, scored, metadata, resume)
+    if resume and offline.step < recipe.offline_steps:
+        withdraw_export(evaluations.folder)
     evaluations.before(start)
     offline.train()
     return _finish(evaluations, without_lora(loaded.policy), metadata, recipe.offline_steps)

@@ -29,7 +29,7 @@ from discrete_grpo.rewards.task import Task
 if TYPE_CHECKING:
     from rdkit import Chem
 
-__all__ = ["Classifier", "classifier_task"]
+__all__ = ["CLASSIFIED", "Classifier", "classifier_task", "classifier_tasks"]
 
 Fingerprint = Literal["morgan", "atom_pairs"]
 PACKAGES = {".skops": ("skops", "sklearn"), ".onnx": ("onnxruntime",)}
@@ -193,6 +193,13 @@ class _Probability:
     classifier: Classifier
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The classifier's file and the versions that read it."""
+        found, path = self.classifier.cached_as, Path(self.classifier.path)
+        versions = dict(zip(("rdkit", *PACKAGES[path.suffix.lower()]), found[6:], strict=True))
+        return {"classifier": path.name, "classifier_digest": found[0], **versions}
+
+    @property
     def cached_as(self) -> tuple[Any, ...]:
         return self.classifier.cached_as
 
@@ -241,3 +248,30 @@ def classifier_task(name: str, path: str, *, trusted: Sequence[str] = ()) -> Tas
     score = _Probability(Classifier(path, trusted=tuple(trusted), **settings))
     known = PUBLISHED[name], PUBLISHED_PRESCREENED[name]
     return Task(name, "pmo", about, source, score, published=known[0], published_prescreened=known[1])
+
+
+CLASSIFIED: dict[str, str] = {name: f"{about} (needs its classifier)" for name, (about, _, _) in _TASKS.items()}
+"""Name of each PMO task that needs a classifier -> one line about it."""
+
+
+def classifier_tasks(folder: str | Path, *, trusted: Sequence[str] = ()) -> dict[str, Task]:
+    """Make the PMO tasks whose classifiers a folder holds under their names, such as ``gsk3b.skops`` or ``drd2.onnx``.
+
+    Args:
+        folder: of the files; of both kinds, skops comes first.
+        trusted: as of :class:`Classifier`.
+
+    Returns:
+        Name -> task, at least one.
+
+    Raises:
+        ValueError: if the folder does not exist or holds none of them, and as :class:`Classifier` does.
+        ImportError: as :class:`Classifier` does.
+    """
+    files = {name: [Path(folder) / f"{name}{suffix}" for suffix in (*PACKAGES, *PICKLES)] for name in _TASKS}
+    found = {name: next((path for path in paths if path.is_file()), None) for name, paths in files.items()}
+    tasks = {name: classifier_task(name, str(path), trusted=trusted) for name, path in found.items() if path is not None}
+    if not tasks:
+        names = ", ".join(f"{name}.skops" for name in _TASKS)
+        raise ValueError(f"classifiers: {str(folder)!r} holds none of {names}, expected a folder with one of them (or .onnx)")
+    return tasks

@@ -65,7 +65,8 @@ def _topological(smiles: str) -> str:
 def _atom_pairs(scaffold: str) -> DataStructs.ULongSparseIntVect:
     """Compute the atom pair counts, unfolded."""
     mol = chemistry.parse_smiles(scaffold)
-    assert mol is not None  # a scaffold that RDKit wrote itself
+    if mol is None:
+        raise ValueError(f"scaffold: {scaffold!r}, expected a molecule")
     return rdFingerprintGenerator.GetAtomPairGenerator().GetSparseCountFingerprint(mol)
 
 

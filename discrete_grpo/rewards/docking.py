@@ -171,5 +171,7 @@ def _versions() -> dict[str, str]:
 def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except ImportError:
-        raise ImportError(f"docking: needs {name}, which is not installed; pip install 'discrete-grpo[docking]'") from None
+    except ImportError as error:
+        missing = getattr(error, "name", None)
+        what = f"{name}, which is not installed" if missing in (None, name) else f"{missing}, without which {name} does not work"
+        raise ImportError(f"docking: needs {what}; pip install 'discrete-grpo[docking]'") from None

@@ -7,7 +7,7 @@ The receptors are not part of this package. A table of docking scores means litt
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +19,20 @@ from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.molecule_properties import bit_fingerprint, qed_score, sa_score
 from discrete_grpo.rewards.docking import Docking
+from discrete_grpo.rewards.sources import file_digest
 from discrete_grpo.rewards.task import Task
 
-__all__ = ["TARGETS", "DockingScore", "DockingTarget", "NovelHits", "TrainingSet", "docking_task", "find_receptor", "novel_hits"]
+__all__ = [
+    "TARGETS",
+    "DockingScore",
+    "DockingTarget",
+    "NovelHits",
+    "TrainingSet",
+    "docking_task",
+    "find_receptor",
+    "novel_hits",
+    "row_numbers",
+]
 
 MIN_QED = 0.5
 """A hit has a larger QED."""
@@ -78,15 +89,30 @@ class DockingScore:
     Attributes:
         target: the target.
         docking: receptor and settings.
+        reference: SMILES file of the training molecules, which novel hits must differ from; None counts no novel hits. The score
+            does not depend on it.
+
+    Raises:
+        ValueError: if ``reference`` is no file, or holds no molecule.
     """
 
     target: DockingTarget
     docking: Docking
+    reference: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.reference is not None and not Path(self.reference).is_file():
+            raise ValueError(f"reference: {self.reference!r} does not exist, expected a SMILES file of the training molecules")
+        if self.reference is not None and next(_smiles_of(self.reference), None) is None:
+            raise ValueError(f"reference: {self.reference!r} holds no molecule, expected at least one SMILES string")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings and versions that the score depends on, by name, and the threshold of a hit."""
-        return {"target": self.target.name, **self.docking.settings, "hit_above": self.target.threshold}
+        """All settings and versions that the score and the novel hits depend on, by name, and the threshold of a hit."""
+        told = {"target": self.target.name, **self.docking.settings, "hit_above": self.target.threshold}
+        if self.reference is not None:
+            told |= {"reference": Path(self.reference).name, "reference_digest": file_digest(self.reference)}
+        return told
 
     @property
     def cached_as(self) -> tuple[Any, ...]:
@@ -107,6 +133,7 @@ def docking_task(
     n_poses: int = 1,
     seed: int = 42,
     cpu: int = 1,
+    reference: str | Path | None = None,
 ) -> Task:
     """The task of docking into one of :data:`TARGETS`; its score is that of :class:`~discrete_grpo.rewards.docking.Docking`.
 
@@ -121,15 +148,16 @@ def docking_task(
         n_poses: number of poses kept, at least 1.
         seed: random seed of conformer and search, at least 1.
         cpu: cores per docking, at least 1.
+        reference: SMILES file of the training molecules, for the novel hits of :func:`row_numbers`; None counts none.
 
     Raises:
-        ValueError: for an unknown target, a receptor that is not there, or a setting out of its range.
+        ValueError: for an unknown target, a file that is not there, or a setting out of its range.
         ImportError: if vina or meeko is not installed.
     """
     found = _target(target)
     path = find_receptor(found, receptor, data)
     docking = Docking(str(path), found.center, found.box_size, exhaustiveness, n_poses, seed, cpu)
-    score = DockingScore(found, docking)
+    score = DockingScore(found, docking, None if reference is None else str(reference))
     _ = score.settings  # a package that is missing is named now, not after the first samples were drawn
     about = f"Vina score of docking into {found.about} ({found.protein}), sign turned, in kcal/mol"
     return Task(found.name, "docking", about, SOURCE, score)
@@ -274,3 +302,32 @@ def novel_hits(
 def _passes(mol: Chem.Mol, reference: TrainingSet) -> bool:
     """The gates of a novel hit; the similarity, which is the slowest, last."""
     return qed_score(mol) > MIN_QED and sa_score(mol) < MAX_SA and reference.similarity(mol) < MAX_SIMILARITY
+
+
+def row_numbers(task: Task, samples: Sequence[str], scores: Sequence[float]) -> dict[str, float | None]:
+    """The entries of a benchmark's row about novel hits among its calls, as :func:`novel_hits` counts them.
+
+    Published tables count them among molecules that a trained policy draws afterwards; here they are those that a method found
+    within its budget.
+
+    Args:
+        task: a task of :func:`docking_task`.
+        samples: SMILES of all calls.
+        scores: score of each, NaN where docking failed.
+
+    Returns:
+        ``novel_hits``, ``hit_ratio`` in [0, 1] and ``top5_score`` in kcal/mol with the sign turned; None where nothing counts, or
+        the task has no ``reference``. Lines of the reference that are no molecule are left out.
+    """
+    score = task.score
+    if not isinstance(score, DockingScore) or score.reference is None:
+        return dict.fromkeys(("novel_hits", "hit_ratio", "top5_score"))
+    found = novel_hits(samples, scores, score.target, TrainingSet(_smiles_of(score.reference)))
+    numbers = {"novel_hits": found.hits, "hit_ratio": found.hit_ratio, "top5_score": found.top5_score}
+    return {name: None if math.isnan(value) else value for name, value in numbers.items()}
+
+
+def _smiles_of(file: str) -> Iterator[str]:
+    from discrete_grpo.datasets.reading import smiles_rows
+
+    return (text for _, text in smiles_rows(Path(file)) if chemistry.parse_smiles(text) is not None)

@@ -21,7 +21,7 @@ from discrete_grpo.core.scoring import Failure, Failures, RewardError, check_for
 from discrete_grpo.rewards.pool_backends import LocalProcesses, RayActors, Worker, Workers
 from discrete_grpo.rewards.pool_worker import find
 
-__all__ = ["RewardPool"]
+__all__ = ["RewardPool", "usable_cores"]
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class RewardPool:
         self.reward, self.init_args = reward, init_args
         self.name = reward.rpartition(".")[2] if isinstance(reward, str) else reward_name(reward)
         self._payload = _payload(reward, init_args)
-        self.workers = workers or _cores()
+        self.workers = workers or usable_cores()
         self.timeout, self.retries, self.chunk_size, self.start_timeout = timeout, retries, chunk_size, start_timeout
         self.failures = Failures(self.name, max_failures)
         self._backend: Workers = RayActors() if backend == "ray" else LocalProcesses()
@@ -287,7 +287,8 @@ def _payload(reward: Any, init_args: dict[str, Any] | None) -> bytes:
     return payload
 
 
-def _cores() -> int:
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -17,6 +17,7 @@ import json
 import math
 import os
 import re
+import shutil
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -93,6 +94,10 @@ def _config(policy: nn.Module, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _write_files(folder: Path, policy: nn.Module, config: Mapping[str, Any], training: Mapping[str, Any] | None) -> None:
     weights = {name: value.detach().cpu().contiguous() for name, value in policy.state_dict().items()}
+    shared: dict[int, str] = {}  # storage -> name: a file holds tied weights once per name
+    for name, value in weights.items():
+        if shared.setdefault(value.untyped_storage().data_ptr(), name) != name:
+            weights[name] = value.clone()
     save_file(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     if training is not None:
@@ -366,6 +371,11 @@ def bundled_policies(role: str = "policy") -> list[str]:
     return sorted(name for name, kind in kinds.items() if role == (kind if kind in ("judge", "classifier") else "policy"))
 
 
+def withdraw_export(run: str | os.PathLike[str]) -> None:
+    """Remove the exported policy of a run that had ended and goes on: until it ends again, its newest checkpoint stands for it."""
+    shutil.rmtree(Path(run) / "policy", ignore_errors=True)
+
+
 def find_checkpoint(name: str | Path, role: str = "policy") -> Path:
     """Find the checkpoint folder meant by a bundled name, a checkpoint folder or a run folder.
 
@@ -380,8 +390,9 @@ def find_checkpoint(name: str | Path, role: str = "policy") -> Path:
     for candidate in (path, path / "policy", BUNDLED / str(name)):
         if (candidate / "config.json").is_file():
             return candidate
-    if (path / "checkpoints").is_dir():
-        return Checkpoints(path).latest()
+    for run in (path, path / "offline"):
+        if (run / "checkpoints").is_dir():
+            return Checkpoints(run).latest()
     known = bundled_policies(role)
     near = did_you_mean(str(name), known)
     hint = f"; {near}" if near else f" (bundled: {', '.join(known) or 'none'})"

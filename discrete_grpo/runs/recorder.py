@@ -37,6 +37,7 @@ __all__ = [
     "read_metrics",
     "read_samples",
     "read_search",
+    "text_of",
     "write_json",
     "write_table",
     "write_text",
@@ -120,6 +121,11 @@ class Recorder:
         body = _csv({"step": [int(step)] * length, **columns}, header=self._columns is None)
         self._append(SAMPLES, _member(body))
         self._columns = names
+
+    @property
+    def columns(self) -> list[str] | None:
+        """Names of the columns of samples.csv.gz after ``step``; None before the first row."""
+        return None if self._columns is None else self._columns[1:]
 
     def position(self) -> dict[str, Any]:
         """Return the ends of both files as plain JSON, to be kept in a checkpoint and handed to :meth:`restore`."""
@@ -334,13 +340,22 @@ def _plain(content: Any) -> Any:
     return _number(content)
 
 
+def text_of(value: Any) -> str:
+    """The text of a value in a table; that of a sample of any kind tells it apart from others."""
+    if isinstance(value, str | int):
+        return str(value)
+    from discrete_grpo.domains.sample_text import sample_text  # imports torch
+
+    return sample_text(value)
+
+
 def _cell(value: Any) -> str:
     """One CSV cell, quoted where it must be (also at a bare carriage return, which older csv writers leave open)."""
-    if not isinstance(value, (str, int, float)) and hasattr(value, "item"):  # a numpy or torch scalar
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a numpy or torch scalar
         value = value.item()
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
-    text = repr(float(value)) if isinstance(value, float) else str(value)
+    text = repr(float(value)) if isinstance(value, float) else text_of(value)
     return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
 
 

@@ -45,7 +45,7 @@ def contexts(case: Case) -> Measured:
     }
     if all(found.values()):
         rows = torch.arange(b - 1, -1, -1, device=case.device)
-        found["index turns the rows round"] = same(rollout.index(rows).index(rows), rollout)
+        found["index turns the rows round"] = same(rollout.index(rows).index(rows), replace(rollout, largest=None))
         found["to moves every tensor"] = same(rollout.to(case.device), rollout)
     return claims(found, f"{b} contexts, {rollout.num_steps} steps")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Scores, SiteKind, Sites, score_sites
 from discrete_grpo.core.gaussian import GaussianSites
-from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, Scorer, as_module
+from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, as_module, is_scorer
 from discrete_grpo.training.config import GRPOConfig
 
 __all__ = ["Case", "Change", "Law", "Measured", "Skip", "claims", "gap", "per_step", "same", "why_no_sites"]
@@ -88,7 +88,7 @@ class Case:
 
     def scores(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Policy | None = None) -> Scores:
         """Compute the scores of stored steps as the trainer does, with gradients: from sites, or by ``score`` of the policy."""
-        if isinstance(self.policy, Scorer):
+        if is_scorer(self.policy):
             return self.policy.score(rollout, steps, reference)
         own = self.policy.sites(rollout, steps)
         if reference is None:
@@ -145,11 +145,11 @@ Law = Callable[[Case], "Measured | Skip"]
 
 def why_no_sites(policy: Policy, rollout: Rollout) -> str:
     """Return the reason why a policy with its own scores has no sites; empty for policies that have sites."""
-    if not isinstance(policy, Scorer):
+    if not is_scorer(policy):
         return ""
     try:
         with torch.no_grad():
-            policy.sites(rollout)
+            cast(Any, policy).sites(rollout)
     except Exception as error:  # the trainer never calls it, so any exception is allowed
         return f"needs sites; {type(policy).__name__} gives scores only ({type(error).__name__})"
     return ""

@@ -19,7 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from discrete_grpo.core.rollout import Scorer
+from discrete_grpo.core.rollout import is_scorer
 from discrete_grpo.testing.case import Case, Law, Skip
 
 __all__ = ["likely"]
@@ -268,7 +268,7 @@ def _random_scores(name: str, law: Law, case: Case) -> str:
     if not found:
         return ""
     other = _twin(case)
-    _fixed(other, "score" if isinstance(case.policy, Scorer) else "sites")
+    _fixed(other, "score" if is_scorer(case.policy) else "sites")
     if not _holds(law, other):
         return ""
     return f"scoring draws random numbers from {_listed(found)}: draw them in sample and store them in the states"

@@ -10,7 +10,7 @@ import torch
 from discrete_grpo.core.categorical import Scores, Sites
 from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.core.gaussian import GaussianSites
-from discrete_grpo.core.rollout import Context, Rollout, Scorer
+from discrete_grpo.core.rollout import Context, Rollout, is_scorer
 from discrete_grpo.training.config import GRPOConfig
 
 __all__ = ["check_arguments", "check_methods", "check_returned"]
@@ -44,7 +44,7 @@ def check_methods(policy: Any) -> None:
     Raises:
         ValueError: naming the one that is missing.
     """
-    for name in ("sample",) if isinstance(policy, Scorer) else ("sample", "sites"):
+    for name in ("sample",) if is_scorer(policy) else ("sample", "sites"):
         if not callable(getattr(policy, name, None)):
             raise ValueError(f"policy: {type(policy).__name__} has no method {name}, expected one (or score in the place of sites)")
 
@@ -59,10 +59,10 @@ def check_returned(policy: Any, rollout: Any) -> None:
         raise ValueError(f"sample: returned {_named(rollout)}, expected a Rollout")
     try:
         with torch.no_grad():
-            found = policy.score(rollout) if isinstance(policy, Scorer) else policy.sites(rollout)
+            found = policy.score(rollout) if is_scorer(policy) else policy.sites(rollout)
     except Exception:  # laws report it
         return
-    if isinstance(policy, Scorer):
+    if is_scorer(policy):
         if not isinstance(found, Scores):
             raise ValueError(f"score: returned {_named(found)}, expected Scores")
         return

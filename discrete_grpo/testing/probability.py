@@ -13,7 +13,7 @@ from torch import Tensor
 from discrete_grpo.core.categorical import Scores, Sites, gather, kl_divergence
 from discrete_grpo.core.gaussian import GaussianSites
 from discrete_grpo.core.precision import widen
-from discrete_grpo.core.rollout import Rollout, Scorer
+from discrete_grpo.core.rollout import Rollout, is_scorer
 from discrete_grpo.testing.case import LOG_PROB_TOLERANCE, ROUND, Case, Measured, Skip, claims, gap
 
 __all__ = ["calibration", "frequencies", "gaussian_sites", "probabilities", "probabilities_bf16", "shapes", "total_mass"]
@@ -81,7 +81,7 @@ def shapes(case: Case) -> Measured:
     Of Gaussian sites: means [B, S, U, D] and points that are finite, and deviations more than 0.
     """
     found, notes = dict[str, bool](), list[str]()
-    if isinstance(case.policy, Scorer):
+    if is_scorer(case.policy):
         scores = case.replay(case.rollout)
         found |= _score_claims(scores, case.rollout)
         notes.append(f"scores {[*scores.logp.shape]}")
@@ -148,7 +148,8 @@ def _step_error(sites: GaussianSites, b: int, s: int, logp: float) -> float:
         basis = torch.linalg.qr(torch.cat([ones, basis[:, 1:]], 1)).Q[:, 1:]
         outside = max(float(value.mean(0).abs().max() / (1 + value.abs().max())) for value in (x, mean))
     y, centre = basis.T @ x, basis.T @ mean
-    wanted = float(torch.distributions.Normal(centre, std[0].expand_as(centre)).log_prob(y).sum())
+    own = std[0].expand_as(centre) if len(basis.T) < count else std.reshape(count, -1).expand_as(centre)  # equal on a subspace
+    wanted = float(torch.distributions.Normal(centre, own).log_prob(y).sum())
     return max(abs(wanted - logp) / max(1.0, abs(wanted)), outside)
 
 

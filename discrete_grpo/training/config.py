@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from discrete_grpo.core.checks import check_choices, check_fields, check_range
+from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text
 
 __all__ = ["GRPOConfig", "PretrainConfig"]
 
@@ -25,6 +25,8 @@ def _check_auto(config: GRPOConfig, name: str, *, least: int) -> None:
 
 def _check_best(config: GRPOConfig | PretrainConfig) -> None:
     """Check that settings of the best checkpoint come with a metric."""
+    if config.metric_for_best_model is not None:
+        check_text("metric_for_best_model", config.metric_for_best_model, "the name of a metric")
     for name in ("greater_is_better", "load_best_model_at_end"):
         if config.metric_for_best_model is None and getattr(config, name):
             raise ValueError(f"{name}: {getattr(config, name)}, expected metric_for_best_model to say what is compared")
@@ -230,6 +232,8 @@ class GRPOConfig:
         check_fields(self, "entropy_coef_max", least=self.entropy_coef_min)
         check_fields(self, "adam_beta1 adam_beta2 ema_decay refine_fraction ref_model_mixup_alpha", least=0, most=1)
         check_range("refine_time", self.refine_time, above=0, below=1)
+        if self.reward_weights is not None and not isinstance(self.reward_weights, list | tuple):
+            raise ValueError(f"reward_weights: {self.reward_weights!r}, expected a list of numbers, one per reward")
         for weight in self.reward_weights or ():
             check_range("reward_weights", weight)
         check_choices(self)

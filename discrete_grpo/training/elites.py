@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.rollout import Policy, Refinable, Rollout
+from discrete_grpo.core.rollout import Policy, Rollout, is_refinable
 from discrete_grpo.runs.checkpoint import build, describe
 
 __all__ = ["Elite", "EliteBuffer", "best_unique"]
@@ -72,7 +72,7 @@ class EliteBuffer:
     """
 
     def __init__(self, policy: Policy, size: int, time: float) -> None:
-        if not isinstance(policy, Refinable):
+        if not is_refinable(policy):
             raise ValueError(f"policy: {type(policy).__name__} has no method restarts, expected one that can refine its samples")
         check_range("size", size, least=1)
         check_range("time", time, above=0, below=1)

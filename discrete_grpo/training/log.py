@@ -89,15 +89,23 @@ def replay_metrics(replayed: Sequence[Batch], config: GRPOConfig) -> dict[str, f
 def sample_table(
     batches: Sequence[Batch], advantage: Float[Tensor, " row"], names: Sequence[str], config: GRPOConfig
 ) -> Mapping[str, Sequence[Any]]:
-    """Columns of the table of samples, one entry per row; the text of an invalid sample is empty."""
+    """Columns of the table of samples, one entry per row; the sample is None where it is invalid."""
     rewards = torch.cat([b.rewards for b in batches])
-    samples = ["" if s is None else str(s) for b in batches for s in b.rollout.samples]
+    samples = [s for b in batches for s in b.rollout.samples]
     columns: dict[str, Sequence[Any]] = {"group": groups_of(batches).tolist(), "sample": samples}
     columns["reward"] = total_reward(rewards, config).tolist()
     columns |= {f"reward_{name}": column.tolist() for name, column in zip(names, rewards.unbind(-1), strict=True)}
     if config.refine_fraction > 0:
         columns["refined"] = torch.cat([b.refined for b in batches]).int().tolist()
     return columns | {"advantage": advantage.tolist()}
+
+
+def _as_begun(table: Mapping[str, Sequence[Any]], begun: Sequence[str] | None) -> Mapping[str, Sequence[Any]]:
+    """The table with the column ``refined`` where the file has it, since refinement can begin or end with a resumed run."""
+    if begun is None or ("refined" in begun) == ("refined" in table):
+        return table
+    empty = [0] * len(table["sample"])
+    return {name: table.get(name, empty) for name in begun} if set(begun) <= {*table, "refined"} else table
 
 
 def _mean(values: Float[Tensor, " row"]) -> float:
@@ -160,7 +168,8 @@ class RunLog:
         """Write the samples of the generation that is trained on from update ``step`` on."""
         batches = generation.batches
         if self.recorder is not None:
-            self.recorder.record_samples(step, sample_table(batches, generation.advantage, self.names, self.config))
+            table = sample_table(batches, generation.advantage, self.names, self.config)
+            self.recorder.record_samples(step, _as_begun(table, self.recorder.columns))
         for found in generation.failures if self.failures is not None else ():
             self.failures.add(step, found)  # type: ignore[union-attr]
         if self.tracker is not None and (self._shown is None or step - self._shown >= self.config.save_steps):

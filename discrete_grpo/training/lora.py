@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from discrete_grpo.core.checks import did_you_mean
+from discrete_grpo.core.checks import check_range, check_whole, did_you_mean, plain_number
 from discrete_grpo.core.precision import full_precision
 from discrete_grpo.training.network import network_of
 
@@ -60,10 +60,10 @@ class LoraOptions:
     target_modules: str | list[str] = ALL_LINEAR
 
     def __post_init__(self) -> None:
+        check_whole("lora.r", plain_number(self.r))
         if self.r < 0:
             raise ValueError(f"lora.r: {self.r}, expected at least 1, or 0 for no adapters")
-        if not 0 < self.lora_alpha < float("inf"):
-            raise ValueError(f"lora.lora_alpha: {self.lora_alpha}, expected more than 0")
+        check_range("lora.lora_alpha", self.lora_alpha, above=0)
         if not self.target_modules:
             raise ValueError(f"lora.target_modules: {self.target_modules!r}, expected at least one name, or {ALL_LINEAR}")
 

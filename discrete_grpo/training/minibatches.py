@@ -353,6 +353,7 @@ class MiniBatches:
         rows: rows of each shard.
         choices: chosen steps of each shard.
         parts: micro-batches of each window.
+        config: settings that they were cut with.
         old: log π_old of each micro-batch; None where there is only one update and nothing is replayed.
         metrics: metrics of the generation, logged with each of its updates.
         done: number of updates made.
@@ -363,6 +364,7 @@ class MiniBatches:
     choices: Sequence[StepChoice]
     parts: list[list[MicroBatch]]
     metrics: dict[str, float]
+    config: GRPOConfig
     old: list[list[Tensor | None]] = field(default_factory=list)
     done: int = 0
 
@@ -382,11 +384,13 @@ class MiniBatches:
             for part, own in zip(parts, weights, strict=True):
                 part += microbatches(rows[i], choices[i], own[i], config, shard=number, first=first)
             first += sum(len(batch.rollout) for batch in rows[i])
-        return MiniBatches(shards, rows, choices, parts, dict(metrics), [[micro.stored for micro in part] for part in parts])
+        old = [[micro.stored for micro in part] for part in parts]
+        return MiniBatches(shards, rows, choices, parts, dict(metrics), config, old)
 
-    def updates(self, config: GRPOConfig) -> int:
+    @property
+    def updates(self) -> int:
         """Number of updates made on this generation in all."""
-        return config.num_iterations * len(self.parts)
+        return self.config.num_iterations * len(self.parts)
 
     def next(self) -> tuple[list[MicroBatch], list[Tensor | None]]:
         """The micro-batches of the next update, and log π_old of each."""

@@ -1,8 +1,8 @@
 """Off-line updates: the GRPO loss on samples whose scores somebody else measured, against a frozen reference.
 
 The samples become trajectories of the policy by :class:`~discrete_grpo.core.rollout.Replayable`, drawn anew for every update: a
-graph is noised again, a text has one trajectory. Nobody knows with what probability they were chosen, so π_old of the ratio is the
-reference:
+graph is noised again, a text is cut into tokens in one way. Nobody knows with what probability they were chosen, so π_old of the
+ratio is the reference:
 
     L = -Σ_units w · surrogate(π_θ/π_ref, A) + β Σ_units w · KL(π_θ, π_ref)
 

@@ -7,6 +7,7 @@ generation by an earlier version must still be resumed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,13 +16,32 @@ import torch
 from discrete_grpo.core.precision import place
 from discrete_grpo.core.rollout import Rollout
 from discrete_grpo.runs.checkpoint import build, describe
+from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.minibatches import Counts, MiniBatches, StepChoice, TrainRows
 
-__all__ = ["load_old", "queue_states", "read_rows", "rollout_of", "rollout_state"]
+__all__ = ["cut_as_before", "cut_of", "load_old", "queue_states", "read_rows", "rollout_of", "rollout_state"]
 
 TENSORS = ("group", "logp", "units", "size")
 MARKS = ("advantage", "counted", "needed", "refined")
 MOST = ("max_units", "max_steps")
+
+
+def cut_of(queue: MiniBatches) -> dict[str, Any]:
+    """The settings by which a generation was cut into updates and forward passes, for a checkpoint."""
+    rows, steps = queue.config.passes
+    told = {name: getattr(queue.config, name) for name in ("num_iterations", "steps_per_generation")}
+    return {**told, "per_device_batch_size": rows, "timestep_chunk": steps}
+
+
+def cut_as_before(config: GRPOConfig, cut: Mapping[str, Any]) -> GRPOConfig:
+    """The settings with those of :func:`cut_of`, which hold until the generation is used up, whatever a resumed run asks for.
+
+    The log-probs of the policy that drew the rows are kept by forward pass, so that other passes could not use them.
+    """
+    found = copy.copy(config)
+    for name, value in cut.items():  # not by replace: they need not fit a changed size of generations
+        object.__setattr__(found, name, value)
+    return found
 
 
 def queue_states(queue: MiniBatches) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from discrete_grpo.core.rollout import Observer, Policy, Reward, Rollout, SizeDrawer, group_contexts
+from discrete_grpo.core.rollout import Policy, Reward, Rollout, SizeDrawer, group_contexts, is_observer
 from discrete_grpo.core.scoring import Accounts, Failure, elsewhere, score_samples, take_failures
 from discrete_grpo.training.background import Job
 from discrete_grpo.training.config import GRPOConfig
@@ -160,7 +160,7 @@ class Generation:
 
 def observed_states(policy: Policy) -> tuple[str, ...] | None:
     """Names of the states that a policy reads when it observes a generation; None if it does not say and may read all."""
-    if not isinstance(policy, Observer):
+    if not is_observer(policy):
         return ()
     names = getattr(policy, "observed_states", None)
     return None if names is None else tuple(names)
@@ -313,7 +313,7 @@ class GroupSampler:
             every = [[with_samples(batch, next(samples)) for batch in own] for own in every]
         rows = train_rows(list(chain(*every)), self.config)
         fresh = [own for own in rows if own.old is None]
-        if isinstance(self.policy, Observer):
+        if is_observer(self.policy):
             for own in fresh:
                 self.policy.observe(own.rollout, own.advantage)
         advantage = torch.cat([own.advantage for own in fresh]).cpu()

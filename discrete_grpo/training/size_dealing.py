@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from discrete_grpo.core.rollout import SizeDrawer
+from discrete_grpo.core.rollout import is_size_drawer
 
 __all__ = ["dealt", "sizes_are_dealt"]
 
@@ -28,7 +28,7 @@ def sizes_are_dealt(policy: object, conditions: Sequence[Mapping[str, Any]] | No
         refines: whether groups can start from finished samples, whose sizes are given.
     """
     free = conditions is None or not any(OWN_SIZES & condition.keys() for condition in conditions)
-    return shards > 1 and free and not refines and isinstance(policy, SizeDrawer)
+    return shards > 1 and free and not refines and is_size_drawer(policy)
 
 
 def dealt(sizes: Sequence[int], shards: int) -> list[list[int]]:

@@ -36,7 +36,7 @@ from discrete_grpo.training.network import check_determinism, checkpoint_layers,
 from discrete_grpo.training.optim import adamw, averaged, entropy_controller
 from discrete_grpo.training.pass_size import memory_advice, with_passes
 from discrete_grpo.training.patience import calls_made, new_patience
-from discrete_grpo.training.rollout_queue import load_old, queue_states, read_rows
+from discrete_grpo.training.rollout_queue import cut_as_before, cut_of, load_old, queue_states, read_rows
 from discrete_grpo.training.sampler import GroupSampler, check_shards, make_shards, num_shards
 from discrete_grpo.training.state import RunState, check_device_kind
 from discrete_grpo.training.update import Learner, check_scorer, trajectory_kl
@@ -92,8 +92,9 @@ class GRPOTrainer:
         check_scorer(policy, config)
         self.policy = policy
         self.controller = entropy_controller(config)
-        module = as_module(policy).to(self.accelerator.device).eval()  # the same mode for sampling and scoring
-        self.module: nn.Module = module
+        self.module: nn.Module = as_module(policy).to(self.accelerator.device).eval()  # the same mode for sampling and scoring
+        module = self.module
+        self.processes.copy_from_first([*module.parameters(), *module.buffers()])  # one of your own may begin with others
         self.checkpoints = _checkpoints(run, config)
         stored = self._stored() if resume else None
         if self.checkpoints is not None and not resume:
@@ -312,9 +313,9 @@ class GRPOTrainer:
         new = self.sampler.draw()
         metrics = generation_metrics(new, self.sample_metrics, self.log, self.ledger, before, self.processes)
         choices = [choose_steps(own, self.config, s.generator) for own, s in zip(new.rows, self.sampler.shards, strict=True)]
-        queue = self._minibatches(new.rows, choices, metrics)
+        queue = self._minibatches(new.rows, choices, metrics, self.config)
         old: list[list[Tensor | None]] = []  # not returned by the function below, as results are sent to all processes
-        if queue.updates(self.config) > 1:
+        if queue.updates > 1:
             self.processes.run_all(lambda: old.extend(self.learner.old_log_probs(part) for part in queue.parts))
             queue.old = old
         self.processes.run_all(lambda: self.sampler.remember(new.mine))
@@ -323,12 +324,12 @@ class GRPOTrainer:
             self.log.samples(self.step + 1, new)
 
     def _minibatches(
-        self, rows: Sequence[Sequence[TrainRows]], choices: Sequence[StepChoice], metrics: Mapping[str, float]
+        self, rows: Sequence[Sequence[TrainRows]], choices: Sequence[StepChoice], metrics: Mapping[str, float], config: GRPOConfig
     ) -> MiniBatches:
         counts = list(chain(*self.processes.gather([choice.counts for choice in choices])))
         numbers = [shard.number for shard in self.sampler.shards]
-        weights = [[window[k] for k in numbers] for window in window_weights(counts, self.config)]
-        return MiniBatches.of(numbers, rows, choices, weights, self.config, metrics)
+        weights = [[window[k] for k in numbers] for window in window_weights(counts, config)]
+        return MiniBatches.of(numbers, rows, choices, weights, config, metrics)
 
     def _learn(self, queue: MiniBatches) -> dict[str, float]:
         """Make the next update on a generation; returns its metrics."""
@@ -336,9 +337,9 @@ class GRPOTrainer:
         line = queue.metrics | self.learner.update(self.step, micros, old)
         queue.done += 1
         self.step += 1
-        if queue.done == queue.updates(self.config):
+        if queue.done >= queue.updates:
             self.pending = None
-            if self.patience is not None:
+            if self.patience is not None and "oracle/new_calls" in line:  # not counted where patience came in the middle of it
                 self.patience.count(line["oracle/new_calls"], queue.done)
         return line if self.patience is None else line | self.patience.metrics()
 
@@ -361,7 +362,7 @@ class GRPOTrainer:
         pending = None
         if self.pending is not None:
             shards = [state for _, states in told for state in states or ()]
-            pending = {"shards": shards, "shared": self.pending.metrics, "done": self.pending.done}
+            pending = {"shards": shards, "shared": self.pending.metrics, "done": self.pending.done, "cut": cut_of(self.pending)}
         drawing = [snapshot for snapshot, _ in told]
         state = {"step": self.step, "rewards": reward_names(self.rewards), "pending": pending, "position": log.position()}
         state["device"] = self.accelerator.device.type
@@ -400,7 +401,8 @@ class GRPOTrainer:
         trusted = ("discrete_grpo", type(self.policy).__module__.split(".")[0])
         kept = [state["shards"][shard.number] for shard in self.sampler.shards]
         read = [read_rows(part, trusted, self.accelerator.device) for part in kept]
-        self.pending = self._minibatches([rows for rows, _ in read], [choice for _, choice in read], state["shared"])
+        config = cut_as_before(self.config, state.get("cut", {}))  # an earlier version does not say
+        self.pending = self._minibatches([rows for rows, _ in read], [choice for _, choice in read], state["shared"], config)
         load_old(self.pending, kept, self.accelerator.device)
         self.pending.done = int(state["done"])
 

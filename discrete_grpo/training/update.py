@@ -18,7 +18,7 @@ from discrete_grpo.core.entropy import EntropyController, entropy_bonus, high_en
 from discrete_grpo.core.kl import kl_term, trajectory_sum
 from discrete_grpo.core.loss import Loss, grpo_loss, log_ratio, off_policy_rows
 from discrete_grpo.core.precision import widen, widest
-from discrete_grpo.core.rollout import Policy, Rollout, Scorer, as_module
+from discrete_grpo.core.rollout import Policy, Rollout, Scorer, as_module, is_scorer
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.minibatches import MicroBatch, passes
 from discrete_grpo.training.optim import GradientSum, learning_rate, mix_reference, update_average
@@ -62,7 +62,7 @@ def check_scorer(policy: Policy, config: GRPOConfig) -> None:
     Raises:
         ValueError: naming the option.
     """
-    if not isinstance(policy, Scorer):
+    if not is_scorer(policy):
         return
     said = f"with a policy that gives its scores itself ({type(policy).__name__})"
     if config.entropy_coef > 0 or config.use_adaptive_entropy:
@@ -123,7 +123,7 @@ class _Scored:
 def _score(
     policy: Policy, micro: MicroBatch, reference: Policy | None, *, forward_gradient: bool = False, bonus: bool = False
 ) -> _Scored:
-    if isinstance(policy, Scorer):
+    if is_scorer(policy):
         own = policy.score(micro.rollout, micro.steps, reference)
         return _Scored(own, None, lambda: _reference_scores(cast(Scorer, reference), micro).logp)
     sites = policy.sites(micro.rollout, micro.steps)

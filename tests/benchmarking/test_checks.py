@@ -76,6 +76,13 @@ def refused(**request: Any) -> str:
         ({"suite": "docking", "tasks": ["docking-fa7"], "receptors": "."}, "receptor: '.' holds no fa7.pdbqt or fa7.pdbqt.gz"),
         ({"suite": "docking", "tasks": ["docking-parp"]}, "tasks: 'docking-parp' is unknown; did you mean 'docking-parp1'?"),
         ({"suite": "pmo", "receptors": "."}, "the tasks of pmo dock nothing"),
+        ({"suite": "pmo", "reference": "x.smi"}, "reference: 'x.smi', expected none, since the tasks of pmo dock nothing"),
+        ({"suite": "guacamol", "classifiers": "."}, "classifiers: '.', expected none, since no task of guacamol has a classifier"),
+        ({"suite": "guacamol", "trusted": ["a.b"]}, "trusted: ('a.b',), expected none, since no task of guacamol has a classifier"),
+        ({"suite": "pmo", "trusted": ["a.b"]}, "trusted: ['a.b'], expected none without a folder of classifiers"),
+        ({"suite": "pmo", "tasks": ["gsk3b"]}, "classifiers: none given, expected the folder of gsk3b.skops or gsk3b.onnx"),
+        ({"suite": "pmo", "classifiers": "nowhere"}, "classifiers: 'nowhere' holds none of drd2.skops, gsk3b.skops, jnk3.skops"),
+        ({"receptors": "."}, "receptors: '.', expected none with tasks of your own"),
         (
             {"suite": [PHOSPHORUS], "methods": ["best-of-prior"], "policy": "qm9-small"},
             "policy: qm9-small cannot make the atoms Na, P",

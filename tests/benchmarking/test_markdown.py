@@ -27,6 +27,18 @@ def test_cells_sums_and_published_columns(tmp_path: Path) -> None:
     assert "Those with * scored a data set" in said
 
 
+def test_the_largest_known_score_has_a_column(tmp_path: Path) -> None:
+    told = about() | {"methods": {"m0": about()["methods"]["m0"]}}
+    told["tasks"]["one"]["optimum"] = 0.6031
+    assert markdown_table(Results(tmp_path, told, (row("one", "m0", 0, 0.25),), ())).splitlines() == [
+        "| task | m0 | largest score |",
+        "| --- | --- | --- |",
+        "| one | 0.250 (1 of 2 seeds) | 0.603 |",
+        "| two | missing | 1.000 |",
+        "| sum (tasks) | – (0) | – |",
+    ]
+
+
 def test_rows_of_another_budget_stand_alone(tmp_path: Path) -> None:
     told = about() | {"budget": 50, "seeds": [0]}
     text = write_markdown(Results(tmp_path, told, (row("one", "m0", 0, 0.25),), ())).read_text(encoding="utf-8")

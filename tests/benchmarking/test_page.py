@@ -72,6 +72,18 @@ def text_of(folder: Path, rows: list[dict[str, Any]], failed: list[dict[str, Any
     return write_page(Results(folder, about(), tuple(rows), tuple(failed))).read_text()
 
 
+def test_the_numbers_of_a_suite_have_their_headings(tmp_path: Path) -> None:
+    rows = [row("one", "m0", 0, 0.5) | {"novel_hits": 3, "hit_ratio": 0.125, "top5_score": None}]
+    text = write_page(Results(tmp_path, about() | {"suite": "docking"}, tuple(rows), ())).read_text()
+    table = text[text.index('id="numbers"') : text.index("</table>", text.index('id="numbers"'))]
+    assert re.findall(r'<th scope="col">([^<]*)', table)[:4] == [
+        "method", "novel hits", "novel hits (share)", "novel top-5 % score",
+    ]  # fmt: skip
+    first = table[table.index('<th scope="row">m0') :]
+    assert [value.rstrip("0.") for value in re.findall(r"<td>([^<]*)", first)[:3]] == ["3", "0.125", "–"]
+    assert "novel hits" not in text_of(tmp_path, rows, [])  # of a suite of another name
+
+
 def test_the_page_is_whole_and_asks_for_nothing(tmp_path: Path) -> None:
     rows = [row("one", m, seed, 0.1 * k) for k, m in enumerate(METHODS[:9]) for seed in (0, 1)]
     text = text_of(tmp_path, rows, [{"task": "two", "method": "m0", "seed": 0, "error": "ValueError: <oops>"}])

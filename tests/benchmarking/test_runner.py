@@ -204,6 +204,14 @@ def test_the_controls_run_on_a_suite_from_the_command_line(tmp_path: Path, capsy
     assert "file_sha256 was" in capsys.readouterr().err
 
 
+def test_a_row_has_the_numbers_of_its_suite(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"tasks": ["median1"], "methods": ["random"], "output_dir": tmp_path}
+    (row,) = benchmark("guacamol", **asked, **ASKED).rows
+    found = calls(tmp_path / "jobs/guacamol/median1/random/0")
+    best = sorted((float(call["score"]) for call in found), reverse=True)
+    assert row["guacamol_score"] == pytest.approx((best[0] + sum(best[:10]) / 10 + sum(best[:100]) / 100) / 3, abs=1e-12)
+
+
 @pytest.mark.parametrize("option", ["screen", "warm_start"])
 def test_a_table_without_a_smiles_column_is_refused_before_any_job(option: str, tmp_path: Path, capsys: Any) -> None:
     table = tmp_path / "table.csv"

@@ -190,3 +190,30 @@ def test_a_failed_download_says_to_pass_a_path(tmp_path: Path, monkeypatch: pyte
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match=r"name: 'qm8', expected one of \['qm9', 'zinc250k'\]"):
         download("qm8", tmp_path)
+
+
+def test_what_no_class_can_stand_for_is_a_broken_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.smi", "CCO\n" * 50 + "CC*\n")
+    found = load_molecules(path, cache_dir=None)
+    assert (len(found), found.broken) == (50, ((51, "CC*"),))
+    with pytest.raises(ValueError, match=r"1 of 51 lines that are no molecule \(2\.0%.*line 51: 'CC\*'"):
+        load_molecules(path, max_broken=0.01, cache_dir=None)
+
+
+def test_molecules_without_heavy_atoms_are_left_out() -> None:
+    assert dataset_from_smiles(["[H][H]", "[H+]", "CCO"]).sizes.tolist() == [3]
+
+
+def test_the_smiles_are_those_of_the_packed_graphs() -> None:
+    data = dataset_from_smiles(["[CH3]", "[2H]C([2H])([2H])O", "[13CH3]N", "C[C@H](N)O"])
+    assert data.smiles == ("C", "CO", "CN", "CC(N)O")
+    assert decode(data.batch(torch.arange(4)), data.vocabulary) == list(data.smiles)
+
+
+def test_too_many_types_of_atoms_are_named(tmp_path: Path) -> None:
+    metals = ("Na", "Fe", "Cu", "Zn", "Co", "Ni", "Mn", "Cr", "Ti", "V", "Sc", "Ca", "K", "Li", "Mg", "Al")
+    lines = [f"[{metal}{charge:+d}]" for metal in metals for charge in (*range(-8, 0), *range(1, 10))]
+    path = write(tmp_path / "a.smi", "\n".join(lines))
+    with pytest.raises(ValueError, match=r"types of atoms: 257, expected at most 256") as caught:
+        load_molecules(path, cache_dir=None)
+    assert "\n" not in str(caught.value)

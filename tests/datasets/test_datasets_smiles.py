@@ -100,3 +100,21 @@ def test_bad_files_and_descriptors_are_named(tmp_path: Path) -> None:
         load_smiles(tmp_path / "m.smi", properties=("logp",))
     with pytest.raises(ValueError, match="texts: none given"):
         token_dataset([], alphabet(smiles_from_lines([(1, "C")], "here")))
+
+
+def test_a_dative_bond_is_a_broken_line(tmp_path: Path) -> None:
+    data = load_smiles(write(tmp_path / "m.smi", ["CCO"] * 30 + ["[NH3][Pt]([NH3])(Cl)Cl"]), cache_dir=None)
+    assert (len(data.smiles), data.broken) == (30, ((31, "[NH3][Pt]([NH3])(Cl)Cl"),))
+    assert alphabet(data).tokens == ("C", "O")
+
+
+def test_scales_are_those_of_the_molecules_that_have_the_property(tmp_path: Path) -> None:
+    lines = ["CCO", "CCN", "C[Pt](C)(C)C", "c1ccccc1"]
+    data = load_smiles(write(tmp_path / "m.smi", lines), properties=("MinPartialCharge", "MolWt"), cache_dir=None)
+    assert data.values.isnan().tolist() == [[k == 2, False] for k in range(4)]
+    charge, weight = property_scales(data.properties, data.values)
+    known = data.values[[0, 1, 3], 0].double()
+    assert (charge.mean, charge.std) == pytest.approx((float(known.mean()), float(known.std(correction=0))))
+    assert weight.mean == pytest.approx(float(data.values[:, 1].double().mean()))
+    with pytest.raises(ValueError, match="properties: MinPartialCharge is finite for none of 1 molecules"):
+        property_scales(("MinPartialCharge",), data.values[2:3, :1])

@@ -69,7 +69,7 @@ def test_what_a_gzipped_text_may_unpack_to(
     with pytest.raises(ValueError, match="unpacks to more than max_bytes, 1,000 bytes") as caught:
         read(str(path), max_bytes=1000)
     assert "\n" not in str(caught.value)
-    assert memory() < 2_000_000
+    assert memory() < 4_000_000
 
 
 def test_a_line_without_an_end_is_refused(tmp_path: Path, memory: Callable[[], int]) -> None:
@@ -120,7 +120,7 @@ def test_a_header_that_promises_too_much(shape: tuple[int, ...], tmp_path: Path,
         read_arrays(path)
     with pytest.raises(ValueError, match=r"data: .*a\.npz cannot be read .*promises"):
         read_npz(path)
-    assert memory() < 2_000_000
+    assert memory() < 4_000_000
 
 
 def test_arrays_that_unpack_to_too_much(tmp_path: Path, memory: Callable[[], int]) -> None:
@@ -130,7 +130,7 @@ def test_arrays_that_unpack_to_too_much(tmp_path: Path, memory: Callable[[], int
         ValueError, match=r"b.npy: the arrays hold 80,000,080 bytes or more, expected at most 1,000,000 \(max_bytes\)"
     ):
         read_arrays(path, 10**6)
-    assert memory() < 2_000_000
+    assert memory() < 4_000_000
     assert {name: len(array) for name, array in read_arrays(path).items()} == {"a": 10, "b": 10**7}
 
 
@@ -183,7 +183,7 @@ def test_a_graph6_line_that_promises_too_much(line: str, tmp_path: Path, memory:
     (tmp_path / "a.g6").write_text(f"Bg\n{line}\n")
     tracemalloc.reset_peak()
     assert read_graphs(tmp_path / "a.g6").broken == ((2, line),)
-    assert memory() < 2_000_000
+    assert memory() < 4_000_000
 
 
 # -- molecules

@@ -246,3 +246,28 @@ def test_written_files_hold_each_graph_once() -> None:
     assert len(many) < 13 * len(few)
     assert len(to_node_link(GRAPHS[:1])) < 1000
     assert relabelled(GRAPHS[0]).nodes[0]["label"] == GRAPHS[0].nodes[0]["colour"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"nodes": [1, 2], "edges": [[1, 2]]}', "cannot be read as json: 'int' object"),
+        ("[" * 100_000, "cannot be read as json: "),
+        (
+            '{"nodes": [{"id": 0}, {"id": 1}], "edges": [{"source": 0, "target": 5}]}',
+            "an edge to node 5, expected one of the nodes listed",
+        ),
+    ],
+)
+def test_malformed_json_is_one_line(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "g.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=said) as caught:
+        own_graphs(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_comments_alone_are_no_graph(tmp_path: Path) -> None:
+    path = tmp_path / "g.edgelist"
+    path.write_text("# exported by a tool\n\n0 1\n1 2\n\n# the second\n1 2\n2 3\n")
+    assert own_graphs(path).graphs.sizes.tolist() == [3, 3]

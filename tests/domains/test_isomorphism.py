@@ -9,7 +9,7 @@ import pytest
 from networkx.generators.atlas import graph_atlas_g
 
 from discrete_grpo.datasets.synthetic_graphs import planar, tree
-from discrete_grpo.domains.isomorphism import Form, GraphSet, form, isomorphic, num_distinct, signature
+from discrete_grpo.domains.isomorphism import Form, GraphSet, form, form_of_edges, isomorphic, num_distinct, signature
 
 
 def shuffled(graph: nx.Graph, seed: int = 0) -> nx.Graph:
@@ -112,3 +112,12 @@ def test_graphs_that_refinement_cannot_tell_apart_are_compared_after_all() -> No
     assert len(set(found)) == 4
     assert num_distinct(graphs, found, counted) == 5
     assert prepared == regular
+
+
+def test_a_form_of_edges_is_that_of_the_graph() -> None:
+    graph = planar(20, np.random.default_rng(3))
+    tails, heads = np.nonzero(nx.to_numpy_array(graph, dtype=bool))
+    given, wanted = form_of_edges(len(graph), tails, heads), form(graph)
+    assert (given.key, given.discrete) == (wanted.key, wanted.discrete)
+    assert isomorphic(given, form(shuffled(graph)))
+    assert len(wanted.key) == 24  # however large the graph is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import networkx as nx
+import numpy as np
 import pytest
 
 from discrete_grpo.domains.graph6 import adjacency, graph6
@@ -110,3 +111,28 @@ def test_labels_are_checked_and_stored() -> None:
 def test_lines_that_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="graph: "):
         named_graph(text)
+
+
+def test_forms_of_many_arcs_are_small() -> None:
+    generator = np.random.default_rng(0)
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(100))
+    graph.add_edges_from((int(i), int(j)) for i, j in generator.integers(0, 100, (900, 2)) if i != j)
+    first = labelled_form(graph)
+    order = generator.permutation(100).tolist()
+    assert isomorphic(first, labelled_form(nx.relabel_nodes(graph, dict(enumerate(order)))))
+    assert not isomorphic(first, labelled_form(graph.reverse()))
+    assert sum(part.nbytes for part in (first.neighbours, first.ends, first.colours)) + len(first.key) < 200_000
+    with pytest.raises(ValueError, match="graph: a self-loop at node 3"):
+        labelled_form(nx.DiGraph([(1, 2), (3, 3)]))
+
+
+def test_equal_graphs_of_other_classes_are_not_isomorphic() -> None:
+    one = labelled_form("A_ nodes=a,b edges=x")
+    assert one.discrete  # so that the key alone decides
+    for other in ("A_ nodes=a,b edges=y", "A_ nodes=c,d edges=x", "A_ nodes=a,c edges=x"):
+        assert not isomorphic(one, labelled_form(other)), other
+    assert isomorphic(one, labelled_form("A_ nodes=b,a edges=x"))
+    alike = labelled_form("Bw nodes=a,a,a edges=x,x,x")
+    assert not alike.discrete
+    assert not isomorphic(alike, labelled_form("Bw nodes=b,b,b edges=x,x,x"))

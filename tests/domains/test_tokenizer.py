@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from discrete_grpo.datasets.enumeration import enumerated_smiles
-from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, NUM_SPECIAL, PAD, SMILES, Property, Tokenizer, pad_left
+from discrete_grpo.datasets.text import mask_lines
+from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, NUM_SPECIAL, PAD, SMILES, Property, Tokenizer, matches, pad_left
 
 ZINC = Path(__file__).parents[3] / "shared/data/zinc250k_test.smi.gz"
 
@@ -76,3 +77,11 @@ def test_prompts_are_padded_in_front_and_scales_are_positive() -> None:
     assert pad_left([[1]]).dtype == torch.long
     with pytest.raises(ValueError, match="std: 0"):
         Property("x", 0.0, 0.0)
+
+
+def test_groups_in_an_expression_make_no_difference() -> None:
+    tokenizer = Tokenizer.of(["aab"], r"(a)+|b")
+    assert tokenizer.tokens == Tokenizer.of(["aab"], r"(?:a)+|b").tokens == ("aa", "b")
+    assert mask_lines(["aab"], 1.0, pattern=r"(a)+|b") == ["__"]
+    assert matches("aab", r"(a)+|b")
+    assert not matches("aac", r"(a)+|b")

@@ -102,3 +102,10 @@ def test_rewards_of_known_graphs() -> None:
     assert Depth(4)(samples) == [0.5, 0, 0.25, 0, 0, 0, 0, 0]
     with pytest.raises(ValueError, match="scale: 0"):
         Depth(0)
+
+
+def test_without_labels_the_classes_of_training_graphs_do_not_matter_either() -> None:
+    own = own_digraphs(dags(4, seed=3))
+    lines = [to_line(g) for g in labelled_splits(own, 0.5).train]
+    assert any(" nodes=" in line for line in lines)
+    assert evaluate(lines, DigraphReference(labelled_splits(own, 0.5)))["novel"] == 0.0

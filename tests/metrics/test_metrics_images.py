@@ -15,6 +15,7 @@ import yaml
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import score_samples
 from discrete_grpo.domains.images import Image, contact_sheet, png, stack
+from discrete_grpo.metrics import images as images_metrics
 from discrete_grpo.runs.checkpoint import load_metadata, read_policy
 from discrete_grpo.runs.report.images import render_image
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
@@ -223,3 +224,12 @@ def test_files_of_images_are_evaluated(tmp_path: Path) -> None:
     assert write_sheet(tmp_path / "sheet.png", [a, None, b]).read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="samples: no image among 1"):
         write_sheet(tmp_path / "sheet.png", [None])
+
+
+def test_labels_may_be_tensors() -> None:
+    images = [Image(2, 2, bytes([k, 0, 255, 9 * k])) for k in range(6)]
+    named = [0, 0, 0, 0, 1, 1]
+    given, wanted = (
+        images_metrics.evaluate(images, labels=labels)["class_diversity"] for labels in (list(torch.tensor(named)), named)
+    )
+    assert given == wanted

@@ -13,7 +13,7 @@ from rdkit.Chem.Scaffolds import MurckoScaffold
 from scipy.stats import entropy, gaussian_kde
 
 from discrete_grpo.metrics import chemnet
-from discrete_grpo.metrics.distances import cosine_of_counts
+from discrete_grpo.metrics.distances import cosine_of_counts, frechet_distance
 from discrete_grpo.metrics.guacamol import guacamol
 from discrete_grpo.metrics.molecule_table import MoleculeTable
 from discrete_grpo.metrics.moses import _counts, moses
@@ -248,3 +248,29 @@ def test_unknown_suites_and_options() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             SuiteOptions(**options)
+
+
+def test_guacamol_takes_the_distance_of_all_that_was_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def activations(smiles: Sequence[str]) -> np.ndarray:
+        counted.append(len(smiles))
+        return np.array([[len(s), s.count("C"), s.count("N")] for s in smiles], dtype=np.float64)
+
+    monkeypatch.setattr(chemnet, "missing", lambda: "")
+    monkeypatch.setattr(chemnet, "activations", activations)
+    drawn = ["CCO", "CCC", "CCN(C)C", "CCCCC", "c1ccccc1N"]
+    reference = ["CC", "CCCO", "CCNC", "CCCCCC"]
+    few, many = (value(guacamol(samples, reference, VALUES), "fcd") for samples in (drawn, drawn + ["CCC"] * 50))
+    assert max(counted) <= len(drawn)  # repeats are computed once
+    rows, others = (activations([Chem.CanonSmiles(s) for s in part]) for part in (drawn + ["CCC"] * 50, reference))
+    assert many == pytest.approx(frechet_distance(rows, others))
+    assert many != pytest.approx(few)
+
+
+def test_guacamol_takes_stereo_off_repaired_molecules_too() -> None:
+    found = guacamol(["C[C@H](O)F", "C[C@@H](O)F", "CCO"], ["CC(O)F", "CCO", "CCN", "c1ccccc1O"], VALUES)
+    assert value(found, "novel") == value(found, "novel_relaxed") == 0.0
+    assert value(found, "unique") == value(found, "unique_relaxed") == pytest.approx(2 / 3)
+    kept = moses(["C[C@H](O)F", "C[C@@H](O)F"], ["CC(O)F", "CCO", "CCN", "c1ccccc1O"], options=VALUES)
+    assert value(kept, "unique_relaxed") == 1.0

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Scores, score_sites
-from discrete_grpo.core.rollout import Rollout, Scorer, group_contexts
+from discrete_grpo.core.rollout import Rollout, group_contexts, is_scorer
 from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
 from discrete_grpo.diffusion.kernels import D3PM, Kernel
 from discrete_grpo.diffusion.noise import Noise, absorbing, marginal, uniform
@@ -140,7 +140,7 @@ def network_alone_in_bf16(policy: nn.Module) -> Iterator[None]:
 
 
 def scores_of(policy: Any, rollout: Rollout, reference: Any) -> Scores:
-    if isinstance(policy, Scorer):
+    if is_scorer(policy):
         return policy.score(rollout, None, reference)
     return score_sites(policy.sites(rollout), reference.sites(rollout))
 

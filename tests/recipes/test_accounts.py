@@ -137,6 +137,35 @@ def test_a_search_counts_and_ends_with_its_budget(tmp_path: Path, capsys: pytest
     assert f"{found.drawn} samples drawn, 30 calls" in " ".join(said.out.split())
 
 
+class FailsOnOxygen:
+    """Knows no molecule with oxygen, and keeps count of them."""
+
+    name = "dry"
+
+    def __init__(self) -> None:
+        self.failed: list[Failure] = []
+
+    def __call__(self, samples: Sequence[str | None], **columns: Any) -> list[float | None]:
+        self.failed += [Failure(s, "too wet") for s in samples if s is not None and "O" in s]
+        return [None if s is not None and "O" in s else 0.5 for s in samples]
+
+    def take_failures(self) -> list[Failure]:
+        found, self.failed = self.failed, []
+        return found
+
+
+def test_a_search_lists_what_could_not_be_scored(tmp_path: Path) -> None:
+    recipe = SearchRecipe("qm9-small", FailsOnOxygen(), str(tmp_path / "run"), rounds=2, population=2, children=6, num_steps=8)
+    for resume in (False, True):  # a resumed search makes its rounds again
+        run_search(recipe, resume=resume)
+        told = [json.loads(line) for line in (tmp_path / "run/failures.jsonl").read_text().splitlines()]
+        assert {(line["reward"], line["reason"]) for line in told} == {("dry", "too wet")}
+        assert {line["step"] for line in told} <= {0, 1, 2}
+        samples = [(line["step"], line["sample"]) for line in told]
+        assert all("O" in sample for _, sample in samples)
+        assert len(samples) == len(set(samples)) > 1
+
+
 def test_a_search_with_a_policy_that_writes_smiles_is_pointed_to_optimise(tmp_path: Path) -> None:
     told = "^policy: smiles-zinc is a TokenPolicy, expected one that can start from a finished sample, as policies of graphs"
     with pytest.raises(ValueError, match=f"{told} .*; policies that write SMILES have the command optimise$"):

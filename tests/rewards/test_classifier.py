@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,9 @@ import pytest
 from rdkit import Chem
 from rdkit.Chem import AllChem
 
+from discrete_grpo.benchmarking.runner import benchmark
 from discrete_grpo.domains.molecules import parse
-from discrete_grpo.rewards.classifier import Classifier, classifier_task
+from discrete_grpo.rewards.classifier import CLASSIFIED, Classifier, classifier_task, classifier_tasks
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
 
@@ -140,6 +144,40 @@ def test_wrong_files_are_refused_in_one_line(saved: tuple[Any, Path], tmp_path: 
     pytest.importorskip("onnxruntime")
     with pytest.raises(ValueError, match="is no ONNX file"):
         Classifier(str(tmp_path / "none.onnx"))(["C"])
+
+
+def test_a_folder_gives_the_tasks_whose_classifiers_it_holds(saved: tuple[Any, Path], tmp_path: Path) -> None:
+    shutil.copy(saved[1], tmp_path / "gsk3b.skops")
+    shutil.copy(saved[1], tmp_path / "jnk3.skops")
+    (tmp_path / "jnk3.onnx").write_bytes(b"another kind, which comes second")
+    found = classifier_tasks(tmp_path, trusted=TREE)
+    assert {name: task.score.settings["classifier"] for name, task in found.items()} == {  # type: ignore[attr-defined]
+        "gsk3b": "gsk3b.skops",
+        "jnk3": "jnk3.skops",
+    }
+    assert set(found) < set(CLASSIFIED) == {"drd2", "gsk3b", "jnk3"}
+    (tmp_path / "drd2.pkl").write_bytes(pickle.dumps({}))
+    with pytest.raises(ValueError, match="is a pickle, which runs code"):
+        classifier_tasks(tmp_path)
+    with pytest.raises(ValueError, match=r"^classifiers: '.*absent' holds none of drd2.skops, gsk3b.skops, jnk3.skops"):
+        classifier_tasks(tmp_path / "absent")
+
+
+def test_a_benchmark_has_the_tasks_of_the_user_s_classifiers(tmp_path: Path) -> None:
+    model = forest(np.stack([bits(s, 2048) for s in MOLECULES]))
+    skops_io.dump(model, tmp_path / "jnk3.skops")
+    asked: dict[str, Any] = {"methods": ["random"], "budget": 20, "seeds": [0], "output_dir": tmp_path / "out"}
+    given: dict[str, Any] = {"classifiers": str(tmp_path), "trusted": TREE}
+    (row,) = benchmark("pmo", tasks=["jnk3"], **given, **asked).rows
+    with gzip.open(tmp_path / "out/jobs/pmo/jnk3/random/0/calls.csv.gz", "rt") as file:
+        calls = list(csv.DictReader(file))
+    wanted = model.predict_proba(np.stack([bits(line["smiles"], 2048) for line in calls]))[:, 1]
+    assert [float(line["score"]) for line in calls] == pytest.approx(list(wanted), abs=1e-15)
+    assert row["calls"] == len(calls) == 20
+    assert row["conditions"]["task_settings"]["classifier"] == "jnk3.skops"
+    skops_io.dump(forest(np.stack([bits(s, 2048) for s in MOLECULES[::-1]])), tmp_path / "jnk3.skops")
+    with pytest.raises(ValueError, match=r"the row of jnk3, random, seed 0 was made otherwise \(task_settings"):
+        benchmark("pmo", tasks=["jnk3"], **given, **asked)
 
 
 def test_a_missing_package_is_named(saved: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:

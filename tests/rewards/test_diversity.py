@@ -342,3 +342,10 @@ def test_a_filter_of_smiles_keeps_its_memory_where_molecules_have_positions() ->
     assert filtered([methane]) == [0.0]
     filtered.load_state_dict(first)
     assert filtered([methane]) != [0.0]
+
+
+def test_a_scaffold_that_is_no_molecule_by_itself_counts_as_none() -> None:
+    strange = "C[c-]1cccc1"
+    assert molecule_properties.murcko_scaffold(Chem.MolFromSmiles(strange)) == ""
+    for kind in ("IdenticalMurckoScaffold", "ScaffoldSimilarity"):
+        assert DiversityFilter(qed, kind=kind)([strange, "c1ccccc1C"])[0] == pytest.approx(qed([strange])[0])

@@ -114,3 +114,11 @@ def test_a_missing_package_is_named(receptor: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "vina", None)
     with pytest.raises(ImportError, match=r"docking: needs vina, .* pip install 'discrete-grpo\[docking\]'"):
         Docking(receptor, (0.0, 0.0, 0.0), (9.0, 9.0, 9.0))(["C"])
+
+
+def test_what_a_package_needs_itself_is_named(receptor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "meeko.py").write_text("import a_package_of_meeko\n")
+    monkeypatch.delitem(sys.modules, "meeko")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match="needs a_package_of_meeko, without which meeko does not work"):
+        _ = Docking(receptor, (0.0, 0.0, 0.0), (9.0, 9.0, 9.0)).settings

@@ -23,6 +23,7 @@ from discrete_grpo.rewards.docking_targets import (
     docking_task,
     find_receptor,
     novel_hits,
+    row_numbers,
 )
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.pool import RewardPool
@@ -225,6 +226,33 @@ def test_bad_training_sets_and_lengths_are_named() -> None:
         TrainingSet([])
     with pytest.raises(ValueError, match=r"^reference: 'C1' is no SMILES"):
         TrainingSet(["C", "C1"]).similarity(Chem.MolFromSmiles("C"))
+
+
+def test_a_row_counts_the_hits_that_its_reference_does_not_hold(data: Path) -> None:
+    train, good = data / "train.smi", "O=C(Nc1ccccc1)c1ccncc1"
+    train.write_text("CCCCCCCC\nno molecule\n")
+    samples, scores = [good, *DRUGS[:19]], [11.0, *[3.0] * 18, math.nan]
+    found = row_numbers(docking_task("parp1", data=data, reference=train), samples, scores)
+    wanted = novel_hits(samples, scores, "parp1", ["CCCCCCCC"])
+    assert found == {"novel_hits": 1, "hit_ratio": 1 / 19, "top5_score": None}
+    assert (found["novel_hits"], found["hit_ratio"]) == (wanted.hits, wanted.hit_ratio)
+    assert row_numbers(docking_task("parp1", data=data, reference=train), samples * 2, scores * 2)["top5_score"] == 11.0
+    assert row_numbers(docking_task("parp1", data=data), samples, scores) == dict.fromkeys(found)  # no reference
+    train.write_text(f"{good}\n")
+    assert row_numbers(docking_task("parp1", data=data, reference=train), samples, scores)["novel_hits"] == 0
+    for text, said in (("header\n", "train.smi' holds no molecule"), (None, "train.smi' does not exist")):
+        train.unlink() if text is None else train.write_text(text)
+        with pytest.raises(ValueError, match=f"^reference: .*{said}"):
+            docking_task("parp1", data=data, reference=train)
+
+
+def test_the_reference_is_a_setting_but_no_part_of_the_score(data: Path) -> None:
+    train = data / "train.smi"
+    train.write_text("CCCCCCCC\n")
+    plain, told = docking_task("parp1", data=data), docking_task("parp1", data=data, reference=train)
+    assert reward_identity(plain) == reward_identity(told)
+    assert told.score.settings["reference"] == "train.smi"  # type: ignore[attr-defined]
+    assert "reference" not in plain.score.settings  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(not RECEPTORS.is_dir() or not importlib.util.find_spec("vina"), reason="needs vina and the receptors")

@@ -9,7 +9,7 @@ from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 
 from discrete_grpo.rewards import pmo
-from discrete_grpo.rewards.guacamol import ARIPIPRAZOLE, TASKS, guacamol_score
+from discrete_grpo.rewards.guacamol import ARIPIPRAZOLE, TASKS, guacamol_score, row_numbers
 from discrete_grpo.rewards.identity import reward_identity
 from tests.pmo_definitions import GUACAMOL, PRINTS
 from tests.rewards.test_pmo import INVALID, MOLECULES
@@ -60,3 +60,13 @@ def test_the_score_by_hand() -> None:
         guacamol_score("median_1", [1.0])
     with pytest.raises(ValueError, match="qed"):
         guacamol_score(pmo.TASKS["qed"], [1.0])
+
+
+def test_a_row_counts_each_molecule_once_without_stereo() -> None:
+    task = TASKS["median1"]
+    samples, scores = ["C[C@H](F)Cl", "C[C@@H](F)Cl", "CCO", "CCN", "CCC"], [0.8, 0.9, math.nan, 0.5, 0.4]
+    assert row_numbers(task, samples, scores) == {"guacamol_score": guacamol_score(task, [0.9, 0.5, 0.4])}
+    many = ["C" * k for k in range(1, 200)]
+    values = [1.0 - k / 400 for k in range(199)]
+    assert row_numbers(task, many[::-1], values[::-1]) == {"guacamol_score": guacamol_score(task, values)}
+    assert row_numbers(task, [], []) == {"guacamol_score": 0.0}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import math
 import os
 import random
 import signal
@@ -10,9 +12,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
+import numpy as np
 import pytest
+import torch
 
+from discrete_grpo.core.scoring import Failure
+from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training
+from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.recorder import METRICS, SAMPLES, Recorder, read_metrics, read_samples
 from tests.runs.test_checkpoint_run import Numbers, needs_fork
 
@@ -108,3 +116,16 @@ def test_a_cell_may_be_as_long_as_the_line_of_a_large_graph(tmp_path: Path) -> N
     recorder.record_samples(1, {"sample": ["~" * 300_000, "B"]})
     assert read_samples(tmp_path / "samples.csv.gz")["sample"] == ["~" * 300_000, "B"]
     assert csv.field_size_limit() == limit
+
+
+def test_samples_of_any_kind_are_told_apart_in_the_tables(tmp_path: Path) -> None:
+    drawn: list[Any] = [nx.path_graph(3), nx.star_graph(2), torch.tensor([1.0, 2.0]), np.int64(3), "CCO", None]
+    Recorder(tmp_path).record_samples(
+        1, {"sample": drawn, "reward": [np.float32(0.5), torch.tensor(0.25), 1, True, None, math.nan]}
+    )
+    table = read_samples(tmp_path / "samples.csv.gz")
+    assert table["sample"] == [graph6(drawn[0]), graph6(drawn[1]), "float32[2]([1.0, 2.0])", "3", "CCO", ""]
+    assert table["reward"] == ["0.5", "0.25", "1", "True", "", ""]
+    FailureLog(tmp_path).add(1, {"slow": [Failure(nx.path_graph(3), "late"), Failure(None, "invalid")]})
+    told = [json.loads(line)["sample"] for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
+    assert told == [graph6(nx.path_graph(3)), None]

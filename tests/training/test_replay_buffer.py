@@ -60,7 +60,7 @@ def drawn_after(trainer: GRPOTrainer, size: float = 0.06) -> Generation:
 
 def cut(trainer: GRPOTrainer, drawn: Generation) -> MiniBatches:
     choices = [choose_steps(draws, trainer.config, trainer.sampler.shards[0].generator) for draws in drawn.rows]
-    return trainer._minibatches(drawn.rows, choices, {})
+    return trainer._minibatches(drawn.rows, choices, {}, trainer.config)
 
 
 def memory(trainer: GRPOTrainer) -> ReplayBuffer:

@@ -313,7 +313,8 @@ def _moving_average(values: Sequence[float | None]) -> list[float | None]:
 def _edges(values: np.ndarray, most: int) -> np.ndarray:
     """Bin edges: one bin a whole number where the values are few whole numbers, else Freedman and Diaconis's width."""
     low, high = float(values.min()), float(values.max())
-    if high - low < most and bool(np.all(values == np.round(values))):
+    exact = max(abs(low), abs(high)) < 2**53  # where a float64 tells neighbours apart
+    if exact and high - low < most and bool(np.all(values == np.round(values))):
         return np.arange(low - 0.5, high + 1.0)
     if high == low:
         return np.array([low - abs(low) * 0.05 - 1e-9, high + abs(high) * 0.05 + 1e-9])

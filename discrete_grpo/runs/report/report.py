@@ -76,8 +76,9 @@ def write_report(folder: str | os.PathLike[str], *, render: Callable[[str], str 
 
 def _metrics(run: Path) -> Metrics:
     """The records of a run, or the rounds of a search."""
-    if (run / METRICS).exists():
-        return merged(read_metrics(run))
+    for folder in (run, run / "offline"):  # off-line updates alone
+        if (folder / METRICS).exists():
+            return merged(read_metrics(folder))
     return [{"step": line.get("round"), **line} for line in read_search(run)] if (run / SEARCH).exists() else []
 
 

@@ -1,0 +1,67 @@
+"""Rewards of a run in worker processes: the setting ``reward_workers``, and a line where it would save time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from discrete_grpo.core.processes import is_first
+from discrete_grpo.core.rollout import Reward
+from discrete_grpo.core.scoring import elsewhere, remembers, reward_name
+from discrete_grpo.rewards.pool import RewardPool, usable_cores
+from discrete_grpo.runs.console import print_notes
+
+__all__ = ["in_workers", "tell_slow"]
+
+SLOW = 0.05
+"""Seconds per sample above which a line says that worker processes would save time."""
+WORTH_TELLING = 5.0
+"""Seconds of a whole evaluation below which no line is printed."""
+
+
+@contextmanager
+def in_workers(rewards: Sequence[Reward], workers: int) -> Iterator[list[Reward]]:
+    """The rewards, each in ``workers`` processes until the block ends; 0 leaves all of them in this one.
+
+    A reward that runs elsewhere already stays as it is. So does one whose scores depend on other samples, of the same call or of
+    earlier ones, since each process sees a part of them; a line names it.
+
+    Raises:
+        ValueError: if a reward cannot be sent to another process.
+    """
+    with ExitStack() as pools:
+        yield [_pooled(reward, workers, pools) for reward in rewards] if workers else list(rewards)
+
+
+def _pooled(reward: Reward, workers: int, pools: ExitStack) -> Reward:
+    return pools.enter_context(RewardPool(reward, workers=workers)) if _divisible(reward) else reward
+
+
+def _divisible(reward: Reward) -> bool:
+    if _any(reward, elsewhere):
+        return False
+    if not _apart(reward):
+        if is_first():
+            print_notes([f"reward_workers: {reward_name(reward)} stays in this process, as its scores depend on other samples"])
+        return False
+    return True
+
+
+def _apart(reward: Any) -> bool:
+    """Whether each sample can be scored by itself."""
+    return not _any(reward, lambda one: remembers(one) or getattr(one, "cached_as", one) is None)
+
+
+def _any(reward: Any, test: Callable[[Any], bool]) -> bool:
+    """Whether a reward, or one inside it, passes a test."""
+    return test(reward) or any(_any(one, test) for one in getattr(reward, "inner", ()))
+
+
+def tell_slow(rewards: Sequence[Reward], seconds: float, samples: int) -> None:
+    """Say in a line that ``samples`` samples took ``seconds`` to score, where several processes would be faster."""
+    cores = usable_cores()
+    here = [reward for reward in rewards if not _any(reward, elsewhere) and _apart(reward)]
+    if cores > 1 and here and seconds > WORTH_TELLING and seconds > SLOW * samples:
+        told = f"rewards: {seconds / samples:.2g} s per sample in this process"
+        print_notes([f"{told}; reward_workers={cores} would score in {cores}"])
