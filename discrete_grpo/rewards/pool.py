@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from discrete_grpo.core.checks import check_range
@@ -26,10 +26,11 @@ __all__ = ["RewardPool", "usable_cores"]
 
 @dataclass(frozen=True)
 class _Task:
-    """Some samples of a call, by their indices, and the number of earlier tries."""
+    """Some samples of a call, by their indices, the number of earlier tries, and whether a worker died before it had read them."""
 
     indices: tuple[int, ...]
     tries: int = 0
+    unread: bool = False
 
 
 @dataclass
@@ -208,11 +209,14 @@ class RewardPool:
         task, seat.task = seat.task, None
         try:
             kind, *rest = seat.worker.receive()
-        except EOFError as death:
+        except (EOFError, ConnectionResetError) as death:
             self._remove(seat)
             if task is None:
                 raise RewardError(f"reward {self.name}: a worker could not start: {death}") from None
-            self._failed(job, task, str(death))
+            if isinstance(death, ConnectionResetError) and not task.unread:  # the samples are not to blame, unless it happens again
+                job.todo.appendleft(replace(task, unread=True))
+            else:
+                self._failed(job, task, str(death))
             return
         if kind == "broken":
             self._remove(seat)

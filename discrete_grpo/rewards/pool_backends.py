@@ -34,7 +34,12 @@ class Worker(Protocol):
         ...
 
     def receive(self) -> tuple[Any, ...]:
-        """The message that has arrived. Raises ``EOFError``, saying how, if it died instead."""
+        """The message that has arrived.
+
+        Raises:
+            EOFError: if it died instead, saying how.
+            ConnectionResetError: if it died before it had read what it was asked, where that can be known.
+        """
         ...
 
     def kill(self) -> None:
@@ -83,6 +88,8 @@ class Process:
         """The message that has arrived."""
         try:
             return tuple(self.connection.recv())
+        except ConnectionResetError:  # Linux: its end was closed with something unread
+            raise ConnectionResetError(self._how_it_died()) from None
         except (EOFError, OSError):
             raise EOFError(self._how_it_died()) from None
 

@@ -175,6 +175,42 @@ def test_a_worker_that_died_between_calls_is_replaced_for_nothing() -> None:
         assert before not in after
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere an end that was closed with something unread is not told apart")
+def test_a_worker_that_died_before_it_read_its_samples_costs_nothing() -> None:
+    with RewardPool(pool_rewards.who, workers=1, retries=0) as pool:
+        before = int(pool(["a"])[0] or 0)
+        os.kill(before, signal.SIGSTOP)  # so that it cannot read what it is sent
+        killer = threading.Timer(0.3, os.kill, (before, signal.SIGKILL))
+        killer.start()
+        after = pool(["a", "b"])
+        killer.join()
+        assert None not in after
+        assert before not in after
+        assert pool.take_failures() == []
+
+
+def test_samples_that_no_worker_lives_to_read_are_given_up() -> None:
+    class Dies:
+        messages = 0
+
+        def send(self, samples: list[str], columns: dict[str, list[Any]]) -> None:
+            pass
+
+        def receive(self) -> tuple[Any, ...]:
+            self.messages += 1
+            if self.messages == 1:
+                return ("ready",)
+            raise ConnectionResetError("its worker was killed by SIGKILL")
+
+        def kill(self) -> None:
+            pass
+
+    with RewardPool(pool_rewards.length, workers=1, retries=0) as pool:
+        pool._backend = SimpleNamespace(start=lambda payload: Dies(), wait=lambda workers, timeout: list(workers))  # type: ignore[assignment]
+        assert pool(["a"]) == [None]
+        assert [(f.sample, f.reason) for f in pool.take_failures()] == [("a", "its worker was killed by SIGKILL")]
+
+
 def test_a_reward_that_cannot_be_made_is_told_in_one_line() -> None:
     with RewardPool("tests.pool_rewards.CannotBeMade", workers=2) as pool, pytest.raises(RewardError) as caught:
         score_samples([pool], ["a"])
