@@ -26,8 +26,9 @@ import torch
 from jaxtyping import Float
 
 from benchmarks.common import ROOT, stamp, write_result
+from discrete_grpo.datasets.graph_splits import load_splits
 from discrete_grpo.datasets.molecules import load_molecules
-from discrete_grpo.datasets.synthetic_graphs import NAMED_SETS, load_splits
+from discrete_grpo.datasets.synthetic_graphs import NAMED_SETS
 from discrete_grpo.diffusion.choices import Distortion, KernelName
 from discrete_grpo.domains.molecule_properties import descriptor
 from discrete_grpo.domains.molecules import parse

@@ -30,7 +30,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.common import ROOT, stamp, write_result
-from discrete_grpo.datasets.synthetic_graphs import dataset_from_networkx, load_splits
+from discrete_grpo.datasets.graph_splits import load_splits
+from discrete_grpo.datasets.synthetic_graphs import dataset_from_networkx
 from discrete_grpo.policies.noising import noised, stratified_times
 from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.recipes.loading import load_policy

@@ -24,7 +24,8 @@ import numpy as np
 import torch
 
 from benchmarks.common import ROOT, stamp, write_result
-from discrete_grpo.datasets.synthetic_graphs import NAMED_SETS, load_splits
+from discrete_grpo.datasets.graph_splits import load_splits
+from discrete_grpo.datasets.synthetic_graphs import NAMED_SETS
 from discrete_grpo.diffusion.choices import KernelName
 from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.metrics.graphs import GraphReference, evaluate_folds

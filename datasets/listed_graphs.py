@@ -17,7 +17,8 @@ from jaxtyping import Int, UInt8
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.graph_files import read_graph_objects
-from discrete_grpo.datasets.synthetic_graphs import SPLITS, read_npz
+from discrete_grpo.datasets.graph_splits import read_npz
+from discrete_grpo.datasets.synthetic_graphs import SPLITS
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of
 from discrete_grpo.domains.graph6 import MAX_NODES
 from discrete_grpo.domains.named_graphs import ABSENT, NO_EDGE, Labels, ordered_names

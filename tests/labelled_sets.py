@@ -11,7 +11,8 @@ import torch
 from torch_geometric.data import Data, InMemoryDataset
 
 from discrete_grpo.datasets.graph_files import to_graphml, to_node_link
-from discrete_grpo.datasets.synthetic_graphs import GraphSplits, write_npz
+from discrete_grpo.datasets.graph_splits import write_npz
+from discrete_grpo.datasets.synthetic_graphs import GraphSplits
 from discrete_grpo.domains.named_graphs import to_line
 
 COLOURS, KINDS = ("blue", "deep red", "green"), ("thick", "thin")

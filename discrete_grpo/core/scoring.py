@@ -1,21 +1,22 @@
-"""Calls of rewards: names, checks of lengths and values, errors that name the reward and the sample, unknown values."""
+"""Calls of rewards: checks of lengths and values, errors that name the reward and the sample, unknown values."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.interrupt import watched
+from discrete_grpo.core.reward_arguments import reward_name, reward_names
 from discrete_grpo.core.rollout import Reward
 
 __all__ = [
@@ -25,14 +26,7 @@ __all__ = [
     "Failures",
     "NoScores",
     "RewardError",
-    "check_callables",
-    "check_forgets",
-    "check_some",
-    "elsewhere",
     "finite_number",
-    "remembers",
-    "reward_name",
-    "reward_names",
     "score_one",
     "score_samples",
     "shown_value",
@@ -161,124 +155,6 @@ def _takes(reward: object) -> list[Callable[[], list[Failure]]]:
     own, inner = getattr(reward, "take_failures", None), getattr(reward, "inner", ())
     parts = inner if isinstance(inner, tuple) else ()  # a reward of somebody else may have an attribute of that name
     return [*([own] if callable(own) else []), *(take for part in parts for take in _takes(part))]
-
-
-def remembers(reward: Reward) -> bool:
-    """Whether the values of a reward depend on earlier samples, as those of a diversity filter do.
-
-    Such a reward has a ``state_dict`` that checkpoints store. A network has one too, but its weights do not change.
-    """
-    return callable(getattr(reward, "state_dict", None)) and not isinstance(reward, nn.Module)
-
-
-def check_forgets(reward: Reward) -> None:
-    """Refuse a reward that remembers as a part of another one, whose checkpoints and caches know nothing of its memory.
-
-    Raises:
-        ValueError: naming it.
-    """
-    if remembers(reward):
-        wanted = "expected one that does not; a reward that remembers takes the others inside it"
-        raise ValueError(f"reward: {reward_name(reward)} remembers earlier samples, {wanted}")
-
-
-def elsewhere(reward: Reward) -> bool:
-    """Whether a reward is computed outside of this process, so that a thread that asks it does nothing but wait.
-
-    Such a reward has a true attribute ``elsewhere``, as a pool of worker processes has.
-    """
-    return getattr(reward, "elsewhere", False) is True
-
-
-# -- names
-
-
-def reward_name(reward: object) -> str:
-    """Name of a reward in metrics and tables: its ``name`` or ``__name__``, else the name of its class.
-
-    >>> reward_name(len)
-    'len'
-    """
-    for attribute in ("name", "__name__"):
-        found = getattr(reward, attribute, None)
-        if isinstance(found, str) and found:
-            return found
-    function = getattr(reward, "func", None)  # functools.partial
-    return type(reward).__name__ if function is None else reward_name(function)
-
-
-def as_rewards(given: Any) -> Any:
-    """A reward, or a list of several, as an argument ``reward`` takes them.
-
-    Raises:
-        ValueError: for anything that cannot be called.
-    """
-    if callable(given):
-        return given
-    several = None if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
-    if several is None or not all(map(callable, several)):
-        hint = f"; a name is for the command line, import the function {given}" if isinstance(given, str) else ""
-        raise ValueError(f"reward: {given!r}, expected a function of a list of samples, or a list of such functions{hint}")
-    return several
-
-
-def check_callables(rewards: Sequence[Any], columns: Collection[str] | None = None) -> list[Any]:
-    """The rewards, after a check that each can be called with a list of samples.
-
-    Args:
-        rewards: the rewards.
-        columns: names of the conditions, which each gets as keywords; None where they are not known yet.
-
-    Raises:
-        ValueError: naming the first that cannot.
-    """
-    for reward in rewards:
-        if isinstance(reward, type):
-            raise ValueError(f"reward: {reward.__name__} is a class, expected an instance, such as {reward.__name__}(...)")
-        if not callable(reward):
-            told = repr(reward) if isinstance(reward, str) else f"a {type(reward).__name__}"
-            raise ValueError(f"reward: {told} cannot be called, expected a function of a list of samples")
-        try:
-            signature = inspect.signature(reward)
-        except (ValueError, TypeError):  # such as some functions that are written in C
-            continue
-        try:
-            _bind(signature, columns)
-        except TypeError as error:
-            told = f"{reward_name(reward)}{signature} ({error})"
-            raise ValueError(f"reward: {told}, expected a function of a list of samples and of columns as keywords") from None
-    return list(rewards)
-
-
-def check_some(rewards: Sequence[Any], columns: Collection[str] | None = None) -> list[Any]:
-    """The rewards after :func:`check_callables`, where there is at least one.
-
-    Raises:
-        ValueError: for none, and as :func:`check_callables`.
-    """
-    if not rewards:
-        raise ValueError("reward: an empty list, expected at least one reward")
-    return check_callables(rewards, columns)
-
-
-def _bind(signature: inspect.Signature, columns: Collection[str] | None) -> None:
-    """Raise TypeError where a function cannot be called with samples and these columns, or with any where they are not known."""
-    if columns is None:  # only arguments that can be given as keywords may be columns
-        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        columns = [p.name for p in list(signature.parameters.values())[1:] if p.kind in kinds]
-    signature.bind([], **dict.fromkeys(columns))
-
-
-def reward_names(rewards: Sequence[Reward]) -> list[str]:
-    """The names of several rewards, made distinct by a number where they repeat."""
-    names: list[str] = []
-    for reward in rewards:
-        base = name = reward_name(reward)
-        count = 2
-        while name in names:
-            name, count = f"{base}_{count}", count + 1
-        names.append(name)
-    return names
 
 
 # -- scoring

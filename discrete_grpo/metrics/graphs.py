@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from discrete_grpo.datasets.synthetic_graphs import GraphSplits, read_npz
+from discrete_grpo.datasets.graph_splits import read_npz
+from discrete_grpo.datasets.synthetic_graphs import GraphSplits
 from discrete_grpo.datasets.text_files import MAX_BYTES, column_of, text_lines
 from discrete_grpo.domains import digraph6
 from discrete_grpo.domains.graph6 import MAX_NODES, GraphLike, node_count

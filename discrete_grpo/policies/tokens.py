@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.batch_share import WHOLE, BatchShare, cross_entropy
-from discrete_grpo.core.categorical import Sites, gather, sample
+from discrete_grpo.core.categorical import Sites
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import widen
 from discrete_grpo.core.rollout import Context, Rollout
@@ -25,14 +25,10 @@ from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, PAD, Property, Token
 from discrete_grpo.policies.conditions import check_network, columns_of, property_table
 from discrete_grpo.policies.delegation import network_size, one_line
 from discrete_grpo.policies.grammar import TokenGrammar, along, check_grammar, legal_along
+from discrete_grpo.policies.token_drawing import draw_tokens
 from discrete_grpo.policies.truncation import Truncation, pack_bits, unpack_bits
 
 __all__ = ["TokenPolicy"]
-
-CHECK_EVERY = 8
-"""Tokens between two looks at how many rows are unfinished, on an accelerator: the host waits for the answer."""
-LIVE_SHARE = 0.8
-"""Finished rows leave the batch when fewer than this share of it is unfinished: copying the cache costs time too."""
 
 
 class TokenPolicy(nn.Module):
@@ -178,7 +174,7 @@ class TokenPolicy(nn.Module):
         if not contexts:
             raise ValueError("contexts: none given, expected at least one")
         prompt, properties = self._conditions(contexts)
-        states, logp, length = self._draw(len(contexts), prompt, properties, generator)
+        states, logp, length = draw_tokens(self, len(contexts), prompt, properties, generator)
         if prompt is not None:
             states["prompt"] = prompt.to(states["tokens"].dtype)
         if properties is not None:
@@ -341,61 +337,6 @@ class TokenPolicy(nn.Module):
         if len(ids) > self.max_prompt:
             raise ValueError(f"{self.prompt}: {text!r} has {len(ids)} tokens, expected at most {self.max_prompt}")
         return ids
-
-    def _draw(
-        self, count: int, prompt: Tensor | None, properties: Tensor | None, generator: torch.Generator | None
-    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Tokens and kept sets [B, S, ...], log-probs [B, S] and lengths [B]; finished rows leave the batch on the way."""
-        device = self.device
-        small = torch.uint8 if len(self.tokenizer) <= 256 else torch.int16 if len(self.tokenizer) < 2**15 else torch.int32
-        tokens = torch.full((count, self.max_length), PAD, dtype=small, device=device)
-        logp = torch.zeros(count, self.max_length, dtype=torch.promote_types(self.dtype, torch.float32), device=device)
-        kept: list[Tensor] = []
-        described: list[Tensor] = []
-        length = torch.full((count,), self.max_length, device=device)
-        rows = torch.arange(count, device=device)  # which trajectory each row of the cache belongs to
-        last, live = torch.full((count,), BOS, device=device), torch.ones(count, dtype=torch.bool, device=device)
-        cache = self.network.cache(count, 0 if prompt is None else prompt.shape[1])  # type: ignore[operator]
-        every = 1 if device.type == "cpu" else CHECK_EVERY
-        written = {} if self.grammar is None else self.grammar.start(count, device)
-        for t in range(self.max_length):
-            conditions = (prompt, properties) if t == 0 else (None, None)
-            read = {"features": self.grammar.features(written).unsqueeze(1)} if self.feature_sizes else {}  # type: ignore[union-attr]
-            described += [_on(rows, count, x[:, 0].to(torch.uint8)) for x in read.values()]
-            logits = self.network(last[:, None], *conditions, cache=cache, **read)[:, 0]
-            legal = None if self.grammar is None else self.grammar.legal(written)
-            table, keep = self.tables(logits, torch.full_like(last, t), None, legal)
-            last = torch.where(live, sample(table.exp(), generator), PAD)
-            tokens[rows, t] = last.to(small)
-            logp[rows, t] = torch.where(live, gather(table, last), 0.0)
-            if self.grammar is not None:
-                written = self.grammar.advance(written, last)
-            if self.restricts:
-                kept.append(_on(rows, count, pack_bits(keep)))
-            ended = live & (last == EOS)
-            length[rows] = torch.where(ended, t + 1, length[rows])
-            live = live & ~ended
-            if (t + 1) % every:
-                continue
-            alive = int(live.sum())
-            if alive == 0:
-                break
-            if alive < LIVE_SHARE * len(rows):
-                stay = live.nonzero().squeeze(1)
-                cache.select(stay)
-                rows, last, live = rows[stay], last[stay], live[stay]
-                written = {name: state[stay] for name, state in written.items()}
-        s = int(length.max())
-        states = {"tokens": tokens[:, :s].contiguous()}
-        states |= {name: torch.stack(x[:s], 1) for name, x in {"kept": kept, "features": described}.items() if x}
-        return states, logp[:, :s].contiguous(), length.clamp_max(s)
-
-
-def _on(rows: Int[Tensor, " row"], count: int, values: Tensor) -> Tensor:
-    """Values of some of ``count`` rows, 0 for the others."""
-    found = values.new_zeros(count, *values.shape[1:])
-    found[rows] = values
-    return found
 
 
 def _check_rules(min_length: int, only: Sequence[str] | None) -> None:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from discrete_grpo.core.advantages import sum_rewards
 from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.core.reward_arguments import remembers, reward_names
 from discrete_grpo.core.rollout import Reward
-from discrete_grpo.core.scoring import BudgetExhausted, remembers, reward_names, score_samples, take_failures
+from discrete_grpo.core.scoring import BudgetExhausted, score_samples, take_failures
 from discrete_grpo.recipes.families import Columns, Family
 from discrete_grpo.recipes.reward_workers import tell_slow
 from discrete_grpo.recipes.sample import as_text, plain_columns, sample_policy

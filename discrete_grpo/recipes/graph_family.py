@@ -11,8 +11,8 @@ from typing import Any, cast
 from discrete_grpo.core.checks import told_as
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.graph_files import to_graphml, to_node_link
+from discrete_grpo.datasets.graph_splits import load_splits
 from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits, own_graphs
-from discrete_grpo.datasets.synthetic_graphs import load_splits
 from discrete_grpo.datasets.text_files import column_of, filled_cells, suffix_of
 from discrete_grpo.domains import graph6, labelled_graphs
 from discrete_grpo.domains.graph_validity import Shape

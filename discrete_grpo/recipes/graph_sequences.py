@@ -13,9 +13,10 @@ from typing import Any
 
 from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text
 from discrete_grpo.core.seeding import seeded
+from discrete_grpo.datasets.graph_splits import load_splits
 from discrete_grpo.datasets.graph_tokens import graph_tokens
 from discrete_grpo.datasets.own_graphs import is_own, labelled_splits, own_graphs
-from discrete_grpo.datasets.synthetic_graphs import GraphSplits, load_splits
+from discrete_grpo.datasets.synthetic_graphs import GraphSplits
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.graph6 import MAX_NODES
 from discrete_grpo.domains.graph_sequence_grammar import GraphSequenceGrammar

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from discrete_grpo.core.checks import check_choices, check_fields, check_text
+from discrete_grpo.datasets.graph_splits import load_splits
 from discrete_grpo.datasets.own_digraphs import OwnDigraphs, read_own
 from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits
 from discrete_grpo.datasets.synthetic_graphs import (
@@ -23,7 +24,6 @@ from discrete_grpo.datasets.synthetic_graphs import (
     GraphStatistics,
     dataset_from_networkx,
     graph_statistics,
-    load_splits,
 )
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, ScheduleName

@@ -10,10 +10,12 @@ and Gaussian process are reset, and at every second time they keep everything th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from discrete_grpo.recipes.method_settings import whole_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from discrete_grpo.training.gaussian_process import Features
     from discrete_grpo.training.memory import Remembered, ScoredMemory
 
-__all__ = ["PARTS", "SETTINGS", "check_warm_start", "fill_memory", "parts_of_method"]
+__all__ = ["PARTS", "SETTINGS", "changes_of_method", "check_warm_start", "fill_memory", "parts_of_method"]
 
 SETTINGS: dict[str, Any] = {
     "memory_size": 1024,
@@ -48,6 +50,22 @@ SETTINGS: dict[str, Any] = {
 :class:`~discrete_grpo.training.rounds.RoundsConfig`."""
 PARTS = ("memory_size", "mutation_rate", "kappa", "screen", "objective")
 """Names of the settings that :func:`parts_of_method` takes."""
+
+
+def changes_of_method(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Changes to ``SETTINGS``, where ``objective.name``, as a command line gives it, is a field of the objective.
+
+    >>> changes_of_method({"draws": 1e2, "objective.epsilon": 0.1})
+    {'draws': 100, 'objective': {'epsilon': 0.1}}
+    """
+    found: dict[str, Any] = {}
+    for name, value in (settings or {}).items():
+        group, _, field_name = name.partition(".")
+        if group == "objective" and field_name:
+            found["objective"] = {**found.get("objective", {}), field_name: value}
+        else:
+            found[name] = value
+    return whole_numbers(found, SETTINGS)
 
 
 def parts_of_method(

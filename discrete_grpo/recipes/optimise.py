@@ -16,14 +16,15 @@ from torch import nn
 from discrete_grpo.core.checks import check_options, check_whole, plain_number
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.core.processes import check_one_process
+from discrete_grpo.core.reward_arguments import as_rewards, check_some, remembers, reward_names
 from discrete_grpo.core.rollout import Reward, as_module
-from discrete_grpo.core.scoring import NoScores, RewardError, as_rewards, check_some, remembers, reward_names, take_failures
+from discrete_grpo.core.scoring import NoScores, RewardError, take_failures
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.families import Family, SamplerOptions
-from discrete_grpo.recipes.grpo_memory import PARTS, SETTINGS, check_warm_start, fill_memory, parts_of_method
+from discrete_grpo.recipes.grpo_memory import PARTS, SETTINGS, changes_of_method, check_warm_start, fill_memory, parts_of_method
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
-from discrete_grpo.recipes.method_settings import check_known, check_same, told_within, whole_numbers
+from discrete_grpo.recipes.method_settings import check_known, check_same, told_within
 from discrete_grpo.recipes.molecule_family import MOLECULES
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.reward_changes import tell_changed_rewards
@@ -99,7 +100,7 @@ class OptimiseRecipe:
 
     def _check_settings(self) -> None:
         """Raise ValueError for a setting of the method that is unknown, of another type, or out of its range."""
-        changes = self._changes()
+        changes = changes_of_method(self.settings)
         check_known("settings", changes, SETTINGS)
         check_known("settings: objective", changes.get("objective", {}), SETTINGS["objective"])
         method = self.method()
@@ -118,19 +119,8 @@ class OptimiseRecipe:
 
     def method(self) -> dict[str, Any]:
         """All settings of the method, with the changes; those of the objective change single fields of it."""
-        changes = self._changes()
+        changes = changes_of_method(self.settings)
         return SETTINGS | changes | {"objective": SETTINGS["objective"] | changes.get("objective", {})}
-
-    def _changes(self) -> dict[str, Any]:
-        """The changes to the settings; ``objective.name``, as a command line gives it, is a field of the objective."""
-        found: dict[str, Any] = {}
-        for name, value in (self.settings or {}).items():
-            group, _, field_name = name.partition(".")
-            if group == "objective" and field_name:
-                found["objective"] = {**found.get("objective", {}), field_name: value}
-            else:
-                found[name] = value
-        return whole_numbers(found, SETTINGS)
 
     def rounds_config(self) -> RoundsConfig:
         """The settings of the loop."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from discrete_grpo.core.scoring import reward_names
+from discrete_grpo.core.reward_arguments import reward_names
 from discrete_grpo.rewards.identity import code_identity
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.recorder import REWARDS, write_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from discrete_grpo.core.scoring import reward_name
+from discrete_grpo.core.reward_arguments import reward_name
 
 __all__ = ["check_kind", "kind_of"]
 

@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from discrete_grpo.core.processes import is_first
+from discrete_grpo.core.reward_arguments import elsewhere, remembers, reward_name
 from discrete_grpo.core.rollout import Reward
-from discrete_grpo.core.scoring import elsewhere, remembers, reward_name
 from discrete_grpo.rewards.pool import RewardPool, usable_cores
 from discrete_grpo.runs.console import print_notes
 

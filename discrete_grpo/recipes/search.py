@@ -11,8 +11,9 @@ import torch
 
 from discrete_grpo.core.checks import check_fields, check_range
 from discrete_grpo.core.processes import check_one_process
+from discrete_grpo.core.reward_arguments import check_some
 from discrete_grpo.core.rollout import is_refinable
-from discrete_grpo.core.scoring import check_some, take_failures
+from discrete_grpo.core.scoring import take_failures
 from discrete_grpo.recipes.conditions import prepare_columns, tell_unread
 from discrete_grpo.recipes.families import Family, SamplerOptions, View, check_view, seen_by
 from discrete_grpo.recipes.loading import LoadedPolicy, load

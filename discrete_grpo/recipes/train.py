@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 
 from discrete_grpo.core.checks import check_fields, check_options, check_range, check_whole
+from discrete_grpo.core.reward_arguments import as_rewards, check_callables, reward_names
 from discrete_grpo.core.rollout import Reward
-from discrete_grpo.core.scoring import as_rewards, check_callables, reward_names
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
 from discrete_grpo.recipes.before_and_after import MEMORIES, Evaluations, Memories, Results
 from discrete_grpo.recipes.conditions import check_read, column_names, prepare_columns, read_columns, tell_unread

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from discrete_grpo.core.scoring import check_forgets, reward_name, score_one
+from discrete_grpo.core.reward_arguments import check_forgets, reward_name
+from discrete_grpo.core.scoring import score_one
 
 __all__ = ["WeightedSum"]
 

@@ -17,7 +17,8 @@ from rdkit.Chem import rdFingerprintGenerator
 from rdkit.Chem.Scaffolds import MurckoScaffold
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.scoring import check_forgets, reward_name, score_one
+from discrete_grpo.core.reward_arguments import check_forgets, reward_name
+from discrete_grpo.core.scoring import score_one
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.penalties import PENALTIES, Penalty

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from discrete_grpo.core.scoring import check_forgets, reward_name
+from discrete_grpo.core.reward_arguments import check_forgets, reward_name
 from discrete_grpo.domains.named_graphs import Labels, to_networkx, to_pyg
 
 __all__ = ["GraphView", "View"]

@@ -22,8 +22,10 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from discrete_grpo.core.scoring import check_forgets, reward_name, score_one
-from discrete_grpo.datasets.synthetic_graphs import GraphSplits, load_splits
+from discrete_grpo.core.reward_arguments import check_forgets, reward_name
+from discrete_grpo.core.scoring import score_one
+from discrete_grpo.datasets.graph_splits import load_splits
+from discrete_grpo.datasets.synthetic_graphs import GraphSplits
 from discrete_grpo.domains.graph_statistics import (
     SIGMA,
     Descriptor,

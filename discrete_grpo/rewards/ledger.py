@@ -24,8 +24,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discrete_grpo.core.checks import check_whole
+from discrete_grpo.core.reward_arguments import reward_names
 from discrete_grpo.core.rollout import Reward
-from discrete_grpo.core.scoring import BudgetExhausted, reward_names, score_one
+from discrete_grpo.core.scoring import BudgetExhausted, score_one
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.sample_text import sample_text
 from discrete_grpo.rewards.cache import ScoreCache, check_cache_file

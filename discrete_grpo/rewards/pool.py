@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.scoring import Failure, Failures, RewardError, check_forgets, reward_name
+from discrete_grpo.core.reward_arguments import check_forgets, reward_name
+from discrete_grpo.core.scoring import Failure, Failures, RewardError
 from discrete_grpo.rewards.pool_backends import LocalProcesses, RayActors, Worker, Workers
 from discrete_grpo.rewards.pool_worker import find
 

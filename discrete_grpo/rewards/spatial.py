@@ -20,7 +20,8 @@ from rdkit.Chem import rdMolAlign, rdShapeHelpers
 from rdkit.rdBase import BlockLogs
 
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.scoring import remembers, reward_name, score_one
+from discrete_grpo.core.reward_arguments import remembers, reward_name
+from discrete_grpo.core.scoring import score_one
 from discrete_grpo.domains.force_field import relax
 from discrete_grpo.domains.spatial_files import from_sdf
 from discrete_grpo.domains.spatial_geometry import midi_stable, octet_stable

@@ -16,8 +16,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from discrete_grpo.core.reward_arguments import elsewhere
 from discrete_grpo.core.rollout import Policy, Reward, Rollout, SizeDrawer, group_contexts, is_observer
-from discrete_grpo.core.scoring import Accounts, Failure, elsewhere, score_samples, take_failures
+from discrete_grpo.core.scoring import Accounts, Failure, score_samples, take_failures
 from discrete_grpo.training.background import Job
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup

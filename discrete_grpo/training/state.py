@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,16 +15,26 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from discrete_grpo.core.entropy import EntropyController
+from discrete_grpo.core.reward_arguments import remembers, reward_names
 from discrete_grpo.core.rollout import Policy, Reward
-from discrete_grpo.core.scoring import Accounts, remembers
-from discrete_grpo.runs.checkpoint import CheckpointError, tensors_to_cpu
+from discrete_grpo.core.scoring import Accounts
+from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, load_training, tensors_to_cpu
+from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.lora import current_names
 from discrete_grpo.training.optim import mix_reference
 from discrete_grpo.training.patience import Patience
 from discrete_grpo.training.sampler import GroupSampler
 
-__all__ = ["RunState", "check_device_kind", "global_state", "restore_global_state", "restore_weights"]
+__all__ = [
+    "RunState",
+    "check_device_kind",
+    "checkpoints_of",
+    "global_state",
+    "restore_global_state",
+    "restore_weights",
+    "stored_state",
+]
 
 
 def restore_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
@@ -61,6 +72,44 @@ def check_device_kind(state: Mapping[str, Any], generator: torch.Tensor, device:
             f"device: {device.type}, expected {kind} as in the run to resume, {said}; "
             "resume there, or begin a new run from its weights"
         )
+
+
+def checkpoints_of(run: str | Path | None, config: GRPOConfig) -> Checkpoints | None:
+    """The checkpoints of a run folder; None without a folder.
+
+    Raises:
+        ValueError: where the best policy is wanted at the end and there is no folder to keep it in.
+    """
+    if run is None:
+        if config.load_best_model_at_end:
+            raise ValueError("load_best_model_at_end: True, expected a run folder that keeps checkpoints (run=...)")
+        return None
+    best = {"metric_for_best_model": config.metric_for_best_model, "greater_is_better": config.greater_is_better}
+    return Checkpoints(run, config.save_total_limit, **best)  # type: ignore[arg-type]
+
+
+def stored_state(checkpoints: Checkpoints | None, rewards: Sequence[Reward], device: torch.device) -> dict[str, Any]:
+    """The training state of the newest checkpoint of a run.
+
+    Args:
+        checkpoints: those of the run; None where it has no folder.
+        rewards: rewards with which it goes on.
+        device: device on which it goes on.
+
+    Raises:
+        ValueError: without a folder, for another kind of device, or for rewards of other names.
+        CheckpointError: for a checkpoint of another version.
+    """
+    if checkpoints is None:
+        raise ValueError("resume: True, expected a run folder to resume from (run=...)")
+    state = load_training(checkpoints.latest())
+    if "shards" not in state:
+        raise CheckpointError(f"{checkpoints.latest()}: made by another version, which this one cannot go on from")
+    check_device_kind(state, state["shards"][0]["generator"], device)
+    if state["rewards"] != reward_names(rewards):
+        named = ", ".join(reward_names(rewards))
+        raise ValueError(f"reward_funcs: {named}, expected {', '.join(state['rewards'])} as in the run to resume")
+    return state
 
 
 def global_state() -> dict[str, Any]:

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from discrete_grpo.core.interrupt import Interrupted, interruptible
+from discrete_grpo.core.reward_arguments import remembers, reward_names
 from discrete_grpo.core.rollout import Policy, Reward, as_module
 from discrete_grpo.core.sample_metrics import SampleMetrics
-from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError, remembers, reward_names
-from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, load_training, load_weights, tensors_to_cpu
+from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError
+from discrete_grpo.runs.checkpoint import Checkpoints, load_weights, tensors_to_cpu
 from discrete_grpo.runs.trackers import Tracker
 from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.config import GRPOConfig
@@ -38,7 +39,7 @@ from discrete_grpo.training.pass_size import memory_advice, with_passes
 from discrete_grpo.training.patience import calls_made, new_patience
 from discrete_grpo.training.rollout_queue import cut_as_before, cut_of, load_old, queue_states, read_rows
 from discrete_grpo.training.sampler import GroupSampler, check_shards, make_shards, num_shards
-from discrete_grpo.training.state import RunState, check_device_kind
+from discrete_grpo.training.state import RunState, checkpoints_of, stored_state
 from discrete_grpo.training.update import Learner, check_scorer, trajectory_kl
 
 __all__ = ["GRPOTrainer"]
@@ -95,8 +96,8 @@ class GRPOTrainer:
         self.module: nn.Module = as_module(policy).to(self.accelerator.device).eval()  # the same mode for sampling and scoring
         module = self.module
         self.processes.copy_from_first([*module.parameters(), *module.buffers()])  # one of your own may begin with others
-        self.checkpoints = _checkpoints(run, config)
-        stored = self._stored() if resume else None
+        self.checkpoints = checkpoints_of(run, config)
+        stored = stored_state(self.checkpoints, self.rewards, self.accelerator.device) if resume else None
         if self.checkpoints is not None and not resume:
             self.checkpoints.check_new()
         self.bf16 = self._decide_bf16(None if stored is None else stored.get("bf16"))
@@ -374,19 +375,6 @@ class GRPOTrainer:
             self.step, self.best_policy, metadata=metadata, training=tensors_to_cpu(state), lines=lines
         )
 
-    def _stored(self) -> dict[str, Any]:
-        """The training state of the newest checkpoint."""
-        if self.checkpoints is None:
-            raise ValueError("resume: True, expected a run folder to resume from (run=...)")
-        state = load_training(self.checkpoints.latest())
-        if "shards" not in state:
-            raise CheckpointError(f"{self.checkpoints.latest()}: made by another version, which this one cannot go on from")
-        check_device_kind(state, state["shards"][0]["generator"], self.accelerator.device)
-        if state["rewards"] != reward_names(self.rewards):
-            named = ", ".join(reward_names(self.rewards))
-            raise ValueError(f"reward_funcs: {named}, expected {', '.join(state['rewards'])} as in the run to resume")
-        return state
-
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.step = int(state["step"])
         self.state.restore(state)
@@ -405,12 +393,3 @@ class GRPOTrainer:
         self.pending = self._minibatches([rows for rows, _ in read], [choice for _, choice in read], state["shared"], config)
         load_old(self.pending, kept, self.accelerator.device)
         self.pending.done = int(state["done"])
-
-
-def _checkpoints(run: str | Path | None, config: GRPOConfig) -> Checkpoints | None:
-    if run is None:
-        if config.load_best_model_at_end:
-            raise ValueError("load_best_model_at_end: True, expected a run folder that keeps checkpoints (run=...)")
-        return None
-    best = {"metric_for_best_model": config.metric_for_best_model, "greater_is_better": config.greater_is_better}
-    return Checkpoints(run, config.save_total_limit, **best)  # type: ignore[arg-type]

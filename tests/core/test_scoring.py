@@ -18,19 +18,8 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.core.interrupt import interruptible
-from discrete_grpo.core.scoring import (
-    Failures,
-    RewardError,
-    as_rewards,
-    check_callables,
-    check_some,
-    finite_number,
-    reward_name,
-    reward_names,
-    score_one,
-    score_samples,
-    take_failures,
-)
+from discrete_grpo.core.reward_arguments import as_rewards, check_callables, check_some, reward_name, reward_names
+from discrete_grpo.core.scoring import Failures, RewardError, finite_number, score_one, score_samples, take_failures
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.molecules import Target
 

@@ -19,10 +19,11 @@ import torch
 from discrete_grpo.cli import main
 from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.convert import from_networkx
+from discrete_grpo.datasets.graph_splits import read_npz
 from discrete_grpo.datasets.molecules import MAX_ATOMS, dataset_from_smiles, load_molecules
 from discrete_grpo.datasets.reading import read_smiles
 from discrete_grpo.datasets.smiles import load_smiles
-from discrete_grpo.datasets.synthetic_graphs import dataset_from_networkx, read_npz
+from discrete_grpo.datasets.synthetic_graphs import dataset_from_networkx
 from discrete_grpo.datasets.text import read_lines
 from discrete_grpo.domains.graphs import GraphBatch, PackedGraphs
 from discrete_grpo.domains.molecules import encode

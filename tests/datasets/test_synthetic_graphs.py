@@ -9,20 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from discrete_grpo.datasets.graph_splits import load_splits, read_npz, write_npz
 from discrete_grpo.datasets.synthetic_graphs import (
     NAMED_SETS,
     GraphSplits,
     dataset_from_networkx,
     erdos_renyi,
     graph_statistics,
-    load_splits,
     make_splits,
     planar,
-    read_npz,
     stochastic_block_model,
     tree,
     two_communities,
-    write_npz,
 )
 
 

@@ -9,7 +9,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from discrete_grpo.datasets.synthetic_graphs import planar, read_npz, tree
+from discrete_grpo.datasets.graph_splits import read_npz
+from discrete_grpo.datasets.synthetic_graphs import planar, tree
 from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.domains.graph_statistics import (
     DESCRIPTORS,

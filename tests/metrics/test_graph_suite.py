@@ -11,7 +11,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from discrete_grpo.datasets.synthetic_graphs import GraphSplits, load_splits
+from discrete_grpo.datasets.graph_splits import load_splits
+from discrete_grpo.datasets.synthetic_graphs import GraphSplits
 from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.metrics import graph_suite
 from discrete_grpo.metrics.graph_suite import graphs

@@ -8,7 +8,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from discrete_grpo.datasets.synthetic_graphs import GraphSplits, tree, write_npz
+from discrete_grpo.datasets.graph_splits import write_npz
+from discrete_grpo.datasets.synthetic_graphs import GraphSplits, tree
 from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.domains.graph_statistics import DESCRIPTORS, mmd
 from discrete_grpo.metrics.graphs import GraphReference, distances, evaluate, evaluate_folds, ratio, read_graphs, sample_metrics

@@ -9,7 +9,7 @@ import pytest
 
 from discrete_grpo import evaluate
 from discrete_grpo.cli import main
-from discrete_grpo.datasets.synthetic_graphs import load_splits
+from discrete_grpo.datasets.graph_splits import load_splits
 from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.metrics import chemnet
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from discrete_grpo import GRPOConfig, PretrainConfig, RewardError
-from discrete_grpo.datasets.synthetic_graphs import read_npz
+from discrete_grpo.datasets.graph_splits import read_npz
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.schedules import PolydecDistortion
 from discrete_grpo.domains import graph6 as topology

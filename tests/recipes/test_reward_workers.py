@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.core.scoring import reward_name
+from discrete_grpo.core.reward_arguments import reward_name
 from discrete_grpo.recipes import reward_workers
 from discrete_grpo.recipes.optimise import OptimiseRecipe
 from discrete_grpo.recipes.reward_workers import in_workers, tell_slow

@@ -87,6 +87,7 @@ KEEPERS = {
         "metrics.graph_classes",
         "recipes.graph_objects",
         "runs.report.arrows",
+        "datasets.graph_splits",
         "datasets.synthetic_graphs",
         "domains.graph_statistics",
         "domains.isomorphism",

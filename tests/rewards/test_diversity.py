@@ -14,8 +14,9 @@ from rdkit import Chem, DataStructs
 from rdkit.Chem.AtomPairs import Pairs
 from rdkit.Chem.Scaffolds import MurckoScaffold
 
+from discrete_grpo.core.reward_arguments import remembers, reward_name
 from discrete_grpo.core.rollout import Reward
-from discrete_grpo.core.scoring import RewardError, remembers, reward_name, score_samples, take_failures
+from discrete_grpo.core.scoring import RewardError, score_samples, take_failures
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule

@@ -10,7 +10,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from discrete_grpo.datasets.synthetic_graphs import load_splits
+from discrete_grpo.datasets.graph_splits import load_splits
 from discrete_grpo.domains.graph6 import adjacency, from_graph6, graph6
 from discrete_grpo.rewards.graph_tasks import QUANTITIES, TASKS, GraphScore, Quantity
 from discrete_grpo.rewards.identity import reward_identity

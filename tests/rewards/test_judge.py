@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.core.scoring import RewardError, reward_name, score_samples
+from discrete_grpo.core.reward_arguments import reward_name
+from discrete_grpo.core.scoring import RewardError, score_samples
 from discrete_grpo.datasets.text import LabelledText
 from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.models.encoder import Encoder, EncoderConfig, PooledEncoder

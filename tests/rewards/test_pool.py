@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from discrete_grpo.core.scoring import RewardError, reward_name, score_samples
+from discrete_grpo.core.reward_arguments import reward_name
+from discrete_grpo.core.scoring import RewardError, score_samples
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.ledger import Ledger
@@ -206,7 +207,7 @@ def test_samples_that_no_worker_lives_to_read_are_given_up() -> None:
             pass
 
     with RewardPool(pool_rewards.length, workers=1, retries=0) as pool:
-        pool._backend = SimpleNamespace(start=lambda payload: Dies(), wait=lambda workers, timeout: list(workers))  # type: ignore[assignment]
+        pool._backend = SimpleNamespace(start=lambda payload: Dies(), wait=lambda workers, timeout: list(workers))
         assert pool(["a"]) == [None]
         assert [(f.sample, f.reason) for f in pool.take_failures()] == [("a", "its worker was killed by SIGKILL")]
 

@@ -11,7 +11,8 @@ import pytest
 from rdkit import Chem
 from rdkit.Chem import QED, Crippen, Descriptors
 
-from discrete_grpo.core.scoring import RewardError, reward_name, score_samples
+from discrete_grpo.core.reward_arguments import reward_name
+from discrete_grpo.core.scoring import RewardError, score_samples
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.molecules import (
     InRange,

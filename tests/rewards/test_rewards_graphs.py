@@ -10,8 +10,10 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from discrete_grpo.core.scoring import RewardError, reward_name, score_samples
-from discrete_grpo.datasets.synthetic_graphs import GraphSplits, planar, tree, write_npz
+from discrete_grpo.core.reward_arguments import reward_name
+from discrete_grpo.core.scoring import RewardError, score_samples
+from discrete_grpo.datasets.graph_splits import write_npz
+from discrete_grpo.datasets.synthetic_graphs import GraphSplits, planar, tree
 from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.domains.graph_statistics import SIGMA, clustering, degree, mmd, orbit
 from discrete_grpo.rewards.graphs import (

@@ -12,7 +12,8 @@ import pytest
 from rdkit import Chem
 from rdkit.Chem import rdForceFieldHelpers, rdMolAlign, rdMolTransforms, rdShapeHelpers
 
-from discrete_grpo.core.scoring import reward_name, score_samples
+from discrete_grpo.core.reward_arguments import reward_name
+from discrete_grpo.core.scoring import score_samples
 from discrete_grpo.datasets.spatial import conformers
 from discrete_grpo.domains.spatial_files import to_sdf
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, to_mol

@@ -20,9 +20,9 @@ import torch
 import yaml
 
 from discrete_grpo.cli import main
+from discrete_grpo.datasets.graph_splits import read_npz
 from discrete_grpo.datasets.molecules import load_molecules
 from discrete_grpo.datasets.smiles import load_smiles
-from discrete_grpo.datasets.synthetic_graphs import read_npz
 from discrete_grpo.importers.lightning import read_lightning
 from discrete_grpo.importers.tensors import read_json, read_pickle
 from discrete_grpo.rewards.cache import ScoreCache
