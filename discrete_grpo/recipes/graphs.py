@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from discrete_grpo.core.checks import check_choices, check_fields, check_text
+from discrete_grpo.core.description import describe
 from discrete_grpo.datasets.graph_splits import load_splits
 from discrete_grpo.datasets.own_digraphs import OwnDigraphs, read_own
 from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits
@@ -116,7 +117,8 @@ def graph_policy(
     """
     shares = ((1.0,), stats.edge_marginal)
     decode, encode = topology.batch_to_graph6, topology.graphs_to_batch
-    return diffusion_policy(shares, stats.node_counts, network, options, decode=decode, encode=encode, seed=seed)
+    made = diffusion_policy(shares, stats.node_counts, network, options, decode=decode, encode=encode, seed=seed)
+    return describe(made, {"kind": "graphs"})
 
 
 def own_graph_policy(
@@ -144,7 +146,8 @@ def own_graph_policy(
         encode: Callable[[Sequence[Any]], GraphBatch] = topology.graphs_to_batch
     else:
         decode, encode = partial(batch_to_lines, labels=labels), partial(lines_to_batch, labels=labels)
-    return diffusion_policy(shares, counts, network, options, decode=decode, encode=encode, seed=seed)
+    made = diffusion_policy(shares, counts, network, options, decode=decode, encode=encode, seed=seed)
+    return describe(made, {"kind": "graphs"} | ({} if labels.plain else {"labels": labels.to_json()}))
 
 
 def _own_graphs(recipe: PretrainGraphsRecipe) -> OwnGraphs | OwnDigraphs:

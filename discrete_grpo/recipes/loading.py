@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from discrete_grpo.core.description import describe, description
 from discrete_grpo.core.rollout import as_module
 from discrete_grpo.recipes.families import Family, SamplerOptions, family_of, innermost
 from discrete_grpo.runs import checkpoint
@@ -117,7 +118,7 @@ def _imported(module: str, name: str) -> Any:
 
 
 def policy_object(policy: Any, options: SamplerOptions | None = None) -> LoadedPolicy:
-    """A policy that the caller made, with the family that its attribute ``family`` names; else its samples are any text.
+    """A policy that the caller made or loaded, with the family that it is described with or that its attribute ``family`` names.
 
     Raises:
         TypeError: if it is no ``nn.Module`` with the methods of a policy and ``init_args``.
@@ -127,13 +128,31 @@ def policy_object(policy: Any, options: SamplerOptions | None = None) -> LoadedP
         raise TypeError(f"policy: {type(policy).__name__} has no {' and no '.join(missing)}, expected a policy")
     if not (hasattr(policy, "sites") or hasattr(policy, "score")):
         raise TypeError(f"policy: {type(policy).__name__} has neither sites nor score, expected a policy")
-    inner = innermost(policy)
+    inner, told = innermost(policy), description(policy)
+    if told and (found := _as_described(module, told, options or SamplerOptions())) is not None:
+        return found
     kept = getattr(inner, "decode", None) is not None
     family = family_of({"kind": "graphs" if hasattr(inner, "node_kernel") and not kept else "samples"}, policy)
     changed = with_sampler(module, options or SamplerOptions())
     if not kept:
         family.decode(changed, {})
     return LoadedPolicy(changed.eval(), family, {"kind": family.name})
+
+
+def _as_described(policy: Any, told: Mapping[str, Any], options: SamplerOptions) -> LoadedPolicy | None:
+    """A policy with the decoder that its description asks for; None where it has been given another one since."""
+    family, changed = family_of(told, policy), with_sampler(policy, options)
+    own = getattr(innermost(changed), "decode", None)
+    family.decode(changed, told)
+    if own is not None and _function(own) is not _function(innermost(changed).decode):
+        innermost(changed).decode = own
+        return None
+    return LoadedPolicy(changed.eval(), family, {**told, "kind": family.name})
+
+
+def _function(decode: Any) -> Any:
+    """The function behind a decoder with arguments."""
+    return getattr(decode, "func", decode)
 
 
 def _from_checkpoint(folder: Path, options: SamplerOptions | None, trusted: Sequence[str] = ()) -> LoadedPolicy:
@@ -147,7 +166,7 @@ def _from_checkpoint(folder: Path, options: SamplerOptions | None, trusted: Sequ
         raise CheckpointError(str(error).replace("checkpoint: it", f"checkpoint: {folder}", 1)) from error
     if family.name != "molecules" and "kind" not in metadata:
         metadata["kind"] = family.name
-    return LoadedPolicy(changed.eval(), family, metadata)
+    return LoadedPolicy(describe(changed, {"kind": family.name, **metadata}).eval(), family, metadata)
 
 
 def _made(found: Any, name: str, seed: int) -> Any:
@@ -197,7 +216,7 @@ def _rebuilt(policy: Any, change: Callable[[Any], Mapping[str, Any]]) -> Any:
         return type(policy)(**policy.init_args() | {"policy": _rebuilt(policy.policy, change)}).eval()
     made = type(policy)(**policy.init_args() | change(policy))
     made.load_state_dict(policy.state_dict())
-    for name in ("decode", "encode"):
+    for name in ("decode", "encode", "sample_metadata"):
         if hasattr(policy, name):
             setattr(made, name, getattr(policy, name))
     return made.eval()

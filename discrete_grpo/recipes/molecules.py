@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from discrete_grpo.core.description import describe
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.downloads import DOWNLOADS, download
 from discrete_grpo.datasets.molecules import MoleculeStatistics
@@ -64,7 +65,7 @@ def molecule_policy(
     Raises:
         ValueError: if a network of your own cannot be called so or returns something of another shape.
     """
-    return diffusion_policy(
+    policy = diffusion_policy(
         (stats.node_marginal, stats.edge_marginal),
         stats.node_counts,
         network,
@@ -76,6 +77,7 @@ def molecule_policy(
         encode=chemistry.encoder(stats.vocabulary, len(stats.edge_marginal)),
         seed=seed,
     )
+    return describe(policy, {"kind": "molecules", "statistics": stats.to_json()})
 
 
 def data_file(name: str) -> Path:

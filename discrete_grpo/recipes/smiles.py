@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from discrete_grpo.core.checks import check_fields, check_range, check_text
+from discrete_grpo.core.description import describe
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.enumeration import enumerated_smiles
 from discrete_grpo.datasets.molecules import property_scales
@@ -115,7 +116,7 @@ def smiles_policy(
     with seeded(seed):
         network = GPT(config)
     prompt = "scaffold" if scaffold else None
-    return TokenPolicy(
+    policy = TokenPolicy(
         network,
         tokenizer,
         max_length=max_length,
@@ -125,6 +126,7 @@ def smiles_policy(
         truncation=Truncation(temperature),
         decode=canonical_samples,
     )
+    return describe(policy, {"kind": "molecules"})
 
 
 class _Data(NamedTuple):

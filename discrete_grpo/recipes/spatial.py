@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from discrete_grpo.core.checks import check_fields, check_range, check_text
+from discrete_grpo.core.description import describe
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.reading import SUFFIXES, read_smiles
 from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
@@ -115,7 +116,7 @@ def spatial_policy(
     with seeded(seed):
         network = EquivariantTransformer(config)
     diffusion = GaussianDiffusion(CosineSchedule(exponent=space), options.min_std)
-    return FieldPolicy(
+    policy = FieldPolicy(
         network,
         fields[:2],
         fields[2:],
@@ -125,6 +126,7 @@ def spatial_policy(
         decode=partial(decode, stats=stats),
         encode=partial(encode, stats=stats),
     )
+    return describe(policy, {"kind": "spatial", "statistics": stats.to_json()})
 
 
 # -- pretraining

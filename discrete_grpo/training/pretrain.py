@@ -23,6 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from discrete_grpo.core.description import description
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.core.precision import place, widen
 from discrete_grpo.core.seeding import seeded
@@ -135,7 +136,7 @@ class Pretrainer:
         if len(data) == 0:
             raise ValueError("data: 0 samples, expected at least one")
         self.config, self.data, self.evaluate = config, data, evaluate
-        self.metadata = {**(metadata or {}), "date": datetime.date.today().isoformat()}
+        self.metadata = {**description(policy), **(metadata or {}), "date": datetime.date.today().isoformat()}
         self.run = Path(run)
         self.accelerator = accelerator()
         self.processes = ProcessGroup(self.accelerator)

@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from discrete_grpo.core.description import description
 from discrete_grpo.core.interrupt import Interrupted, interruptible
 from discrete_grpo.core.reward_arguments import remembers, reward_names
 from discrete_grpo.core.rollout import Policy, Reward, as_module
@@ -59,7 +60,7 @@ class GRPOTrainer:
         run: folder for metrics, samples and checkpoints; None writes nothing to disk.
         sample_metrics: function that computes extra metrics from the samples of a generation, such as their validity, in the
             first process; a :class:`~discrete_grpo.core.sample_metrics.SampleMetrics` has each process describe its own.
-        metadata: JSON values that every checkpoint stores.
+        metadata: JSON values that every checkpoint stores, beside what the policy has been described with.
         resume: whether to continue the run in folder ``run`` from its newest checkpoint.
         ledger: counter of reward calls, which ends the run when a budget is used up; see
             :class:`~discrete_grpo.rewards.ledger.Ledger`. None means that calls are not counted.
@@ -89,7 +90,8 @@ class GRPOTrainer:
         self.processes = ProcessGroup(self.accelerator)
         self._check(columns)
         check_determinism(config.full_determinism, self.accelerator.device)
-        self.metadata, self.ledger, self.sample_metrics = dict(metadata or {}), ledger, sample_metrics
+        self.metadata = {**description(policy), **(metadata or {})}
+        self.ledger, self.sample_metrics = ledger, sample_metrics
         check_scorer(policy, config)
         self.policy = policy
         self.controller = entropy_controller(config)
