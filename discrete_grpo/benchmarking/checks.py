@@ -148,7 +148,9 @@ def check_policy_fits(name: str, loaded: Any, methods: Sequence[Method], tasks: 
     kind = policy_kind(loaded.policy)
     for method in methods:
         if method.families and kind not in method.families:
-            raise ValueError(f"policy: {name} is a {kind} policy, expected {' or '.join(method.families)} for method {method.name}")
+            told = f"a {kind} policy" if kind != "other" else f"a {type(loaded.policy).__name__}"
+            wanted = f"expected a policy of {' or '.join(method.families)} for method {method.name}"
+            raise ValueError(f"policy: {name} is {told}, {wanted}")
         if method.settings.get("passes") and method.name in METHODS and not is_replayable(loaded.policy):
             wanted = f"expected one with a method rollout_of for method {method.name}, which learns from remembered samples"
             raise ValueError(f"policy: {name} is a {kind} policy and learns from its own draws alone, {wanted}")

@@ -28,6 +28,10 @@ class KnownReward(NamedTuple):
     signature: str
 
 
+WORDS = {"spatial": "molecules in space", "digraphs": "directed graphs"}
+"""What samples of a kind are called, where it is not the name of the kind."""
+
+
 def known_rewards() -> dict[str, KnownReward]:
     """The public rewards of this package by name, read from their source without importing them."""
     found = public_rewards().values()
@@ -45,7 +49,7 @@ def _bundled() -> dict[str, dict[str, str]]:
         if kind in ("judge", "classifier"):
             found["bundled judges and classifiers"][place.name] = f"a {kind}, {trained}"
         else:
-            found["bundled policies"][place.name] = f"a policy of {kind}, {trained}"
+            found["bundled policies"][place.name] = f"a policy of {WORDS.get(kind, kind)}, {trained}"
     return found
 
 

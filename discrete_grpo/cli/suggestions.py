@@ -52,7 +52,8 @@ OTHER_NAMES: dict[str, str] = {
     "guidance": "guidance_scale cfg_scale cfg guidance_weight",
     "temperature": "temp sampling_temperature",
     "max_oracle_calls": "oracle_budget budget max_oracle n_oracle max_calls",
-    "max_length": "max_len max_seq_len max_new_tokens max_completion_length",
+    "max_length": "max_len max_seq_len max_new_tokens max_completion_length max_prompt_length",
+    "checkpoint_layers": "gradient_checkpointing",
     "data": "dataset dataset_path data_path dataset_name train_file train_data smiles_file smi_path",
     "smiles_column": "smiles_col smiles_key",
     "layers": "n_layers n_layer num_layers depth num_hidden_layers",
@@ -68,10 +69,17 @@ and REINVENT give them."""
 STAND_INS = {"generation_batch_size": "batch_size", "per_device_batch_size": "batch_size", "num_generations": "n"}
 """The name of an option in a command that has none of the usual name."""
 
-NO_FIELD = dict.fromkeys(
-    ("gamma", "discount", "gae_lambda", "lam", "vf_coef", "value_coef", "value_loss_coef", "critic_lr", "cliprange_value"),
-    "GRPO has no value function and no discount",
-)
+NO_FIELD = {
+    **dict.fromkeys(
+        ("gamma", "discount", "gae_lambda", "lam", "vf_coef", "value_coef", "value_loss_coef", "critic_lr", "cliprange_value"),
+        "GRPO has no value function and no discount",
+    ),
+    **dict.fromkeys(("adam_epsilon", "adam_eps"), "Adam's epsilon is that of torch"),
+    **dict.fromkeys(("logging_steps", "logging_strategy", "log_every", "log_completions"), "every update and sample is logged"),
+    **dict.fromkeys(("eval_steps", "eval_strategy", "eval_every"), "a run is evaluated before and after training"),
+    "disable_dropout": "networks are always in eval mode",
+    "mask_truncated_completions": "texts that end at max_length count like all others",
+}
 
 
 def right_field(key: str, names: Sequence[str]) -> str:
@@ -84,7 +92,7 @@ def right_field(key: str, names: Sequence[str]) -> str:
         return f"did you mean {(same or found)[0]!r}?"
     if leaf in NO_FIELD:
         return f"{NO_FIELD[leaf]}, so there is no such setting"
-    return did_you_mean(plain, names, cutoff=0.5) or f"known: {', '.join(names)}"
+    return did_you_mean(plain, names, cutoff=0.7) or f"known: {', '.join(names)}"
 
 
 def _known_as(leaf: str) -> set[str]:

@@ -51,19 +51,19 @@ class SamplerOptions:
 
     Attributes:
         num_steps: steps of a graph policy's sampler; None keeps the policy's.
-        temperature: divides the network's logits; None keeps the policy's.
-        top_k: number of most probable tokens that a token or text policy chooses from; None keeps the policy's.
-        top_p: probability of the tokens that a token or text policy chooses from; None keeps the policy's.
+        temperature: divides the network's logits, more than 0; None keeps the policy's.
+        top_k: number of most probable tokens that a token or text policy chooses from, at least 1; None keeps the policy's.
+        top_p: probability of the tokens that a token or text policy chooses from, above 0 and at most 1; None keeps the policy's.
         guidance: weight of classifier-free guidance of a conditional graph policy; None keeps the policy's.
         kernel: reverse step of a graph policy: d3pm, flow or flow_euler; None keeps the policy's.
-        eta: stochasticity of kernel flow_euler; None keeps the policy's.
-        omega: target guidance of kernel flow_euler; None keeps the policy's.
+        eta: stochasticity of kernel flow_euler, at least 0; None keeps the policy's.
+        omega: target guidance of kernel flow_euler, at least 0; None keeps the policy's.
         sample_distortion: time grid of a graph policy: identity, cos, revcos, polyinc or polydec; None keeps the policy's.
         shared_steps: number of first steps of a graph policy that a group takes together and is not trained on; None keeps
             the policy's.
 
     Raises:
-        ValueError: for a number of steps that is no whole number or out of its range.
+        ValueError: for a value out of its range.
     """
 
     num_steps: int | None = None
@@ -78,8 +78,10 @@ class SamplerOptions:
     shared_steps: int | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, "num_steps", least=1)
-        check_fields(self, "shared_steps", least=0)
+        check_fields(self, "num_steps top_k", least=1)
+        check_fields(self, "shared_steps eta omega", least=0)
+        check_fields(self, "temperature", above=0)
+        check_fields(self, "top_p", above=0, most=1)
 
     def given(self) -> dict[str, Any]:
         """The sampler options that are not None."""

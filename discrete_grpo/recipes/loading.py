@@ -147,7 +147,7 @@ def _as_described(policy: Any, told: Mapping[str, Any], options: SamplerOptions)
     if own is not None and _function(own) is not _function(innermost(changed).decode):
         innermost(changed).decode = own
         return None
-    return LoadedPolicy(changed.eval(), family, {**told, "kind": family.name})
+    return LoadedPolicy(changed.eval(), family, dict(told))
 
 
 def _function(decode: Any) -> Any:
@@ -166,7 +166,7 @@ def _from_checkpoint(folder: Path, options: SamplerOptions | None, trusted: Sequ
         raise CheckpointError(str(error).replace("checkpoint: it", f"checkpoint: {folder}", 1)) from error
     if family.name != "molecules" and "kind" not in metadata:
         metadata["kind"] = family.name
-    return LoadedPolicy(describe(changed, {"kind": family.name, **metadata}).eval(), family, metadata)
+    return LoadedPolicy(describe(changed, metadata).eval(), family, metadata)
 
 
 def _made(found: Any, name: str, seed: int) -> Any:

@@ -23,7 +23,7 @@ from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.families import Family, SamplerOptions
 from discrete_grpo.recipes.grpo_memory import PARTS, SETTINGS, changes_of_method, check_warm_start, fill_memory, parts_of_method
-from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
+from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object, with_sampler
 from discrete_grpo.recipes.method_settings import check_known, check_same, told_within
 from discrete_grpo.recipes.molecule_family import MOLECULES
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
@@ -233,15 +233,16 @@ def _loaded(recipe: OptimiseRecipe, policy: nn.Module | None, resume: bool) -> L
     options = SamplerOptions(temperature=recipe.method()["temperature"])
     kept, own = Path(recipe.output_dir) / REFERENCE, class_name(recipe.policy)
     if policy is not None:
-        found = policy_object(copy.deepcopy(policy), options)
+        found = policy_object(copy.deepcopy(policy))
     elif resume and kept.is_dir():
-        found = load(f"{own}@{kept}" if own else kept, options)
+        found = load(f"{own}@{kept}" if own else kept)
     else:
-        found = load(recipe.policy, options, seed=recipe.seed)
-    drawn = found.policy
-    if not isinstance(drawn, TokenPolicy) or found.family.name not in ("molecules", "samples"):
-        told = f"policy: {recipe.policy} is a {type(drawn).__name__} that makes {found.family.name}"
-        raise ValueError(f"{told}, expected a policy that writes SMILES; for others there are the commands train and search")
+        found = load(recipe.policy, seed=recipe.seed)
+    if not isinstance(found.policy, TokenPolicy) or found.family.name not in ("molecules", "samples"):
+        told = f"policy: {recipe.policy} is a {type(found.policy).__name__} that makes {found.family.name}"
+        wanted = "expected a TokenPolicy that writes SMILES; for others there are the commands train and search"
+        raise ValueError(f"{told}, {wanted}")
+    drawn = with_sampler(found.policy, options)
     MOLECULES.decode(drawn, found.metadata)
     return LoadedPolicy(moved(drawn, recipe.device), MOLECULES, {**found.metadata, "kind": MOLECULES.name})
 

@@ -49,8 +49,8 @@ class TrainRecipe(OfflineOptions):
             data: the run ends after the off-line updates.
         output_dir: run folder to make.
         grpo: settings of the training loop.
-        columns: conditions, one mapping per group, visited in turn; or a file of JSON lines. Rewards see each as a keyword
-            argument. None means no conditions.
+        columns: conditions, one mapping per group, shuffled anew in every pass; or a file of JSON lines. Rewards see each as a
+            keyword argument. None means no conditions.
         evaluation_columns: conditions of the samples drawn before and after training; None means those of training.
         scaffold: SMILES every sample should contain: fixed atoms and bonds of a graph policy, the prompt of a SMILES
             policy; None leaves all free.
@@ -146,7 +146,7 @@ def train(
         reward: a function ``reward(samples, **columns)`` that gives one number per sample, or several of them.
         output_dir: run folder to make.
         grpo: settings of the training loop; None takes the defaults.
-        columns: conditions, one mapping per group, visited in turn; or a file of JSON lines.
+        columns: conditions, one mapping per group, shuffled anew in every pass; or a file of JSON lines.
         evaluation_samples: number of samples drawn before and after training to compare; 0 draws none.
         resume: continue the run in ``output_dir``.
         **settings: further fields of :class:`TrainRecipe`, such as ``num_steps`` or ``max_oracle_calls``.
@@ -157,7 +157,7 @@ def train(
     Raises:
         ValueError: for a setting out of its range, or if ``output_dir`` holds another run and ``resume`` is false.
     """
-    check_options(settings, TrainRecipe)
+    check_options(settings, TrainRecipe, {"grpo": GRPOConfig, "lora": LoraOptions})
     if policy is None:
         raise ValueError("policy: None, expected a name or a policy")
     if not isinstance(output_dir, str | Path):

@@ -99,7 +99,7 @@ def test_bad_input_is_one_line(request_: dict[str, Any], said: str) -> None:
 def test_a_method_for_other_policies_is_refused() -> None:
     only = replace(WALK, needs_policy=True, families=("tokens",))
     said = refused(methods=[only], policy="qm9-small")
-    assert said == "policy: qm9-small is a graph policy, expected tokens for method walk"
+    assert said == "policy: qm9-small is a graph policy, expected a policy of tokens for method walk"
 
 
 def test_the_elements_of_policies() -> None:

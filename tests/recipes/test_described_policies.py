@@ -13,7 +13,7 @@ from discrete_grpo.datasets.molecules import dataset_from_smiles, statistics
 from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.diffusion import DiffusionOptions
-from discrete_grpo.recipes.loading import policy_object
+from discrete_grpo.recipes.loading import load, policy_object
 from discrete_grpo.recipes.molecules import molecule_policy
 from discrete_grpo.recipes.smiles import smiles_policy
 from discrete_grpo.rewards.graphs import connected
@@ -49,7 +49,7 @@ def test_a_run_of_an_object_makes_the_samples_of_the_object(name: str, tmp_path:
     dg.train(policy, reward, output_dir=tmp_path / "run", grpo=SHORT, evaluation_samples=4)
     found = dg.sample(str(tmp_path / "run"), 4)
     assert all(one is None or isinstance(one, str) for one in found)
-    assert description(dg.load_policy(tmp_path / "run"))["kind"] == kind
+    assert load(tmp_path / "run").family.name == kind
     again = dg.load_policy(tmp_path / "run")
     dg.train(again, reward, output_dir=tmp_path / "second", grpo=SHORT, evaluation_samples=0)
     assert all(one is None or isinstance(one, str) for one in dg.sample(str(tmp_path / "second"), 4))
@@ -76,3 +76,31 @@ def test_a_description_is_kept_on_the_policy_inside_wrappers() -> None:
     inner = made_smiles()
     assert describe(wrapper := Wrapper(Wrapper(inner)), {"kind": "text"}) is wrapper
     assert inner.sample_metadata == description(wrapper) == {"kind": "text"}
+
+
+def test_options_at_the_wrong_place_are_told_the_right_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^beta: a field of GRPOConfig, expected it as grpo=GRPOConfig\(beta=\.\.\.\)$"):
+        dg.train("qm9-small", qed, output_dir=tmp_path / "run", beta=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"temperature": -1.0}, "temperature: -1"),
+        ({"top_p": 1.5}, "top_p: 1.5"),
+        ({"top_k": 0}, "top_k: 0"),
+        ({"eta": -1.0}, "eta: -1"),
+        ({"omega": -0.5}, "omega: -0.5"),
+    ],
+)
+def test_sampler_options_out_of_their_range_are_refused_when_made(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=f"^{told}"):
+        dg.SamplerOptions(**given)
+
+
+def test_optimise_says_what_it_takes_before_it_looks_at_options(tmp_path: Path) -> None:
+    policy = made_molecules()
+    with pytest.raises(
+        ValueError, match="policy: GraphPolicy is a GraphPolicy that makes molecules, expected a TokenPolicy that writes SMILES"
+    ):
+        dg.optimise(policy, qed, output_dir=tmp_path / "run")
