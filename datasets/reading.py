@@ -96,7 +96,10 @@ def _column(lines: Iterable[str], layout: Layout) -> Iterator[tuple[int, str]]:
         if not any(cell.strip() for cell in row) and (header or len(row) < 2):
             continue  # a blank line; a row of empty cells is a molecule without SMILES
         if not header:
-            yield number, " ".join(row[layout.column].split()) if layout.column < len(row) else ""
+            cell = row[layout.column] if layout.column < len(row) else ""
+            if "\n" in cell.strip():
+                raise csv.Error(f"line {number} ends a cell of several lines, expected one molecule; is a quote left open above?")
+            yield number, " ".join(cell.split())
         header = False
 
 

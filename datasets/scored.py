@@ -156,6 +156,10 @@ def _table(path: Path, rows: Iterable[tuple[int, list[str]]], columns: _Columns,
     samples, scores, groups, lines, unscored = [], [], [], [], 0
     for line, row in rows:
         cells = row + [""] * (len(header) - len(row))
+        for argument, place in (("sample", columns.sample), ("score", columns.score)):
+            if "\n" in cells[place]:
+                told = f"line {line} of {str(path)!r} ends a {argument} of several lines"
+                raise ValueError(f"data: {told}, expected one line; is a quote left open above?")
         score = _score(cells[columns.score], path, line, header[columns.score])
         if score is None:
             unscored += 1

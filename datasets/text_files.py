@@ -70,7 +70,7 @@ def text_lines(path: Path, max_bytes: int = MAX_BYTES, *, argument: str = "path"
                 if len(line) > MAX_LINE:
                     raise ValueError(f"{name} has a line of more than {MAX_LINE:,} bytes, expected lines of text")
                 text, encoding = line.decode(encoding), "utf-8"
-                yield from _LONE_RETURN.split(text) if "\r" in text[:-2] else (text,)
+                yield from _LONE_RETURN.split(text) if "\r" in text.removesuffix("\n")[:-1] else (text,)
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{name} cannot be read as text, expected UTF-8, gzipped only if it ends in .gz: {error}") from None
 

@@ -35,7 +35,8 @@ def file_of_values(kind: str, values: Iterable[Any], argument: str = "data", **o
     """
     if kind not in _WRITERS:
         raise ValueError(f"{argument}: a list, expected none with {kind}")
-    one_graph = hasattr(values, "edge_index") or hasattr(values, "is_directed")
+    data_set = any(kind.__name__ == "Dataset" for kind in type(values).__mro__)  # of PyG, which has the attributes of its graphs
+    one_graph = not data_set and (hasattr(values, "edge_index") or hasattr(values, "is_directed"))
     if isinstance(values, str | bytes | Mapping) or one_graph or not isinstance(values, Iterable):
         raise ValueError(f"{argument}: {_short(values)}, expected a list")
     if not (listed := list(values)):

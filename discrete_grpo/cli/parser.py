@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from discrete_grpo.cli.reward_spec import complete_reward, make_reward, with_arg
 from discrete_grpo.cli.suggestions import right_field
 
 __all__ = ["loaded", "parse"]
+
+NUMBER = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+")
+"""Texts that YAML 1.1 takes for texts and the reader of the settings for numbers."""
 
 
 @dataclass
@@ -85,7 +89,7 @@ def parse(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
     except (ArgumentError, ValueError) as error:
         raise UsageError(_wrong_value(parser, given, names) or _within_group(" ".join(str(error).split()), names)) from error
     values = {k: v for k, v in vars(built).items() if k in names.defaults}
-    text = parser.dump(settings, skip_unset=False)
+    text = _dumped(yaml.safe_load(parser.dump(settings, skip_unset=False)) or {})
     if "reward" in names.types:
         spec = complete_reward(names.defaults["reward"] if given.reward is None else given.reward)
         text = _with_reward(text, spec, list(names.defaults))
@@ -100,7 +104,22 @@ def parse(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
 def _with_reward(text: str, spec: Any, order: Sequence[str]) -> str:
     """The settings as YAML with the reward at its place."""
     content = {**(yaml.safe_load(text) or {}), "reward": spec}
-    return str(yaml.safe_dump({name: content[name] for name in order if name in content}, sort_keys=False, allow_unicode=True))
+    return _dumped({name: content[name] for name in order if name in content})
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts that would be read as numbers."""
+
+
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if NUMBER.fullmatch(text) else None)
+
+
+_Dumper.add_representer(str, _quoted)
+
+
+def _dumped(content: Mapping[str, Any]) -> str:
+    return str(yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 # -- reading

@@ -145,7 +145,16 @@ class Policy(Protocol):
         ...
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[SiteKind]:
-        """Compute the distributions of stored sites, differentiably; ``steps[b]`` are the step numbers of row b, None means all."""
+        """Compute the distributions of stored sites, differentiably.
+
+        Args:
+            rollout: B trajectories.
+            steps: step numbers of each row in ascending order [B, S']; None means all.
+
+        Returns:
+            One entry per kind of sites, such as nodes and edges, each with normalised log-probs [B, S', U, C], the chosen classes
+            [B, S', U] and a mask of the sites that the policy chose [B, S', U].
+        """
         ...
 
 
@@ -162,7 +171,10 @@ class Scorer(Protocol):
     """
 
     def score(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Any | None = None) -> Scores:
-        """Compute the scores of stored steps, differentiable; ``reference`` is a frozen copy of this policy, or None."""
+        """Compute the scores of stored steps [B, S'], differentiable; ``steps`` are as of :meth:`Policy.sites`.
+
+        ``reference`` is a frozen copy of this policy, or None.
+        """
         ...
 
 

@@ -80,9 +80,9 @@ def evaluate(samples: Sequence[str | None], reference: Collection[str] | None = 
     found = {"num_samples": float(len(samples))} | sample_metrics(samples)
     if reference is not None:
         found["novel"] = _ratio(len(set(texts).difference(reference)), len(set(texts)))
-    pairs = list(chain.from_iterable(pairwise(t) for t in texts))
+    pairs = set(chain.from_iterable(pairwise(t) for t in texts))
     found["length"] = sum(map(len, texts)) / len(texts) if texts else math.nan
-    found["distinct_2"] = _ratio(len(set(pairs)), len(pairs))
+    found["distinct_2"] = _ratio(len(pairs), sum(max(0, len(t) - 1) for t in texts))
     return found
 
 

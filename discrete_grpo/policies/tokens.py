@@ -326,7 +326,13 @@ class TokenPolicy(nn.Module):
         return prompt, None if table is None else table.to(self.device)
 
     def check_condition(self, columns: Mapping[str, Any]) -> None:
-        """Raise the error that :meth:`sample` would raise for a context with these columns."""
+        """Raise the error that :meth:`sample` would raise for a context with these columns, and one for a prompt that it lacks.
+
+        Raises:
+            ValueError: also without a prompt, where the policy never saw a sample without one in training.
+        """
+        if self.prompt is not None and self.condition_dropout == 0 and columns.get(self.prompt) is None:
+            raise ValueError(f"{self.prompt}: None, expected one, as the policy was trained with one always")
         self._conditions([Context(0, columns)])
 
     def _prompt_ids(self, text: str) -> list[int]:

@@ -74,7 +74,9 @@ class PretrainDigitsRecipe:
 
     def __post_init__(self) -> None:
         check_fields(self, "evaluation_samples", least=0)
-        check_fields(self, "codes code_width layers heads width", least=1)
+        check_fields(self, "codes", least=2, most=256 - NUM_CLASSES - 4)
+        check_fields(self, "code_width layers heads width", least=1)
+        check_fields(self, "dropout condition_dropout", least=0, below=1)
 
 
 def _small(steps: int, rate: float) -> PretrainConfig:
@@ -135,17 +137,10 @@ def run_pretrain_digits(recipe: PretrainDigitsRecipe, *, resume: bool = False) -
         "data": {"name": "scikit-learn digits, training part", "images": len(train), "licence": LICENCE},
         "seed": recipe.pretrain.seed,
     }
+    _policy_of(recipe, _new_autoencoder(recipe, train))  # raises for sizes that do not fit, before anything is trained
     autoencoder = _train_autoencoder(recipe, run / "autoencoder", train, test, metadata, resume)
     _train_classifier(recipe, run / "classifier", train, test, metadata, resume)
-    policy = image_policy(
-        autoencoder,
-        layers=recipe.layers,
-        heads=recipe.heads,
-        width=recipe.width,
-        dropout=recipe.dropout,
-        condition_dropout=recipe.condition_dropout,
-        seed=recipe.pretrain.seed,
-    )
+    policy = _policy_of(recipe, autoencoder)
     tokenizer = policy.policy.tokenizer
     data, held_out = (_token_data(part, autoencoder, tokenizer) for part in (train, test))
     everything = held_out.batch(torch.arange(len(held_out)))
@@ -160,13 +155,30 @@ def run_pretrain_digits(recipe: PretrainDigitsRecipe, *, resume: bool = False) -
     return fit(policy, data, recipe, metadata=metadata, evaluate=measure, resume=resume)
 
 
+def _policy_of(recipe: PretrainDigitsRecipe, autoencoder: VQAutoencoder) -> DecodedPolicy:
+    """The untrained policy of a recipe."""
+    return image_policy(
+        autoencoder,
+        layers=recipe.layers,
+        heads=recipe.heads,
+        width=recipe.width,
+        dropout=recipe.dropout,
+        condition_dropout=recipe.condition_dropout,
+        seed=recipe.pretrain.seed,
+    )
+
+
+def _new_autoencoder(recipe: PretrainDigitsRecipe, train: DigitImages) -> VQAutoencoder:
+    """The untrained autoencoder of a recipe."""
+    with seeded(recipe.autoencoder.seed):
+        return VQAutoencoder(VQConfig(train.pixels.shape[-1], codes=recipe.codes, code_width=recipe.code_width))
+
+
 def _train_autoencoder(
     recipe: PretrainDigitsRecipe, folder: Path, train: DigitImages, test: DigitImages, metadata: Mapping[str, Any], resume: bool
 ) -> VQAutoencoder:
-    seed = recipe.autoencoder.seed
-    with seeded(seed):
-        network = VQAutoencoder(VQConfig(train.pixels.shape[-1], codes=recipe.codes, code_width=recipe.code_width))
-    network.initialise(train.pixels, torch.Generator().manual_seed(seed))
+    network = _new_autoencoder(recipe, train)
+    network.initialise(train.pixels, torch.Generator().manual_seed(recipe.autoencoder.seed))
 
     @torch.no_grad()
     def measure(averaged: VQAutoencoder) -> Mapping[str, float]:

@@ -87,7 +87,7 @@ def _image(line: str, place: str) -> Image | None:
 
 
 def _compare(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], options: FileOptions) -> Mapping[str, float]:
-    return metrics.evaluate(samples, columns.get("label"))
+    return metrics.evaluate([Image.parse(s) if isinstance(s, str) else s for s in samples], columns.get("label"))
 
 
 IMAGES = Family(

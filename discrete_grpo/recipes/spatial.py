@@ -179,7 +179,7 @@ class PretrainSpatialRecipe(SpatialOptions):
         super().__post_init__()
         check_text("data", self.data, "the name of a set, or of a file of molecules")
         check_fields(self, "evaluation_samples", least=0)
-        check_fields(self, "conformer_seed")
+        check_fields(self, "conformer_seed", least=0, most=2**31 - 2)
         check_fields(self, "test_share", above=0, below=1)
         check_fields(self, "jobs max_bytes", least=1)
         check_fields(self, "max_molecules", least=2)

@@ -89,8 +89,12 @@ def split_lines(options: TextOptions, held_out: int, tokenizer: Tokenizer | None
     how |= {"pattern": PATTERNS[options.tokens], "tokenizer": tokenizer}
     seed = options.pretrain.seed
     if options.data == SENTENCES:
-        made = sentences(options.num_lines, seed)
-        return text_dataset(made, name=SENTENCES, **how), sentences(held_out, seed, held_out=True) if held_out else []
+        data = text_dataset(sentences(options.num_lines, seed), name=SENTENCES, **how)
+        known = [line for line in sentences(held_out, seed, held_out=True) if data.tokenizer.knows(line)] if held_out else []
+        if known and options.long_lines == "split":
+            known = list(text_dataset(known, **how | {"tokenizer": data.tokenizer}).lines)
+        longest = options.block_size or int(data.sizes.max())
+        return data, [line for line in known if len(data.tokenizer.encode(line)) <= longest]
     with path_named("data"):
         found = read_lines(options.data, max_bytes=options.max_bytes)
     whole = text_dataset([line for _, line in found], name=options.data, numbers=[k for k, _ in found], **how)
@@ -146,6 +150,7 @@ class PretrainTextRecipe(TextOptions):
         super().__post_init__()
         check_fields(self, "evaluation_samples num_prompts", least=0)
         check_fields(self, "rounds mask_span", least=1)
+        check_fields(self, "mask_rate", above=0, most=1)
 
 
 def text_policy(

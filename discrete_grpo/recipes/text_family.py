@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,10 +38,10 @@ def _read(file: str, options: FileOptions) -> tuple[Sequence[Any], Mapping[str, 
     path = Path(file)
     if not path.is_file():
         raise FileNotFoundError(f"file: {file} does not exist")
-    text = "".join(text_lines(path, options.max_bytes, argument="file"))
-    samples: list[str | None] = [line for line in text.splitlines() if line]
+    lines = list(text_lines(path, options.max_bytes, argument="file"))
+    samples: list[str | None] = [text for line in lines if (text := line.rstrip("\r\n"))]
     if suffix_of(path) == ".csv":
-        rows = list(csv.DictReader(io.StringIO(text)))
+        rows = list(csv.DictReader(lines))
         name = next((n for n in ("text", "sample") if rows and n in rows[0]), None)
         if name is None:
             raise ValueError(f"file: {file} has no row, or no column 'text' or 'sample', expected a table of samples")

@@ -22,6 +22,7 @@ from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.offline import KEPT, OfflineOptions, offline_trainer, scored_samples
 from discrete_grpo.recipes.reward_changes import tell_changed_rewards
+from discrete_grpo.recipes.reward_kinds import check_kind
 from discrete_grpo.recipes.reward_workers import in_workers
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save, withdraw_export
@@ -202,6 +203,10 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
         kept = _kept(folder, recipe) if resume else ()
         tell_changed_settings(folder, recipe.settings, resume=resume, fixed=("policy", *kept))
     given = recipe.rewards
+    if recipe.rewards_see == "smiles":
+        check_kind(given, "molecules")
+    elif recipe.rewards_see != "text":
+        loaded.family.check_rewards(loaded.policy, given)
     recipe = replace(recipe, reward=seen_by(given, loaded.family, recipe.rewards_see))
     family, metadata = loaded.family, {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
     family.check_rewards(loaded.policy, recipe.rewards)

@@ -1,0 +1,117 @@
+"""Input that is odd but plausible, for every kind of samples: told in one line, or read as it was meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import pytest
+import torch
+
+import discrete_grpo as dg
+from discrete_grpo.cli.__main__ import main
+from discrete_grpo.cli.parser import parse
+from discrete_grpo.datasets.reading import read_smiles
+from discrete_grpo.datasets.scored import read_scored
+from discrete_grpo.datasets.text import read_lines
+from discrete_grpo.datasets.values import file_of_values
+from discrete_grpo.recipes.digits import PretrainDigitsRecipe, run_pretrain_digits
+from discrete_grpo.recipes.text import PretrainTextRecipe, split_lines
+from discrete_grpo.rewards.digraphs import dag_valid
+from discrete_grpo.rewards.spatial import atom_stability
+
+
+def test_a_quote_that_is_left_open_is_told_and_swallows_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "open.csv"
+    path.write_text("smiles,score\n" + "CC,1\n" * 100 + '"CCO,5\n' + "CCC,2\n" * 300)
+    with pytest.raises(
+        ValueError, match=r"line 402 ends a cell of several lines, expected one molecule; is a quote left open above\?"
+    ):
+        read_smiles(path)
+    with pytest.raises(ValueError, match=r"^data: line 402 of .* ends a sample of several lines"):
+        read_scored(path, "score")
+    path.write_text('smiles,score,note\nCC,1,"two\nlines"\nCCC,2,\n')  # a note may have several
+    assert read_scored(path, "score").scores == (1.0, 2.0)
+
+
+def test_sizes_of_a_policy_of_images_are_checked_before_anything_is_trained(tmp_path: Path) -> None:
+    for options, said in (
+        ({"width": 63}, "width: 63"),
+        ({"codes": 1}, "codes: 1, expected 2 to 242"),
+        ({"dropout": 2.0}, "dropout: 2"),
+    ):
+        with pytest.raises(ValueError, match=f"^{said}"):
+            run_pretrain_digits(PretrainDigitsRecipe(output_dir=str(tmp_path / "run"), **options))  # type: ignore[arg-type]
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("options", [{"block_size": 20, "long_lines": "split"}, {"num_lines": 5}])
+def test_held_out_sentences_fit_the_policy(options: dict[str, Any]) -> None:
+    recipe = PretrainTextRecipe(**({"num_lines": 300} | options))
+    data, held = split_lines(recipe, 100)
+    longest = recipe.block_size or int(data.sizes.max())
+    assert all(data.tokenizer.knows(line) and len(data.tokenizer.encode(line)) <= longest for line in held)
+    assert held or recipe.num_lines == 5
+
+
+def test_a_policy_that_always_had_a_label_asks_for_one() -> None:
+    with pytest.raises(ValueError, match=r"label: None, expected one, as the policy was trained with one always"):
+        dg.sample("digits", 2)
+    with pytest.raises(ValueError, match="label: None"):
+        dg.sample("digits", 2, columns=[{"label": None}])
+
+
+@pytest.mark.parametrize("text", ["1e-4", "3e2", "1_0E5", "1.5e3"])
+def test_texts_that_look_like_numbers_are_read_again(text: str, tmp_path: Path) -> None:
+    _, written = parse("pretrain-text", [f"--output_dir={text}", f"--data_licence={text}"])
+    (tmp_path / "config.yaml").write_text(written)
+    again, same = parse("pretrain-text", [f"--config={tmp_path / 'config.yaml'}"])
+    assert (again.output_dir, again.data_licence, same) == (text, text, written)
+
+
+def test_rewards_for_another_kind_are_refused_in_every_view(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="reward: dag_valid is for directed graphs"):
+        dg.train("planar-16", dag_valid, rewards_see="networkx", output_dir=tmp_path / "a")
+    with pytest.raises(ValueError, match="reward: atom_stability is for molecules in space"):
+        dg.train("qm9-3d", atom_stability, rewards_see="smiles", output_dir=tmp_path / "b")
+
+
+def test_a_data_set_of_pyg_is_a_list_and_one_graph_is_not() -> None:
+    from torch_geometric.data import Data, InMemoryDataset
+
+    class Few(InMemoryDataset):
+        def __init__(self, graphs: list[Data]) -> None:
+            super().__init__()
+            self.data, self.slices = self.collate(graphs)
+
+    path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    graphs = [Data(edge_index=path, num_nodes=3), Data(edge_index=path, num_nodes=4)]
+    assert file_of_values("graphs", Few(graphs)) == file_of_values("graphs", graphs)
+    for one in (graphs[0], nx.path_graph(3)):
+        with pytest.raises(ValueError, match="expected a list"):
+            file_of_values("graphs", one)
+
+
+def test_lines_end_where_pretraining_ends_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "three.txt"
+    path.write_text("one\u2028two\nthree\x0cfour\r\nfive\n", encoding="utf-8")
+    assert dg.evaluate(str(path), kind="text")["num_samples"] == len(read_lines(path)) == 3
+    (tmp_path / "returns.txt").write_bytes(b"ab\rc")
+    assert [text for _, text in read_lines(tmp_path / "returns.txt")] == ["ab", "c"]
+
+
+def test_texts_of_images_are_measured(tmp_path: Path) -> None:
+    drawn = dg.sample("digits", 2, columns=[{"label": 1}])
+    assert dg.evaluate([str(image) for image in drawn], kind="images") == dg.evaluate(drawn, kind="images")
+
+
+def test_what_is_out_of_its_range_is_told_by_its_own_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for command, option in (
+        ("pretrain-text", "mask_rate=2"),
+        ("pretrain-spatial", "conformer_seed=-1"),
+        ("pretrain-digits", "codes=300"),
+    ):
+        assert main([command, f"--{option}", f"--output_dir={tmp_path / 'run'}"]) == 2
+        name, value = option.split("=")
+        assert f"{name}: {value}" in capsys.readouterr().err
