@@ -116,6 +116,10 @@ def _columns(path: Path, header: Sequence[str], score: str, sample: str | None, 
             name = str(named[argument])
             hint = f"{did_you_mean(name, header, cutoff=0.5)} ".lstrip()
             raise ValueError(f"{argument}: {name!r} is no column of {str(path)!r}; {hint}{_listed(header)}")
+        if header.count(header[place]) > 1:
+            raise ValueError(
+                f"{argument}: {header[place]!r} is the name of several columns of {str(path)!r}, expected one of that name"
+            )
     at = found.get("sample_column")
     at = _usual(path, header) if at is None else at
     columns = _Columns(at, int(found["score_column"] or 0), found.get("group_column"))

@@ -12,7 +12,7 @@ from discrete_grpo.datasets.graph_files import to_node_link
 from discrete_grpo.datasets.own_digraphs import read_own
 from discrete_grpo.domains.named_graphs import graph_of, to_line, to_networkx
 from discrete_grpo.domains.spatial_files import to_sdf
-from discrete_grpo.domains.spatial_molecules import SpatialMolecule, as_spatial
+from discrete_grpo.domains.spatial_molecules import SpatialMolecule, as_spatial, from_cxsmiles
 
 __all__ = ["file_of_values"]
 
@@ -75,9 +75,18 @@ def _spatial(values: Sequence[Any], argument: str) -> tuple[str, bytes]:
         if argument != "data":
             raise ValueError(f"{argument}: texts without positions, expected molecules in space")
         return ".smi", content
+    if argument == "data":
+        return ".sdf", to_sdf([_from_text(text, number, argument) for number, text in enumerate(values)]).encode()
     table = io.StringIO()  # SMILES with positions, the text of a sample
     csv.writer(table, lineterminator="\n").writerows([["sample"], *([text] for text in values)])
     return ".csv", table.getvalue().encode()
+
+
+def _from_text(text: str, number: int, argument: str) -> SpatialMolecule:
+    try:
+        return from_cxsmiles(text)
+    except ValueError as error:
+        raise ValueError(f"{argument}: entry {number}: {error}") from error
 
 
 def _in_space(value: Any, number: int, argument: str) -> SpatialMolecule:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from discrete_grpo.core.scoring import RewardError
     from discrete_grpo.diffusion.graph_kl import posterior_kl
     from discrete_grpo.domains.graphs import GraphBatch
+    from discrete_grpo.models.graph_transformer import NetworkSizes
+    from discrete_grpo.recipes.diffusion import DiffusionOptions
     from discrete_grpo.recipes.digits import PretrainDigitsRecipe
     from discrete_grpo.recipes.evaluate import evaluate
     from discrete_grpo.recipes.families import SamplerOptions
@@ -35,15 +37,18 @@ if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
     from discrete_grpo.testing import check_policy
     from discrete_grpo.training.config import GRPOConfig, PretrainConfig
+    from discrete_grpo.training.pretrain import Pretrainer
     from discrete_grpo.training.trainer import GRPOTrainer
 
 __all__ = [
     "Context",
+    "DiffusionOptions",
     "GRPOConfig",
     "GRPOTrainer",
     "GraphBatch",
     "JudgeRecipe",
     "Method",
+    "NetworkSizes",
     "Policy",
     "PretrainConfig",
     "PretrainDigitsRecipe",
@@ -53,6 +58,7 @@ __all__ = [
     "PretrainSmilesRecipe",
     "PretrainSpatialRecipe",
     "PretrainTextRecipe",
+    "Pretrainer",
     "Reward",
     "RewardError",
     "Rollout",
@@ -84,6 +90,8 @@ _MODULES = {
     "diffusion.graph_kl": ("posterior_kl",),
     "core.rollout": ("Context", "Policy", "Reward", "Rollout", "Scorer", "group_contexts"),
     "core.scoring": ("RewardError",),
+    "models.graph_transformer": ("NetworkSizes",),
+    "recipes.diffusion": ("DiffusionOptions",),
     "recipes.molecules": ("molecule_policy",),
     "recipes.optimise": ("optimise",),
     "recipes.pretrain": ("PretrainRecipe", "pretrain"),
@@ -94,6 +102,7 @@ _MODULES = {
     "recipes.smiles": ("PretrainSmilesRecipe",),
     "recipes.spatial": ("PretrainSpatialRecipe",),
     "recipes.text": ("PretrainTextRecipe",),
+    "training.pretrain": ("Pretrainer",),
     "training.trainer": ("GRPOTrainer",),
     "recipes.evaluate": ("evaluate",),
     "recipes.families": ("SamplerOptions",),

@@ -68,8 +68,11 @@ def read_record(text: str) -> SpatialMolecule:
     """The molecule of one record of an SDF file, with the bond orders that stand there.
 
     Raises:
-        ValueError: if RDKit does not read it, it has no atoms, or has bad positions.
+        ValueError: if RDKit does not read it, it has no atoms, has bad positions, or is a drawing by its own account.
     """
+    header = text.split("\n", 2)[1:2]
+    if header and header[0][20:22] == "2D":
+        raise ValueError("a drawing (its second line says 2D), expected positions in space")
     with BlockLogs():
         mol = Chem.MolFromMolBlock(text, sanitize=False, removeHs=False)
     if mol is None or not mol.GetNumAtoms():

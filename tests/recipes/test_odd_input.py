@@ -14,8 +14,11 @@ from discrete_grpo.cli.__main__ import main
 from discrete_grpo.cli.parser import parse
 from discrete_grpo.datasets.reading import read_smiles
 from discrete_grpo.datasets.scored import read_scored
+from discrete_grpo.datasets.spatial import load_spatial
 from discrete_grpo.datasets.text import read_lines
 from discrete_grpo.datasets.values import file_of_values
+from discrete_grpo.domains.spatial_files import from_sdf
+from discrete_grpo.domains.spatial_molecules import smiles_of
 from discrete_grpo.recipes.digits import PretrainDigitsRecipe, run_pretrain_digits
 from discrete_grpo.recipes.text import PretrainTextRecipe, split_lines
 from discrete_grpo.rewards.digraphs import dag_valid
@@ -42,7 +45,7 @@ def test_sizes_of_a_policy_of_images_are_checked_before_anything_is_trained(tmp_
         ({"dropout": 2.0}, "dropout: 2"),
     ):
         with pytest.raises(ValueError, match=f"^{said}"):
-            run_pretrain_digits(PretrainDigitsRecipe(output_dir=str(tmp_path / "run"), **options))  # type: ignore[arg-type]
+            run_pretrain_digits(PretrainDigitsRecipe(output_dir=str(tmp_path / "run"), **options))
         assert not (tmp_path / "run").exists()
 
 
@@ -80,7 +83,7 @@ def test_rewards_for_another_kind_are_refused_in_every_view(tmp_path: Path) -> N
 def test_a_data_set_of_pyg_is_a_list_and_one_graph_is_not() -> None:
     from torch_geometric.data import Data, InMemoryDataset
 
-    class Few(InMemoryDataset):
+    class Few(InMemoryDataset):  # type: ignore[misc]
         def __init__(self, graphs: list[Data]) -> None:
             super().__init__()
             self.data, self.slices = self.collate(graphs)
@@ -115,3 +118,33 @@ def test_what_is_out_of_its_range_is_told_by_its_own_name(capsys: pytest.Capture
         assert main([command, f"--{option}", f"--output_dir={tmp_path / 'run'}"]) == 2
         name, value = option.split("=")
         assert f"{name}: {value}" in capsys.readouterr().err
+
+
+def test_texts_of_molecules_in_space_are_training_data() -> None:
+    molecules = [m for m in dg.sample("qm9-3d", 4, options=dg.SamplerOptions(num_steps=2)) if m is not None]
+    ending, written = file_of_values("spatial", [str(m) for m in molecules])
+    assert ending == ".sdf"
+    assert [smiles_of(m) for m in from_sdf(written.decode())] == [smiles_of(m) for m in molecules]
+    with pytest.raises(ValueError, match=r"^data: entry 1: "):
+        file_of_values("spatial", [str(molecules[0]), "no molecule |"])
+
+
+def test_drawings_are_no_positions_in_space(tmp_path: Path) -> None:
+    from rdkit import Chem
+    from rdkit.Chem import rdDepictor, rdDistGeom
+
+    mol = Chem.AddHs(Chem.MolFromSmiles("CCO"))
+    rdDepictor.Compute2DCoords(mol)
+    flat = Chem.MolToMolBlock(mol)
+    rdDistGeom.EmbedMolecule(mol, randomSeed=1)
+    (tmp_path / "mixed.sdf").write_text(f"{flat}$$$$\n{Chem.MolToMolBlock(mol)}$$$$\n")
+    found = load_spatial(tmp_path / "mixed.sdf", max_broken=0.5)
+    assert list(found.broken) == [(0, "a drawing (its second line says 2D), expected positions in space")]
+    assert len(found) == 1
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "two.csv"
+    path.write_text("smiles,score,score\nCC,1,2\n")
+    with pytest.raises(ValueError, match=r"^score_column: 'score' is the name of several columns of "):
+        read_scored(path, "score")
