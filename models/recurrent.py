@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -108,14 +109,44 @@ class Recurrent(nn.Module):
         """
         if prompt is not None or properties is not None:
             raise ValueError("prompt, properties: given, expected None: a recurrent network has no conditions")
-        x, state = self.rnn(self.token(tokens), None if cache is None else self._start(cache))
+        x, start = self.token(tokens), () if cache is None else tuple(t.contiguous() for t in cache.tensors)
+        state: Tensor | tuple[Tensor, ...]
+        if isinstance(self.rnn, nn.LSTM):
+            read = lstm_by_cells if x.device.type == "cpu" else nn.LSTM.__call__
+            x, state = read(self.rnn, x, start or None)
+        else:
+            x, state = self.rnn(x, *start)
         if cache is not None:
             cache.tensors = (state,) if isinstance(state, Tensor) else tuple(state)
         if self.config.normalise:
             x = nn.functional.layer_norm(x, x.shape[-1:])
         return self.head(x)
 
-    def _start(self, cache: State) -> Tensor | tuple[Tensor, ...] | None:
-        """Return the state in the form that the layers of torch take; None at the first token, where they use zeros."""
-        tensors = tuple(t.contiguous() for t in cache.tensors)
-        return tensors if len(tensors) == 2 else tensors[0] if tensors else None
+
+def lstm_by_cells(
+    rnn: nn.LSTM, x: Float[Tensor, "batch time channel"], start: tuple[Tensor, ...] | None
+) -> tuple[Float[Tensor, "batch time width"], tuple[Tensor, Tensor]]:
+    """Answer of ``rnn`` on the CPU, one cell at a time: the same bits with gradients, without them and step by step.
+
+    The kernel of ``nn.LSTM`` on the CPU (oneDNN) rounds otherwise where no gradient is needed, so that the first ratio of an update
+    would not be 1, and refuses bfloat16 on processors without such instructions.
+
+    Args:
+        rnn: layers with ``batch_first``, without dropout and in one direction.
+        x: inputs.
+        start: h and c before the first step, each [layers, B, width]; None for zeros.
+
+    Returns:
+        h of the last layer at each step, and (h, c) of all layers after the last step.
+    """
+    zeros = x.new_zeros(rnn.num_layers, len(x), rnn.hidden_size)
+    ends = []
+    for weights, h, c in zip(rnn.all_weights, *(start or (zeros, zeros)), strict=True):
+        steps = []
+        for now in x.unbind(1):
+            h, c = torch.lstm_cell(now, (h, c), *weights)
+            steps.append(h)
+        x = torch.stack(steps, 1)
+        ends.append((h, c))
+    last_h, last_c = (torch.stack(states) for states in zip(*ends, strict=True))
+    return x, (last_h, last_c)

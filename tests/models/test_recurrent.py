@@ -9,7 +9,7 @@ import torch
 
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.domains.tokenizer import BOS, Tokenizer
-from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig
+from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig, lstm_by_cells
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.runs.checkpoint import read_policy, save
 
@@ -40,6 +40,23 @@ def test_steps_with_a_shrinking_state_give_what_reading_at_once_gives(config: Re
             keep = torch.tensor([2, 0]) if t == 3 else torch.tensor([4, 1, 3])
             cache.select(keep)
             stay = stay[keep]
+
+
+def test_cells_of_an_lstm_give_what_the_layer_of_torch_gives() -> None:
+    rnn = network(CONFIGS[0]).rnn.double()
+    assert isinstance(rnn, torch.nn.LSTM)
+    x = torch.randn(3, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    start = (torch.rand(2, 3, 8, dtype=torch.float64), torch.rand(2, 3, 8, dtype=torch.float64))
+    for given in (None, start):
+        torch.testing.assert_close(lstm_by_cells(rnn, x, given), rnn(x, given), atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.cell)
+def test_answers_are_the_same_bits_with_and_without_gradients(config: RecurrentConfig) -> None:
+    net, tokens = network(config), torch.randint(0, 9, (5, 6), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        drawn = net(tokens)
+    assert torch.equal(net(tokens), drawn)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.cell)

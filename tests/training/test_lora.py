@@ -131,10 +131,6 @@ def test_outputs_are_the_same_to_the_bit_right_after_adding(name: str) -> None:
     network, answer = made(name).float(), NETWORKS[name][1]
     before = answer(network)
     assert len(add_lora(network, r=2, target_modules=NETWORKS[name][2])) >= 2
-    if name == "recurrent":  # torch's own layer rounds otherwise once its weights are frozen
-        plain = made(name).float()
-        plain.get_submodule("rnn").requires_grad_(False)
-        before = answer(plain)
     assert torch.equal(answer(network), before)
 
 
