@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -337,6 +340,22 @@ def _expression(symbol: str) -> str:
     return f"(?:{'|'.join(parts)})"
 
 
+@cache
+def _lengths(symbol: str) -> Counter[int]:
+    """Number of expansions of a symbol by their length."""
+    found = Counter[int]()
+    for choice in GRAMMAR[symbol]:
+        words = re.split(r"\{(\w+)\}", choice)  # literals and symbols take turns
+        numbers = Counter({sum(map(len, words[::2])): 1})
+        for inner in words[1::2]:
+            longer = Counter[int]()
+            for (one, a), (other, b) in product(numbers.items(), _lengths(inner).items()):
+                longer[one + other] += a * b
+            numbers = longer
+        found += numbers
+    return found
+
+
 def is_sentence(text: str | None) -> bool:
     """Return whether a text is a sentence of the grammar, which is the ground truth for a judge.
 
@@ -352,7 +371,8 @@ _SENTENCE = re.compile(_expression("line"))
 def sentences(count: int, seed: int = 0, *, held_out: bool = False, max_length: int = 40) -> list[str]:
     """Draw distinct sentences of the grammar, with at most ``max_length`` characters each.
 
-    A tenth of all sentences, chosen by a checksum, is drawn only with ``held_out``, whatever the seed.
+    A tenth of all sentences, chosen by a checksum, is drawn only with ``held_out``, whatever the seed. Drawing ends where 2,000
+    draws and as many as there are sentences gave no new one.
 
     Raises:
         ValueError: if ``count`` is less than 1 or more than the grammar readily gives.
@@ -361,11 +381,15 @@ def sentences(count: int, seed: int = 0, *, held_out: bool = False, max_length: 
     ['an artist reads a long poem before noon']
     """
     check_range("count", count, least=1)
+    given = sum(number for length, number in _lengths("line").items() if length <= max_length)
+    check_range("count", count, most=given, note=f" (sentences of at most {max_length} characters)")
     generator, found = torch.Generator().manual_seed(seed), dict[str, None]()
-    for _ in range(100 + 200 * count):
-        line = _written("line", generator)
-        if len(line) <= max_length and (zlib.crc32(line.encode()) % 10 == 0) == held_out:
-            found[line] = None
+    old = 0  # draws since the last new sentence
+    while old < 2_000 + len(found):
+        line, old = _written("line", generator), old + 1
+        if line not in found and len(line) <= max_length and (zlib.crc32(line.encode()) % 10 == 0) == held_out:
+            found[line], old = None, 0
         if len(found) == count:
             return list(found)
-    raise ValueError(f"count: {count}, expected no more than the grammar gives at max_length {max_length}")
+    part = "are held out" if held_out else "are not held out"
+    raise ValueError(f"count: {count}, expected no more than readily found: {len(found)} of {given} sentences that {part}")

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from discrete_grpo.core.categorical import Scores
 from discrete_grpo.core.rollout import Rollout
+from discrete_grpo.training.advantages import advantages_of, total_reward
 from discrete_grpo.training.group_starts import GroupStart
-from discrete_grpo.training.minibatches import Batch, MicroBatch, TrainRows, advantages_of, total_reward, windows
+from discrete_grpo.training.minibatches import Batch, MicroBatch, TrainRows, windows
 from discrete_grpo.training.trainer import GRPOTrainer
 from discrete_grpo.training.update import policy_scores
 

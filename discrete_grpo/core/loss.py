@@ -9,6 +9,7 @@ the steps or of both has the same gradient. :func:`grpo_loss` at the end of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +24,7 @@ __all__ = [
     "Level",
     "Loss",
     "LossType",
+    "SurrogateFunc",
     "cispo_surrogate",
     "clipped_surrogate",
     "grpo_loss",
@@ -38,6 +40,12 @@ __all__ = [
 ]
 
 Level = Literal["token", "step", "step_mean", "sequence"]
+SurrogateFunc = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Function ``(log_prob, ratio, advantage) -> surrogate`` of each unit, to be maximised.
+
+``log_prob`` is log π_θ, ``ratio`` is r = π_θ/π_old, both with a gradient and of one shape, which the result has too: that of
+:func:`unit_values`. ``advantage`` [B, 1, 1] broadcasts against them. Weights, masks and the KL are applied to the result.
+"""
 LossType = Literal["grpo", "dapo", "dr_grpo", "cispo", "sapo"]
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this, so that no ratio overflows; far outside any clip range."""
@@ -294,6 +302,7 @@ def grpo_loss(
     beta: float = 0.0,
     penalty: Float[Tensor, "batch step site"] | None = None,
     keep: Bool[Tensor, "#batch #step #site"] | None = None,
+    surrogate_func: SurrogateFunc | None = None,
 ) -> Loss:
     """L = -Σ_units w · surrogate(r, A) + β Σ_units w · KL(π_θ ‖ π_ref).
 
@@ -312,6 +321,7 @@ def grpo_loss(
         beta: β.
         penalty: another KL than ``scores.kl``, see :func:`discrete_grpo.core.kl.kl_term`.
         keep: sites whose policy term has a gradient, see :func:`_kept_units`; None means all of them.
+        surrogate_func: another surrogate than that of ``loss_type``, which then decides the weights alone.
 
     Raises:
         ValueError: if ``beta`` > 0 and there is no KL, if cispo has no ``epsilon_high``, or shapes differ.
@@ -323,11 +333,12 @@ def grpo_loss(
     a, w = (x.to(r.dtype)[:, None, None] for x in (advantage, weight))
     kept = unit_values(logp if keep is None else torch.where(keep, logp, 0.0), scores.mask, level)
     bounds = (epsilon, epsilon_high, delta, (sapo_temperature_pos, sapo_temperature_neg))
-    surrogate = policy_surrogate(loss_type, kept, r, a, *bounds)
+    surrogate = surrogate_func(kept, r, a) if surrogate_func else policy_surrogate(loss_type, kept, r, a, *bounds)
     loss = policy = -(_kept_units(scores.mask, keep, level) * w * surrogate).sum()
     if beta > 0:
         loss = policy + beta * _kl_sum(scores, penalty, w, level)
-    sums = _sums(scores, policy, _clipped(loss_type, r.detach(), a, epsilon, epsilon_high)) | _kind_sums(scores, old)
+    clipped = {} if surrogate_func else _clipped(loss_type, r.detach(), a, epsilon, epsilon_high)
+    sums = _sums(scores, policy, clipped) | _kind_sums(scores, old)
     return Loss(loss, sums)
 
 

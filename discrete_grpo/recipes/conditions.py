@@ -14,9 +14,10 @@ from discrete_grpo.core.processes import is_first
 from discrete_grpo.recipes.families import Columns, innermost
 from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.runs.checkpoint import BUNDLED
+from discrete_grpo.runs.recorder import write_text
 from discrete_grpo.runs.serialization import TRUSTED
 
-__all__ = ["check_read", "column_names", "prepare_columns", "read_columns", "tell_unread"]
+__all__ = ["check_read", "column_names", "kept_columns", "prepare_columns", "read_columns", "tell_unread"]
 
 RESERVED = ("step", "group", "sample", "reward", "advantage", "smiles", "text", "image")
 """Names that the columns of sample tables have already."""
@@ -174,3 +175,15 @@ def _check_names(policy: Any, condition: Columns) -> None:
         near = difflib.get_close_matches(name, reads, 1, 0.8)
         if name not in reads and near:
             raise ValueError(f"columns: a condition named {name!r}; did you mean {near[0]!r}?")
+
+
+def kept_columns(given: str | Sequence[Columns] | None, kept: Path, *, resume: bool) -> list[Columns] | None:
+    """The conditions of a run; those of a file are copied to ``kept``, where a resumed run reads them."""
+    if given is None or not isinstance(given, str):
+        return None if given is None else read_columns(given)
+    if resume and kept.is_file():
+        return read_columns(str(kept))
+    found = read_columns(given)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    write_text(kept, "".join(f"{json.dumps(condition)}\n" for condition in found))
+    return found

@@ -228,14 +228,17 @@ def _molecules(recipe: PretrainSpatialRecipe) -> SpatialDataset:
     """The molecules of ``recipe.data``, at most ``max_molecules``; what is left out is told on standard error."""
     if suffix_of(Path(recipe.data)) in (".sdf", ".xyz"):
         path, unit = Path(recipe.data), "record"
-        found = load_spatial(
-            path,
-            recipe.max_broken,
-            hydrogens=recipe.hydrogens,
-            aromatic=recipe.aromatic,
-            max_bytes=recipe.max_bytes,
-            cache=recipe.cache_dir,
-        )
+        if recipe.smiles_column is not None:
+            raise ValueError(f"smiles_column: {recipe.smiles_column!r}, expected none: {path.name} has no columns")
+        with path_named("data"):
+            found = load_spatial(
+                path,
+                recipe.max_broken,
+                hydrogens=recipe.hydrogens,
+                aromatic=recipe.aromatic,
+                max_bytes=recipe.max_bytes,
+                cache=recipe.cache_dir,
+            )
         if recipe.max_molecules is not None:
             found = replace(found, molecules=_drawn(found.molecules, recipe.max_molecules, recipe.conformer_seed), sources=())
     else:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,12 @@ from typing import Any
 from torch import nn
 
 from discrete_grpo.core.checks import check_fields, check_options, check_range, check_whole
-from discrete_grpo.core.reward_arguments import as_rewards, check_callables, reward_names
+from discrete_grpo.core.loss import SurrogateFunc
+from discrete_grpo.core.reward_arguments import as_rewards, check_callables, reward_name, reward_names
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
 from discrete_grpo.recipes.before_and_after import MEMORIES, Evaluations, Memories, Results
-from discrete_grpo.recipes.conditions import check_read, column_names, prepare_columns, read_columns, tell_unread
+from discrete_grpo.recipes.conditions import check_read, column_names, kept_columns, prepare_columns, read_columns, tell_unread
 from discrete_grpo.recipes.families import Columns, View, check_view, seen_by
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
@@ -27,9 +27,10 @@ from discrete_grpo.recipes.reward_workers import in_workers
 from discrete_grpo.rewards.ledger import Ledger, open_ledger, reserved
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, save, withdraw_export
 from discrete_grpo.runs.console import print_table
-from discrete_grpo.runs.recorder import SAMPLES, check_unused, write_text
+from discrete_grpo.runs.recorder import SAMPLES, check_unused
 from discrete_grpo.runs.settings import tell_changed_settings, tell_new_folder
 from discrete_grpo.runs.trackers import ReportTo, open_trackers
+from discrete_grpo.training.advantages import AdvantageFunc
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
 from discrete_grpo.training.lora import LoraOptions, add_lora, without_lora
@@ -37,6 +38,9 @@ from discrete_grpo.training.offline import OfflineTrainer, ScoredSamples
 from discrete_grpo.training.trainer import GRPOTrainer
 
 __all__ = ["TrainRecipe", "check_budget", "run_train", "train"]
+
+FUNCTIONS = ("advantage_func", "surrogate_func")
+"""Arguments of :func:`train` that are functions of one's own beside the rewards."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,8 @@ def train(
     columns: str | Sequence[Columns] | None = None,
     evaluation_samples: int = 500,
     resume: bool = False,
+    advantage_func: AdvantageFunc | None = None,
+    surrogate_func: SurrogateFunc | None = None,
     **settings: Any,
 ) -> Results:
     """Fine-tune a policy against a reward; the trained policy, metrics, samples and a report are written to a run folder.
@@ -150,6 +156,9 @@ def train(
         columns: conditions, one mapping per group, shuffled anew in every pass; or a file of JSON lines.
         evaluation_samples: number of samples drawn before and after training to compare; 0 draws none.
         resume: continue the run in ``output_dir``.
+        advantage_func: advantages of your own, as for :class:`~discrete_grpo.training.trainer.GRPOTrainer`; a resumed run needs it
+            again, as it does ``surrogate_func``.
+        surrogate_func: surrogate of your own, likewise.
         **settings: further fields of :class:`TrainRecipe`, such as ``num_steps`` or ``max_oracle_calls``.
 
     Returns:
@@ -173,13 +182,20 @@ def train(
         evaluation_samples=evaluation_samples,
         **settings,
     )
+    pairs = zip(FUNCTIONS, (advantage_func, surrogate_func), strict=True)
+    functions = {name: function for name, function in pairs if function is not None}
+    if functions and not recipe.rewards:
+        raise ValueError(f"{next(iter(functions))}: given, expected none without a reward: it is of on-line updates")
     if resume:
         tell_new_folder(Path(output_dir))
     with withdrawn_on_failure(Path(output_dir), resume=resume, calls_count=False):
-        return run_train(recipe, resume=resume, policy=None if isinstance(policy, str | Path) else policy)
+        own = None if isinstance(policy, str | Path) else policy
+        return run_train(recipe, resume=resume, policy=own, functions=functions)
 
 
-def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | None = None) -> Results:
+def run_train(
+    recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | None = None, functions: Mapping[str, Any] | None = None
+) -> Results:
     """Measure, train, measure again, export the policy and write the report; returns both measurements.
 
     With ``data``, updates on its samples come first, and on-line training begins with the weights that they end with. Under
@@ -189,19 +205,21 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
         recipe: the settings.
         resume: continue the run in ``output_dir``, from its start where it was stopped before its first checkpoint.
         policy: a policy to train in place of the one that the recipe names.
+        functions: advantages and surrogate of one's own, by the names of the arguments of the trainer.
 
     Raises:
         ValueError: if ``output_dir`` holds results of another run and ``resume`` is false.
         CheckpointError: if it holds samples but no checkpoint and ``resume`` is true.
     """
-    processes, folder = ProcessGroup(accelerator()), Path(recipe.output_dir)
+    processes, folder, functions = ProcessGroup(accelerator()), Path(recipe.output_dir), functions or {}
     processes.run_all(lambda: _check_folder(folder, resume) if processes.first else None)
     check_callables(recipe.rewards)
     loaded = _load(recipe, policy, resume)
     if processes.first:
         tell_changed_rewards(folder, recipe.rewards, resume=resume)
         kept = _kept(folder, recipe) if resume else ()
-        tell_changed_settings(folder, recipe.settings, resume=resume, fixed=("policy", *kept))
+        told = {name: reward_name(functions[name]) if name in functions else None for name in FUNCTIONS}
+        tell_changed_settings(folder, recipe.settings | told, resume=resume, fixed=("policy", *kept))
     given = recipe.rewards
     if recipe.rewards_see == "smiles":
         check_kind(given, "molecules")
@@ -211,11 +229,17 @@ def run_train(recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | 
     family, metadata = loaded.family, {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(recipe.rewards)}
     family.check_rewards(loaded.policy, recipe.rewards)
     with in_workers(recipe.rewards, recipe.reward_workers) as rewards:
-        return _run(replace(recipe, reward=rewards), loaded, given, processes, metadata, resume)
+        return _run(replace(recipe, reward=rewards), loaded, given, processes, metadata, resume, functions)
 
 
 def _run(
-    recipe: TrainRecipe, loaded: LoadedPolicy, given: list[Reward], processes: ProcessGroup, metadata: dict[str, Any], resume: bool
+    recipe: TrainRecipe,
+    loaded: LoadedPolicy,
+    given: list[Reward],
+    processes: ProcessGroup,
+    metadata: dict[str, Any],
+    resume: bool,
+    functions: Mapping[str, Any],
 ) -> Results:
     """:func:`run_train` with its policy, and with the rewards where they are scored; ``given`` are those of the recipe."""
     family, folder = loaded.family, Path(recipe.output_dir)
@@ -243,6 +267,7 @@ def _run(
             resume=resumed,
             ledger=ledger,
             tracker=tracker if processes.first else None,
+            **functions,
         )
         offline = None if scored is None else _offline(recipe, trainer.policy, scored, metadata, resume)
         if resumed and processes.first and trainer.step < recipe.grpo.max_steps:
@@ -296,7 +321,12 @@ def _conditions(
 ) -> tuple[list[Columns] | None, list[Columns] | None]:
     """The conditions of training and of the evaluations, as the policy reads them."""
     names = ("columns", "evaluation_columns")
-    read = processes.run_all(lambda: [_kept_columns(recipe, name, resume) for name in names] if processes.first else [])[0]
+    folder = Path(recipe.output_dir)
+
+    def work() -> list[list[Columns] | None]:
+        return [kept_columns(getattr(recipe, name), folder / f"{name}.jsonl", resume=resume) for name in names]
+
+    read = processes.run_all(lambda: work() if processes.first else [])[0]
     if (columns := prepare_columns(loaded, read[0], recipe.scaffold)) is None:
         check_read(loaded.policy, None)
     tell_unread(loaded.policy, columns, scaffolds=loaded.family.scaffolds(loaded.policy))
@@ -360,17 +390,3 @@ def _finish(evaluations: Evaluations, trained: Any, metadata: Columns, updates: 
     if result:
         print_table(f"{folder}", result)
     return result
-
-
-def _kept_columns(recipe: TrainRecipe, name: str, resume: bool) -> list[Columns] | None:
-    """The conditions of a run; those of a file are copied into the run folder, and a resumed run reads them there."""
-    given = getattr(recipe, name)
-    kept = Path(recipe.output_dir) / f"{name}.jsonl"
-    if given is None or not isinstance(given, str):
-        return None if given is None else read_columns(given)
-    if resume and kept.is_file():
-        return read_columns(str(kept))
-    found = read_columns(given)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    write_text(kept, "".join(f"{json.dumps(condition)}\n" for condition in found))
-    return found

@@ -19,8 +19,9 @@ from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.recorder import METRICS, Recorder, read_metrics
 from discrete_grpo.runs.report.diagnosis import diagnosis
 from discrete_grpo.runs.trackers import Tracker, best_distinct
+from discrete_grpo.training.advantages import reward_weights, total_reward
 from discrete_grpo.training.config import GRPOConfig
-from discrete_grpo.training.minibatches import Batch, groups_of, reward_weights, total_reward
+from discrete_grpo.training.minibatches import Batch, groups_of
 from discrete_grpo.training.sampler import Generation
 
 __all__ = ["RunLog", "Shown", "replay_metrics", "reward_metrics", "sample_table", "training_bar"]
@@ -59,7 +60,7 @@ def training_bar(step: int, max_steps: int, ledger: Accounts | None = None) -> I
 def reward_metrics(
     batches: Sequence[Batch], advantage: Float[Tensor, " row"], names: Sequence[str], config: GRPOConfig
 ) -> dict[str, float]:
-    """Means and standard deviations of the rewards of a generation, under TRL's names."""
+    """Means and standard deviations of the rewards of a generation, under TRL's names, and the sizes of its samples."""
     rewards = torch.cat([b.rewards for b in batches])
     total = total_reward(rewards, config)
     sizes = sum_magnitudes(rewards, torch.tensor(reward_weights(rewards, config), dtype=torch.float64))
@@ -70,6 +71,8 @@ def reward_metrics(
         "frac_reward_unknown": float(total.isnan().double().mean()),
         "advantages/abs_mean": float(advantage.abs().mean()),
     }
+    size = torch.cat([b.rollout.size.cpu() for b in batches]).double()
+    line |= {"size/mean": float(size.mean()), "size/min": float(size.min()), "size/max": float(size.max())}
     for name, column in zip(names, rewards.unbind(-1), strict=True):
         line[f"rewards/{name}/mean"] = _mean(column)
         line[f"rewards/{name}/std"] = _std(column)

@@ -16,11 +16,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from discrete_grpo.core.advantages import advantages, groups_without_signal, sum_rewards
+from discrete_grpo.core.advantages import groups_without_signal
 from discrete_grpo.core.loss import row_weights, unit_counts
 from discrete_grpo.core.precision import place
 from discrete_grpo.core.rollout import Rollout
 from discrete_grpo.core.step_selection import chosen_steps, num_selected
+from discrete_grpo.training.advantages import AdvantageFunc, advantages_of, own_advantages, total_reward
 from discrete_grpo.training.config import GRPOConfig
 
 __all__ = [
@@ -31,14 +32,11 @@ __all__ = [
     "StepChoice",
     "TrainRows",
     "Weights",
-    "advantages_of",
     "choose_steps",
     "groups_missing",
     "groups_of",
     "microbatches",
     "passes",
-    "reward_weights",
-    "total_reward",
     "train_rows",
     "window_weights",
     "windows",
@@ -111,36 +109,6 @@ class TrainRows:
         return TrainRows(batch.rollout, **marks, old=batch.old)
 
 
-def reward_weights(rewards: Float[Tensor, "batch reward"], config: GRPOConfig) -> tuple[float, ...]:
-    """The configured weight of each reward; 1 each by default."""
-    return config.reward_weights or (1.0,) * rewards.shape[1]
-
-
-def total_reward(rewards: Float[Tensor, "batch reward"], config: GRPOConfig) -> Float[Tensor, " batch"]:
-    """The weighted sum of the rewards; NaN where all are unknown."""
-    return sum_rewards(rewards, torch.tensor(reward_weights(rewards, config), dtype=torch.float64))
-
-
-def advantages_of(
-    rewards: Float[Tensor, "batch reward"],
-    group: Int[Tensor, " batch"],
-    config: GRPOConfig,
-    kl: Float[Tensor, " batch"] | None = None,
-) -> Float[Tensor, " batch"]:
-    """Advantages with the options of ``config``; ``kl`` of each trajectory is a penalty in the reward."""
-    return advantages(
-        rewards,
-        group,
-        weights=reward_weights(rewards, config),
-        multi_objective_aggregation=config.multi_objective_aggregation,
-        scale_rewards=config.scale_rewards,
-        baseline=config.baseline,
-        clip=config.advantage_clip,
-        kl=kl,
-        beta=config.beta,
-    )
-
-
 def groups_of(batches: Sequence[Batch]) -> Int[Tensor, " row"]:
     """Group number of each row of a generation, distinct between batches; replayed rows have groups of the batch before them."""
     ids, first, last = [], 0, 0
@@ -166,11 +134,14 @@ def groups_missing(batches: Sequence[Batch], groups: int, config: GRPOConfig) ->
     return groups - int((~_without_signal(batches, config)).sum()) // config.num_generations
 
 
-def train_rows(batches: Sequence[Batch], config: GRPOConfig) -> list[TrainRows]:
-    """The rows of each batch with their advantages, which are computed over all batches together."""
+def train_rows(batches: Sequence[Batch], config: GRPOConfig, advantage_func: AdvantageFunc | None = None) -> list[TrainRows]:
+    """The rows of each batch with their advantages, computed over all batches together, by ``advantage_func`` if given."""
     kl = [b.kl for b in batches if b.kl is not None]
     rewards = torch.cat([b.rewards for b in batches])
-    advantage = advantages_of(rewards, groups_of(batches), config, torch.cat(kl) if kl else None)
+    if advantage_func:
+        advantage = own_advantages(advantage_func, rewards, groups_of(batches))
+    else:
+        advantage = advantages_of(rewards, groups_of(batches), config, torch.cat(kl) if kl else None)
     known = ~total_reward(rewards, config).isnan()
     usable = torch.ones_like(known) if config.zero_std_groups == "keep" else ~_without_signal(batches, config)
     own, on, needed = (x.split([len(b.rollout) for b in batches]) for x in (advantage, known & usable, usable))

@@ -33,6 +33,7 @@ from discrete_grpo.runs.checkpoint import Checkpoints, load_training, tensors_to
 from discrete_grpo.runs.console import progress
 from discrete_grpo.runs.recorder import Recorder
 from discrete_grpo.training.bf16 import decide_bf16
+from discrete_grpo.training.compatibility import check_scorer
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
 from discrete_grpo.training.lora import without_lora
@@ -41,7 +42,7 @@ from discrete_grpo.training.network import check_determinism, checkpoint_layers,
 from discrete_grpo.training.pass_size import memory_advice, with_passes
 from discrete_grpo.training.sampler import GroupSampler, make_shards
 from discrete_grpo.training.state import RunState, check_device_kind
-from discrete_grpo.training.update import Learner, check_scorer, policy_scores
+from discrete_grpo.training.update import Learner, policy_scores
 
 __all__ = ["OfflineTrainer", "ScoredSamples", "offline_config", "row_numbers"]
 

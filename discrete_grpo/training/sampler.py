@@ -19,12 +19,13 @@ from torch import Tensor
 from discrete_grpo.core.reward_arguments import elsewhere
 from discrete_grpo.core.rollout import Policy, Reward, Rollout, SizeDrawer, group_contexts, is_observer
 from discrete_grpo.core.scoring import Accounts, Failure, score_samples, take_failures
+from discrete_grpo.training.advantages import AdvantageFunc, total_reward
 from discrete_grpo.training.background import Job
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.elites import EliteBuffer
 from discrete_grpo.training.group_starts import GroupStart, group_starts, seen_columns
-from discrete_grpo.training.minibatches import Batch, TrainRows, groups_missing, total_reward, train_rows
+from discrete_grpo.training.minibatches import Batch, TrainRows, groups_missing, train_rows
 from discrete_grpo.training.replay_buffer import ReplayBuffer
 from discrete_grpo.training.size_dealing import dealt, sizes_are_dealt
 
@@ -192,6 +193,7 @@ class GroupSampler:
         ledger: counter of reward calls; None if calls are not counted.
         reward_kl: function that returns the KL of each trajectory of a batch, or None if the KL is not part of the reward.
         precision: function that returns the autocast context of the networks.
+        advantage_func: function that computes the advantages; None for that of the settings.
     """
 
     policy: Policy
@@ -203,6 +205,7 @@ class GroupSampler:
     ledger: Accounts | None
     reward_kl: Callable[[Batch], Tensor | None]
     precision: Callable[[], AbstractContextManager[Any]]
+    advantage_func: AdvantageFunc | None = None
 
     @property
     def groups(self) -> int:
@@ -312,7 +315,7 @@ class GroupSampler:
         every = [batches for told, _, _ in found for batches in told]
         if several and (samples := gather_samples(mine, self.processes)) is not None:
             every = [[with_samples(batch, next(samples)) for batch in own] for own in every]
-        rows = train_rows(list(chain(*every)), self.config)
+        rows = train_rows(list(chain(*every)), self.config, self.advantage_func)
         fresh = [own for own in rows if own.old is None]
         if is_observer(self.policy):
             for own in fresh:

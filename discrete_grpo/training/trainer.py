@@ -21,13 +21,16 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.description import description
 from discrete_grpo.core.interrupt import Interrupted, interruptible
-from discrete_grpo.core.reward_arguments import remembers, reward_names
+from discrete_grpo.core.loss import SurrogateFunc
+from discrete_grpo.core.reward_arguments import reward_names
 from discrete_grpo.core.rollout import Policy, Reward, as_module
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError
 from discrete_grpo.runs.checkpoint import Checkpoints, load_weights, tensors_to_cpu
 from discrete_grpo.runs.trackers import Tracker
+from discrete_grpo.training.advantages import AdvantageFunc
 from discrete_grpo.training.bf16 import decide_bf16
+from discrete_grpo.training.compatibility import check_given, check_own_functions, check_scorer
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
 from discrete_grpo.training.generation_metrics import generation_metrics
@@ -41,7 +44,7 @@ from discrete_grpo.training.patience import calls_made, new_patience
 from discrete_grpo.training.rollout_queue import cut_as_before, cut_of, load_old, queue_states, read_rows
 from discrete_grpo.training.sampler import GroupSampler, check_shards, make_shards, num_shards
 from discrete_grpo.training.state import RunState, checkpoints_of, stored_state
-from discrete_grpo.training.update import Learner, check_scorer, trajectory_kl
+from discrete_grpo.training.update import Learner, trajectory_kl
 
 __all__ = ["GRPOTrainer"]
 
@@ -65,6 +68,10 @@ class GRPOTrainer:
         ledger: counter of reward calls, which ends the run when a budget is used up; see
             :class:`~discrete_grpo.rewards.ledger.Ledger`. None means that calls are not counted.
         tracker: tracker that receives the metrics and the best samples; see :mod:`discrete_grpo.runs.trackers`.
+        advantage_func: function ``(rewards [B, R], group [B]) -> [B]`` that computes the advantages in place of the settings; see
+            :data:`~discrete_grpo.training.advantages.AdvantageFunc`.
+        surrogate_func: function ``(log_prob, ratio, advantage) -> surrogate`` to be maximised, in place of that of ``loss_type``;
+            see :data:`~discrete_grpo.core.loss.SurrogateFunc`.
 
     Raises:
         ValueError: if the arguments are not compatible, or ``run`` holds another run and ``resume`` is false.
@@ -83,12 +90,15 @@ class GRPOTrainer:
         resume: bool = False,
         ledger: Accounts | None = None,
         tracker: Tracker | None = None,
+        advantage_func: AdvantageFunc | None = None,
+        surrogate_func: SurrogateFunc | None = None,
     ) -> None:
         self.config = config = config or GRPOConfig()
         self.rewards: list[Reward] = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
         self.accelerator = accelerator()
         self.processes = ProcessGroup(self.accelerator)
-        self._check(columns)
+        check_given(self.rewards, config, columns, self.processes.count)
+        check_own_functions(advantage_func, surrogate_func, config, len(self.rewards))
         check_determinism(config.full_determinism, self.accelerator.device)
         self.metadata = {**description(policy), **(metadata or {})}
         self.ledger, self.sample_metrics = ledger, sample_metrics
@@ -108,7 +118,7 @@ class GRPOTrainer:
         shards = self._num_shards(None if stored is None else len(stored["shards"]))
         kept = None if stored is None else stored.get("passes")
         self.config = config = with_passes(policy, config, columns, self.precision, processes=self.processes, kept=kept)
-        self.sampler = self._sampler(columns, shards)
+        self.sampler = self._sampler(columns, shards, advantage_func)
         self.reference = cast(Policy, copy.deepcopy(module).requires_grad_(False)) if config.beta > 0 else None
         self.average = averaged(module, config.ema_decay) if config.ema_decay is not None else None
         for used in (module, self.reference) if config.torch_compile else ():
@@ -119,7 +129,7 @@ class GRPOTrainer:
         self.patience = new_patience(config, ledger, trained)
         own = (self.optimizer, self.average, self.reference, self.controller, self.patience)
         self.state = RunState(module, *own, tuple(self.rewards), ledger, self.sampler, self.processes)
-        self.learner = Learner(policy, self.state, config, self.accelerator.backward, self.precision)
+        self.learner = Learner(policy, self.state, config, self.accelerator.backward, self.precision, surrogate_func)
         names = reward_names(self.rewards)
         self.log = RunLog(config, names, run, tracker) if self.processes.first else None
         self.step = 0
@@ -161,25 +171,14 @@ class GRPOTrainer:
         check_shards(count, config, own.count)
         return count
 
-    def _sampler(self, columns: Sequence[Mapping[str, Any]] | None, count: int) -> GroupSampler:
+    def _sampler(
+        self, columns: Sequence[Mapping[str, Any]] | None, count: int, advantage_func: AdvantageFunc | None
+    ) -> GroupSampler:
         """The sampler, with the shards of this process."""
         config, own = self.config, self.processes
         shards = make_shards(self.policy, config, count, rank=own.rank, processes=own.count, device=self.accelerator.device)
-        return GroupSampler(self.policy, self.rewards, config, columns, shards, own, self.ledger, self._reward_kl, self.precision)
-
-    def _check(self, columns: Sequence[Mapping[str, Any]] | None) -> None:
-        config = self.config
-        if not self.rewards:
-            raise ValueError("reward_funcs: none given, expected at least one")
-        if config.reward_weights is not None and len(config.reward_weights) != len(self.rewards):
-            raise ValueError(f"reward_weights: {len(config.reward_weights)} weights, expected one per reward ({len(self.rewards)})")
-        if config.importance_sampling_level == "sequence" and config.timestep_chunk not in (None, "auto"):
-            raise ValueError(f"timestep_chunk: {config.timestep_chunk}, expected none with importance_sampling_level sequence")
-        if columns is not None and not columns:
-            raise ValueError("columns: an empty list, expected at least one condition or None")
-        for name, reward in zip(reward_names(self.rewards), self.rewards, strict=True):
-            if self.processes.count > 1 and remembers(reward):
-                raise ValueError(f"reward {name}: remembers samples, expected one that does not with several processes")
+        common = (self.policy, self.rewards, config, columns, shards, own, self.ledger)
+        return GroupSampler(*common, self._reward_kl, self.precision, advantage_func)
 
     @property
     def best_policy(self) -> Any:

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from discrete_grpo.core.categorical import Scores, score_sites
 from discrete_grpo.core.entropy import EntropyController, entropy_bonus, high_entropy, site_entropy, top_entropy_threshold
 from discrete_grpo.core.kl import kl_term, trajectory_sum
-from discrete_grpo.core.loss import Loss, grpo_loss, log_ratio, off_policy_rows
+from discrete_grpo.core.loss import Loss, SurrogateFunc, grpo_loss, log_ratio, off_policy_rows
 from discrete_grpo.core.precision import widen, widest
 from discrete_grpo.core.rollout import Policy, Rollout, Scorer, as_module, is_scorer
+from discrete_grpo.training.compatibility import exact_forward
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.minibatches import MicroBatch, passes
 from discrete_grpo.training.optim import GradientSum, learning_rate, mix_reference, update_average
@@ -28,7 +29,6 @@ __all__ = [
     "Learner",
     "LossTerms",
     "UpdatePlan",
-    "check_scorer",
     "loss_terms",
     "micro_batch_loss",
     "plan_update",
@@ -56,28 +56,6 @@ class LossTerms:
     entropy: Float[Tensor, "batch step site"] | None = None
 
 
-def check_scorer(policy: Policy, config: GRPOConfig) -> None:
-    """Check that a policy which computes its own scores is not used with options that need probability tables.
-
-    Raises:
-        ValueError: naming the option.
-    """
-    if not is_scorer(policy):
-        return
-    said = f"with a policy that gives its scores itself ({type(policy).__name__})"
-    if config.entropy_coef > 0 or config.use_adaptive_entropy:
-        raise ValueError(f"entropy_coef: {config.entropy_coef}, expected 0 and no use_adaptive_entropy {said}")
-    if config.replay_samples > 0:
-        raise ValueError(f"replay_samples: {config.replay_samples}, expected 0 {said}")
-    penalised = config.beta > 0 and config.kl_in != "reward"
-    if penalised and _exact_forward(config) and not getattr(policy, "forward_kl_gradient", False):
-        raise ValueError(f"kl_direction: 'forward', expected reverse, or an estimate {said} without a gradient of kl_forward")
-
-
-def _exact_forward(config: GRPOConfig) -> bool:
-    return (config.kl_estimator, config.kl_direction) == ("exact", "forward")
-
-
 def policy_scores(policy: Policy, micro: MicroBatch, reference: Policy | None = None) -> Scores:
     """Log-probs and entropy of a micro-batch, and with a reference its exact KL."""
     return _score(policy, micro, reference).scores
@@ -103,7 +81,7 @@ def loss_terms(
         bonus: whether the entropy is needed with its gradient.
     """
     in_loss = reference is not None and config.kl_in != "reward"
-    found = _score(policy, micro, reference, forward_gradient=in_loss and _exact_forward(config), bonus=bonus)
+    found = _score(policy, micro, reference, forward_gradient=in_loss and exact_forward(config), bonus=bonus)
     if not in_loss:
         return LossTerms(found.scores, None, found.entropy)
     ref_logp = None if config.kl_estimator == "exact" else found.ref_logp()
@@ -255,7 +233,12 @@ def _look(
 
 
 def micro_batch_loss(
-    terms: LossTerms, micro: MicroBatch, old_logp: Float[Tensor, "batch step site"] | None, plan: UpdatePlan, config: GRPOConfig
+    terms: LossTerms,
+    micro: MicroBatch,
+    old_logp: Float[Tensor, "batch step site"] | None,
+    plan: UpdatePlan,
+    config: GRPOConfig,
+    surrogate_func: SurrogateFunc | None = None,
 ) -> Loss:
     """The loss of one micro-batch; the losses of all micro-batches add up to the loss of the update."""
     part = grpo_loss(
@@ -273,6 +256,7 @@ def micro_batch_loss(
         beta=0.0 if config.kl_in == "reward" else config.beta,
         penalty=terms.kl,
         keep=plan.keep(terms.scores, micro, config),
+        surrogate_func=surrogate_func,
     )
     sums = part.sums | _replay_sums(terms.scores, micro)
     if terms.entropy is None:
@@ -331,6 +315,7 @@ class Learner:
         config: settings.
         backward: function that computes the gradients of a loss.
         precision: function that returns the autocast context of the networks.
+        surrogate_func: function that computes the surrogate; None for that of the settings.
     """
 
     policy: Policy
@@ -338,6 +323,7 @@ class Learner:
     config: GRPOConfig
     backward: Callable[[Tensor], None]
     precision: Callable[[], AbstractContextManager[Any]]
+    surrogate_func: SurrogateFunc | None = None
 
     @torch.no_grad()
     def old_log_probs(self, micros: Sequence[MicroBatch]) -> list[Tensor | None]:
@@ -382,7 +368,7 @@ class Learner:
                 bonus = plan.entropy_coef > 0
                 with self.precision():
                     terms = loss_terms(self.policy, micro, self.state.reference, self.config, old_logp=old_logp, bonus=bonus)
-                part = micro_batch_loss(terms, micro, old_logp, plan, self.config)
+                part = micro_batch_loss(terms, micro, old_logp, plan, self.config, self.surrogate_func)
                 self.backward(part.loss)
                 found.append({**part.sums, "loss": part.loss.detach()})
             gradient.add()

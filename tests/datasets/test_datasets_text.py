@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -195,5 +196,19 @@ def test_held_out_sentences_never_meet_the_others() -> None:
     assert sentences(5, 4) == sentences(5, 4) != sentences(5, 5)
     with pytest.raises(ValueError, match="count: 0, expected at least 1"):
         sentences(0)
-    with pytest.raises(ValueError, match="count: 9, expected no more than the grammar gives at max_length 12"):
+    with pytest.raises(ValueError, match=r"count: 9, expected at most 0 \(sentences of at most 12 characters\)"):
         sentences(9, max_length=12)
+
+
+def test_more_sentences_than_there_are_is_told_at_once() -> None:
+    def every(symbol: str) -> Iterator[str]:
+        for choice in GRAMMAR[symbol]:
+            parts = re.split(r"\{(\w+)\}", choice)
+            pools = [[part] if k % 2 == 0 else list(every(part)) for k, part in enumerate(parts)]
+            yield from map("".join, itertools.product(*pools))
+
+    there = sum(len(line) <= 40 for line in set(every("line")))
+    with pytest.raises(ValueError, match=rf"count: 1000000, expected at most {there} \(sentences of at most 40 characters\)"):
+        sentences(1_000_000)
+    with pytest.raises(ValueError, match=r"count: 40, expected no more than readily found: \d+ of 45 sentences that are held out"):
+        sentences(40, max_length=22, held_out=True)

@@ -1,0 +1,112 @@
+"""Checks that the policy, the rewards, the conditions and the settings given to a trainer go together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from discrete_grpo.core.loss import SurrogateFunc
+from discrete_grpo.core.reward_arguments import remembers, reward_names
+from discrete_grpo.core.rollout import Policy, Reward, is_scorer
+from discrete_grpo.training.advantages import AdvantageFunc, own_advantages
+from discrete_grpo.training.config import GRPOConfig
+
+__all__ = ["check_given", "check_own_functions", "check_scorer", "exact_forward"]
+
+ADVANTAGE_FIELDS = ("scale_rewards", "baseline", "multi_objective_aggregation", "advantage_clip")
+SURROGATE_FIELDS = ("epsilon", "epsilon_high", "delta", "sapo_temperature_pos", "sapo_temperature_neg")
+
+
+def check_given(rewards: Sequence[Reward], config: GRPOConfig, columns: Sequence[Mapping[str, Any]] | None, processes: int) -> None:
+    """Check the rewards and conditions of a run with these settings in ``processes`` processes.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    if not rewards:
+        raise ValueError("reward_funcs: none given, expected at least one")
+    if config.reward_weights is not None and len(config.reward_weights) != len(rewards):
+        raise ValueError(f"reward_weights: {len(config.reward_weights)} weights, expected one per reward ({len(rewards)})")
+    if config.importance_sampling_level == "sequence" and config.timestep_chunk not in (None, "auto"):
+        raise ValueError(f"timestep_chunk: {config.timestep_chunk}, expected none with importance_sampling_level sequence")
+    if columns is not None and not columns:
+        raise ValueError("columns: an empty list, expected at least one condition or None")
+    for name, reward in zip(reward_names(rewards), rewards, strict=True):
+        if processes > 1 and remembers(reward):
+            raise ValueError(f"reward {name}: remembers samples, expected one that does not with several processes")
+
+
+def check_scorer(policy: Policy, config: GRPOConfig) -> None:
+    """Check that a policy which computes its own scores is not used with options that need probability tables.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    if not is_scorer(policy):
+        return
+    said = f"with a policy that gives its scores itself ({type(policy).__name__})"
+    if config.entropy_coef > 0 or config.use_adaptive_entropy:
+        raise ValueError(f"entropy_coef: {config.entropy_coef}, expected 0 and no use_adaptive_entropy {said}")
+    if config.replay_samples > 0:
+        raise ValueError(f"replay_samples: {config.replay_samples}, expected 0 {said}")
+    penalised = config.beta > 0 and config.kl_in != "reward"
+    if penalised and exact_forward(config) and not getattr(policy, "forward_kl_gradient", False):
+        raise ValueError(f"kl_direction: 'forward', expected reverse, or an estimate {said} without a gradient of kl_forward")
+
+
+def exact_forward(config: GRPOConfig) -> bool:
+    """Whether the KL of the loss is the exact one from the reference to the policy."""
+    return (config.kl_estimator, config.kl_direction) == ("exact", "forward")
+
+
+def check_own_functions(
+    advantage_func: AdvantageFunc | None, surrogate_func: SurrogateFunc | None, config: GRPOConfig, rewards: int
+) -> None:
+    """Check functions of one's own on a small example, and that no setting is given which they take the place of.
+
+    Args:
+        advantage_func: function that computes the advantages; None for that of the settings.
+        surrogate_func: function that computes the surrogate; None likewise.
+        config: settings.
+        rewards: number of rewards.
+
+    Raises:
+        ValueError: naming the function or the setting.
+    """
+    for name, function in (("advantage_func", advantage_func), ("surrogate_func", surrogate_func)):
+        if function is not None and not callable(function):
+            raise ValueError(f"{name}: {function!r}, expected a function")
+    if advantage_func is not None:
+        _check_defaults(config, ADVANTAGE_FIELDS, "advantage_func")
+        if config.beta > 0 and config.kl_in != "loss":
+            raise ValueError(f"kl_in: {config.kl_in!r}, expected 'loss' with advantage_func, which sees rewards alone")
+        example = torch.arange(4.0 * rewards, dtype=torch.float64).reshape(4, rewards)
+        own_advantages(advantage_func, example, torch.tensor([0, 0, 1, 1]))
+    if surrogate_func is not None:
+        _check_defaults(config, SURROGATE_FIELDS, "surrogate_func")
+        if config.loss_type in ("cispo", "sapo"):
+            raise ValueError(f"loss_type: {config.loss_type!r}, expected grpo, dapo or dr_grpo with surrogate_func")
+        _check_surrogate(surrogate_func)
+
+
+def _check_defaults(config: GRPOConfig, names: tuple[str, ...], function: str) -> None:
+    usual = {field.name: field.default for field in fields(config)}
+    for name in names:
+        if (value := getattr(config, name)) != usual[name]:
+            raise ValueError(f"{name}: {value!r}, expected none with {function}, which takes its place")
+
+
+def _check_surrogate(surrogate_func: SurrogateFunc) -> None:
+    with torch.enable_grad():
+        log_prob = torch.full((2, 3, 1), -1.0, requires_grad=True)
+        ratio = (log_prob - log_prob.detach()).exp()
+        found = surrogate_func(log_prob, ratio, torch.tensor([1.0, -1.0])[:, None, None])
+    if not isinstance(found, Tensor) or found.shape != ratio.shape:
+        got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise ValueError(f"surrogate_func: returned {got}, expected a tensor of the shape of ratio ({tuple(ratio.shape)})")
+    if not found.requires_grad:
+        raise ValueError("surrogate_func: returned a tensor without a gradient, expected one that depends on log_prob or ratio")
