@@ -9,7 +9,7 @@ from torch import Tensor
 
 from discrete_grpo.core.categorical import Scores
 from discrete_grpo.core.rollout import Rollout
-from discrete_grpo.training.advantages import advantages_of, total_reward
+from discrete_grpo.training.generation_advantages import advantages_of, total_reward
 from discrete_grpo.training.group_starts import GroupStart
 from discrete_grpo.training.minibatches import Batch, MicroBatch, TrainRows, windows
 from discrete_grpo.training.trainer import GRPOTrainer

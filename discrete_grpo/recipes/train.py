@@ -30,9 +30,9 @@ from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.recorder import SAMPLES, check_unused
 from discrete_grpo.runs.settings import tell_changed_settings, tell_new_folder
 from discrete_grpo.runs.trackers import ReportTo, open_trackers
-from discrete_grpo.training.advantages import AdvantageFunc
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
+from discrete_grpo.training.generation_advantages import AdvantageFunc
 from discrete_grpo.training.lora import LoraOptions, add_lora, without_lora
 from discrete_grpo.training.offline import OfflineTrainer, ScoredSamples
 from discrete_grpo.training.trainer import GRPOTrainer

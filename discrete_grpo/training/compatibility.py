@@ -12,8 +12,8 @@ from torch import Tensor
 from discrete_grpo.core.loss import SurrogateFunc
 from discrete_grpo.core.reward_arguments import remembers, reward_names
 from discrete_grpo.core.rollout import Policy, Reward, is_scorer
-from discrete_grpo.training.advantages import AdvantageFunc, own_advantages
 from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.generation_advantages import AdvantageFunc, own_advantages
 
 __all__ = ["check_given", "check_own_functions", "check_scorer", "exact_forward"]
 

@@ -19,8 +19,8 @@ from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.recorder import METRICS, Recorder, read_metrics
 from discrete_grpo.runs.report.diagnosis import diagnosis
 from discrete_grpo.runs.trackers import Tracker, best_distinct
-from discrete_grpo.training.advantages import reward_weights, total_reward
 from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.generation_advantages import reward_weights, total_reward
 from discrete_grpo.training.minibatches import Batch, groups_of
 from discrete_grpo.training.sampler import Generation
 

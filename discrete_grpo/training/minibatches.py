@@ -21,8 +21,8 @@ from discrete_grpo.core.loss import row_weights, unit_counts
 from discrete_grpo.core.precision import place
 from discrete_grpo.core.rollout import Rollout
 from discrete_grpo.core.step_selection import chosen_steps, num_selected
-from discrete_grpo.training.advantages import AdvantageFunc, advantages_of, own_advantages, total_reward
 from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.generation_advantages import AdvantageFunc, advantages_of, own_advantages, total_reward
 
 __all__ = [
     "Batch",

@@ -19,11 +19,11 @@ from torch import Tensor
 from discrete_grpo.core.reward_arguments import elsewhere
 from discrete_grpo.core.rollout import Policy, Reward, Rollout, SizeDrawer, group_contexts, is_observer
 from discrete_grpo.core.scoring import Accounts, Failure, score_samples, take_failures
-from discrete_grpo.training.advantages import AdvantageFunc, total_reward
 from discrete_grpo.training.background import Job
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.elites import EliteBuffer
+from discrete_grpo.training.generation_advantages import AdvantageFunc, total_reward
 from discrete_grpo.training.group_starts import GroupStart, group_starts, seen_columns
 from discrete_grpo.training.minibatches import Batch, TrainRows, groups_missing, train_rows
 from discrete_grpo.training.replay_buffer import ReplayBuffer

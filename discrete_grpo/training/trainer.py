@@ -28,11 +28,11 @@ from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError
 from discrete_grpo.runs.checkpoint import Checkpoints, load_weights, tensors_to_cpu
 from discrete_grpo.runs.trackers import Tracker
-from discrete_grpo.training.advantages import AdvantageFunc
 from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.compatibility import check_given, check_own_functions, check_scorer
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
+from discrete_grpo.training.generation_advantages import AdvantageFunc
 from discrete_grpo.training.generation_metrics import generation_metrics
 from discrete_grpo.training.log import RunLog, training_bar
 from discrete_grpo.training.lora import has_lora, merge_lora, without_lora
@@ -69,7 +69,7 @@ class GRPOTrainer:
             :class:`~discrete_grpo.rewards.ledger.Ledger`. None means that calls are not counted.
         tracker: tracker that receives the metrics and the best samples; see :mod:`discrete_grpo.runs.trackers`.
         advantage_func: function ``(rewards [B, R], group [B]) -> [B]`` that computes the advantages in place of the settings; see
-            :data:`~discrete_grpo.training.advantages.AdvantageFunc`.
+            :data:`~discrete_grpo.training.generation_advantages.AdvantageFunc`.
         surrogate_func: function ``(log_prob, ratio, advantage) -> surrogate`` to be maximised, in place of that of ``loss_type``;
             see :data:`~discrete_grpo.core.loss.SurrogateFunc`.
 

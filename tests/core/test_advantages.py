@@ -21,8 +21,8 @@ from discrete_grpo.core.advantages import (
 )
 from discrete_grpo.core.categorical import Sites, score_sites
 from discrete_grpo.core.loss import grpo_loss
-from discrete_grpo.training.advantages import advantages_of
 from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.generation_advantages import advantages_of
 from tests import oracles
 
 NAN = math.nan
