@@ -41,6 +41,7 @@ from discrete_grpo.training.network import check_determinism, checkpoint_layers,
 from discrete_grpo.training.optim import adamw, averaged, entropy_controller
 from discrete_grpo.training.pass_size import memory_advice, with_passes
 from discrete_grpo.training.patience import calls_made, new_patience
+from discrete_grpo.training.reference_tables import reference_tables
 from discrete_grpo.training.rollout_queue import cut_as_before, cut_of, load_old, queue_states, read_rows
 from discrete_grpo.training.sampler import GroupSampler, check_shards, make_shards, num_shards
 from discrete_grpo.training.state import RunState, checkpoints_of, stored_state
@@ -129,7 +130,8 @@ class GRPOTrainer:
         self.patience = new_patience(config, ledger, trained)
         own = (self.optimizer, self.average, self.reference, self.controller, self.patience)
         self.state = RunState(module, *own, tuple(self.rewards), ledger, self.sampler, self.processes)
-        self.learner = Learner(policy, self.state, config, self.accelerator.backward, self.precision, surrogate_func)
+        tables = reference_tables(policy, self.reference, config)
+        self.learner = Learner(policy, self.state, config, self.accelerator.backward, self.precision, surrogate_func, tables)
         names = reward_names(self.rewards)
         self.log = RunLog(config, names, run, tracker) if self.processes.first else None
         self.step = 0
@@ -341,6 +343,7 @@ class GRPOTrainer:
         self.step += 1
         if queue.done >= queue.updates:
             self.pending = None
+            self.learner.forget_tables()
             if self.patience is not None and "oracle/new_calls" in line:  # not counted where patience came in the middle of it
                 self.patience.count(line["oracle/new_calls"], queue.done)
         return line if self.patience is None else line | self.patience.metrics()

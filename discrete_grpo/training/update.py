@@ -23,6 +23,7 @@ from discrete_grpo.training.compatibility import exact_forward
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.minibatches import MicroBatch, passes
 from discrete_grpo.training.optim import GradientSum, learning_rate, mix_reference, update_average
+from discrete_grpo.training.reference_tables import ReferenceTables
 from discrete_grpo.training.state import RunState
 
 __all__ = [
@@ -316,6 +317,7 @@ class Learner:
         backward: function that computes the gradients of a loss.
         precision: function that returns the autocast context of the networks.
         surrogate_func: function that computes the surrogate; None for that of the settings.
+        tables: tables of the reference that are kept over passes; None computes them in each pass.
     """
 
     policy: Policy
@@ -324,6 +326,7 @@ class Learner:
     backward: Callable[[Tensor], None]
     precision: Callable[[], AbstractContextManager[Any]]
     surrogate_func: SurrogateFunc | None = None
+    tables: ReferenceTables | None = None
 
     @torch.no_grad()
     def old_log_probs(self, micros: Sequence[MicroBatch]) -> list[Tensor | None]:
@@ -358,16 +361,22 @@ class Learner:
         line = {"loss": loss, "grad_norm": norm, "learning_rate": rate} | update_metrics(sums)
         return line | ({"entropy_coef": plan.entropy_coef} if c.entropy_coef > 0 or self.state.controller is not None else {})
 
+    def forget_tables(self) -> None:
+        """Forget the tables of the reference: a generation is used up, or the reference has moved."""
+        if self.tables is not None:
+            self.tables.clear()
+
     def _backward(
         self, micros: Sequence[MicroBatch], old: Sequence[Tensor | None], plan: UpdatePlan, gradient: GradientSum
     ) -> dict[str, Tensor]:
         """Forward and backward passes of this process; returns the loss and the sums that metrics are computed from."""
+        reference = self.state.reference if self.tables is None else cast(Policy, self.tables)
         found: list[dict[str, Tensor]] = []  # read at the end: every read makes an accelerator wait
         for _, shard in groupby(zip(micros, old, strict=True), key=lambda pair: pair[0].shard):
             for micro, old_logp in shard:
                 bonus = plan.entropy_coef > 0
                 with self.precision():
-                    terms = loss_terms(self.policy, micro, self.state.reference, self.config, old_logp=old_logp, bonus=bonus)
+                    terms = loss_terms(self.policy, micro, reference, self.config, old_logp=old_logp, bonus=bonus)
                 part = micro_batch_loss(terms, micro, old_logp, plan, self.config, self.surrogate_func)
                 self.backward(part.loss)
                 found.append({**part.sums, "loss": part.loss.detach()})
@@ -381,5 +390,6 @@ class Learner:
             update_average(state.average, state.module)
         if c.sync_ref_model and state.reference is not None and (step + 1) % c.ref_model_sync_steps == 0:
             mix_reference(as_module(state.reference), state.module, c.ref_model_mixup_alpha)
+            self.forget_tables()
         if state.controller is not None and mean_entropy is not None and not math.isnan(mean_entropy):
             state.controller.observe(mean_entropy)
