@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
+from discrete_grpo.core.categorical import Sites
 from discrete_grpo.core.loss import SurrogateFunc
+from discrete_grpo.core.precision import place
 from discrete_grpo.core.reward_arguments import remembers, reward_names
-from discrete_grpo.core.rollout import Policy, Reward, is_scorer
+from discrete_grpo.core.rollout import Policy, Reward, Rollout, is_scorer
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.generation_advantages import AdvantageFunc, own_advantages
 
-__all__ = ["check_given", "check_own_functions", "check_scorer", "exact_forward"]
+__all__ = ["check_given", "check_own_functions", "check_scorer", "check_tables", "exact_forward"]
 
 ADVANTAGE_FIELDS = ("scale_rewards", "baseline", "multi_objective_aggregation", "advantage_clip")
+FIRST_STEPS = 4
+"""Number of steps whose tables are checked before the first update of a run."""
+MAX_OFF = 0.05
+"""Largest difference of the sum of a table from 1 there, which tables in bfloat16 keep."""
 SURROGATE_FIELDS = ("epsilon", "epsilon_high", "delta", "sapo_temperature_pos", "sapo_temperature_neg")
 
 
@@ -56,6 +63,32 @@ def check_scorer(policy: Policy, config: GRPOConfig) -> None:
     penalised = config.beta > 0 and config.kl_in != "reward"
     if penalised and exact_forward(config) and not getattr(policy, "forward_kl_gradient", False):
         raise ValueError(f"kl_direction: 'forward', expected reverse, or an estimate {said} without a gradient of kl_forward")
+
+
+@torch.no_grad()
+def check_tables(policy: Policy, rollout: Rollout, steps: Int[Tensor, "batch step"]) -> None:
+    """Check that the tables of the first trajectory at its first steps are log-probabilities.
+
+    Policies that compute their own scores have no tables. :func:`discrete_grpo.testing.check_policy` measures much more.
+
+    Raises:
+        ValueError: naming the policy and the sum of a table.
+    """
+    if is_scorer(policy) or not steps.numel():
+        return
+    first = torch.zeros(1, dtype=torch.long)
+    one = replace(rollout.index(place(first, steps.device), first), largest=rollout.largest)
+    parts = [part for part in policy.sites(one, steps[:1, :FIRST_STEPS]) if isinstance(part, Sites)]
+    totals = [part.log_probs.float().logsumexp(-1).exp().where(part.mask, 1.0).flatten() for part in parts]
+    if not any(total.numel() for total in totals):
+        return
+    found = torch.cat(totals)
+    worst = float(found[(found - 1).abs().nan_to_num(torch.inf).argmax(0, keepdim=True)])
+    if not abs(worst - 1) <= MAX_OFF:
+        raise ValueError(
+            f"policy: a table of {type(policy).__name__}.sites has probabilities with the sum {worst:.4g}, "
+            "expected 1: log_probs are normalised (log_softmax over the last dimension)"
+        )
 
 
 def exact_forward(config: GRPOConfig) -> bool:

@@ -19,7 +19,7 @@ from discrete_grpo.core.kl import kl_term, trajectory_sum
 from discrete_grpo.core.loss import Loss, SurrogateFunc, grpo_loss, log_ratio, off_policy_rows
 from discrete_grpo.core.precision import widen, widest
 from discrete_grpo.core.rollout import Policy, Rollout, Scorer, as_module, is_scorer
-from discrete_grpo.training.compatibility import exact_forward
+from discrete_grpo.training.compatibility import check_tables, exact_forward
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.minibatches import MicroBatch, passes
 from discrete_grpo.training.optim import GradientSum, learning_rate, mix_reference, update_average
@@ -346,6 +346,8 @@ class Learner:
             group["lr"] = rate
         optimizer.zero_grad(set_to_none=True)
         with self.precision():
+            if step == 0:
+                processes.run_all(lambda: check_tables(self.policy, micros[0].rollout, micros[0].steps) if micros else None)
             plan = plan_update(self.policy, micros, old, c, self.state.controller, processes.run_all)
         gradient = GradientSum(self.state.parameters)
         parts = processes.run_all(lambda: self._backward(micros, old, plan, gradient))
