@@ -130,7 +130,8 @@ def logp(mol: Chem.Mol) -> float:
     """Compute the octanol-water partition coefficient log P by Crippen's atom contributions.
 
     Returns:
-        An unbounded number (base 10), higher for a more lipophilic molecule; 0 for an invalid one.
+        An unbounded number (base 10), higher for a more lipophilic molecule; 0 for an invalid one, which is above the
+        negative values of hydrophilic molecules. :class:`Target` and :class:`InRange` have 0 as their lowest score.
 
     Source: Wildman and Crippen (1999).
 
@@ -146,7 +147,8 @@ def penalised_logp(mol: Chem.Mol) -> float:
 
     Returns:
         An unbounded number, higher for a lipophilic, easily made molecule without large rings. A typical ZINC molecule scores 0,
-        as an invalid one does.
+        as an invalid one does, so that many valid ones score less than an invalid one. :class:`Target` and :class:`InRange`
+        have 0 as their lowest score.
 
     Source: Jin et al. (2018).
 
