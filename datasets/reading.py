@@ -50,8 +50,8 @@ AUTO = "auto"
 """The cache folder of the user, in place of a folder's path."""
 BLOCK = 2_000
 """Number of lines that a process parses at a time."""
-LINES_PER_CELL = 10
-"""Most lines of a cell of SMILES: a cell of more is a quote that was left open, one of fewer a row that is no molecule."""
+LINES_PER_CELL = 3
+"""Most lines of a cell of SMILES that is a row without a molecule: one of more, or with a delimiter in it, is a quote left open."""
 PARALLEL_ROWS = 20_000
 """Number of lines above which processes are started to parse them, which takes each of them some seconds."""
 
@@ -99,10 +99,8 @@ def _column(lines: Iterable[str], layout: Layout) -> Iterator[tuple[int, str]]:
             continue  # a blank line; a row of empty cells is a molecule without SMILES
         if not header:
             cell = row[layout.column] if layout.column < len(row) else ""
-            if (lines_of_cell := cell.strip().count("\n") + 1) > LINES_PER_CELL:
-                raise csv.Error(
-                    f"line {number} ends a cell of {lines_of_cell} lines, expected one molecule; is a quote left open above?"
-                )
+            if (count := cell.strip().count("\n") + 1) > 1 and (count > LINES_PER_CELL or (layout.delimiter or "\n") in cell):
+                raise csv.Error(f"line {number} ends a cell of {count} lines, expected one molecule; is a quote left open above?")
             yield number, " ".join(cell.split())
         header = False
 

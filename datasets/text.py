@@ -372,7 +372,7 @@ def sentences(count: int, seed: int = 0, *, held_out: bool = False, max_length: 
     """Draw distinct sentences of the grammar, with at most ``max_length`` characters each.
 
     A tenth of all sentences, chosen by a checksum, is drawn only with ``held_out``, whatever the seed. Drawing ends where 2,000
-    draws and as many as there are sentences gave no new one.
+    draws, and as many as sentences were found, gave no new one.
 
     Raises:
         ValueError: if ``count`` is less than 1 or more than the grammar readily gives.
@@ -391,5 +391,6 @@ def sentences(count: int, seed: int = 0, *, held_out: bool = False, max_length: 
             found[line], old = None, 0
         if len(found) == count:
             return list(found)
-    part = "are held out" if held_out else "are not held out"
-    raise ValueError(f"count: {count}, expected no more than readily found: {len(found)} of {given} sentences that {part}")
+    part = "held out" if held_out else "not held out"
+    told = f"{len(found)} that are {part}, among {given} sentences of at most {max_length} characters"
+    raise ValueError(f"count: {count}, expected no more than readily found: {told}")

@@ -9,7 +9,6 @@ the steps or of both has the same gradient. :func:`grpo_loss` at the end of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,13 +17,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from discrete_grpo.core.categorical import Scores
+from discrete_grpo.core.own_surrogate import SurrogateFunc, own_surrogate
 from discrete_grpo.core.precision import widen
 
 __all__ = [
     "Level",
     "Loss",
     "LossType",
-    "SurrogateFunc",
     "cispo_surrogate",
     "clipped_surrogate",
     "grpo_loss",
@@ -40,12 +39,6 @@ __all__ = [
 ]
 
 Level = Literal["token", "step", "step_mean", "sequence"]
-SurrogateFunc = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Function ``(log_prob, ratio, advantage) -> surrogate`` of each unit, to be maximised.
-
-``log_prob`` is log π_θ, ``ratio`` is r = π_θ/π_old, both with a gradient and of one shape, which the result has too: that of
-:func:`unit_values`. ``advantage`` [B, 1, 1] broadcasts against them. Weights, masks and the KL are applied to the result.
-"""
 LossType = Literal["grpo", "dapo", "dr_grpo", "cispo", "sapo"]
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this, so that no ratio overflows; far outside any clip range."""
@@ -333,11 +326,15 @@ def grpo_loss(
     a, w = (x.to(r.dtype)[:, None, None] for x in (advantage, weight))
     kept = unit_values(logp if keep is None else torch.where(keep, logp, 0.0), scores.mask, level)
     bounds = (epsilon, epsilon_high, delta, (sapo_temperature_pos, sapo_temperature_neg))
-    surrogate = surrogate_func(kept, r, a) if surrogate_func else policy_surrogate(loss_type, kept, r, a, *bounds)
-    loss = policy = -(_kept_units(scores.mask, keep, level) * w * surrogate).sum()
+    units = _kept_units(scores.mask, keep, level)
+    if surrogate_func is None:
+        terms = units * w * policy_surrogate(loss_type, kept, r, a, *bounds)
+    else:
+        terms = torch.where(units, units * w * own_surrogate(surrogate_func, kept, r, a), 0.0)
+    loss = policy = -terms.sum()
     if beta > 0:
         loss = policy + beta * _kl_sum(scores, penalty, w, level)
-    clipped = {} if surrogate_func else _clipped(loss_type, r.detach(), a, epsilon, epsilon_high)
+    clipped = {} if surrogate_func is not None else _clipped(loss_type, r.detach(), a, epsilon, epsilon_high)
     sums = _sums(scores, policy, clipped) | _kind_sums(scores, old)
     return Loss(loss, sums)
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from discrete_grpo.core.checks import check_fields, check_options, check_range, check_whole
-from discrete_grpo.core.loss import SurrogateFunc
+from discrete_grpo.core.own_surrogate import SurrogateFunc
 from discrete_grpo.core.reward_arguments import as_rewards, check_callables, reward_name, reward_names
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood

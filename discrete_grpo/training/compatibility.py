@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from discrete_grpo.core.categorical import Sites
-from discrete_grpo.core.loss import SurrogateFunc
+from discrete_grpo.core.own_surrogate import SurrogateFunc, own_surrogate
 from discrete_grpo.core.precision import place
 from discrete_grpo.core.reward_arguments import remembers, reward_names
 from discrete_grpo.core.rollout import Policy, Reward, Rollout, is_scorer
@@ -20,7 +20,7 @@ from discrete_grpo.training.generation_advantages import AdvantageFunc, own_adva
 
 __all__ = ["check_given", "check_own_functions", "check_scorer", "check_tables", "exact_forward"]
 
-ADVANTAGE_FIELDS = ("scale_rewards", "baseline", "multi_objective_aggregation", "advantage_clip")
+ADVANTAGE_FIELDS = ("scale_rewards", "baseline", "advantage_clip")
 FIRST_STEPS = 4
 """Number of steps whose tables are checked before the first update of a run."""
 MAX_OFF = 0.05
@@ -117,8 +117,9 @@ def check_own_functions(
         _check_defaults(config, ADVANTAGE_FIELDS, "advantage_func")
         if config.beta > 0 and config.kl_in != "loss":
             raise ValueError(f"kl_in: {config.kl_in!r}, expected 'loss' with advantage_func, which sees rewards alone")
-        example = torch.arange(4.0 * rewards, dtype=torch.float64).reshape(4, rewards)
-        own_advantages(advantage_func, example, torch.tensor([0, 0, 1, 1]))
+        rows = 2 * config.num_generations
+        example = torch.arange(float(rows * rewards), dtype=torch.float64).reshape(rows, rewards)
+        own_advantages(advantage_func, example, torch.arange(rows) // config.num_generations)
     if surrogate_func is not None:
         _check_defaults(config, SURROGATE_FIELDS, "surrogate_func")
         if config.loss_type in ("cispo", "sapo"):
@@ -135,11 +136,8 @@ def _check_defaults(config: GRPOConfig, names: tuple[str, ...], function: str) -
 
 def _check_surrogate(surrogate_func: SurrogateFunc) -> None:
     with torch.enable_grad():
-        log_prob = torch.full((2, 3, 1), -1.0, requires_grad=True)
+        log_prob = torch.full((2, 3, 4), -1.0, requires_grad=True)
         ratio = (log_prob - log_prob.detach()).exp()
-        found = surrogate_func(log_prob, ratio, torch.tensor([1.0, -1.0])[:, None, None])
-    if not isinstance(found, Tensor) or found.shape != ratio.shape:
-        got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-        raise ValueError(f"surrogate_func: returned {got}, expected a tensor of the shape of ratio ({tuple(ratio.shape)})")
+        found = own_surrogate(surrogate_func, log_prob, ratio, torch.tensor([1.0, -1.0])[:, None, None])
     if not found.requires_grad:
         raise ValueError("surrogate_func: returned a tensor without a gradient, expected one that depends on log_prob or ratio")

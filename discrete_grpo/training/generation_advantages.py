@@ -58,7 +58,7 @@ def own_advantages(
     Raises:
         ValueError: if they are no tensor of one finite number per row.
     """
-    found = advantage_func(rewards, group)
+    found = advantage_func(rewards.clone(), group.clone())
     if not isinstance(found, Tensor) or found.shape != group.shape:
         got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise ValueError(f"advantage_func: returned {got}, expected a tensor of shape {tuple(group.shape)}: one number per row")

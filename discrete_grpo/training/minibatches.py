@@ -138,7 +138,7 @@ def train_rows(batches: Sequence[Batch], config: GRPOConfig, advantage_func: Adv
     """The rows of each batch with their advantages, computed over all batches together, by ``advantage_func`` if given."""
     kl = [b.kl for b in batches if b.kl is not None]
     rewards = torch.cat([b.rewards for b in batches])
-    if advantage_func:
+    if advantage_func is not None:
         advantage = own_advantages(advantage_func, rewards, groups_of(batches))
     else:
         advantage = advantages_of(rewards, groups_of(batches), config, torch.cat(kl) if kl else None)

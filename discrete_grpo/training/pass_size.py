@@ -23,11 +23,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from discrete_grpo.core.rollout import Policy, Rollout, as_module, group_contexts
+from discrete_grpo.core.rollout import Policy, Rollout, as_module, group_contexts, is_scorer
 from discrete_grpo.core.step_selection import num_selected
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.minibatches import MicroBatch
+from discrete_grpo.training.reference_tables import MAX_BYTES
 from discrete_grpo.training.update import UpdatePlan, loss_terms, micro_batch_loss
 
 __all__ = [
@@ -160,6 +161,7 @@ def measure_passes(
     longest = max(rollout.num_steps, rollout.max_steps or 0)
     whole = sum(p.numel() * p.element_size() for p in module.parameters())
     held = 3 * size + ((config.beta > 0) + (config.ema_decay is not None)) * whole  # gradients, two moments, reference, average
+    held += MAX_BYTES if config.beta > 0 and config.num_iterations > 1 and not is_scorer(policy) else 0
     chosen = num_selected(longest, config.timestep_fraction)
     return PassCost(max(0.0, high - slope * many) * scale, slope * scale, chosen, held)
 

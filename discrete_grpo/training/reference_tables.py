@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from jaxtyping import Int
 from torch import Tensor
 
-from discrete_grpo.core.categorical import SiteKind
+from discrete_grpo.core.categorical import SiteKind, Sites
+from discrete_grpo.core.gaussian import GaussianSites
 from discrete_grpo.core.rollout import Policy, Rollout, is_scorer
 from discrete_grpo.training.config import GRPOConfig
 
@@ -46,8 +47,9 @@ class ReferenceTables:
         if key in self._kept:
             return self._kept[key][-1]
         found = self.reference.sites(rollout, steps)
-        size = sum(value.nbytes for part in found for value in vars(part).values() if isinstance(value, Tensor))
-        if self.bytes + size <= self.max_bytes:
+        known = all(isinstance(part, Sites | GaussianSites) for part in found)  # kinds of others may hold more than their fields
+        size = sum(value.nbytes for part in found for value in vars(part).values() if isinstance(value, Tensor)) if known else 0
+        if known and self.bytes + size <= self.max_bytes:
             self._kept[key] = (rollout, steps, found)
             self.bytes += size
         return found

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from discrete_grpo.core.reward_arguments import elsewhere
 from discrete_grpo.core.rollout import Policy, Reward, Rollout, SizeDrawer, group_contexts, is_observer
-from discrete_grpo.core.scoring import Accounts, Failure, score_samples, take_failures
+from discrete_grpo.core.scoring import Accounts, Failure, RewardError, score_samples, take_failures
 from discrete_grpo.training.background import Job
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
@@ -315,13 +315,29 @@ class GroupSampler:
         every = [batches for told, _, _ in found for batches in told]
         if several and (samples := gather_samples(mine, self.processes)) is not None:
             every = [[with_samples(batch, next(samples)) for batch in own] for own in every]
-        rows = train_rows(list(chain(*every)), self.config, self.advantage_func)
+        rows = self._rows(list(chain(*every)))
         fresh = [own for own in rows if own.old is None]
         if is_observer(self.policy):
             for own in fresh:
                 self.policy.observe(own.rollout, own.advantage)
         advantage = torch.cat([own.advantage for own in fresh]).cpu()
         return Generation(mine, every, self._own(mine, every, rows), advantage, [told for _, _, told in found])
+
+    def _rows(self, batches: Sequence[Batch]) -> list[TrainRows]:
+        """The rows with their advantages; an error of a function of one's own ends the run as that of a reward does."""
+        if self.advantage_func is None:
+            return train_rows(batches, self.config)
+        found = list[TrainRows]()
+
+        def work() -> None:
+            try:
+                found.extend(train_rows(batches, self.config, self.advantage_func))
+            except Exception as error:
+                own = str(error).startswith("advantage_func: ")
+                raise RewardError(str(error) if own else f"advantage_func: {type(error).__name__}: {error}") from error
+
+        self.processes.run_all(work)
+        return found
 
     def _told(self, batch: Batch) -> Batch:
         """Return the part of a batch that other processes need: rewards and marks, and the states from which the policy learns."""

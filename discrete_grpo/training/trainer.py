@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.description import description
 from discrete_grpo.core.interrupt import Interrupted, interruptible
-from discrete_grpo.core.loss import SurrogateFunc
+from discrete_grpo.core.own_surrogate import SurrogateFunc
 from discrete_grpo.core.reward_arguments import reward_names
 from discrete_grpo.core.rollout import Policy, Reward, as_module
 from discrete_grpo.core.sample_metrics import SampleMetrics
@@ -72,7 +72,7 @@ class GRPOTrainer:
         advantage_func: function ``(rewards [B, R], group [B]) -> [B]`` that computes the advantages in place of the settings; see
             :data:`~discrete_grpo.training.generation_advantages.AdvantageFunc`.
         surrogate_func: function ``(log_prob, ratio, advantage) -> surrogate`` to be maximised, in place of that of ``loss_type``;
-            see :data:`~discrete_grpo.core.loss.SurrogateFunc`.
+            see :data:`~discrete_grpo.core.own_surrogate.SurrogateFunc`.
 
     Raises:
         ValueError: if the arguments are not compatible, or ``run`` holds another run and ``resume`` is false.
@@ -227,6 +227,7 @@ class GRPOTrainer:
             if self.log is not None:
                 self.log.finish(self.history)
         finally:
+            self.learner.forget_tables()
             if self.log is not None:
                 self.log.close()
         self._load_best()

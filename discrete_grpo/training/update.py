@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from discrete_grpo.core.categorical import Scores, score_sites
 from discrete_grpo.core.entropy import EntropyController, entropy_bonus, high_entropy, site_entropy, top_entropy_threshold
 from discrete_grpo.core.kl import kl_term, trajectory_sum
-from discrete_grpo.core.loss import Loss, SurrogateFunc, grpo_loss, log_ratio, off_policy_rows
+from discrete_grpo.core.loss import Loss, grpo_loss, log_ratio, off_policy_rows
+from discrete_grpo.core.own_surrogate import SurrogateFunc
 from discrete_grpo.core.precision import widen, widest
 from discrete_grpo.core.rollout import Policy, Rollout, Scorer, as_module, is_scorer
 from discrete_grpo.training.compatibility import check_tables, exact_forward

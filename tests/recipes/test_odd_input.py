@@ -32,6 +32,12 @@ def test_a_quote_that_is_left_open_is_told_and_swallows_no_rows(tmp_path: Path) 
         read_smiles(path)
     with pytest.raises(ValueError, match=r"^data: line 402 of .* ends a sample of several lines"):
         read_scored(path, "score")
+    path.write_text("smiles,score\n" + "CC,1\n" * 100 + '"CCO,5\n' + "CCC,2\n" * 2)  # near the end, too
+    with pytest.raises(ValueError, match="line 104 ends a cell of 3 lines"):
+        read_smiles(path)
+    path.write_text("smiles\n" + "CC\n" * 100 + '"CCO\n' + "CCC\n" * 3)
+    with pytest.raises(ValueError, match="line 105 ends a cell of 4 lines"):
+        read_smiles(path)
     path.write_text('smiles,score,note\nCC,1,"two\nlines"\nCCC,2,\n')  # a note may have several
     assert read_scored(path, "score").scores == (1.0, 2.0)
 

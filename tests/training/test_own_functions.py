@@ -15,6 +15,8 @@ from discrete_grpo import GRPOConfig, GRPOTrainer
 from discrete_grpo.core.advantages import group_advantages
 from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.loss import clipped_surrogate, grpo_loss
+from discrete_grpo.core.scoring import RewardError
+from discrete_grpo.runs.checkpoint import Checkpoints
 from tests import trainer_parts
 from tests.toys import share_of_class_two, tiny_policy
 
@@ -62,7 +64,7 @@ def test_advantages_are_those_of_the_function_over_the_whole_generation() -> Non
 
     trainer = GRPOTrainer(tiny_policy(), [share_of_class_two, share_of_class_two], GRPOConfig(**SMALL), advantage_func=noted)
     (example, _), *_ = seen
-    assert example.shape == (4, 2), "tried on an example before any work"
+    assert example.shape == (8, 2), "tried on an example before any work"
     generation = trainer.sampler.draw()
     rewards, group = seen[-1]
     assert rewards.shape == (12, 2)
@@ -76,7 +78,8 @@ def test_rows_of_unknown_rewards_have_advantage_0() -> None:
         return [float("nan") if k % 3 == 0 else float(k) for k in range(len(samples))]
 
     def everything(rewards: Tensor, group: Tensor) -> Tensor:
-        return rewards[:, 0] + 7  # NaN for unknown rewards
+        rewards[rewards.isnan()] = 0  # of a copy
+        return rewards[:, 0] + 7
 
     trainer = GRPOTrainer(tiny_policy(), some, GRPOConfig(**SMALL), advantage_func=everything)
     rows = trainer.sampler.draw().rows[0][0]
@@ -109,6 +112,66 @@ def test_the_gradient_is_that_of_the_surrogate() -> None:
                 torch.testing.assert_close(own, 2 * r * plain, rtol=1e-9, atol=1e-12)
 
 
+def test_masked_units_do_not_matter_even_where_the_surrogate_is_infinite() -> None:
+    def unlikely(log_prob: Tensor, ratio: Tensor, advantage: Tensor) -> Tensor:
+        return -(1 - log_prob.exp()).log() * advantage  # infinite at log-prob 0, which masked units have
+
+    policy = tiny_policy(sizes=(0.0, 0.0, 0.5, 0.0, 0.5)).double()  # graphs of 2 and of 4 nodes, padded together
+    rollout = trainer_parts.sample(GRPOTrainer(policy, share_of_class_two, GRPOConfig(**SMALL)))
+    scores = score_sites(policy.sites(rollout))
+    assert not scores.mask.all()
+    advantage = weight = torch.ones(len(rollout), dtype=torch.float64)
+    found = grpo_loss(scores, None, advantage, weight, surrogate_func=unlikely)
+    wanted = (1 - scores.logp[scores.mask].exp()).log().sum()
+    torch.testing.assert_close(found.loss, wanted, rtol=1e-12, atol=0)
+
+
+def test_an_error_within_a_run_leaves_a_checkpoint_of_the_last_update(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def fails(rewards: Tensor, group: Tensor) -> Tensor:
+        calls.append(1)
+        return rewards[:, 0] * (1 / (4 - len(calls)))  # the trial, two generations, and then
+
+    trainer = GRPOTrainer(tiny_policy(), share_of_class_two, GRPOConfig(**SMALL), run=tmp_path, advantage_func=fails)
+    with pytest.raises(RewardError, match=r"^advantage_func: ZeroDivisionError: .+ by zero$"):
+        trainer.train()
+    assert trainer.step == 2
+    assert Checkpoints(tmp_path).latest().name == "step-00000002"
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"steps_per_generation": 2, "num_iterations": 2, "max_steps": 6},
+    {"timestep_chunk": 1, "per_device_batch_size": 4},
+    {"generation_shards": 3},
+    {"replay_samples": 1},
+    {"refine_fraction": 0.5},
+    {"zero_std_groups": "resample"},
+    {"top_entropy_quantile": 0.5},
+    {"importance_sampling_level": "step_mean", "num_iterations": 2},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: next(iter(o)))
+def test_functions_that_repeat_the_settings_give_the_same_bits_with_every_option(options: dict[str, Any]) -> None:
+    _, weights = trained(**options)
+    _, again = trained(**options, advantage_func=same_advantages, surrogate_func=same_surrogate)
+    assert all(torch.equal(a, b) for a, b in zip(weights, again, strict=True))
+
+
+def test_a_run_goes_on_in_the_middle_of_a_generation_to_the_bit(tmp_path: Path) -> None:
+    def run(name: str, steps: int, *, resume: bool = False) -> list[Tensor]:
+        config = GRPOConfig(**SMALL | {"num_iterations": 3, "beta": 0.1, "max_steps": steps, "save_steps": 1})
+        policy = tiny_policy()
+        functions: dict[str, Any] = {"advantage_func": ranks, "surrogate_func": same_surrogate}
+        GRPOTrainer(policy, share_of_class_two, config, run=tmp_path / name, resume=resume, **functions).train()
+        return [p.detach() for p in policy.parameters()]
+
+    whole = run("whole", 5)
+    run("parts", 2)
+    assert all(torch.equal(a, b) for a, b in zip(run("parts", 5, resume=True), whole, strict=True))
+
+
 def broken(kind: str) -> Any:
     made = {
         "list": lambda rewards, group: rewards[:, 0].tolist(),
@@ -121,8 +184,8 @@ def broken(kind: str) -> Any:
 @pytest.mark.parametrize(
     ("given", "settings", "said"),
     [
-        ({"advantage_func": broken("list")}, {}, "advantage_func: returned a list, expected a tensor of shape (4,): one number"),
-        ({"advantage_func": broken("short")}, {}, "advantage_func: returned shape (3,), expected a tensor of shape (4,)"),
+        ({"advantage_func": broken("list")}, {}, "advantage_func: returned a list, expected a tensor of shape (8,): one number"),
+        ({"advantage_func": broken("short")}, {}, "advantage_func: returned shape (7,), expected a tensor of shape (8,)"),
         ({"advantage_func": broken("infinite")}, {}, "advantage_func: returned nan for rewards [0.0], expected a finite number"),
         ({"advantage_func": 3}, {}, "advantage_func: 3, expected a function"),
         ({"advantage_func": ranks}, {"scale_rewards": "none"}, "scale_rewards: 'none', expected none with advantage_func"),
@@ -130,6 +193,11 @@ def broken(kind: str) -> Any:
         ({"surrogate_func": same_surrogate}, {"epsilon": 0.3}, "epsilon: 0.3, expected none with surrogate_func"),
         ({"surrogate_func": same_surrogate}, {"loss_type": "sapo"}, "loss_type: 'sapo', expected grpo, dapo or dr_grpo with"),
         ({"surrogate_func": lambda p, r, a: a}, {}, "surrogate_func: returned shape (2, 1, 1), expected a tensor of the shape of"),
+        (
+            {"surrogate_func": lambda p, r, a: r.mean(-1, keepdim=True) * a},
+            {},
+            "surrogate_func: returned shape (2, 3, 1),",
+        ),
         ({"surrogate_func": lambda p, r, a: 1.0}, {}, "surrogate_func: returned a float, expected a tensor"),
         ({"surrogate_func": lambda p, r, a: r.detach() * a}, {}, "surrogate_func: returned a tensor without a gradient"),
     ],

@@ -41,6 +41,9 @@ def trained(monkeypatch: pytest.MonkeyPatch, *, keep: bool, **settings: Any) -> 
     [
         ({}, 3),
         ({"kl_estimator": "k3"}, 3),
+        ({"timestep_chunk": 2}, 3),
+        ({"generation_shards": 3}, 3),
+        ({"bf16": True}, 3),
         ({"steps_per_generation": 2, "max_steps": 12}, 3),
         ({"sync_ref_model": True, "ref_model_sync_steps": 1}, 1),
     ],
@@ -78,3 +81,11 @@ def test_tables_are_kept_up_to_a_number_of_bytes_and_for_the_same_objects_only()
 @pytest.mark.parametrize("settings", [{"beta": 0.0}, {"num_iterations": 1}])
 def test_nothing_is_kept_where_tables_are_needed_once(settings: dict[str, Any]) -> None:
     assert GRPOTrainer(tiny_policy(), share_of_class_two, GRPOConfig(**SEVERAL | settings)).learner.tables is None
+
+
+def test_nothing_is_kept_after_a_run_that_ends_in_the_middle_of_a_generation() -> None:
+    trainer = GRPOTrainer(tiny_policy(), share_of_class_two, GRPOConfig(**SEVERAL | {"max_steps": 2}))
+    trainer.train()
+    assert trainer.pending is not None
+    assert trainer.learner.tables is not None
+    assert trainer.learner.tables.bytes == 0

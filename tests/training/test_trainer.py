@@ -298,3 +298,18 @@ def test_repr_and_table_show_the_progress() -> None:
     assert line is not None
     assert repr(trainer).endswith(f"update 1 of 3, reward {line['reward']:.4g})")
     assert f"<tr><td>reward</td><td>{line['reward']:.4g}</td></tr>" in trainer._repr_html_()
+
+
+def test_sizes_of_samples_are_logged() -> None:
+    trainer = GRPOTrainer(tiny_policy(), share_of_class_two, GRPOConfig(num_generations=4, generation_batch_size=24, max_steps=1))
+    sizes: list[int] = []
+
+    def counted(samples: Any, **columns: Any) -> list[float]:
+        sizes.extend(map(len, samples))
+        return share_of_class_two(samples)
+
+    trainer.sampler.rewards[0] = counted  # type: ignore[index]
+    (line,) = trainer.train()
+    assert len(sizes) == 24
+    assert len(set(sizes)) > 1
+    assert (line["size/mean"], line["size/min"], line["size/max"]) == (sum(sizes) / 24, min(sizes), max(sizes))

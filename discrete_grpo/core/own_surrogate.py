@@ -1,0 +1,34 @@
+"""Surrogates of one's own in place of those of :mod:`discrete_grpo.core.loss`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["SurrogateFunc", "own_surrogate"]
+
+SurrogateFunc = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Function ``(log_prob, ratio, advantage) -> surrogate`` of each unit, to be maximised.
+
+``log_prob`` is log π_θ and ``ratio`` is r = π_θ/π_old of each unit as :func:`~discrete_grpo.core.loss.unit_values` combines sites:
+sums at level ``step``, means at ``step_mean`` and ``sequence``. Both have a gradient and one shape, which the result has too.
+``advantage`` [B, 1, 1] broadcasts against them. Weights, masks and the KL are applied to the result; what it is at masked units,
+where ``log_prob`` is 0, does not matter.
+"""
+
+
+def own_surrogate(
+    surrogate_func: SurrogateFunc, log_prob: Float[Tensor, "*unit"], ratio: Float[Tensor, "*unit"], advantage: Tensor
+) -> Float[Tensor, "*unit"]:
+    """Surrogate of each unit by a function of one's own.
+
+    Raises:
+        ValueError: if it gives no tensor of the shape of ``ratio``.
+    """
+    found = surrogate_func(log_prob, ratio, advantage)
+    if not isinstance(found, Tensor) or found.shape != ratio.shape:
+        got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise ValueError(f"surrogate_func: returned {got}, expected a tensor of the shape of ratio, {tuple(ratio.shape)}")
+    return found
