@@ -39,6 +39,8 @@ __all__ = [
     "update_metrics",
 ]
 
+Reference = Policy | ReferenceTables
+
 
 # -- the terms of the loss
 
@@ -66,7 +68,7 @@ def policy_scores(policy: Policy, micro: MicroBatch, reference: Policy | None = 
 def loss_terms(
     policy: Policy,
     micro: MicroBatch,
-    reference: Policy | None,
+    reference: Reference | None,
     config: GRPOConfig,
     *,
     old_logp: Float[Tensor, "batch step site"] | None = None,
@@ -101,10 +103,10 @@ class _Scored:
 
 
 def _score(
-    policy: Policy, micro: MicroBatch, reference: Policy | None, *, forward_gradient: bool = False, bonus: bool = False
+    policy: Policy, micro: MicroBatch, reference: Reference | None, *, forward_gradient: bool = False, bonus: bool = False
 ) -> _Scored:
     if is_scorer(policy):
-        own = policy.score(micro.rollout, micro.steps, reference)
+        own = policy.score(micro.rollout, micro.steps, cast(Policy | None, reference))  # which has no tables to keep
         return _Scored(own, None, lambda: _reference_scores(cast(Scorer, reference), micro).logp)
     sites = policy.sites(micro.rollout, micro.steps)
     if reference is None:
@@ -373,7 +375,7 @@ class Learner:
         self, micros: Sequence[MicroBatch], old: Sequence[Tensor | None], plan: UpdatePlan, gradient: GradientSum
     ) -> dict[str, Tensor]:
         """Forward and backward passes of this process; returns the loss and the sums that metrics are computed from."""
-        reference = self.state.reference if self.tables is None else cast(Policy, self.tables)
+        reference = self.tables or self.state.reference
         found: list[dict[str, Tensor]] = []  # read at the end: every read makes an accelerator wait
         for _, shard in groupby(zip(micros, old, strict=True), key=lambda pair: pair[0].shard):
             for micro, old_logp in shard:
