@@ -281,7 +281,7 @@ def test_grpo_raises_the_bundled_judge_and_the_truth_with_it() -> None:
     prompts = fill_in_prompts(8, 11, held_out=True)
     before = evaluate_fills(policy, prompts, 32, judge=judge)
     config = GRPOConfig(
-        max_steps=30, num_generations=16, generation_batch_size=128, per_device_batch_size=128, learning_rate=3e-4, bf16=True
+        max_steps=30, num_generations=16, generation_batch_size=128, per_device_batch_size=128, learning_rate=3e-4, bf16="auto"
     )
     GRPOTrainer(policy, judge, config, columns=prompts).train()
     after = evaluate_fills(policy, prompts, 32, judge=judge)
