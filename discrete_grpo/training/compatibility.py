@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -119,12 +120,25 @@ def check_own_functions(
             raise ValueError(f"kl_in: {config.kl_in!r}, expected 'loss' with advantage_func, which sees rewards alone")
         rows = 2 * config.num_generations
         example = torch.arange(float(rows * rewards), dtype=torch.float64).reshape(rows, rewards)
-        own_advantages(advantage_func, example, torch.arange(rows) // config.num_generations)
+        with _named("advantage_func", f"on {rows} rows in groups of {config.num_generations}"):
+            own_advantages(advantage_func, example, torch.arange(rows) // config.num_generations)
     if surrogate_func is not None:
         _check_defaults(config, SURROGATE_FIELDS, "surrogate_func")
         if config.loss_type in ("cispo", "sapo"):
             raise ValueError(f"loss_type: {config.loss_type!r}, expected grpo, dapo or dr_grpo with surrogate_func")
-        _check_surrogate(surrogate_func)
+        with _named("surrogate_func", "on a ratio of shape (2, 3, 4)"):
+            _check_surrogate(surrogate_func)
+
+
+@contextmanager
+def _named(function: str, example: str) -> Iterator[None]:
+    """Within the block, errors that a function of one's own raises itself become a ValueError that names it and the example."""
+    try:
+        yield
+    except Exception as error:
+        if str(error).startswith(f"{function}: "):
+            raise
+        raise ValueError(f"{function}: raised {type(error).__name__} {example}: {error}") from error
 
 
 def _check_defaults(config: GRPOConfig, names: tuple[str, ...], function: str) -> None:

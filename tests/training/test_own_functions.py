@@ -188,6 +188,8 @@ def broken(kind: str) -> Any:
         ({"advantage_func": broken("short")}, {}, "advantage_func: returned shape (7,), expected a tensor of shape (8,)"),
         ({"advantage_func": broken("infinite")}, {}, "advantage_func: returned nan for rewards [0.0], expected a finite number"),
         ({"advantage_func": 3}, {}, "advantage_func: 3, expected a function"),
+        ({"advantage_func": lambda r, g: r.view(5, 5)}, {}, "advantage_func: raised RuntimeError on 8 rows in groups of 4: shape"),
+        ({"surrogate_func": lambda p, r: r}, {}, "surrogate_func: raised TypeError on a ratio of shape (2, 3, 4): "),
         ({"advantage_func": ranks}, {"scale_rewards": "none"}, "scale_rewards: 'none', expected none with advantage_func"),
         ({"advantage_func": ranks}, {"beta": 0.1, "kl_in": "both"}, "kl_in: 'both', expected 'loss' with advantage_func"),
         ({"surrogate_func": same_surrogate}, {"epsilon": 0.3}, "epsilon: 0.3, expected none with surrogate_func"),
