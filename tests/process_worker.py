@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from discrete_grpo.core.rollout import Policy
 from discrete_grpo.core.sample_metrics import SampleMetrics
@@ -39,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "resample": {"zero_std_groups": "resample", "max_resampling_rounds": 3},
     "refine": {"refine_fraction": 0.5, "max_steps": 5},
     "replay": {"replay_samples": 2, "replay_memory": 6, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 6},
+    "own": {"steps_per_generation": 2, "num_iterations": 2, "max_steps": 6, "save_steps": 3},
     "sizes": {"beta": 0.0},
     "idle": {"zero_std_groups": "mask"},
     "budget": {"max_steps": 50},
@@ -79,6 +81,16 @@ def of_described(samples: Sequence[Any], found: Sequence[tuple[str, int]]) -> Ma
     return {"described_by_second": sum(rank for _, rank in found) / len(found), "in_order": sum(in_order) / len(found)}
 
 
+def over_the_generation(rewards: Tensor, group: Tensor) -> Tensor:
+    """Places in the order of all rewards of the generation, so that the rows of every process count."""
+    return rewards[:, 0].argsort(stable=True).argsort().double() - (len(group) - 1) / 2
+
+
+def squared(log_prob: Tensor, ratio: Tensor, advantage: Tensor) -> Tensor:
+    return ratio**2 * advantage
+
+
+OWN: dict[str, Any] = {"advantage_func": over_the_generation, "surrogate_func": squared}
 REWARDS = {"resample": rounded, "fails": fails_in_the_second, "idle": idle_in_the_second}
 
 
@@ -100,6 +112,7 @@ def trainer(case: str, folder: Path, *, resume: bool = False, **changed: Any) ->
         resume=resume,
         ledger=ledger,
         sample_metrics=bad_metrics if case == "broken_metrics" else SampleMetrics(text_and_rank, of_described),
+        **(OWN if case == "own" else {}),
     )
 
 

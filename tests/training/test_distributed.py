@@ -29,7 +29,21 @@ from tests.process_worker import CASES, SMALL, interrupted, trainer
 from tests.toys import share_of_class_two, tiny_policy
 
 ROOT = Path(__file__).parents[2]
-COMPARED = ["plain", "grpo", "dr_grpo", "reuse", "entropy", "reward_kl", "resample", "refine", "replay", "sizes", "shards", "stale"]
+COMPARED = [
+    "plain",
+    "grpo",
+    "dr_grpo",
+    "reuse",
+    "entropy",
+    "reward_kl",
+    "resample",
+    "refine",
+    "replay",
+    "own",
+    "sizes",
+    "shards",
+    "stale",
+]
 COMPARED += ["interrupted"]
 OTHERS = ["idle", "budget", "audited"]
 ALONE = ("step_time", "described_by_second")
