@@ -40,7 +40,7 @@ SOURCES = (
 )
 
 
-def run(preset: str, folder: Path, seed: int | None = None, threads: int = 1) -> dict[str, Any]:
+def run(preset: str, folder: Path, seed: int | None = None, threads: int = 1, root: Path = ROOT) -> dict[str, Any]:
     """One preset: both measurements, what its conditions came to, seconds, and samples of one condition before and after.
 
     Args:
@@ -48,13 +48,14 @@ def run(preset: str, folder: Path, seed: int | None = None, threads: int = 1) ->
         folder: run folder to make.
         seed: of the run; None is the preset's own.
         threads: of the run.
+        root: checkout whose code runs.
     """
     command = [sys.executable, "-m", "discrete_grpo.cli", "train", preset, f"--output_dir={folder}"]
     command += [] if seed is None else [f"--grpo.seed={seed}"]
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
-    start = time.perf_counter()
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-    seconds = time.perf_counter() - start
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(root)}
+    start, used = time.perf_counter(), processor_seconds()
+    subprocess.run(command, check=True, env=environment, cwd=root, stdout=subprocess.DEVNULL)
+    seconds, used = time.perf_counter() - start, processor_seconds() - used
     tables = {place: read_samples(folder / f"evaluation_{place}.csv.gz") for place in ("before", "after")}
     times = [taken for line in read_metrics(folder) if (taken := line.get("step_time")) is not None]
     return {
@@ -62,12 +63,19 @@ def run(preset: str, folder: Path, seed: int | None = None, threads: int = 1) ->
         "seed": seed,
         "threads": threads,
         "seconds": seconds,
+        "processor_seconds": used,
         "seconds_per_update": statistics.median(times),
         "evaluation": json.loads((folder / "evaluation.json").read_text()),
         "logp_error": {place: logp_error(table) for place, table in tables.items()},
         "fills": fills(tables),
         "examples": [example(tables, k) for k in range(8)],
     }
+
+
+def processor_seconds() -> float:
+    """Processor time of all processes that this one started and that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def logp_error(table: dict[str, list[str]]) -> dict[str, float] | None:
