@@ -90,7 +90,12 @@ def squared(log_prob: Tensor, ratio: Tensor, advantage: Tensor) -> Tensor:
     return ratio**2 * advantage
 
 
-OWN: dict[str, Any] = {"advantage_func": over_the_generation, "surrogate_func": squared}
+def last_one_ends(trainer: GRPOTrainer, metrics: Mapping[str, float]) -> bool:
+    """Only the last process says that the run ends here."""
+    return trainer.processes.rank == trainer.processes.count - 1 and trainer.step == 5
+
+
+OWN: dict[str, Any] = {"advantage_func": over_the_generation, "surrogate_func": squared, "on_update": last_one_ends}
 REWARDS = {"resample": rounded, "fails": fails_in_the_second, "idle": idle_in_the_second}
 
 

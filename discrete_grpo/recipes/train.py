@@ -35,11 +35,12 @@ from discrete_grpo.training.distributed import ProcessGroup, accelerator
 from discrete_grpo.training.generation_advantages import AdvantageFunc
 from discrete_grpo.training.lora import LoraOptions, add_lora, without_lora
 from discrete_grpo.training.offline import OfflineTrainer, ScoredSamples
+from discrete_grpo.training.on_update import OnUpdate
 from discrete_grpo.training.trainer import GRPOTrainer
 
 __all__ = ["TrainRecipe", "check_budget", "run_train", "train"]
 
-FUNCTIONS = ("advantage_func", "surrogate_func")
+FUNCTIONS = ("advantage_func", "surrogate_func", "on_update")
 """Arguments of :func:`train` that are functions of one's own beside the rewards."""
 
 
@@ -142,6 +143,7 @@ def train(
     resume: bool = False,
     advantage_func: AdvantageFunc | None = None,
     surrogate_func: SurrogateFunc | None = None,
+    on_update: OnUpdate | None = None,
     **settings: Any,
 ) -> Results:
     """Fine-tune a policy against a reward; the trained policy, metrics, samples and a report are written to a run folder.
@@ -159,6 +161,7 @@ def train(
         advantage_func: advantages of your own, as for :class:`~discrete_grpo.training.trainer.GRPOTrainer`; a resumed run needs it
             again, as it does ``surrogate_func``.
         surrogate_func: surrogate of your own, likewise.
+        on_update: function ``(trainer, metrics) -> bool | None`` that is called after every update, and ends training with True.
         **settings: further fields of :class:`TrainRecipe`, such as ``num_steps`` or ``max_oracle_calls``.
 
     Returns:
@@ -182,7 +185,7 @@ def train(
         evaluation_samples=evaluation_samples,
         **settings,
     )
-    pairs = zip(FUNCTIONS, (advantage_func, surrogate_func), strict=True)
+    pairs = zip(FUNCTIONS, (advantage_func, surrogate_func, on_update), strict=True)
     functions = {name: function for name, function in pairs if function is not None}
     if functions and not recipe.rewards:
         raise ValueError(f"{next(iter(functions))}: given, expected none without a reward: it is of on-line updates")
@@ -205,7 +208,7 @@ def run_train(
         recipe: the settings.
         resume: continue the run in ``output_dir``, from its start where it was stopped before its first checkpoint.
         policy: a policy to train in place of the one that the recipe names.
-        functions: advantages and surrogate of one's own, by the names of the arguments of the trainer.
+        functions: functions of one's own, by the names of the arguments of the trainer.
 
     Raises:
         ValueError: if ``output_dir`` holds results of another run and ``resume`` is false.

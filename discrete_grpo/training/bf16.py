@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import platform
+import sys
 from typing import Literal
 
 import torch
 
-__all__ = ["bf16_units", "decide_bf16"]
+from discrete_grpo.training.distributed import ProcessGroup
+
+__all__ = ["bf16_units", "decide_and_tell", "decide_bf16"]
 
 CPU_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "sve_bf16": "SVE BF16", "bf16": "ARM BF16"}
 """Names of the bfloat16 matrix units of processors, by torch's name, fastest first."""
@@ -68,6 +71,14 @@ def decide_bf16(setting: bool | Literal["auto"], device: torch.device, *, kept: 
     if kept:
         return True, "bf16: auto -> on, as the run began" + (f" ({units})" if units else f"; {slow}")
     return False, "bf16: auto -> off, as the run began" + (f", though there is {units} here" if units else "")
+
+
+def decide_and_tell(setting: bool | Literal["auto"], processes: ProcessGroup, *, kept: bool | None = None) -> bool:
+    """Whether all processes run their networks in bfloat16: :func:`decide_bf16` of the first one, which prints its line."""
+    on, told = processes.run_all(lambda: decide_bf16(setting, processes.device, kept=kept))[0]
+    if told is not None and processes.first:
+        print(told, file=sys.stderr)
+    return on
 
 
 def _kind(device: torch.device) -> str:

@@ -15,7 +15,6 @@ Source: the ratio to the policy that the data come from, clipped: Zhuang et al. 
 from __future__ import annotations
 
 import copy
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +31,7 @@ from discrete_grpo.core.rollout import Policy, Replayable, as_module, is_replaya
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, tensors_to_cpu
 from discrete_grpo.runs.console import progress
 from discrete_grpo.runs.recorder import Recorder
-from discrete_grpo.training.bf16 import decide_bf16
+from discrete_grpo.training.bf16 import decide_and_tell
 from discrete_grpo.training.compatibility import check_scorer
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
@@ -186,7 +185,7 @@ class OfflineTrainer:
             stored = load_training(self.checkpoints.latest())
         elif self.checkpoints is not None and not resume:
             self.checkpoints.check_new()
-        self.bf16 = self._decide_bf16(None if stored is None else stored["bf16"])
+        self.bf16 = decide_and_tell(config.bf16, ProcessGroup(self.accelerator), kept=None if stored is None else stored["bf16"])
         if config.checkpoint_layers is not None:
             checkpoint_layers(self.module, config.checkpoint_layers)
         kept = None if stored is None else stored.get("passes")
@@ -216,12 +215,6 @@ class OfflineTrainer:
         if not bool(signal.any()):
             said = "the scores" if self.data.groups is None else "the scores within every group"
             raise ValueError(f"scores: {said} are all equal, expected different ones, as their differences are what is learned")
-
-    def _decide_bf16(self, kept: bool | None) -> bool:
-        on, told = decide_bf16(self.config.bf16, self.accelerator.device, kept=kept)
-        if told is not None:
-            print(told, file=sys.stderr)
-        return on
 
     def _new_state(self) -> RunState:
         """Optimizer, frozen reference, and the generator of the noise."""

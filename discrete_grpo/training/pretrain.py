@@ -30,7 +30,7 @@ from discrete_grpo.core.seeding import seeded
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, load_weights, save
 from discrete_grpo.runs.console import progress
 from discrete_grpo.runs.recorder import Recorder
-from discrete_grpo.training.bf16 import decide_bf16
+from discrete_grpo.training.bf16 import decide_and_tell
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.distributed import ProcessGroup, RankShare, accelerator
 from discrete_grpo.training.network import check_determinism, checkpoint_layers, compile_network, deterministic, tf32_products
@@ -170,7 +170,7 @@ class Pretrainer:
         if not resume:
             self.checkpoints.check_new()
         stored = load_training(self.checkpoints.latest()) if resume and self.checkpoints.all() else None
-        self.bf16 = self._decide_bf16(None if stored is None else stored.get("bf16"))
+        self.bf16 = decide_and_tell(config.bf16, self.processes, kept=None if stored is None else stored.get("bf16"))
         if stored is not None:
             self._restore(stored)
         elif resume and self.recorder is not None:  # killed before its first checkpoint
@@ -180,14 +180,6 @@ class Pretrainer:
         if self.processes.count > 1 and "share" not in inspect.signature(policy.likelihood_loss).parameters:
             told = f"policy: likelihood_loss of {type(policy).__name__} has no argument share"
             raise ValueError(f"{told}, expected one with several processes ({self.processes.count})")
-
-    def _decide_bf16(self, kept: bool | None) -> bool:
-        """Whether the network runs in bfloat16, as decided and printed by the first process."""
-        device, setting = self.accelerator.device, self.config.bf16
-        on, told = self.processes.run_all(lambda: decide_bf16(setting, device, kept=kept))[0]
-        if told is not None:
-            self._tell(told)
-        return on
 
     def _tell(self, line: str) -> None:
         if self.processes.first:

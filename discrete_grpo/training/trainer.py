@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import html
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -28,7 +27,7 @@ from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError
 from discrete_grpo.runs.checkpoint import Checkpoints, load_weights, tensors_to_cpu
 from discrete_grpo.runs.trackers import Tracker
-from discrete_grpo.training.bf16 import decide_bf16
+from discrete_grpo.training.bf16 import decide_and_tell
 from discrete_grpo.training.compatibility import check_given, check_own_functions, check_scorer
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
@@ -38,6 +37,7 @@ from discrete_grpo.training.log import RunLog, training_bar
 from discrete_grpo.training.lora import has_lora, merge_lora, without_lora
 from discrete_grpo.training.minibatches import Batch, MiniBatches, StepChoice, TrainRows, choose_steps, window_weights
 from discrete_grpo.training.network import check_determinism, checkpoint_layers, compile_network, deterministic, tf32_products
+from discrete_grpo.training.on_update import OnUpdate, check_on_update, ends_run
 from discrete_grpo.training.optim import adamw, averaged, entropy_controller
 from discrete_grpo.training.pass_size import memory_advice, with_passes
 from discrete_grpo.training.patience import calls_made, new_patience
@@ -73,6 +73,8 @@ class GRPOTrainer:
             :data:`~discrete_grpo.training.generation_advantages.AdvantageFunc`.
         surrogate_func: function ``(log_prob, ratio, advantage) -> surrogate`` to be maximised, in place of that of ``loss_type``;
             see :data:`~discrete_grpo.core.own_surrogate.SurrogateFunc`.
+        on_update: function ``(trainer, metrics) -> bool | None`` that is called after every update and may end the run; see
+            :data:`~discrete_grpo.training.on_update.OnUpdate`.
 
     Raises:
         ValueError: if the arguments are not compatible, or ``run`` holds another run and ``resume`` is false.
@@ -93,6 +95,7 @@ class GRPOTrainer:
         tracker: Tracker | None = None,
         advantage_func: AdvantageFunc | None = None,
         surrogate_func: SurrogateFunc | None = None,
+        on_update: OnUpdate | None = None,
     ) -> None:
         self.config = config = config or GRPOConfig()
         self.rewards: list[Reward] = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
@@ -100,9 +103,10 @@ class GRPOTrainer:
         self.processes = ProcessGroup(self.accelerator)
         check_given(self.rewards, config, columns, self.processes.count)
         check_own_functions(advantage_func, surrogate_func, config, len(self.rewards))
+        check_on_update(on_update)
         check_determinism(config.full_determinism, self.accelerator.device)
         self.metadata = {**description(policy), **(metadata or {})}
-        self.ledger, self.sample_metrics = ledger, sample_metrics
+        self.ledger, self.sample_metrics, self.on_update = ledger, sample_metrics, on_update
         check_scorer(policy, config)
         self.policy = policy
         self.controller = entropy_controller(config)
@@ -113,7 +117,7 @@ class GRPOTrainer:
         stored = stored_state(self.checkpoints, self.rewards, self.accelerator.device) if resume else None
         if self.checkpoints is not None and not resume:
             self.checkpoints.check_new()
-        self.bf16 = self._decide_bf16(None if stored is None else stored.get("bf16"))
+        self.bf16 = decide_and_tell(config.bf16, self.processes, kept=None if stored is None else stored.get("bf16"))
         if config.checkpoint_layers is not None:
             checkpoint_layers(module, config.checkpoint_layers)
         shards = self._num_shards(None if stored is None else len(stored["shards"]))
@@ -156,14 +160,6 @@ class GRPOTrainer:
         rows = "".join(f"<tr><td>{html.escape(name)}</td><td>{value:.4g}</td></tr>" for name, value in line.items())
         return f"<p>{html.escape(repr(self))}</p>" + (f"<table>{rows}</table>" if rows else "")
 
-    def _decide_bf16(self, kept: bool | None) -> bool:
-        """Whether networks run in bfloat16, as decided and printed by the first process."""
-        device, setting = self.accelerator.device, self.config.bf16
-        on, told = self.processes.run_all(lambda: decide_bf16(setting, device, kept=kept))[0]
-        if told is not None and self.processes.first:
-            print(told, file=sys.stderr)
-        return on
-
     def _num_shards(self, stored: int | None) -> int:
         """Number of shards of all processes; ``stored`` is that of the run to resume."""
         config, own = self.config, self.processes
@@ -198,7 +194,7 @@ class GRPOTrainer:
     # -- the loop
 
     def train(self) -> list[dict[str, float]]:
-        """Train until ``max_steps`` updates are made, the budget of the ledger is used up, or the policy is stale (``patience``).
+        """Train until ``max_steps`` updates are made, or the budget of the ledger, ``patience`` or ``on_update`` ends the run.
 
         Returns:
             The metrics of the updates that this call made.
@@ -207,7 +203,8 @@ class GRPOTrainer:
             RewardError: if a reward fails, after a checkpoint of the last update was written.
             Interrupted: after Ctrl-C, likewise.
         """
-        if self.checkpoints is not None and self.processes.run_all(lambda: self.step == 0 and not self._runs())[0]:
+        kept = self.checkpoints
+        if kept is not None and self.processes.run_all(lambda: self.step == 0 and not kept.all())[0]:
             if self.pending is None:  # what was scored since this object was made, as by an evaluation, counts and draws too
                 self._safe = self.state.snapshot()
             self.save()
@@ -222,8 +219,8 @@ class GRPOTrainer:
                         break
                     if show is not None:
                         show(self.step, line)
-                    if self.step % self.config.save_steps == 0 or self.step == self.config.max_steps:
-                        self.save()
+                    if self._ends_after(line):
+                        break
             if self.log is not None:
                 self.log.finish(self.history)
         finally:
@@ -240,9 +237,6 @@ class GRPOTrainer:
         if (best := self.checkpoints.best()) is not None:
             load_weights(best, merge_lora(self._kept) if has_lora(self._kept) else self._kept)
 
-    def _runs(self) -> bool:
-        return self.checkpoints is not None and bool(self.checkpoints.all())
-
     def _stopped(self, stop: object) -> bool:
         """Whether the run ends here in all processes, after a checkpoint was written.
 
@@ -255,6 +249,12 @@ class GRPOTrainer:
         if asked:
             raise Interrupted(f"stopped at update {self.step} of {self.config.max_steps}")
         return ends
+
+    def _ends_after(self, line: Mapping[str, float]) -> bool:
+        """Whether ``on_update`` ends the run after this update; a regular checkpoint is written before it is called."""
+        if self.step % self.config.save_steps == 0 or self.step == self.config.max_steps:
+            self.save()
+        return ends_run(self.on_update, self, line)
 
     @property
     def _over(self) -> bool:

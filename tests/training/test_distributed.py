@@ -89,6 +89,10 @@ def test_two_processes_equal_one(case: str, two: Path, tmp_path: Path) -> None:
         assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12, nan_ok=True)
 
 
+def test_all_processes_end_where_one_says_so(two: Path) -> None:
+    assert len(read_metrics(two / "own")) == 5, "on_update of the last process, before max_steps"
+
+
 def test_each_process_describes_the_samples_that_it_drew(two: Path, tmp_path: Path) -> None:
     found = {line["described_by_second"] for case in ("plain", "replay", "shards") for line in read_metrics(two / case)}
     assert found == {0.5}

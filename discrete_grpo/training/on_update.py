@@ -1,0 +1,49 @@
+"""A function of one's own that is called after every update, to measure, to log or to end the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from discrete_grpo.training.trainer import GRPOTrainer
+
+__all__ = ["OnUpdate", "check_on_update", "ends_run"]
+
+OnUpdate = Callable[[Any, Mapping[str, float]], "bool | None"]
+"""Function ``(trainer, metrics) -> bool | None`` of the trainer and of the metrics of its last update.
+
+It is called in every process, after the checkpoint where the update has one. True ends the run after a checkpoint; if any process
+says so, all end. What it draws should come from a generator of its own, so that a resumed run has the same bits.
+"""
+
+
+def check_on_update(on_update: OnUpdate | None) -> None:
+    """Raise ``ValueError`` unless there is no function or it can be called."""
+    if on_update is not None and not callable(on_update):
+        raise ValueError(f"on_update: {on_update!r}, expected a function (trainer, metrics) or None")
+
+
+def ends_run(on_update: OnUpdate | None, trainer: GRPOTrainer, metrics: Mapping[str, float]) -> bool:
+    """Call the function, if there is one, in every process; returns whether the run ends here, after a checkpoint was written.
+
+    Raises:
+        ValueError: if it returns anything but True, False or None.
+        Exception: what it raises itself. In both cases a checkpoint was written.
+    """
+    if on_update is None:
+        return False
+    try:
+        ends = any(trainer.processes.run_all(lambda: _answer(on_update(trainer, dict(metrics)))))
+    except Exception:
+        trainer.save()
+        raise
+    if ends:
+        trainer.save()
+    return ends
+
+
+def _answer(said: object) -> bool:
+    if said is not None and not isinstance(said, bool):
+        raise ValueError(f"on_update: returned {said!r}, expected True (the run ends here), False or None")
+    return bool(said)

@@ -1,0 +1,96 @@
+"""A function that is called after every update: what it sees, how it ends a run, what a resume does, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import discrete_grpo
+from discrete_grpo import GRPOConfig, GRPOTrainer
+from discrete_grpo.runs.checkpoint import Checkpoints
+from discrete_grpo.runs.recorder import read_metrics
+from tests.toys import share_of_class_two, tiny_policy
+
+SMALL: dict[str, Any] = {"num_generations": 4, "generation_batch_size": 12, "learning_rate": 1e-2, "max_steps": 4, "save_steps": 3}
+
+
+def trainer_of(run: Path | None = None, **more: Any) -> GRPOTrainer:
+    settings = {name: more.pop(name) for name in list(more) if name in GRPOConfig.__dataclass_fields__}
+    return GRPOTrainer(tiny_policy(), share_of_class_two, GRPOConfig(**SMALL | settings), run=run, **more)
+
+
+def weights(trainer: GRPOTrainer) -> list[list[float]]:
+    return [p.detach().flatten().tolist() for p in trainer.module.parameters()]
+
+
+def test_it_sees_every_update_after_its_checkpoint_and_changes_no_bits(tmp_path: Path) -> None:
+    seen: list[tuple[int, float, list[str]]] = []
+
+    def note(trainer: GRPOTrainer, metrics: Mapping[str, float]) -> None:
+        seen.append((trainer.step, metrics["reward"], [path.name for path in Checkpoints(tmp_path).all()]))
+        assert isinstance(metrics, dict)
+        metrics.clear()  # of a copy
+
+    watched, plain = trainer_of(tmp_path, on_update=note), trainer_of()
+    lines = watched.train()
+    assert [(step, reward) for step, reward, _ in seen] == [(k + 1, line["reward"]) for k, line in enumerate(lines)]
+    begin = "step-00000000"
+    assert [names for *_, names in seen] == [[begin], [begin], [begin, "step-00000003"], ["step-00000003", "step-00000004"]]
+    plain.train()
+    assert weights(watched) == weights(plain)
+
+
+def test_true_ends_the_run_after_a_checkpoint_and_a_resume_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    first = trainer_of(tmp_path, on_update=lambda trainer, metrics: trainer.step == 2, num_iterations=3)
+    assert len(first.train()) == 2, "between two updates of a generation"
+    assert Checkpoints(tmp_path).latest().name == "step-00000002"
+    second = trainer_of(tmp_path, on_update=lambda trainer, metrics: False, resume=True, num_iterations=3)
+    second.train()
+    whole = trainer_of(num_iterations=3)
+    whole.train()
+    assert weights(second) == weights(whole)
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_its_errors_leave_a_checkpoint_of_the_last_update(tmp_path: Path) -> None:
+    def fails(trainer: GRPOTrainer, metrics: Mapping[str, float]) -> None:
+        if trainer.step == 2:
+            raise KeyError("my own")
+
+    with pytest.raises(KeyError, match="my own"):
+        trainer_of(tmp_path, on_update=fails).train()
+    assert Checkpoints(tmp_path).latest().name == "step-00000002"
+
+
+def test_other_answers_and_other_things_are_refused() -> None:
+    answer: Any = 0.5
+    wanted = "on_update: returned 0.5, expected True (the run ends here), False or None"
+    with pytest.raises(ValueError, match=re.escape(wanted)):
+        trainer_of(on_update=lambda trainer, metrics: answer).train()
+    nothing: Any = "stop"
+    with pytest.raises(ValueError, match=r"on_update: 'stop', expected a function \(trainer, metrics\) or None"):
+        trainer_of(on_update=nothing)
+
+
+def test_train_measures_and_exports_what_it_ended_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def enough(trainer: GRPOTrainer, metrics: Mapping[str, float]) -> bool:
+        return trainer.step == 1
+
+    grpo = GRPOConfig(**SMALL | {"generation_batch_size": 4, "max_steps": 3})
+    options: dict[str, Any] = {"output_dir": tmp_path / "run", "grpo": grpo, "num_steps": 2, "evaluation_samples": 4}
+    table = discrete_grpo.train("qm9-small", share_of_atoms, **options, on_update=enough)
+    assert set(table) == {"before", "after"}
+    assert len(read_metrics(tmp_path / "run")) == 1
+    assert (tmp_path / "run/policy/model.safetensors").exists()
+    capsys.readouterr()
+    discrete_grpo.train("qm9-small", share_of_atoms, **options, resume=True)
+    assert len(read_metrics(tmp_path / "run")) == 3, "a resumed run goes on"
+    assert "on_update: was" in capsys.readouterr().err
+
+
+def share_of_atoms(samples: list[str | None], **columns: Any) -> list[float]:
+    return [len(sample or "") / 20 for sample in samples]
