@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.option_names import known_options
 from discrete_grpo.domains.graphs import pair_index, pair_mask, symmetrise, upper
 from discrete_grpo.models.connectivity import GLOBAL_FEATURES, NODE_FEATURES, PAIR_FEATURES, connectivity_features
 from discrete_grpo.models.pairs import FilmNorm, PairLayout, incident_sum, pair_update, square
@@ -28,6 +29,7 @@ from discrete_grpo.models.recompute import run_layer
 __all__ = ["BASE", "SMALL", "GraphTransformer", "GraphTransformerConfig", "NetworkSizes", "cycle_counts"]
 
 
+@known_options()
 @dataclass(frozen=True, kw_only=True)
 class NetworkSizes:
     """Sizes of a :class:`GraphTransformer`, whatever the classes of its graphs.

@@ -11,7 +11,7 @@ from discrete_grpo.cli.commands import COMMANDS, UsageError
 from discrete_grpo.cli.help import Option, options_of
 from discrete_grpo.cli.numbers import written_out
 from discrete_grpo.cli.signatures import find
-from discrete_grpo.cli.suggestions import right_field
+from discrete_grpo.core.option_names import right_field
 
 __all__ = ["IMPORT_OPTIONS", "read_arguments", "sampler_options"]
 

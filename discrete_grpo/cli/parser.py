@@ -16,7 +16,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from discrete_grpo.cli.commands import UsageError, preset_path, recipe_of
 from discrete_grpo.cli.numbers import written_out
 from discrete_grpo.cli.reward_spec import complete_reward, make_reward, with_argument
-from discrete_grpo.cli.suggestions import right_field
+from discrete_grpo.core.option_names import right_field
 
 __all__ = ["loaded", "parse"]
 

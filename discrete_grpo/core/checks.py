@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
@@ -14,7 +14,6 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 __all__ = [
     "check_choices",
     "check_fields",
-    "check_options",
     "check_range",
     "check_text",
     "check_whole",
@@ -167,24 +166,6 @@ def _kinds(settings: Any) -> dict[str, tuple[Any, ...]]:
     hints = get_type_hints(settings)
     found = {field.name: hints[field.name] for field in fields(settings)}
     return {name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,) for name, hint in found.items()}
-
-
-def check_options(given: Iterable[str], settings: type, parts: Mapping[str, type] | None = None) -> None:
-    """Raise ``ValueError`` for a name that is no field of a dataclass of settings; the nearest one is given.
-
-    Args:
-        given: the names.
-        settings: the dataclass.
-        parts: dataclasses of settings that are fields of it, by the name of the field: a name of theirs is told to belong there.
-    """
-    known = [field.name for field in fields(settings)]
-    for name in given:
-        if name not in known:
-            for part, kind in (parts or {}).items():
-                if name in (field.name for field in fields(kind)):
-                    raise ValueError(f"{name}: a field of {kind.__name__}, expected it as {part}={kind.__name__}({name}=...)")
-            hint = f"{did_you_mean(name, known)} ".lstrip()
-            raise ValueError(f"{name}: unknown option; {hint}known: {', '.join(known)}")
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

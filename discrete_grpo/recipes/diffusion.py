@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.checks import check_fields
+from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.diffusion import choices
 from discrete_grpo.diffusion.schedules import Schedule
@@ -22,6 +23,7 @@ from discrete_grpo.policies.graph import GraphPolicy
 __all__ = ["Denoiser", "DiffusionOptions", "check_denoiser", "diffusion_policy"]
 
 
+@known_options()
 @dataclass(frozen=True, kw_only=True)
 class DiffusionOptions:
     """Noise and sampler of a graph diffusion or flow policy.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from discrete_grpo.core.checks import check_fields
+from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.digits import LICENCE, NUM_CLASSES, DigitImages, load_digits
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 
+@known_options()
 @dataclass(frozen=True)
 class PretrainDigitsRecipe:
     """Likelihood training of a class-conditional policy of image codes on scikit-learn's digits.

@@ -10,7 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, overload
 
-from discrete_grpo.core.checks import check_options, told_as
+from discrete_grpo.core.checks import told_as
+from discrete_grpo.core.option_names import check_options
 from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
 from discrete_grpo.datasets.values import file_of_values
 from discrete_grpo.metrics.resampling import Estimate

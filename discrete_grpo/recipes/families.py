@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from discrete_grpo.core.checks import check_fields
+from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, KernelName
 from discrete_grpo.rewards.ledger import text_key
@@ -45,6 +46,7 @@ View = Literal["text", "networkx", "pyg", "smiles"]
 # -- options
 
 
+@known_options()
 @dataclass(frozen=True, kw_only=True)
 class SamplerOptions:
     """Changes to the sampler of a loaded policy; None keeps what the checkpoint says.

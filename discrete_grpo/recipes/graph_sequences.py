@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text
+from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.graph_splits import load_splits
 from discrete_grpo.datasets.graph_tokens import graph_tokens
@@ -37,6 +38,7 @@ from discrete_grpo.training.config import PretrainConfig
 __all__ = ["PretrainGraphSequencesRecipe", "graph_sequence_policy", "run_pretrain_graph_sequences"]
 
 
+@known_options()
 @dataclass(frozen=True)
 class PretrainGraphSequencesRecipe:
     """Likelihood training of an autoregressive policy on graphs, plain or with classes of nodes and edges.

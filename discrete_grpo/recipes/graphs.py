@@ -16,6 +16,7 @@ from torch import nn
 
 from discrete_grpo.core.checks import check_choices, check_fields, check_text
 from discrete_grpo.core.description import describe
+from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.graph_splits import load_splits
 from discrete_grpo.datasets.own_digraphs import OwnDigraphs, read_own
 from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits
@@ -51,6 +52,7 @@ __all__ = [
 ]
 
 
+@known_options()
 @dataclass(frozen=True)
 class PretrainGraphsRecipe(DiffusionOptions):
     """Likelihood training of a diffusion or flow policy on plain graphs, or on your own with classes of nodes and edges.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from discrete_grpo.core.checks import check_fields
+from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.text import LabelledTextDataset, TextDataset, corrupt_lines, mask_lines, text_dataset
@@ -24,6 +25,7 @@ from discrete_grpo.rewards.judge import Judge, ModuleReward, TextScorer
 __all__ = ["JudgeRecipe", "check_rewards", "run_judge", "text_judge"]
 
 
+@known_options()
 @dataclass(frozen=True, kw_only=True)
 class JudgeRecipe(TextOptions):
     """Training of a judge that tells real text from corrupted text and from the fills of a policy.

@@ -13,8 +13,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from discrete_grpo.core.checks import check_options, check_whole, plain_number
+from discrete_grpo.core.checks import check_whole, plain_number
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
+from discrete_grpo.core.option_names import check_options
 from discrete_grpo.core.processes import check_one_process
 from discrete_grpo.core.reward_arguments import as_rewards, check_some, remembers, reward_names
 from discrete_grpo.core.rollout import Reward, as_module

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from torch import nn
 
 from discrete_grpo.core.checks import check_fields, check_text
+from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.molecule_fields import FieldMolecules, field_statistics
 from discrete_grpo.datasets.molecules import (
     ConditionedMolecules,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["PretrainRecipe", "pretrain", "run_pretrain"]
 
 
+@known_options()
 @dataclass(frozen=True)
 class PretrainRecipe(ChargeOptions):
     """Likelihood training of a graph diffusion policy on a file of molecules.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from discrete_grpo.core.checks import check_fields, check_range, check_text
 from discrete_grpo.core.description import describe
+from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.enumeration import enumerated_smiles
 from discrete_grpo.datasets.molecules import property_scales
@@ -30,6 +31,7 @@ from discrete_grpo.training.pretrain import Dataset
 __all__ = ["PretrainSmilesRecipe", "run_pretrain_smiles", "smiles_policy"]
 
 
+@known_options()
 @dataclass(frozen=True)
 class PretrainSmilesRecipe:
     """Likelihood training of an autoregressive SMILES policy on a file of molecules.

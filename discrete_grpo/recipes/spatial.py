@@ -12,6 +12,7 @@ import torch
 
 from discrete_grpo.core.checks import check_fields, check_range, check_text
 from discrete_grpo.core.description import describe
+from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.reading import SUFFIXES, read_smiles
 from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
@@ -132,6 +133,7 @@ def spatial_policy(
 # -- pretraining
 
 
+@known_options()
 @dataclass(frozen=True)
 class PretrainSpatialRecipe(SpatialOptions):
     """Likelihood training of a diffusion policy of molecules in space: atoms, charges, bonds and positions.

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text
+from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.text import TextDataset, is_sentence, mask_lines, read_lines, sentences, text_dataset
@@ -120,6 +121,7 @@ def text_metadata(options: TextOptions, kind: str, data: TextDataset, held: Sequ
 # -- pretraining
 
 
+@known_options()
 @dataclass(frozen=True, kw_only=True)
 class PretrainTextRecipe(TextOptions):
     """Likelihood training of a policy that fills blanks in text.

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from discrete_grpo.core.checks import check_fields, check_options, check_range, check_whole
+from discrete_grpo.core.checks import check_fields, check_range, check_whole
+from discrete_grpo.core.option_names import check_options, known_options
 from discrete_grpo.core.own_surrogate import SurrogateFunc
 from discrete_grpo.core.reward_arguments import as_rewards, check_callables, reward_name, reward_names
 from discrete_grpo.core.rollout import Reward
@@ -44,6 +45,7 @@ FUNCTIONS = ("advantage_func", "surrogate_func", "on_update")
 """Arguments of :func:`train` that are functions of one's own beside the rewards."""
 
 
+@known_options()
 @dataclass(frozen=True)
 class TrainRecipe(OfflineOptions):
     """GRPO fine-tuning of a policy of any family.
@@ -170,7 +172,7 @@ def train(
     Raises:
         ValueError: for a setting out of its range, or if ``output_dir`` holds another run and ``resume`` is false.
     """
-    check_options(settings, TrainRecipe, {"grpo": GRPOConfig, "lora": LoraOptions})
+    check_options(settings, TrainRecipe)
     if policy is None:
         raise ValueError("policy: None, expected a name or a policy")
     if not isinstance(output_dir, str | Path):

@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text
+from discrete_grpo.core.option_names import known_options
 
-__all__ = ["GRPOConfig", "PretrainConfig"]
+__all__ = ["OF_TRAIN", "GRPOConfig", "PretrainConfig"]
+
+OF_TRAIN = (
+    *("policy", "reward", "output_dir", "columns", "evaluation_samples", "max_oracle_calls", "reward_cache", "report_to", "lora"),
+    *("num_steps", "temperature", "top_k", "top_p", "guidance", "advantage_func", "surrogate_func", "on_update", "resume"),
+)
+"""Arguments of ``train`` that are fields of the settings of other trainers."""
 
 
 def _check_bf16(config: GRPOConfig | PretrainConfig) -> None:
@@ -32,6 +39,7 @@ def _check_best(config: GRPOConfig | PretrainConfig) -> None:
             raise ValueError(f"{name}: {getattr(config, name)}, expected metric_for_best_model to say what is compared")
 
 
+@known_options(dict.fromkeys(OF_TRAIN, "an argument of train"))
 @dataclass(frozen=True)
 class GRPOConfig:
     """Settings of GRPO training.
@@ -294,6 +302,7 @@ class GRPOConfig:
         return self.generation_batch_size // self.num_generations
 
 
+@known_options()
 @dataclass(frozen=True)
 class PretrainConfig:
     """Settings of pretraining by maximum likelihood.

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from discrete_grpo.core.checks import check_range, check_whole, did_you_mean, plain_number
+from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.precision import full_precision
 from discrete_grpo.training.network import network_of
 
@@ -42,6 +43,7 @@ NAMES_OF_PEFT = {
 PolicyT = TypeVar("PolicyT", bound=nn.Module)
 
 
+@known_options()
 @dataclass(frozen=True)
 class LoraOptions:
     """Settings of low-rank adapters, under the names of the library peft.

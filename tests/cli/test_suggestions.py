@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import discrete_grpo as dg
 from discrete_grpo.cli import main
 from discrete_grpo.cli.parser import parse
 from discrete_grpo.cli.reward_spec import complete_reward, make_reward
-from discrete_grpo.cli.suggestions import OTHER_NAMES, STAND_INS, right_field
+from discrete_grpo.core.option_names import OTHER_NAMES, STAND_INS, right_field
 from discrete_grpo.recipes.families import family_of
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.rewards.molecules import Target, qed
 from discrete_grpo.runs import checkpoint
 from discrete_grpo.runs.checkpoint import BUNDLED, CheckpointError, load_metadata
-from discrete_grpo.training.config import GRPOConfig
+from discrete_grpo.training.config import OF_TRAIN, GRPOConfig
 
 
 @pytest.fixture
@@ -101,6 +104,51 @@ def test_no_name_in_the_table_is_one_of_ours_or_stands_for_two_fields() -> None:
             homes = {f for f, names in OTHER_NAMES.items() if other in names.split()}
             assert len(homes - {STAND_INS.get(home) for home in homes}) == 1
     assert right_field("nonsense", ["a", "b"]) == "known: a, b"
+
+
+# -- settings in Python
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda: GRPOConfig(kl_coef=0.1), "GRPOConfig: kl_coef: unknown option; did you mean 'beta'?"),  # type: ignore[call-arg]
+        (lambda: GRPOConfig(max_step=3), "GRPOConfig: max_step: unknown option; did you mean 'max_steps'?"),  # type: ignore[call-arg]
+        (lambda: GRPOConfig(output_dir="x"), "GRPOConfig: output_dir: unknown option, it is an argument of train"),  # type: ignore[call-arg]
+        (
+            lambda: dg.PretrainRecipe(lr=1e-3),  # type: ignore[call-arg]
+            "PretrainRecipe: lr: a field of PretrainConfig, expected it as pretrain=PretrainConfig(learning_rate=...)",
+        ),
+        (lambda: dg.NetworkSizes(n_layer=3), "NetworkSizes: n_layer: unknown option; did you mean 'layers'?"),  # type: ignore[call-arg]
+    ],
+)
+def test_settings_made_in_python_are_answered_alike(made: Callable[[], object], told: str) -> None:
+    with pytest.raises(TypeError) as error:
+        made()
+    assert str(error.value) == told
+
+
+def test_options_of_train_are_answered_alike(tmp_path: Path) -> None:
+    for name, told in {
+        "kl_coef": "kl_coef: a field of GRPOConfig, expected it as grpo=GRPOConfig(beta=...)",
+        "lora_r": "lora_r: a field of LoraOptions, expected it as lora=LoraOptions(r=...)",
+        "budget": "budget: unknown option; did you mean 'max_oracle_calls'?",
+    }.items():
+        with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
+            dg.train("qm9-small", len, output_dir=tmp_path / "run", **{name: 1})  # type: ignore[arg-type]
+
+
+def test_every_public_class_of_settings_answers_and_what_is_elsewhere_is_there() -> None:
+    settings: list[Any] = [kind for name in dg.__all__ if isinstance(kind := getattr(dg, name), type) and is_dataclass(kind)]
+    asked = [kind for kind in settings if kind.__name__.endswith(("Recipe", "Config", "Options", "Sizes"))]
+    assert len(asked) >= 12
+    for kind in asked:
+        with pytest.raises(TypeError, match=f"^{kind.__name__}: nonsense: unknown option"):
+            kind(nonsense=1)
+        assert set(inspect.signature(kind).parameters) == {field.name for field in fields(kind) if field.init}
+    arguments = {*inspect.signature(dg.train).parameters, *(field.name for field in fields(dg.TrainRecipe))}
+    assert set(OF_TRAIN) <= arguments
+    assert not set(OF_TRAIN) & {field.name for field in fields(GRPOConfig)}
 
 
 # -- rewards

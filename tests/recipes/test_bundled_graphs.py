@@ -1,0 +1,40 @@
+"""The larger bundled graph policies: they are what their recipes say, and draw what they were trained on."""
+
+from __future__ import annotations
+
+import networkx as nx
+import pytest
+import yaml
+from rdkit import Chem
+
+from discrete_grpo import SamplerOptions, load_policy, sample
+from discrete_grpo.cli.commands import preset_path
+from discrete_grpo.domains.graph6 import from_graph6
+from discrete_grpo.runs.checkpoint import BUNDLED, load_metadata
+
+
+@pytest.mark.parametrize(("command", "name"), [("pretrain", "zinc-graph-small"), ("pretrain-graphs", "tree-64")])
+def test_the_recipe_is_that_of_the_weights(command: str, name: str) -> None:
+    preset = yaml.safe_load(preset_path(command, name).read_text(encoding="utf-8"))
+    policy = load_policy(name)
+    network = policy.network.config
+    assert {key: getattr(network, key) for key in preset["network"]} == preset["network"]
+    assert (policy.num_steps, policy.precondition) == (preset["num_steps"], preset["precondition"])
+    assert load_metadata(BUNDLED / name)["pretraining_steps"] == preset["pretrain"]["max_steps"]
+    assert (BUNDLED / name / "model.safetensors").stat().st_size < 4e6
+
+
+def test_drug_like_molecules() -> None:
+    drawn = sample("zinc-graph-small", 24, seed=0, options=SamplerOptions(num_steps=25))
+    mols = [mol for text in drawn if text is not None and (mol := Chem.MolFromSmiles(text)) is not None]
+    assert len(mols) >= 12
+    assert 18 < sum(mol.GetNumHeavyAtoms() for mol in mols) / len(mols) < 28
+    assert any(atom.GetSymbol() not in "CNO" for mol in mols for atom in mol.GetAtoms())
+
+
+def test_trees_of_64_nodes() -> None:
+    drawn = sample("tree-64", 8, seed=0, options=SamplerOptions(num_steps=25, kernel="flow"))
+    graphs = [from_graph6(text) for text in drawn if text is not None]
+    assert [graph.number_of_nodes() for graph in graphs] == [64] * 8
+    assert any(nx.is_tree(graph) for graph in graphs)
+    assert all(58 <= graph.number_of_edges() <= 69 for graph in graphs)
