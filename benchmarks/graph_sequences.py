@@ -3,7 +3,7 @@
     python -m benchmarks.graph_sequences                              # -> results/graph_sequences.json
     python -m benchmarks.graph_sequences --seeds 42 --control --out tiny.json
     python -m benchmarks.graph_sequences --run RUN --data planar.npz --presets planar-64-sequences-grpo --out planar.json
-    python -m benchmarks.graph_sequences --run runs/tree --data tree.npz --presets tree-grpo --seeds 42 --control --out t.json
+    python -m benchmarks.graph_sequences --run tree-64 --data tree.npz --presets tree-64-grpo --seeds 42 --control --out t.json
 
 Measures 5 folds of 40 samples as ``benchmarks.vun`` does, of each bundled policy as it stands and after its preset of
 ``discrete-grpo train``, one process per seed, beside fresh draws of the generator of the set, which are what a perfect policy would
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--policies", nargs="*", default=list(POLICIES))
     parser.add_argument("--presets", nargs="*", default=list(PRESETS))
-    parser.add_argument("--run", help="run folder or checkpoint to measure and to start from, instead of the bundled policies")
+    parser.add_argument("--run", help="policy to measure and to start from, by name or folder, instead of those of sequences")
     parser.add_argument("--data", help="set of --run: a name or an npz file")
     parser.add_argument("--seeds", nargs="*", type=int, default=[42, 0, 1])
     parser.add_argument("--control", nargs="*", type=int, default=[42, 0, 1], help="seeds of the runs on random rewards")

@@ -32,9 +32,18 @@ def test_drug_like_molecules() -> None:
     assert any(atom.GetSymbol() not in "CNO" for mol in mols for atom in mol.GetAtoms())
 
 
-def test_trees_of_64_nodes() -> None:
-    drawn = sample("tree-64", 8, seed=0, options=SamplerOptions(num_steps=25, kernel="flow"))
+@pytest.mark.parametrize(("name", "least"), [("tree-64", 1), ("tree-64-grpo", 3)])
+def test_trees_of_64_nodes(name: str, least: int) -> None:
+    drawn = sample(name, 8, seed=0, options=SamplerOptions(num_steps=25, kernel="flow"))
     graphs = [from_graph6(text) for text in drawn if text is not None]
     assert [graph.number_of_nodes() for graph in graphs] == [64] * 8
-    assert any(nx.is_tree(graph) for graph in graphs)
     assert all(58 <= graph.number_of_edges() <= 69 for graph in graphs)
+    assert sum(nx.is_tree(graph) for graph in graphs) >= least
+
+
+def test_the_trained_policy_of_trees_is_what_its_preset_made_of_the_other() -> None:
+    before, after = load_policy("tree-64"), load_policy("tree-64-grpo")
+    assert after.network.config == before.network.config
+    assert after.num_steps == 50
+    metadata = load_metadata(BUNDLED / "tree-64-grpo")
+    assert (metadata["policy"], metadata["grpo_steps"], metadata["pretraining_steps"]) == ("tree-64", 30, 4000)
