@@ -3,6 +3,7 @@
     python -m benchmarks.presets                         # all but demo, each some minutes on one CPU thread
     python -m benchmarks.presets --presets smiles-qed
     python -m benchmarks.presets --presets demo --seeds 42 0 1 --threads 2 --out benchmarks/results/demo.json   # the demo
+    python -m benchmarks.presets --presets zinc-graph-qed --seeds 42 0 1 --control 42 --out benchmarks/results/zinc_graph_qed.json
 
 Every run is a process of its own; time is the wall clock's from start to report. The file is written after every run.
 """
@@ -28,6 +29,8 @@ from discrete_grpo.rewards.judge import Judge
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 
+NOISE = "benchmarks.graph_sequences.noise"
+"""A reward that is random: the control."""
 PRESETS = ("smiles-qed", "smiles-scaffold-logp", "fill-in", "digits")
 SOURCES = (
     "models/graph_transformer.py",
@@ -40,7 +43,9 @@ SOURCES = (
 )
 
 
-def run(preset: str, folder: Path, seed: int | None = None, threads: int = 1, root: Path = ROOT) -> dict[str, Any]:
+def run(
+    preset: str, folder: Path, seed: int | None = None, threads: int = 1, root: Path = ROOT, reward: str | None = None
+) -> dict[str, Any]:
     """One preset: both measurements, what its conditions came to, seconds, and samples of one condition before and after.
 
     Args:
@@ -49,9 +54,11 @@ def run(preset: str, folder: Path, seed: int | None = None, threads: int = 1, ro
         seed: of the run; None is the preset's own.
         threads: of the run.
         root: checkout whose code runs.
+        reward: in the place of that of the preset.
     """
     command = [sys.executable, "-m", "discrete_grpo.cli", "train", preset, f"--output_dir={folder}"]
     command += [] if seed is None else [f"--grpo.seed={seed}"]
+    command += [] if reward is None else [f"--reward={reward}"]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(root)}
     start, used = time.perf_counter(), processor_seconds()
     subprocess.run(command, check=True, env=environment, cwd=root, stdout=subprocess.DEVNULL)
@@ -61,6 +68,7 @@ def run(preset: str, folder: Path, seed: int | None = None, threads: int = 1, ro
     return {
         "preset": preset,
         "seed": seed,
+        "reward": reward or "of the preset",
         "threads": threads,
         "seconds": seconds,
         "processor_seconds": used,
@@ -115,17 +123,19 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--presets", nargs="+", default=list(PRESETS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[None], help="default: the presets' own")
+    parser.add_argument("--control", nargs="*", type=int, default=[], help="seeds of further runs on random rewards")
     parser.add_argument("--threads", type=int, default=1, help="of each run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/presets.json")
     given = parser.parse_args(argv)
     result = stamp(42, sources=[*SOURCES, *(f"discrete_grpo/cli/presets/{preset}.yaml" for preset in given.presets)])
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for preset, seed in itertools.product(given.presets, given.seeds):
-            rows.append(run(preset, Path(folder) / f"{preset}-{seed}", seed, given.threads))
-            print_table(
-                f"{preset}, seed {'of the preset' if seed is None else seed}, {rows[-1]['seconds']:.0f} s", rows[-1]["evaluation"]
-            )
+        jobs = [*((seed, None) for seed in given.seeds), *((seed, NOISE) for seed in given.control)]
+        for preset, (seed, reward) in itertools.product(given.presets, jobs):
+            place = Path(folder) / f"{preset}-{seed}-{len(rows)}"
+            rows.append(run(preset, place, seed, given.threads, reward=reward))
+            told = f"{preset}, seed {'of the preset' if seed is None else seed}{'' if reward is None else ', random rewards'}"
+            print_table(f"{told}, {rows[-1]['seconds']:.0f} s", rows[-1]["evaluation"])
             write_result(given.out, result | {"rows": rows})
     return result | {"rows": rows}
 

@@ -239,8 +239,11 @@ def test_the_stamp_pins_the_sources() -> None:
 
 
 def test_presets_are_run_with_every_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def pretend(preset: str, folder: Path, seed: int | None = None, threads: int = 1) -> dict[str, object]:
-        return {"preset": preset, "seed": seed, "threads": threads, "seconds": 1.0, "evaluation": {"after": {"reward": 0.5}}}
+    def pretend(
+        preset: str, folder: Path, seed: int | None = None, threads: int = 1, reward: str | None = None
+    ) -> dict[str, object]:
+        evaluation = {"after": {"reward": 0.5}}
+        return {"preset": preset, "seed": seed, "threads": threads, "reward": reward, "seconds": 1.0, "evaluation": evaluation}
 
     monkeypatch.setattr(presets, "run", pretend)
     out = tmp_path / "demo.json"
@@ -249,3 +252,6 @@ def test_presets_are_run_with_every_seed(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert [(row["preset"], row["seed"], row["threads"]) for row in rows] == [("demo", 42, 2), ("demo", 0, 2)]
     presets.main(["--presets", "digits", "--out", str(out)])
     assert [row["seed"] for row in json.loads(out.read_text())["rows"]] == [None]
+    presets.main(["--presets", "digits", "--seeds", "1", "--control", "1", "2", "--out", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["seed"], row["reward"]) for row in rows] == [(1, None), (1, presets.NOISE), (2, presets.NOISE)]
