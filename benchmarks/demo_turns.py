@@ -1,16 +1,18 @@
 """Run ``train demo`` of two commits in turns, seed by seed, and compare their times and rewards.
 
     git worktree add ../earlier d78382d                            # the commit to compare with
-    python -m benchmarks.demo_turns --earlier ../earlier           # -> results/demo_turns.json, about 10 minutes
+    python -m benchmarks.demo_turns --earlier ../earlier           # -> results/demo_turns.json
 
 Both run as processes of their own with the same interpreter and the same number of threads. Which of the two runs first changes
-from seed to seed. The seconds are those of the whole command: start, both evaluations, training and report.
+from seed to seed, and both are compiled to bytecode beforehand. The seconds are those of the whole command: start, both
+evaluations, training and report.
 """
 
 from __future__ import annotations
 
 import argparse
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +26,18 @@ CLOCKS = ("seconds", "processor_seconds")
 
 
 def commit_of(root: Path) -> str:
-    """The commit of a checkout."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    """The commit of a checkout other than this one, marked where files of it have changed.
+
+    Raises:
+        ValueError: for a folder that is this checkout, or a part of it.
+    """
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+    if Path(git("rev-parse", "--show-toplevel")).resolve() == ROOT.resolve():
+        raise ValueError(f"earlier: {root} belongs to this checkout, expected one of another commit")
+    return git("rev-parse", "HEAD") + (" and changes" if git("status", "--porcelain") else "")
 
 
 def turn(roots: dict[str, Path], seed: int, first: str, folder: Path, threads: int) -> dict[str, Any]:
@@ -63,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     roots = {"earlier": given.earlier.resolve(), "later": ROOT}
     head = stamp(given.seeds[0], sources=[*SOURCES, "discrete_grpo/cli/presets/demo.yaml", "benchmarks/demo_turns.py"])
     head["earlier_commit"] = commit_of(roots["earlier"])
+    for root in roots.values():
+        subprocess.run([sys.executable, "-m", "compileall", "-q", str(root / "discrete_grpo")], check=True)
     result: dict[str, Any] = head
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -40,6 +40,7 @@ SOURCES = (
     "discrete_grpo/training/sampler.py",
     "discrete_grpo/training/update.py",
     "benchmarks/presets.py",
+    "benchmarks/graph_sequences.py",
 )
 
 
@@ -58,7 +59,7 @@ def run(
     """
     command = [sys.executable, "-m", "discrete_grpo.cli", "train", preset, f"--output_dir={folder}"]
     command += [] if seed is None else [f"--grpo.seed={seed}"]
-    command += [] if reward is None else [f"--reward={reward}"]
+    command += [] if reward is None else [f"--reward={reward}", "--grpo.reward_weights=null"]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(root)}
     start, used = time.perf_counter(), processor_seconds()
     subprocess.run(command, check=True, env=environment, cwd=root, stdout=subprocess.DEVNULL)
@@ -122,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--presets", nargs="+", default=list(PRESETS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[None], help="default: the presets' own")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[None], help="default: the presets' own")
     parser.add_argument("--control", nargs="*", type=int, default=[], help="seeds of further runs on random rewards")
     parser.add_argument("--threads", type=int, default=1, help="of each run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/presets.json")

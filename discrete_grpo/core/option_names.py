@@ -79,10 +79,7 @@ NO_FIELD = {
     ),
     **dict.fromkeys(("adam_epsilon", "adam_eps"), "Adam's epsilon is that of torch"),
     **dict.fromkeys(("logging_steps", "logging_strategy", "log_every", "log_completions"), "every update and sample is logged"),
-    **dict.fromkeys(
-        ("eval_steps", "eval_strategy", "eval_every"), "a run is evaluated before and after training, and within it by on_update"
-    ),
-    **dict.fromkeys(("callbacks", "callback"), "the argument on_update of train is called after every update"),
+    **dict.fromkeys(("eval_steps", "eval_strategy", "eval_every"), "a run is evaluated before and after training"),
     "disable_dropout": "networks are always in eval mode",
     "mask_truncated_completions": "texts that end at max_length count like all others",
 }
@@ -134,8 +131,11 @@ def known_options(elsewhere: Mapping[str, str] | None = None) -> Callable[[type[
         def checked(self: T, *args: Any, **given: Any) -> None:
             for name in given:
                 if name not in known:
-                    place = (elsewhere or {}).get(name)
-                    told = _unknown(name, type(self)) if place is None else f"unknown option, it is {place}"
+                    right = _renamed(name, list(elsewhere or {}))
+                    renamed = f"{right}, " if right != name else ""
+                    told = (
+                        f"unknown option, it is {renamed}{elsewhere[right]}" if elsewhere and right else _unknown(name, type(self))
+                    )
                     raise TypeError(f"{type(self).__name__}: {name}: {told}")
             init(self, *args, **given)
 
@@ -145,25 +145,34 @@ def known_options(elsewhere: Mapping[str, str] | None = None) -> Callable[[type[
     return decorate
 
 
-def check_options(given: Iterable[str], settings: type) -> None:
+def check_options(given: Iterable[str], settings: type, also: Iterable[str] = ()) -> None:
     """Raise ``ValueError`` for a name that is no field of a dataclass of settings; the right or the nearest one is given.
 
     A field of settings that are themselves a field of it, or the name that another program has for one, is told to belong there.
+
+    Args:
+        given: the names.
+        settings: the dataclass.
+        also: names of further arguments, which a mistyped name may stand for.
     """
     known = {field.name for field in fields(settings)}
     for name in given:
         if name not in known:
-            raise ValueError(f"{name}: {_unknown(name, settings)}")
+            raise ValueError(f"{name}: {_unknown(name, settings, also)}")
 
 
-def _unknown(name: str, settings: type) -> str:
+def _unknown(name: str, settings: type, also: Iterable[str] = ()) -> str:
     """What is said of a name that is no field of a dataclass of settings."""
-    known = [field.name for field in fields(settings)]
-    if not _renamed(name, known):
-        for field in fields(settings):
-            kind = field.default_factory
-            if isinstance(kind, type) and is_dataclass(kind) and (right := _renamed(name, [part.name for part in fields(kind)])):
-                return f"a field of {kind.__name__}, expected it as {field.name}={kind.__name__}({right}=...)"
+    known = [*(field.name for field in fields(settings)), *also]
+    inner: dict[str, tuple[str, str]] = {}
+    for field in fields(settings):
+        kind = field.default_factory
+        if isinstance(kind, type) and is_dataclass(kind):
+            inner |= {part.name: (field.name, kind.__name__) for part in fields(kind) if part.name not in known}
+    right = _renamed(name, known) or _renamed(name, list(inner)) or _nearest(name, [*known, *inner])
+    if right in inner:
+        field_name, class_name = inner[right]
+        return f"a field of {class_name}, expected it as {field_name}={class_name}({right}=...)"
     return f"unknown option; {right_field(name, known)}"
 
 
@@ -171,3 +180,10 @@ def _renamed(name: str, known: Sequence[str]) -> str | None:
     """The known option that is meant by a name of it or of another program; None for all other names."""
     meant = _known_as(name.casefold())
     return next((other for other in known if other in meant), None)
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    import difflib  # only a mistyped name needs it
+
+    near = difflib.get_close_matches(name.casefold(), known, 1, 0.7)
+    return near[0] if near else None

@@ -163,7 +163,8 @@ def train(
         advantage_func: advantages of your own, as for :class:`~discrete_grpo.training.trainer.GRPOTrainer`; a resumed run needs it
             again, as it does ``surrogate_func``.
         surrogate_func: surrogate of your own, likewise.
-        on_update: function ``(trainer, metrics) -> bool | None`` that is called after every update, and ends training with True.
+        on_update: function ``(trainer, metrics) -> bool | None`` that is called after every on-line update, and ends
+            training if it returns True.
         **settings: further fields of :class:`TrainRecipe`, such as ``num_steps`` or ``max_oracle_calls``.
 
     Returns:
@@ -172,7 +173,7 @@ def train(
     Raises:
         ValueError: for a setting out of its range, or if ``output_dir`` holds another run and ``resume`` is false.
     """
-    check_options(settings, TrainRecipe)
+    check_options(settings, TrainRecipe, also=FUNCTIONS)
     if policy is None:
         raise ValueError("policy: None, expected a name or a policy")
     if not isinstance(output_dir, str | Path):

@@ -8,13 +8,15 @@ from typing import Literal
 from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text
 from discrete_grpo.core.option_names import known_options
 
-__all__ = ["OF_TRAIN", "GRPOConfig", "PretrainConfig"]
+__all__ = ["BY_FUNCTION", "OF_TRAIN", "GRPOConfig", "PretrainConfig"]
 
 OF_TRAIN = (
     *("policy", "reward", "output_dir", "columns", "evaluation_samples", "max_oracle_calls", "reward_cache", "report_to", "lora"),
     *("num_steps", "temperature", "top_k", "top_p", "guidance", "advantage_func", "surrogate_func", "on_update", "resume"),
 )
 """Arguments of ``train`` that are fields of the settings of other trainers."""
+BY_FUNCTION = ("callbacks", "callback", "eval_steps", "eval_strategy", "eval_every")
+"""Settings of other trainers for what a function of one's own does here after every update."""
 
 
 def _check_bf16(config: GRPOConfig | PretrainConfig) -> None:
@@ -39,7 +41,7 @@ def _check_best(config: GRPOConfig | PretrainConfig) -> None:
             raise ValueError(f"{name}: {getattr(config, name)}, expected metric_for_best_model to say what is compared")
 
 
-@known_options(dict.fromkeys(OF_TRAIN, "an argument of train"))
+@known_options({**dict.fromkeys(OF_TRAIN, "an argument of train"), **dict.fromkeys(BY_FUNCTION, "done by on_update of train")})
 @dataclass(frozen=True)
 class GRPOConfig:
     """Settings of GRPO training.

@@ -1,9 +1,13 @@
-"""A function of one's own that is called after every update, to measure, to log or to end the run."""
+"""A function of one's own that is called after every update that a run makes, to measure, to log or to end the run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from discrete_grpo.training.trainer import GRPOTrainer
@@ -13,8 +17,9 @@ __all__ = ["OnUpdate", "check_on_update", "ends_run"]
 OnUpdate = Callable[[Any, Mapping[str, float]], "bool | None"]
 """Function ``(trainer, metrics) -> bool | None`` of the trainer and of the metrics of its last update.
 
-It is called in every process, after the checkpoint where the update has one. True ends the run after a checkpoint; if any process
-says so, all end. What it draws should come from a generator of its own, so that a resumed run has the same bits.
+It is called in every process, after the checkpoint where the update has one; a resumed run does not call it again for that update.
+True ends the run after a checkpoint; if any process says so, all end. What it draws should come from a generator of its own, so
+that a resumed run has the same bits.
 """
 
 
@@ -39,11 +44,13 @@ def ends_run(on_update: OnUpdate | None, trainer: GRPOTrainer, metrics: Mapping[
         trainer.save()
         raise
     if ends:
+        trainer.ended = True  # so that this checkpoint counts among the best as the last one does
         trainer.save()
     return ends
 
 
 def _answer(said: object) -> bool:
-    if said is not None and not isinstance(said, bool):
+    truth = isinstance(said, bool | np.bool_) or (isinstance(said, Tensor) and said.dtype == torch.bool and said.ndim == 0)
+    if said is not None and not truth:
         raise ValueError(f"on_update: returned {said!r}, expected True (the run ends here), False or None")
     return bool(said)

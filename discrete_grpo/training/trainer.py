@@ -73,8 +73,7 @@ class GRPOTrainer:
             :data:`~discrete_grpo.training.generation_advantages.AdvantageFunc`.
         surrogate_func: function ``(log_prob, ratio, advantage) -> surrogate`` to be maximised, in place of that of ``loss_type``;
             see :data:`~discrete_grpo.core.own_surrogate.SurrogateFunc`.
-        on_update: function ``(trainer, metrics) -> bool | None`` that is called after every update and may end the run; see
-            :data:`~discrete_grpo.training.on_update.OnUpdate`.
+        on_update: function that :meth:`train` calls after every update; see :data:`~discrete_grpo.training.on_update.OnUpdate`.
 
     Raises:
         ValueError: if the arguments are not compatible, or ``run`` holds another run and ``resume`` is false.
@@ -140,6 +139,7 @@ class GRPOTrainer:
         self.log = RunLog(config, names, run, tracker) if self.processes.first else None
         self.step = 0
         self.history: list[dict[str, float]] = []
+        self.ended = False  # whether on_update has ended the run
         self._new: list[dict[str, float]] = []  # metrics since the last regular checkpoint
         self.pending: MiniBatches | None = None  # the generation that updates are being made on
         if stored is not None:
@@ -362,7 +362,7 @@ class GRPOTrainer:
 
     def _due(self) -> bool:
         """Whether a checkpoint here is a regular one; only regular checkpoints are compared for the best."""
-        return self.step % self.config.save_steps == 0 or self.step == self.config.max_steps or self._over
+        return self.step % self.config.save_steps == 0 or self.step == self.config.max_steps or self._over or self.ended
 
     def _write(self, told: Sequence[tuple[Mapping[str, Any], list[Any] | None]], log: RunLog) -> None:
         pending = None

@@ -24,7 +24,7 @@ from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.rewards.molecules import Target, qed
 from discrete_grpo.runs import checkpoint
 from discrete_grpo.runs.checkpoint import BUNDLED, CheckpointError, load_metadata
-from discrete_grpo.training.config import OF_TRAIN, GRPOConfig
+from discrete_grpo.training.config import BY_FUNCTION, OF_TRAIN, GRPOConfig
 
 
 @pytest.fixture
@@ -115,6 +115,12 @@ def test_no_name_in_the_table_is_one_of_ours_or_stands_for_two_fields() -> None:
         (lambda: GRPOConfig(kl_coef=0.1), "GRPOConfig: kl_coef: unknown option; did you mean 'beta'?"),  # type: ignore[call-arg]
         (lambda: GRPOConfig(max_step=3), "GRPOConfig: max_step: unknown option; did you mean 'max_steps'?"),  # type: ignore[call-arg]
         (lambda: GRPOConfig(output_dir="x"), "GRPOConfig: output_dir: unknown option, it is an argument of train"),  # type: ignore[call-arg]
+        (lambda: GRPOConfig(temp=1), "GRPOConfig: temp: unknown option, it is temperature, an argument of train"),  # type: ignore[call-arg]
+        (lambda: GRPOConfig(eval_steps=1), "GRPOConfig: eval_steps: unknown option, it is done by on_update of train"),  # type: ignore[call-arg]
+        (
+            lambda: dg.TrainRecipe(max_step=3),  # type: ignore[call-arg]
+            "TrainRecipe: max_step: a field of GRPOConfig, expected it as grpo=GRPOConfig(max_steps=...)",
+        ),
         (
             lambda: dg.PretrainRecipe(lr=1e-3),  # type: ignore[call-arg]
             "PretrainRecipe: lr: a field of PretrainConfig, expected it as pretrain=PretrainConfig(learning_rate=...)",
@@ -133,6 +139,7 @@ def test_options_of_train_are_answered_alike(tmp_path: Path) -> None:
         "kl_coef": "kl_coef: a field of GRPOConfig, expected it as grpo=GRPOConfig(beta=...)",
         "lora_r": "lora_r: a field of LoraOptions, expected it as lora=LoraOptions(r=...)",
         "budget": "budget: unknown option; did you mean 'max_oracle_calls'?",
+        "on_updates": "on_updates: unknown option; did you mean 'on_update'?",
     }.items():
         with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
             dg.train("qm9-small", len, output_dir=tmp_path / "run", **{name: 1})  # type: ignore[arg-type]
@@ -146,6 +153,7 @@ def test_every_public_class_of_settings_answers_and_what_is_elsewhere_is_there()
         with pytest.raises(TypeError, match=f"^{kind.__name__}: nonsense: unknown option"):
             kind(nonsense=1)
         assert set(inspect.signature(kind).parameters) == {field.name for field in fields(kind) if field.init}
+    assert not set(BY_FUNCTION) & {field.name for field in fields(GRPOConfig)}
     arguments = {*inspect.signature(dg.train).parameters, *(field.name for field in fields(dg.TrainRecipe))}
     assert set(OF_TRAIN) <= arguments
     assert not set(OF_TRAIN) & {field.name for field in fields(GRPOConfig)}

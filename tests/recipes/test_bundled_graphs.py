@@ -9,6 +9,9 @@ from rdkit import Chem
 
 from discrete_grpo import SamplerOptions, load_policy, sample
 from discrete_grpo.cli.commands import preset_path
+from discrete_grpo.diffusion.flow import FlowInterpolation
+from discrete_grpo.diffusion.kernels import D3PM
+from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule, PolydecDistortion
 from discrete_grpo.domains.graph6 import from_graph6
 from discrete_grpo.runs.checkpoint import BUNDLED, load_metadata
 
@@ -20,6 +23,12 @@ def test_the_recipe_is_that_of_the_weights(command: str, name: str) -> None:
     network = policy.network.config
     assert {key: getattr(network, key) for key in preset["network"]} == preset["network"]
     assert (policy.num_steps, policy.precondition) == (preset["num_steps"], preset["precondition"])
+    assert isinstance(policy.edge_kernel, {"d3pm": D3PM, "flow": FlowInterpolation}[preset.get("kernel", "d3pm")])
+    schedule = {"linear": LinearSchedule, "cosine": CosineSchedule}[preset["schedule"]]
+    assert isinstance(policy.edge_kernel.noise.schedule, schedule)
+    assert isinstance(policy.sample_distortion, PolydecDistortion)
+    assert preset["sample_distortion"] == "polydec"
+    assert isinstance(policy.train_distortion, PolydecDistortion) == (preset.get("train_distortion") == "polydec")
     assert load_metadata(BUNDLED / name)["pretraining_steps"] == preset["pretrain"]["max_steps"]
     assert (BUNDLED / name / "model.safetensors").stat().st_size < 4e6
 
@@ -45,5 +54,9 @@ def test_the_trained_policy_of_trees_is_what_its_preset_made_of_the_other() -> N
     before, after = load_policy("tree-64"), load_policy("tree-64-grpo")
     assert after.network.config == before.network.config
     assert after.num_steps == 50
+    preset = yaml.safe_load(preset_path("train", "tree-64-grpo").read_text(encoding="utf-8"))
     metadata = load_metadata(BUNDLED / "tree-64-grpo")
-    assert (metadata["policy"], metadata["grpo_steps"], metadata["pretraining_steps"]) == ("tree-64", 30, 4000)
+    assert (metadata["policy"], metadata["grpo_steps"]) == (preset["policy"], preset["grpo"]["max_steps"])
+    assert metadata["pretraining_steps"] == load_metadata(BUNDLED / "tree-64")["pretraining_steps"]
+    assert preset["kernel"] == "flow"
+    assert isinstance(after.edge_kernel, FlowInterpolation)

@@ -27,6 +27,11 @@ def test_ratios_are_of_pairs_and_rewards_are_means() -> None:
     )
 
 
+def test_a_folder_of_this_checkout_is_no_other_commit() -> None:
+    with pytest.raises(ValueError, match=r"^earlier: .+tests belongs to this checkout, expected one of another commit$"):
+        demo_turns.commit_of(ROOT / "tests")
+
+
 def test_each_checkout_runs_its_own_code_and_the_first_one_alternates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ran = []
 
@@ -35,6 +40,8 @@ def test_each_checkout_runs_its_own_code_and_the_first_one_alternates(monkeypatc
         return row(1.0, 0.5)
 
     monkeypatch.setattr(demo_turns, "run", run)
+    monkeypatch.setattr("benchmarks.demo_turns.subprocess.run", lambda *arguments, **options: None)  # compiles nothing
+    monkeypatch.setattr(demo_turns, "stamp", lambda seed, sources: {"seed": seed})
     monkeypatch.setattr(demo_turns, "commit_of", lambda root: f"commit of {root.name}")
     earlier, here = tmp_path / "earlier", ROOT
     result = demo_turns.main([f"--earlier={earlier}", "--seeds", "3", "4", "--threads=1", f"--out={tmp_path / 'out.json'}"])

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import discrete_grpo
 from discrete_grpo import GRPOConfig, GRPOTrainer
@@ -64,6 +66,21 @@ def test_its_errors_leave_a_checkpoint_of_the_last_update(tmp_path: Path) -> Non
     with pytest.raises(KeyError, match="my own"):
         trainer_of(tmp_path, on_update=fails).train()
     assert Checkpoints(tmp_path).latest().name == "step-00000002"
+
+
+def test_the_checkpoint_that_it_ends_with_counts_among_the_best(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"metric_for_best_model": "reward", "save_steps": 4}
+    trainer = trainer_of(tmp_path, on_update=lambda trainer, metrics: trainer.step == 3, **options)
+    trainer.train()
+    assert trainer.checkpoints is not None
+    best = trainer.checkpoints.best()
+    assert best is not None
+    assert best.name == "step-00000003"
+
+
+@pytest.mark.parametrize("true", [np.mean([0.5, 1.0]) > 0.7, torch.tensor([1.0]).mean() > 0.7])
+def test_truths_of_numpy_and_torch_are_answers(true: Any) -> None:
+    assert len(trainer_of(on_update=lambda trainer, metrics: true).train()) == 1
 
 
 def test_other_answers_and_other_things_are_refused() -> None:
