@@ -162,7 +162,7 @@ def check_options(given: Iterable[str], settings: type, also: Iterable[str] = ()
 
 
 def _unknown(name: str, settings: type, also: Iterable[str] = ()) -> str:
-    """What is said of a name that is no field of a dataclass of settings."""
+    """The text of an error about a name that is no field of a dataclass of settings."""
     known = [*(field.name for field in fields(settings)), *also]
     inner: dict[str, tuple[str, str]] = {}
     for field in fields(settings):
