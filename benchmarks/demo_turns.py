@@ -41,7 +41,7 @@ def commit_of(root: Path) -> str:
 
 
 def turn(roots: dict[str, Path], seed: int, first: str, folder: Path, threads: int) -> dict[str, Any]:
-    """One run of each checkout with a seed, ``first`` before the other."""
+    """Run the demo of each checkout with a seed, that of ``first`` before the other."""
     rows: dict[str, Any] = {}
     for name in sorted(roots, key=lambda name: name != first):
         found = run("demo", folder / f"{name}-{seed}", seed, threads, roots[name])

@@ -43,8 +43,8 @@ def ends_run(on_update: OnUpdate | None, trainer: GRPOTrainer, metrics: Mapping[
     except Exception:
         trainer.save()
         raise
+    trainer.ended = ends  # the checkpoint of the end counts among the best, as that of the last update does
     if ends:
-        trainer.ended = True  # so that this checkpoint counts among the best as the last one does
         trainer.save()
     return ends
 

@@ -76,6 +76,9 @@ def test_the_checkpoint_that_it_ends_with_counts_among_the_best(tmp_path: Path) 
     best = trainer.checkpoints.best()
     assert best is not None
     assert best.name == "step-00000003"
+    assert trainer.ended
+    trainer.train()  # goes on
+    assert (trainer.step, trainer.ended) == (4, False)
 
 
 @pytest.mark.parametrize("true", [np.mean([0.5, 1.0]) > 0.7, torch.tensor([1.0]).mean() > 0.7])
