@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from discrete_grpo.core.precision import place
 from discrete_grpo.domains.graphs import num_pairs, pair_index, pair_mask
 
 __all__ = ["FilmNorm", "PairLayout", "film_norm", "incident_sum", "pair_update", "square"]
@@ -52,28 +53,31 @@ class PairLayout:
         """Layout of a batch with this mask; ``full`` says that every node exists."""
         (b, n), device = mask.shape, mask.device
         left, right = pair_index(n, device)
-        place, own, sides = _of_nodes(n, device)
+        squared, own, sides = _of_nodes(n, device)
         p, graph = num_pairs(n), torch.arange(b, device=device)[:, None]
         starts = torch.arange(b * n, device=device) * (n - 1)
         exists = None if full else pair_mask(mask).index_select(1, own).flatten().to(dtype)
         # Copies, as views would tie compiled code to the tensors they are views of.
         rows, at = (graph * p + own).flatten().clone(), (graph * (2 * p) + sides).flatten().clone()
-        return PairLayout(left, right, left * n + right, place, rows, at, starts, exists)
+        return PairLayout(left, right, left * n + right, squared, rows, at, starts, exists)
 
 
 @lru_cache(maxsize=512)
 def _of_nodes(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Pair at each place of the square, the pairs of each node, and their rows where a pair has one row for each end."""
+    """Pair at each place of the square, the pairs of each node, and their rows where a pair has one row for each end.
+
+    They are made on the CPU, as a GPU would make the host wait for the choice of entries off the diagonal.
+    """
     with torch.inference_mode(False):  # cached tensors must be usable in autograd later
-        left, right = pair_index(n, device)
-        p = torch.arange(num_pairs(n), device=device)
-        place = torch.full((n * n,), len(p), device=device)
-        place[left * n + right] = p
-        place[right * n + left] = p
-        end = torch.zeros(n * n, dtype=torch.long, device=device)
+        left, right = pair_index(n)
+        p = torch.arange(num_pairs(n))
+        at = torch.full((n * n,), len(p))
+        at[left * n + right] = p
+        at[right * n + left] = p
+        end = torch.zeros(n * n, dtype=torch.long)
         end[right * n + left] = len(p)  # as the node of this row of the square is the right end
-        off = ~torch.eye(n, dtype=torch.bool, device=device).flatten()
-        return place, place[off], (place + end)[off]
+        off = ~torch.eye(n, dtype=torch.bool).flatten()
+        return place(at, device), place(at[off], device), place((at + end)[off], device)
 
 
 def square(pairs: Float[Tensor, "batch pair d"], layout: PairLayout, num_nodes: int) -> Float[Tensor, "batch node node d"]:

@@ -15,9 +15,12 @@ import torch
 from discrete_grpo.core.categorical import sample
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.core.seeding import seeded
+from discrete_grpo.domains.graphs import pair_index
+from discrete_grpo.models import pairs
 from discrete_grpo.models.connectivity import effective_resistance
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.models.graph_transformer import GraphTransformer, GraphTransformerConfig
+from discrete_grpo.models.pairs import PairLayout
 from discrete_grpo.policies.graph import FixedSites, GraphPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.recipes.sample import moved, sample_policy
@@ -208,6 +211,24 @@ def test_a_recorded_step_of_the_preset_of_64_nodes_launches_a_handful_of_kernels
             policy.sample(group_contexts(1, 2), generator=cuda.generator())
     assert found.replays == policy.num_steps - 1
     assert found.launches / policy.num_steps < 250
+
+
+def test_pairs_of_a_new_size_are_laid_out_without_a_wait() -> None:
+    """Whatever sizes were drawn before, an update may meet a size for the first time."""
+    with pretending() as cuda:
+        mask = torch.ones(2, 5, dtype=torch.bool, device="cuda")
+        pairs._of_nodes.cache_clear()
+        pair_index(5, CUDA)
+        with cuda.counting() as found:
+            layout = PairLayout.of(mask, True, torch.float32)
+        assert (found.waits, found.blocking_copies) == (0, 0), str(found)
+        assert all(
+            torch.equal(bare(getattr(layout, x.name)), getattr(cpu_layout(), x.name)) for x in dataclasses.fields(layout)[:-1]
+        )
+
+
+def cpu_layout() -> PairLayout:
+    return PairLayout.of(torch.ones(2, 5, dtype=torch.bool), True, torch.float32)
 
 
 def _one_class(policy: GraphPolicy) -> Any:
