@@ -47,7 +47,7 @@ SETTINGS: dict[str, Any] = {
     "when_stale": "islands",
 }
 """Settings of the method: those of :func:`parts_of_method`, ``temperature`` of the policy, and fields of
-:class:`~discrete_grpo.training.rounds.RoundsConfig`."""
+:class:`~discrete_grpo.training.rounds_config.RoundsConfig`."""
 PARTS = ("memory_size", "mutation_rate", "kappa", "screen", "objective")
 """Names of the settings that :func:`parts_of_method` takes."""
 

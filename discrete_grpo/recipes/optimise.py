@@ -40,7 +40,8 @@ from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.recorder import Recorder, check_unused, write_json, write_table
 from discrete_grpo.runs.settings import tell_new_folder
 from discrete_grpo.training.memory import Remembered
-from discrete_grpo.training.rounds import Rounds, RoundsConfig
+from discrete_grpo.training.rounds import Rounds
+from discrete_grpo.training.rounds_config import RoundsConfig
 from discrete_grpo.training.state import check_device_kind, global_state, restore_global_state
 
 __all__ = ["OptimiseRecipe", "Optimised", "optimise", "run_optimise"]

@@ -12,92 +12,23 @@ import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Scores, score_sites
-from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.rollout import Context, Policy, Replayable, Reward, Rollout, as_module, is_replayable
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted
 from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.memory import Remembered, ScoredMemory
 from discrete_grpo.training.objectives import Adaptive, Draws, MemoryBatch, Objective
 from discrete_grpo.training.proposers import Proposer, Screen
+from discrete_grpo.training.rounds_config import RoundsConfig
 from discrete_grpo.training.rounds_state import Progress, restore_rounds, rounds_state
 
-__all__ = ["Rounds", "RoundsConfig"]
-
-
-@dataclass(frozen=True)
-class RoundsConfig:
-    """Settings of :class:`Rounds`; the defaults are those of Genetic GFN, arXiv 2402.05961.
-
-    Attributes:
-        draws: samples that the policy draws per round, at least 1.
-        children: samples that each proposer makes per round, at least 0.
-        passes: updates per round, at least 0.
-        batch_size: remembered samples per update, at least 0.
-        explore: how many of a batch are drawn from all scored samples with equal odds instead of by rank, in [0, ``batch_size``];
-            one that is in the batch already is not added again.
-        fresh_passes: how many of the passes learn from what the round has just scored too, in [0, ``passes``].
-        learning_rate: of Adam, on the weights of the policy.
-        objective_learning_rate: the same on the objective's own parameters, such as log Z.
-        max_grad_norm: norm to which the gradient of the policy's weights is clipped; None does not clip.
-        take: candidates per round that are scored if there is a screen, at least 1; the policy's come first until it is fitted.
-        unscreened: of these, samples of the policy that are scored whatever the screen says; in [0, ``take``].
-        take_children: of these, at most so many that proposers made; None sets no limit.
-        patience: rounds in a row without a new sample after which the run is stale, at least 1.
-        plateau: scored samples without a change of the ten best scores after which the run is stale too, at least 1; None goes on.
-        when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with, keeps the memory, the
-            screen and the objective's own parameters, and ends the run only if nothing new, or nothing better, was scored since
-            the last restart. ``islands`` begins anew, with the first weights, an empty memory and screen and the first objective,
-            and at every second time with all that was scored in the memory and the screen; it ends the run only if nothing new was
-            scored since the last time.
-        goal: score that ends the run once the ten best have it, to 1e-9; None goes on.
-        bf16: whether the passes run under bfloat16 autocast, ``auto`` if the device has units for it; samples are drawn without.
-
-    Raises:
-        ValueError: for a value out of its range.
-    """
-
-    draws: int = 64
-    children: int = 16
-    passes: int = 8
-    batch_size: int = 64
-    explore: int = 0
-    fresh_passes: int = 0
-    learning_rate: float = 5e-4
-    objective_learning_rate: float = 0.1
-    max_grad_norm: float | None = None
-    take: int = 64
-    unscreened: int = 0
-    take_children: int | None = None
-    patience: int = 10
-    plateau: int | None = None
-    when_stale: Literal["stop", "restart", "islands"] = "stop"
-    goal: float | None = None
-    bf16: bool | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        least = {"draws": 1, "children": 0, "passes": 0, "batch_size": 0, "explore": 0, "take": 1, "unscreened": 0, "patience": 1}
-        for name, low in least.items():
-            check_range(name, getattr(self, name), least=low)
-        check_range("fresh_passes", self.fresh_passes, least=0, most=self.passes, note=" (passes)")
-        check_range("explore", self.explore, most=self.batch_size, note=" (batch_size)")
-        check_range("unscreened", self.unscreened, most=self.take, note=" (take)")
-        if self.take_children is not None:
-            check_range("take_children", self.take_children, least=0, most=self.take, note=" (take)")
-        for name in ("learning_rate", "objective_learning_rate"):
-            check_range(name, getattr(self, name), above=0)
-        if self.max_grad_norm is not None:
-            check_range("max_grad_norm", self.max_grad_norm, above=0)
-        if self.plateau is not None:
-            check_range("plateau", self.plateau, least=1, note=" or None")
-        if self.when_stale not in ("stop", "restart", "islands"):
-            raise ValueError(f"when_stale: {self.when_stale!r}, expected stop, restart or islands")
+__all__ = ["Rounds"]
 
 
 @dataclass
@@ -120,7 +51,7 @@ class Rounds:
         generator: of all draws, on the policy's device.
 
     Raises:
-        ValueError: if the policy cannot learn from samples that it did not draw.
+        ValueError: if the policy cannot learn from samples that it did not draw, or for a screen with several generations.
     """
 
     policy: Policy
@@ -141,6 +72,8 @@ class Rounds:
             raise ValueError(
                 f"policy: {type(self.policy).__name__} has no method rollout_of, expected one that can learn from any sample"
             )
+        if self.screen is not None and self.config.generations > 1:
+            raise ValueError(f"generations: {self.config.generations}, expected 1 with a screen")
         module = as_module(self.policy)
         self._device = next(module.parameters()).device
         self._bf16 = decide_bf16(self.config.bf16, self._device)[0]
@@ -206,8 +139,11 @@ class Rounds:
 
     def round(self) -> int:
         """Propose, score, remember and learn once; returns the number of new samples that were scored."""
-        candidates = self._propose()
-        self.latest = new = self._score(self._choose(candidates))
+        new = self._score(self._choose(self._propose()))
+        for _ in range(1, self.config.generations):
+            if not self.ledger.exhausted:
+                new += self._score(self._choose(self._children({})))
+        self.latest = new
         self.progress.rounds += 1
         if self.config.passes and len(self.memory) > 1 and not self.ledger.exhausted:
             self._learn(new)
@@ -277,9 +213,13 @@ class Rounds:
         self._draws = [(self.key(sample), logp) for sample, logp in zip(drawn.samples, drawn.logp.sum(1).tolist(), strict=True)]
         found = self._new(drawn.samples, "policy", {})
         self._new_share = len(found) / len(self._draws)
-        for proposer in self.proposers:
-            if self.config.children:
-                found |= self._new(proposer.propose(self.memory, self.config.children, self.generator), proposer.name, found)
+        return self._children(found)
+
+    def _children(self, found: dict[Hashable, tuple[Any, str]]) -> dict[Hashable, tuple[Any, str]]:
+        """The candidates ``found`` and those of the proposers."""
+        found = dict(found)
+        for proposer in self.proposers if self.config.children else ():
+            found |= self._new(proposer.propose(self.memory, self.config.children, self.generator), proposer.name, found)
         return found
 
     def _new(self, samples: Sequence[Any], source: str, found: dict[Hashable, tuple[Any, str]]) -> dict[Hashable, tuple[Any, str]]:

@@ -34,7 +34,8 @@ from discrete_grpo.training.network import compile_network
 from discrete_grpo.training.objectives import GroupRelative, SelfImitation, TrajectoryBalance
 from discrete_grpo.training.optim import adamw
 from discrete_grpo.training.pretrain import Pretrainer
-from discrete_grpo.training.rounds import Rounds, RoundsConfig
+from discrete_grpo.training.rounds import Rounds
+from discrete_grpo.training.rounds_config import RoundsConfig
 from discrete_grpo.training.trainer import GRPOTrainer
 from discrete_grpo.training.update import Learner
 from tests.families import FAMILIES, Case

@@ -26,7 +26,8 @@ from discrete_grpo.training.objectives import (
     SelfImitation,
     TrajectoryBalance,
 )
-from discrete_grpo.training.rounds import Rounds, RoundsConfig
+from discrete_grpo.training.rounds import Rounds
+from discrete_grpo.training.rounds_config import RoundsConfig
 from tests.letters import Worth, letters_policy, not_empty, texts, worth
 
 SMALL: dict[str, Any] = {"draws": 12, "passes": 2, "batch_size": 4, "children": 0, "bf16": False}
@@ -160,6 +161,33 @@ def test_proposals_are_filtered_counted_and_remembered_by_source() -> None:
         "cc": "",
     }
     assert loop.round() == 0
+
+
+class Growing:
+    """A proposer that adds letters to the longest text that it is shown."""
+
+    name = "growing"
+
+    def propose(self, memory: ScoredMemory, count: int, generator: torch.Generator) -> list[str]:
+        longest = max((str(entry.sample) for entry in memory.kept), key=lambda text: (len(text), text))
+        return [longest + letter for letter in "abc"][:count]
+
+
+@pytest.mark.parametrize("generations", [1, 2])
+@pytest.mark.parametrize("budget", [None, 5])
+def test_children_of_a_later_generation_have_parents_among_those_of_the_earlier_ones(budget: int | None, generations: int) -> None:
+    policy = letters_policy()
+    learned = spied(policy)
+    settings = {"children": 2, "batch_size": 0, "passes": 1, "fresh_passes": 1}
+    memory = ScoredMemory(kept=[Remembered("bb", "bb", 0.1)])
+    loop = rounds(policy, proposers=[Growing()], generations=generations, budget=budget, memory=memory, **settings)
+    drawn = SimpleNamespace(samples=("a", "c"), logp=torch.zeros(2, 1))
+    loop.policy.sample = lambda *_, **__: drawn  # type: ignore
+    expected = ["a", "c", "bba", "bbb", "bbba", "bbbb"][: 2 + 2 * generations][:budget]
+    assert loop.round() == len(expected) == len(loop.latest)
+    assert asked(loop) == expected
+    assert sources(loop) == {"policy": 2, "growing": len(expected) - 2}
+    assert learned == ([] if len(expected) == budget else [[text for text in expected if len(text) < 4]])
 
 
 def test_the_memory_has_the_best_of_everything_and_a_warm_start_takes_part() -> None:
@@ -559,6 +587,7 @@ def test_the_generator_decides_everything() -> None:
         ({"learning_rate": 0.0}, "learning_rate: 0"),
         ({"objective_learning_rate": 0.0}, "objective_learning_rate: 0"),
         ({"max_grad_norm": 0.0}, "max_grad_norm: 0"),
+        ({"generations": 0}, "generations: 0, expected at least 1"),
         ({"take": 0}, "take: 0"),
         ({"unscreened": -1}, "unscreened: -1"),
         ({"take": 4, "take_children": 5}, r"take_children: 5, expected .* 4 \(take\)"),
@@ -571,6 +600,11 @@ def test_the_generator_decides_everything() -> None:
 def test_settings_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         RoundsConfig(**given)
+
+
+def test_a_screen_allows_one_generation() -> None:
+    with pytest.raises(ValueError, match="generations: 2, expected 1 with a screen"):
+        rounds(screen=object(), generations=2)
 
 
 def test_a_policy_that_cannot_learn_from_others_is_refused_unless_it_need_not() -> None:

@@ -16,7 +16,8 @@ from discrete_grpo.policies.node_count import LearnedSizes, SizedPolicy
 from discrete_grpo.rewards.ledger import Ledger, text_key
 from discrete_grpo.training.memory import ScoredMemory
 from discrete_grpo.training.objectives import GroupBalance, GroupRelative, Objective
-from discrete_grpo.training.rounds import Rounds, RoundsConfig
+from discrete_grpo.training.rounds import Rounds
+from discrete_grpo.training.rounds_config import RoundsConfig
 from tests.toys import tiny_policy
 
 SIZES = (0.0, 0.0, 0.5, 0.5)

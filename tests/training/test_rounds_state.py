@@ -13,7 +13,8 @@ from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.training.gaussian_process import Features, GaussianProcessScreen
 from discrete_grpo.training.memory import ScoredMemory
 from discrete_grpo.training.objectives import GroupBalance, Objective, SelfImitation, TrajectoryBalance
-from discrete_grpo.training.rounds import Rounds, RoundsConfig
+from discrete_grpo.training.rounds import Rounds
+from discrete_grpo.training.rounds_config import RoundsConfig
 from tests.letters import Worth, letters_policy, not_empty
 
 SETTINGS: dict[str, dict[str, Any]] = {

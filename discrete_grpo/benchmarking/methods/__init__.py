@@ -33,6 +33,7 @@ METHODS: dict[str, Method] = {
         ppo_clip.METHOD,
         dap.METHOD,
         tb_ga.METHOD,
+        tb_ga.PUBLISHED,
         augmented_memory.METHOD,
         hill_climb.METHOD,
         genetic.GRAPH_GA,

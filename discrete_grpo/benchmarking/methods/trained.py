@@ -84,11 +84,12 @@ def in_rounds(
         temperature: temperature at which a policy of tokens draws and is scored; None leaves its own.
         warm_start: SMILES file whose molecules are scored first, counted, and put into the memory, where the screen sees them too.
         warm_start_calls: how many of them; None takes all.
-        settings: fields of :class:`~discrete_grpo.training.rounds.RoundsConfig`.
+        settings: fields of :class:`~discrete_grpo.training.rounds_config.RoundsConfig`.
     """
     from discrete_grpo.recipes.grpo_memory import fill_memory
     from discrete_grpo.training.memory import ScoredMemory
-    from discrete_grpo.training.rounds import Rounds, RoundsConfig
+    from discrete_grpo.training.rounds import Rounds
+    from discrete_grpo.training.rounds_config import RoundsConfig
 
     if temperature is not None:
         from discrete_grpo.policies.truncation import Truncation
