@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
+# Python keeps what it compiles, also where the environment forbids it: else each of the some hundred processes that the tests start
+# compiles torch anew, which takes longer than what most of them test.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test lint typed doctests wheel clean
 
 # A stamp newer than what decides the environment means it is up to date. Nothing is compiled in advance: Python compiles the few

@@ -26,6 +26,10 @@ from tests.toys import tiny_policy
 
 ATOMS = Tokenizer(("C", "N", "O"))
 SOURCES = {"policy", "graph-ga", "smiles-ga", "splicing", "screen"}
+SMALLER: dict[str, dict[str, Any]] = {
+    "grpo-graph": {"num_steps": 4, "generation_batch_size": 16, "per_device_batch_size": 16, "timestep_chunk": None}
+}
+"""Settings that the tests change for time."""
 named = pytest.mark.parametrize("name", sorted(METHODS))
 
 
@@ -51,14 +55,15 @@ def policy_for(name: str) -> Any:
 def spent(name: str, seed: int, budget: int) -> tuple[History, Ledger]:
     ledger = Ledger(key=molecule_key, max_oracle_calls=budget)
     task: Any = CountedTask(OXYGENS, ledger)
+    settings = {**METHODS[name].settings, **SMALLER.get(name, {})}
     with contextlib.suppress(BudgetExhausted):
-        METHODS[name](task, policy_for(name), ledger, seed)
+        METHODS[name].run(task, policy_for(name), ledger, seed, **settings)
     return ledger.history(), ledger
 
 
 @named
 def test_it_spends_its_budget_names_its_sources_and_its_seed_decides(name: str) -> None:
-    budget = METHODS[name].least_budget + 30
+    budget = 20 if name in SMALLER else METHODS[name].least_budget + 30
     (first, ledger), (again, _), (other, _) = (spent(name, seed, budget) for seed in (3, 3, 4))
     assert ledger.calls == len(first.keys) == len(set(first.keys)) == budget
     assert bool(first.scores.isfinite().all())
@@ -117,7 +122,7 @@ def test_rounds_of_a_used_up_space_end() -> None:
     assert ledger.calls == 3 + 6  # C, N, O and the six pairs without order
 
 
-@pytest.mark.parametrize("method", ["grpo", "grpo-replay", "reinforce", "ppo-clip"])
+@pytest.mark.parametrize("method", ["grpo", "grpo-graph", "grpo-replay", "reinforce", "ppo-clip"])
 def test_node_counts_of_graphs_are_learned(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All samples of an update are one group, which would share one node count."""
     trained: list[Any] = []
@@ -131,9 +136,28 @@ def test_node_counts_of_graphs_are_learned(method: str, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("discrete_grpo.training.trainer.GRPOTrainer", Trainer)
     graphs, texts = tiny_policy(), chains()
+    settings = {name: value for name, value in METHODS[method].settings.items() if name != "num_steps"}
     for policy in (graphs, texts):
-        METHODS[method].run(OXYGENS, policy, Ledger(), 0, **METHODS[method].settings)
+        METHODS[method].run(OXYGENS, policy, Ledger(), 0, **settings)
     assert isinstance(trained[0], SizedPolicy)
     assert isinstance(trained[0].head, RunningSizes)
     assert trained[0].policy is graphs
     assert trained[1] is texts
+
+
+def test_steps_of_graph_policies_are_those_of_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[Any] = []
+
+    class Trainer:
+        def __init__(self, policy: Any, *_: Any, **__: Any) -> None:
+            trained.append(policy)
+
+        def train(self) -> None:
+            pass
+
+    monkeypatch.setattr("discrete_grpo.training.trainer.GRPOTrainer", Trainer)
+    policy, method = tiny_policy(num_steps=7), METHODS["grpo-graph"]
+    method.run(OXYGENS, policy, Ledger(), 0, **method.settings)
+    assert trained[0].policy.num_steps == method.settings["num_steps"] == 25
+    assert policy.num_steps == 7
+    assert all(a is b for a, b in zip(trained[0].parameters(), policy.parameters(), strict=True))  # trained in place

@@ -178,7 +178,7 @@ class Growing:
 def test_children_of_a_later_generation_have_parents_among_those_of_the_earlier_ones(budget: int | None, generations: int) -> None:
     policy = letters_policy()
     learned = spied(policy)
-    settings = {"children": 2, "batch_size": 0, "passes": 1, "fresh_passes": 1}
+    settings: dict[str, Any] = {"children": 2, "batch_size": 0, "passes": 1, "fresh_passes": 1}
     memory = ScoredMemory(kept=[Remembered("bb", "bb", 0.1)])
     loop = rounds(policy, proposers=[Growing()], generations=generations, budget=budget, memory=memory, **settings)
     drawn = SimpleNamespace(samples=("a", "c"), logp=torch.zeros(2, 1))

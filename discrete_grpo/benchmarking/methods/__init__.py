@@ -10,6 +10,7 @@ from discrete_grpo.benchmarking.methods import (
     genetic,
     graph_ga_tuned,
     grpo,
+    grpo_graph,
     grpo_memory,
     grpo_replay,
     hill_climb,
@@ -28,6 +29,7 @@ METHODS: dict[str, Method] = {
     for method in (
         grpo_memory.METHOD,
         grpo.METHOD,
+        grpo_graph.METHOD,
         grpo_replay.METHOD,
         reinforce.METHOD,
         ppo_clip.METHOD,

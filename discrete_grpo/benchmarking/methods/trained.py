@@ -29,7 +29,16 @@ def generator_of(policy: Any, seed: int) -> torch.Generator:
     return torch.Generator(next(as_module(policy).parameters()).device).manual_seed(seed)
 
 
-def with_trainer(task: Task, policy: Any, ledger: Ledger, seed: int, *, node_count: NodeCount = "prior", **settings: Any) -> None:
+def with_trainer(
+    task: Task,
+    policy: Any,
+    ledger: Ledger,
+    seed: int,
+    *,
+    node_count: NodeCount = "prior",
+    num_steps: int | None = None,
+    **settings: Any,
+) -> None:
     """Train the policy by :class:`~discrete_grpo.training.trainer.GRPOTrainer` until the budget is used up.
 
     Args:
@@ -39,13 +48,18 @@ def with_trainer(task: Task, policy: Any, ledger: Ledger, seed: int, *, node_cou
         seed: of the run.
         node_count: where the node counts of a graph policy come from. With ``prior`` the samples of a group share one, and a policy
             that draws one group per update cannot tell which counts are good.
+        num_steps: steps of a graph policy's sampler; None keeps the policy's.
         settings: fields of :class:`~discrete_grpo.training.config.GRPOConfig`.
     """
     from discrete_grpo.benchmarking.checks import policy_kind
     from discrete_grpo.policies.options import with_options
+    from discrete_grpo.recipes.families import SamplerOptions
+    from discrete_grpo.recipes.loading import with_sampler
     from discrete_grpo.training.config import GRPOConfig
     from discrete_grpo.training.trainer import GRPOTrainer
 
+    if num_steps is not None:
+        policy = with_sampler(policy, SamplerOptions(num_steps=num_steps))
     if policy_kind(policy) == "graph":
         policy = with_options(policy, node_count=node_count)
     GRPOTrainer(policy, task, GRPOConfig(seed=seed, max_steps=1_000_000, **settings), ledger=ledger).train()
