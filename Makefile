@@ -3,18 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-# Python keeps what it compiles, also where the environment forbids it: else each of the some hundred processes that the tests start
-# compiles torch anew, which takes longer than what most of them test.
-export PYTHONDONTWRITEBYTECODE :=
-
 .PHONY: demo test lint typed doctests wheel clean
 
-# A stamp newer than what decides the environment means it is up to date. Nothing is compiled in advance: Python compiles the few
-# modules that are imported, and compiling all of them takes a minute.
+# A stamp newer than what decides the environment means it is up to date. pip compiles nothing, as compiling all modules takes minutes.
+# Those that a training imports are compiled once here, also where the environment forbids Python to keep what it compiles: else
+# each of the some hundred processes that the tests start compiles torch anew, which takes longer than what most of them test.
 $(VENV)/ready: setup.cfg constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt "torch==2.13.0"
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[test,dev]"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import torch._dynamo, jsonargparse, discrete_grpo.recipes.train, discrete_grpo.training.trainer"
 	touch $(VENV)/ready
 
 demo: $(VENV)/ready
