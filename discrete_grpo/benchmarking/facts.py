@@ -77,12 +77,15 @@ def policy_facts(name: str | None, loaded: Any) -> dict[str, Any]:
         name: as it was given; None for a policy object.
         loaded: a :class:`~discrete_grpo.recipes.loading.LoadedPolicy`.
     """
+    import torch
+
     from discrete_grpo.core.rollout import as_module
 
     state = as_module(loaded.policy).state_dict()
     digest = hashlib.sha256()
     for key in sorted(state):
-        digest.update(key.encode() + state[key].detach().cpu().contiguous().numpy().tobytes())
+        raw = state[key].detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # numpy has no bfloat16
+        digest.update(key.encode() + raw.numpy().tobytes())
     data = loaded.metadata.get("data")
     return {
         "name": name or type(loaded.policy).__name__,

@@ -175,7 +175,7 @@ def _policy(job: Job) -> Any:
         return load_policy(job.policy)
     import copy
 
-    return copy.deepcopy(job.policy)
+    return copy.deepcopy(job.policy).eval()
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from discrete_grpo.benchmarking.markdown import PUBLISHED_BUDGET
 from discrete_grpo.benchmarking.results import Results
 from discrete_grpo.benchmarking.suites import SUITES
 from discrete_grpo.benchmarking.table import (
@@ -170,10 +171,10 @@ def _published(table: Table, about: Mapping[str, Any]) -> str:
         cells = [_beside(table, method, one.scores) for method in ours]
         rows.append((escape(one.name), f"{sum(scores):.3f} ({len(scores)})", _sentence(one.uncounted), *cells))
     note = (
-        "Sums of AUC top-10 within 10,000 calls as published, over the tasks of this table, and the difference of each of our "
-        "methods to them over the tasks that it finished with every seed. * prescreened."
+        f"Sums of AUC top-10 within {PUBLISHED_BUDGET:,} calls as published, over the tasks of this table, and the difference of "
+        "each of our methods to them over the tasks that it finished with every seed. * prescreened."
     )
-    if about["budget"] != 10_000:
+    if about["budget"] != PUBLISHED_BUDGET:
         note += f" <b>The rows here have a budget of {about['budget']:,}, so the differences compare unequal things.</b>"
     head = ("published", "sum (tasks)", "what they did not count", *(f"{escape(method)} − it" for method in ours))
     details = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,6 +59,8 @@ class Request:
     def __post_init__(self) -> None:
         for name in ("budget", "jobs", "warm_start_calls", "exhaustiveness", "job_timeout"):
             object.__setattr__(self, name, plain_number(getattr(self, name)))
+        if isinstance(self.trusted, str):
+            raise ValueError(f"trusted: {self.trusted!r}, expected a list of types, such as [{self.trusted!r}]")
         object.__setattr__(self, "trusted", tuple(self.trusted or ()))
         if isinstance(self.seeds, list | tuple | range):
             object.__setattr__(self, "seeds", tuple(plain_number(seed) for seed in self.seeds))
@@ -251,7 +254,7 @@ def _policy(policy: Any, methods: Sequence[Method], tasks: Sequence[Task]) -> di
 
     name = str(policy) if isinstance(policy, str | Path) else None
     with seeded(0):
-        loaded = load(name) if name is not None else policy_object(policy)
+        loaded = load(name) if name is not None else policy_object(copy.deepcopy(policy))
     checks.check_policy_fits(name or type(policy).__name__, loaded, methods, tasks)
     return policy_facts(name, loaded)
 

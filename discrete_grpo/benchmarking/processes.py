@@ -62,15 +62,14 @@ class _Worker:
         (job.folder / FAILED).unlink(missing_ok=True)  # of an earlier run
         self._said = job.folder.with_name(f"{job.folder.name}.log")  # beside the folder, which the job makes anew
         environment = os.environ | THREADS | {"PYTHONHASHSEED": "0"}
+        command = [sys.executable, str(Path(worker.__file__))]
         with self._said.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(Path(worker.__file__))],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=environment,
-            )
+            try:
+                self.process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, env=environment
+                )
+            except OSError as error:  # not one of the output folder
+                raise RuntimeError(f"jobs: a worker process cannot be started ({error.strerror or error})") from error
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):  # it died at once: said by its exit
             self.process.stdin.write(struct.pack("<q", len(payload)) + payload)

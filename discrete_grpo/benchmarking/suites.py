@@ -32,7 +32,6 @@ class Suite:
             file of the user's.
         policy: the default policy.
         budget: the default number of oracle calls of a row.
-        kind: of the samples: ``"molecules"``, ``"graphs"`` or ``"text"``.
         fixed: whether its tasks need nothing from the user.
         pooled: whether a sample can crash its scorer, which is then run in a process of its own.
         numbers: entries of a row that only this suite has, and their headings; its module computes them by ``row_numbers``.
@@ -44,7 +43,6 @@ class Suite:
     module: str
     policy: str
     budget: int
-    kind: str
     fixed: bool = True
     pooled: bool = False
     numbers: Mapping[str, str] = field(default_factory=dict)
@@ -106,7 +104,6 @@ SUITES: dict[str, Suite] = {
             module="discrete_grpo.rewards.pmo",
             policy="smiles-zinc",
             budget=10_000,
-            kind="molecules",
             classified=True,
         ),
         Suite(
@@ -115,7 +112,6 @@ SUITES: dict[str, Suite] = {
             module="discrete_grpo.rewards.guacamol",
             policy="smiles-zinc",
             budget=10_000,
-            kind="molecules",
             numbers={"guacamol_score": "GuacaMol's score"},
         ),
         Suite(
@@ -124,7 +120,6 @@ SUITES: dict[str, Suite] = {
             module="discrete_grpo.rewards.docking_targets",
             policy="smiles-zinc",
             budget=1_000,
-            kind="molecules",
             fixed=False,
             pooled=True,
             numbers={"novel_hits": "novel hits", "hit_ratio": "novel hits (share)", "top5_score": "novel top-5 % score"},
@@ -135,7 +130,6 @@ SUITES: dict[str, Suite] = {
             module="discrete_grpo.rewards.graph_tasks",
             policy="planar-16",
             budget=2_000,
-            kind="graphs",
         ),
         Suite(
             name="enumerated",
@@ -143,7 +137,6 @@ SUITES: dict[str, Suite] = {
             module="discrete_grpo.rewards.enumerated_tasks",
             policy="qm9-small",
             budget=1_000,
-            kind="molecules",
         ),
     )
 }

@@ -28,5 +28,8 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     True
     """
     with torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed those of all GPUs too
+        if device is not None and device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
         yield

@@ -293,7 +293,12 @@ def evaluate_fills(
         fills of a prompt. If the prompts have an ``original``, ``recovered``: share of blanks filled as in the original; if all
         originals are sentences of the grammar, ``sentences``: share of fills that are, too. With a judge, its mean scores of
         fills, ``judge``, and of originals, ``judge_original``.
+
+    Raises:
+        ValueError: for no prompts.
     """
+    if not prompts:
+        raise ValueError("prompts: none given, expected at least one")
     masked = [p["masked"] for p in prompts for _ in range(count)]
     samples = fill_texts(policy, [p["masked"] for p in prompts], count, seed=seed)
     found = evaluate(samples) | {"distinct_fills": diversity(samples, masked)}

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
@@ -105,11 +105,11 @@ class RewardPool:
         backend: Literal["processes", "ray"] = "processes",
     ) -> None:
         for name, value, low in (("workers", workers, 1), ("retries", retries, 0), ("chunk_size", chunk_size, 1)):
-            if value is not None:
-                check_range(name, value, least=low)
+            if value is not None or name != "workers":
+                check_range(name, cast(int, value), least=low)
         for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
-            if seconds is not None:
-                check_range(name, seconds, above=0)
+            if seconds is not None or name != "timeout":
+                check_range(name, cast(float, seconds), above=0)
         if backend not in ("processes", "ray"):
             raise ValueError(f"backend: {backend!r}, expected processes or ray")
         if callable(reward):

@@ -17,7 +17,6 @@ import json
 import math
 import os
 import re
-import shutil
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -373,7 +372,7 @@ def bundled_policies(role: str = "policy") -> list[str]:
 
 def withdraw_export(run: str | os.PathLike[str]) -> None:
     """Remove the exported policy of a run that had ended and goes on: until it ends again, its newest checkpoint stands for it."""
-    shutil.rmtree(Path(run) / "policy", ignore_errors=True)
+    remove(Path(run) / "policy")
 
 
 def find_checkpoint(name: str | Path, role: str = "policy") -> Path:

@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,12 +46,13 @@ class Database:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(3):
+            seen = self._inode()
             try:
                 return self._connect()
             except sqlite3.OperationalError as error:
                 raise OSError(f"{self.path}: {error}") from error
             except (sqlite3.DatabaseError, _Foreign) as error:
-                self._move_aside(error)
+                self._move_aside(error, seen)
         return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
@@ -104,14 +105,25 @@ class Database:
             found = connection.execute("SELECT name FROM sqlite_master").fetchall()
             raise _Foreign(f"it holds {', '.join(str(row[0]) for row in found) or 'nothing'}")
 
-    def _move_aside(self, error: object) -> None:
+    def _inode(self) -> int | None:
+        """Number of the file on its disk; None where there is none."""
+        try:
+            return None if self.path is None else self.path.stat().st_ino
+        except FileNotFoundError:
+            return None
+
+    def _move_aside(self, error: object, seen: int | None) -> None:
+        """Move the damaged file aside, unless another process was faster and the file is no longer the one that was ``seen``."""
         assert self.path is not None
         aside = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
-        for suffix in ("-wal", "-shm"):
-            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
-            self.path.rename(aside)
-            warnings.warn(f"{self.path}: damaged ({error}); moved to {aside.name} and begun anew", RuntimeWarning, stacklevel=2)
+        with _one_at_a_time(self.path.with_name(f".{self.path.name}.lock")):
+            if self._inode() != seen or seen is None:
+                return
+            for suffix in ("-wal", "-shm"):
+                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                self.path.rename(aside)
+        warnings.warn(f"{self.path}: damaged ({error}); moved to {aside.name} and begun anew", RuntimeWarning, stacklevel=2)
 
     def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Call ``work`` within one writing transaction and return its result.
@@ -132,14 +144,14 @@ class Database:
     def reopen(self) -> None:
         """Close and open the file again; a damaged one is moved aside."""
         self._connection.close()
-        connection = self._open()
+        connection, seen = self._open(), self._inode()
         try:
             sound = connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
         except sqlite3.DatabaseError:
             sound = False
         if not sound:
             connection.close()
-            self._move_aside("its pages are damaged")
+            self._move_aside("its pages are damaged", seen)
             connection = self._open()
         self._connection = connection
 
@@ -180,6 +192,19 @@ def _holds(connection: sqlite3.Connection, tables: Mapping[str, str]) -> bool:
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    """Hold a lock on a file beside the database, which is made and stays; without one on systems that have no such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released where the file is closed
+        yield
 
 
 def chunked(items: Sequence[T], size: int = 500) -> Iterable[Sequence[T]]:

@@ -8,20 +8,23 @@ from typing import Literal
 from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text
 from discrete_grpo.core.option_names import known_options
 
-__all__ = ["BY_FUNCTION", "OF_TRAIN", "GRPOConfig", "PretrainConfig"]
+__all__ = ["BY_FUNCTION", "OF_TRAIN", "GRPOConfig", "PretrainConfig", "check_switch"]
 
 OF_TRAIN = (
     *("policy", "reward", "output_dir", "columns", "evaluation_samples", "max_oracle_calls", "reward_cache", "report_to", "lora"),
     *("num_steps", "temperature", "top_k", "top_p", "guidance", "advantage_func", "surrogate_func", "on_update", "resume"),
 )
 """Arguments of ``train`` that are fields of the settings of other trainers."""
+LAST_SEED = 2**32 - 1
+"""The largest random seed, that of numpy."""
 BY_FUNCTION = ("callbacks", "callback", "eval_steps", "eval_strategy", "eval_every")
 """Settings of other trainers for what a function of one's own does here after every update."""
 
 
-def _check_bf16(config: GRPOConfig | PretrainConfig) -> None:
-    if config.bf16 not in (True, False, "auto"):
-        raise ValueError(f"bf16: {config.bf16!r}, expected True, False or 'auto'")
+def check_switch(name: str, value: object) -> None:
+    """Raise ``ValueError`` unless ``value`` is True, False or ``auto``; numbers are none of these."""
+    if not (isinstance(value, bool) or value == "auto"):
+        raise ValueError(f"{name}: {value!r}, expected True, False or 'auto'")
 
 
 def _check_auto(config: GRPOConfig, name: str, *, least: int) -> None:
@@ -140,7 +143,7 @@ class GRPOConfig:
         checkpoint_layers: Recompute activations in the backward pass, which saves memory; None keeps the setting of the network.
         full_determinism: Let torch take ordered algorithms alone in draws and updates, so that two runs on one kind of GPU give the
             same bits: slower, and the environment variable CUBLAS_WORKSPACE_CONFIG must be :4096:8 or :16:8 on CUDA.
-        seed: Random seed of the run, at least 0.
+        seed: Random seed of the run, 0 to 2^32 - 1.
         generation_shards: Number of independent random streams in which groups are drawn, a multiple of the number of processes.
             Results depend on it and not on the number of processes. None means one per process.
         score_while_drawing: Score the groups of one shard in a thread while those of the next are drawn, in processes with
@@ -237,7 +240,8 @@ class GRPOConfig:
         check_fields(self, "learning_rate epsilon epsilon_high delta advantage_clip max_grad_norm", above=0)
         check_fields(self, "sapo_temperature_pos sapo_temperature_neg", above=0)
         check_fields(self, "max_resampling_rounds replay_samples", least=0)
-        check_fields(self, "beta weight_decay warmup_steps seed off_policy_mask_threshold entropy_target", least=0)
+        check_fields(self, "beta weight_decay warmup_steps off_policy_mask_threshold entropy_target", least=0)
+        check_fields(self, "seed", least=0, most=LAST_SEED)
         check_fields(self, "entropy_coef entropy_coef_min entropy_coef_delta", least=0)
         check_fields(self, "entropy_coef_max", least=self.entropy_coef_min)
         check_fields(self, "adam_beta1 adam_beta2 ema_decay refine_fraction ref_model_mixup_alpha", least=0, most=1)
@@ -247,9 +251,8 @@ class GRPOConfig:
         for weight in self.reward_weights or ():
             check_range("reward_weights", weight)
         check_choices(self)
-        _check_bf16(self)
-        if self.score_while_drawing not in (True, False, "auto"):
-            raise ValueError(f"score_while_drawing: {self.score_while_drawing!r}, expected True, False or 'auto'")
+        check_switch("bf16", self.bf16)
+        check_switch("score_while_drawing", self.score_while_drawing)
         _check_best(self)
         self._check_pairs()
         self._check_replay()
@@ -327,7 +330,7 @@ class PretrainConfig:
         checkpoint_layers: Recompute activations in the backward pass, which saves memory; None keeps the setting of the network.
         full_determinism: Let torch take ordered algorithms alone in updates, so that two runs on one kind of GPU give the same
             bits: slower, and the environment variable CUBLAS_WORKSPACE_CONFIG must be :4096:8 or :16:8 on CUDA.
-        seed: Random seed of the run, at least 0.
+        seed: Random seed of the run, 0 to 2^32 - 1.
         log_steps: Number of updates between lines of metrics, at least 1.
         save_steps: Number of updates between checkpoints, at least 1.
         save_total_limit: Number of newest checkpoints that are kept, at least 1.
@@ -364,7 +367,8 @@ class PretrainConfig:
         """Check the range of every field."""
         check_fields(self, "max_steps batch_size log_steps save_steps save_total_limit", least=1)
         check_fields(self, "learning_rate max_grad_norm", above=0)
-        check_fields(self, "weight_decay warmup_steps seed", least=0)
+        check_fields(self, "weight_decay warmup_steps", least=0)
+        check_fields(self, "seed", least=0, most=LAST_SEED)
         check_fields(self, "ema_decay min_lr_rate", least=0, most=1)
-        _check_bf16(self)
+        check_switch("bf16", self.bf16)
         _check_best(self)

@@ -114,6 +114,8 @@ def local_search(
     """
     _check_sizes(rounds, population, children, batch_size, keep)
     rewards: list[Reward] = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
+    if reward_weights is not None and len(reward_weights) != len(rewards):
+        raise ValueError(f"reward_weights: {len(reward_weights)} weights, expected one per reward ({len(rewards)})")
     weights = torch.tensor(reward_weights or [1.0] * len(rewards), dtype=torch.float64)
     given = dict(columns or {})
     worker = _Round(policy, rewards, weights, frozenset(given), batch_size, generator, ledger)

@@ -47,9 +47,9 @@ def training_bar(step: int, max_steps: int, ledger: Accounts | None = None) -> I
 
         def show(at: int, line: Mapping[str, float]) -> None:
             fields = {name: line[name] for name in ("reward", "valid", "kl") if name in line}
-            if budget:
+            if budget and "oracle/calls" in line:  # a generation of a run that had no ledger has no calls
                 bar.reach(int(line["oracle/calls"]), update=f"{at}/{max_steps}", **fields)
-            else:
+            elif not budget:
                 bar.reach(at, **fields)
 
         yield show

@@ -38,6 +38,7 @@ from discrete_grpo.training.distributed import ProcessGroup, accelerator
 from discrete_grpo.training.lora import without_lora
 from discrete_grpo.training.minibatches import MicroBatch, TrainRows, windows
 from discrete_grpo.training.network import check_determinism, checkpoint_layers, compile_network, deterministic, tf32_products
+from discrete_grpo.training.optim import adamw
 from discrete_grpo.training.pass_size import memory_advice, with_passes
 from discrete_grpo.training.sampler import GroupSampler, make_shards
 from discrete_grpo.training.state import RunState, check_device_kind
@@ -222,8 +223,7 @@ class OfflineTrainer:
         reference = cast(Policy, copy.deepcopy(module).requires_grad_(False))
         for used in (module, cast(nn.Module, reference)) if config.torch_compile else ():
             compile_network(used)
-        trained, betas = [p for p in module.parameters() if p.requires_grad], (config.adam_beta1, config.adam_beta2)
-        optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, betas=betas, weight_decay=config.weight_decay)
+        optimizer = adamw([p for p in module.parameters() if p.requires_grad], config)
         shards = make_shards(self.policy, config, 1, device=self.accelerator.device)
         sampler = GroupSampler(self.policy, (), config, None, shards, processes, None, lambda batch: None, self.precision)
         return RunState(module, self.accelerator.prepare(optimizer), None, reference, None, None, (), None, sampler, processes)

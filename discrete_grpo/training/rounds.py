@@ -74,7 +74,7 @@ class Rounds:
             )
         if self.screen is not None and self.config.generations > 1:
             raise ValueError(f"generations: {self.config.generations}, expected 1 with a screen")
-        module = as_module(self.policy)
+        module = as_module(self.policy).eval()  # the same mode for drawing and scoring
         self._device = next(module.parameters()).device
         self._bf16 = decide_bf16(self.config.bf16, self._device)[0]
         self.reference = cast(Policy, copy.deepcopy(module).eval().requires_grad_(False))
@@ -88,6 +88,7 @@ class Rounds:
         self.ref_logp: dict[Hashable, float] = {}
         self.entry_of: dict[Hashable, Remembered] = {entry.key: entry for entry in scored}  # in the order of scoring
         self.met: set[Hashable] = set(self.entry_of)  # keys of the samples of this island
+        self.unknown: dict[Hashable, None] = {}  # keys of the samples whose score the reward could not give
         self._draws: list[tuple[Hashable | None, float]] = []  # key and log-prob of what the policy drew in this round
         self._new_share = 0.0
         self._drawn = False  # whether the policy draws the trajectories of samples
@@ -226,7 +227,8 @@ class Rounds:
         keys = dict.fromkeys(key for sample in samples if (key := self.key(sample)) is not None)
         if self.config.when_stale == "islands":
             self._meet([key for key in keys if key in self.everything])
-        return {key: (key, source) for key in keys if key not in found and key not in self.everything}
+        known = (found, self.everything, self.unknown)
+        return {key: (key, source) for key in keys if not any(key in those for those in known)}
 
     def _meet(self, keys: Sequence[Hashable]) -> None:
         """Take samples of earlier islands, whose scores are known, into this one."""
@@ -258,6 +260,8 @@ class Rounds:
             scores = self.ledger.score([self.reward], samples, source=sources)[:, 0]
         except BudgetExhausted as spent:
             scores = spent.scores[:, 0]
+        if not self.ledger.exhausted:  # else some are unknown because the budget did not reach
+            self.unknown |= {one[0]: None for one, score in zip(chosen, scores.tolist(), strict=True) if score != score}
         if self.screen is not None:
             self.screen.observe(samples, scores)
         pairs = [(one, score) for one, score in zip(chosen, scores.tolist(), strict=True) if score == score]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.training.config import check_switch
 
 __all__ = ["RoundsConfig"]
 
@@ -79,5 +80,6 @@ class RoundsConfig:
             check_range("max_grad_norm", self.max_grad_norm, above=0)
         if self.plateau is not None:
             check_range("plateau", self.plateau, least=1, note=" or None")
+        check_switch("bf16", self.bf16)
         if self.when_stale not in ("stop", "restart", "islands"):
             raise ValueError(f"when_stale: {self.when_stale!r}, expected stop, restart or islands")

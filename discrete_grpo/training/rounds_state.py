@@ -82,6 +82,7 @@ def rounds_state(loop: Rounds) -> dict[str, Any]:
         "scored": [[entry.key, entry.sample, entry.score, entry.source] for entry in loop.entry_of.values()],
         "memory": [entry.key for entry in loop.memory.kept],
         "met": list(loop.met),
+        "unknown": list(loop.unknown),
         "ref_logp": dict(loop.ref_logp),
     }
 
@@ -102,4 +103,5 @@ def restore_rounds(loop: Rounds, state: Mapping[str, Any]) -> None:
         loop.everything.add([(entry.key, entry.sample, entry.score)], entry.source)
     loop.memory.replace([loop.entry_of[key] for key in state["memory"]])
     loop.met = set(state["met"])
+    loop.unknown = dict.fromkeys(state.get("unknown", ()))  # checkpoints of earlier versions have none
     loop.ref_logp = dict(state["ref_logp"])

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from discrete_grpo.core.checks import plain_number
 from discrete_grpo.core.reward_arguments import elsewhere
 from discrete_grpo.core.rollout import Policy, Reward, Rollout, SizeDrawer, group_contexts, is_observer
 from discrete_grpo.core.scoring import Accounts, Failure, RewardError, score_samples, take_failures
@@ -82,13 +83,17 @@ def check_shards(count: int, config: GRPOConfig, processes: int) -> None:
     """Check that shards can be distributed evenly over the processes, and groups over the shards.
 
     Raises:
-        ValueError: if the numbers do not divide, or a process has too few shards for ``score_while_drawing``.
+        ValueError: if the numbers do not divide, a shard has fewer rows than updates, or a process has too few shards for
+            ``score_while_drawing``.
     """
     if count % processes:
         raise ValueError(f"generation_shards: {count}, expected a multiple of the number of processes ({processes})")
     if config.num_groups % count:
         wanted = f"num_generations ({config.num_generations}) times a multiple of generation_shards ({count})"
         raise ValueError(f"generation_batch_size: {config.generation_batch_size}, expected {wanted}")
+    if config.steps_per_generation > (rows := config.generation_batch_size // count):
+        wanted = f"at most the rows of each of the {count} generation_shards ({rows})"
+        raise ValueError(f"steps_per_generation: {config.steps_per_generation}, expected {wanted}")
     if config.score_while_drawing is True and count < 2 * processes:
         wanted = f"generation_shards of at least 2 per process (here {count // processes})"
         raise ValueError(f"score_while_drawing: True, expected {wanted}")
@@ -206,6 +211,11 @@ class GroupSampler:
     reward_kl: Callable[[Batch], Tensor | None]
     precision: Callable[[], AbstractContextManager[Any]]
     advantage_func: AdvantageFunc | None = None
+
+    def __post_init__(self) -> None:
+        if self.columns is not None:  # numbers of numpy would not go into a checkpoint
+            plain = [{name: plain_number(value) for name, value in row.items()} for row in self.columns]
+            object.__setattr__(self, "columns", plain)
 
     @property
     def groups(self) -> int:

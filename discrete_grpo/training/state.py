@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from discrete_grpo.core.entropy import EntropyController
 from discrete_grpo.core.reward_arguments import remembers, reward_names
 from discrete_grpo.core.rollout import Policy, Reward
 from discrete_grpo.core.scoring import Accounts
-from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, load_training, tensors_to_cpu
+from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, describe, load_training, tensors_to_cpu
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.lora import current_names
@@ -140,6 +142,14 @@ def restore_global_state(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
+def conditions_digest(columns: Sequence[Mapping[str, Any]] | None) -> str | None:
+    """A digest of conditions, to notice other ones; None where there are none or they cannot be described."""
+    try:
+        return None if columns is None else hashlib.sha256(json.dumps(describe(columns)).encode()).hexdigest()
+    except (TypeError, ValueError):
+        return None
+
+
 @dataclass(frozen=True)
 class RunState:
     """The objects of a run whose state changes during training.
@@ -210,6 +220,7 @@ class RunState:
             "random": [snapshot["random"] for snapshot in snapshots],
             "reward_states": snapshots[0]["rewards"],
             "ledger": self.ledger.state_dict(snapshots[0]["turn"]) if self.ledger is not None else None,
+            "conditions": conditions_digest(self.sampler.columns),
         }
 
     def learning(self) -> dict[str, Any]:
@@ -244,7 +255,10 @@ class RunState:
         for reward, kept in zip(self.rewards, state["reward_states"], strict=True):
             if kept is not None and remembers(reward):
                 cast(Any, reward).load_state_dict(kept)
+        same = conditions_digest(self.sampler.columns)
+        other = None not in (same, state.get("conditions")) and same != state["conditions"]
         for shard in self.sampler.shards:
-            shard.load(state["shards"][shard.number])
+            kept = state["shards"][shard.number]
+            shard.load({**kept, "memory": (), "replay": ()} if other else kept)  # they name conditions by number
         if self.processes.rank < len(state["random"]):
             restore_global_state(state["random"][self.processes.rank])

@@ -197,7 +197,7 @@ class GRPOTrainer:
         """Train until ``max_steps`` updates are made, or the budget of the ledger, ``patience`` or ``on_update`` ends the run.
 
         Returns:
-            The metrics of the updates that this call made.
+            The metrics of all updates that this object made.
 
         Raises:
             RewardError: if a reward fails, after a checkpoint of the last update was written.

@@ -24,7 +24,7 @@ from discrete_grpo.benchmarking.plan import Request, make_plan
 from discrete_grpo.benchmarking.runner import benchmark
 from discrete_grpo.benchmarking.suites import SUITES
 from discrete_grpo.cli import main
-from discrete_grpo.recipes.loading import load
+from discrete_grpo.recipes.loading import load, load_policy
 from discrete_grpo.rewards.task import Task
 from tests.benchmarking.parts import CARBONS, OXYGENS, WALK, carbons
 
@@ -58,8 +58,10 @@ def refused(**request: Any) -> str:
         ({"budget": 0}, "budget: 0, expected at least 1"),
         ({"seeds": [0, 1, 0]}, "seeds: 0 is given twice"),
         ({"seeds": []}, "seeds: an empty list"),
-        ({"seeds": [-1]}, "seeds: -1, expected at least 0"),
-        ({"seeds": [0.5]}, "seeds: 0.5, expected a whole number, at least 0"),
+        ({"seeds": [-1]}, "seeds: -1, expected 0 to 4294967295"),
+        ({"seeds": [2**32]}, "seeds: 4294967296, expected 0 to 4294967295"),
+        ({"trusted": "a.b"}, "trusted: 'a.b', expected a list of types, such as ['a.b']"),
+        ({"seeds": [0.5]}, "seeds: 0.5, expected a whole number, 0 to 4294967295"),
         ({"seeds": 0}, "seeds: 0, expected a list of whole numbers"),
         ({"budget": 5.5}, "budget: 5.5, expected a whole number, at least 1"),
         ({"tasks": "qed"}, "tasks: 'qed', expected a list of names, such as ['qed']"),
@@ -204,6 +206,22 @@ def test_a_full_disk_is_one_line_and_what_is_finished_is_kept(tmp_path: Path, mo
             benchmark([CARBONS], **asked)
     assert len(make_plan(Request([CARBONS], **asked)).done) == 1
     assert len(benchmark([CARBONS], **asked).rows) == 1
+
+
+def test_a_worker_that_cannot_be_started_is_no_matter_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused_start(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("discrete_grpo.benchmarking.processes.subprocess.Popen", refused_start)
+    with pytest.raises(RuntimeError, match=r"jobs: a worker process cannot be started \(Resource temporarily unavailable\)"):
+        benchmark("pmo", tasks=["qed"], methods=["random"], budget=20, seeds=[0], output_dir=tmp_path)
+
+
+def test_a_policy_object_is_left_as_it_was_and_may_be_of_bfloat16(tmp_path: Path) -> None:
+    policy = load_policy("smiles-zinc").bfloat16().train()
+    request = Request([CARBONS], methods=["best-of-prior"], policy=policy, budget=20, seeds=[0], output_dir=tmp_path)
+    assert make_plan(request).jobs[0].policy is policy
+    assert policy.training
 
 
 def test_jobs_go_by_seed_then_task_then_method(tmp_path: Path) -> None:

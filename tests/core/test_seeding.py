@@ -33,3 +33,12 @@ def test_the_state_is_restored_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_no_generator_of_another_device_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
+    with seeded(3):
+        pass
+    assert not seeds

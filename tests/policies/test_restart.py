@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
@@ -482,6 +483,27 @@ def test_a_run_without_it_has_no_trace_of_it(tmp_path: Path) -> None:
     with_it = GRPOTrainer(tiny_policy(), share_of_class_two, replace(config, refine_fraction=0.5), run=tmp_path, resume=True)
     assert with_it.sampler.shards[0].elites is not None
     assert with_it.sampler.shards[0].elites.kept == []
+
+
+@pytest.mark.parametrize("kept", ["memory", "replay"])
+def test_good_samples_of_other_conditions_are_not_taken_along(kept: str, tmp_path: Path) -> None:
+    changed = {"refine_fraction": 0.5} if kept == "memory" else {"refine_fraction": 0.0, "replay_samples": 1}
+    config = GRPOConfig(**REFINED | changed | {"save_steps": 1}, max_steps=2)
+    asked = [{"kind": np.int64(k)} for k in range(3)]  # numbers of numpy go into a checkpoint too
+    GRPOTrainer(tiny_policy(), share_of_class_two, config, columns=asked, run=tmp_path).train()
+    for columns, same in (([{"kind": k} for k in range(3)], True), ([{"kind": 2}], False)):
+        resumed = GRPOTrainer(tiny_policy(), share_of_class_two, config, columns=columns, run=tmp_path, resume=True)
+        shard = resumed.sampler.shards[0]
+        buffer = shard.elites if kept == "memory" else shard.replay
+        assert buffer is not None
+        assert bool(buffer.kept) == same
+    more = replace(config, max_steps=3)
+    GRPOTrainer(tiny_policy(), share_of_class_two, more, columns=[{"kind": 2}], run=tmp_path, resume=True).train()
+
+
+def test_weights_of_a_search_are_one_per_reward() -> None:
+    with pytest.raises(ValueError, match=r"reward_weights: 2 weights, expected one per reward \(1\)"):
+        local_search(tiny_policy(), share_of_class_two, rounds=1, population=2, children=2, time=0.5, reward_weights=[1.0, 2.0])
 
 
 def test_rewards_see_the_condition_and_not_the_restart() -> None:

@@ -266,6 +266,11 @@ def test_the_bundled_pair_is_small_and_says_where_it_is_from() -> None:
         assert {"date", "seed"} <= set(found)
 
 
+def test_no_prompts_are_one_line() -> None:
+    with pytest.raises(ValueError, match="prompts: none given, expected at least one"):
+        evaluate_fills(load_text_policy("fill-in"), [])
+
+
 def test_the_bundled_judge_tells_sentences_from_fills_and_leaves_room() -> None:
     policy, judge = load_text_policy("fill-in"), Judge("fill-in-judge")
     check_rewards(policy, [judge])

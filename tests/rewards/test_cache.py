@@ -285,6 +285,21 @@ def test_a_damaged_file_is_moved_aside(tmp_path: Path, content: bytes) -> None:
     cache.close()
 
 
+def test_a_file_that_another_process_has_begun_anew_is_not_moved_aside(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite"
+    cache = ScoreCache(path)
+    cache.put({key("C"): 0.5})
+    database = cache._file
+    assert database is not None
+    database._move_aside("damaged", path.stat().st_ino + 1)  # the number of the file that it saw
+    database._move_aside("damaged", None)
+    assert not [p for p in tmp_path.iterdir() if "damaged" in p.name]
+    cache.close()
+    cache = ScoreCache(path)
+    assert cache.get([key("C")]) == {key("C"): 0.5}
+    cache.close()
+
+
 def test_damage_in_the_middle_of_a_run_costs_only_what_was_stored(tmp_path: Path) -> None:
     path = tmp_path / "c.sqlite"
     cache = ScoreCache(path)

@@ -232,6 +232,9 @@ def test_bad_arguments_fail_when_made() -> None:
         ({"timeout": 0.0}, r"timeout: 0\.0"),
         ({"start_timeout": -1.0}, r"start_timeout: -1\.0"),
         ({"max_failures": 0}, "max_failures: 0"),
+        ({"retries": None}, "retries: None"),
+        ({"chunk_size": None}, "chunk_size: None"),
+        ({"start_timeout": None}, "start_timeout: None"),
         ({"backend": "threads"}, "backend: 'threads'"),
         ({"init_args": {"x": 1}}, "init_args: "),
     ):

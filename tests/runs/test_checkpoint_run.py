@@ -18,7 +18,15 @@ import torch
 from torch import nn
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
-from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, load_metadata, load_training, load_weights, save
+from discrete_grpo.runs.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    load_metadata,
+    load_training,
+    load_weights,
+    save,
+    withdraw_export,
+)
 from discrete_grpo.training.offline import OfflineTrainer
 from discrete_grpo.training.pretrain import Pretrainer
 from tests.letters import letters_policy
@@ -93,6 +101,21 @@ def test_checkpoints_of_an_abandoned_part_of_the_run_go_when_it_goes_on(tmp_path
     write(store, 9)
     assert steps(store) == [9]
     assert step_of(store.latest()) == 9
+
+
+def test_an_export_is_withdrawn_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill in the middle leaves no folder of that name without its weights."""
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    save(tmp_path / "policy", tiny_policy(), metadata={})
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            withdraw_export(tmp_path)
+    assert not (tmp_path / "policy").exists()
+    withdraw_export(tmp_path)  # nothing is left to withdraw
 
 
 def test_a_link_is_removed_and_not_what_it_points_to(tmp_path: Path) -> None:

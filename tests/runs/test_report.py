@@ -309,11 +309,28 @@ def test_gaps_break_the_curve_and_long_curves_are_thinned_with_their_extremes() 
     assert min(y for _, y in points) < 60  # the spike
 
 
-@pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [1, 2, 2, 3], [0.1, 0.2, 0.9], list(range(1000)), [0.0] * 99 + [1e6]])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1.0],
+        [0.0, 0.0],
+        [1, 2, 2, 3],
+        [0.1, 0.2, 0.9],
+        list(range(1000)),
+        [0.0] * 99 + [1e6],
+        [5e-324, 0.0],
+        [5.99e-314, 3.07e-291, 0.0, 1.0],
+    ],
+)
 def test_histogram_shares_add_up(values: list[float]) -> None:
     root = ET.fromstring(histogram([Values("a", values), Values("b", [values[0]])], ident="h", title="t", x_label="x"))
     assert len([p for p in root.iter(f"{SVG}path") if p.get("class") == "bars"]) == 2
     assert "nan" not in ET.tostring(root, "unicode")
+
+
+@pytest.mark.parametrize("values", [[0.0, 5e-324], [1e-310, 2e-310], [3.07e-291, 1.0]])
+def test_tiny_values_are_drawn(values: list[float]) -> None:
+    assert "nan" not in ET.tostring(chart(Line("y", [1, 2], values)), "unicode")
 
 
 # --- report -----------------------------------------------------------------------------------------------------------

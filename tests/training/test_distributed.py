@@ -208,6 +208,10 @@ def test_what_does_not_go_together_is_one_line(tmp_path: Path) -> None:
         check_shards(3, config, 2)
     with pytest.raises(ValueError, match="generation_batch_size: 16, expected num_generations \\(4\\) times a multiple of"):
         GRPOTrainer(tiny_policy(), share_of_class_two, replace(config, generation_shards=3))
+    with pytest.raises(
+        ValueError, match="steps_per_generation: 9, expected at most the rows of each of the 2 generation_shards \\(8\\)"
+    ):
+        GRPOTrainer(tiny_policy(), share_of_class_two, replace(config, generation_shards=2, steps_per_generation=9))
     first = GRPOTrainer(tiny_policy(), share_of_class_two, replace(config, generation_shards=2), run=tmp_path)
     first.save()
     with pytest.raises(ValueError, match="generation_shards: 4, expected 2 as in the run to resume"):

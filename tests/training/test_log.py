@@ -73,3 +73,11 @@ def test_a_run_without_a_valid_sample_says_so_at_its_end(capsys: pytest.CaptureF
 def test_a_run_with_a_signal_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     GRPOTrainer(tiny_policy(), share_of_class_two, CONFIG).train()
     assert shown(capsys)[-1].startswith("training 4/4")
+
+
+def test_a_budget_that_comes_with_a_resume_has_a_bar_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first updates then finish a generation whose calls nobody counted."""
+    config = replace(CONFIG, num_iterations=2, save_steps=1)
+    GRPOTrainer(tiny_policy(), share_of_class_two, replace(config, max_steps=1), run=tmp_path).train()
+    resumed = budgeted(tmp_path, 1000, resume=True, num_iterations=2, save_steps=1)
+    assert len(resumed.train()) == 3

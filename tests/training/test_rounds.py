@@ -214,6 +214,33 @@ def test_unknown_scores_are_not_remembered() -> None:
     assert not any("a" in str(entry.key) for entry in loop.everything.kept)
 
 
+def test_samples_of_unknown_score_are_asked_for_once() -> None:
+    asked_for: list[str] = []
+
+    def reward(samples: Sequence[str], **_: Any) -> list[float]:
+        asked_for.extend(samples)
+        return [math.nan if "a" in text else 0.5 for text in samples]
+
+    loop = rounds(patience=3)
+    loop.reward = reward
+    loop.run()
+    assert any("a" in text for text in asked_for)
+    assert len(asked_for) == len(set(asked_for))
+    assert loop.progress.idle == 3  # what is unknown is not new either
+
+
+def test_what_the_budget_left_unscored_is_not_taken_for_unknown() -> None:
+    loop = rounds(budget=5)
+    loop.run()
+    assert not loop.unknown
+
+
+def test_the_policy_draws_and_is_scored_in_one_mode() -> None:
+    policy = letters_policy().train()
+    rounds(policy)
+    assert not policy.training
+
+
 # -- a screen
 
 
@@ -589,6 +616,7 @@ def test_the_generator_decides_everything() -> None:
         ({"max_grad_norm": 0.0}, "max_grad_norm: 0"),
         ({"generations": 0}, "generations: 0, expected at least 1"),
         ({"take": 0}, "take: 0"),
+        ({"bf16": 0}, "bf16: 0, expected True, False or 'auto'"),
         ({"unscreened": -1}, "unscreened: -1"),
         ({"take": 4, "take_children": 5}, r"take_children: 5, expected .* 4 \(take\)"),
         ({"take": 4, "unscreened": 5}, r"unscreened: 5, expected .* 4 \(take\)"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -68,6 +68,7 @@ def facts(loop: Rounds) -> dict[str, Any]:
         "everything": loop.everything.kept,
         "memory": loop.memory.kept,
         "progress": loop.progress,
+        "unknown": list(loop.unknown),
         "weights": [p.tolist() for p in loop.policy.parameters()],  # type: ignore[attr-defined]
         "metrics": loop.metrics(),
         "generator": loop.generator.get_state().tolist(),
@@ -91,6 +92,22 @@ def test_a_loop_goes_on_to_the_same_bits(kind: str, stop_at: int) -> None:
     assert other.progress.rounds == stop_at
     other.run()
     assert facts(other) == facts(whole)
+
+
+def test_a_loop_that_goes_on_does_not_ask_again_for_what_is_unknown() -> None:
+    def reward(samples: Sequence[str], **_: Any) -> list[float | None]:
+        return [None if "a" in text else 0.5 for text in samples]
+
+    whole, other = made("stop"), made("stop")
+    whole.reward = other.reward = reward
+    whole.round()
+    assert whole.unknown
+    state = saved(whole)
+    other.load_state_dict(state["rounds"])
+    assert list(other.unknown) == list(whole.unknown)
+    del state["rounds"]["unknown"]  # as earlier versions wrote it
+    other.load_state_dict(state["rounds"])
+    assert not other.unknown
 
 
 def test_a_loop_that_has_ended_stays_so() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.method import Method
+from discrete_grpo.benchmarking.methods.trained import generator_of
 
 if TYPE_CHECKING:
     from discrete_grpo.rewards.ledger import Ledger
@@ -24,12 +25,9 @@ def best_of_prior(task: Task, policy: Any, ledger: Ledger, seed: int, *, batch_s
         batch_size: samples per batch, each a group of its own.
         patience: batches without a new sample after which the policy counts as exhausted.
     """
-    import torch
+    from discrete_grpo.core.rollout import Context
 
-    from discrete_grpo.core.rollout import Context, as_module
-
-    device = next(as_module(policy).parameters()).device
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = generator_of(policy, seed)
     contexts = [Context(k) for k in range(batch_size)]
     idle = 0
     while idle < patience and not ledger.exhausted:

@@ -48,6 +48,10 @@ class Values:
     values: Sequence[float]
 
 
+_LEAST = 1e-300
+"""Ranges below this count as empty, as their parts are no normal floating-point numbers."""
+
+
 @dataclass(frozen=True)
 class _Axis:
     """Data [low, high] laid on pixels [start, end]."""
@@ -242,7 +246,7 @@ def _span(values: Sequence[float], shown: tuple[float, float] | None) -> tuple[f
     low, high = min(values), max(values)
     if shown is not None:
         return min(low, shown[0]), max(high, shown[1])
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), _LEAST):
         room = abs(low) * 0.1 or 1.0
         return (0.0 if low == 0 else low - room), high + room
     room = 0.06 * (high - low)
@@ -316,11 +320,11 @@ def _edges(values: np.ndarray, most: int) -> np.ndarray:
     exact = max(abs(low), abs(high)) < 2**53  # where a float64 tells neighbours apart
     if exact and high - low < most and bool(np.all(values == np.round(values))):
         return np.arange(low - 0.5, high + 1.0)
-    if high == low:
+    if high - low < _LEAST:
         return np.array([low - abs(low) * 0.05 - 1e-9, high + abs(high) * 0.05 + 1e-9])
     q1, q3 = np.quantile(values, [0.25, 0.75])
     width = 2 * (q3 - q1) / len(values) ** (1 / 3)
-    count = most if width <= 0 else math.ceil((high - low) / width)
+    count = most if width * most <= high - low else math.ceil((high - low) / width)
     return np.linspace(low, high, min(max(count, 8), most) + 1)
 
 
