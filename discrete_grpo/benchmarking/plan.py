@@ -14,7 +14,7 @@ from discrete_grpo.benchmarking.jobs import ROW, Job, plain, read_json
 from discrete_grpo.benchmarking.method import Method, as_method
 from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, Suite, find_suite
-from discrete_grpo.core.checks import check_range, check_whole, plain_number
+from discrete_grpo.core.checks import check_folder_name, check_range, check_whole, plain_number
 from discrete_grpo.runs.recorder import check_unused
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
     for name, default in FOR_SUITES.items():
         if (value := getattr(request, name)) != default:
             raise ValueError(f"{name}: {value!r}, expected none with tasks of your own, which have their settings")
+    _check_task_names(request)
     for task in tasks:
         if not hasattr(task, "score") or not hasattr(task, "kind"):
             raise ValueError(f"suite: {task!r}, expected the name of a suite, a Task, or several")
@@ -146,7 +147,14 @@ def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
     return OWN, checks.chosen("tasks", request.tasks, known), default, 10_000
 
 
+def _check_task_names(request: Request) -> None:
+    for one in request.tasks or ():
+        if not isinstance(one, str):
+            raise ValueError(f"tasks: {one!r}, expected the name of a task; tasks of your own are given in place of the suite")
+
+
 def _of_suite(suite: Suite, request: Request) -> list[Task]:
+    _check_task_names(request)
     for name in ("classifiers", "trusted"):
         if not suite.classified and (value := getattr(request, name)) != FOR_SUITES[name]:
             raise ValueError(f"{name}: {value!r}, expected none, since no task of {suite.name} has a classifier")
@@ -230,8 +238,7 @@ def _warmed(methods: list[Method], kinds: set[str], file: str | None, calls: int
 
 def _folder(given: str | Path, suite: str) -> Path:
     """The output folder, which must be new, empty or hold a benchmark of the same suite."""
-    if not str(given).strip():
-        raise ValueError(f"output_dir: {str(given)!r}, expected the name of a folder to make")
+    check_folder_name("output_dir", given)
     folder = Path(given)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output_dir: {folder} is a file, expected a folder")

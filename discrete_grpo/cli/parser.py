@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,11 @@ class _Names:
         if name in self.types or (first in self.types and (first == "reward" or "dict" in str(self.types[first]))):
             return
         raise UsageError(f"unknown field {name!r}; {right_field(name, list(self.types))}")
+
+    def check_option(self, name: str) -> None:
+        """Raise UsageError unless a name may stand on a command line."""
+        if name != "config" and name not in self.groups:
+            self.check(name)
 
     def plain(self, name: str, text: str) -> str:
         """The text of an option, where ``1e5`` is 100000 if the option takes whole numbers and no others."""
@@ -130,7 +135,7 @@ def _read(command: str, arguments: Sequence[str], names: _Names) -> _Given:
     given, rest = _Given(), list(arguments)
     if rest and not rest[0].startswith("-"):
         rest[0] = f"--config={preset_path(command, rest[0])}"
-    for name, value in _pairs(rest):
+    for name, value in _pairs(rest, names.check_option):
         key = name.removesuffix("+")
         if name.partition("=")[0] == "print_config":
             given.print_config = True
@@ -144,8 +149,8 @@ def _read(command: str, arguments: Sequence[str], names: _Names) -> _Given:
     return given
 
 
-def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Option names and their texts, of ``--name=value`` and of ``--name value``."""
+def _pairs(words: Sequence[str], check: Callable[[str], None]) -> Iterator[tuple[str, str]]:
+    """Option names and their texts, of ``--name=value`` and of ``--name value``; ``check`` refuses names that do not exist."""
     left = iter(words)
     for word in left:
         name, joined, value = word.removeprefix("--").partition("=")
@@ -154,6 +159,7 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
         if not joined and name != "print_config":
             value = next(left, "--")
             if value.startswith("--"):
+                check(name.removesuffix("+"))
                 raise UsageError(f"{name}: no value, expected --{name}=VALUE")
         yield name, value
 
@@ -225,9 +231,23 @@ def _read_file(name: str, given: _Given, names: _Names) -> None:
 
 def _composed(text: str, name: str) -> yaml.Node | None:
     try:
-        return yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise UsageError(f"{name}: {' '.join(str(error).split())}") from error
+    _check_once(node, name)
+    return node
+
+
+def _check_once(node: yaml.Node | None, name: str) -> None:
+    """Raise ``UsageError`` for a mapping that has a key twice, of which YAML's reader would keep the last."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    first: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if isinstance(key, yaml.ScalarNode) and first.setdefault(key.value, line) != line:
+            raise UsageError(f"{name}: {key.value!r} is given twice, in lines {first[key.value]} and {line}, expected each once")
+        _check_once(value, name)
 
 
 def _entries(node: yaml.MappingNode, names: _Names, group: str = "") -> Iterator[tuple[str, str]]:

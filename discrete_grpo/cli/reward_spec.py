@@ -124,6 +124,9 @@ def _load(path: str) -> Callable[..., Any]:
         holder = _import(module)
     except ModuleNotFoundError as error:
         raise UsageError(f"{said} {error}{absent_module(str(error.name), Path.cwd())}") from error
+    except SystemExit as error:
+        told = "ended the program when it was imported, expected what a script does under if __name__ == '__main__'"
+        raise UsageError(f"{said} {module}.py {told}") from error
     except Exception as error:  # whatever the user's file does when it is imported
         raise UsageError(f"{said} {' '.join(str(error).split()) or type(error).__name__}") from error
     if not hasattr(holder, name):

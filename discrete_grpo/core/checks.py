@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
+from pathlib import PurePath
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 __all__ = [
     "check_choices",
     "check_fields",
+    "check_folder_name",
     "check_range",
     "check_text",
     "check_whole",
@@ -158,6 +160,17 @@ def check_text(name: str, value: object, expected: str) -> None:
     """
     if not isinstance(value, str):
         raise ValueError(f"{name}: a {type(value).__name__}, expected {expected}")
+
+
+def check_folder_name(name: str, value: object) -> None:
+    """Raise ``ValueError`` unless ``value`` names a folder; blank text would be the present one.
+
+    >>> check_folder_name("output_dir", "")
+    Traceback (most recent call last):
+    ValueError: output_dir: '', expected the name of a folder to make
+    """
+    if not isinstance(value, str | PurePath) or not str(value).strip():
+        raise ValueError(f"{name}: {value!r}, expected the name of a folder to make")
 
 
 @cache

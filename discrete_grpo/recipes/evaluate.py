@@ -109,6 +109,13 @@ def _file(family: Family, name: str, options: Mapping[str, Any], folder: str) ->
     return str(path)
 
 
+def _check_not_read(path: Path, file: str, options: FileOptions) -> None:
+    """Raise ``ValueError`` if the numbers would be written over a file that is read."""
+    for name, given in (("file", file), *((name, getattr(options, name, None)) for name in ("reference", "train"))):
+        if isinstance(given, str) and path.resolve() == Path(given).resolve():
+            raise ValueError(f"out: {str(path)!r} is the file of {name}, expected another name")
+
+
 def evaluate_file(
     file: str, options: FileOptions | None = None, *, out: str | None = None, kind: str | None = None
 ) -> dict[str, float]:
@@ -127,6 +134,8 @@ def evaluate_file(
     _check_kind(kind)
     options = options or FileOptions()
     path = None if out is None else output_path(out)
+    if path is not None:
+        _check_not_read(path, file, options)
     kind = kind or ("molecules" if options.smiles_column is not None else None)
     family = KINDS[kind]({}) if kind else _recognised(file, options.max_bytes)
     _check_options(family, options)

@@ -195,6 +195,8 @@ def with_sampler(policy: Any, options: SamplerOptions) -> Any:
     Raises:
         ValueError: for an option that the policy does not have, or out of its range.
     """
+    if not isinstance(options, SamplerOptions):
+        raise ValueError(f"options: {options!r}, expected SamplerOptions, such as SamplerOptions(num_steps=25)")
     given = options.given()
     if not given:
         return policy

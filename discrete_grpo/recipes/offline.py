@@ -63,6 +63,8 @@ class OfflineOptions(SamplerOptions):
             for name in ("score_column", "group_column", "sample_column", "offline_likelihood"):
                 if (value := getattr(self, name)) is not None:
                     raise ValueError(f"{name}: {value!r}, expected none without data (a table of scored samples)")
+            if self.offline_steps != OfflineOptions.offline_steps:
+                raise ValueError(f"offline_steps: {self.offline_steps}, expected none without data (a table of scored samples)")
             return
         if self.score_column is None:
             raise ValueError("score_column: None, expected the name of the column of scores in data")

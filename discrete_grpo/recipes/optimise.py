@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from discrete_grpo.core.checks import check_whole, plain_number
+from discrete_grpo.core.checks import check_folder_name, check_whole, plain_number
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.core.option_names import check_options
 from discrete_grpo.core.processes import check_one_process
@@ -102,6 +102,8 @@ class OptimiseRecipe:
 
     def _check_settings(self) -> None:
         """Raise ValueError for a setting of the method that is unknown, of another type, or out of its range."""
+        if self.settings is not None and not isinstance(self.settings, Mapping):
+            raise ValueError(f"settings: {self.settings!r}, expected a mapping of names to values, such as {{'draws': 100}}")
         changes = changes_of_method(self.settings)
         check_known("settings", changes, SETTINGS)
         check_known("settings: objective", changes.get("objective", {}), SETTINGS["objective"])
@@ -178,6 +180,7 @@ def optimise(
     check_options(options, OptimiseRecipe)
     if policy is None:
         raise ValueError("policy: None, expected a name or a policy")
+    check_folder_name("output_dir", output_dir)
     recipe = OptimiseRecipe(
         policy=str(policy) if isinstance(policy, str | Path) else type(policy).__name__,
         reward=as_rewards(reward),

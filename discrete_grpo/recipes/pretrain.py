@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import nn
 
-from discrete_grpo.core.checks import check_fields, check_text
+from discrete_grpo.core.checks import check_fields, check_folder_name, check_text
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.molecule_fields import FieldMolecules, field_statistics
 from discrete_grpo.datasets.molecules import (
@@ -227,6 +227,8 @@ def pretrain(
     """
     from discrete_grpo.recipes import digits, given_data, graph_sequences, graphs, judge, smiles, spatial, text
 
+    if hasattr(recipe, "output_dir"):
+        check_folder_name("output_dir", recipe.output_dir)
     if resume:
         tell_new_folder(Path(recipe.output_dir))
         recipe = given_data.with_kept_data(recipe) if data is None else recipe

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from discrete_grpo.core.checks import check_fields, check_range, check_whole
+from discrete_grpo.core.checks import check_fields, check_folder_name, check_range, check_whole
 from discrete_grpo.core.option_names import check_options, known_options
 from discrete_grpo.core.own_surrogate import SurrogateFunc
 from discrete_grpo.core.reward_arguments import as_rewards, check_callables, reward_name, reward_names
@@ -176,8 +176,7 @@ def train(
     check_options(settings, TrainRecipe, also=FUNCTIONS)
     if policy is None:
         raise ValueError("policy: None, expected a name or a policy")
-    if not isinstance(output_dir, str | Path):
-        raise ValueError(f"output_dir: {output_dir!r}, expected the name of a folder to make")
+    check_folder_name("output_dir", output_dir)
     given = None if columns is None or isinstance(columns, str) else [dict(condition) for condition in read_columns(columns)]
     recipe = TrainRecipe(
         policy=str(policy) if isinstance(policy, str | Path) else type(policy).__name__,

@@ -90,6 +90,8 @@ def molecule_reward(score: Callable[[Chem.Mol], float | None] | None = None, *, 
 def _molecule_reward(score: Callable[[Chem.Mol], float | None], invalid: float | None) -> MoleculeReward:
     @functools.wraps(score)
     def reward(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
+        if isinstance(samples, str):
+            raise ValueError(f"samples: {samples!r}, expected a list of SMILES, such as [{samples!r}]")
         values = [invalid if mol is None else score(mol) for mol in chemistry.parse_all(samples)]
         return [value if value is None or isinstance(value, str) else float(value) for value in values]
 

@@ -35,8 +35,13 @@ def check_given(rewards: Sequence[Reward], config: GRPOConfig, columns: Sequence
     Raises:
         ValueError: naming the argument.
     """
+    if not isinstance(config, GRPOConfig):
+        raise ValueError(f"config: {config!r}, expected a GRPOConfig")
     if not rewards:
         raise ValueError("reward_funcs: none given, expected at least one")
+    for reward in rewards:
+        if not callable(reward):
+            raise ValueError(f"reward_funcs: {reward!r}, expected a function reward(samples, **columns) or several")
     if config.reward_weights is not None and len(config.reward_weights) != len(rewards):
         raise ValueError(f"reward_weights: {len(config.reward_weights)} weights, expected one per reward ({len(rewards)})")
     if config.importance_sampling_level == "sequence" and config.timestep_chunk not in (None, "auto"):

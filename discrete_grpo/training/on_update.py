@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,18 @@ that a resumed run has the same bits.
 
 
 def check_on_update(on_update: OnUpdate | None) -> None:
-    """Raise ``ValueError`` unless there is no function or it can be called."""
+    """Raise ``ValueError`` unless there is no function, or one that takes a trainer and its metrics."""
     if on_update is not None and not callable(on_update):
         raise ValueError(f"on_update: {on_update!r}, expected a function (trainer, metrics) or None")
+    if on_update is None:
+        return
+    try:
+        inspect.signature(on_update).bind(None, {})
+    except TypeError as error:
+        named = getattr(on_update, "__name__", type(on_update).__name__)
+        raise ValueError(f"on_update: {named}{inspect.signature(on_update)}, expected a function (trainer, metrics)") from error
+    except ValueError:  # a function of C has no signature that can be read
+        return
 
 
 def ends_run(on_update: OnUpdate | None, trainer: GRPOTrainer, metrics: Mapping[str, float]) -> bool:

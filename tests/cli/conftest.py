@@ -35,6 +35,7 @@ def here(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("discrete_grpo.runs.checkpoint.BUNDLED", tiny.parent)  # a small one under the bundled name
     (tmp_path / "my_rewards.py").write_text(REWARDS)
     (tmp_path / "broken_rewards.py").write_text("def f(:\n")
+    (tmp_path / "ending_rewards.py").write_text("import sys\nsys.exit(0)\n")
     (tmp_path / "good.smi").write_text("CCO\nCC\nCCC\n")
     (tmp_path / "bad.smi").write_text("CCO\nCC\nnonsense((\nC\n")
     (tmp_path / "empty.smi").write_text("")

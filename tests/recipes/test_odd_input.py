@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from discrete_grpo.domains.spatial_molecules import smiles_of
 from discrete_grpo.recipes.digits import PretrainDigitsRecipe, run_pretrain_digits
 from discrete_grpo.recipes.text import PretrainTextRecipe, split_lines
 from discrete_grpo.rewards.digraphs import dag_valid
+from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.rewards.spatial import atom_stability
 
 
@@ -152,3 +155,43 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     path.write_text("smiles,score,score\nCC,1,2\n")
     with pytest.raises(ValueError, match=r"^score_column: 'score' is the name of several columns of "):
         read_scored(path, "score")
+
+
+STEPS: Any = {"num_steps": 3}
+TASKS: Any = [qed]
+NAME: Any = "qed"
+NOTHING: Any = None
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: dg.train("qm9-small", qed, output_dir=""), "output_dir: '', expected the name of a folder to make"),
+        (lambda: dg.pretrain(dg.PretrainRecipe(output_dir=" ")), "output_dir: ' ', expected the name of a folder to make"),
+        (lambda: dg.optimise("smiles-zinc", qed, output_dir=""), "output_dir: '', expected the name of a folder to make"),
+        (lambda: dg.benchmark("pmo", tasks=["qed"], output_dir=NOTHING), "output_dir: None, expected the name of a folder to make"),
+        (
+            lambda: dg.benchmark("pmo", tasks=TASKS),
+            "expected the name of a task; tasks of your own are given in place of",
+        ),
+        (lambda: dg.sample("qm9-small", 1, options=STEPS), "options: {'num_steps': 3}, expected SamplerOptions"),
+        (lambda: dg.load_policy("qm9-small", STEPS), "options: {'num_steps': 3}, expected SamplerOptions"),
+        (
+            lambda: dg.GRPOTrainer(dg.load_policy("qm9-small"), qed, STEPS),
+            "config: {'num_steps': 3}, expected a GRPOConfig",
+        ),
+        (lambda: dg.GRPOTrainer(dg.load_policy("qm9-small"), NAME), "reward_funcs: 'q', expected a function"),
+        (
+            lambda: dg.optimise("smiles-zinc", qed, output_dir="x", settings=TASKS),
+            "expected a mapping of names to values",
+        ),
+        (lambda: qed("CCO"), "samples: 'CCO', expected a list of SMILES, such as ['CCO']"),
+    ],
+)
+def test_arguments_of_another_type_are_told_in_one_line(
+    call: Callable[[], Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        call()
+    assert not any(tmp_path.iterdir())

@@ -94,6 +94,9 @@ def test_other_answers_and_other_things_are_refused() -> None:
     nothing: Any = "stop"
     with pytest.raises(ValueError, match=r"on_update: 'stop', expected a function \(trainer, metrics\) or None"):
         trainer_of(on_update=nothing)
+    short: Any = lambda: None  # noqa: E731
+    with pytest.raises(ValueError, match=r"on_update: <lambda>\(\), expected a function \(trainer, metrics\)"):
+        trainer_of(on_update=short)
 
 
 def test_train_measures_and_exports_what_it_ended_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
