@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -30,6 +30,6 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     with torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed those of all GPUs too
         if device is not None and device.type == "cuda":
-            with torch.cuda.device(device):
+            with torch.cuda.device(device) if torch.cuda.is_initialized() else nullcontext():  # else it waits for the first use
                 torch.cuda.manual_seed(seed)
         yield

@@ -38,6 +38,8 @@ def here(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "ending_rewards.py").write_text("import sys\nsys.exit(0)\n")
     (tmp_path / "good.smi").write_text("CCO\nCC\nCCC\n")
     (tmp_path / "bad.smi").write_text("CCO\nCC\nnonsense((\nC\n")
+    (tmp_path / "bad.g6").write_text("nonsense((\n!!\n")
+    (tmp_path / "bad.sdf").write_text("CCO\nCC\n")
     (tmp_path / "empty.smi").write_text("")
     (tmp_path / "binary.smi").write_bytes(b"\x00\xff\xfe")
     (tmp_path / "plain.smi.gz").write_text("CCO\n")

@@ -55,6 +55,8 @@ pytestmark = pytest.mark.usefixtures("here")
         ("evaluate folder", "data: folder 'folder' has no file ending in .graphml"),
         ("evaluate good.smi --reference=nosuch.smi", "reference: 'nosuch.smi' is no file"),
         ("evaluate good.smi --out=nowhere/x.json", "out: folder nowhere does not exist"),
+        ("evaluate bad.g6", "file: 'bad.g6' holds no sample of the kind graphs (2 were looked at)"),
+        ("evaluate bad.sdf", "file: 'bad.sdf' holds no sample of the kind spatial (1 were looked at)"),
         ("evaluate good.smi --out=./good.smi", "out: 'good.smi' is the file of file, expected another name"),
         ("evaluate good.smi --reference=bad.smi --out=bad.smi", "out: 'bad.smi' is the file of reference, expected another name"),
         ("evaluate good.smi --refrence=good.smi", "unknown field 'refrence'; did you mean 'reference'?"),
