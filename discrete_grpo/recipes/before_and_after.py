@@ -24,6 +24,7 @@ from discrete_grpo.recipes.reward_workers import tell_slow
 from discrete_grpo.recipes.sample import as_text, plain_columns, sample_policy
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.runs.checkpoint import Checkpoints
+from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.recorder import EVALUATION, read_evaluation, write_json, write_table
 from discrete_grpo.training.config import GRPOConfig
@@ -174,6 +175,9 @@ class Evaluations:
         failures.add(step, take_failures(rewards))
         names = reward_names(rewards)
         total = sum_rewards(scores, torch.tensor(self.run.grpo.reward_weights or (1.0,) * len(names), dtype=torch.float64))
+        if step == 0 and total.isnan().all() and not self.ledger.exhausted:
+            told = f"reward {', '.join(names)}: unknown (None or NaN) for all of {len(samples)} samples before training"
+            print_notes([f"{told}; nothing can be learned unless it is known for others"])
         found = {"reward": total}
         if len(names) > 1:
             found |= {f"reward_{name}": scores[:, k] for k, name in enumerate(names)}

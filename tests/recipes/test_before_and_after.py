@@ -205,3 +205,13 @@ def test_samples_are_drawn_on_the_device_of_the_training(tmp_path: Path, monkeyp
     for measure in (lambda: evaluations.before(Policy()), lambda: evaluations.after(Policy(), 3)):
         with pytest.raises(LookupError, match="on meta"):
             measure()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_reward_that_knows_nothing_is_told_at_first(known: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def some(samples: Sequence[str | None], **columns: Any) -> list[float | None]:
+        return [0.5 if known and k == 0 else None for k in range(len(samples))]
+
+    run_train(replace(RUN, reward=some, output_dir=str(tmp_path), evaluation_samples=4, grpo=replace(SMALL, max_steps=1)))
+    said = "reward some: unknown (None or NaN) for all of 4 samples before training; nothing can be learned unless"
+    assert (said in " ".join(capsys.readouterr().err.split())) != known
