@@ -208,7 +208,8 @@ def with_sampler(policy: Any, options: SamplerOptions) -> Any:
         known = (*args, *(TRUNCATION if "truncation" in args else ()))
     for name, value in given.items():
         if name not in known:
-            raise ValueError(f"{name}: {value}, expected none: {type(policy).__name__} has no such setting")
+            told = f"{name}: {value}, expected none: {type(policy).__name__} has no such setting"
+            raise ValueError(f"{told}; where a preset gives it, --{name}=null takes it out")
     return _rebuilt(policy, (lambda old: _graph_args(old, given)) if graphs else (lambda old: _plain_args(old, given)))
 
 
