@@ -258,6 +258,10 @@ def score_one(
             said = " ".join(str(error).split())
             invalid = isinstance(error, TypeError | AttributeError) and "NoneType" in said and any(s is None for s in samples)
             hint = "; a sample that is invalid is None, and its score may be None or a number" if invalid else ""
+            if isinstance(error, TypeError | AttributeError) and ("'list' object" in said or "not list" in said):
+                hint = (
+                    "; it is given a list of samples (discrete_grpo.molecule_reward makes a reward of a function of one molecule)"
+                )
             raise RewardError(f"reward {name}: raised {type(error).__name__}: {said}{hint}") from error
     return torch.tensor([_number(v, name, s) for v, s in zip(values, samples, strict=True)], dtype=torch.float64)
 

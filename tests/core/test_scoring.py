@@ -159,6 +159,13 @@ def test_a_reward_that_forgets_invalid_samples_is_told_what_they_are() -> None:
         score_one(lambda samples, **columns: [len(None)], ["C"])  # type: ignore[arg-type]
 
 
+def test_a_function_of_one_sample_is_told_that_it_is_given_a_list() -> None:
+    wrong: list[Any] = [lambda mol: mol.GetNumAtoms(), math.sqrt]
+    for reward in wrong:
+        with pytest.raises(RewardError, match=r"it is given a list of samples \(discrete_grpo\.molecule_reward makes a reward of"):
+            score_one(reward, ["CCO"])
+
+
 def test_a_name_in_the_place_of_a_reward_is_told_to_be_imported() -> None:
     with pytest.raises(ValueError, match=r"^reward: 'qed', expected .*; a name is for the command line, import the function qed$"):
         as_rewards("qed")
