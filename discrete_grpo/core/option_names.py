@@ -80,6 +80,8 @@ NO_FIELD = {
     **dict.fromkeys(("adam_epsilon", "adam_eps"), "Adam's epsilon is that of torch"),
     **dict.fromkeys(("logging_steps", "logging_strategy", "log_every", "log_completions"), "every update and sample is logged"),
     **dict.fromkeys(("eval_steps", "eval_strategy", "eval_every"), "a run is evaluated before and after training"),
+    **dict.fromkeys(("device", "cuda", "gpu"), "a run takes the GPU that torch finds, and CUDA_VISIBLE_DEVICES chooses one"),
+    **dict.fromkeys(("resume", "resume_from_checkpoint"), "a run goes on with 'discrete-grpo resume RUN'"),
     "disable_dropout": "networks are always in eval mode",
     "mask_truncated_completions": "texts that end at max_length count like all others",
 }
@@ -95,7 +97,9 @@ def right_field(key: str, names: Sequence[str]) -> str:
         return f"did you mean {(same or found)[0]!r}?"
     if leaf in NO_FIELD:
         return f"{NO_FIELD[leaf]}, so there is no such setting"
-    return did_you_mean(plain, names, cutoff=0.7) or f"known: {', '.join(names)}"
+    if near := did_you_mean(plain, names, cutoff=0.7):
+        return near
+    return f"known: {', '.join(dict.fromkeys(n if '.' not in n else n.partition('.')[0] + '.*' for n in names))}"
 
 
 def _known_as(leaf: str) -> set[str]:

@@ -119,7 +119,12 @@ def test_bad_input_is_one_line(refuse: Refuse, arguments: str, said: str) -> Non
         ("--reward=my_rewards.noargs", "reward: noargs() (too many positional arguments), expected a function of a list"),
         ("--reward=tree_valid", "reward: tree_valid is for graphs, expected one for molecules, which the policy draws"),
         ("--offline_steps=5", "offline_steps: 5, expected none without data (a table of scored samples)"),
-        ("--dry-run", "unknown field 'dry-run'"),
+        ("--dry-run", "unknown field 'dry-run'; known: num_steps, temperature, top_k, top_p"),
+        (
+            "--device=cuda",
+            "unknown field 'device'; a run takes the GPU that torch finds, and CUDA_VISIBLE_DEVICES chooses one, so there",
+        ),
+        ("--resume", "unknown field 'resume'; a run goes on with 'discrete-grpo resume RUN', so there is no such setting"),
         ("--temperature", "temperature: no value, expected --temperature=VALUE"),
         ("--grpo", "grpo: no value, expected --grpo=VALUE"),
         ("--config", "config: no value, expected --config=VALUE"),
