@@ -245,8 +245,10 @@ def _check_once(node: yaml.Node | None, name: str) -> None:
     first: dict[str, int] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
-        if isinstance(key, yaml.ScalarNode) and first.setdefault(key.value, line) != line:
-            raise UsageError(f"{name}: {key.value!r} is given twice, in lines {first[key.value]} and {line}, expected each once")
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in first:
+                raise UsageError(f"{name}: {key.value!r} is given twice, in lines {first[key.value]} and {line}, expected once")
+            first[key.value] = line
         _check_once(value, name)
 
 

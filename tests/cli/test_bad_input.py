@@ -145,11 +145,12 @@ def test_bad_fields_of_a_run_are_one_line(refuse: Refuse, argument: str, said: s
         ("grpo:\n  num_generations: 1\n", "num_generations: 1, expected at least 2"),
         ("grpo: [1, 2\n", "Problems parsing config"),
         ("3\n", "Unexpected config: 3"),
-        ("grpo:\n  max_steps: 1\n  max_steps: 2\n", "'max_steps' is given twice, in lines 2 and 3, expected each once"),
+        ("grpo:\n  max_steps: 1\n  max_steps: 2\n", "'max_steps' is given twice, in lines 2 and 3, expected once"),
         (
             "evaluation_samples: 0\ngrpo: {seed: 1}\nevaluation_samples: 3\n",
             "'evaluation_samples' is given twice, in lines 1 and 3",
         ),
+        ("grpo: {max_steps: 1, max_steps: 2}\n", "'max_steps' is given twice, in lines 1 and 1, expected once"),
         ("reward: qedd\n", "reward: 'qedd' is unknown; did you mean 'qed'?"),
     ],
 )
