@@ -185,7 +185,8 @@ def test_bad_files_and_options_are_one_line(work: Path, pretrained: Path) -> Non
     with pytest.raises(ValueError, match=r"empty\.sdf is empty, expected at least one molecule"):
         evaluate_file(str(empty))
     assert evaluate_file(str(table))["valid"] == 0.0
-    assert evaluate_file(str(bad))["num_samples"] == 1.0
+    with pytest.raises(ValueError, match=r"bad\.sdf' holds no sample of the kind spatial \(1 were looked at\)"):
+        evaluate_file(str(bad))
     with pytest.raises(FileNotFoundError, match=r"reference: .*nowhere\.sdf does not exist"):
         evaluate_file(str(table), FileOptions(reference=str(work / "nowhere.sdf")))
     with pytest.raises(ValueError, match="reference: None, expected a file of molecules in space with suite 'spatial'"):
