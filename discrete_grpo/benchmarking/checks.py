@@ -51,12 +51,14 @@ def check_names(what: str, names: Sequence[str]) -> None:
 
 def check_seeds(seeds: Sequence[int]) -> None:
     """Raise ``ValueError`` unless there are seeds, whole numbers from 0 to 2^32 - 1, each once."""
+    from discrete_grpo.core.seeding import LAST_SEED  # imports torch
+
     if isinstance(seeds, str) or not isinstance(seeds, Sequence):
         raise ValueError(f"seeds: {seeds!r}, expected a list of whole numbers")
     if not seeds:
         raise ValueError("seeds: an empty list, expected at least one seed")
     for k, seed in enumerate(seeds):
-        check_whole("seeds", seed, least=0, most=2**32 - 1)
+        check_whole("seeds", seed, least=0, most=LAST_SEED)
         if seed in seeds[:k]:
             raise ValueError(f"seeds: {seed} is given twice, expected each once")
 

@@ -17,6 +17,7 @@ __all__ = [
     "check_fields",
     "check_folder_name",
     "check_range",
+    "check_switch",
     "check_text",
     "check_whole",
     "did_you_mean",
@@ -171,6 +172,12 @@ def check_folder_name(name: str, value: object) -> None:
     """
     if not isinstance(value, str | PurePath) or not str(value).strip():
         raise ValueError(f"{name}: {value!r}, expected the name of a folder to make")
+
+
+def check_switch(name: str, value: object) -> None:
+    """Raise ``ValueError`` unless ``value`` is True, False or ``auto``; numbers are none of these."""
+    if not (isinstance(value, bool) or value == "auto"):
+        raise ValueError(f"{name}: {value!r}, expected True, False or 'auto'")
 
 
 @cache

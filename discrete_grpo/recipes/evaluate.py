@@ -113,7 +113,7 @@ def _check_not_read(path: Path, file: str, options: FileOptions) -> None:
     """Raise ``ValueError`` if the numbers would be written over a file that is read."""
     for name, given in (("file", file), *((name, getattr(options, name, None)) for name in ("reference", "train"))):
         if isinstance(given, str) and path.resolve() == Path(given).resolve():
-            raise ValueError(f"out: {str(path)!r} is the file of {name}, expected another name")
+            raise ValueError(f"out: {str(path)!r} is read as {name}, expected another name")
 
 
 def evaluate_file(

@@ -5,26 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text
+from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_switch, check_text
 from discrete_grpo.core.option_names import known_options
+from discrete_grpo.core.seeding import LAST_SEED
 
-__all__ = ["BY_FUNCTION", "OF_TRAIN", "GRPOConfig", "PretrainConfig", "check_switch"]
+__all__ = ["BY_FUNCTION", "OF_TRAIN", "GRPOConfig", "PretrainConfig"]
 
 OF_TRAIN = (
     *("policy", "reward", "output_dir", "columns", "evaluation_samples", "max_oracle_calls", "reward_cache", "report_to", "lora"),
     *("num_steps", "temperature", "top_k", "top_p", "guidance", "advantage_func", "surrogate_func", "on_update", "resume"),
 )
 """Arguments of ``train`` that are fields of the settings of other trainers."""
-LAST_SEED = 2**32 - 1
-"""The largest random seed, that of numpy."""
 BY_FUNCTION = ("callbacks", "callback", "eval_steps", "eval_strategy", "eval_every")
 """Settings of other trainers for what a function of one's own does here after every update."""
-
-
-def check_switch(name: str, value: object) -> None:
-    """Raise ``ValueError`` unless ``value`` is True, False or ``auto``; numbers are none of these."""
-    if not (isinstance(value, bool) or value == "auto"):
-        raise ValueError(f"{name}: {value!r}, expected True, False or 'auto'")
 
 
 def _check_auto(config: GRPOConfig, name: str, *, least: int) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from discrete_grpo.core.checks import check_range
-from discrete_grpo.training.config import check_switch
+from discrete_grpo.core.checks import check_range, check_switch
 
 __all__ = ["RoundsConfig"]
 

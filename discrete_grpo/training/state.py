@@ -21,6 +21,7 @@ from discrete_grpo.core.reward_arguments import remembers, reward_names
 from discrete_grpo.core.rollout import Policy, Reward
 from discrete_grpo.core.scoring import Accounts
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, describe, load_training, tensors_to_cpu
+from discrete_grpo.runs.console import print_notes
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.lora import current_names
@@ -257,6 +258,8 @@ class RunState:
                 cast(Any, reward).load_state_dict(kept)
         same = conditions_digest(self.sampler.columns)
         other = None not in (same, state.get("conditions")) and same != state["conditions"]
+        if other and self.processes.first and any(part.get("memory") or part.get("replay") for part in state["shards"]):
+            print_notes(["columns: other conditions than those of the run; its samples kept for refinement and replay are dropped"])
         for shard in self.sampler.shards:
             kept = state["shards"][shard.number]
             shard.load({**kept, "memory": (), "replay": ()} if other else kept)  # they name conditions by number

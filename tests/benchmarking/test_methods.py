@@ -122,9 +122,9 @@ def test_rounds_of_a_used_up_space_end() -> None:
     assert ledger.calls == 3 + 6  # C, N, O and the six pairs without order
 
 
-@pytest.mark.parametrize("method", ["grpo", "grpo-graph", "grpo-replay", "reinforce", "ppo-clip"])
-def test_node_counts_of_graphs_are_learned(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All samples of an update are one group, which would share one node count."""
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The policies that trainers are given, which do not train them."""
     trained: list[Any] = []
 
     class Trainer:
@@ -135,6 +135,12 @@ def test_node_counts_of_graphs_are_learned(method: str, monkeypatch: pytest.Monk
             pass
 
     monkeypatch.setattr("discrete_grpo.training.trainer.GRPOTrainer", Trainer)
+    return trained
+
+
+@pytest.mark.parametrize("method", ["grpo", "grpo-graph", "grpo-replay", "reinforce", "ppo-clip"])
+def test_node_counts_of_graphs_are_learned(method: str, trained: list[Any]) -> None:
+    """All samples of an update are one group, which would share one node count."""
     graphs, texts = tiny_policy(), chains()
     settings = {name: value for name, value in METHODS[method].settings.items() if name != "num_steps"}
     for policy in (graphs, texts):
@@ -145,17 +151,7 @@ def test_node_counts_of_graphs_are_learned(method: str, monkeypatch: pytest.Monk
     assert trained[1] is texts
 
 
-def test_steps_of_graph_policies_are_those_of_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    trained: list[Any] = []
-
-    class Trainer:
-        def __init__(self, policy: Any, *_: Any, **__: Any) -> None:
-            trained.append(policy)
-
-        def train(self) -> None:
-            pass
-
-    monkeypatch.setattr("discrete_grpo.training.trainer.GRPOTrainer", Trainer)
+def test_steps_of_graph_policies_are_those_of_the_method(trained: list[Any]) -> None:
     policy, method = tiny_policy(num_steps=7), METHODS["grpo-graph"]
     method.run(OXYGENS, policy, Ledger(), 0, **method.settings)
     assert trained[0].policy.num_steps == method.settings["num_steps"] == 25

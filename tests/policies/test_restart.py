@@ -486,7 +486,9 @@ def test_a_run_without_it_has_no_trace_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", ["memory", "replay"])
-def test_good_samples_of_other_conditions_are_not_taken_along(kept: str, tmp_path: Path) -> None:
+def test_good_samples_of_other_conditions_are_not_taken_along(
+    kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     changed = {"refine_fraction": 0.5} if kept == "memory" else {"refine_fraction": 0.0, "replay_samples": 1}
     config = GRPOConfig(**REFINED | changed | {"save_steps": 1}, max_steps=2)
     asked = [{"kind": np.int64(k)} for k in range(3)]  # numbers of numpy go into a checkpoint too
@@ -497,6 +499,7 @@ def test_good_samples_of_other_conditions_are_not_taken_along(kept: str, tmp_pat
         buffer = shard.elites if kept == "memory" else shard.replay
         assert buffer is not None
         assert bool(buffer.kept) == same
+        assert ("are dropped" in " ".join(capsys.readouterr().err.split())) != same
     more = replace(config, max_steps=3)
     GRPOTrainer(tiny_policy(), share_of_class_two, more, columns=[{"kind": 2}], run=tmp_path, resume=True).train()
 
