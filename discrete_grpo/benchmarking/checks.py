@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from discrete_grpo.benchmarking.method import Method
-from discrete_grpo.core.checks import check_whole, did_you_mean
+from discrete_grpo.core.checks import LAST_SEED, check_whole, did_you_mean
 
 if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
@@ -51,8 +51,6 @@ def check_names(what: str, names: Sequence[str]) -> None:
 
 def check_seeds(seeds: Sequence[int]) -> None:
     """Raise ``ValueError`` unless there are seeds, whole numbers from 0 to 2^32 - 1, each once."""
-    from discrete_grpo.core.seeding import LAST_SEED  # imports torch
-
     if isinstance(seeds, str) or not isinstance(seeds, Sequence):
         raise ValueError(f"seeds: {seeds!r}, expected a list of whole numbers")
     if not seeds:

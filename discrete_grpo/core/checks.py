@@ -13,6 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 __all__ = [
+    "LAST_SEED",
     "check_choices",
     "check_fields",
     "check_folder_name",
@@ -26,6 +27,9 @@ __all__ = [
 ]
 
 FINITE = "a finite number"
+
+LAST_SEED = 2**32 - 1
+"""The largest random seed, that of numpy. It stands here because the settings, which the help reads, import no torch."""
 
 
 def check_range(

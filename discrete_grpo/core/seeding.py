@@ -7,10 +7,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-__all__ = ["LAST_SEED", "seeded"]
-
-LAST_SEED = 2**32 - 1
-"""The largest random seed, that of numpy."""
+__all__ = ["seeded"]
 
 
 @contextmanager

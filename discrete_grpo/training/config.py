@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_switch, check_text
+from discrete_grpo.core.checks import LAST_SEED, check_choices, check_fields, check_range, check_switch, check_text
 from discrete_grpo.core.option_names import known_options
-from discrete_grpo.core.seeding import LAST_SEED
 
 __all__ = ["BY_FUNCTION", "OF_TRAIN", "GRPOConfig", "PretrainConfig"]
 
