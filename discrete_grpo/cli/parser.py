@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -16,6 +15,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from discrete_grpo.cli.commands import UsageError, preset_path, recipe_of
 from discrete_grpo.cli.numbers import written_out
 from discrete_grpo.cli.reward_spec import complete_reward, make_reward, with_argument
+from discrete_grpo.cli.type_words import type_words
 from discrete_grpo.core.option_names import right_field
 
 __all__ = ["loaded", "parse"]
@@ -292,7 +292,7 @@ def _wrong_value(parser: ArgumentParser, given: _Given, names: _Names) -> str | 
             parser.parse_args([f"--{name}={text}"])
         except (ArgumentError, ValueError):
             if name in names.types:
-                return f"{name}: {text!r}, expected {_expected(names.types[name])}"
+                return f"{name}: {text!r}, expected {type_words(names.types[name])}"
     return None
 
 
@@ -301,22 +301,3 @@ def _within_group(said: str, names: _Names) -> str:
     name = said.partition(":")[0]
     options = [option for option in names.types if option.endswith(f".{name}")]
     return said.replace(name, options[0], 1) if name not in names.types and len(options) == 1 else said
-
-
-def _expected(hint: Any) -> str:
-    """A type in the words of an error message.
-
-    >>> _expected(int | None), _expected(bool | typing.Literal["auto"])
-    ('int or null', "bool or one of 'auto'")
-    """
-    if hint is type(None):
-        return "null"
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(map(_expected, typing.get_args(hint)))
-    if typing.get_origin(hint) is typing.Literal:
-        return f"one of {', '.join(map(repr, typing.get_args(hint)))}"
-    if typing.get_origin(hint) in (list, tuple):
-        return f"a list of {_expected(typing.get_args(hint)[0])}"
-    if typing.get_origin(hint) is dict or hint is dict:
-        return "a mapping"
-    return getattr(hint, "__name__", str(hint))

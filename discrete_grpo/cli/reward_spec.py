@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +17,9 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from discrete_grpo.cli.commands import UsageError
 from discrete_grpo.cli.listing import known_rewards
 from discrete_grpo.cli.suggestions import absent_attribute, absent_module
+from discrete_grpo.cli.type_words import type_words
 from discrete_grpo.core.checks import did_you_mean
+from discrete_grpo.core.error_place import error_place
 
 __all__ = ["complete_reward", "make_reward", "with_argument"]
 
@@ -128,7 +131,7 @@ def _load(path: str) -> Callable[..., Any]:
         told = "ended the program when it was imported, expected what a script does under if __name__ == '__main__'"
         raise UsageError(f"{said} {module}.py {told}") from error
     except Exception as error:  # whatever the user's file does when it is imported
-        raise UsageError(f"{said} {' '.join(str(error).split()) or type(error).__name__}") from error
+        raise UsageError(f"{said} {' '.join(str(error).split()) or type(error).__name__}{error_place(error)}") from error
     if not hasattr(holder, name):
         raise UsageError(f"{said} {absent_attribute(holder, name)}")
     found: Any = getattr(holder, name)
@@ -176,7 +179,15 @@ def _completed(path: str, kind: type, given: Mapping[str, Any]) -> dict[str, Any
         found: Namespace = parser.parse_object(whole)
         return dict(yaml.safe_load(parser.dump(found, skip_unset=False)) or {})
     except (ArgumentError, ValueError, TypeError) as error:
-        raise UsageError(f"{said} {' '.join(str(error).split())}") from error
+        raise UsageError(f"{said} {_wrong_argument(str(error), given, hints)}") from error
+
+
+def _wrong_argument(said: str, given: Mapping[str, Any], hints: Mapping[str, Any]) -> str:
+    """The parser's message, in the words of other messages where it is about the type of one argument."""
+    found = re.match(r'Parser key "(\w+)":', said)
+    if found is None or found[1] not in given or found[1] not in hints:
+        return " ".join(said.split())
+    return f"{found[1]}: {given[found[1]]!r}, expected {type_words(hints[found[1]])}"
 
 
 def _hints(kind: Any) -> dict[str, Any]:

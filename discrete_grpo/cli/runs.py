@@ -126,7 +126,10 @@ def _command_of(folder: Path) -> str:
 def _check_is_run(folder: Path) -> None:
     """Raise UsageError, with what to do instead, for a folder without a run of a command."""
     if not folder.is_dir():
-        raise UsageError(f"run: {folder}: no such folder, expected a run folder of a command such as 'discrete-grpo train'")
+        within = Path("runs") / folder  # where presets put theirs
+        hint = f"; did you mean '{within}'?" if within.is_dir() else ""
+        wanted = "expected a run folder of a command such as 'discrete-grpo train'"
+        raise UsageError(f"run: {folder}: no such folder, {wanted}{hint}")
     if (folder / "benchmark.json").is_file():
         raise UsageError(f"run: {folder} is of a benchmark, expected one of a run; to go on, give the same command again")
     if (folder / "run.json").is_file():

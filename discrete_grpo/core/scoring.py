@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.error_place import error_place
 from discrete_grpo.core.interrupt import watched
 from discrete_grpo.core.reward_arguments import reward_name, reward_names
 from discrete_grpo.core.rollout import Reward
@@ -238,8 +239,9 @@ def score_one(
     """Score every sample by one reward, in float64; unknown values (None or NaN) are NaN. A coroutine function is awaited.
 
     Raises:
-        RewardError: in one line, if the reward raises (including ``SystemExit``), does not return a sequence of one value per
-            sample (generators, mappings and sets are refused), or returns a value that is not a finite number.
+        RewardError: in one line, if the reward raises (including ``SystemExit``; with the line of a user's own file), does not
+            return a sequence of one value per sample (generators, mappings and sets are refused), or returns a value that is not a
+            finite number.
         KeyboardInterrupt: after Ctrl-C, if the handler of the signal raises it; if the reward raises it, that is its failure.
     """
     name = name or reward_name(reward)
@@ -262,7 +264,7 @@ def score_one(
                 hint = (
                     "; it is given a list of samples (discrete_grpo.molecule_reward makes a reward of a function of one molecule)"
                 )
-            raise RewardError(f"reward {name}: raised {type(error).__name__}: {said}{hint}") from error
+            raise RewardError(f"reward {name}: raised {type(error).__name__}: {said}{error_place(error)}{hint}") from error
     return torch.tensor([_number(v, name, s) for v, s in zip(values, samples, strict=True)], dtype=torch.float64)
 
 

@@ -272,7 +272,10 @@ class Checkpoints:
         name, known = self.metric_for_best_model, sorted(names)
         if name is not None and name not in known:
             hint = f"{did_you_mean(name, known)} ".lstrip()
-            raise ValueError(f"metric_for_best_model: {name!r} is not logged; {hint}expected one of {', '.join(known)}")
+            untrained = [real_name(path) for path in self.all()] == [f"step-{0:08d}"]
+            again = f"; nothing is trained, so remove {self.folder.parent} and start again" if untrained else ""
+            wanted = f"expected one of {', '.join(known)}"
+            raise ValueError(f"metric_for_best_model: {name!r} is not logged; {hint}{wanted}{again}")
 
     def save(
         self,
@@ -393,6 +396,6 @@ def find_checkpoint(name: str | Path, role: str = "policy") -> Path:
         if (run / "checkpoints").is_dir():
             return Checkpoints(run).latest()
     known = bundled_policies(role)
-    near = did_you_mean(str(name), known)
+    near = f"did you mean 'runs/{name}'?" if Path("runs", name).is_dir() else did_you_mean(str(name), known)
     hint = f"; {near}" if near else f" (bundled: {', '.join(known) or 'none'})"
     raise CheckpointError(f"{role}: {str(name)!r} is no checkpoint folder, run folder or bundled {role}{hint}")

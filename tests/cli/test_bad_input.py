@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("here")
         ("trian demo", "command: 'trian' is unknown; did you mean 'train'? known: train, pretrain, pretrain-graphs"),
         ("train dmo", "preset: 'dmo' is unknown; did you mean 'demo'?"),
         ("train enumerated-tiny", "preset: 'enumerated-tiny' is unknown"),
+        ("train qm9-small", "it is a bundled policy, which is given to a preset as --policy=qm9-small; known: demo,"),
         ("train nofile.yaml", "preset: file 'nofile.yaml' does not exist"),
         ("train --config=nofile.yaml", "nofile.yaml"),
         ("train demo extra", "unrecognized arguments: extra"),
@@ -80,6 +81,12 @@ def test_bad_input_is_one_line(refuse: Refuse, arguments: str, said: str) -> Non
     assert said in refuse(*arguments.split())
     assert not Path("o.smi").exists()
     assert not Path("runs/pretrain/run.json").exists()  # so that the corrected command can be given
+
+
+def test_the_name_of_a_folder_in_runs_is_answered_with_its_path(refuse: Refuse) -> None:
+    Path("runs/demo").mkdir(parents=True)
+    for command in ("resume demo", "sample demo --out=o.smi"):
+        assert refuse(*command.split()).endswith("; did you mean 'runs/demo'?")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("raises", "reward raises: raised KeyError: 'boom'"),
+        ("raises", "reward raises: raised KeyError: 'boom' (my_rewards.py, line "),
         ("short", "reward short: returned 1 values for"),
         ("infinite", "reward infinite: returned inf"),
     ],
@@ -55,7 +55,8 @@ def test_a_reward_that_fails_late_loses_nothing(refuse: Refuse) -> None:
     assert main(train(*common, out="whole")) == 0
     Path("count").write_text("4")  # the call after the fourth of training fails
     line = refuse(*train(*common))
-    assert line == "reward flaky: raised OSError: the docking server is away; saved, continue with: discrete-grpo resume run"
+    assert line.startswith("reward flaky: raised OSError: the docking server is away (my_rewards.py, line ")
+    assert line.endswith("); saved, continue with: discrete-grpo resume run")
     assert [m["step"] for m in read_metrics("run")] == [1, 2, 3, 4]
     assert [p.name for p in sorted(Path("run/checkpoints").iterdir())] == ["step-00000000", "step-00000004"]
     assert "raised OSError" in refuse("resume", "run")  # still away, still nothing lost
@@ -126,7 +127,8 @@ def test_a_search_whose_reward_fails_keeps_what_was_scored(capsys: pytest.Captur
     assert not Path("run").exists()  # nothing was scored
     Path("stop").write_text("1")
     assert main(["search", *options]) == 2
-    assert "reward length: raised SystemExit: 0; saved, continue with: discrete-grpo resume run" in capsys.readouterr().err
+    said = "reward length: raised SystemExit: 0 (ending.py, line 9); saved, continue with: discrete-grpo resume run"
+    assert said in capsys.readouterr().err
     assert main(["resume", "run"]) == 0
     assert Path("run/search.json").is_file()
 

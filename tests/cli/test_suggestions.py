@@ -186,7 +186,11 @@ def test_a_mistyped_module_is_answered_with_the_folder_and_a_near_name(told: Cal
         (["--reward={class_path: qed, init_args: {a: 1}}"], "class_path: 'discrete_grpo.rewards.molecules.qed' is no class"),
         (["--reward={class_path: Target, init_args: {property: nowhere.f, value: 1, scale: 1}}"], "No module named 'nowhere'"),
         (["--reward={class_path: Target, init_args: {property: qed, value: 1, scale: -1}}"], "reward: scale: -1.0, expected"),
-        (["--reward={class_path: Target, init_args: {property: qed, value: high, scale: 1}}"], "Target is no reward:"),
+        (
+            ["--reward={class_path: Target, init_args: {property: qed, value: high, scale: 1}}"],
+            "Target is no reward: value: 'high', expected float",
+        ),
+        (["--reward=Similarity", "--reward.target=3"], "Similarity is no reward: target: 3, expected str"),
         (["--reward={path: qed}"], "expected a mapping with class_path and init_args"),
         (["--reward="], "reward: nothing is no reward: expected an import path"),
         (["--reward=3"], "reward: 3 is no reward: expected an import path"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
+import re
 import signal
 import sys
 import time
@@ -21,7 +23,7 @@ from discrete_grpo.core.interrupt import interruptible
 from discrete_grpo.core.reward_arguments import as_rewards, check_callables, check_some, reward_name, reward_names
 from discrete_grpo.core.scoring import Failures, RewardError, finite_number, score_one, score_samples, take_failures
 from discrete_grpo.rewards.combine import WeightedSum
-from discrete_grpo.rewards.molecules import Target
+from discrete_grpo.rewards.molecules import Target, qed
 
 
 def given(*values: Any) -> Any:
@@ -93,7 +95,7 @@ def test_columns_reach_the_reward_and_samples_are_a_list_of_its_own() -> None:
 def test_what_is_wrong_is_said_in_one_line(reward: Any, said: str) -> None:
     with pytest.raises(RewardError) as caught:
         score_samples([reward], ["a", "b"])
-    assert str(caught.value) == said
+    assert re.sub(r" \(test_scoring.py, line \d+\)$", "", str(caught.value)) == said
 
 
 def _raise(error: BaseException) -> Any:
@@ -147,15 +149,29 @@ def test_an_error_of_several_lines_becomes_one() -> None:
     def reward(samples: list[str]) -> list[float]:
         raise RuntimeError("one\n  two")
 
-    with pytest.raises(RewardError, match=r"^reward reward: raised RuntimeError: one two$"):
+    with pytest.raises(RewardError, match=r"^reward reward: raised RuntimeError: one two \(test_scoring.py, line \d+\)$"):
         score_samples([reward], ["a"])
+
+
+def test_an_error_names_the_line_of_the_users_file_that_led_to_it() -> None:
+    def reward(samples: list[str]) -> list[float]:
+        return [float(json.loads(sample)) for sample in samples]
+
+    line = reward.__code__.co_firstlineno + 1
+    with pytest.raises(RewardError, match=rf"^reward reward: raised JSONDecodeError: .* \(test_scoring.py, line {line}\)$"):
+        score_one(reward, ["1", "two"])
+
+
+def test_an_error_of_a_bundled_reward_names_no_line() -> None:
+    with pytest.raises(RewardError, match=r"^reward .*: raised .*[^)]$"):
+        score_one(Target(qed, 1.0, 0.5), [3])
 
 
 def test_a_reward_that_forgets_invalid_samples_is_told_what_they_are() -> None:
     hint = "a sample that is invalid is None, and its score may be None or a number"
-    with pytest.raises(RewardError, match=f"object of type 'NoneType' has no len\\(\\); {hint}$"):
+    with pytest.raises(RewardError, match=f"object of type 'NoneType' has no len\\(\\) \\(test_scoring.py, line \\d+\\); {hint}$"):
         score_one(lambda samples, **columns: [len(s) for s in samples], ["C", None])
-    with pytest.raises(RewardError, match=r"has no len\(\)$"):  # its own None
+    with pytest.raises(RewardError, match=r"has no len\(\) \(test_scoring.py, line \d+\)$"):  # its own None
         score_one(lambda samples, **columns: [len(None)], ["C"])  # type: ignore[arg-type]
 
 

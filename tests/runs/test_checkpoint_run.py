@@ -303,6 +303,19 @@ def test_a_metric_that_is_not_logged_is_named_with_the_nearest() -> None:
     store = Checkpoints("run", metric_for_best_model="rewrd")
     with pytest.raises(ValueError, match="metric_for_best_model: 'rewrd' is not logged; did you mean 'reward'\\? expected one of"):
         store.check_metric({"reward": 0.5, "kl": 0.1})
+
+
+def test_a_run_that_a_mistyped_metric_ends_before_an_update_says_that_it_can_be_removed(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, metric_for_best_model="rewrd")
+    write(store, 0)
+    with pytest.raises(ValueError, match=f"; nothing is trained, so remove {tmp_path} and start again$"):
+        store.check_metric({"reward": 0.5})
+    write(store, 2)
+    with pytest.raises(ValueError, match=r"expected one of reward$"):
+        store.check_metric({"reward": 0.5})
+
+
+def test_a_metric_that_is_logged_or_none_is_no_error() -> None:
     Checkpoints("run", metric_for_best_model="kl").check_metric(["kl"])
     Checkpoints("run").check_metric([])
 

@@ -1,0 +1,36 @@
+"""Where an error was raised in code that is neither this package's nor a library's."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+__all__ = ["error_place"]
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def error_place(error: BaseException) -> str:
+    r"""Return the file and line in a user's code where an error was raised, in brackets after a space, for the end of its message.
+
+    The line is the innermost one on the way to the error that stands in a file outside this package, the standard library and
+    installed packages; the text is empty if there is none, and for a ``SyntaxError``, whose own message ends with its place.
+
+    >>> try:
+    ...     exec(compile("scores = {}\nscores['CCO']", "/home/me/my_reward.py", "exec"))
+    ... except KeyError as error:
+    ...     error_place(error)
+    ' (my_reward.py, line 2)'
+    """
+    if isinstance(error, SyntaxError):
+        return ""
+    places = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
+    own = [(file.name, line) for file, line in places if not _installed(file)]
+    return f" ({own[-1][0]}, line {own[-1][1]})" if own else ""
+
+
+def _installed(file: Path) -> bool:
+    """Whether a file belongs to this package, to the standard library or to an installed package."""
+    folders = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return "site-packages" in file.parts or any(file.is_relative_to(folder) for folder in (_PACKAGE, *folders))
