@@ -5,14 +5,17 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test lint typed doctests wheel clean
 
+# Python keeps the modules that it compiles, also where the environment forbids it, as this empty value undoes that: else each of the
+# some hundred processes that the tests start compiles torch anew, which takes longer than what most of them test.
+export PYTHONDONTWRITEBYTECODE =
+
 # A stamp newer than what decides the environment means it is up to date. pip compiles nothing, as compiling all modules takes minutes.
-# Those that a training imports are compiled once here, also where the environment forbids Python to keep what it compiles: else
-# each of the some hundred processes that the tests start compiles torch anew, which takes longer than what most of them test.
+# Those that a training imports are compiled here, so that the first two processes of the tests do not both do it.
 $(VENV)/ready: setup.cfg constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt "torch==2.13.0"
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[test,dev]"
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import torch._dynamo, jsonargparse, discrete_grpo.recipes.train, discrete_grpo.training.trainer"
+	$(BIN)/python -c "import torch._dynamo, jsonargparse, discrete_grpo.recipes.train, discrete_grpo.training.trainer"
 	touch $(VENV)/ready
 
 demo: $(VENV)/ready
