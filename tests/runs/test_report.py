@@ -367,6 +367,18 @@ def test_report_holds_every_part(tmp_path: Path) -> None:
     assert again.read_text("utf-8") == text
 
 
+def test_sizes_of_samples_are_one_chart_of_three_curves(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    for step in range(1, 4):
+        recorder.record(step, {"reward": 0.5, "size/mean": 8.0 + step, "size/min": 3.0, "size/max": 9.0 + step})
+    text = write_report(tmp_path).read_text("utf-8")
+    chart = text[text.index('id="chart-size"') :]
+    chart = chart[: chart.index("</figure>") if "</figure>" in chart else chart.index("</svg>")]
+    assert all(name in chart for name in ("Size of the samples", "the smallest", "the largest"))
+    assert "population" not in chart
+    assert "chart-other" not in text
+
+
 def test_report_of_an_empty_or_partial_folder_leaves_parts_out(tmp_path: Path) -> None:
     assert "No update has been recorded" in write_report(tmp_path).read_text("utf-8")
     Recorder(tmp_path).record(1, {"reward": math.nan, "valid": 1.0})
