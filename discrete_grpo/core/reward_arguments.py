@@ -16,6 +16,7 @@ __all__ = [
     "check_forgets",
     "check_some",
     "elsewhere",
+    "function_names",
     "remembers",
     "reward_name",
     "reward_names",
@@ -61,6 +62,15 @@ def reward_name(reward: object) -> str:
             return found
     function = getattr(reward, "func", None)  # functools.partial
     return type(reward).__name__ if function is None else reward_name(function)
+
+
+def function_names(**functions: object) -> dict[str, str | None]:
+    """The names of functions of one's own by the argument that takes them; None where there is none.
+
+    >>> function_names(advantage_func=len, surrogate_func=None)
+    {'advantage_func': 'len', 'surrogate_func': None}
+    """
+    return {argument: None if function is None else reward_name(function) for argument, function in functions.items()}
 
 
 def as_rewards(given: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import nn
 from discrete_grpo.core.checks import check_fields, check_folder_name, check_range, check_whole
 from discrete_grpo.core.option_names import check_options, known_options
 from discrete_grpo.core.own_surrogate import SurrogateFunc
-from discrete_grpo.core.reward_arguments import as_rewards, check_callables, reward_name, reward_names
+from discrete_grpo.core.reward_arguments import as_rewards, check_callables, function_names, reward_names
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
 from discrete_grpo.recipes.before_and_after import MEMORIES, Evaluations, Memories, Results
@@ -223,7 +223,7 @@ def run_train(
     if processes.first:
         tell_changed_rewards(folder, recipe.rewards, resume=resume)
         kept = _kept(folder, recipe) if resume else ()
-        told = {name: reward_name(functions[name]) if name in functions else None for name in FUNCTIONS}
+        told = function_names(on_update=functions.get("on_update"))  # the trainer tells of the others
         tell_changed_settings(folder, recipe.settings | told, resume=resume, fixed=("policy", *kept))
     given = recipe.rewards
     if recipe.rewards_see == "smiles":

@@ -166,6 +166,7 @@ class RunState:
         ledger: counter of reward calls; None if calls are not counted.
         sampler: sampler of groups, with the shards of this process.
         processes: all processes of the run.
+        functions: names of functions of one's own, by the argument of the trainer; None where the settings decide.
     """
 
     module: nn.Module
@@ -178,6 +179,7 @@ class RunState:
     ledger: Accounts | None
     sampler: GroupSampler
     processes: ProcessGroup
+    functions: Mapping[str, str | None]
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -233,6 +235,7 @@ class RunState:
             "reference": cast(nn.Module, self.reference).state_dict() if self.reference is not None else None,
             "entropy": self.controller.state_dict() if self.controller is not None else None,
             "patience": self.patience.state_dict() if self.patience is not None else None,
+            "functions": dict(self.functions),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -249,6 +252,14 @@ class RunState:
         if self.patience is not None and state.get("patience"):
             self.patience.load_state_dict(state["patience"])
         self._restore_drawing(state)
+        self._tell_other_functions(state.get("functions", self.functions))
+
+    def _tell_other_functions(self, before: Mapping[str, str | None]) -> None:
+        """Print one line for each function of one's own that is another one than before, or is missing."""
+        others = [name for name, now in self.functions.items() if before.get(name) != now] if self.processes.first else []
+        print_notes(
+            [f"{name}: was {before.get(name)} in the run so far, is {self.functions[name]} from here on" for name in others]
+        )
 
     def _restore_drawing(self, state: Mapping[str, Any]) -> None:
         if self.ledger is not None and state["ledger"] is not None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from discrete_grpo.core.description import description
 from discrete_grpo.core.interrupt import Interrupted, interruptible
 from discrete_grpo.core.own_surrogate import SurrogateFunc
-from discrete_grpo.core.reward_arguments import reward_names
+from discrete_grpo.core.reward_arguments import function_names, reward_names
 from discrete_grpo.core.rollout import Policy, Reward, as_module
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError
@@ -132,11 +132,11 @@ class GRPOTrainer:
         self.optimizer = self.accelerator.prepare(adamw(trained, config))
         self.patience = new_patience(config, ledger, trained)
         own = (self.optimizer, self.average, self.reference, self.controller, self.patience)
-        self.state = RunState(module, *own, tuple(self.rewards), ledger, self.sampler, self.processes)
+        functions = function_names(advantage_func=advantage_func, surrogate_func=surrogate_func)
+        self.state = RunState(module, *own, tuple(self.rewards), ledger, self.sampler, self.processes, functions)
         tables = reference_tables(policy, self.reference, config)
         self.learner = Learner(policy, self.state, config, self.accelerator.backward, self.precision, surrogate_func, tables)
-        names = reward_names(self.rewards)
-        self.log = RunLog(config, names, run, tracker) if self.processes.first else None
+        self.log = RunLog(config, reward_names(self.rewards), run, tracker) if self.processes.first else None
         self.step = 0
         self.history: list[dict[str, float]] = []
         self.ended = False  # whether on_update has ended the run
