@@ -141,7 +141,7 @@ def smiles_elements(tokens: Iterable[str]) -> frozenset[str]:
 
 
 def check_policy_fits(name: str, loaded: Any, methods: Sequence[Method], tasks: Sequence[Task]) -> None:
-    """Raise ``ValueError`` for a policy of another kind than a task or a method takes, or without the atoms of a task."""
+    """Raise ``ValueError`` for a policy of another kind than a task or a method takes, or without the atoms or the size of a task."""
     from discrete_grpo.benchmarking.methods import METHODS
     from discrete_grpo.core.rollout import is_replayable
 
@@ -162,3 +162,16 @@ def check_policy_fits(name: str, loaded: Any, methods: Sequence[Method], tasks: 
         if missing:
             known = ", ".join(sorted(elements or ()))
             raise ValueError(f"policy: {name} cannot make the atoms {', '.join(missing)} of task {task.name}; it has {known}")
+        _check_size(name, loaded.policy, task)
+
+
+def _check_size(name: str, policy: Any, task: Task) -> None:
+    """Raise ``ValueError`` if a task scores graphs of one number of nodes alone, and a graph policy never draws that number."""
+    from discrete_grpo.recipes.families import innermost
+
+    wanted, counts = getattr(task.score, "nodes", None), getattr(innermost(policy), "node_counts", None)
+    if not isinstance(wanted, int) or counts is None or (wanted < len(counts) and counts[wanted] > 0):
+        return
+    drawn = [size for size, share in enumerate(counts) if share > 0]
+    told = f"{drawn[0]} nodes" if len(drawn) == 1 else f"{drawn[0]} to {drawn[-1]} nodes"
+    raise ValueError(f"policy: {name} draws graphs of {told}, expected a policy of graphs of {wanted} for task {task.name}")
