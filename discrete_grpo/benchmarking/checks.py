@@ -141,7 +141,7 @@ def smiles_elements(tokens: Iterable[str]) -> frozenset[str]:
 
 
 def check_policy_fits(name: str, loaded: Any, methods: Sequence[Method], tasks: Sequence[Task]) -> None:
-    """Raise ``ValueError`` for a policy of another kind than a task or a method takes, or without the atoms or the size of a task."""
+    """Raise ``ValueError`` for a policy of another kind than a task or a method takes, or without the atoms or size of a task."""
     from discrete_grpo.benchmarking.methods import METHODS
     from discrete_grpo.core.rollout import is_replayable
 
