@@ -166,12 +166,14 @@ def check_policy_fits(name: str, loaded: Any, methods: Sequence[Method], tasks: 
 
 
 def _check_size(name: str, policy: Any, task: Task) -> None:
-    """Raise ``ValueError`` if a task scores graphs of one number of nodes alone, and a graph policy never draws that number."""
+    """Raise ``ValueError`` if a task scores graphs of one number of nodes alone, which a graph diffusion policy never draws."""
     from discrete_grpo.recipes.families import innermost
+    from discrete_grpo.rewards.graph_tasks import GraphScore
 
-    wanted, counts = getattr(task.score, "nodes", None), getattr(innermost(policy), "node_counts", None)
-    if not isinstance(wanted, int) or counts is None or (wanted < len(counts) and counts[wanted] > 0):
+    counts = getattr(innermost(policy), "node_counts", None)
+    if not isinstance(task.score, GraphScore) or counts is None:
         return
-    drawn = [size for size, share in enumerate(counts) if share > 0]
-    told = f"{drawn[0]} nodes" if len(drawn) == 1 else f"{drawn[0]} to {drawn[-1]} nodes"
-    raise ValueError(f"policy: {name} draws graphs of {told}, expected a policy of graphs of {wanted} for task {task.name}")
+    drawn, wanted = [size for size, share in enumerate(counts) if share > 0], task.score.nodes
+    if wanted not in drawn:
+        told = f"{', '.join(map(str, drawn[:8]))}{', ...' if len(drawn) > 8 else ''}"
+        raise ValueError(f"policy: {name} draws graphs of {told} nodes, expected one of graphs of {wanted} for task {task.name}")

@@ -103,8 +103,10 @@ def preset_path(command: str, name: str) -> Path:
     if name not in known:
         if not known:
             raise UsageError(f"preset: {name!r}, expected options alone or a YAML file: {command} has no presets")
+        from discrete_grpo.cli.listing import bundled
+
         hint = did_you_mean(name, known)
-        if command == "train" and (importlib.resources.files("discrete_grpo.bundled") / name / "config.json").is_file():
+        if command == "train" and name in bundled()["bundled policies"]:
             hint = f"it is a bundled policy, which is given to a preset as --policy={name};"
         raise UsageError(f"preset: {name!r} is unknown; {f'{hint} '.lstrip()}known: {', '.join(known)}")
     return Path(str(importlib.resources.files("discrete_grpo.cli.presets") / f"{name}.yaml"))

@@ -38,7 +38,7 @@ def known_rewards() -> dict[str, KnownReward]:
     return {one.name: KnownReward(f"{one.module}.{one.name}", one.about, one.signature) for one in found}
 
 
-def _bundled() -> dict[str, dict[str, str]]:
+def bundled() -> dict[str, dict[str, str]]:
     """One line about each bundled checkpoint, by role and name."""
     found: dict[str, dict[str, str]] = {"bundled policies": {}, "bundled judges and classifiers": {}}
     folder = importlib.resources.files("discrete_grpo.bundled")
@@ -83,7 +83,7 @@ def print_list(what: str | None = None) -> None:
     for command in RUNS:
         if about := preset_about(command):
             _print_section(f"presets for {command}", about)
-    for title, lines in _bundled().items():
+    for title, lines in bundled().items():
         _print_section(title, lines)
     print("rewards, by name or by import path:")
     for reward in known_rewards().values():

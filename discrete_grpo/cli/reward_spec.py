@@ -17,7 +17,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from discrete_grpo.cli.commands import UsageError
 from discrete_grpo.cli.listing import known_rewards
 from discrete_grpo.cli.suggestions import absent_attribute, absent_module
-from discrete_grpo.cli.type_words import type_words
+from discrete_grpo.cli.type_words import is_plain, type_words
 from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.core.error_place import error_place
 
@@ -185,7 +185,7 @@ def _completed(path: str, kind: type, given: Mapping[str, Any]) -> dict[str, Any
 def _wrong_argument(said: str, given: Mapping[str, Any], hints: Mapping[str, Any]) -> str:
     """The parser's message, in the words of other messages where it is about the type of one argument."""
     found = re.match(r'Parser key "(\w+)":', said)
-    if found is None or found[1] not in given or found[1] not in hints:
+    if found is None or found[1] not in given or not is_plain(hints.get(found[1])):
         return " ".join(said.split())
     return f"{found[1]}: {given[found[1]]!r}, expected {type_words(hints[found[1]])}"
 

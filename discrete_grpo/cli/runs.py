@@ -127,7 +127,8 @@ def _check_is_run(folder: Path) -> None:
     """Raise UsageError, with what to do instead, for a folder without a run of a command."""
     if not folder.is_dir():
         within = Path("runs") / folder  # where presets put theirs
-        hint = f"; did you mean '{within}'?" if within.is_dir() else ""
+        named = folder.name == str(folder) and (within / "run.json").is_file()
+        hint = f"; did you mean '{within.as_posix()}'?" if named else ""
         wanted = "expected a run folder of a command such as 'discrete-grpo train'"
         raise UsageError(f"run: {folder}: no such folder, {wanted}{hint}")
     if (folder / "benchmark.json").is_file():

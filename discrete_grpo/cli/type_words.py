@@ -6,7 +6,7 @@ import types
 import typing
 from typing import Any
 
-__all__ = ["type_words"]
+__all__ = ["is_plain", "type_words"]
 
 
 def type_words(hint: Any) -> str:
@@ -14,6 +14,8 @@ def type_words(hint: Any) -> str:
 
     >>> type_words(int | None), type_words(bool | typing.Literal["auto"])
     ('int or null', "bool or one of 'auto'")
+    >>> type_words(tuple[float, float]), type_words(tuple[float, ...])
+    ('a list of 2 float', 'a list of float')
     """
     if hint is type(None):
         return "null"
@@ -21,8 +23,22 @@ def type_words(hint: Any) -> str:
         return " or ".join(map(type_words, typing.get_args(hint)))
     if typing.get_origin(hint) is typing.Literal:
         return f"one of {', '.join(map(repr, typing.get_args(hint)))}"
+    if typing.get_origin(hint) is tuple and len(set(typing.get_args(hint))) == 1:
+        return f"a list of {len(typing.get_args(hint))} {type_words(typing.get_args(hint)[0])}"
     if typing.get_origin(hint) in (list, tuple):
         return f"a list of {type_words(typing.get_args(hint)[0])}"
     if typing.get_origin(hint) is dict or hint is dict:
         return "a mapping"
     return getattr(hint, "__name__", str(hint))
+
+
+def is_plain(hint: Any) -> bool:
+    """Whether a type is made of numbers, texts, switches, lists and mappings alone, so that its words say what is accepted.
+
+    >>> is_plain(tuple[float, float] | None), is_plain(typing.Callable[..., float])
+    (True, False)
+    """
+    inner = [part for part in typing.get_args(hint) if part is not Ellipsis]
+    if typing.get_origin(hint) in (typing.Union, types.UnionType, list, tuple):
+        return all(map(is_plain, inner))
+    return typing.get_origin(hint) in (typing.Literal, dict) or hint in (int, float, str, bool, dict, type(None))

@@ -26,11 +26,13 @@ def error_place(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return ""
     places = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
-    own = [(file.name, line) for file, line in places if not _installed(file)]
+    own = [("notebook cell" if "ipykernel" in file.parent.name else file.name, n) for file, n in places if not _installed(file)]
     return f" ({own[-1][0]}, line {own[-1][1]})" if own else ""
 
 
 def _installed(file: Path) -> bool:
     """Whether a file belongs to this package, to the standard library or to an installed package."""
+    if not {"site-packages", "dist-packages"}.isdisjoint(file.parts):
+        return True
     folders = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return "site-packages" in file.parts or any(file.is_relative_to(folder) for folder in (_PACKAGE, *folders))
+    return any(file.is_relative_to(folder) for folder in (_PACKAGE, *folders))

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from discrete_grpo.core.description import describe, description
 from discrete_grpo.core.rollout import as_module
-from discrete_grpo.core.seeding import seeded
 from discrete_grpo.recipes.families import Family, SamplerOptions, family_of, innermost
 from discrete_grpo.runs import checkpoint
 from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint
@@ -173,7 +173,8 @@ def _made(found: Any, name: str, seed: int) -> Any:
     """A new policy of a class or of a function that makes one, or a copy of a policy; the global random state is kept."""
     if isinstance(found, nn.Module):
         return copy.deepcopy(found)
-    with seeded(seed):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
         try:
             return found()
         except TypeError as error:

@@ -223,7 +223,7 @@ def run_train(
     if processes.first:
         tell_changed_rewards(folder, recipe.rewards, resume=resume)
         kept = _kept(folder, recipe) if resume else ()
-        told = function_names(on_update=functions.get("on_update"))  # the trainer tells of the others
+        told = function_names(**{name: functions.get(name) for name in FUNCTIONS})
         tell_changed_settings(folder, recipe.settings | told, resume=resume, fixed=("policy", *kept))
     given = recipe.rewards
     if recipe.rewards_see == "smiles":

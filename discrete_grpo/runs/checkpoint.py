@@ -271,11 +271,10 @@ class Checkpoints:
         """Raise ValueError if ``metric_for_best_model`` is set and not among the logged ``names``."""
         name, known = self.metric_for_best_model, sorted(names)
         if name is not None and name not in known:
-            hint = f"{did_you_mean(name, known)} ".lstrip()
+            told = f"{did_you_mean(name, known)} expected one of {', '.join(known)}".lstrip()
             untrained = [real_name(path) for path in self.all()] == [f"step-{0:08d}"]
-            again = f"; nothing is trained, so remove {self.folder.parent} and start again" if untrained else ""
-            wanted = f"expected one of {', '.join(known)}"
-            raise ValueError(f"metric_for_best_model: {name!r} is not logged; {hint}{wanted}{again}")
+            again = f"; {self.folder.parent} keeps no update, so begin again in another folder" if untrained else ""
+            raise ValueError(f"metric_for_best_model: {name!r} is not logged; {told}{again}")
 
     def save(
         self,
@@ -395,7 +394,8 @@ def find_checkpoint(name: str | Path, role: str = "policy") -> Path:
     for run in (path, path / "offline"):
         if (run / "checkpoints").is_dir():
             return Checkpoints(run).latest()
-    known = bundled_policies(role)
-    near = f"did you mean 'runs/{name}'?" if Path("runs", name).is_dir() else did_you_mean(str(name), known)
-    hint = f"; {near}" if near else f" (bundled: {', '.join(known) or 'none'})"
-    raise CheckpointError(f"{role}: {str(name)!r} is no checkpoint folder, run folder or bundled {role}{hint}")
+    known, within = bundled_policies(role), Path("runs", name)  # where presets put their runs
+    a_run = role == "policy" and path.name == str(name) and any((within / part).exists() for part in ("policy", "checkpoints"))
+    near = f"did you mean '{within.as_posix()}'?" if a_run else did_you_mean(str(name), known)
+    told = f"{role}: {str(name)!r} is no checkpoint folder, run folder or bundled {role}"
+    raise CheckpointError(f"{told}; {near}" if near else f"{told} (bundled: {', '.join(known) or 'none'})")

@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from discrete_grpo.core.rollout import is_scorer
-from discrete_grpo.core.seeding import seeded
 from discrete_grpo.testing.case import Case, Law, Skip
 
 __all__ = ["likely"]
@@ -239,7 +238,8 @@ def _same_numbers(case: Case) -> Iterator[None]:
     """Context manager that fixes the global random states of torch, Python and numpy, and restores them."""
     numpy = sys.modules.get("numpy")
     python, arrays = random.getstate(), None if numpy is None else numpy.random.get_state()
-    with seeded(0, case.device):
+    with torch.random.fork_rng(devices=[case.device] if case.device.type == "cuda" else []):
+        torch.manual_seed(0)
         random.seed(0)
         if numpy is not None:
             numpy.random.seed(0)

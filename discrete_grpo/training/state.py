@@ -22,6 +22,7 @@ from discrete_grpo.core.rollout import Policy, Reward
 from discrete_grpo.core.scoring import Accounts
 from discrete_grpo.runs.checkpoint import CheckpointError, Checkpoints, describe, load_training, tensors_to_cpu
 from discrete_grpo.runs.console import print_notes
+from discrete_grpo.runs.recorder import SETTINGS
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.lora import current_names
@@ -106,6 +107,8 @@ def stored_state(checkpoints: Checkpoints | None, rewards: Sequence[Reward], dev
     if checkpoints is None:
         raise ValueError("resume: True, expected a run folder to resume from (run=...)")
     state = load_training(checkpoints.latest())
+    if (checkpoints.folder.parent / SETTINGS).is_file():
+        state.pop("functions", None)  # that run is one of `train`, which has told of other functions
     if "shards" not in state:
         raise CheckpointError(f"{checkpoints.latest()}: made by another version, which this one cannot go on from")
     check_device_kind(state, state["shards"][0]["generator"], device)
@@ -166,7 +169,8 @@ class RunState:
         ledger: counter of reward calls; None if calls are not counted.
         sampler: sampler of groups, with the shards of this process.
         processes: all processes of the run.
-        functions: names of functions of one's own, by the argument of the trainer; None where the settings decide.
+        functions: names of functions of one's own, by the argument of the trainer; None where the settings decide. Two functions
+            of the same name are taken to be the same.
     """
 
     module: nn.Module

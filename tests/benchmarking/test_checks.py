@@ -92,7 +92,7 @@ def refused(**request: Any) -> str:
         ({"suite": [PHOSPHORUS], "methods": ["best-of-prior"]}, "policy: smiles-zinc cannot make the atoms Na of task phosphorus"),
         (
             {"suite": "graphs", "tasks": ["tree_path"], "methods": ["best-of-prior"], "policy": "tree-64"},
-            "policy: tree-64 draws graphs of 64 nodes, expected a policy of graphs of 16 for task tree_path",
+            "policy: tree-64 draws graphs of 64 nodes, expected one of graphs of 16 for task tree_path",
         ),
         ({"methods": ["best-of-prior"], "policy": "tree-16"}, "policy: tree-16 makes graphs, expected a policy of molecules"),
         ({"methods": ["best-of-prior"], "policy": "smiles-zink"}, "policy: 'smiles-zink' is no checkpoint folder"),

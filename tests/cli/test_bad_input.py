@@ -84,9 +84,22 @@ def test_bad_input_is_one_line(refuse: Refuse, arguments: str, said: str) -> Non
 
 
 def test_the_name_of_a_folder_in_runs_is_answered_with_its_path(refuse: Refuse) -> None:
+    commands = ("resume demo", "sample demo --out=o.smi")
     Path("runs/demo").mkdir(parents=True)
-    for command in ("resume demo", "sample demo --out=o.smi"):
+    assert not any("runs/demo" in refuse(*command.split()) for command in commands)  # it holds no run
+    Path("runs/demo/checkpoints").mkdir()
+    Path("runs/demo/run.json").write_text("{}")
+    for command in commands:
         assert refuse(*command.split()).endswith("; did you mean 'runs/demo'?")
+    for name in ("nosuch", str(Path.cwd() / "runs/demo/run.json"), "runs/nosuch"):
+        assert "did you mean" not in refuse("sample", name, "--out=o.smi")
+
+
+def test_a_judge_in_the_place_of_a_preset_is_called_no_policy(refuse: Refuse) -> None:
+    for name in ("fill-in-judge", "/" + "a" * 300):
+        said = refuse("train", name)
+        assert said.startswith(f"preset: '{name}' is unknown; ")
+        assert "bundled policy" not in said
 
 
 @pytest.mark.parametrize(
