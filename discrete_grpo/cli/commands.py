@@ -103,7 +103,7 @@ def preset_path(command: str, name: str) -> Path:
     if name not in known:
         if not known:
             raise UsageError(f"preset: {name!r}, expected options alone or a YAML file: {command} has no presets")
-        from discrete_grpo.cli.listing import bundled
+        from discrete_grpo.cli.listing import bundled  # it imports this module
 
         hint = did_you_mean(name, known)
         if command == "train" and name in bundled()["bundled policies"]:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["SurrogateFunc", "own_surrogate", "told_result"]
+from discrete_grpo.core.reward_arguments import shape_or_type
+
+__all__ = ["SurrogateFunc", "own_surrogate"]
 
 SurrogateFunc = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Function ``(log_prob, ratio, advantage) -> surrogate`` of each unit, to be maximised.
@@ -29,17 +31,6 @@ def own_surrogate(
     """
     found = surrogate_func(log_prob, ratio, advantage)
     if not isinstance(found, Tensor) or found.shape != ratio.shape:
-        raise ValueError(
-            f"surrogate_func: returned {told_result(found)}, expected a tensor of the shape of ratio, {tuple(ratio.shape)}"
-        )
+        wanted = f"expected a tensor of the shape of ratio, {tuple(ratio.shape)}"
+        raise ValueError(f"surrogate_func: returned {shape_or_type(found)}, {wanted}")
     return found
-
-
-def told_result(found: object) -> str:
-    """What a function of one's own returned, in the words of an error message.
-
-    >>> import torch
-    >>> told_result(torch.zeros(2, 3)), told_result([0.5])
-    ('shape (2, 3)', 'a list')
-    """
-    return f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"

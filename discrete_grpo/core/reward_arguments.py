@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from discrete_grpo.core.rollout import Reward
 
@@ -20,6 +20,7 @@ __all__ = [
     "remembers",
     "reward_name",
     "reward_names",
+    "shape_or_type",
 ]
 
 
@@ -65,12 +66,22 @@ def reward_name(reward: object) -> str:
 
 
 def function_names(**functions: object) -> dict[str, str | None]:
-    """The names of functions of one's own by the argument that takes them; None where there is none.
+    """Return the names of a user's functions by the argument that takes them; None where there is none.
 
     >>> function_names(advantage_func=len, surrogate_func=None)
     {'advantage_func': 'len', 'surrogate_func': None}
     """
     return {argument: None if function is None else reward_name(function) for argument, function in functions.items()}
+
+
+def shape_or_type(value: object) -> str:
+    """Return the shape of a tensor, or the type of any other value, for an error message about it.
+
+    >>> import torch
+    >>> shape_or_type(torch.zeros(2, 3)), shape_or_type([0.5])
+    ('shape (2, 3)', 'a list')
+    """
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def as_rewards(given: Any) -> Any:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from discrete_grpo.core.advantages import advantages, sum_rewards
-from discrete_grpo.core.own_surrogate import told_result
+from discrete_grpo.core.reward_arguments import shape_or_type
 from discrete_grpo.training.config import GRPOConfig
 
 __all__ = ["AdvantageFunc", "advantages_of", "own_advantages", "reward_weights", "total_reward"]
@@ -62,7 +62,7 @@ def own_advantages(
     found = advantage_func(rewards.clone(), group.clone())
     if not isinstance(found, Tensor) or found.shape != group.shape:
         wanted = f"expected a tensor of shape {tuple(group.shape)}: one number per row"
-        raise ValueError(f"advantage_func: returned {told_result(found)}, {wanted}")
+        raise ValueError(f"advantage_func: returned {shape_or_type(found)}, {wanted}")
     known = torch.where(rewards.isnan().all(1), 0.0, found.detach().cpu().double())
     if not known.isfinite().all():
         row = int((~known.isfinite()).nonzero()[0, 0])

@@ -226,7 +226,7 @@ class OfflineTrainer:
         optimizer = adamw([p for p in module.parameters() if p.requires_grad], config)
         shards = make_shards(self.policy, config, 1, device=self.accelerator.device)
         sampler = GroupSampler(self.policy, (), config, None, shards, processes, None, lambda batch: None, self.precision)
-        return RunState(module, self.accelerator.prepare(optimizer), None, reference, None, None, (), None, sampler, processes, {})
+        return RunState(module, self.accelerator.prepare(optimizer), None, reference, None, None, (), None, sampler, processes)
 
     @property
     def reference(self) -> Policy:

@@ -92,13 +92,17 @@ def checkpoints_of(run: str | Path | None, config: GRPOConfig) -> Checkpoints | 
     return Checkpoints(run, config.save_total_limit, **best)  # type: ignore[arg-type]
 
 
-def stored_state(checkpoints: Checkpoints | None, rewards: Sequence[Reward], device: torch.device) -> dict[str, Any]:
-    """The training state of the newest checkpoint of a run.
+def stored_state(
+    checkpoints: Checkpoints | None, rewards: Sequence[Reward], functions: Mapping[str, str | None], processes: ProcessGroup
+) -> dict[str, Any]:
+    """The training state of the newest checkpoint of a run; a line says which functions of the user are others now.
 
     Args:
         checkpoints: those of the run; None where it has no folder.
         rewards: rewards with which it goes on.
-        device: device on which it goes on.
+        functions: names of the functions with which it goes on, by the argument of the trainer that takes them; see
+            :func:`~discrete_grpo.core.reward_arguments.function_names`. Two functions of one name are taken to be the same.
+        processes: processes that go on, and their device.
 
     Raises:
         ValueError: without a folder, for another kind of device, or for rewards of other names.
@@ -107,14 +111,16 @@ def stored_state(checkpoints: Checkpoints | None, rewards: Sequence[Reward], dev
     if checkpoints is None:
         raise ValueError("resume: True, expected a run folder to resume from (run=...)")
     state = load_training(checkpoints.latest())
-    if (checkpoints.folder.parent / SETTINGS).is_file():
-        state.pop("functions", None)  # that run is one of `train`, which has told of other functions
     if "shards" not in state:
         raise CheckpointError(f"{checkpoints.latest()}: made by another version, which this one cannot go on from")
-    check_device_kind(state, state["shards"][0]["generator"], device)
+    check_device_kind(state, state["shards"][0]["generator"], processes.device)
     if state["rewards"] != reward_names(rewards):
         named = ", ".join(reward_names(rewards))
         raise ValueError(f"reward_funcs: {named}, expected {', '.join(state['rewards'])} as in the run to resume")
+    if processes.first and not (checkpoints.folder.parent / SETTINGS).is_file():  # where it is, `train` tells of them
+        before = state.get("functions", functions)  # checkpoints of earlier versions do not say
+        others = [name for name, now in functions.items() if before.get(name) != now]
+        print_notes(f"{name}: was {before.get(name)} in the run so far, is {functions[name]} from here on" for name in others)
     return state
 
 
@@ -169,8 +175,6 @@ class RunState:
         ledger: counter of reward calls; None if calls are not counted.
         sampler: sampler of groups, with the shards of this process.
         processes: all processes of the run.
-        functions: names of functions of one's own, by the argument of the trainer; None where the settings decide. Two functions
-            of the same name are taken to be the same.
     """
 
     module: nn.Module
@@ -183,7 +187,6 @@ class RunState:
     ledger: Accounts | None
     sampler: GroupSampler
     processes: ProcessGroup
-    functions: Mapping[str, str | None]
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -239,7 +242,6 @@ class RunState:
             "reference": cast(nn.Module, self.reference).state_dict() if self.reference is not None else None,
             "entropy": self.controller.state_dict() if self.controller is not None else None,
             "patience": self.patience.state_dict() if self.patience is not None else None,
-            "functions": dict(self.functions),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -256,14 +258,6 @@ class RunState:
         if self.patience is not None and state.get("patience"):
             self.patience.load_state_dict(state["patience"])
         self._restore_drawing(state)
-        self._tell_other_functions(state.get("functions", self.functions))
-
-    def _tell_other_functions(self, before: Mapping[str, str | None]) -> None:
-        """Print one line for each function of one's own that is another one than before, or is missing."""
-        others = [name for name, now in self.functions.items() if before.get(name) != now] if self.processes.first else []
-        print_notes(
-            [f"{name}: was {before.get(name)} in the run so far, is {self.functions[name]} from here on" for name in others]
-        )
 
     def _restore_drawing(self, state: Mapping[str, Any]) -> None:
         if self.ledger is not None and state["ledger"] is not None:

@@ -113,7 +113,8 @@ class GRPOTrainer:
         module = self.module
         self.processes.copy_from_first([*module.parameters(), *module.buffers()])  # one of your own may begin with others
         self.checkpoints = checkpoints_of(run, config)
-        stored = stored_state(self.checkpoints, self.rewards, self.accelerator.device) if resume else None
+        self.functions = function_names(advantage_func=advantage_func, surrogate_func=surrogate_func)
+        stored = stored_state(self.checkpoints, self.rewards, self.functions, self.processes) if resume else None
         if self.checkpoints is not None and not resume:
             self.checkpoints.check_new()
         self.bf16 = decide_and_tell(config.bf16, self.processes, kept=None if stored is None else stored.get("bf16"))
@@ -132,8 +133,7 @@ class GRPOTrainer:
         self.optimizer = self.accelerator.prepare(adamw(trained, config))
         self.patience = new_patience(config, ledger, trained)
         own = (self.optimizer, self.average, self.reference, self.controller, self.patience)
-        functions = function_names(advantage_func=advantage_func, surrogate_func=surrogate_func)
-        self.state = RunState(module, *own, tuple(self.rewards), ledger, self.sampler, self.processes, functions)
+        self.state = RunState(module, *own, tuple(self.rewards), ledger, self.sampler, self.processes)
         tables = reference_tables(policy, self.reference, config)
         self.learner = Learner(policy, self.state, config, self.accelerator.backward, self.precision, surrogate_func, tables)
         self.log = RunLog(config, reward_names(self.rewards), run, tracker) if self.processes.first else None
@@ -371,7 +371,7 @@ class GRPOTrainer:
             pending = {"shards": shards, "shared": self.pending.metrics, "done": self.pending.done, "cut": cut_of(self.pending)}
         drawing = [snapshot for snapshot, _ in told]
         state = {"step": self.step, "rewards": reward_names(self.rewards), "pending": pending, "position": log.position()}
-        state["device"] = self.accelerator.device.type
+        state |= {"functions": self.functions, "device": self.accelerator.device.type}
         lines = self._new if self._due() else []
         state |= {"new": [] if lines else self._new, "bf16": self.bf16, "passes": self.config.passes}
         state |= self.state.learning() | self.state.drawing(drawing)

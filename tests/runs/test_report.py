@@ -372,10 +372,8 @@ def test_sizes_of_samples_are_one_chart_of_three_curves(tmp_path: Path) -> None:
     for step in range(1, 4):
         recorder.record(step, {"reward": 0.5, "size/mean": 8.0 + step, "size/min": 3.0, "size/max": 9.0 + step})
     text = write_report(tmp_path).read_text("utf-8")
-    chart = text[text.index('id="chart-size"') :]
-    chart = chart[: chart.index("</figure>") if "</figure>" in chart else chart.index("</svg>")]
-    assert all(name in chart for name in ("Size of the samples", "the smallest", "the largest"))
-    assert "population" not in chart
+    curves = "mean: 3 points, first 9, last 11; the smallest: 3 points, first 3, last 3; the largest: 3 points, first 10, last 12"
+    assert f'<title id="chart-size-title">Size of the samples</title><desc id="chart-size-text">{curves}</desc>' in text
     assert "chart-other" not in text
 
 

@@ -175,6 +175,9 @@ def test_a_run_goes_on_in_the_middle_of_a_generation_to_the_bit(tmp_path: Path, 
     said = capsys.readouterr().err
     assert said.count("surrogate_func: was same_surrogate in the run so far, is None from here on") == 1
     assert "advantage_func: " not in said
+    (tmp_path / "parts/settings.json").write_text("{}")  # of `train`, which tells of them itself
+    run("parts", 7, resume=True)
+    assert "surrogate_func" not in capsys.readouterr().err
 
 
 def broken(kind: str) -> Any:
