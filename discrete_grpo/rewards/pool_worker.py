@@ -1,7 +1,7 @@
 """The program of a worker process of a reward pool, in plain Python, so that a light reward has a light process.
 
-Nothing here imports this package, so that a worker holds what its reward needs and no more. Messages are tuples of
-builtins and samples; the other side is :mod:`discrete_grpo.rewards.pool_backends`.
+Nothing here imports this package before a reward fails, so that a worker holds what its reward needs and no more. Messages are
+tuples of builtins and samples; the other side is :mod:`discrete_grpo.rewards.pool_backends`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def answer(reward: Callable[..., Any], samples: Sequence[Any], columns: Mapping[
     except _Ended:
         raise
     except BaseException as error:  # SystemExit too: only the pool ends a worker
-        return f"raised {type(error).__name__}: {' '.join(str(error).split())}"
+        from discrete_grpo.core.error_place import error_place  # 30 ms, and no library
+
+        return f"raised {type(error).__name__}: {' '.join(str(error).split())}{error_place(error)}"
     if len(values) != len(samples):
         return f"returned {len(values)} values for {len(samples)} samples, expected one per sample"
     take = getattr(reward, "take_failures", None)

@@ -28,6 +28,9 @@ from discrete_grpo.rewards.pool import RewardPool
 from discrete_grpo.rewards.pool_backends import RayActors
 from tests import pool_rewards
 
+CODE = Path(pool_rewards.__file__).read_text().splitlines()
+RAISED = f" (pool_rewards.py, line {next(n for n, code in enumerate(CODE, 1) if code.strip().startswith('raise raised'))})"
+"""Where ``moody`` raises."""
 BAD = ["die", "segfault", "raise", "short", "inf", "text"]
 
 
@@ -101,7 +104,7 @@ def test_each_misbehaviour_costs_one_sample(moody: RewardPool) -> None:
     assert failed == {
         "die": "its worker exited with status 3",
         "segfault": "its worker was killed by SIGSEGV",
-        "raise": "raised RuntimeError: two lines",
+        "raise": f"raised RuntimeError: two lines{RAISED}",
         "short": "returned 0 values for 1 samples, expected one per sample",
         "inf": "returned inf, expected a finite number or None",
         "text": "returned 'x', expected a number or None",
@@ -117,8 +120,8 @@ def test_what_is_no_number_and_what_would_end_a_program_cost_one_sample_and_no_w
     assert moody([*bad, "a"]) == [*[None] * len(bad), 1.0]
     assert before <= {seat.worker._process.pid for seat in moody._seats}  # type: ignore[attr-defined]
     assert {failure.sample: failure.reason for failure in moody.take_failures()} == {
-        "exit": "raised SystemExit: 0",
-        "interrupt": "raised KeyboardInterrupt: ",
+        "exit": f"raised SystemExit: 0{RAISED}",
+        "interrupt": f"raised KeyboardInterrupt: {RAISED}",
         "generator": "returned a generator, expected one number per sample",
         "dict": "returned a dict, expected one number per sample",
         "set": "returned a set, expected one number per sample",
@@ -432,7 +435,10 @@ def test_the_same_pool_on_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", ray)
     with RewardPool(pool_rewards.moody_without_death, workers=2, retries=0, backend="ray") as pool:
         assert pool(["a", "die", "raise", "b"]) == [1.0, None, None, 1.0]
-        assert sorted(f.reason for f in pool.take_failures()) == ["its actor died: node lost", "raised RuntimeError: two lines"]
+        assert sorted(f.reason for f in pool.take_failures()) == [
+            "its actor died: node lost",
+            f"raised RuntimeError: two lines{RAISED}",
+        ]
         assert pickle.loads(pickle.dumps(pool)).__getstate__()["backend"] == "ray"
     assert ray.killed >= 2
     with (
