@@ -11,7 +11,6 @@ import contextlib
 import csv
 import gzip
 import io
-import json
 import os
 import random
 import shutil
@@ -24,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.suites import SUITES
-from discrete_grpo.core.checks import plain_number
+from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.interrupt import Interrupted
+from discrete_grpo.core.json_files import write_json
 
 if TYPE_CHECKING:
     from discrete_grpo.rewards.ledger import Ledger
@@ -37,13 +37,10 @@ __all__ = [
     "ROW",
     "Job",
     "by_name",
-    "plain",
-    "read_json",
     "run_job",
     "sample_key",
     "with_task",
     "write_failure",
-    "write_json",
 ]
 
 SECONDS_PER_SAMPLE = 600.0
@@ -237,7 +234,6 @@ def _numbers_of_suite(job: Job, ledger: Ledger) -> dict[str, float | None]:
 def _write_calls(job: Job, ledger: Ledger) -> None:
     """``calls.csv.gz``: call number from 1, canonical sample, score (empty where unknown), source."""
     from discrete_grpo.benchmarking.measures import task_scores
-    from discrete_grpo.core.atomic import atomic_write
 
     history = ledger.history()
     scores = task_scores(history, job.task.name)
@@ -255,35 +251,3 @@ def _cpu_seconds() -> float:
     """Processor seconds of this process and of its finished children."""
     spent = os.times()
     return spent.user + spent.system + spent.children_user + spent.children_system
-
-
-# -- JSON files
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file atomically; numbers that are not finite become null."""
-    from discrete_grpo.core.atomic import atomic_write
-
-    with atomic_write(path, "w") as file:
-        file.write(json.dumps(plain(content), indent=1, allow_nan=False) + "\n")
-
-
-def plain(value: Any) -> Any:
-    """A value as it is after it was written as JSON and read again."""
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    value = plain_number(value)
-    if isinstance(value, float) and value - value != 0:
-        return None
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The mapping in a JSON file; None where there is no such file, or it holds something else."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.benchmarking import checks
 from discrete_grpo.benchmarking.facts import circumstances, file_digest, policy_facts
-from discrete_grpo.benchmarking.jobs import ROW, Job, plain, read_json
+from discrete_grpo.benchmarking.jobs import ROW, Job
 from discrete_grpo.benchmarking.method import Method, as_method
 from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, Suite, find_suite
 from discrete_grpo.core.checks import check_folder_name, check_range, check_whole, plain_number
+from discrete_grpo.core.json_files import plain, read_json
 from discrete_grpo.runs.recorder import check_unused
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from discrete_grpo.benchmarking import worker
-from discrete_grpo.benchmarking.jobs import FAILED, ROW, Job, by_name, read_json, write_failure
+from discrete_grpo.benchmarking.jobs import FAILED, ROW, Job, by_name, write_failure
 from discrete_grpo.core.interrupt import Interrupt, Interrupted
+from discrete_grpo.core.json_files import read_json
 
 __all__ = ["portable", "run_in_processes"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discrete_grpo.benchmarking.jobs import FAILED, ROW, Job, by_name, read_json, run_job
+from discrete_grpo.benchmarking.jobs import FAILED, ROW, Job, by_name, run_job
 from discrete_grpo.benchmarking.markdown import write_markdown
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.page import write_page
@@ -16,6 +16,7 @@ from discrete_grpo.benchmarking.processes import portable, run_in_processes
 from discrete_grpo.benchmarking.results import Results, note_run, read_results, write_results
 from discrete_grpo.benchmarking.suites import JOB_TIMEOUT
 from discrete_grpo.core.interrupt import Interrupted, interruptible
+from discrete_grpo.core.json_files import read_json
 from discrete_grpo.core.processes import check_one_process
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.lock import alone

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from discrete_grpo.core import json_files
 from discrete_grpo.core.atomic import atomic_write, sync_folder
 from discrete_grpo.runs.files import clear_files, explained
 
@@ -312,7 +313,8 @@ def write_table(path: str | os.PathLike[str], columns: Mapping[str, Sequence[Any
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
     """Write JSON, atomically; NaN and infinity become ``null``."""
-    write_text(path, json.dumps(_plain(content), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    with explained(Path(path), lambda: KEPT):
+        json_files.write_json(path, content)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -327,17 +329,6 @@ def _number(value: float | None) -> float | None:
         return value
     plain = float(value)
     return plain if math.isfinite(plain) else None
-
-
-def _plain(content: Any) -> Any:
-    """The same nested content made of what JSON knows."""
-    if isinstance(content, Mapping):
-        return {str(name): _plain(value) for name, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_plain(value) for value in content]
-    if content is None or isinstance(content, (str, int)):
-        return content
-    return _number(content)
 
 
 def text_of(value: Any) -> str:

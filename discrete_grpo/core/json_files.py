@@ -1,0 +1,54 @@
+"""JSON files that are written as a whole, and the values that JSON knows."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.core.checks import plain_number
+
+__all__ = ["plain", "read_json", "write_json"]
+
+
+def plain(value: Any) -> Any:
+    """A value as it is after it was written as JSON and read again.
+
+    Numbers of other libraries, 0-d arrays and tensors become numbers of Python; those that are not finite become None. What JSON
+    does not know becomes its text.
+
+    >>> plain({1: (2.5, float("nan")), "folder": Path("runs")})
+    {'1': [2.5, None], 'folder': 'runs'}
+    """
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    value = plain_number(value)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return number if math.isfinite(number) else None
+
+
+def write_json(path: str | os.PathLike[str], content: Any) -> None:
+    """Write the :func:`plain` content as indented JSON, atomically."""
+    with atomic_write(path) as file:
+        text = json.dumps(plain(content), indent=1, allow_nan=False, ensure_ascii=False)
+        file.write(f"{text}\n".encode("utf-8", "backslashreplace"))
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The mapping in a JSON file; None where there is no such file, or it holds something else."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
