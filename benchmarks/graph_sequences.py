@@ -29,7 +29,7 @@ import numpy as np
 import yaml
 
 from benchmarks.common import ROOT, stamp, write_result
-from benchmarks.vun import measure, perfect, shown
+from benchmarks.vun import SOURCES, measure, perfect, shown
 from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.runs.console import print_table
 
@@ -37,11 +37,27 @@ POLICIES = {"tree-64-sequences": "tree-64", "planar-64-sequences": "planar-64"}
 """Bundled policy -> its set."""
 PRESETS = {"tree-64-sequences-grpo": "tree-64-sequences", "planar-64-sequences-grpo": "planar-64-sequences"}
 """Preset of ``train`` -> its policy."""
-SOURCES = (
+SEQUENCES = (
+    "models/gpt.py",
     "discrete_grpo/domains/graph_sequences.py",
     "discrete_grpo/domains/graph_sequence_grammar.py",
-    *(f"discrete_grpo/cli/presets/{name}.yaml" for name in (*POLICIES, *PRESETS)),
+    "discrete_grpo/policies/tokens.py",
+    "discrete_grpo/training/update.py",
+    "discrete_grpo/metrics/graphs.py",
+    "benchmarks/vun.py",
 )
+"""What the results of sequence policies rest on; those of diffusion policies rest on what ``benchmarks.vun`` names."""
+
+
+def sources(run: str | None, policies: Sequence[str], presets: Sequence[str]) -> list[str]:
+    """Files whose change makes a result stale: code of the kinds of policy that it measures, weights, presets."""
+    of_sequences = {name in PRESETS for name in presets} or {True, run is None}
+    weights = [f"discrete_grpo/bundled/{name}/model.safetensors" for name in ([run] if run is not None else policies)]
+    return [
+        *dict.fromkeys(name for kind in sorted(of_sequences) for name in (SEQUENCES if kind else SOURCES)),
+        *(name for name in weights if (ROOT / name).exists()),
+        *(f"discrete_grpo/cli/presets/{name}.yaml" for name in presets),
+    ]
 
 
 def noise(samples: Sequence[str | None], **columns: Any) -> list[float]:
@@ -93,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     if (given.run is None) != (given.data is None):
         parser.error("--run and --data go together")
     rows: dict[str, Any] = {}
-    head = stamp(given.seed, sources=SOURCES)
+    head = stamp(given.seed, sources=sources(given.run, given.policies, given.presets))
 
     def keep(name: str, row: dict[str, Any]) -> None:
         rows[name] = row
