@@ -18,8 +18,8 @@ __all__ = ["plain", "read_json", "write_json"]
 def plain(value: Any) -> Any:
     """A value as it is after it was written as JSON and read again.
 
-    Numbers of other libraries, 0-d arrays and tensors become numbers of Python; those that are not finite become None. What JSON
-    does not know becomes its text.
+    Numbers and truth values of other libraries, 0-d arrays and tensors become those of Python; numbers that are not finite become
+    None. What JSON does not know becomes its text, and so does a number that no float is near.
 
     >>> plain({1: (2.5, float("nan")), "folder": Path("runs")})
     {'1': [2.5, None], 'folder': 'runs'}
@@ -28,12 +28,14 @@ def plain(value: Any) -> Any:
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
-    value = plain_number(value)
-    if value is None or isinstance(value, bool | int | str):
-        return value
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()
     try:
+        value = plain_number(value)
+        if value is None or isinstance(value, bool | int | str):
+            return value
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return str(value)
     return number if math.isfinite(number) else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,8 +23,12 @@ from discrete_grpo.core.json_files import plain, read_json, write_json
         (True, True),
         (np.int64(3), 3),
         (np.float32(0.5), 0.5),
+        (np.bool_(False), False),
+        (np.array(4), 4),
         (torch.tensor(2.0), 2.0),
+        (torch.tensor(True), True),
         (Decimal("0.25"), 0.25),
+        (Fraction(10**400), f"1{'0' * 400}"),
         (math.inf, None),
         (torch.tensor(math.nan), None),
         (Path("a/b"), "a/b"),
