@@ -223,20 +223,16 @@ def _finish(job: Job, ledger: Ledger, more: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers_of_suite(job: Job, ledger: Ledger) -> dict[str, float | None]:
-    from discrete_grpo.benchmarking.measures import task_scores
-
     if job.suite not in SUITES or not SUITES[job.suite].numbers:
         return {}
     history = ledger.history()
-    return SUITES[job.suite].row_numbers(job.task, history.keys, task_scores(history, job.task.name))
+    return SUITES[job.suite].row_numbers(job.task, history.keys, history.of(job.task.name))
 
 
 def _write_calls(job: Job, ledger: Ledger) -> None:
     """``calls.csv.gz``: call number from 1, canonical sample, score (empty where unknown), source."""
-    from discrete_grpo.benchmarking.measures import task_scores
-
     history = ledger.history()
-    scores = task_scores(history, job.task.name)
+    scores = history.of(job.task.name)
     column = "smiles" if job.task.kind == "molecules" else "sample"
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")

@@ -81,6 +81,10 @@ class Memories:
             with atomic_write(file) as out:
                 torch.save(self._first, out)
 
+    def begin(self) -> None:
+        """Give the rewards their first memories, with which a run begins."""
+        self._load(self._first)
+
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """Within the block rewards have their first memories; after it, those that they had before it."""

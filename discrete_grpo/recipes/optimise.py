@@ -22,6 +22,7 @@ from discrete_grpo.core.rollout import Reward, as_module
 from discrete_grpo.core.scoring import NoScores, RewardError, take_failures
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
+from discrete_grpo.recipes.before_and_after import MEMORIES, Memories
 from discrete_grpo.recipes.families import Family, SamplerOptions
 from discrete_grpo.recipes.grpo_memory import PARTS, SETTINGS, changes_of_method, check_warm_start, fill_memory, parts_of_method
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object, with_sampler
@@ -221,6 +222,8 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
     tell_changed_rewards(folder, recipe.rewards, resume=resume)
     budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
     with in_workers(recipe.rewards, recipe.reward_workers) as rewards, open_ledger(folder, loaded.family.key, **budget) as ledger:
+        if stored is None:  # a run that was stopped before its first checkpoint begins again
+            Memories(rewards, folder / MEMORIES, resume=resume).begin()
         run = _Run.begin(replace(recipe, reward=rewards), loaded, ledger, stored)
         if resume and not (run.loop.progress.ended or ledger.exhausted):
             withdraw_export(folder)
@@ -274,8 +277,7 @@ class _Run:
         own, of_screen = (torch.Generator(device_of(loaded.policy)).manual_seed(recipe.seed) for _ in range(2))
         parts = parts_of_method(of_screen, **{name: method[name] for name in PARTS})
         metadata = {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(rewards)}
-        recorder = Recorder(folder)
-        failures = FailureLog(folder)
+        recorder, failures = Recorder(folder), FailureLog(folder)
         if stored is None:
             recorder.restore(None)
             failures.forget_after(0)
@@ -381,8 +383,7 @@ def _finish(run: _Run, family: Family) -> Optimised:
     from discrete_grpo.runs.report.report import write_report
 
     recipe, loop, ledger, folder = run.recipe, run.loop, run.ledger, run.recorder.folder
-    history = ledger.history()
-    scores = history.scores[:, 0].tolist() if history.names else []
+    scores = ledger.history().of(reward_names((loop.reward,))[0])
     area = auc_top_k(scores, 10, recipe.max_oracle_calls, auc_spacing(recipe.max_oracle_calls))
     best, made = tuple(loop.everything.kept[: recipe.keep]), loop.progress
     found = Optimised(best, ledger.calls, area, made.rounds, made.restarts, ledger.sources())

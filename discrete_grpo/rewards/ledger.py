@@ -72,6 +72,13 @@ class History:
     scores: Float[Tensor, "call reward"]
     sources: tuple[str, ...] = ()
 
+    def of(self, name: str) -> list[float]:
+        """What the reward of this name gave for each call, NaN where it is unknown or was not asked."""
+        if name not in self.names:
+            return [math.nan] * len(self.keys)
+        found: list[float] = self.scores[:, self.names.index(name)].tolist()
+        return found
+
 
 class Ledger:
     """Scores samples for every part of a run, counts the different ones and gives repeats from a cache.

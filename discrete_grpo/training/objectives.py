@@ -18,6 +18,7 @@ from discrete_grpo.core.advantages import group_advantages
 from discrete_grpo.core.categorical import Scores
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.loss import Level, LossType, grpo_loss, row_weights, unit_counts
+from discrete_grpo.core.precision import place, widen
 from discrete_grpo.core.squared_loss import augmented_likelihood_loss, group_balance_loss, trajectory_balance_loss
 
 __all__ = [
@@ -225,12 +226,12 @@ class GroupRelative:
 
     def __call__(self, batch: MemoryBatch) -> Tensor:
         """Return the loss of a batch."""
-        group = torch.zeros(len(batch.reward), dtype=torch.long, device=batch.reward.device)
-        sites = batch.scores.mask.sum(-1)
+        reward, sites = batch.reward.cpu(), batch.scores.mask.sum(-1)  # advantages are of float64, which not every device has
+        advantage = place(group_advantages(reward, torch.zeros(len(reward), dtype=torch.long)), batch.reward.device)
         part = grpo_loss(
             batch.scores,
             batch.old_logp,
-            group_advantages(batch.reward, group),
+            advantage,
             row_weights(sites, self.loss_type, batch.max_units, level=self.level),
             level=self.level,
             loss_type=self.loss_type,
@@ -311,9 +312,9 @@ class SelfImitation:
         self.temperature = float(state["temperature"])
 
     def advantages(self, batch: MemoryBatch) -> Float[Tensor, " batch"]:
-        """A of every sample, float64."""
-        value = batch.reward.double() - self.temperature * batch.logp.detach().double()
+        """A of every sample, float64 where the device has it."""
+        value = widen(batch.reward) - self.temperature * widen(batch.logp.detach())
         group = value
         if batch.draws is not None and len(batch.draws.reward):
-            group = batch.draws.reward.double() - self.temperature * batch.draws.logp.double()
+            group = widen(batch.draws.reward) - self.temperature * widen(batch.draws.logp)
         return (value - group.mean()).clamp_min(0)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.advantages import advantages, constant_groups
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
+from discrete_grpo.core.precision import place
 from discrete_grpo.core.rollout import Policy, Replayable, as_module, is_replayable
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, tensors_to_cpu
 from discrete_grpo.runs.console import progress
@@ -297,7 +298,7 @@ class OfflineTrainer:
             rollout = cast(Replayable, self.policy).rollout_of(samples, generator=self.generator)
         on = torch.ones_like(signal) if self.config.zero_std_groups == "keep" else signal
         marks = (advantage, on, on, torch.zeros_like(on))
-        return TrainRows(rollout, *(mark.to(rollout.group.device) for mark in marks))
+        return TrainRows(rollout, *(place(mark, rollout.group.device) for mark in marks))
 
     @torch.no_grad()
     def _reference_log_probs(self, micros: Sequence[MicroBatch]) -> list[Tensor]:

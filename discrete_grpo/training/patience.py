@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from discrete_grpo.core.scoring import Accounts
 from discrete_grpo.training.config import GRPOConfig
@@ -25,7 +25,7 @@ class Patience:
 
     Args:
         limit: number of updates without a new call after which the policy is stale, at least 1.
-        parameters: trained parameters, whose present values a restart puts back; None if a stale policy ends the run.
+        weights: trained parameters and buffers, whose present values a restart puts back; None if a stale policy ends the run.
 
     >>> patience = Patience(2)
     >>> for new_calls in (3, 0, 0):
@@ -34,9 +34,9 @@ class Patience:
     (2, True)
     """
 
-    def __init__(self, limit: int, parameters: Sequence[nn.Parameter] | None = None) -> None:
+    def __init__(self, limit: int, weights: Sequence[Tensor] | None = None) -> None:
         self.limit, self.stale, self.restarts = limit, 0, 0
-        self.first = None if parameters is None else [p.detach().clone() for p in parameters]
+        self.first = None if weights is None else [w.detach().clone() for w in weights]
 
     @property
     def ends(self) -> bool:
@@ -58,17 +58,17 @@ class Patience:
         return left if self.first is None else left | {"oracle/restarts": float(self.restarts)}
 
     @torch.no_grad()
-    def restart(self, parameters: Sequence[nn.Parameter], optimizer: Any) -> None:
-        """Put the first weights back into the trained parameters, and forget the moments of their optimizer."""
-        for parameter, first in zip(parameters, self.first or (), strict=True):
-            parameter.copy_(first)
+    def restart(self, weights: Sequence[Tensor], optimizer: Any) -> None:
+        """Put the first weights back, and forget the moments of their optimizer."""
+        for weight, first in zip(weights, self.first or (), strict=True):
+            weight.copy_(first)
         optimizer.state.clear()
         self.stale, self.restarts = 0, self.restarts + 1
 
-    def begin_here(self, parameters: Sequence[nn.Parameter]) -> None:
+    def begin_here(self, weights: Sequence[Tensor]) -> None:
         """Take the present weights as those that a restart puts back."""
         if self.first is not None:
-            self.first = [p.detach().clone() for p in parameters]
+            self.first = [w.detach().clone() for w in weights]
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""
@@ -78,10 +78,11 @@ class Patience:
         """Restore the state of a checkpoint."""
         self.stale, self.restarts = int(state["stale"]), int(state["restarts"])
         if self.first is not None and state["first"] is not None:
-            self.first = [kept.to(own) for own, kept in zip(self.first, state["first"], strict=True)]
+            kept = [*state["first"], *self.first[len(state["first"]) :]]  # earlier checkpoints lack the buffers
+            self.first = [first.to(own) for own, first in zip(self.first, kept, strict=True)]
 
 
-def new_patience(config: GRPOConfig, ledger: Accounts | None, parameters: Sequence[nn.Parameter]) -> Patience | None:
+def new_patience(config: GRPOConfig, ledger: Accounts | None, weights: Sequence[Tensor]) -> Patience | None:
     """The patience that ``config`` asks for; None if it sets none.
 
     Raises:
@@ -91,7 +92,7 @@ def new_patience(config: GRPOConfig, ledger: Accounts | None, parameters: Sequen
         return None
     if calls_made(ledger) is None:
         raise ValueError(f"patience: {config.patience}, expected None without a ledger that counts calls (ledger=...)")
-    return Patience(config.patience, parameters if config.when_stale == "restart" else None)
+    return Patience(config.patience, weights if config.when_stale == "restart" else None)
 
 
 def calls_made(ledger: Accounts | None) -> float | None:

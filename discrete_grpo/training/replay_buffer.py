@@ -16,6 +16,7 @@ from torch import Tensor
 
 from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.rollout import Policy, Rollout
+from discrete_grpo.runs.recorder import text_of
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.elites import best_unique
 from discrete_grpo.training.minibatches import Batch
@@ -73,16 +74,15 @@ class ReplayBuffer:
         entries += [((sample.origin, sample.text), sample.reward, sample) for sample in self.kept]
         for b, (total, drawn) in enumerate(zip(reward.tolist(), batch.rollout.samples, strict=True)):
             if total == total and drawn is not None:
-                entries.append(((batch.origins[b], str(drawn)), total, b))
+                entries.append(((batch.origins[b], text_of(drawn)), total, b))
         best = best_unique(entries, self.config.replay_memory)
         self.kept = [e if isinstance(e, ReplayedSample) else self._stored(batch, e, float(reward[e])) for e in best]
 
     def _stored(self, batch: Batch, row: int, reward: float) -> ReplayedSample:
         rollout = batch.rollout.index(torch.tensor([row], device=batch.rollout.group.device))
         old = self._log_probs(rollout).cpu()
-        return ReplayedSample(
-            str(batch.rollout.samples[row]), reward, batch.origins[row], rollout.to("cpu"), batch.rewards[[row]], old
-        )
+        text = text_of(batch.rollout.samples[row])
+        return ReplayedSample(text, reward, batch.origins[row], rollout.to("cpu"), batch.rewards[[row]], old)
 
     @torch.no_grad()
     def _log_probs(self, rollout: Rollout) -> Float[Tensor, "1 step site"]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from discrete_grpo.core.checks import plain_number
 from discrete_grpo.core.reward_arguments import elsewhere
 from discrete_grpo.core.rollout import Policy, Reward, Rollout, SizeDrawer, group_contexts, is_observer
-from discrete_grpo.core.scoring import Accounts, Failure, RewardError, score_samples, take_failures
+from discrete_grpo.core.scoring import Accounts, BudgetExhausted, Failure, RewardError, score_samples, take_failures
 from discrete_grpo.training.background import Job
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
@@ -251,6 +251,18 @@ class GroupSampler:
         columns = seen_columns(drawn.rollout, drawn.starts)
         return score_samples(self.rewards, drawn.rollout.samples, columns, self.ledger, "policy")
 
+    def _share(self, drawn: Drawn) -> Tensor:
+        """Return the rewards of the groups that a shard draws first.
+
+        Where earlier shards of the generation used the budget up, new samples have none: what was paid for is trained on.
+        """
+        try:
+            return self._score(drawn)
+        except BudgetExhausted as spent:
+            if drawn.shard is self.shards[0]:
+                raise
+            return spent.scores
+
     def _scored(self, drawn: Drawn, rewards: Tensor) -> Batch:
         rows = [s for s in drawn.starts for _ in range(self.config.num_generations)]
         batch = Batch(drawn.rollout, rewards, torch.tensor([s.refined for s in rows]), [s.origin for s in rows])
@@ -278,10 +290,11 @@ class GroupSampler:
         has a generator of its own, and shards are scored one after the other, so that all results are the same.
         """
         if not scores_while_drawing(self.config, self.rewards, len(self.shards)):
-            return [self._completed(shard, self.batch(shard, sizes=own)) for shard, own in zip(self.shards, sizes, strict=True)]
+            firsts = (self._drawn(shard, sizes=own) for shard, own in zip(self.shards, sizes, strict=True))
+            return [self._completed(drawn.shard, self._scored(drawn, self._share(drawn))) for drawn in firsts]
         found, drawn = list[list[Batch]](), self._drawn(self.shards[0], sizes=sizes[0])
         for k, shard in enumerate(self.shards):
-            job = Job(partial(self._score, drawn), drawn.rollout.group.device)
+            job = Job(partial(self._share, drawn), drawn.rollout.group.device)
             try:
                 ahead = self._drawn(self.shards[k + 1], sizes=sizes[k + 1]) if k + 1 < len(self.shards) else None
             except Exception:
@@ -302,7 +315,10 @@ class GroupSampler:
             missing = groups_missing(found, self.groups, self.config)
             if not missing:
                 break
-            found.append(self.batch(shard, missing))
+            try:
+                found.append(self.batch(shard, missing))
+            except BudgetExhausted:  # what was paid for is trained on
+                break
         return found if shard.replay is None else found + shard.replay.join(found[0], shard.generator)
 
     def draw(self) -> Generation:

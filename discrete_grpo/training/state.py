@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from discrete_grpo.core.entropy import EntropyController
@@ -193,18 +193,23 @@ class RunState:
         """Parameters that are trained."""
         return [p for p in self.module.parameters() if p.requires_grad]
 
+    @property
+    def _weights(self) -> list[Tensor]:
+        """What a restart puts back: trained parameters, and buffers, such as a histogram of node counts that follows samples."""
+        return [*self.parameters, *self.module.buffers()]
+
     def restart_stale(self) -> None:
         """If the policy is stale and is to be restarted, begin again with the first weights; memory and ledger stay."""
         if self.patience is None or not self.patience.restarts_now:
             return
-        self.patience.restart(self.parameters, self.optimizer)
+        self.patience.restart(self._weights, self.optimizer)
         self._follow()  # the reference has moved with sync_ref_model
 
     def begin_here(self) -> None:
         """Make the present weights those that the run begins with: of the reference, the moving average and a restart."""
         self._follow()
         if self.patience is not None:
-            self.patience.begin_here(self.parameters)
+            self.patience.begin_here(self._weights)
 
     def _follow(self) -> None:
         """Copy the weights of the policy into the moving average and the reference."""

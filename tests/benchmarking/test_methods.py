@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,14 +13,18 @@ from torch import nn
 
 from discrete_grpo.benchmarking.counted import CountedTask
 from discrete_grpo.benchmarking.methods import METHODS
+from discrete_grpo.benchmarking.methods.trained import in_rounds
 from discrete_grpo.core.scoring import BudgetExhausted
 from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.models.recurrent import Recurrent, RecurrentConfig
+from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.node_count import RunningSizes, SizedPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.rewards.ledger import History, Ledger, molecule_key
+from discrete_grpo.training.objectives import Likelihood
 from discrete_grpo.training.rounds import Rounds
 from tests.benchmarking.parts import OXYGENS
 from tests.toys import tiny_policy
@@ -101,6 +106,22 @@ def test_what_it_is_set_to_reaches_the_rounds(name: str, monkeypatch: pytest.Mon
     assert policy.truncation.temperature == settings.get("temperature", 1.0)
     assert loop.generator.initial_seed() == 0
     assert [proposer.name for proposer in loop.proposers] == (["graph-ga"] if "mutation_rate" in settings else [])
+
+
+def test_random_scores_never_reach_the_optimum() -> None:
+    task = replace(OXYGENS, optimum=0.3)  # which ten of some forty random numbers are above
+    ledger = Ledger(key=molecule_key, max_oracle_calls=230)
+    METHODS["random-reward"](task, chains(), ledger, 0)
+    assert ledger.calls == 230
+
+
+def test_the_temperature_of_a_method_is_set_inside_a_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rounds, "run", lambda self: None)
+    inner = chains()
+    inner.truncation = Truncation(temperature=0.5)
+    wrapped = DecodedPolicy(inner, list)
+    in_rounds(OXYGENS, wrapped, Ledger(key=molecule_key), 0, Likelihood(), temperature=1.0, passes=0)
+    assert inner.truncation.temperature == 1.0
 
 
 def test_augmented_memory_learns_other_spellings_of_the_same_molecule() -> None:

@@ -26,6 +26,7 @@ from discrete_grpo.recipes.grpo_memory import SETTINGS
 from discrete_grpo.recipes.loading import policy_object
 from discrete_grpo.recipes.optimise import Optimised, OptimiseRecipe, optimise
 from discrete_grpo.recipes.train import train
+from discrete_grpo.rewards.diversity import DiversityFilter
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.runs.checkpoint import load_metadata, save
@@ -46,6 +47,10 @@ def oxygens(samples: Sequence[str], **columns: Any) -> list[float]:
 
 def carbons(samples: Sequence[str], **columns: Any) -> list[float]:
     return [text.upper().count("C") / 100 for text in samples]
+
+
+def zeros(samples: Sequence[str], **columns: Any) -> list[float]:
+    return [0.0 for _ in samples]
 
 
 KEPT = f"objective.temperature {SETTINGS['objective']['temperature']}"
@@ -126,6 +131,28 @@ def test_a_run_whose_reward_fails_goes_on_to_the_same_bits(after: int, tmp_path:
         run(tmp_path / "run", reward, budget=260)
     run(tmp_path / "run", reward, budget=260, resume=True)
     assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+class Halves(Failing):
+    """One half for each; then it raises, once."""
+
+    def __call__(self, samples: Sequence[str], **columns: Any) -> list[float]:
+        return [0.5 for _ in super().__call__(samples, **columns)]
+
+
+def test_a_memory_begins_again_where_a_run_failed_before_its_first_checkpoint(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", DiversityFilter(Halves(10**9)))
+    reward = DiversityFilter(Halves(15))
+    with pytest.raises(RewardError, match="the oracle is away"):
+        run(tmp_path / "run", reward)
+    assert run(tmp_path / "run", reward, resume=True) == whole
+
+
+def test_the_area_is_that_of_the_reward_with_which_a_run_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="the oracle is away"):
+        run(tmp_path, Failing(15))
+    found = run(tmp_path, zeros, resume=True)
+    assert found.auc_top10 == 0.0
 
 
 class Noisy(Failing):

@@ -23,6 +23,7 @@ from discrete_grpo.training.objectives import (
     SelfImitation,
     TrajectoryBalance,
 )
+from tests.pretend_device import pretending
 
 LENGTHS = (3, 1, 4, 2)
 REWARD = torch.tensor([0.2, 0.9, 0.4, 0.4], dtype=torch.float64)
@@ -241,3 +242,15 @@ def test_only_clipped_ratios_need_the_old_policy() -> None:
 def test_settings_are_refused(kind: Any, given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         kind(**given)
+
+
+@pytest.mark.parametrize("objective", [SelfImitation(temperature=0.1), GroupRelative(), GroupBalance(), AugmentedLikelihood()])
+def test_a_device_without_float64_gives_the_same_loss(objective: Any) -> None:
+    draws = Draws(REWARD.float(), REF.float(), 0.5)
+    logp, zero = LOGP.float(), torch.zeros_like(LOGP, dtype=torch.float32)
+    here = objective(MemoryBatch(Scores(logp, zero, MASK), REWARD.float(), REF.float(), OLD.float(), 4, draws))
+    with pretending():
+        moved = Draws(draws.reward.to("mps"), draws.logp.to("mps"), 0.5)
+        scores = Scores(logp.to("mps"), zero.to("mps"), MASK.to("mps"))
+        there = objective(MemoryBatch(scores, REWARD.float().to("mps"), REF.float().to("mps"), OLD.float().to("mps"), 4, moved))
+        assert float(there.cpu()) == pytest.approx(float(here), rel=1e-5)

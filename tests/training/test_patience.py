@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from discrete_grpo import GRPOConfig, GRPOTrainer
+from discrete_grpo.policies.options import with_options
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.runs.checkpoint import Checkpoints
 from discrete_grpo.runs.report.diagnosis import diagnosis
@@ -149,3 +150,24 @@ def test_checkpoints_of_runs_without_patience_resume_with_it(tmp_path: Path) -> 
     assert Checkpoints(tmp_path).all()
     resumed = run(GRPOConfig(**COLLAPSES, max_steps=3, when_stale="restart"), tmp_path, resume=True)
     assert resumed.train()[0]["oracle/restarts"] == 0.0
+
+
+def test_a_restart_puts_the_histogram_of_node_counts_back_too(tmp_path: Path) -> None:
+    def small(samples: Sequence[Any], **columns: Any) -> list[float]:
+        return [float(len(sample) == 2) for sample in samples]
+
+    def trainer(resume: bool = False) -> GRPOTrainer:
+        config = GRPOConfig(num_generations=16, generation_batch_size=16, patience=2, when_stale="restart", learning_rate=1e-9)
+        policy = with_options(tiny_policy(), node_count="running")
+        return GRPOTrainer(policy, small, config, run=tmp_path, resume=resume, ledger=Ledger(tmp_path / "ledger.sqlite"))
+
+    first = trainer().module.state_dict()["head.histogram"].clone()
+    made = trainer()
+    while made.patience is not None and not made.patience.restarts_now:
+        made.update()
+    made.save()
+    made = trainer(resume=True)
+    collapsed = made.module.state_dict()["head.histogram"].clone()
+    assert collapsed[2] > first[2] + 0.1
+    made.state.restart_stale()
+    assert torch.equal(made.module.state_dict()["head.histogram"], first)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import networkx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from discrete_grpo import GRPOConfig, GRPOTrainer
 from discrete_grpo.core.categorical import Sites, score_sites
 from discrete_grpo.core.rollout import Rollout, group_contexts
+from discrete_grpo.domains.sample_text import sample_text
 from discrete_grpo.policies.node_count import LearnedSizes, RunningSizes, SizedPolicy
 from discrete_grpo.policies.surrogate import EagerLikelihood
 from discrete_grpo.rewards.cache import ScoreCache
@@ -235,7 +237,7 @@ def test_rows_in_one_pass_have_ratio_one_too_and_then_that_of_the_weights(kind: 
 # ---------------------------------------------------------------- what is kept, and what joins
 
 
-def batch(texts: Sequence[str | None], rewards: Sequence[float], origins: Sequence[int | None] | None = None) -> Batch:
+def batch(texts: Sequence[Any], rewards: Sequence[float], origins: Sequence[int | None] | None = None) -> Batch:
     rollout = tiny_policy().sample(group_contexts(1, len(texts)), generator=seeded(len(texts)))
     no = torch.zeros(len(texts), dtype=torch.bool)
     table = torch.tensor(rewards, dtype=torch.float64)[:, None]
@@ -418,3 +420,13 @@ def test_surrogate_likelihoods_are_refused() -> None:
         ValueError, match=r"^replay_samples: 2, expected 0 with a policy that gives its scores itself \(EagerLikelihood\)$"
     ):
         GRPOTrainer(EagerLikelihood(tiny_policy()), share_of_class_two, GRPOConfig(**SMALL))
+
+
+def test_samples_whose_text_leaves_something_out_are_told_apart() -> None:
+    graphs = [networkx.star_graph(3), networkx.path_graph(4), networkx.star_graph(3)]
+    assert len({str(graph) for graph in graphs}) == 1
+    buffer = kept_by(8, batch(graphs, [0.5, 0.6, 0.7]))
+    assert [(sample.text, sample.reward) for sample in buffer.kept] == [
+        (sample_text(graphs[2]), 0.7),
+        (sample_text(graphs[1]), 0.6),
+    ]

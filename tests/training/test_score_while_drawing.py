@@ -22,6 +22,7 @@ from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.rewards.pool import RewardPool
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training
+from discrete_grpo.runs.recorder import read_samples
 from discrete_grpo.training.background import Job
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.sampler import check_shards, scores_while_drawing
@@ -176,3 +177,23 @@ def test_a_job_raises_where_its_result_is_asked_for() -> None:
     with pytest.raises(ArithmeticError, match="within"):
         job.result()
     assert Job(lambda: 3, torch.device("cpu")).result() == 3
+
+
+@pytest.mark.parametrize("changed", [{}, {"generation_shards": 2}, {"generation_shards": 2, "score_while_drawing": True}])
+def test_what_the_budget_paid_for_is_trained_on_whichever_shard_spent_it(changed: dict[str, Any], tmp_path: Path) -> None:
+    ledger = Ledger(max_oracle_calls=30)
+    config = GRPOConfig(max_steps=50, num_generations=8, generation_batch_size=64, **changed)
+    policy = tiny_policy(sizes=(0.0,) * 8 + (1.0,))
+    assert len(GRPOTrainer(policy, share_of_class_two, config, run=tmp_path, ledger=ledger).train()) == 1
+    assert ledger.calls == 30
+    assert set(ledger.history().keys) <= set(read_samples(tmp_path / "samples.csv.gz")["sample"])
+
+
+def test_a_budget_that_ends_while_groups_are_replaced_keeps_the_generation() -> None:
+    ledger = Ledger(max_oracle_calls=12)
+    config = GRPOConfig(
+        max_steps=50, num_generations=2, generation_batch_size=8, zero_std_groups="resample", max_resampling_rounds=9
+    )
+    trainer = GRPOTrainer(tiny_policy(), lambda samples, **_: [1.0] * len(samples), config, ledger=ledger)
+    trainer.train()
+    assert trainer.history[-1]["oracle/calls"] == ledger.calls == 12

@@ -83,7 +83,7 @@ def in_rounds(
 ) -> None:
     """Train the policy by :class:`~discrete_grpo.training.rounds.Rounds` until the budget is used up or the run is stale.
 
-    A run also ends when its ten best samples have the task's optimum.
+    A run also ends when its ten best samples have the ``goal`` of the settings, which is the task's optimum if they have none.
 
     Args:
         task: what is optimised.
@@ -107,8 +107,9 @@ def in_rounds(
 
     if temperature is not None:
         from discrete_grpo.policies.truncation import Truncation
+        from discrete_grpo.recipes.families import innermost
 
-        policy.truncation = Truncation(temperature=temperature)
+        innermost(policy).truncation = Truncation(temperature=temperature)
     memory = ScoredMemory() if memory is None else memory  # an empty one is False
     known = [] if warm_start is None else fill_memory(task, ledger, memory, warm_start, warm_start_calls)
     Rounds(
@@ -117,7 +118,7 @@ def in_rounds(
         ledger,
         sample_key(task.kind),
         objective,
-        RoundsConfig(goal=task.optimum, **settings),
+        RoundsConfig(**{"goal": task.optimum, **settings}),
         memory=memory,
         known=known,
         proposers=proposers,
