@@ -11,9 +11,9 @@ from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.auc import auc_spacing, auc_top_k
-from discrete_grpo.rewards.ledger import History, Ledger
+from discrete_grpo.rewards.ledger import Ledger
 
-__all__ = ["best_calls", "curve", "measure", "pairwise_diversity", "task_scores"]
+__all__ = ["best_calls", "curve", "measure", "pairwise_diversity"]
 
 CURVE_POINTS = 38
 """Points of a kept curve after the first, dense at the beginning."""
@@ -68,14 +68,6 @@ def pairwise_diversity(smiles: Sequence[str]) -> float | None:
     return 1.0 - math.fsum(pairs) / len(pairs) if pairs else None
 
 
-def task_scores(history: History, name: str) -> list[float]:
-    """Values of the reward of this name for each call, NaN where it is unknown or was not asked; other rewards do not count."""
-    if name not in history.names:
-        return [math.nan] * len(history.keys)
-    found: list[float] = history.scores[:, history.names.index(name)].tolist()
-    return found
-
-
 def measure(ledger: Ledger, budget: int, kind: str, name: str) -> dict[str, Any]:
     """The numbers of a row, from what the task ``name`` gave for the calls of a ledger.
 
@@ -89,7 +81,7 @@ def measure(ledger: Ledger, budget: int, kind: str, name: str) -> dict[str, Any]
     """
     history = ledger.history()
     check_range("calls", len(history.keys), most=budget, note=" (budget)")
-    scores = task_scores(history, name)
+    scores = history.of(name)
     order = best_calls(scores, 100)
     top = [scores[place] for place in order]
     row: dict[str, Any] = {"calls": len(history.keys)}
