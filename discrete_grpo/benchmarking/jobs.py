@@ -122,7 +122,7 @@ def run_job(job: Job) -> dict[str, Any]:
             row = _finish(job, ledger, {"stopped": stopped} | spent)
     except Interrupted:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = " ".join(str(error).split())
         write_failure(job, f"{type(error).__name__}: {said}", traceback.format_exc())
         raise

@@ -6,11 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from discrete_grpo.core.checks import check_function, check_text, check_whole
+
 if TYPE_CHECKING:
     from discrete_grpo.rewards.ledger import Ledger
     from discrete_grpo.rewards.task import Task
 
 __all__ = ["Method", "as_method"]
+
+FAMILIES = ("tokens", "graph", "masked text")
+KINDS = ("molecules", "graphs", "text")
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,9 @@ class Method:
         warm: whether it takes settings ``warm_start`` (a SMILES file) and ``warm_start_calls`` (how many of its molecules are
             scored first), with which its memory is filled.
         uncounted: what was done for it that its calls do not hold, such as the tasks on which its settings were chosen.
+
+    Raises:
+        ValueError: for a function that cannot be called with these settings, and other values out of their range.
     """
 
     name: str
@@ -43,10 +51,25 @@ class Method:
     settings: Mapping[str, Any] = field(default_factory=dict)
     needs_policy: bool = True
     families: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ("molecules", "graphs", "text")
+    kinds: tuple[str, ...] = KINDS
     least_budget: int = 1
     uncounted: str = ""
     warm: bool = False
+
+    def __post_init__(self) -> None:
+        for key in ("name", "about", "source", "uncounted"):
+            check_text(key, getattr(self, key), "a text")
+        if not isinstance(self.settings, Mapping):
+            raise ValueError(f"settings: {self.settings!r}, expected a mapping of arguments of the function")
+        check_function(
+            "methods", self.run, "(task, policy, ledger, seed)" + "".join(f", {key}" for key in self.settings), 4, **self.settings
+        )
+        check_whole("least_budget", self.least_budget, least=1)
+        for key, known in {"families": FAMILIES, "kinds": KINDS}.items():
+            given = getattr(self, key)
+            for name in [given] if isinstance(given, str) else given:
+                if name not in known or isinstance(given, str):
+                    raise ValueError(f"{key}: {given!r}, expected some of {', '.join(map(repr, known))} in a tuple")
 
     def __call__(self, task: Task, policy: Any, ledger: Ledger, seed: int) -> None:
         """Run the method with its settings."""
@@ -61,7 +84,7 @@ def as_method(given: Method | Callable[..., None]) -> Method:
     """
     if isinstance(given, Method):
         return given
-    if not callable(given):
+    if not callable(given) or isinstance(given, type):
         raise ValueError(f"methods: {given!r}, expected the name of a method, a Method or a function (task, policy, ledger, seed)")
     name = getattr(given, "__name__", type(given).__name__).strip("<>").replace("_", "-")
     lines = (getattr(given, "__doc__", None) or "").strip().splitlines()

@@ -142,9 +142,11 @@ def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
     for task in tasks:
         if not hasattr(task, "score") or not hasattr(task, "kind"):
             raise ValueError(f"suite: {task!r}, expected the name of a suite, a Task, or several")
+    if not tasks:
+        raise ValueError("suite: an empty list, expected the name of a suite, a Task, or several")
     checks.check_names("suite", [task.name for task in tasks])
     known = {task.name: task for task in tasks}
-    default = {"molecules": "smiles-zinc", "graphs": "planar-16", "text": "fill-in"}.get(tasks[0].kind if tasks else "")
+    default = {"molecules": "smiles-zinc", "graphs": "planar-16"}.get(tasks[0].kind if tasks else "")
     return OWN, checks.chosen("tasks", request.tasks, known), default, 10_000
 
 
@@ -257,6 +259,11 @@ def _folder(given: str | Path, suite: str) -> Path:
 
 def _policy(policy: Any, methods: Sequence[Method], tasks: Sequence[Task]) -> dict[str, Any]:
     """Load the policy once, check that it fits, and say what it is."""
+    if policy is None:
+        told = " and ".join(sorted({task.kind for task in tasks}))
+        raise ValueError(
+            f"policy: None, expected a policy that makes samples for tasks of the kind {told}; none is bundled for them"
+        )
     from discrete_grpo.core.seeding import seeded
     from discrete_grpo.recipes.loading import load, policy_object
 

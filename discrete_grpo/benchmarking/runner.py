@@ -147,7 +147,7 @@ def _run(plan: Plan, request: Request) -> None:
                 run_job(job)
             except Interrupted:
                 raise
-            except Exception:  # it is written down, and costs its own row only
+            except (Exception, SystemExit):  # it is written down, and costs its own row only
                 pass
             progress.over(job)
     except (Interrupted, KeyboardInterrupt) as stopped:
@@ -169,6 +169,8 @@ class _Progress:
             said = (
                 f"AUC top-10 {row['auc_top10']:.3f}, best {_shown(row['top1'])}, {row['calls']} calls, {row['wall_seconds']:.0f} s"
             )
+            if row["auc_top10"] < 0:
+                said += "; scores are below 0, while the area takes a method without a call for 0: add a number to them"
         else:
             said = f"failed: {(failed or {}).get('error', 'no row')}"
         print_notes([f"{self.count}/{len(self.plan.jobs)}  {job.label}: {said}"])

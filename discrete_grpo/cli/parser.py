@@ -215,10 +215,11 @@ def _read_file(name: str, given: _Given, names: _Names) -> None:
     except UnicodeDecodeError as error:
         raise UsageError(f"config: {name!r} cannot be read as text ({error.reason})") from error
     node = _composed(text, f"config: Problems parsing config {name}" if file.is_file() else "config")
-    if node is None:  # an empty file
-        return
+    if node is None:
+        raise UsageError(f"config: {name!r} holds no settings, expected a mapping of fields")
     if not isinstance(node, yaml.MappingNode):
-        raise UsageError(f"config: Unexpected config: {' '.join(text.split())[:60]}, expected a mapping of fields")
+        told = repr(name) if file.is_file() else "the text"
+        raise UsageError(f"config: {told} holds {' '.join(text.split())[:60]}, expected a mapping of fields")
     given.values += _entries(node, names)
     for key, value in node.value:
         if key.value == "reward":

@@ -17,6 +17,7 @@ __all__ = [
     "check_choices",
     "check_fields",
     "check_folder_name",
+    "check_function",
     "check_range",
     "check_switch",
     "check_text",
@@ -154,6 +155,29 @@ def check_choices(settings: object) -> None:
             continue
         if value not in (choices := [choice for kind in some for choice in get_args(kind)]):
             raise ValueError(f"{name}: {value!r}, expected one of {', '.join(map(str, choices))}")
+
+
+def check_function(name: str, value: Any, wanted: str, count: int, **keywords: Any) -> None:
+    """Raise ``ValueError`` unless ``value`` can be called with ``count`` arguments and these keywords.
+
+    >>> check_function("score", len, "one sample", 1)
+    >>> check_function("score", 3, "one sample", 1)
+    Traceback (most recent call last):
+    ValueError: score: 3, expected a function of one sample
+    """
+    import inspect
+
+    if not callable(value):
+        raise ValueError(f"{name}: {value!r}, expected a function of {wanted}")
+    try:
+        signature = inspect.signature(value)
+    except (ValueError, TypeError):  # such as some functions that are written in C
+        return
+    try:
+        signature.bind(*[None] * count, **keywords)
+    except TypeError as error:
+        called = getattr(value, "__name__", type(value).__name__)
+        raise ValueError(f"{name}: {called}{signature} ({error}), expected a function of {wanted}") from None
 
 
 def check_text(name: str, value: object, expected: str) -> None:

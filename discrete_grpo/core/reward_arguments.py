@@ -94,7 +94,8 @@ def as_rewards(given: Any) -> Any:
         return given
     several = None if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     if several is None or not all(map(callable, several)):
-        hint = f"; a name is for the command line, import the function {given}" if isinstance(given, str) else ""
+        names = [one for one in ([given] if isinstance(given, str) else several or ()) if isinstance(one, str)]
+        hint = f"; names such as {names[0]!r} are for the command line, in Python import the function" if names else ""
         raise ValueError(f"reward: {given!r}, expected a function of a list of samples, or a list of such functions{hint}")
     return several
 

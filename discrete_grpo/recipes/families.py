@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from discrete_grpo.core.checks import check_fields
+from discrete_grpo.core.checks import check_fields, did_you_mean
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.diffusion.choices import Distortion, KernelName
@@ -305,7 +305,9 @@ def family_of(metadata: Columns, policy: Any = None) -> Family:
         return found
     kind = own or (metadata["kind"] if "kind" in metadata else _default_kind(metadata, policy))
     if not isinstance(kind, str) or kind not in KINDS:
-        raise CheckpointError(f"kind: {kind!r} of the checkpoint, expected one of {', '.join(KINDS)}")
+        told = f"family: {kind!r} of {type(policy).__name__}" if own else f"kind: {kind!r} of the checkpoint"
+        hint = f"{did_you_mean(str(kind), KINDS)} ".lstrip()
+        raise CheckpointError(f"{told}, {hint}expected one of {', '.join(KINDS)}")
     return KINDS[kind](metadata)
 
 

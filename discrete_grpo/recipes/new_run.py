@@ -77,8 +77,9 @@ def withdrawn_on_failure(folder: Path, *, resume: bool, calls_count: bool) -> It
     Raises:
         ValueError: if ``folder`` is a file, or another process works in it.
     """
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"output_dir: {folder} is a file, expected the name of a folder to make")
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"output_dir: {path} is a file, expected the name of a folder to make")
     before, used = held(folder), resume or _in_use(folder)
     with alone(folder):
         try:

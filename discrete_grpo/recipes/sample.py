@@ -13,6 +13,7 @@ import torch
 
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_whole
+from discrete_grpo.core.drawing import draw
 from discrete_grpo.core.rollout import Context, as_module
 from discrete_grpo.datasets.text_files import suffix_of
 from discrete_grpo.domains.sample_text import sample_text
@@ -116,12 +117,12 @@ def sample_policy(
         while len(samples) < count:
             rows = range(len(samples), min(count, len(samples) + batch_size))
             contexts = [Context(k, columns[k % len(columns)] if columns else {}) for k in rows]
-            rollout = policy.sample(contexts, generator=generator)
+            rollout = draw(policy, contexts, generator=generator)
             for name, values in rollout.columns.items():
                 found.setdefault(name, [None] * len(samples)).extend(values)
             samples.extend(rollout.samples)
-            for values in found.values():
-                values.extend([None] * (len(samples) - len(values)))
+            for column in found.values():
+                column.extend([None] * (len(samples) - len(column)))
             bar.advance(len(rows))
     return samples, found
 

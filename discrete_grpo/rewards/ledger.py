@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discrete_grpo.core.checks import check_whole
-from discrete_grpo.core.reward_arguments import reward_names
+from discrete_grpo.core.reward_arguments import reward_name, reward_names
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, score_one
 from discrete_grpo.domains import molecules as chemistry
@@ -196,6 +196,10 @@ class Ledger:
             BudgetExhausted: if there is a new sample and the budget was used up in earlier turns.
             ValueError: if there are not as many sources as samples, or a reward has a name that another one owns.
         """
+        if isinstance(samples, str):
+            raise ValueError(f"samples: {samples!r}, expected a list of samples, such as [{samples!r}]")
+        if callable(rewards):
+            raise ValueError(f"rewards: {reward_name(rewards)}, expected a list of rewards, such as [{reward_name(rewards)}]")
         sources = [source] * len(samples) if isinstance(source, str) else list(source)
         if len(sources) != len(samples):
             raise ValueError(f"source: {len(sources)} texts, expected one or one per sample ({len(samples)})")

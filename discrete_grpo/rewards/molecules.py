@@ -25,7 +25,7 @@ from typing import Any, Protocol, cast, overload, runtime_checkable
 from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_function, check_range
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
 from discrete_grpo.core.scoring import score_one
 from discrete_grpo.domains import molecule_properties
@@ -71,6 +71,9 @@ def molecule_reward(score: Callable[[Chem.Mol], float | None] | None = None, *, 
         invalid: score of an invalid sample. If scores can be negative, give a number below all of them; with 0 the policy would
             learn to draw invalid samples.
 
+    Raises:
+        ValueError: if ``score`` is no function of one molecule, or ``invalid`` is neither a number nor None.
+
     >>> @molecule_reward
     ... def atoms(mol):
     ...     return mol.GetNumAtoms()
@@ -82,12 +85,16 @@ def molecule_reward(score: Callable[[Chem.Mol], float | None] | None = None, *, 
     >>> fewest_atoms(["CCO", None])
     [-3.0, -10.0]
     """
+    if invalid is not None:
+        check_range("invalid", invalid, note=" or None")
     if score is None:
         return functools.partial(_molecule_reward, invalid=invalid)
     return _molecule_reward(score, invalid)
 
 
 def _molecule_reward(score: Callable[[Chem.Mol], float | None], invalid: float | None) -> MoleculeReward:
+    check_function("score", score, "one RDKit molecule", 1)
+
     @functools.wraps(score)
     def reward(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
         if isinstance(samples, str):

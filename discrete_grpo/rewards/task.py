@@ -10,7 +10,7 @@ from functools import cached_property
 from types import FunctionType
 from typing import Any, Literal, get_args
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_function, check_range
 
 __all__ = ["Kind", "Task"]
 
@@ -29,8 +29,8 @@ class Task:
         suite: the benchmark, such as ``"pmo"``.
         about: the definition in one line.
         source: the publication.
-        score: number of one valid sample in its parsed form: an RDKit molecule, a ``networkx.Graph`` or a text. None or NaN stands
-            for an unknown score.
+        score: number, at least 0, of one valid sample in its parsed form: an RDKit molecule, a ``networkx.Graph`` or a text. None
+            or NaN stands for an unknown score.
         kind: what the samples are: ``"molecules"``, ``"graphs"`` or ``"text"``.
         optimum: the largest score that is known to be reached; None if none is known.
         published: method -> published AUC top-10 over 10,000 counted calls.
@@ -39,7 +39,8 @@ class Task:
         version: number of the definition, at least 1. It must grow when ``score`` changes, since kept scores belong to a version.
 
     Raises:
-        ValueError: for an empty name or suite, an unknown kind, or a version below 1.
+        ValueError: for an empty name or suite, a score that is no function of one sample, an unknown kind, an optimum that is no
+            number, or a version below 1.
 
     >>> def carbons(mol): return mol.GetNumAtoms() / 10
     >>> task = Task("atoms", "toy", "heavy atoms / 10", "this project", carbons)
@@ -61,8 +62,11 @@ class Task:
 
     def __post_init__(self) -> None:
         for key in ("name", "suite"):
-            if not getattr(self, key):
-                raise ValueError(f"{key}: {getattr(self, key)!r}, expected a text that is not empty")
+            if not isinstance(given := getattr(self, key), str) or not given:
+                raise ValueError(f"{key}: {given!r}, expected a text that is not empty")
+        check_function("score", self.score, "one sample", 1)
+        if self.optimum is not None:
+            check_range("optimum", self.optimum, note=" or None")
         if self.kind not in get_args(Kind):
             raise ValueError(f"kind: {self.kind!r}, expected one of {', '.join(get_args(Kind))}")
         check_range("version", self.version, least=1)
@@ -90,13 +94,15 @@ class Task:
         Raises:
             RewardError: if ``score`` raises; names the task and the sample. A failure is not taken for a bad score.
         """
+        if isinstance(samples, str):
+            raise ValueError(f"samples: {samples!r}, expected a list of samples, such as [{samples!r}]")
         parsed = _PARSERS[self.kind](samples)
         return [0.0 if one is None else self._scored(one, sample) for one, sample in zip(parsed, samples, strict=True)]
 
-    def _scored(self, parsed: Any, sample: Any) -> float | None:
+    def _scored(self, parsed: Any, sample: Any) -> Any:
         try:
             value = self.score(parsed)
-            return None if value is None else float(value)
+            return value if value is None or isinstance(value, str) else float(value)  # whoever counts scores refuses a text
         except Exception as error:
             from discrete_grpo.core.scoring import RewardError, shown_value  # imports torch
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from discrete_grpo.core.advantages import sum_rewards
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.drawing import draw
 from discrete_grpo.core.rollout import Context, Policy, Reward
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, score_samples
 from discrete_grpo.training.elites import EliteBuffer
@@ -59,7 +60,7 @@ class _Round:
         for first in range(0, len(starts), self.batch_size):
             part = starts[first : first + self.batch_size]
             # Each sample is a group of its own, so that what a group shares (a node count, the noise) ties no two samples.
-            rollout = self.policy.sample([Context(b, c) for b, c in enumerate(part)], generator=self.generator)
+            rollout = draw(self.policy, [Context(b, c) for b, c in enumerate(part)], generator=self.generator)
             seen = {name: value for name, value in rollout.columns.items() if name in self.columns}
             total = sum_rewards(self._score(rollout.samples, seen), self.weights)
             entered += buffer.add(rollout, total, [None] * len(rollout))

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from discrete_grpo.core.drawing import draw
 from discrete_grpo.core.rollout import Policy, Rollout, as_module, group_contexts, is_scorer
 from discrete_grpo.core.step_selection import num_selected
 from discrete_grpo.training.config import GRPOConfig
@@ -172,7 +173,7 @@ def _trial(policy: Policy, config: GRPOConfig, columns: Sequence[Mapping[str, An
     given = None if columns is None else [columns[k % len(columns)] for k in range(TRIAL_GROUPS)]
     contexts = group_contexts(TRIAL_GROUPS, TRIAL_ROWS, given)
     with precision():
-        drawn = policy.sample(contexts, generator=torch.Generator(device).manual_seed(config.seed))
+        drawn = draw(policy, contexts, generator=torch.Generator(device).manual_seed(config.seed))
     order = drawn.units.sum(1).argsort(descending=True, stable=True)
     return drawn.index(order[: len(drawn) // 2])
 

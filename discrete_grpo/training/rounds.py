@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Scores, score_sites
+from discrete_grpo.core.drawing import draw
 from discrete_grpo.core.rollout import Context, Policy, Replayable, Reward, Rollout, as_module, is_replayable
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted
 from discrete_grpo.training.bf16 import decide_bf16
@@ -210,7 +211,7 @@ class Rounds:
 
     def _propose(self) -> dict[Hashable, tuple[Any, str]]:
         """New valid candidates: key -> (canonical sample, source), the policy's first."""
-        drawn = self.policy.sample([Context(k) for k in range(self.config.draws)], generator=self.generator)
+        drawn = draw(self.policy, [Context(k) for k in range(self.config.draws)], generator=self.generator)
         self._draws = [(self.key(sample), logp) for sample, logp in zip(drawn.samples, drawn.logp.sum(1).tolist(), strict=True)]
         found = self._new(drawn.samples, "policy", {})
         self._new_share = len(found) / len(self._draws)

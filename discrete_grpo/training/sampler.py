@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.core.checks import plain_number
+from discrete_grpo.core.drawing import draw
 from discrete_grpo.core.reward_arguments import elsewhere
 from discrete_grpo.core.rollout import Policy, Reward, Rollout, SizeDrawer, group_contexts, is_observer
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, Failure, RewardError, score_samples, take_failures
@@ -231,7 +232,7 @@ class GroupSampler:
         """Draw one group per start."""
         contexts = group_contexts(len(starts), self.config.num_generations, [s.columns for s in starts])
         with self.precision():
-            return self.policy.sample(contexts, generator=shard.generator)
+            return draw(self.policy, contexts, generator=shard.generator)
 
     def batch(self, shard: Shard, count: int | None = None, *, sizes: Sequence[int] | None = None) -> Batch:
         """Draw and score ``count`` groups, of these sizes if they are given."""

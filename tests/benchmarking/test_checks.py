@@ -29,6 +29,7 @@ from discrete_grpo.rewards.task import Task
 from tests.benchmarking.parts import CARBONS, OXYGENS, WALK, carbons
 
 PHOSPHORUS = Task("phosphorus", "toy", "atoms", "", carbons, elements=frozenset({"C", "P", "Na"}))
+TEXTS = Task("letters", "toy", "letters", "", len, kind="text")
 GRAPHS = Task("edges", "toy", "edges", "", len, kind="graphs")
 
 
@@ -53,6 +54,16 @@ def refused(**request: Any) -> str:
         ({"methods": [WALK, WALK]}, "methods: two are named 'walk'"),
         ({"methods": []}, "methods: no names"),
         ({"methods": [7]}, "methods: 7, expected the name of a method"),
+        ({"methods": [Task]}, "methods: <class 'discrete_grpo.rewards.task.Task'>, expected the name of a method"),
+        (
+            {"methods": [lambda task, policy, ledger: None]},
+            "methods: <lambda>(task, policy, ledger) (too many positional arguments)",
+        ),
+        ({"suite": []}, "suite: an empty list, expected the name of a suite, a Task, or several"),
+        (
+            {"suite": [TEXTS], "methods": ["best-of-prior"]},
+            "policy: None, expected a policy that makes samples for tasks of the kind text",
+        ),
         ({"methods": [replace(WALK, name="../up")]}, "methods: '../up', expected letters, digits"),
         ({"budget": 9}, "budget: 9, expected at least 10, the first population of walk"),
         ({"budget": 0}, "budget: 0, expected at least 1"),
@@ -246,6 +257,23 @@ def test_a_function_is_a_method_of_its_name() -> None:
     assert (method.name, method.about, method.needs_policy) == ("my-way", "Guesses.", True)
     assert as_method(WALK) is WALK
     assert as_method(lambda task, policy, ledger, seed: None).name == "lambda"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"run": 3}, r"methods: 3, expected a function of \(task, policy, ledger, seed\), step, pause"),
+        ({"settings": {"stepp": 1}}, r"methods: walk\(.*\(got an unexpected keyword argument 'stepp'\)"),
+        ({"settings": [1]}, r"settings: \[1\], expected a mapping"),
+        ({"least_budget": "3"}, r"least_budget: '3', expected a whole number, at least 1"),
+        ({"kinds": ("molecule",)}, r"kinds: \('molecule',\), expected some of 'molecules', 'graphs', 'text' in a tuple"),
+        ({"families": "tokens"}, r"families: 'tokens', expected some of 'tokens', 'graph', 'masked text' in a tuple"),
+        ({"name": 3}, "name: a int, expected a text"),
+    ],
+)
+def test_a_method_that_cannot_run_is_refused_when_it_is_made(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        replace(WALK, **{"settings": {"step": 1, "pause": 0.0}, **given})
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from discrete_grpo.benchmarking.runner import benchmark
 from discrete_grpo.benchmarking.suites import SUITES
 from discrete_grpo.cli import main
 from discrete_grpo.core.interrupt import Interrupted
+from discrete_grpo.rewards.task import Task
 from tests.benchmarking.parts import CARBONS, CRASH, DIE, HANG, OXYGENS, SLOW, WALK, walk
 
 ROOT = Path(__file__).parents[2]
@@ -263,7 +264,7 @@ def test_what_a_worker_cannot_import_is_said() -> None:
 
     assert portable(WALK) is None
     assert portable(CARBONS) is None
-    assert "local" in (portable(replace(WALK, run=local)) or "")
+    assert "local" in (portable(replace(WALK, run=local, settings={})) or "")
     local.__module__ = "__main__"
     assert "main script" in (portable(local) or "")
 
@@ -274,6 +275,23 @@ def test_hanging_and_crashing_methods_lose_only_their_own_rows(tmp_path: Path) -
     reasons = {row["method"]: row["error"] for row in found.failed}
     assert reasons["crash"] == "KeyError: 'a bug in a method'"
     assert "longer than the time limit" in reasons["hang"]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_method_in_this_process_that_leaves_the_program_loses_its_own_row_only(tmp_path: Path) -> None:
+    def leaves(task: Any, policy: Any, ledger: Any, seed: int) -> None:
+        sys.exit(4)
+
+    found = benchmark([CARBONS], methods=[leaves, WALK], output_dir=tmp_path, **ASKED)
+    assert [row["method"] for row in found.rows] == ["walk"]
+    assert [row["error"] for row in found.failed] == ["SystemExit: 4"]
+
+
+@pytest.mark.usefixtures("here")
+def test_scores_below_zero_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fewest = Task("fewest", "toy", "minus the atoms", "", lambda mol: -float(mol.GetNumAtoms()))
+    benchmark([fewest], methods=[WALK], output_dir=tmp_path, **ASKED)
+    assert "scores are below 0, while the area takes a method without a call for 0" in " ".join(capsys.readouterr().err.split())
 
 
 def test_killed_and_resumed_rows_equal_undisturbed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

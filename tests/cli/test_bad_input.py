@@ -164,7 +164,8 @@ def test_bad_fields_of_a_run_are_one_line(refuse: Refuse, argument: str, said: s
         ("polcy: tiny\n", "unknown field 'polcy'; did you mean 'policy'?"),
         ("grpo:\n  num_generations: 1\n", "num_generations: 1, expected at least 2"),
         ("grpo: [1, 2\n", "Problems parsing config"),
-        ("3\n", "Unexpected config: 3"),
+        ("3\n", "config: 'mine.yaml' holds 3, expected a mapping of fields"),
+        ("# nothing\n", "config: 'mine.yaml' holds no settings, expected a mapping of fields"),
         ("grpo:\n  max_steps: 1\n  max_steps: 2\n", "'max_steps' is given twice, in lines 2 and 3, expected once"),
         (
             "evaluation_samples: 0\ngrpo: {seed: 1}\nevaluation_samples: 3\n",

@@ -183,7 +183,9 @@ def test_a_function_of_one_sample_is_told_that_it_is_given_a_list() -> None:
 
 
 def test_a_name_in_the_place_of_a_reward_is_told_to_be_imported() -> None:
-    with pytest.raises(ValueError, match=r"^reward: 'qed', expected .*; a name is for the command line, import the function qed$"):
+    with pytest.raises(
+        ValueError, match=r"^reward: 'qed', expected .*; names such as 'qed' are for the command line, in Python import"
+    ):
         as_rewards("qed")
 
 

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import networkx as nx
@@ -150,6 +151,10 @@ def test_the_kind_decides_the_family(tmp_path: Path, smiles: Path) -> None:
     ]
     with pytest.raises(CheckpointError, match=r"kind: 'sounds' of the checkpoint, expected one of .*graphs, .*molecules,"):
         family_of({"kind": "sounds"})
+    with pytest.raises(
+        CheckpointError, match=r"^family: 'molecule' of SimpleNamespace, did you mean 'molecules'\? expected one of"
+    ):
+        family_of({}, SimpleNamespace(family="molecule"))
     assert run_family(tmp_path) is MOLECULES
     assert run_family(smiles.parent) is MOLECULES
 

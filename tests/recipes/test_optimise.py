@@ -339,6 +339,8 @@ def test_other_files_stay_and_a_file_is_no_folder(tmp_path: Path) -> None:
     assert (tmp_path / "config.yaml").read_text() == "mine"
     with pytest.raises(ValueError, match=r"^output_dir: .*notes.txt is a file, expected the name of a folder to make$"):
         run(tmp_path / "notes.txt", broken)
+    with pytest.raises(ValueError, match=r"^output_dir: .*notes.txt is a file, expected the name of a folder to make$"):
+        run(tmp_path / "notes.txt" / "run", broken)
 
 
 def test_the_error_of_the_run_is_shown_where_the_folder_cannot_be_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

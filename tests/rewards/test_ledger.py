@@ -367,3 +367,12 @@ def test_the_count_is_the_number_of_different_molecules() -> None:
         seen += samples
     assert ledger.calls == len({molecule_key(s) for s in seen} - {None}) == 5
     assert calls(ledger) == tuple(dict.fromkeys(k for k in map(molecule_key, seen) if k is not None))
+
+
+def test_one_sample_or_one_reward_in_place_of_a_list_is_refused() -> None:
+    ledger, oracle = Ledger(), Oracle()
+    with pytest.raises(ValueError, match=r"^samples: 'CCO', expected a list of samples, such as \['CCO'\]$"):
+        ledger.score([oracle], "CCO")
+    with pytest.raises(ValueError, match=r"^rewards: .*, expected a list of rewards, such as \["):
+        ledger.score(oracle, ["CCO"])  # type: ignore[arg-type]
+    assert ledger.calls == 0

@@ -57,10 +57,27 @@ def test_a_failure_is_an_error_that_names_task_and_sample() -> None:
         score_one(task(fails), ["CCO"])
 
 
-@pytest.mark.parametrize(("name", "value"), [("name", ""), ("suite", ""), ("kind", "images"), ("version", 0)])
+WRONG = [("name", ""), ("name", 3), ("suite", ""), ("kind", "images"), ("version", 0), ("score", 3), ("optimum", "x")]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
 def test_wrong_arguments(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{name}: {value!r}, expected"):
         replace(task(heavy_atoms), **{name: value})
+
+
+def test_a_score_of_other_arguments_is_refused_at_once() -> None:
+    with pytest.raises(
+        ValueError, match=r"^score: <lambda>\(\) \(too many positional arguments\), expected a function of one sample$"
+    ):
+        task(lambda: 1.0)
+
+
+def test_what_rewards_refuse_a_task_refuses() -> None:
+    with pytest.raises(RewardError, match=r"returned '1\.5' for sample 'CCO', expected a number or None"):
+        score_one(task(lambda mol: "1.5"), ["CCO"])
+    with pytest.raises(ValueError, match=r"^samples: 'CCO', expected a list of samples, such as \['CCO'\]$"):
+        task(heavy_atoms)("CCO")
 
 
 def test_the_identity_changes_with_the_definition_alone() -> None:

@@ -1,0 +1,77 @@
+"""Drawing from a policy: what ``sample`` returns is checked, and an error in a user's own code is told with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from discrete_grpo.core.error_place import error_place
+from discrete_grpo.core.interrupt import Interrupted
+from discrete_grpo.core.rollout import Context, Policy, Rollout
+
+__all__ = ["PolicyError", "draw"]
+
+
+class PolicyError(RuntimeError):
+    """Raised when the method ``sample`` of a policy raises in a user's own code, or returns no rollout of its contexts."""
+
+
+def draw(policy: Policy, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+    """Draw one trajectory per context.
+
+    Ids of groups are compared on the CPU only, as reading them from an accelerator makes the host wait.
+
+    Raises:
+        PolicyError: in one line, if a user's own policy raises, or what it returns has another length, shape, group or set of
+            columns than the contexts ask for.
+    """
+    name = f"policy {type(policy).__name__}.sample"
+    try:
+        found = policy.sample(contexts, generator=generator)
+    except (Interrupted, PolicyError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if not (place := error_place(error)):
+            raise
+        said = " ".join(str(error).split())
+        missing = isinstance(error, KeyError) and not any(error.args[:1] == (key,) for c in contexts for key in c.columns)
+        hint = "; no context has such a column, which conditions give (columns)" if missing else ""
+        raise PolicyError(f"{name}: raised {type(error).__name__}: {said}{place}{hint}") from error
+    if (fault := _fault(found, contexts)) is not None:
+        raise PolicyError(f"{name}: {fault}")
+    return found
+
+
+def _fault(found: Any, contexts: Sequence[Context]) -> str | None:
+    """What is wrong with a rollout of these contexts, in a few words; None if nothing is."""
+    if not isinstance(found, Rollout):
+        return f"returned {'None' if found is None else f'a {type(found).__name__}'}, expected a Rollout"
+    if (fault := _lengths(found, len(contexts)) or _shapes(found, len(contexts))) is not None:
+        return fault
+    if lost := sorted({key for context in contexts for key in context.columns} - found.columns.keys()):
+        return f"columns of the contexts are missing in the rollout: {', '.join(lost)}; expected every one, also if it is not read"
+    if found.group.device.type == "cpu" and found.group.tolist() != [context.group for context in contexts]:
+        return "group has other numbers than the contexts, expected those of the contexts in their order"
+    return None
+
+
+def _lengths(found: Rollout, count: int) -> str | None:
+    lists = {"samples": found.samples, **{f"columns[{key!r}]": values for key, values in found.columns.items()}}
+    for key, values in lists.items():
+        if len(values) != count:
+            return f"{key} has {len(values)} entries for {count} contexts, expected one per context"
+    return None
+
+
+def _shapes(found: Rollout, count: int) -> str | None:
+    steps = found.logp.shape[-1] if found.logp.ndim else 0
+    expected = {"group": (count,), "size": (count,), "logp": (count, steps), "units": (count, steps)}
+    for key, shape in expected.items():
+        if (given := tuple(getattr(found, key).shape)) != shape:
+            return f"{key} has shape {given}, expected {shape} for {count} contexts"
+    for key, value in found.states.items():
+        if value.shape[:1] != (count,):
+            return f"states[{key!r}] has shape {tuple(value.shape)}, expected ({count}, ...) for {count} contexts"
+    return None
