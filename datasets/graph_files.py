@@ -116,8 +116,11 @@ def _node_link(value: Any) -> nx.Graph:
     key = "links" if isinstance(value, Mapping) and "edges" not in value else "edges"
     if not isinstance(value, Mapping) or "nodes" not in value or key not in value:
         raise ValueError("no node-link data, expected a mapping with nodes and edges (or links)")
-    graph = nx.node_link_graph(dict(value), edges=key)
-    listed = nx.node_link_graph({**value, key: []}, edges=key)
+    single = {"multigraph": False, **value}  # what other programs write has no such key
+    graph = nx.node_link_graph(single, edges=key)
+    listed = nx.node_link_graph({**single, key: []}, edges=key)
+    if "multigraph" not in value and len(value[key]) != graph.number_of_edges():
+        raise ValueError("an edge stands twice, expected at most one between two nodes")
     stray = next((node for node in graph if node not in listed), None)
     if stray is not None:
         raise ValueError(f"an edge to node {stray!r}, expected one of the nodes listed")

@@ -138,7 +138,8 @@ def write_npz(path: str | Path, splits: GraphSplits) -> None:
         if labelled:
             kinds = (str(g.edges[e]["label"]) for g in graphs for e in sorted((min(e), max(e)) for e in g.edges))
             arrays[f"{split}_edge_classes"] = np.array([*kinds], dtype=np.str_)
-            arrays[f"{split}_node_classes"] = np.array([str(c) for g in graphs for _, c in g.nodes(data="label")], dtype=np.str_)
+            named = (str(g.nodes[v]["label"]) for g in graphs for v in range(len(g)))
+            arrays[f"{split}_node_classes"] = np.array([*named], dtype=np.str_)
         edges = [np.array(sorted((min(e), max(e)) for e in g.edges), dtype=np.int32).reshape(-1, 2) for g in graphs]
         arrays[f"{split}_num_nodes"] = np.array([g.number_of_nodes() for g in graphs], dtype=np.int32)
         arrays[f"{split}_edges"] = np.concatenate([np.zeros((0, 2), np.int32), *edges])

@@ -184,7 +184,8 @@ class GraphStatistics:
 def graph_statistics(data: GraphDataset) -> GraphStatistics:
     """Compute the shares of node counts and the share of pairs that are edges."""
     counts = torch.bincount(data.sizes).double() / len(data)
-    joined = float(data.graphs.pairs.sum(dtype=torch.float64) / (data.sizes * (data.sizes - 1) // 2).sum())
+    pairs = (data.sizes * (data.sizes - 1) // 2).sum().clamp_min(1)  # graphs of one node have none
+    joined = float(data.graphs.pairs.sum(dtype=torch.float64) / pairs)
     return GraphStatistics(tuple(counts.tolist()), (1 - joined, joined))
 
 

@@ -49,7 +49,7 @@ class TextDataset:
     """M texts as token ids, without BOS and EOS.
 
     Attributes:
-        tokens: [M, L], PAD after each text's end; bytes, or 16-bit integers for alphabets of more than 256 ids.
+        tokens: [M, L], PAD after each text's end; bytes, or integers of 16 bits for alphabets of more than 256 ids and of 32 bits for larger ones.
         sizes: number of tokens of each text [M], at least 1.
         tokenizer: alphabet of the ids.
         lines: texts.
@@ -160,7 +160,7 @@ def text_dataset(
             raise ValueError(f"data: {name!r} line {number} has {len(ids)} tokens, expected 1 to {limit} (block_size){hint}")
         rows += [ids[k : k + limit] for k in range(0, len(ids), limit)]
     sizes = torch.tensor([len(row) for row in rows])
-    small = torch.uint8 if len(tokenizer) <= 256 else torch.int16
+    small = torch.uint8 if len(tokenizer) <= 256 else torch.int16 if len(tokenizer) < 2**15 else torch.int32
     tokens = torch.full((len(rows), int(sizes.max())), PAD, dtype=small)
     for k, row in enumerate(rows):
         tokens[k, : len(row)] = torch.tensor(row, dtype=small)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,18 @@ class PolicyError(RuntimeError):
     """Raised when the method ``sample`` of a policy raises in a user's own code, or returns no rollout of its contexts."""
 
 
-def draw(policy: Policy, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+def draw(
+    policy: Policy, contexts: Sequence[Context], *, generator: torch.Generator | None = None, added: Collection[str] = ()
+) -> Rollout:
     """Draw one trajectory per context.
 
     Ids of groups are compared on the CPU only, as reading them from an accelerator makes the host wait.
+
+    Args:
+        policy: is drawn from.
+        contexts: one per trajectory.
+        generator: of the draws.
+        added: columns that the policy need not return, such as those that start it from a finished sample.
 
     Raises:
         PolicyError: in one line, if a user's own policy raises, or what it returns has another length, shape, group or set of
@@ -39,18 +47,18 @@ def draw(policy: Policy, contexts: Sequence[Context], *, generator: torch.Genera
         missing = isinstance(error, KeyError) and not any(error.args[:1] == (key,) for c in contexts for key in c.columns)
         hint = "; no context has such a column, which conditions give (columns)" if missing else ""
         raise PolicyError(f"{name}: raised {type(error).__name__}: {said}{place}{hint}") from error
-    if (fault := _fault(found, contexts)) is not None:
+    if (fault := _fault(found, contexts, added)) is not None:
         raise PolicyError(f"{name}: {fault}")
     return found
 
 
-def _fault(found: Any, contexts: Sequence[Context]) -> str | None:
+def _fault(found: Any, contexts: Sequence[Context], added: Collection[str]) -> str | None:
     """What is wrong with a rollout of these contexts, in a few words; None if nothing is."""
     if not isinstance(found, Rollout):
         return f"returned {'None' if found is None else f'a {type(found).__name__}'}, expected a Rollout"
     if (fault := _lengths(found, len(contexts)) or _shapes(found, len(contexts))) is not None:
         return fault
-    if lost := sorted({key for context in contexts for key in context.columns} - found.columns.keys()):
+    if lost := sorted({key for context in contexts for key in context.columns} - found.columns.keys() - set(added)):
         return f"columns of the contexts are missing in the rollout: {', '.join(lost)}; expected every one, also if it is not read"
     if found.group.device.type == "cpu" and found.group.tolist() != [context.group for context in contexts]:
         return "group has other numbers than the contexts, expected those of the contexts in their order"

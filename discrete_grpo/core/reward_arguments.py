@@ -29,7 +29,8 @@ def remembers(reward: Reward) -> bool:
 
     Such a reward has a ``state_dict`` that checkpoints store. A network has one too, but its weights do not change.
     """
-    return callable(getattr(reward, "state_dict", None)) and not isinstance(reward, nn.Module)
+    kind = reward if isinstance(reward, type) else type(reward)
+    return callable(getattr(reward, "state_dict", None)) and not issubclass(kind, nn.Module)
 
 
 def check_forgets(reward: Reward) -> None:

@@ -149,10 +149,16 @@ def to_line(graph: nx.Graph) -> str:
     '&BP?'
     """
     shape = digraph6.digraph6(graph) if graph.is_directed() else graph6.graph6(graph)
-    if not any("label" in values for _, values in graph.nodes(data=True)):
+    if not has_classes(graph):
         return shape
-    names = ([c for _, c in graph.nodes(data="label")], [graph.edges[pair].get("label") for pair in _ordered(graph)])
+    nodes, edges = graph.nodes(data="label", default=""), (graph.edges[pair].get("label", "") for pair in _ordered(graph))
+    names = ([name for _, name in nodes], list(edges))
     return "{} nodes={} edges={}".format(shape, *(",".join(quoted(str(c)) for c in part) for part in names))
+
+
+def has_classes(graph: nx.Graph) -> bool:
+    """Whether any node or edge has a name of its class, the attribute ``label``; those without one have the empty name then."""
+    return any("label" in values for *_, values in (*graph.nodes(data=True), *graph.edges(data=True)))
 
 
 def _ordered(graph: nx.Graph) -> list[tuple[Any, Any]]:
@@ -184,7 +190,7 @@ def named_graph(sample: str | nx.Graph) -> nx.Graph:
     if found["nodes"] is None:
         return graph
     for part, wanted in (("nodes", list(graph)), ("edges", _ordered(graph))):
-        names = [unquote(name) for name in found[part].split(",")] if found[part] else []
+        names = [unquote(name) for name in found[part].split(",")] if found[part] or len(wanted) == 1 else []
         if len(names) != len(wanted):
             raise ValueError(f"graph: {sample[:60]!r} has {len(names)} classes of {part}, expected {len(wanted)}")
         setter = nx.set_node_attributes if part == "nodes" else nx.set_edge_attributes
@@ -302,13 +308,13 @@ def labelled_form(sample: str | nx.Graph) -> Form:
         ValueError: if ``sample`` is no graph, or has a self-loop.
     """
     graph = named_graph(sample)
-    if not graph.is_directed() and not any("label" in values for _, values in graph.nodes(data=True)):
+    if not graph.is_directed() and not has_classes(graph):
         return form(graph)
     number = {node: k for k, node in enumerate(graph)}
-    colours = [_hash("node", c) for _, c in graph.nodes(data="label")]
+    colours = [_hash("node", c) for _, c in graph.nodes(data="label", default="")]
     ends = ("tail", "head") if graph.is_directed() else ("edge",)
     joined: list[tuple[int, int]] = []
-    for i, j, c in graph.edges(data="label"):
+    for i, j, c in graph.edges(data="label", default=""):
         if i == j:
             raise ValueError(f"graph: a self-loop at node {i!r}, expected a simple graph")
         path = [number[i], *range(len(colours), len(colours) + len(ends)), number[j]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 
 __all__ = ["sample_text"]
 
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
+"""What the text of an object without one of its own ends with."""
 SHOWN = 64
 """Arrays of more elements are named by a digest of their bytes."""
 
@@ -21,11 +24,14 @@ def sample_text(sample: object) -> str:
 
     Most samples are text, or have one that says all (``str(sample)``). That of graphs, arrays, tensors and of what holds them does
     not. So graphs are written as graph6 or digraph6 lines, or with the attributes of nodes and edges where they have any,
-    and arrays by their elements or a digest of them.
+    and arrays by their elements or a digest of them; molecules of RDKit are SMILES, and sets have the order of their texts.
 
     >>> import networkx, torch
     >>> sample_text("CCO"), sample_text(networkx.path_graph(3)), sample_text(torch.tensor([1, 2]))
     ('CCO', 'Bg', 'int64[2]([1, 2])')
+
+    Raises:
+        ValueError: for a sample whose text is its place in memory, which another one may have later.
     """
     if isinstance(sample, str):
         return sample
@@ -36,18 +42,38 @@ def sample_text(sample: object) -> str:
         return _array_text((values.float() if values.dtype == torch.bfloat16 else values).numpy())
     if isinstance(sample, np.ndarray):
         return _array_text(sample)
+    if type(sample).__module__ == "rdkit.Chem.rdchem" and hasattr(sample, "GetNumConformers"):
+        return _molecule_text(sample)
+    if isinstance(sample, set | frozenset):
+        return f"{type(sample).__name__}({', '.join(sorted(map(sample_text, sample)))})"
     parts = _parts(sample)
     if parts is None or not _cut(sample):
-        return str(sample)
+        return _own_text(sample)
     return f"{type(sample).__name__}({', '.join(f'{name}={sample_text(part)}' for name, part in parts.items())})"
 
 
 def _cut(sample: object) -> bool:
     """Whether the text of a sample leaves something out, as it is, or holds, a graph, an array or a tensor."""
-    if _is_graph(sample) or isinstance(sample, torch.Tensor | np.ndarray):
+    if _is_graph(sample) or isinstance(sample, torch.Tensor | np.ndarray | set | frozenset):
+        return True
+    if type(sample).__module__ == "rdkit.Chem.rdchem":
         return True
     parts = None if isinstance(sample, str) else _parts(sample)
     return parts is not None and any(_cut(part) for part in parts.values())
+
+
+def _own_text(sample: object) -> str:
+    text = str(sample)
+    if ADDRESS.search(text):
+        told = f"samples: a {type(sample).__name__} has no text of its own ({text[:80]})"
+        raise ValueError(f"{told}, expected a method __str__ that tells samples apart, or samples that are text")
+    return text
+
+
+def _molecule_text(mol: Any) -> str:
+    from rdkit import Chem
+
+    return Chem.MolToCXSmiles(mol) if mol.GetNumConformers() else Chem.MolToSmiles(mol)
 
 
 def _is_graph(sample: object) -> bool:

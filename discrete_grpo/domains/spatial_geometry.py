@@ -199,6 +199,7 @@ def octet_stable(molecule: SpatialMolecule) -> list[bool]:
 
 def _is_octet(atom: Chem.Atom) -> bool:
     electrons = atom.GetAtomicNum() - atom.GetFormalCharge()
-    allowed = list(Chem.GetPeriodicTable().GetValenceList(electrons)) if electrons > 0 else [0]
+    known = 0 < electrons <= 118  # the elements of RDKit
+    allowed = list(Chem.GetPeriodicTable().GetValenceList(electrons)) if known else [0]
     total = sum(bond.GetBondTypeAsDouble() for bond in atom.GetBonds())
     return total in allowed or -1 in allowed

@@ -116,9 +116,10 @@ def _check_out(out: Path, path: Path) -> None:
 
 
 def _is_ours(config: Path) -> bool:
-    """Return whether a file is the configuration of a checkpoint of this package."""
+    """Return whether a file is the configuration of a checkpoint that was imported."""
     try:
         described = read_json(config)
     except CheckpointError:
         return False
-    return isinstance(described, dict) and "format" in described
+    metadata = described.get("metadata") if isinstance(described, dict) and "format" in described else None
+    return isinstance(metadata, dict) and isinstance(metadata.get("source"), dict)

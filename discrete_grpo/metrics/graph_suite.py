@@ -26,7 +26,7 @@ from discrete_grpo.domains.graph_statistics import (
 )
 from discrete_grpo.domains.graph_validity import BlockMethod, has_shape, is_block_model, matrix_of, num_components
 from discrete_grpo.domains.isomorphism import Form, isomorphic
-from discrete_grpo.domains.named_graphs import labelled_form
+from discrete_grpo.domains.named_graphs import graph_of, labelled_form
 from discrete_grpo.metrics import polygraph
 from discrete_grpo.metrics.graph_classes import class_distances
 from discrete_grpo.metrics.graphs import GraphReference, ratio
@@ -117,7 +117,7 @@ def _facts(samples: Sequence[GraphLike | None], reference: GraphReference, metho
     test = (
         (lambda g: is_block_model(g, _METHODS[method])) if reference.shape == "sbm" else (lambda g: has_shape(g, reference.shape))
     )
-    valid = np.array([test(s) for s in samples], dtype=bool)
+    valid = np.array([graph_of(s) is not None and test(s) for s in samples], dtype=bool)  # also those of wrong numbers of classes
     kind, new, undecided = np.full(len(samples), -1), np.zeros(len(samples), dtype=bool), np.zeros(len(samples), dtype=bool)
     buckets: defaultdict[bytes, list[tuple[Form, int]]] = defaultdict(list)
     trained: dict[int, bool | None] = {}

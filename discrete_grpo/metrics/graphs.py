@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
+from discrete_grpo.core.csv_cells import cells_of_any_length
 from discrete_grpo.datasets.graph_splits import read_npz
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits
 from discrete_grpo.datasets.text_files import MAX_BYTES, column_of, text_lines
@@ -28,7 +29,7 @@ from discrete_grpo.domains.graph6 import MAX_NODES, GraphLike, node_count
 from discrete_grpo.domains.graph_statistics import DESCRIPTORS, SIGMA, Descriptor, descriptor_tables, mmd_of
 from discrete_grpo.domains.graph_validity import SHAPES, Shape, has_shape, is_connected, matrix_of
 from discrete_grpo.domains.isomorphism import BUDGET, Form, GraphSet, Signature, form, num_distinct, signature
-from discrete_grpo.domains.named_graphs import Labels, labelled_form, named_graph, to_line
+from discrete_grpo.domains.named_graphs import Labels, graph_of, labelled_form, named_graph, to_line
 from discrete_grpo.metrics.graph_classes import class_distances
 
 __all__ = [
@@ -104,7 +105,12 @@ def sample_metrics(samples: Samples, shape: Shape = "connected") -> dict[str, fl
 
 def signatures(samples: Samples, shape: Shape = "connected") -> list[Signature | None]:
     """The signature of each graph of the shape, None for other samples."""
-    return [signature(labelled_form(s)) if s is not None and has_shape(s, shape) else None for s in samples]
+    return [signature(labelled_form(s)) if s is not None and fits(s, shape) else None for s in samples]
+
+
+def fits(sample: GraphLike | None, shape: Shape) -> bool:
+    """Whether a sample is a graph of the shape, with as many classes as nodes and edges where its line has classes."""
+    return graph_of(sample) is not None and has_shape(sample, shape)
 
 
 def metrics_of_signatures(samples: Samples, found: Sequence[Signature | None]) -> dict[str, float]:
@@ -149,7 +155,7 @@ def evaluate(samples: Samples, reference: GraphReference | None = None, shape: S
     """
     shape = shape if reference is None else reference.shape
     budget = BUDGET if reference is None else reference.budget
-    valid = [s for s in samples if s is not None and has_shape(s, shape)]
+    valid = [s for s in samples if s is not None and fits(s, shape)]
     distinct, undecided, novel = GraphSet(budget=budget), 0, 0
     for sample in valid:
         repeated = distinct.add(labelled_form(sample))
@@ -274,11 +280,12 @@ def _checked(path: Path, number: int, text: str, max_nodes: int, directed: bool)
 def _csv_column(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, str]]:
     reader = csv.DictReader(lines)
     try:
-        names = reader.fieldnames or ()
-        column = column_of(names, "graph", "sample")
-        if column is None:
-            raise ValueError(f"file: {path} has the columns {', '.join(names) or 'none'}, expected one named graph or sample")
-        yield from ((reader.line_num, (row[column] or "").strip()) for row in reader)
+        with cells_of_any_length():
+            names = reader.fieldnames or ()
+            column = column_of(names, "graph", "sample")
+            if column is None:
+                raise ValueError(f"file: {path} has the columns {', '.join(names) or 'none'}, expected one named graph or sample")
+            yield from ((reader.line_num, (row[column] or "").strip()) for row in reader)
     except csv.Error as error:
         raise ValueError(f"file: {path} cannot be read as a table: {error}") from None
 

@@ -102,7 +102,7 @@ def atom_stability(sample: str | None) -> tuple[int, int]:
 
 def _is_stable(atom: Chem.Atom, explicit: bool) -> bool:
     table, electrons = Chem.GetPeriodicTable(), atom.GetAtomicNum() - atom.GetFormalCharge()
-    allowed = list(table.GetValenceList(electrons)) if electrons > 0 else [0]
+    allowed = list(table.GetValenceList(electrons)) if 0 < electrons <= 118 else [0]  # the elements that RDKit knows
     bonds = sum(bond.GetBondTypeAsDouble() for bond in atom.GetBonds()) + atom.GetNumExplicitHs()
     if explicit or atom.GetNoImplicit():
         return bonds in allowed or -1 in allowed

@@ -35,7 +35,7 @@ class DecodedPolicy(nn.Module):
     """
 
     sites, check_condition = Inner[Callable[..., Sequence[Sites]]](), Inner[Callable[..., None]]()
-    likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()
+    likelihood_loss, check_batch = Inner[Callable[..., dict[str, Tensor]]](), Inner[Callable[..., None]]()
     observe, observed_states, forward_kl_gradient = Inner[Callable[..., None]](), Inner[tuple[str, ...]](), Inner[bool]()
     restarts, draw_sizes = Inner[Callable[..., Sequence[Mapping[str, Any]]]](), Inner[Callable[..., list[int]]]()
 

@@ -174,7 +174,7 @@ class SizedPolicy(nn.Module):
     """
 
     device, max_nodes, decode, encode = Inner[torch.device](), Inner[int](), Inner[Any](), Inner[Any]()
-    check_condition = Inner[Callable[..., None]]()
+    check_batch = Inner[Callable[..., None]]()
     likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()  # the head starts at the histogram, its likelihood's optimum
 
     def __init__(self, policy: Any, head: LearnedSizes | RunningSizes) -> None:
@@ -191,6 +191,17 @@ class SizedPolicy(nn.Module):
 
     def __repr__(self) -> str:
         return one_line(self, self.policy, type(self.head).__name__)
+
+    def check_condition(self, columns: Mapping[str, Any]) -> None:
+        """Raise ValueError for a condition that the inner policy cannot follow, or that needs more nodes than the head gives."""
+        inner = getattr(self.policy, "check_condition", None)
+        if inner is not None:
+            inner(columns)
+        context = Context(0, columns)
+        if asked_nodes(context) is None:
+            least = torch.tensor([_least(context)], device=self.device)
+            if bool(self._table(self.head.log_probs(), least).isneginf().all()):
+                raise ValueError(f"fixed: needs {int(least)} nodes, expected a number that has mass or fewer")
 
     # -- Policy protocol
 

@@ -76,7 +76,9 @@ def asked_nodes(context: Context) -> int | None:
     Raises:
         ValueError: if it is no whole number, or the two differ.
     """
-    size, restart = plain_number(context.columns.get("num_nodes")), _restart(context)
+    size, restart = plain_number(context.columns.get("num_nodes")), context.columns.get("restart")
+    if restart is not None and not isinstance(getattr(restart, "num_nodes", None), int):
+        raise ValueError(f"restart: {restart!r}, expected a Restart")
     if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
         raise ValueError(f"num_nodes: {size!r}, expected a whole number")
     if restart is None:

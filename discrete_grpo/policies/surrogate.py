@@ -80,7 +80,8 @@ class EagerLikelihood(nn.Module):
     sample, sites = Inner[Callable[..., Rollout]](), Inner[Callable[..., Sequence[Sites]]]()
     rollout_of, can_draw = Inner[Callable[..., Rollout]](), Inner[Callable[..., bool]]()
     restarts, check_condition = Inner[Callable[..., Sequence[Mapping[str, Any]]]](), Inner[Callable[..., None]]()
-    likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()
+    likelihood_loss, check_batch = Inner[Callable[..., dict[str, Tensor]]](), Inner[Callable[..., None]]()
+    draw_sizes = Inner[Callable[..., list[int]]]()
 
     def __init__(self, policy: GraphPolicy) -> None:
         super().__init__()
@@ -142,7 +143,8 @@ class ElboLikelihood(nn.Module):
     device, decode, encode = Inner[torch.device](), Inner[Any](), Inner[Any]()
     can_draw = Inner[Callable[..., bool]]()
     restarts, check_condition = Inner[Callable[..., Sequence[Mapping[str, Any]]]](), Inner[Callable[..., None]]()
-    likelihood_loss = Inner[Callable[..., dict[str, Tensor]]]()
+    likelihood_loss, check_batch = Inner[Callable[..., dict[str, Tensor]]](), Inner[Callable[..., None]]()
+    draw_sizes = Inner[Callable[..., list[int]]]()
 
     def __init__(self, policy: GraphPolicy, draws: int = 10) -> None:
         super().__init__()

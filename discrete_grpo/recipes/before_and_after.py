@@ -80,6 +80,8 @@ class Memories:
         if file is not None and self._rewards:
             with atomic_write(file) as out:
                 torch.save(self._first, out)
+        elif file is not None and not resume:
+            file.unlink(missing_ok=True)  # of another run, whose results were removed
 
     def begin(self) -> None:
         """Give the rewards their first memories, with which a run begins."""
@@ -153,7 +155,8 @@ class Evaluations:
             return result
         samples, found = sample_policy(policy.to(self.device), count, seed=self.run.grpo.seed + 1, columns=self.columns)
         rewards, row = self._scored(samples, found, step)
-        table = {"sample": as_text(samples), **rewards, **self.family.table(samples)}
+        properties = {name: values for name, values in self.family.table(samples).items() if name not in found}
+        table = {"sample": as_text(samples), **rewards, **properties}
         write_table(self.folder / f"evaluation_{when}.csv.gz", {**plain_columns(found), **table})
         result[when] = row | dict(self.family.evaluate(samples)) | {"oracle_calls": float(self.ledger.calls)}
         write_json(self.folder / EVALUATION, result)

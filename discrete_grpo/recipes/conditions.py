@@ -14,7 +14,7 @@ from discrete_grpo.core.processes import is_first
 from discrete_grpo.recipes.families import Columns, innermost
 from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.runs.checkpoint import BUNDLED
-from discrete_grpo.runs.recorder import write_text
+from discrete_grpo.runs.recorder import check_free, write_text
 from discrete_grpo.runs.serialization import TRUSTED
 
 __all__ = ["check_read", "column_names", "kept_columns", "prepare_columns", "read_columns", "tell_unread"]
@@ -183,7 +183,10 @@ def kept_columns(given: str | Sequence[Columns] | None, kept: Path, *, resume: b
         return None if given is None else read_columns(given)
     if resume and kept.is_file():
         return read_columns(str(kept))
-    found = read_columns(given)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    write_text(kept, "".join(f"{json.dumps(condition)}\n" for condition in found))
+    found, text = read_columns(given), Path(given) if Path(given).is_file() else BUNDLED / given
+    content = "".join(f"{json.dumps(condition)}\n" for condition in found)
+    if not kept.exists() or kept.resolve() != text.resolve():
+        check_free(kept, content.encode())
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_text(kept, content)
     return found

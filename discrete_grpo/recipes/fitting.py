@@ -7,12 +7,13 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from discrete_grpo.core.processes import is_first
 from discrete_grpo.recipes.families import run_family
 from discrete_grpo.recipes.sample import as_text
 from discrete_grpo.runs.checkpoint import withdraw_export
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.lock import alone
-from discrete_grpo.runs.recorder import EVALUATION, write_json, write_table, write_text
+from discrete_grpo.runs.recorder import EVALUATION, check_free, check_unused, write_json, write_table, write_text
 from discrete_grpo.runs.settings import tell_changed_settings
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset, Pretrainer
@@ -89,6 +90,10 @@ def _fit(
     resume: bool,
 ) -> Path:
     """:func:`fit` in a folder of its own."""
+    if is_first() and not resume:
+        check_unused(folder)
+        for name, text in files.items():
+            check_free(folder / name, text.encode())
     trainer = Pretrainer(policy, data, recipe.pretrain, folder, metadata=metadata, resume=resume, evaluate=kept)
     if trainer.processes.first:
         if is_dataclass(recipe):

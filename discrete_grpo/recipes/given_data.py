@@ -18,7 +18,7 @@ from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
 from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
 from discrete_grpo.recipes.text import PretrainTextRecipe
 from discrete_grpo.runs.console import print_notes
-from discrete_grpo.runs.recorder import SETTINGS, check_unused
+from discrete_grpo.runs.recorder import SETTINGS, check_free, check_unused
 from discrete_grpo.runs.settings import read_entries
 
 __all__ = ["with_data", "with_kept_data"]
@@ -61,6 +61,7 @@ def with_data(recipe: Recipe, data: Iterable[Any], *, resume: bool) -> Recipe:
         return replace(recipe, data=str(file))
     if is_first() and not resume:
         check_unused(folder)
+        check_free(file, content)
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(file) as out:
         out.write(content)

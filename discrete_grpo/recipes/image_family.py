@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.core.csv_cells import cells_of_any_length
 from discrete_grpo.datasets.text_files import text_lines
 from discrete_grpo.domains.images import Image, contact_sheet, png
 from discrete_grpo.metrics import images as metrics
@@ -68,7 +69,8 @@ def _read(file: str, options: FileOptions) -> tuple[list[Image | None], Mapping[
     columns: dict[str, Sequence[Any]] = {}
     first, lines = 1, text.splitlines()
     if path.name.removesuffix(".gz").endswith(".csv"):
-        rows = list(csv.DictReader(io.StringIO(text)))
+        with cells_of_any_length():
+            rows = list(csv.DictReader(io.StringIO(text)))
         name = next((n for n in ("image", "sample") if rows and n in rows[0]), None)
         if name is None:
             raise ValueError(f"file: {file} has no row, or no column 'image' or 'sample', expected a table of image samples")

@@ -29,6 +29,7 @@ from discrete_grpo.recipes.field_options import equivariant_sizes
 from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.recipes.molecule_fields import KIND, ChargeOptions, check_field_options, molecule_field_policy
 from discrete_grpo.recipes.molecules import check_shards, data_file, molecule_policy, report_broken, validity_metrics
+from discrete_grpo.runs.lock import alone
 from discrete_grpo.runs.settings import tell_new_folder
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset
@@ -225,13 +226,21 @@ def pretrain(
         ValueError: for ``data`` or a ``network`` that does not fit, or one with another recipe.
         TypeError: for anything but a recipe of pretraining.
     """
-    from discrete_grpo.recipes import digits, given_data, graph_sequences, graphs, judge, smiles, spatial, text
-
-    if hasattr(recipe, "output_dir"):
-        check_folder_name("output_dir", recipe.output_dir)
+    if not hasattr(recipe, "output_dir"):
+        raise TypeError(f"recipe: {type(recipe).__name__}, expected a recipe of pretraining such as PretrainRecipe")
+    check_folder_name("output_dir", recipe.output_dir)
     if resume:
         tell_new_folder(Path(recipe.output_dir))
-        recipe = given_data.with_kept_data(recipe) if data is None else recipe
+    with alone(recipe.output_dir):
+        return _pretrain(recipe, data, network, resume)
+
+
+def _pretrain(recipe: AnyRecipe, data: Iterable[Any] | None, network: nn.Module | None, resume: bool) -> Path:
+    """:func:`pretrain` in a folder of its own."""
+    from discrete_grpo.recipes import digits, given_data, graph_sequences, graphs, judge, smiles, spatial, text
+
+    if resume and data is None:
+        recipe = given_data.with_kept_data(recipe)
     if data is not None:
         recipe = given_data.with_data(recipe, data, resume=resume)
     if isinstance(recipe, PretrainRecipe):

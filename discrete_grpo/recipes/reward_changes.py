@@ -23,7 +23,7 @@ def tell_changed_rewards(folder: Path, rewards: Sequence[Any], *, resume: bool) 
         rewards: the rewards as they were given, before they score anything.
         resume: whether the run goes on.
     """
-    if resume:
+    if resume and ((folder / REWARDS).exists() or (folder / "checkpoints").exists()):
         told = "its code or its values have changed since the run began; scores so far are those of the old code"
         print_notes([f"reward {name}: {told}" for name in changed_rewards(folder, rewards)])
     else:

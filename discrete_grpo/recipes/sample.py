@@ -176,7 +176,8 @@ def sample_file(
     if kind in family.writers:
         content = family.writers[kind](samples)
     elif kind == ".csv":
-        content = _table_text({family.column: as_text(samples), **plain_columns(found), **family.table(samples)}).encode()
+        conditions = plain_columns(found)  # a property of the name of a condition gives way to it
+        content = _table_text({family.column: as_text(samples), **family.table(samples), **conditions}).encode()
     else:
         content = "".join(f"{s}\n" for s in samples if s is not None).encode()
     with atomic_write(path) as file:

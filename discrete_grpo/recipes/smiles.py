@@ -176,7 +176,7 @@ def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -
         check_range("max_length", recipe.max_length, least=longest, note=", the most tokens of a molecule of the data")
     policy = smiles_policy(
         tokenizer,
-        max_length=recipe.max_length or longest,
+        max_length=recipe.max_length or max(2, longest),
         properties=scales,
         scaffold=recipe.scaffold,
         condition_dropout=recipe.condition_dropout,

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from discrete_grpo.core.csv_cells import cells_of_any_length
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.datasets.spatial import SpatialStatistics
 from discrete_grpo.datasets.spatial_fields import decode, encode
@@ -101,10 +102,11 @@ def _texts(file: str, options: FileOptions, argument: str) -> list[Callable[[], 
     if suffix_of(path) == ".xyz":
         return [partial(perceive_bonds, frame) for frame in xyz_frames(lines)]
     rows = csv.DictReader(io.StringIO("".join(lines)))
-    column = column_of(rows.fieldnames or (), COLUMN, "sample")
-    if column is None:
-        raise ValueError(f"{argument}: {file}, expected an .sdf or .xyz file, or a table with a column {COLUMN!r} or 'sample'")
-    return [partial(_of_cell, row[column]) for row in rows]
+    with cells_of_any_length():
+        column = column_of(rows.fieldnames or (), COLUMN, "sample")
+        if column is None:
+            raise ValueError(f"{argument}: {file}, expected an .sdf or .xyz file, or a table with a column {COLUMN!r} or 'sample'")
+        return [partial(_of_cell, row[column]) for row in rows]
 
 
 def _of_cell(text: str) -> SpatialMolecule | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from discrete_grpo.core.csv_cells import cells_of_any_length
 from discrete_grpo.datasets.text_files import suffix_of, text_lines
 from discrete_grpo.metrics import text as metrics
 from discrete_grpo.recipes.families import Family, FileOptions
@@ -41,7 +42,8 @@ def _read(file: str, options: FileOptions) -> tuple[Sequence[Any], Mapping[str, 
     lines = list(text_lines(path, options.max_bytes, argument="file"))
     samples: list[str | None] = [text for line in lines if (text := line.rstrip("\r\n"))]
     if suffix_of(path) == ".csv":
-        rows = list(csv.DictReader(lines))
+        with cells_of_any_length():
+            rows = list(csv.DictReader(lines))
         name = next((n for n in ("text", "sample") if rows and n in rows[0]), None)
         if name is None:
             raise ValueError(f"file: {file} has no row, or no column 'text' or 'sample', expected a table of samples")

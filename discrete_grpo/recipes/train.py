@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from discrete_grpo.core.checks import check_fields, check_folder_name, check_range, check_whole
+from discrete_grpo.core.checks import check_fields, check_folder_name, check_range, check_whole, told_as
 from discrete_grpo.core.option_names import check_options, known_options
 from discrete_grpo.core.own_surrogate import SurrogateFunc
 from discrete_grpo.core.reward_arguments import as_rewards, check_callables, function_names, reward_names
@@ -261,19 +261,20 @@ def _run(
         evaluations = Evaluations(recipe, family, folder, held_out, ledger, memories, accelerator().device)
         if not recipe.rewards and scored is not None:
             return _train_offline(recipe, loaded, scored, start, evaluations, resume)
-        trainer = GRPOTrainer(
-            loaded.policy,
-            recipe.rewards,
-            recipe.grpo,
-            columns=columns,
-            run=folder,
-            sample_metrics=family.sample_metrics,
-            metadata=metadata,
-            resume=resumed,
-            ledger=ledger,
-            tracker=tracker if processes.first else None,
-            **functions,
-        )
+        with told_as("reward", "reward_funcs"):
+            trainer = GRPOTrainer(
+                loaded.policy,
+                recipe.rewards,
+                recipe.grpo,
+                columns=columns,
+                run=folder,
+                sample_metrics=family.sample_metrics,
+                metadata=metadata,
+                resume=resumed,
+                ledger=ledger,
+                tracker=tracker if processes.first else None,
+                **functions,
+            )
         offline = None if scored is None else _offline(recipe, trainer.policy, scored, metadata, resume)
         if resumed and processes.first and trainer.step < recipe.grpo.max_steps:
             withdraw_export(folder)

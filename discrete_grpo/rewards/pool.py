@@ -20,7 +20,7 @@ from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
 from discrete_grpo.core.scoring import Failure, Failures, RewardError
 from discrete_grpo.rewards.pool_backends import LocalProcesses, RayActors, Worker, Workers
-from discrete_grpo.rewards.pool_worker import find
+from discrete_grpo.rewards.pool_worker import find, resolve
 
 __all__ = ["RewardPool", "usable_cores"]
 
@@ -112,8 +112,8 @@ class RewardPool:
                 check_range(name, cast(float, seconds), above=0)
         if backend not in ("processes", "ray"):
             raise ValueError(f"backend: {backend!r}, expected processes or ray")
-        if callable(reward):
-            check_forgets(reward)
+        if callable(found := find(reward) if isinstance(reward, str) else reward):
+            check_forgets(found)
         self.reward, self.init_args = reward, init_args
         self.name = reward.rpartition(".")[2] if isinstance(reward, str) else reward_name(reward)
         self._payload = _payload(reward, init_args)
@@ -131,7 +131,10 @@ class RewardPool:
         if not isinstance(self.reward, str):
             return self.reward
         found = find(self.reward)
-        return (found, self.init_args) if isinstance(found, type) else found
+        if not isinstance(found, type):
+            return found
+        # What it is kept as may depend on its values, so it is made here once, where it says so itself.
+        return resolve(self.reward, self.init_args) if hasattr(found, "cached_as") else (found, self.init_args)
 
     def take_failures(self) -> list[Failure]:
         """Return the samples that could not be scored since the last call, each with the reason."""

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from discrete_grpo.core import json_files
 from discrete_grpo.core.atomic import atomic_write, sync_folder
+from discrete_grpo.core.csv_cells import cells_of_any_length
 from discrete_grpo.runs.files import clear_files, explained
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "SEARCH",
     "SETTINGS",
     "Recorder",
+    "check_free",
     "check_unused",
     "iter_samples",
     "read_evaluation",
@@ -79,6 +81,17 @@ def check_unused(folder: str | os.PathLike[str]) -> None:
     if found:
         wanted = "expected a folder without them; name another folder or remove these"
         raise ValueError(f"output_dir: {os.fspath(folder)} holds results of another run ({', '.join(found)}), {wanted}")
+
+
+def check_free(file: Path, content: bytes) -> None:
+    """Refuse to write a file of a run over another one with other content, which may be the user's own.
+
+    Raises:
+        ValueError: naming it.
+    """
+    if file.exists() and not (file.is_file() and file.read_bytes() == content):
+        wanted = "expected a folder without it; name another folder or move the file"
+        raise ValueError(f"output_dir: {file.parent} holds a file {file.name}, which would be overwritten, {wanted}")
 
 
 class Recorder:
@@ -284,11 +297,8 @@ def iter_samples(path: str | os.PathLike[str]) -> Iterator[dict[str, str]]:
 
 def _rows(text: str) -> list[list[str]]:
     """The rows of a text of csv, with cells of any length, such as the graph6 line of a large graph."""
-    limit = csv.field_size_limit(max(len(text), 1))
-    try:
+    with cells_of_any_length():
         return list(csv.reader(io.StringIO(text, newline="")))
-    finally:
-        csv.field_size_limit(limit)
 
 
 def read_samples(path: str | os.PathLike[str]) -> dict[str, list[str]]:
@@ -346,7 +356,10 @@ def _cell(value: Any) -> str:
         value = value.item()
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
-    text = repr(float(value)) if isinstance(value, float) else text_of(value)
+    try:
+        text = repr(float(value)) if isinstance(value, float) else text_of(value)
+    except ValueError:  # a sample whose text is its place in memory: a table may show it
+        text = str(value)
     return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
 
 

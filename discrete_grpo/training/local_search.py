@@ -60,7 +60,8 @@ class _Round:
         for first in range(0, len(starts), self.batch_size):
             part = starts[first : first + self.batch_size]
             # Each sample is a group of its own, so that what a group shares (a node count, the noise) ties no two samples.
-            rollout = draw(self.policy, [Context(b, c) for b, c in enumerate(part)], generator=self.generator)
+            added = {name for columns in part for name in columns} - self.columns
+            rollout = draw(self.policy, [Context(b, c) for b, c in enumerate(part)], generator=self.generator, added=added)
             seen = {name: value for name, value in rollout.columns.items() if name in self.columns}
             total = sum_rewards(self._score(rollout.samples, seen), self.weights)
             entered += buffer.add(rollout, total, [None] * len(rollout))

@@ -70,15 +70,6 @@ class LikelihoodPolicy(Protocol):
         ...
 
 
-@runtime_checkable
-class Checked(Protocol):
-    """A policy that checks its training data apart from the loss, which does not check what is on a GPU."""
-
-    def check_batch(self, batch: Any) -> None:
-        """Raise ValueError for a batch on the CPU that the policy cannot learn from."""
-        ...
-
-
 def decayed_rate(step: int, config: PretrainConfig) -> float:
     """Learning rate of update ``step``, counted from 0: a linear warm-up, then half a cosine to ``min_lr_rate`` of the largest.
 
@@ -274,8 +265,9 @@ class Pretrainer:
     def _losses(self, rows: Tensor) -> dict[str, Tensor]:
         device = self.accelerator.device
         host = self.data.batch(rows)
-        if device.type != "cpu" and isinstance(self.policy, Checked):
-            self.policy.check_batch(host)
+        check = getattr(self.policy, "check_batch", None)  # of the loss it is the part that does not look at what is on a GPU
+        if device.type != "cpu" and check is not None:
+            check(host)
         batch = place(host, device) if isinstance(host, Tensor) else host.to(device)
         share = {"share": RankShare(self.processes, len(rows))} if self.processes.count > 1 else {}
         # Dropout takes no generator, so the global one is seeded by the step: a resumed run then repeats the same dropout.

@@ -232,7 +232,8 @@ class GroupSampler:
         """Draw one group per start."""
         contexts = group_contexts(len(starts), self.config.num_generations, [s.columns for s in starts])
         with self.precision():
-            return draw(self.policy, contexts, generator=shard.generator)
+            added = {name for start in starts for name in start.added}
+            return draw(self.policy, contexts, generator=shard.generator, added=added)
 
     def batch(self, shard: Shard, count: int | None = None, *, sizes: Sequence[int] | None = None) -> Batch:
         """Draw and score ``count`` groups, of these sizes if they are given."""

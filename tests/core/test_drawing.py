@@ -56,6 +56,14 @@ def test_what_is_no_rollout_of_the_contexts_is_named(change: Any, said: str) -> 
     assert str(caught.value).startswith(f"policy Changed.sample: {said}")
 
 
+def test_a_column_that_was_added_need_not_come_back() -> None:
+    policy = Changed(lambda r: replace(r, columns={"target": r.columns["target"]}))
+    contexts = [replace(context, columns={**context.columns, "kept": "a"}) for context in CONTEXTS]
+    with pytest.raises(PolicyError, match="missing in the rollout: kept;"):
+        draw(policy, contexts)
+    assert len(draw(policy, contexts, added={"kept"})) == 4
+
+
 def test_a_rollout_of_the_contexts_is_given_on() -> None:
     drawn = draw(Changed(lambda r: r), CONTEXTS, generator=torch.Generator().manual_seed(0))
     assert drawn.samples == tiny_policy().sample(CONTEXTS, generator=torch.Generator().manual_seed(0)).samples

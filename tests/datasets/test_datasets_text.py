@@ -212,3 +212,10 @@ def test_more_sentences_than_there_are_is_told_at_once() -> None:
         sentences(1_000_000)
     with pytest.raises(ValueError, match=r"count: 40, expected no more than readily found: \d+ that are held out, among 45"):
         sentences(40, max_length=22, held_out=True)
+
+
+def test_an_alphabet_of_more_than_fifteen_bits() -> None:
+    words = [f"w{k}" for k in range(33_000)]
+    data = text_dataset(words, pattern=r"\w+|\s")
+    assert data.lines[-1] == words[-1]
+    assert int(data.tokens.max()) == len(data.tokenizer) - 1

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from discrete_grpo.datasets.graph_files import to_graphml, to_node_link
+from discrete_grpo.datasets.graph_files import read_graph_objects, to_graphml, to_node_link
 from discrete_grpo.datasets.own_graphs import OwnGraphs, labelled_splits, own_graphs
 from discrete_grpo.domains.named_graphs import Labels, batch_to_lines, lines_to_batch
 from tests.labelled_sets import COLOURS, KINDS, as_data, coloured, relabelled, write_all
@@ -186,6 +186,11 @@ def test_at_most_256_classes() -> None:
         ("set.gml", b"graph [", "cannot be read as gml"),
         ("set.json", b'{"nodes": []}', "no node-link data, expected a mapping with nodes and edges"),
         ("set.json", b"[1", "cannot be read as json"),
+        (
+            "set.json",
+            b'{"nodes": [{"id": 1}, {"id": 2}], "links": [{"source": 1, "target": 2}, {"source": 2, "target": 1}]}',
+            "an edge stands twice, expected at most one between two nodes",
+        ),
         ("set.edgelist", b"0\n", "expected two nodes"),
         ("set.edgelist", b"a b\na b c d\n", r"data: '.*set.edgelist' cannot be read as edgelist: 'a b c d', expected two nodes"),
         ("set.edgelist", b"a b c\n# d\na d\n", "'a d', expected two nodes and a class, as on other lines of the graph"),
@@ -271,3 +276,11 @@ def test_comments_alone_are_no_graph(tmp_path: Path) -> None:
     path = tmp_path / "g.edgelist"
     path.write_text("# exported by a tool\n\n0 1\n1 2\n\n# the second\n1 2\n2 3\n")
     assert own_graphs(path).graphs.sizes.tolist() == [3, 3]
+
+
+def test_node_link_data_of_other_programs_need_not_say_that_edges_are_single(tmp_path: Path) -> None:
+    path = tmp_path / "set.json"
+    path.write_text('{"nodes": [{"id": "a"}, {"id": "b"}, {"id": "c"}], "links": [{"source": "a", "target": "b"}]}')
+    assert [nx.to_dict_of_lists(nx.convert_node_labels_to_integers(graph)) for graph in read_graph_objects(path)] == [
+        {0: [1], 1: [0], 2: []}
+    ]

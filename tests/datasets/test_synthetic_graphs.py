@@ -192,3 +192,15 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
         (tmp_path / "bad.npz").write_bytes(content)
         with pytest.raises(ValueError, match=r"bad\.npz cannot be read"):
             read_npz(tmp_path / "bad.npz")
+
+
+def test_classes_are_those_of_their_nodes_in_any_order(tmp_path: Path) -> None:
+    graph = nx.Graph([(2, 0), (0, 1)])
+    nx.set_node_attributes(graph, {0: "zero", 1: "one", 2: "two"}, "label")
+    nx.set_edge_attributes(graph, "e", "label")
+    write_npz(tmp_path / "few.npz", GraphSplits((graph,), (graph,), (graph,)))
+    assert dict(read_npz(tmp_path / "few.npz").train[0].nodes(data="label")) == {0: "zero", 1: "one", 2: "two"}
+
+
+def test_graphs_of_one_node_have_statistics() -> None:
+    assert graph_statistics(dataset_from_networkx([nx.empty_graph(1)])).edge_marginal == (1.0, 0.0)

@@ -136,3 +136,15 @@ def test_equal_graphs_of_other_classes_are_not_isomorphic() -> None:
     alike = labelled_form("Bw nodes=a,a,a edges=x,x,x")
     assert not alike.discrete
     assert not isomorphic(alike, labelled_form("Bw nodes=b,b,b edges=x,x,x"))
+
+
+def test_classes_of_edges_alone_are_classes() -> None:
+    one, other = nx.path_graph(2), nx.path_graph(2)
+    one.edges[0, 1]["label"], other.edges[0, 1]["label"] = "x", "y"
+    assert not isomorphic(labelled_form(one), labelled_form(other))
+    assert to_line(one) == "A_ nodes=, edges=x"
+    assert isomorphic(labelled_form(named_graph(to_line(one))), labelled_form(one))
+
+
+def test_an_empty_name_of_a_single_node_is_read_again() -> None:
+    assert dict(named_graph("@ nodes= edges=").nodes(data="label")) == {0: ""}

@@ -9,6 +9,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
+from rdkit import Chem
 from torch_geometric.data import Data
 
 from discrete_grpo.domains.graphs import GraphBatch
@@ -93,3 +94,30 @@ def test_a_ledger_scores_each_graph_and_counts_it() -> None:
     found = ledger.score([edges], [nx.path_graph(16), nx.star_graph(15), nx.path_graph(16)])
     assert found[:, 0].tolist() == [2.0, 15.0, 2.0]
     assert ledger.calls == 2
+
+
+class Tour:
+    def __init__(self, order: list[int]) -> None:
+        self.order = order
+
+
+@pytest.mark.parametrize("sample", [Tour([1]), [Tour([1])], {"a": Tour([1])}, object()])
+def test_a_place_in_memory_is_no_text(sample: Any) -> None:
+    with pytest.raises(ValueError, match=r"has no text of its own .*, expected a method __str__ that tells samples apart"):
+        sample_text(sample)
+    with pytest.raises(ValueError, match="has no text of its own"):
+        Ledger().score([lambda samples, **_: [1.0]], [sample])
+
+
+def test_molecules_of_rdkit_are_told_apart_with_their_positions() -> None:
+    one, same, other = (Chem.MolFromSmiles(text) for text in ("OCC", "CCO", "CCN"))
+    assert sample_text(one) == sample_text(same) == "CCO"
+    assert sample_text(other) != sample_text(one)
+    placed = Chem.Mol(one)
+    placed.AddConformer(Chem.Conformer(3))
+    assert sample_text(placed) != sample_text(one)
+    assert sample_text([one]) == "list(0=CCO)"
+
+
+def test_the_order_of_a_set_makes_no_difference() -> None:
+    assert sample_text(frozenset("cab")) == sample_text({"b", "c", "a"}).replace("set", "frozenset") == "frozenset(a, b, c)"

@@ -369,6 +369,7 @@ def test_an_earlier_import_or_an_empty_folder_is_replaced(tmp_path: Path) -> Non
         {"config.json": "[]", "model.safetensors": ""},
         {"config.json": "no JSON", "model.safetensors": ""},
         {"config.json": '{"format": 1}'},
+        {"config.json": '{"format": 1, "metadata": {"policy": "smiles-zinc"}}', "model.safetensors": "trained"},
     ],
 )
 def test_a_folder_of_something_else_is_kept(tmp_path: Path, files: dict[str, str]) -> None:

@@ -13,7 +13,7 @@ from discrete_grpo.datasets.synthetic_graphs import GraphSplits
 from discrete_grpo.domains.named_graphs import Labels, to_line
 from discrete_grpo.metrics.graph_classes import check_classes, class_distances, class_shares
 from discrete_grpo.metrics.graph_suite import graphs as suite
-from discrete_grpo.metrics.graphs import GraphReference, evaluate
+from discrete_grpo.metrics.graphs import GraphReference, evaluate, sample_metrics
 from discrete_grpo.metrics.suite import SuiteOptions
 from tests.labelled_sets import COLOURS, KINDS, coloured, relabelled
 
@@ -98,3 +98,7 @@ def test_shares_and_unknown_classes() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             check_classes([None, sample], LABELS)
+
+
+def test_a_line_with_a_wrong_number_of_classes_is_invalid() -> None:
+    assert sample_metrics(["Bg nodes=a edges=b", "Bg nodes=a,a,a edges=b,b"], "tree")["valid"] == 0.5

@@ -54,6 +54,7 @@ def test_a_charged_atom_is_not_charged_again() -> None:
         ("[H]O", 1, 2),
         ("C.[H]O[H]", 3, 4),
         ("C((", 0, 0),
+        ("[Og-2]", 1, 1),  # more electrons than any element of RDKit
         (None, 0, 0),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import discrete_grpo
-from discrete_grpo.core.rollout import Context
+from discrete_grpo.core.rollout import Context, is_size_drawer
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.noise import absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import LinearSchedule
@@ -39,6 +39,8 @@ def test_a_wrapper_passes_on_what_it_does_not_change(wrapped: Any) -> None:
     inner = wrapped.policy
     assert wrapped.device == inner.device
     assert wrapped.likelihood_loss == inner.likelihood_loss
+    assert wrapped.check_batch == inner.check_batch
+    assert is_size_drawer(wrapped) == (not isinstance(wrapped, SizedPolicy))
     with pytest.raises(ValueError, match="num_nodes: 99, expected"):
         wrapped.check_condition({"num_nodes": 99})
     rollout = wrapped.sample([Context(0), Context(0)], generator=torch.Generator().manual_seed(0))

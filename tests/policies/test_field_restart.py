@@ -14,6 +14,7 @@ from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.rollout import Context, Refinable, group_contexts
 from discrete_grpo.domains.fields import FieldBatch
 from discrete_grpo.policies.field_restart import FieldRestart
+from discrete_grpo.policies.node_count import RunningSizes, SizedPolicy
 from discrete_grpo.runs.serialization import build, describe
 from discrete_grpo.testing import check_policy
 from discrete_grpo.training.config import GRPOConfig
@@ -162,3 +163,12 @@ def test_search_and_refinement_start_from_good_samples(kind: str) -> None:
     config = GRPOConfig(max_steps=2, num_generations=4, generation_batch_size=8, refine_fraction=0.5, learning_rate=1e-3)
     lines = GRPOTrainer(made, ones, config).train()
     assert all(line["loss"] == line["loss"] for line in lines)
+
+
+def test_a_learned_size_goes_with_restarts() -> None:
+    inner = policy("plain")
+    sized = SizedPolicy(inner, RunningSizes([0.0, *[1 / inner.max_nodes] * inner.max_nodes]))
+    drawn = sized.sample([Context(k) for k in range(3)], generator=seeded(0))
+    columns = sized.restarts(drawn, torch.arange(3), 0.5)
+    again = sized.sample([Context(k, one) for k, one in enumerate(columns)], generator=seeded(1))
+    assert again.size.tolist() == drawn.size.tolist()

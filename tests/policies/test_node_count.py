@@ -251,6 +251,8 @@ def test_it_refines_and_passes_on_what_it_wraps() -> None:
         (lambda: RunningSizes(COUNTS, rate=1.5), r"rate: 1\.5, expected more than 0 and at most 1"),
         (lambda: SizedPolicy(EagerLikelihood(tiny_policy()), LearnedSizes(COUNTS)), "policy: EagerLikelihood gives scores"),
         (lambda: make().sample([Context(0, {"fixed": FixedSites({4: 0})})]), "fixed: needs 5 nodes"),
+        (lambda: make().check_condition({"fixed": FixedSites({4: 0})}), "fixed: needs 5 nodes"),
+        (lambda: make(counts=(0.0, 0.5, 0.5)).check_condition({"fixed": FixedSites({2: 0})}), "fixed: needs 3 nodes"),
         (lambda: make().sample([Context(0, {"num_nodes": 7})]), "num_nodes: 7, expected 1 to 4"),
     ],
 )

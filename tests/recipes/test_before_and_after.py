@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from discrete_grpo.core.scoring import Failure, RewardError, take_failures
-from discrete_grpo.recipes.before_and_after import Evaluations, Memories
+from discrete_grpo.recipes.before_and_after import MEMORIES, Evaluations, Memories
 from discrete_grpo.recipes.loading import load
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.combine import WeightedSum
@@ -215,3 +215,18 @@ def test_a_reward_that_knows_nothing_is_told_at_first(known: bool, tmp_path: Pat
     run_train(replace(RUN, reward=some, output_dir=str(tmp_path), evaluation_samples=4, grpo=replace(SMALL, max_steps=1)))
     said = "reward some: unknown (None or NaN) for all of 4 samples before training; nothing can be learned unless"
     assert (said in " ".join(capsys.readouterr().err.split())) != known
+
+
+def test_a_property_gives_way_to_a_condition_of_its_name(tmp_path: Path) -> None:
+    def reward(samples: Any, logP: Any) -> list[float]:
+        return [float(x) for x in logP]
+
+    run_train(replace(RUN, reward=reward, columns=[{"logP": 2.0}], output_dir=str(tmp_path)))
+    assert set(read_samples(tmp_path / "evaluation_after.csv.gz")["logP"]) == {"2.0"}
+
+
+def test_memories_of_another_run_do_not_stay(tmp_path: Path) -> None:
+    Memories([Once()], tmp_path / MEMORIES)
+    assert (tmp_path / MEMORIES).exists()
+    Memories([qed], tmp_path / MEMORIES, resume=False)
+    assert not (tmp_path / MEMORIES).exists()

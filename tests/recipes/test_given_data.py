@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -196,3 +198,37 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     assert (type(config.max_steps), type(config.learning_rate)) == (int, float)
     drawn = sample("planar-16", np.int64(2), options=SamplerOptions(num_steps=np.int64(2)), columns=[{"num_nodes": np.int64(4)}])  # type: ignore[arg-type]
     assert [from_graph6(line).number_of_nodes() for line in drawn] == [4, 4]
+
+
+def test_files_of_the_user_are_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "data.smi").write_text("C\n")
+    with pytest.raises(ValueError, match=r"^output_dir: .* holds a file data\.smi, which would be overwritten, expected a folder"):
+        pretrain(PretrainSmilesRecipe(output_dir=str(tmp_path), pretrain=loop()), data=SMILES)
+    assert (tmp_path / "data.smi").read_text() == "C\n"
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held/test.sdf").write_text("mine")
+    molecules = conformers(list(SMILES) * 3, seed=0)
+    with pytest.raises(ValueError, match=r"^output_dir: .* holds a file test\.sdf, which would be overwritten"):
+        pretrain(PretrainSpatialRecipe(output_dir=str(tmp_path / "held"), pretrain=loop()), data=molecules)
+    assert (tmp_path / "held/test.sdf").read_text() == "mine"
+
+
+def test_results_of_a_run_of_another_kind_are_refused_in_python_too(tmp_path: Path) -> None:
+    (tmp_path / "data.smi").write_text("\n".join(SMILES))
+    (tmp_path / "policy").mkdir()
+    recipe = PretrainSmilesRecipe(data=str(tmp_path / "data.smi"), output_dir=str(tmp_path), pretrain=loop())
+    with pytest.raises(ValueError, match=r"^output_dir: .* holds results of another run \(policy\)"):
+        pretrain(recipe)
+
+
+def test_a_folder_in_which_another_process_works_keeps_its_data(tmp_path: Path) -> None:
+    script = (
+        "import sys, time\nfrom discrete_grpo.runs.lock import alone\nwith alone(sys.argv[1]): print(flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(ValueError, match="another process is working"):
+            pretrain(PretrainSmilesRecipe(output_dir=str(tmp_path), pretrain=loop()), data=SMILES)
+        other.kill()
+    assert not (tmp_path / "data.smi").exists()

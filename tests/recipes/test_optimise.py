@@ -536,3 +536,11 @@ def test_scores_that_are_known_stay_where_a_run_is_withdrawn(tmp_path: Path) -> 
         with pytest.raises(RewardError, match="no oracle"):
             train(chains(), [oxygens, broken], output_dir=tmp_path / "run", grpo=config, evaluation_samples=4)
         assert [path.name for path in (tmp_path / "run").iterdir()] == ["scores.sqlite"]
+
+
+def test_a_new_run_that_was_asked_to_go_on_notes_its_rewards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = GRPOConfig(max_steps=1, num_generations=4, generation_batch_size=8, save_steps=1)
+    for reward in (_named(8), _named(9)):
+        train(chains(), reward, output_dir=tmp_path, grpo=config, evaluation_samples=0, resume=True)
+        config = GRPOConfig(max_steps=2, num_generations=4, generation_batch_size=8, save_steps=1)
+    assert "reward named: its code or its values have changed" in capsys.readouterr().err

@@ -38,6 +38,7 @@ KEEPERS = {
         "domains.fingerprints",
         "domains.molecule_properties",
         "domains.random_smiles",
+        "domains.sample_text",
         "domains.spatial_files",
         "domains.spatial_geometry",
         "domains.spatial_molecules",

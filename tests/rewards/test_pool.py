@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ import pytest
 from discrete_grpo.core.reward_arguments import reward_name
 from discrete_grpo.core.scoring import RewardError, score_samples
 from discrete_grpo.rewards.cache import ScoreCache
-from discrete_grpo.rewards.identity import reward_identity
+from discrete_grpo.rewards.identity import Unidentified, identify, reward_identity
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.rewards.pool import RewardPool
@@ -452,3 +452,32 @@ def test_ray_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match="backend: ray, which is not installed; pip install ray"):
         RayActors()
+
+
+class Uncached:
+    """A reward that must not be kept."""
+
+    cached_as = None
+
+    def __call__(self, samples: Sequence[Any], **columns: Any) -> list[float]:
+        return [0.0 for _ in samples]
+
+
+class Versioned:
+    """A reward that is kept by its version."""
+
+    def __init__(self, version: int) -> None:
+        self.cached_as = f"version {version}"
+
+    cached_as = "any"
+
+    def __call__(self, samples: Sequence[Any], **columns: Any) -> list[float]:
+        return [0.0 for _ in samples]
+
+
+def test_a_class_by_import_path_is_kept_and_refused_as_its_objects_are() -> None:
+    with pytest.raises(Unidentified):
+        identify(RewardPool(f"{__name__}.Uncached"))
+    assert identify(RewardPool(f"{__name__}.Versioned", {"version": 2})) == identify(Versioned(2))
+    with pytest.raises(ValueError, match=r"reward: DiversityFilter remembers earlier samples"):
+        RewardPool("discrete_grpo.rewards.diversity.DiversityFilter", {"reward": 1})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,10 +145,16 @@ def test_the_budget_is_never_exceeded_and_nothing_is_learned_after_it(budget: in
     assert rounds(budget=budget, draws=8).run().kept == loop.everything.kept
 
 
+def rollout(*samples: str) -> Rollout:
+    """Draws whose log-probs do not matter."""
+    group, one = torch.arange(len(samples)), torch.ones(len(samples), 1)
+    return Rollout({}, group, 0 * one, one.long(), torch.ones_like(group), 1, samples)
+
+
 def test_proposals_are_filtered_counted_and_remembered_by_source() -> None:
     first, second = Fixed("first", "", "aa", "bb", "aa"), Fixed("second", "bb", "cc", "ab", "ba", "bc")
-    loop = rounds(proposers=[first, second], children=4, memory=ScoredMemory(kept=[Remembered("cc", "cc", 0.1)]))
-    drawn = SimpleNamespace(samples=("a", "c", "", "a"), logp=torch.zeros(4, 1))
+    loop = rounds(proposers=[first, second], draws=4, children=4, memory=ScoredMemory(kept=[Remembered("cc", "cc", 0.1)]))
+    drawn = rollout("a", "c", "", "a")
     loop.policy.sample = lambda *_, **__: drawn  # type: ignore
     assert loop.round() == 6
     assert sources(loop) == {"policy": 2, "first": 2, "second": 2}  # bb is first's, cc is known, bc is one too many
@@ -178,10 +183,10 @@ class Growing:
 def test_children_of_a_later_generation_have_parents_among_those_of_the_earlier_ones(budget: int | None, generations: int) -> None:
     policy = letters_policy()
     learned = spied(policy)
-    settings: dict[str, Any] = {"children": 2, "batch_size": 0, "passes": 1, "fresh_passes": 1}
+    settings: dict[str, Any] = {"draws": 2, "children": 2, "batch_size": 0, "passes": 1, "fresh_passes": 1}
     memory = ScoredMemory(kept=[Remembered("bb", "bb", 0.1)])
     loop = rounds(policy, proposers=[Growing()], generations=generations, budget=budget, memory=memory, **settings)
-    drawn = SimpleNamespace(samples=("a", "c"), logp=torch.zeros(2, 1))
+    drawn = rollout("a", "c")
     loop.policy.sample = lambda *_, **__: drawn  # type: ignore
     expected = ["a", "c", "bba", "bbb", "bbba", "bbbb"][: 2 + 2 * generations][:budget]
     assert loop.round() == len(expected) == len(loop.latest)
