@@ -49,8 +49,8 @@ class TextDataset:
     """M texts as token ids, without BOS and EOS.
 
     Attributes:
-        tokens: [M, L], PAD after each text's end; bytes, or integers of 16 bits for alphabets of more than 256 ids, of 32 bits for those
-            of more than 32,767.
+        tokens: [M, L], PAD after each text's end; bytes, or integers of 16 bits for alphabets of more than 256 ids and of 32
+            bits for those of more than 32,767.
         sizes: number of tokens of each text [M], at least 1.
         tokenizer: alphabet of the ids.
         lines: texts.
