@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from discrete_grpo.core.scoring import Failure
-from discrete_grpo.runs.recorder import text_of, write_text
+from discrete_grpo.runs.recorder import shown_text, write_text
 
 __all__ = ["FailureLog"]
 
@@ -28,7 +28,7 @@ class FailureLog:
     def add(self, step: int, failures: Mapping[str, Sequence[Failure]]) -> None:
         """Append the failures of update ``step``; without failures no file is made."""
         rows = [
-            {"step": step, "reward": name, "sample": None if f.sample is None else text_of(f.sample), "reason": f.reason}
+            {"step": step, "reward": name, "sample": None if f.sample is None else shown_text(f.sample), "reason": f.reason}
             for name, found in failures.items()
             for f in found
         ]

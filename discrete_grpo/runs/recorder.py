@@ -40,6 +40,7 @@ __all__ = [
     "read_metrics",
     "read_samples",
     "read_search",
+    "shown_text",
     "text_of",
     "write_json",
     "write_table",
@@ -342,12 +343,24 @@ def _number(value: float | None) -> float | None:
 
 
 def text_of(value: Any) -> str:
-    """The text of a value in a table; that of a sample of any kind tells it apart from others."""
+    """The text of a value in a table; that of a sample of any kind tells it apart from others.
+
+    Raises:
+        ValueError: for a sample that has none.
+    """
     if isinstance(value, str | int):
         return str(value)
     from discrete_grpo.domains.sample_text import sample_text  # imports torch
 
     return sample_text(value)
+
+
+def shown_text(value: Any) -> str:
+    """:func:`text_of`; of a sample without a text of its own, what Python prints of it."""
+    try:
+        return text_of(value)
+    except ValueError:
+        return str(value)
 
 
 def _cell(value: Any) -> str:
@@ -356,10 +369,7 @@ def _cell(value: Any) -> str:
         value = value.item()
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
-    try:
-        text = repr(float(value)) if isinstance(value, float) else text_of(value)
-    except ValueError:  # a sample whose text is its place in memory: a table may show it
-        text = str(value)
+    text = repr(float(value)) if isinstance(value, float) else shown_text(value)
     return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
 
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from discrete_grpo.core.scoring import Accounts
 from discrete_grpo.training.config import GRPOConfig
 
-__all__ = ["Patience", "calls_made", "new_patience"]
+__all__ = ["Patience", "calls_made", "changing_weights", "new_patience"]
 
 
 class Patience:
@@ -25,7 +25,7 @@ class Patience:
 
     Args:
         limit: number of updates without a new call after which the policy is stale, at least 1.
-        weights: trained parameters and buffers, whose present values a restart puts back; None if a stale policy ends the run.
+        weights: as of :func:`changing_weights`, whose present values a restart puts back; None if a stale policy ends the run.
 
     >>> patience = Patience(2)
     >>> for new_calls in (3, 0, 0):
@@ -82,7 +82,14 @@ class Patience:
             self.first = [first.to(own) for own, first in zip(self.first, kept, strict=True)]
 
 
-def new_patience(config: GRPOConfig, ledger: Accounts | None, weights: Sequence[Tensor]) -> Patience | None:
+def changing_weights(module: nn.Module) -> list[Tensor]:
+    """What training can change: trained parameters, and buffers that checkpoints hold, such as a histogram of node counts."""
+    kept = module.state_dict(keep_vars=True).keys()
+    trained = [p for p in module.parameters() if p.requires_grad]
+    return [*trained, *(buffer for name, buffer in module.named_buffers() if name in kept)]
+
+
+def new_patience(config: GRPOConfig, ledger: Accounts | None, module: nn.Module) -> Patience | None:
     """The patience that ``config`` asks for; None if it sets none.
 
     Raises:
@@ -92,7 +99,7 @@ def new_patience(config: GRPOConfig, ledger: Accounts | None, weights: Sequence[
         return None
     if calls_made(ledger) is None:
         raise ValueError(f"patience: {config.patience}, expected None without a ledger that counts calls (ledger=...)")
-    return Patience(config.patience, weights if config.when_stale == "restart" else None)
+    return Patience(config.patience, changing_weights(module) if config.when_stale == "restart" else None)
 
 
 def calls_made(ledger: Accounts | None) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from discrete_grpo.core.entropy import EntropyController
@@ -27,7 +27,7 @@ from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.lora import current_names
 from discrete_grpo.training.optim import mix_reference
-from discrete_grpo.training.patience import Patience
+from discrete_grpo.training.patience import Patience, changing_weights
 from discrete_grpo.training.sampler import GroupSampler
 
 __all__ = [
@@ -193,23 +193,18 @@ class RunState:
         """Parameters that are trained."""
         return [p for p in self.module.parameters() if p.requires_grad]
 
-    @property
-    def _weights(self) -> list[Tensor]:
-        """What a restart puts back: trained parameters, and buffers, such as a histogram of node counts that follows samples."""
-        return [*self.parameters, *self.module.buffers()]
-
     def restart_stale(self) -> None:
         """If the policy is stale and is to be restarted, begin again with the first weights; memory and ledger stay."""
         if self.patience is None or not self.patience.restarts_now:
             return
-        self.patience.restart(self._weights, self.optimizer)
+        self.patience.restart(changing_weights(self.module), self.optimizer)
         self._follow()  # the reference has moved with sync_ref_model
 
     def begin_here(self) -> None:
         """Make the present weights those that the run begins with: of the reference, the moving average and a restart."""
         self._follow()
         if self.patience is not None:
-            self.patience.begin_here(self._weights)
+            self.patience.begin_here(changing_weights(self.module))
 
     def _follow(self) -> None:
         """Copy the weights of the policy into the moving average and the reference."""

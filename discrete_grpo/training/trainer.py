@@ -131,7 +131,7 @@ class GRPOTrainer:
                 compile_network(cast(nn.Module, used))
         trained = [p for p in module.parameters() if p.requires_grad]
         self.optimizer = self.accelerator.prepare(adamw(trained, config))
-        self.patience = new_patience(config, ledger, [*trained, *module.buffers()])
+        self.patience = new_patience(config, ledger, module)
         own = (self.optimizer, self.average, self.reference, self.controller, self.patience)
         self.state = RunState(module, *own, tuple(self.rewards), ledger, self.sampler, self.processes)
         tables = reference_tables(policy, self.reference, config)

@@ -21,7 +21,7 @@ from discrete_grpo.core.scoring import Failure
 from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training
 from discrete_grpo.runs.failures import FailureLog
-from discrete_grpo.runs.recorder import METRICS, SAMPLES, Recorder, read_metrics, read_samples
+from discrete_grpo.runs.recorder import METRICS, SAMPLES, Recorder, read_metrics, read_samples, shown_text, text_of
 from tests.runs.test_checkpoint_run import Numbers, needs_fork
 
 LAST = 120
@@ -126,3 +126,11 @@ def test_samples_of_any_kind_are_told_apart_in_the_tables(tmp_path: Path) -> Non
     FailureLog(tmp_path).add(1, {"slow": [Failure(nx.path_graph(3), "late"), Failure(None, "invalid")]})
     told = [json.loads(line)["sample"] for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
     assert told == [graph6(nx.path_graph(3)), None]
+
+
+def test_a_table_may_show_a_sample_without_a_text_of_its_own() -> None:
+    sample = object()
+    assert shown_text(sample) == str(sample)
+    assert shown_text("C,C") == "C,C"
+    with pytest.raises(ValueError, match="has no text of its own"):
+        text_of(sample)
