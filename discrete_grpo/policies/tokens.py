@@ -230,8 +230,9 @@ class TokenPolicy(nn.Module):
     def rollout_of(self, samples: Sequence[str], *, generator: torch.Generator | None = None) -> Rollout:
         """The trajectory of each text, without a prompt and properties: the tokens into which the alphabet cuts it.
 
-        It is the only one where every text can be cut in one way, as with SMILES and graphs. With other alphabets, such as byte
-        pairs, a policy can draw other tokens of the same text, and log π of this trajectory is less than that of the text.
+        It is the only one where every text can be cut in one way, as with SMILES. With other alphabets, such as byte pairs or the
+        tokens of graph sequences, a policy can draw other tokens of the same text, and log π of this trajectory is less than that
+        of the text.
 
         ``logp`` is NaN, as nobody drew them. The samples are texts as the alphabet spells them, whatever ``decode`` makes of them.
 
