@@ -46,7 +46,7 @@ SEQUENCES = (
     "discrete_grpo/metrics/graphs.py",
     "benchmarks/vun.py",
 )
-"""What the results of sequence policies rest on; those of diffusion policies rest on what ``benchmarks.vun`` names."""
+"""Sources of the results of sequence policies; those of diffusion policies are the sources of ``benchmarks.vun``."""
 
 
 def sources(run: str | None, policies: Sequence[str], presets: Sequence[str]) -> list[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from discrete_grpo.core.checks import check_function, check_text, check_whole
+from discrete_grpo.rewards.task import Kind
 
 if TYPE_CHECKING:
     from discrete_grpo.rewards.ledger import Ledger
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Method", "as_method"]
 
 FAMILIES = ("tokens", "graph", "masked text")
-KINDS = ("molecules", "graphs", "text")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Method:
     settings: Mapping[str, Any] = field(default_factory=dict)
     needs_policy: bool = True
     families: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[Kind, ...] = KINDS
     least_budget: int = 1
     uncounted: str = ""
     warm: bool = False
@@ -67,9 +68,8 @@ class Method:
         check_whole("least_budget", self.least_budget, least=1)
         for key, known in {"families": FAMILIES, "kinds": KINDS}.items():
             given = getattr(self, key)
-            for name in [given] if isinstance(given, str) else given:
-                if name not in known or isinstance(given, str):
-                    raise ValueError(f"{key}: {given!r}, expected some of {', '.join(map(repr, known))} in a tuple")
+            if isinstance(given, str) or not set(given) <= set(known):
+                raise ValueError(f"{key}: {given!r}, expected some of {', '.join(map(repr, known))} in a tuple")
 
     def __call__(self, task: Task, policy: Any, ledger: Ledger, seed: int) -> None:
         """Run the method with its settings."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
@@ -24,6 +25,7 @@ __all__ = [
     "check_whole",
     "did_you_mean",
     "plain_number",
+    "signature_of",
     "told_as",
 ]
 
@@ -157,6 +159,14 @@ def check_choices(settings: object) -> None:
             raise ValueError(f"{name}: {value!r}, expected one of {', '.join(map(str, choices))}")
 
 
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature of a function; None for those that have none, such as some that are written in C."""
+    try:
+        return inspect.signature(function)
+    except (ValueError, TypeError):
+        return None
+
+
 def check_function(name: str, value: Any, wanted: str, count: int, **keywords: Any) -> None:
     """Raise ``ValueError`` unless ``value`` can be called with ``count`` arguments and these keywords.
 
@@ -165,13 +175,9 @@ def check_function(name: str, value: Any, wanted: str, count: int, **keywords: A
     Traceback (most recent call last):
     ValueError: score: 3, expected a function of one sample
     """
-    import inspect
-
     if not callable(value):
         raise ValueError(f"{name}: {value!r}, expected a function of {wanted}")
-    try:
-        signature = inspect.signature(value)
-    except (ValueError, TypeError):  # such as some functions that are written in C
+    if (signature := signature_of(value)) is None:
         return
     try:
         signature.bind(*[None] * count, **keywords)

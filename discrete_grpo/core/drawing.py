@@ -1,4 +1,4 @@
-"""Drawing from a policy: what ``sample`` returns is checked, and an error in a user's own code is told with its place."""
+"""Drawing from a policy, with checks of what its ``sample`` returns and the place of an error in a user's own code."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def draw(
 
 
 def _fault(found: Any, contexts: Sequence[Context], added: Collection[str]) -> str | None:
-    """What is wrong with a rollout of these contexts, in a few words; None if nothing is."""
+    """Describe what is wrong with a rollout of these contexts; None if nothing is."""
     if not isinstance(found, Rollout):
         return f"returned {'None' if found is None else f'a {type(found).__name__}'}, expected a Rollout"
     if (fault := _lengths(found, len(contexts)) or _shapes(found, len(contexts))) is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from discrete_grpo.core.checks import signature_of
 from discrete_grpo.core.rollout import Reward
 
 __all__ = [
@@ -117,9 +118,7 @@ def check_callables(rewards: Sequence[Any], columns: Collection[str] | None = No
         if not callable(reward):
             told = repr(reward) if isinstance(reward, str) else f"a {type(reward).__name__}"
             raise ValueError(f"reward: {told} cannot be called, expected a function of a list of samples")
-        try:
-            signature = inspect.signature(reward)
-        except (ValueError, TypeError):  # such as some functions that are written in C
+        if (signature := signature_of(reward)) is None:
             continue
         try:
             _bind(signature, columns)

@@ -14,7 +14,7 @@ import torch
 __all__ = ["sample_text"]
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
-"""What the text of an object without one of its own ends with."""
+"""The end of the default text of an object: where it stands in memory."""
 SHOWN = 64
 """Arrays of more elements are named by a digest of their bytes."""
 
@@ -31,7 +31,7 @@ def sample_text(sample: object) -> str:
     ('CCO', 'Bg', 'int64[2]([1, 2])')
 
     Raises:
-        ValueError: for a sample whose text is its place in memory, which another one may have later.
+        ValueError: for a sample whose text is its address in memory, which another one may have later.
     """
     if isinstance(sample, str):
         return sample
@@ -65,8 +65,8 @@ def _cut(sample: object) -> bool:
 def _own_text(sample: object) -> str:
     text = str(sample)
     if ADDRESS.search(text):
-        told = f"samples: a {type(sample).__name__} has no text of its own ({text[:80]})"
-        raise ValueError(f"{told}, expected a method __str__ that tells samples apart, or samples that are text")
+        told = f"samples: objects of type {type(sample).__name__} have no text of their own ({text[:80]})"
+        raise ValueError(f"{told}, expected a method __str__ that tells them apart, or samples that are text")
     return text
 
 

@@ -73,7 +73,7 @@ class History:
     sources: tuple[str, ...] = ()
 
     def of(self, name: str) -> list[float]:
-        """What the reward of this name gave for each call, NaN where it is unknown or was not asked."""
+        """Scores of all calls by the reward of this name; NaN where the score is unknown or the reward was not asked."""
         if name not in self.names:
             return [math.nan] * len(self.keys)
         found: list[float] = self.scores[:, self.names.index(name)].tolist()

@@ -356,7 +356,7 @@ def text_of(value: Any) -> str:
 
 
 def shown_text(value: Any) -> str:
-    """:func:`text_of`; of a sample without a text of its own, what Python prints of it."""
+    """:func:`text_of`; of a sample without a text of its own, what Python prints for it."""
     try:
         return text_of(value)
     except ValueError:

@@ -83,7 +83,7 @@ class Patience:
 
 
 def changing_weights(module: nn.Module) -> list[Tensor]:
-    """What training can change: trained parameters, and buffers that checkpoints hold, such as a histogram of node counts."""
+    """The tensors that training changes: trained parameters, and buffers in the state dict, such as a histogram of node counts."""
     kept = module.state_dict(keep_vars=True).keys()
     trained = [p for p in module.parameters() if p.requires_grad]
     return [*trained, *(buffer for name, buffer in module.named_buffers() if name in kept)]

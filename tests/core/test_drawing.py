@@ -1,4 +1,4 @@
-"""What a policy of a user's own returns is checked when it is drawn from, in training and in sampling alike."""
+"""Training and sampling check what the ``sample`` of a user's own policy returns."""
 
 from __future__ import annotations
 

@@ -103,9 +103,9 @@ class Tour:
 
 @pytest.mark.parametrize("sample", [Tour([1]), [Tour([1])], {"a": Tour([1])}, object()])
 def test_a_place_in_memory_is_no_text(sample: Any) -> None:
-    with pytest.raises(ValueError, match=r"has no text of its own .*, expected a method __str__ that tells samples apart"):
+    with pytest.raises(ValueError, match=r"have no text of their own .*, expected a method __str__ that tells them apart"):
         sample_text(sample)
-    with pytest.raises(ValueError, match="has no text of its own"):
+    with pytest.raises(ValueError, match="have no text of their own"):
         Ledger().score([lambda samples, **_: [1.0]], [sample])
 
 

@@ -134,7 +134,7 @@ def test_a_run_whose_reward_fails_goes_on_to_the_same_bits(after: int, tmp_path:
 
 
 class Halves(Failing):
-    """One half for each; then it raises, once."""
+    """Scores 0.5 for every molecule until so many were scored; then it raises, once."""
 
     def __call__(self, samples: Sequence[str], **columns: Any) -> list[float]:
         return [0.5 for _ in super().__call__(samples, **columns)]

@@ -132,5 +132,5 @@ def test_a_table_may_show_a_sample_without_a_text_of_its_own() -> None:
     sample = object()
     assert shown_text(sample) == str(sample)
     assert shown_text("C,C") == "C,C"
-    with pytest.raises(ValueError, match="has no text of its own"):
+    with pytest.raises(ValueError, match="have no text of their own"):
         text_of(sample)
