@@ -13,6 +13,8 @@ import signal
 import struct
 import sys
 import threading
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 
 def _read(count: int) -> bytes:
@@ -39,11 +41,22 @@ def _end_with_parent() -> None:
     _end()
 
 
+def _import_own_package() -> None:
+    """Import the package of this file, which is that of the parent, also where the search path has another copy first."""
+    folder = Path(__file__).resolve().parents[1]
+    spec = spec_from_file_location(folder.name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{folder} is no package")
+    sys.modules[folder.name] = package = module_from_spec(spec)
+    spec.loader.exec_module(package)
+
+
 def main() -> None:
     """Run the job that the parent sends."""
     (size,) = struct.unpack("<q", _read(8))
     sys.path[:], payload = pickle.loads(_read(size))  # from the parent process, through a pipe of its own
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    _import_own_package()
     import torch
 
     torch.set_num_threads(1)

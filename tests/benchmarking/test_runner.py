@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -275,6 +276,24 @@ def test_hanging_and_crashing_methods_lose_only_their_own_rows(tmp_path: Path) -
     reasons = {row["method"]: row["error"] for row in found.failed}
     assert reasons["crash"] == "KeyError: 'a bug in a method'"
     assert "longer than the time limit" in reasons["hang"]
+
+
+def test_a_worker_runs_the_package_of_its_parent(tmp_path: Path) -> None:
+    """Also where another copy, such as an installed one, is found first on the search path."""
+    left_out = shutil.ignore_patterns("__pycache__", "*.safetensors")
+    shutil.copytree(ROOT / "discrete_grpo", tmp_path / "discrete_grpo", ignore=left_out)
+    source = tmp_path / "discrete_grpo/benchmarking/measures.py"
+    with source.open("a") as file:
+        file.write("import sys\nif sys.argv[0].endswith('worker.py'):\n    open('mark', 'w').close()\n")
+    script = (
+        "import sys; from discrete_grpo.cli import main; "
+        "sys.path[:] = [p for p in sys.path if p not in ('', sys.argv[1])]; sys.exit(main(sys.argv[2:]))"
+    )
+    words = ["benchmark", "pmo", "--tasks=[qed]", "--methods=[random]", "--budget=10", "--seeds=[0]", "--output_dir=found"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", script, str(tmp_path), *words]
+    subprocess.run(command, check=True, cwd=tmp_path, env=environment, capture_output=True)
+    assert (tmp_path / "mark").exists()
 
 
 @pytest.mark.usefixtures("here")
