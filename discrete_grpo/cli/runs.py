@@ -101,6 +101,7 @@ def resume(folder: Path) -> None:
         UsageError: if the folder holds no run of a command.
     """
     from discrete_grpo.runs.lock import alone
+    from discrete_grpo.runs.settings import put_back_on_refusal
 
     _check_is_run(folder)
     command = _command_of(folder)
@@ -109,7 +110,7 @@ def resume(folder: Path) -> None:
         raise UsageError(f"run: {folder} is no run folder of a command such as 'discrete-grpo train' ({wrong})")
     recipe, _ = _parsed(command, [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"])
     _, run = recipe_of(command)
-    with alone(folder):
+    with alone(folder), put_back_on_refusal(folder):
         _guarded(folder, lambda: run(recipe, resume=True))
 
 

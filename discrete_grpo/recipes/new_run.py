@@ -12,6 +12,7 @@ from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.runs.lock import alone
 from discrete_grpo.runs.recorder import METRICS, REWARDS, SAMPLES, SETTINGS, check_unused
+from discrete_grpo.runs.settings import put_back_on_refusal
 
 __all__ = ["has_results", "held", "withdraw", "withdrawn_on_failure"]
 
@@ -72,7 +73,8 @@ def withdraw(folder: Path, before: frozenset[str] | None) -> None:
 def withdrawn_on_failure(folder: Path, *, resume: bool, calls_count: bool) -> Iterator[None]:
     """Withdraw a new run that fails inside the block before it has results; a stop is no failure.
 
-    What the folder held before stays, and a folder with results of another run is left as it is.
+    What the folder held before stays, and a folder with results of another run is left as it is. A resumed run that fails before
+    its next checkpoint keeps the settings that it had.
 
     Raises:
         ValueError: if ``folder`` is a file, or another process works in it.
@@ -83,7 +85,8 @@ def withdrawn_on_failure(folder: Path, *, resume: bool, calls_count: bool) -> It
     before, used = held(folder), resume or _in_use(folder)
     with alone(folder):
         try:
-            yield
+            with put_back_on_refusal(folder):
+                yield
         except Interrupted:
             raise
         except Exception:

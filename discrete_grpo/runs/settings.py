@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from discrete_grpo.core.processes import is_first
 from discrete_grpo.runs.console import print_notes
-from discrete_grpo.runs.recorder import SETTINGS, write_json
+from discrete_grpo.runs.recorder import REWARDS, SETTINGS, write_json, write_text
 
-__all__ = ["flat_settings", "read_entries", "tell_changed_settings", "tell_new_folder"]
+__all__ = ["flat_settings", "put_back_on_refusal", "read_entries", "tell_changed_settings", "tell_new_folder"]
 
 
 def tell_changed_settings(folder: Path, settings: Mapping[str, Any], *, resume: bool, fixed: Sequence[str] = ()) -> None:
@@ -30,6 +32,24 @@ def tell_changed_settings(folder: Path, settings: Mapping[str, Any], *, resume: 
         print_notes([f"{name}: {f'{now[name]} is not used, the run goes on with {old}' if name in fixed else goes_on}"])
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / SETTINGS, now | {name: old for name, old in others.items() if name in fixed})
+
+
+@contextmanager
+def put_back_on_refusal(folder: Path) -> Iterator[None]:
+    """Put the noted settings and rewards of a run back as they were if the block fails before it writes a checkpoint."""
+    noted = {file: file.read_text(encoding="utf-8") for name in (SETTINGS, REWARDS) if (file := folder / name).is_file()}
+    seen = _checkpoints(folder)
+    try:
+        yield
+    except BaseException:
+        if is_first() and _checkpoints(folder) == seen:
+            for file, text in noted.items():
+                write_text(file, text)
+        raise
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(path for part in ("checkpoints", "offline/checkpoints") for path in (folder / part).glob("*"))
 
 
 def tell_new_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.surrogate import EagerLikelihood, ElboLikelihood
 from discrete_grpo.training.update import loss_terms, trajectory_kl
 from tests import trainer_parts
-from tests.policies.test_surrogate import STEPS, State, clean_probs, every_kernel, rows_of, seeded, two_nodes
+from tests.policies.surrogate_parts import STEPS, State, clean_probs, every_kernel, rows_of, seeded, two_nodes
 
 FORWARD: dict[str, Any] = {"beta": 0.3, "kl_estimator": "exact", "kl_direction": "forward"}
 SIZES: dict[str, Any] = {"num_generations": 3, "generation_batch_size": 6, "max_grad_norm": None, "learning_rate": 1e-15}

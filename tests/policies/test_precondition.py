@@ -17,7 +17,7 @@ from discrete_grpo.domains.graphs import GraphBatch, symmetrise, upper
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.testing import check_policy
-from tests.policies.test_graph_policy import COUNTS, draw, every_kernel, make, replayed, seeded
+from tests.policies.graph_policy_parts import COUNTS, draw, every_kernel, make, replayed, seeded
 
 
 def silent(policy: GraphPolicy) -> GraphPolicy:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import discrete_grpo as dg
+from discrete_grpo.cli.runs import resume, start
 from discrete_grpo.core.scoring import RewardError
 from discrete_grpo.recipes.optimise import OptimiseRecipe
 from discrete_grpo.recipes.train import TrainRecipe, run_train
@@ -21,6 +22,7 @@ from discrete_grpo.rewards.molecules import qed
 from discrete_grpo.runs.checkpoint import find_checkpoint, load_metadata, save
 from discrete_grpo.runs.recorder import read_metrics, read_samples
 from discrete_grpo.runs.report.charts import Values, histogram
+from discrete_grpo.runs.serialization import CheckpointError
 from discrete_grpo.runs.weights import load_weights
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.lora import LoraOptions
@@ -102,6 +104,31 @@ def test_a_run_that_goes_on_hands_out_its_newest_policy(tmp_path: Path) -> None:
     with pytest.raises(RewardError):
         run_train(replace(recipe, reward=Fails(2), grpo=replace(small, max_steps=9)), resume=True)
     assert load_metadata(find_checkpoint(tmp_path))["grpo_steps"] == 3
+
+
+def noted(folder: Path) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in ("settings.json", "rewards.json")]
+
+
+def test_a_run_that_cannot_go_on_as_asked_keeps_what_it_noted(tmp_path: Path) -> None:
+    small = GRPOConfig(max_steps=1, num_generations=2, generation_batch_size=2)
+    sizes: dict[str, Any] = {"output_dir": tmp_path, "num_steps": 2, "evaluation_samples": 0}
+    dg.train("qm9-small", qed, grpo=small, **sizes)
+    before = noted(tmp_path)
+    with pytest.raises(CheckpointError, match="its weights are of another form"):
+        dg.train("qm9-small", qed, grpo=replace(small, max_steps=2), lora=LoraOptions(r=2), resume=True, **sizes)
+    assert noted(tmp_path) == before
+
+
+def test_a_command_that_cannot_go_on_as_asked_keeps_what_it_noted(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    small = ["--grpo.max_steps=1", "--grpo.num_generations=2", "--grpo.generation_batch_size=2", "--num_steps=2"]
+    start("train", [f"--output_dir={folder}", "--reward=qed", "--policy=qm9-small", "--evaluation_samples=0", *small])
+    before, file = noted(folder), folder / "config.yaml"
+    file.write_text(file.read_text().replace("r: 0", "r: 2").replace("max_steps: 1", "max_steps: 2"))
+    with pytest.raises(Exception, match="its weights are of another form"):
+        resume(folder)
+    assert noted(folder) == before
 
 
 @pytest.mark.parametrize("command", [dg.optimise, None])

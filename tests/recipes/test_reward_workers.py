@@ -24,7 +24,7 @@ from discrete_grpo.rewards.molecules import logp, qed
 from discrete_grpo.rewards.pool import RewardPool
 from discrete_grpo.runs.recorder import read_metrics
 from discrete_grpo.training.config import GRPOConfig
-from tests.recipes.test_optimise import files, oxygens, run
+from tests.recipes.optimise_parts import files, oxygens, run
 
 SMALL = GRPOConfig(max_steps=2, num_generations=4, generation_batch_size=8, save_steps=10, learning_rate=1e-3)
 RUN = TrainRecipe("qm9-small", qed, num_steps=4, evaluation_samples=6, grpo=SMALL)

@@ -31,7 +31,7 @@ from discrete_grpo.training.sampler import Generation
 from discrete_grpo.training.update import UpdatePlan, loss_terms, micro_batch_loss, policy_scores
 from tests.policies.test_tokens import token_policy
 from tests.toys import share_of_class_two, tiny_policy
-from tests.training.test_trainer_options import moved, seeded
+from tests.training.trainer_options_parts import moved, seeded
 
 SMALL: dict[str, Any] = {
     "num_generations": 4, "generation_batch_size": 12, "learning_rate": 1e-2, "max_grad_norm": None, "replay_samples": 2,

@@ -1,0 +1,75 @@
+"""Local search around good samples: it climbs, counts what it draws and names bad arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from discrete_grpo.training.local_search import local_search
+from tests.policies.restart_parts import Plain, seeded
+from tests.toys import share_of_class_two, tiny_policy
+
+
+class Believer(nn.Module):
+    """A network that takes most of what it sees for clean, so that what is regenerated is like what was there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.faith = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, nodes: Tensor, edges: Tensor, time: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        one_hot = nn.functional.one_hot
+        return self.faith * one_hot(nodes, 3), self.faith * one_hot(edges, 2)
+
+
+def test_local_search_climbs_and_counts() -> None:
+    policy = tiny_policy(sizes=(0.0, 0.0, 0.0, 0.0, 1.0))
+    policy.network = Believer()
+    asked: list[int] = []
+
+    def reward(samples: Sequence[Any], **columns: Any) -> list[float | None]:
+        asked.append(len(samples))
+        assert set(columns) == {"num_nodes"}
+        return [None if s.count(1) == 4 else r for s, r in zip(samples, share_of_class_two(samples), strict=True)]
+
+    options: dict[str, Any] = {"population": 4, "children": 5, "time": 0.3, "columns": {"num_nodes": 4}}
+    found = local_search(policy, reward, rounds=5, keep=6, batch_size=16, generator=seeded(0), **options)
+    assert found.drawn == sum(asked) == 6 * 20
+    assert asked[:2] == [16, 4]
+    assert list(found.rewards) == sorted(found.rewards, reverse=True)
+    assert list(found.rewards) == share_of_class_two(found.samples)
+    assert len(found.samples) == 6
+    best, mean = ([line[name] for line in found.history] for name in ("best", "mean"))
+    assert best == sorted(best)
+    assert mean == sorted(mean)
+    assert found.rewards[0] == best[-1] == 1.0
+    assert found.history[-1]["reward"] > found.history[0]["reward"] + 0.2  # children of the good are good
+    repeat = local_search(policy, reward, rounds=5, keep=6, batch_size=16, generator=seeded(0), **options)
+    assert repeat.samples == found.samples
+    assert local_search(policy, reward, rounds=0, **options).drawn == 20
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rounds": -1}, "rounds: -1, expected at least 0"),
+        ({"population": 0}, "population: 0, expected at least 1"),
+        ({"children": 0}, "children: 0, expected at least 1"),
+        ({"keep": 1}, "keep: 1, expected at least 2"),
+        ({"time": 1.0}, "time: 1.0, expected more than 0 and less than 1"),
+        ({"policy": Plain()}, "policy: Plain has no method restarts"),
+    ],
+)
+def test_local_search_names_bad_arguments(options: dict[str, Any], said: str) -> None:
+    given: dict[str, Any] = {"policy": tiny_policy(), "rounds": 1, "population": 2, "children": 2} | options
+    with pytest.raises(ValueError, match=said):
+        local_search(given.pop("policy"), share_of_class_two, **given)
+
+
+def test_weights_of_a_search_are_one_per_reward() -> None:
+    with pytest.raises(ValueError, match=r"reward_weights: 2 weights, expected one per reward \(1\)"):
+        local_search(tiny_policy(), share_of_class_two, rounds=1, population=2, children=2, time=0.5, reward_weights=[1.0, 2.0])

@@ -1,0 +1,97 @@
+"""What the conformance kit measures: spaces, p-values, merged cells, derivatives, and a property to learn."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+from discrete_grpo.testing import LAWS, learning, probability
+from tests import broken_policies as twins
+from tests.testing.parts import check_words, row
+
+
+def test_a_space_that_lacks_or_repeats_a_trajectory_is_no_space() -> None:
+    policy = twins.Words()
+    space = policy.space()
+    short = check_words(policy, space=space.index(torch.arange(len(space) - 8)))
+    assert {"total mass", "frequencies"} <= set(short.failed)
+    assert "outside the space" in row(short, "frequencies").note
+    doubled = check_words(policy, space=space.index(torch.tensor([*range(len(space)), 3])))
+    assert {"total mass", "frequencies"} <= set(doubled.failed)
+    assert "only 30 of them distinct" in row(doubled, "frequencies").note
+
+
+def test_the_kits_p_values_are_those_of_scipy() -> None:
+    report = check_words(twins.Words(), samples=3000)
+    found = re.search(r"chi2 (\d+), (\d+) degrees of freedom, p ([\d.e-]+)", row(report, "frequencies").note)
+    assert found is not None
+    square, free, p = (float(x) for x in found.groups())
+    assert chi2.sf(square + 0.5, free) - 0.01 <= p <= chi2.sf(square - 0.5, free) + 0.01
+    assert row(report, "frequencies").error == pytest.approx(-math.log10(p), abs=0.01)
+
+
+def test_p_values_of_a_healthy_policy_are_spread_out() -> None:
+    """Both statistical laws: about half the errors are above log10 2, and none comes near the tolerance."""
+    only = [law for law in LAWS if law not in ("frequencies", "calibration")]
+    reports = [check_words(twins.Words(), samples=500, seed=seed, skip=only) for seed in range(12)]
+    errors = [row(r, "frequencies").error for r in reports]
+    assert 2 <= sum(e > math.log10(2) for e in errors) <= 10
+    assert max(errors) < 3
+    assert max(row(r, "calibration").error for r in reports) < 3
+
+
+def test_small_cells_are_merged_until_each_expects_five() -> None:
+    expected, counts = [0.5, 30.0, 1.0, 4.0, 6.0, 2.0], [1.0, 28.0, 0.0, 5.0, 7.0, 3.0]
+    assert probability._merged(expected, counts) == [(7.5, 9.0), (6.0, 7.0), (30.0, 28.0)]
+    assert probability._merged([1.0, 2.0], [0.0, 3.0]) == [(3.0, 3.0)]
+    assert probability._merged([9.0, 8.0, 2.0], [1.0, 2.0, 3.0]) == [(10.0, 5.0), (9.0, 1.0)]
+
+
+def test_too_few_samples_skip_the_statistics() -> None:
+    assert {"frequencies", "calibration"} <= set(check_words(twins.Words(), samples=4).skipped)
+
+
+def test_the_property_to_learn_varies_within_groups() -> None:
+    words = ["xa", "xb", "xa", "xb", "y", "y", "y", "y"]  # x against y differs only between groups
+    found = learning.text_property(words, 4)
+    assert found is not None
+    assert found(words) in ([1, 0, 1, 0, 0, 0, 0, 0], [0, 1, 0, 1, 0, 0, 0, 0])
+    assert learning.text_property(["same"] * 8, 4) is None
+    assert learning.text_property([object() for _ in range(8)], 4) is None
+
+
+class FloatFeatures(twins.Words):
+    """Cannot be made float64, as its features are float32."""
+
+    def features(self, *args: Any) -> Any:
+        return super().features(*args).float()
+
+
+class FloatLogits(twins.Words):
+    """Computes in float32 whatever its weights are."""
+
+    def logits(self, *args: Any) -> Any:
+        return super().logits(*args).float()
+
+
+class BackwardsInFloat(FloatLogits, twins.ReversedGradient):
+    pass
+
+
+def test_derivatives_are_measured_in_the_bits_there_are() -> None:
+    kinds: list[tuple[twins.Words, str, float]] = [
+        (twins.Words(), "passed", 1e-3),
+        (twins.Words().bfloat16(), "passed", 1e-3),
+        (FloatFeatures(), "passed", 5e-2),
+        (FloatLogits(), "passed", 5e-2),
+        (twins.ReversedGradient(), "failed", 5e-2),
+        (BackwardsInFloat(), "failed", 5e-2),
+    ]
+    for policy, outcome, tolerance in kinds:
+        found = row(check_words(policy, skip=[law for law in LAWS if law != "derivative"]), "derivative")
+        assert (found.outcome, found.tolerance) == (outcome, tolerance), (type(policy), found)
