@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.auc import auc_spacing, auc_top_k
@@ -39,7 +39,7 @@ def curve(scores: Sequence[float], budget: int, k: int = 10) -> list[tuple[int, 
     >>> curve([0.5, 1.0], budget=4, k=1)
     [(0, 0.0), (1, 0.5), (2, 1.0), (3, 1.0), (4, 1.0)]
     """
-    check_range("budget", budget, least=1)
+    check_whole("budget", budget, least=1)
     places = sorted({round(budget * (n / CURVE_POINTS) ** 2) for n in range(CURVE_POINTS + 1)})
     best: list[float] = []
     found, seen = [], 0

@@ -168,7 +168,7 @@ def normalize_then_sum(
     z = torch.stack([group_advantages(r, group) for r in rewards.unbind(-1)], -1)
     known = ~rewards.isnan().all(-1)
     s = torch.where(known, (z * weights.double()).sum(-1), torch.nan)
-    return group_advantages(s, torch.zeros_like(group))
+    return torch.where(s == 0, s, group_advantages(s, torch.zeros_like(group)))  # the mean of s is 0 but for rounding
 
 
 def advantages(

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_whole
 from discrete_grpo.core.error_place import error_place
 from discrete_grpo.core.interrupt import watched
 from discrete_grpo.core.reward_arguments import reward_name, reward_names
@@ -113,7 +113,7 @@ class Failures:
 
     def __init__(self, name: str, limit: int | None = 32) -> None:
         if limit is not None:
-            check_range("max_failures", limit, least=1, note=" or None")
+            check_whole("max_failures", limit, least=1, note=" or None")
         self.name, self.limit = name, limit
         self.total = 0
         self._row = 0
@@ -239,11 +239,14 @@ def score_one(
     """Score every sample by one reward, in float64; unknown values (None or NaN) are NaN. A coroutine function is awaited.
 
     Raises:
+        ValueError: for a text in place of a list of samples.
         RewardError: in one line, if the reward raises (including ``SystemExit``; with the line of a user's own file), does not
             return a sequence of one value per sample (generators, mappings and sets are refused), or returns a value that is not a
             finite number.
         KeyboardInterrupt: after Ctrl-C, if the handler of the signal raises it; if the reward raises it, that is its failure.
     """
+    if isinstance(samples, str):
+        raise ValueError(f"samples: {samples!r}, expected a list of samples, such as [{samples!r}]")
     name = name or reward_name(reward)
     with watched() as interrupt:
         try:

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from discrete_grpo.core.categorical import sample
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.core.precision import constant
 from discrete_grpo.diffusion.schedules import Schedule
 
@@ -77,7 +77,7 @@ class Noise:
         prior, num_clean = self.prior, self.num_clean
         if not prior or min(prior) < 0 or not abs(sum(prior) - 1.0) <= 1e-6:  # "not <=": NaN fails too
             raise ValueError(f"prior: {prior}, expected probabilities >= 0 that sum to 1")
-        check_range("num_clean", num_clean, least=1, most=len(prior), note=" (the number of states)")
+        check_whole("num_clean", num_clean, least=1, most=len(prior), note=" (the number of states)")
 
     @property
     def num_states(self) -> int:
@@ -157,7 +157,7 @@ def uniform(num_classes: int, schedule: Schedule) -> Noise:
         num_classes: K, at least 1.
         schedule: ᾱ(t).
     """
-    check_range("num_classes", num_classes, least=1)
+    check_whole("num_classes", num_classes, least=1)
     return Noise((1.0 / num_classes,) * num_classes, schedule, num_classes)
 
 
@@ -180,7 +180,7 @@ def absorbing(num_classes: int, schedule: Schedule) -> Noise:
         num_classes: number of classes of the data, at least 1.
         schedule: ᾱ(t).
     """
-    check_range("num_classes", num_classes, least=1)
+    check_whole("num_classes", num_classes, least=1)
     return Noise((0.0,) * num_classes + (1.0,), schedule, num_classes)
 
 

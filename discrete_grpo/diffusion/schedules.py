@@ -198,7 +198,8 @@ class DigressSchedule:
     exponent: float = 1.0
 
     def __post_init__(self) -> None:
-        check_range("steps", self.steps, least=1)
+        check_whole("steps", self.steps, least=1)
+        check_range("offset", self.offset, least=0, below=1)
         check_range("exponent", self.exponent, above=0)
 
     def alpha_bar(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_whole
 
 __all__ = ["Image", "contact_sheet", "png", "stack"]
 
@@ -36,8 +36,8 @@ class Image:
     levels: bytes
 
     def __post_init__(self) -> None:
-        check_range("height", self.height, least=1)
-        check_range("width", self.width, least=1)
+        check_whole("height", self.height, least=1)
+        check_whole("width", self.width, least=1)
         if len(self.levels) != self.height * self.width:
             raise ValueError(f"levels: {len(self.levels)}, expected height * width ({self.height * self.width})")
 
@@ -91,8 +91,8 @@ def contact_sheet(images: Sequence[Image], columns: int = 10, scale: int = 6) ->
     Raises:
         ValueError: if there are no images, their sizes differ, or a number is below 1.
     """
-    check_range("columns", columns, least=1)
-    check_range("scale", scale, least=1)
+    check_whole("columns", columns, least=1)
+    check_whole("scale", scale, least=1)
     pixels = stack(images)
     height, width = pixels.shape[1:]
     rows = -(-len(images) // columns)

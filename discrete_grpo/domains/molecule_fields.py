@@ -13,7 +13,7 @@ from functools import cached_property
 
 import torch
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.fields import FieldBatch
 from discrete_grpo.domains.graphs import GraphBatch
@@ -51,7 +51,7 @@ class AtomFields:
         for charge in self.charges:
             if isinstance(charge, bool) or not isinstance(charge, int):
                 raise ValueError(f"charges: {charge!r}, expected a whole number")
-            check_range("charges", charge, least=-9, most=9)
+            check_whole("charges", charge, least=-9, most=9)
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> AtomFields:

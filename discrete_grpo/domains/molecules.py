@@ -4,7 +4,8 @@ Conventions:
 
 * A node class is a position in a :class:`Vocabulary` of (element, formal charge); hydrogens are implicit.
 * A bond class is 0 none, 1 single, 2 double, 3 triple; aromatic rings are kekulised; stereo and isotopes are dropped,
-  and a radical is filled up with hydrogens.
+  and a radical is filled up with hydrogens. An atom gets the hydrogens of its lowest fitting valence, so a hydrogen on
+  P(V), S(IV) or I(III) is dropped too.
 * Decoding corrects nothing: a graph that breaks a valence is no molecule (``None``), and a graph in pieces that
   sanitises keeps its pieces, joined by ``.`` in the SMILES.
 * A molecule counts as **valid** when it parses, sanitises and is connected (:func:`parse`).
@@ -327,9 +328,14 @@ def parse(sample: str | None) -> Chem.Mol | None:
 def parse_all(samples: Sequence[str | None]) -> list[Chem.Mol | None]:
     """:func:`parse` of each sample of a batch, all of which stay in the cache.
 
+    Raises:
+        ValueError: for a text in place of a list of them.
+
     >>> [mol is None for mol in parse_all(["CCO", "C.C", None])]
     [False, True, True]
     """
+    if isinstance(samples, str):
+        raise ValueError(f"samples: {samples!r}, expected a list of SMILES, such as [{samples!r}]")
     reserve(len(samples))
     return [parse(sample) for sample in samples]
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_whole
 
 __all__ = ["GENE_LENGTH", "GRAMMAR", "Gene", "decode_gene", "encode_gene", "mutate_gene"]
 
@@ -74,7 +74,7 @@ def encode_gene(text: str, rng: random.Random, *, length: int = GENE_LENGTH) -> 
     >>> decode_gene(encode_gene("Cc1cc[nH]c1", rng)), encode_gene("[Na+].[Cl-]", rng)
     ('Cc1cc[nH]c1', None)
     """
-    check_range("length", length, least=1)
+    check_whole("length", length, least=1)
     choices = _derivation(text) if len(text) <= length else None
     if choices is None or len(choices) > length:
         return None

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 
 from rdkit import Chem, DataStructs
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_whole
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 
@@ -95,7 +95,7 @@ def internal_diversity(samples: Sequence[str | None], max_molecules: int = 2000,
     >>> internal_diversity(["CCO", "CCO"])
     0.0
     """
-    check_range("max_molecules", max_molecules, least=1)
+    check_whole("max_molecules", max_molecules, least=1)
     return _internal_diversity([mol for mol in chemistry.parse_all(samples) if mol is not None], max_molecules, seed)
 
 

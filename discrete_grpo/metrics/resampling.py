@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Int
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 
 __all__ = ["Estimate", "Statistic", "disjoint_halves", "interval", "mean_of", "whole"]
 
@@ -90,7 +90,7 @@ def interval(statistic: Statistic, resamples: int, seed: int = 0, *, level: floa
     >>> low < 49.5 < high
     True
     """
-    check_range("bootstrap", resamples, least=0)
+    check_whole("bootstrap", resamples, least=0)
     check_range("level", level, above=0, below=1)
     value, n = whole(statistic), statistic.size
     if n < 4 or not resamples or not math.isfinite(value):

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_whole
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.domains.images import Image
@@ -66,7 +66,7 @@ class VQDecoder(nn.Module):
     def __init__(self, network: nn.Module, length: int, codes: int, batch_size: int = 256) -> None:
         super().__init__()
         for name, value in {"length": length, "codes": codes, "batch_size": batch_size}.items():
-            check_range(name, value, least=1)
+            check_whole(name, value, least=1)
         self.network, self.length, self.codes, self.batch_size = network, length, codes, batch_size
 
     def init_args(self) -> dict[str, Any]:

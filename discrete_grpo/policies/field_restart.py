@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.domains.fields import FieldBatch
 from discrete_grpo.domains.graphs import node_mask
@@ -43,7 +43,7 @@ class FieldRestart:
     positions: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        check_range("step of restart", self.step, least=0)
+        check_whole("step of restart", self.step, least=0)
 
     @property
     def num_nodes(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.batch_share import WHOLE, BatchShare, cross_entropy
 from discrete_grpo.core.categorical import Sites, safe_log
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.core.precision import full_precision
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.graph_kl import Posteriors
@@ -124,7 +124,7 @@ class GraphPolicy(nn.Module):
         self.train_distortion, self.sample_distortion = train_distortion, sample_distortion
         self.decode, self.encode = decode, encode
         grid = time_grid(num_steps)
-        check_range("shared_steps", shared_steps, least=0, most=num_steps - 1, note=", fewer than num_steps")
+        check_whole("shared_steps", shared_steps, least=0, most=num_steps - 1, note=", fewer than num_steps")
         self.shared_steps, self.precondition = shared_steps, precondition
         self.record_steps = False
         self.grid = grid if sample_distortion is None else 1 - sample_distortion.alpha_bar(grid)

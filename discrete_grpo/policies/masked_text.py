@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.batch_share import WHOLE, BatchShare, mean_of
 from discrete_grpo.core.categorical import Sites, gather, sample
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.core.precision import widest
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.domains.tokenizer import MASK, NUM_SPECIAL, PAD, Tokenizer
@@ -80,8 +80,8 @@ class MaskedTextPolicy(nn.Module):
         decode: Callable[[Sequence[str]], Sequence[Any]] | None = None,
     ) -> None:
         super().__init__()
-        check_range("rounds", rounds, least=1, most=255)
-        check_range("block_size", block_size, least=1)
+        check_whole("rounds", rounds, least=1, most=255)
+        check_whole("block_size", block_size, least=1)
         if len(blank) != 1 or any(blank in token for token in tokenizer.tokens):
             raise ValueError(f"blank: {blank!r}, expected one character that no token of the alphabet has")
         check_range("ids of tokenizer", len(tokenizer), most=32767, note=" (trajectories are small integers)")

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_range, plain_number
+from discrete_grpo.core.checks import check_range, check_whole, plain_number
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, symmetrise
 
@@ -42,7 +42,7 @@ class Restart:
         if not self.nodes or len(self.pairs) != num_pairs(len(self.nodes)):
             wanted = f"at least 1 node and {num_pairs(len(self.nodes))} pairs"
             raise ValueError(f"restart: {len(self.nodes)} nodes and {len(self.pairs)} pairs, expected {wanted}")
-        check_range("step of restart", self.step, least=0)
+        check_whole("step of restart", self.step, least=0)
 
     @property
     def num_nodes(self) -> int:

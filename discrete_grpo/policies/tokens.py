@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.batch_share import WHOLE, BatchShare, cross_entropy
 from discrete_grpo.core.categorical import Sites
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.core.precision import widen
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, PAD, Property, TokenBatch, Tokenizer, pad_left
@@ -71,15 +71,15 @@ class TokenPolicy(nn.Module):
         decode: Callable[[Sequence[str]], Sequence[Any]] | None = None,
     ) -> None:
         super().__init__()
-        check_range("max_length", max_length, least=1)
-        check_range("min_length", min_length, least=0, most=max_length, note=" (max_length)")
+        check_whole("max_length", max_length, least=1)
+        check_whole("min_length", min_length, least=0, most=max_length, note=" (max_length)")
         check_range("condition_dropout", condition_dropout, least=0, most=1)
         check_network(network, tokenizer, max_length, len(properties))
         self.network, self.tokenizer = network, tokenizer
         self.max_length, self.min_length = max_length, min_length
         self.prompt, self.properties = prompt, tuple(properties)
         self.max_prompt = max_length if max_prompt is None else max_prompt
-        check_range("max_prompt", self.max_prompt, least=1, most=max_length, note=" (max_length)")
+        check_whole("max_prompt", self.max_prompt, least=1, most=max_length, note=" (max_length)")
         self.truncation, self.condition_dropout = truncation or Truncation(), condition_dropout
         self.only, self.decode, self.grammar = None if only is None else tuple(only), decode, grammar
         self.feature_sizes = check_grammar(grammar, network, len(tokenizer))

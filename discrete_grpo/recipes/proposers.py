@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.molecule_operators import reproduce, splice
 from discrete_grpo.domains.smiles_grammar import decode_gene, encode_gene, mutate_gene
@@ -42,7 +42,7 @@ class GraphGenetic:
 
     def __post_init__(self) -> None:
         if self.population is not None:
-            check_range("population", self.population, least=2, note=" or None")
+            check_whole("population", self.population, least=2, note=" or None")
         check_range("mutation_rate", self.mutation_rate, least=0, most=1)
         check_range("rank_coefficient", self.rank_coefficient, above=0)
 
@@ -75,7 +75,7 @@ class SmilesGenetic:
     name: str = "smiles-ga"
 
     def __post_init__(self) -> None:
-        check_range("population", self.population, least=1)
+        check_whole("population", self.population, least=1)
 
     def propose(self, memory: ScoredMemory, count: int, generator: torch.Generator) -> list[str]:
         """At most ``count`` children, one mutation of a gene away from a parent each."""
@@ -106,7 +106,7 @@ class Splicing:
 
     def __post_init__(self) -> None:
         if self.population is not None:
-            check_range("population", self.population, least=2, note=" or None")
+            check_whole("population", self.population, least=2, note=" or None")
 
     def propose(self, memory: ScoredMemory, count: int, generator: torch.Generator) -> list[str]:
         """At most ``count`` different children that the memory does not hold."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text
+from discrete_grpo.core.checks import check_choices, check_fields, check_text, check_whole
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.core.seeding import seeded
@@ -271,7 +271,7 @@ def fill_texts(
     Raises:
         ValueError: if ``count`` is less than 1, or a prompt cannot be filled (no blank, unknown character, too long).
     """
-    check_range("count", count, least=1)
+    check_whole("count", count, least=1)
     generator = torch.Generator(policy.device).manual_seed(seed)
     contexts = group_contexts(len(masked), count, [{"masked": m} for m in masked])
     samples: list[Any] = []

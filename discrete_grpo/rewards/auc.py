@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Iterable
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_whole
 
 __all__ = ["auc_spacing", "auc_top_k"]
 
@@ -31,7 +31,7 @@ def auc_top_k(history: Iterable[float], k: int = 10, budget: int = 10_000, freq_
     0.95
     """
     for name, value in (("k", k), ("budget", budget), ("freq_log", freq_log)):
-        check_range(name, value, least=1)
+        check_whole(name, value, least=1)
     best: list[float] = []
     area = before = 0.0
     last = count = 0

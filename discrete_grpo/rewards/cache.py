@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_whole
 from discrete_grpo.runs.database import Database, chunked
 
 __all__ = ["ScoreCache", "check_cache_file"]
@@ -67,7 +67,7 @@ class ScoreCache:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, most: int = 65536) -> None:
-        check_range("most", most, least=1)
+        check_whole("most", most, least=1)
         self.most = most
         self._scores: dict[bytes, float] = {}
         columns = "id BLOB PRIMARY KEY, value REAL, checksum BLOB"

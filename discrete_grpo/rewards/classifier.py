@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from jaxtyping import Float, Int
 
-from discrete_grpo.core.checks import check_range, did_you_mean
+from discrete_grpo.core.checks import check_whole, did_you_mean
 from discrete_grpo.rewards.pmo import PUBLISHED, PUBLISHED_PRESCREENED
 from discrete_grpo.rewards.sources import file_digest
 from discrete_grpo.rewards.task import Task
@@ -78,8 +78,8 @@ class Classifier:
         object.__setattr__(self, "trusted", tuple(self.trusted))
         if self.fingerprint not in get_args(Fingerprint):
             raise ValueError(f"fingerprint: {self.fingerprint!r}, expected one of {', '.join(get_args(Fingerprint))}")
-        check_range("radius", self.radius, least=0)
-        check_range("size", self.size, least=1)
+        check_whole("radius", self.radius, least=0)
+        check_whole("size", self.size, least=1)
         _check_file(self.path)
 
     @property

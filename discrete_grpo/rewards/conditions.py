@@ -50,17 +50,23 @@ class HitsProperty:
     def _value(self) -> Any:
         return molecule_properties.descriptor(self.property)
 
-    def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:
+    def __call__(self, samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
         """Compare each sample with its target.
 
         Returns:
-            A number in [0, 1] per sample, 1 where the descriptor has the target value; 0 for an invalid molecule.
+            A number in [0, 1] per sample, 1 where the descriptor has the target value; 0 for an invalid molecule, None where RDKit
+            divides by zero.
         """
         targets = _column(columns, self.property, len(samples))
         return [self._one(mol, float(t)) for mol, t in zip(chemistry.parse_all(samples), targets, strict=True)]
 
-    def _one(self, mol: Chem.Mol | None, target: float) -> float:
-        return 0.0 if mol is None else math.exp(-0.5 * ((self._value(mol) - target) / self.scale) ** 2)
+    def _one(self, mol: Chem.Mol | None, target: float) -> float | None:
+        if mol is None:
+            return 0.0
+        try:
+            return math.exp(-0.5 * ((self._value(mol) - target) / self.scale) ** 2)
+        except ArithmeticError:  # such as a mean over the bonds between heavy atoms of a molecule without any
+            return None
 
 
 def keeps_scaffold(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:

@@ -16,7 +16,7 @@ from rdkit import Chem, DataStructs
 from rdkit.Chem import rdFingerprintGenerator
 from rdkit.Chem.Scaffolds import MurckoScaffold
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
 from discrete_grpo.core.scoring import score_one
 from discrete_grpo.domains import molecule_properties
@@ -132,7 +132,7 @@ class DiversityFilter:
         for name, value, known in (("kind", kind, _SCAFFOLDS), ("penalty", penalty, PENALTIES)):
             if value not in known:
                 raise ValueError(f"{name}: {value!r}, expected one of {', '.join(known)}")
-        check_range("bucket_size", bucket_size, least=1)
+        check_whole("bucket_size", bucket_size, least=1)
         check_range("minscore", minscore, least=0)
         for name, share in (("minsimilarity", minsimilarity), ("penalty_multiplier", penalty_multiplier)):
             check_range(name, share, least=0, most=1)
@@ -363,7 +363,7 @@ def diversity_metrics(samples: Sequence[str | None], max_samples: int = 256) -> 
     >>> diversity_metrics(["Cc1ccccc1", "Cc1ccccc1", None])
     {'unique_scaffolds': 0.5, 'internal_diversity': 0.0}
     """
-    check_range("max_samples", max_samples, least=1)
+    check_whole("max_samples", max_samples, least=1)
     count = len(samples)
     taken = samples if count <= max_samples else [samples[k * count // max_samples] for k in range(max_samples)]
     valid = [(s, mol) for s, mol in zip(taken, map(chemistry.parse, taken), strict=True) if s is not None and mol is not None]

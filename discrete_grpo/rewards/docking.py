@@ -21,7 +21,7 @@ from typing import Any
 from rdkit import Chem, rdBase
 from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_whole
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.sources import file_digest
 
@@ -75,7 +75,7 @@ class Docking:
                 raise ValueError(f"{name}: {list(values)}, expected three finite numbers{'' if name == 'center' else ' above 0'}")
             object.__setattr__(self, name, values)
         for name in ("exhaustiveness", "n_poses", "seed", "cpu"):
-            check_range(name, getattr(self, name), least=1)
+            check_whole(name, getattr(self, name), least=1)
         if not Path(self.receptor).is_file():
             raise ValueError(f"receptor: {self.receptor!r}, expected a PDBQT file")
         if self._packed:

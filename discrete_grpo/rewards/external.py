@@ -49,7 +49,7 @@ class _Program:
         self.process = subprocess.Popen(
             list(command), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, env=os.environ | dict(environment)
         )
-        self.lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.questions: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.errors: deque[str] = deque(maxlen=5)
         self.asides: deque[str] = deque(maxlen=1)
@@ -70,8 +70,11 @@ class _Program:
     def _read(self, pipe: IO[bytes]) -> None:
         with contextlib.suppress(OSError, ValueError), pipe:
             for line in pipe:
-                self.lines.put(line)
-        self.lines.put(None)
+                if (found := _answer(line)) is None:  # not kept: a program may print faster than anybody waits for it
+                    self.asides.append(_shortened(line))
+                else:
+                    self.answers.put(found)
+        self.answers.put(None)
 
     def _listen(self, pipe: IO[bytes]) -> None:
         with contextlib.suppress(OSError, ValueError), pipe:
@@ -85,17 +88,14 @@ class _Program:
             queue.Empty: after the deadline.
             EOFError: if the program ends.
         """
-        while True:
-            line = self.lines.get(timeout=max(0.0, deadline - time.monotonic()))
-            if line is None:
+        while (patience := deadline - time.monotonic()) > 0:
+            found = self.answers.get(timeout=patience)
+            if found is None:
                 raise EOFError
-            try:
-                found = json.loads(line)
-            except (ValueError, RecursionError):
-                found = None
-            if isinstance(found, dict) and found.get("id") == number and "reward" in found:
+            if found["id"] == number:
                 return found["reward"]
-            self.asides.append(line.decode("utf-8", "replace").strip()[:200])
+            self.asides.append(_shortened(json.dumps(found).encode()))
+        raise queue.Empty
 
     def stop(self, patience: float = 1.0) -> None:
         """Close its stdin, wait a moment, then end it and all processes it has started."""
@@ -117,6 +117,19 @@ class _Program:
                 os.killpg(self.process.pid, getattr(signal, name))
             else:
                 self.process.kill()
+
+
+def _answer(line: bytes) -> dict[str, Any] | None:
+    """An answer of the program; None for another line, such as one that tells how far it is."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and {"id", "reward"} <= found.keys() else None
+
+
+def _shortened(line: bytes) -> str:
+    return line.decode("utf-8", "replace").strip()[:200]
 
 
 class ExternalReward:
@@ -165,9 +178,14 @@ class ExternalReward:
         self.environment, self.version = dict(environment or {}), version
         self.name = name or _name(self.command)
         self.failures = Failures(self.name, max_failures)
-        self._running: list[_Program] = []
         self._asked = 0
-        self._end = weakref.finalize(self, _stop, self._running, os.getpid())
+        self._begin()
+
+    def _begin(self) -> None:
+        """Have no program yet, in this process."""
+        self._running: list[_Program] = []
+        self._owner = os.getpid()
+        self._end = weakref.finalize(self, _stop, self._running, self._owner)
 
     @property
     def cached_as(self) -> tuple[Any, ...]:
@@ -189,7 +207,7 @@ class ExternalReward:
 
     def close(self) -> None:
         """Stop the program; a later call starts it again."""
-        _stop(self._running, os.getpid())
+        _stop(self._running, self._owner)
 
     def __enter__(self) -> ExternalReward:
         return self
@@ -207,6 +225,8 @@ class ExternalReward:
             RewardError: if too many samples failed in a row.
             ValueError: if a sample or a column cannot be written as JSON.
         """
+        if self._owner != os.getpid():  # in a fork, which leaves the program to its parent
+            self._begin()
         return [self._one(sample, {name: values[k] for name, values in columns.items()}) for k, sample in enumerate(samples)]
 
     def _one(self, sample: Any, columns: Mapping[str, Any]) -> float | None:

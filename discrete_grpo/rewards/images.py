@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.datasets.digits import class_means, load_digits
 from discrete_grpo.domains.images import Image, stack
 from discrete_grpo.runs.checkpoint import TRUSTED, find_checkpoint, read_policy
@@ -179,7 +179,7 @@ class ClassifierProbability:
     name = "classifier"
 
     def __init__(self, checkpoint: str = "digits-classifier", batch_size: int = 256, trusted: Sequence[str] = TRUSTED) -> None:
-        check_range("batch_size", batch_size, least=1)
+        check_whole("batch_size", batch_size, least=1)
         self.checkpoint, self.batch_size = checkpoint, batch_size
         self.network: nn.Module = read_policy(find_checkpoint(checkpoint, "classifier"), trusted=trusted).requires_grad_(False)
 
@@ -191,11 +191,15 @@ class ClassifierProbability:
             A number in [0, 1] per sample, higher where the classifier is surer of the class; 0 for None.
 
         Raises:
-            ValueError: if the column ``label`` is missing or holds no class.
+            ValueError: if the column ``label`` is missing or holds no class, or for images of another size than the classifier's.
         """
         known = [image for image in samples if image is not None]
         parts = [known[k : k + self.batch_size] for k in range(0, len(known), self.batch_size)]
-        tables = [self.network(stack(part)).softmax(-1) for part in parts]
+        try:
+            tables = [self.network(stack(part)).softmax(-1) for part in parts]
+        except RuntimeError as error:
+            sizes = sorted({(image.height, image.width) for image in known})
+            raise ValueError(f"samples: images of {sizes}, expected the size of the classifier ({error})") from error
         classes = _labels(label, len(samples), tables[0].shape[1] if tables else 10**9)
         rows = iter(torch.cat(tables).tolist() if tables else [])
         return [0.0 if image is None else next(rows)[c] for image, c in zip(samples, classes, strict=True)]

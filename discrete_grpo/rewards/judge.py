@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.batch_share import WHOLE, BatchShare, mean_of
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_whole
 from discrete_grpo.domains.tokenizer import PAD, Tokenizer
 from discrete_grpo.runs.checkpoint import TRUSTED, CheckpointError, find_checkpoint, read_policy
 
@@ -120,7 +120,7 @@ class ModuleReward:
     ) -> None:
         if output not in ("probability", "logit"):
             raise ValueError(f"output: {output!r}, expected probability or logit")
-        check_range("batch_size", batch_size, least=1)
+        check_whole("batch_size", batch_size, least=1)
         encode = encode or getattr(module, "encode", None)
         if encode is None:
             raise TypeError(f"encode: None, expected a function, since {type(module).__name__} has no encode of its own")

@@ -20,12 +20,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any, Protocol, cast, overload, runtime_checkable
 
 from rdkit import Chem
 from rdkit.rdBase import BlockLogs
 
-from discrete_grpo.core.checks import check_function, check_range
+from discrete_grpo.core.checks import check_function, check_range, check_whole
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
 from discrete_grpo.core.scoring import score_one
 from discrete_grpo.domains import molecule_properties
@@ -97,8 +98,6 @@ def _molecule_reward(score: Callable[[Chem.Mol], float | None], invalid: float |
 
     @functools.wraps(score)
     def reward(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float | None]:
-        if isinstance(samples, str):
-            raise ValueError(f"samples: {samples!r}, expected a list of SMILES, such as [{samples!r}]")
         values = [invalid if mol is None else score(mol) for mol in chemistry.parse_all(samples)]
         return [value if value is None or isinstance(value, str) else float(value) for value in values]
 
@@ -215,7 +214,7 @@ class Similarity:
     radius: int = 2
 
     def __post_init__(self) -> None:
-        check_range("radius", self.radius, least=0)
+        check_whole("radius", self.radius, least=0)
         if chemistry.parse(self.target) is None:
             raise ValueError(f"target: {self.target!r}, expected the SMILES of a connected molecule")
 
@@ -368,6 +367,9 @@ class InRange:
 
     def __post_init__(self) -> None:
         _check_callable(self.property)
+        for name in ("low", "high"):
+            if not isinstance(bound := getattr(self, name), Real):
+                raise ValueError(f"{name}: {bound!r}, expected a number")
         if not self.low <= self.high:
             raise ValueError(f"low, high: {self.low}, {self.high}, expected low <= high")
         check_range("scale", self.scale, least=0)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
 from discrete_grpo.core.scoring import Failure, Failures, RewardError
 from discrete_grpo.rewards.pool_backends import LocalProcesses, RayActors, Worker, Workers
@@ -106,7 +106,7 @@ class RewardPool:
     ) -> None:
         for name, value, low in (("workers", workers, 1), ("retries", retries, 0), ("chunk_size", chunk_size, 1)):
             if value is not None or name != "workers":
-                check_range(name, cast(int, value), least=low)
+                check_whole(name, cast(int, value), least=low)
         for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
             if seconds is not None or name != "timeout":
                 check_range(name, cast(float, seconds), above=0)
@@ -121,9 +121,14 @@ class RewardPool:
         self.timeout, self.retries, self.chunk_size, self.start_timeout = timeout, retries, chunk_size, start_timeout
         self.failures = Failures(self.name, max_failures)
         self._backend: Workers = RayActors() if backend == "ray" else LocalProcesses()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Have no workers yet, in this process."""
         self._lock = threading.Lock()
         self._seats: list[_Seat] = []
-        self._end = weakref.finalize(self, _dismiss, self._seats, os.getpid())
+        self._owner = os.getpid()
+        self._end = weakref.finalize(self, _dismiss, self._seats, self._owner)
 
     @property
     def cached_as(self) -> Any:
@@ -142,7 +147,7 @@ class RewardPool:
 
     def close(self) -> None:
         """Stop the workers; a later call starts new ones."""
-        _dismiss(self._seats, os.getpid())
+        _dismiss(self._seats, self._owner)
 
     def __enter__(self) -> RewardPool:
         return self
@@ -161,6 +166,8 @@ class RewardPool:
         Raises:
             RewardError: if a worker cannot start, or too many samples failed in a row.
         """
+        if self._owner != os.getpid():  # in a fork, which leaves the workers to its parent
+            self._begin()
         with self._lock:
             job = _Job(list(samples), columns, [None] * len(samples), left=len(samples))
             size = self.chunk_size

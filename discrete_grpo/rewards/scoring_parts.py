@@ -40,6 +40,7 @@ __all__ = [
 Part: TypeAlias = "Callable[[Chem.Mol], float]"
 """A number of a molecule."""
 _ELEMENT = re.compile(r"([A-Z][a-z]?)(\d*)")
+_FORMULA = re.compile(r"([A-Z][a-z]?\d*)+")
 
 
 # -- numbers of a molecule
@@ -121,9 +122,15 @@ class Isomer:
 
     Attributes:
         formula: such as ``"C7H8N2O2"``.
+
+    Raises:
+        ValueError: if the formula is anything but element symbols, each with a number or none.
     """
 
     formula: str
+
+    def __post_init__(self) -> None:
+        formula_counts(self.formula)  # raises now rather than in the first step of a run
 
     def __call__(self, mol: Chem.Mol) -> float:
         """Compute the closeness, in [0, 1]; 1 for an isomer and only for an isomer."""
@@ -242,12 +249,20 @@ def _geometric_mean(values: list[float]) -> float:
 
 @lru_cache(maxsize=64)
 def formula_counts(formula: str) -> dict[str, int]:
-    """Element -> number of atoms of a molecular formula.
+    """Element -> number of atoms of a molecular formula; an element that stands several times counts as often.
+
+    Raises:
+        ValueError: if the formula is anything but element symbols, each with a number or none.
 
     >>> formula_counts("C9H10PF2Cl")
     {'C': 9, 'H': 10, 'P': 1, 'F': 2, 'Cl': 1}
     """
-    return {element: int(count or 1) for element, count in _ELEMENT.findall(formula)}
+    if not _FORMULA.fullmatch(formula):
+        raise ValueError(f"formula: {formula!r}, expected element symbols with numbers, such as 'C2H6O'")
+    found: dict[str, int] = {}
+    for element, count in _ELEMENT.findall(formula):
+        found[element] = found.get(element, 0) + int(count or 1)
+    return found
 
 
 def _atom_counts(mol: Chem.Mol) -> dict[str, int]:

@@ -45,7 +45,7 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=4096)
 def _large_digest(path: Path, size: int, changed: int, inode: int) -> str:
     found = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
@@ -162,7 +162,7 @@ def is_user_code(name: str | None) -> bool:
     return not _is_installed(path) and not _is_standard(path)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=4096)
 def _imports(text: str, name: str, package: bool) -> tuple[str, ...]:
     """Every name that may be a module imported by the text of module ``name``."""
     return tuple(_found_imports(text, name, package))
@@ -190,7 +190,7 @@ def _absolute(name: str, package: bool, dots: int, base: str) -> str | None:
     return ".".join([*kept, base] if base else kept) or None
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=4096)
 def _literals(text: str) -> tuple[str, ...]:
     """The string literals of a module that may name a file, alone or as parts of a path."""
     found: dict[str, None] = {}

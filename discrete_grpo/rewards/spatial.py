@@ -40,6 +40,8 @@ __all__ = [
 ]
 
 Samples = Sequence[SpatialMolecule | None]
+FURTHER = 50.0
+"""Å by which a molecule may reach further than a reference along an axis and still have its shape compared."""
 
 
 def spatial_validity(samples: Samples, **columns: Sequence[Any]) -> list[float]:
@@ -230,16 +232,24 @@ class ShapeSimilarity:
         """Compute the similarity of each sample.
 
         Returns:
-            A number in [0, 1] per sample, 1 for the reference's shape; 0 for an invalid molecule and one without heavy atoms.
+            A number in [0, 1] per sample, 1 for the reference's shape; 0 for an invalid molecule, one without heavy atoms, and one
+            that reaches 50 Å further than the reference, as the time and memory of the comparison grow with the cube of that.
         """
         mols = [valid_mol(sample) for sample in samples]
         return [0.0 if mol is None or not mol.GetNumHeavyAtoms() else self._similarity(mol) for mol in mols]
 
     def _similarity(self, mol: Chem.Mol) -> float:
         probe = _standard(mol)
+        if (_reach(probe) > _reach(self._target) + FURTHER).any():
+            return 0.0
         with BlockLogs():
             rdMolAlign.GetCrippenO3A(probe, self._target).Align()
         return 1.0 - float(rdShapeHelpers.ShapeTanimotoDist(probe, self._target))
+
+
+def _reach(mol: Chem.Mol) -> np.ndarray:
+    """Extents along x, y and z in Å."""
+    return np.ptp(mol.GetConformer().GetPositions(), axis=0)
 
 
 def _standard(mol: Chem.Mol) -> Chem.Mol:

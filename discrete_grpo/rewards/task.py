@@ -10,7 +10,7 @@ from functools import cached_property
 from types import FunctionType
 from typing import Any, Literal, get_args
 
-from discrete_grpo.core.checks import check_function, check_range
+from discrete_grpo.core.checks import check_function, check_range, check_whole
 
 __all__ = ["Kind", "Task"]
 
@@ -69,7 +69,7 @@ class Task:
             check_range("optimum", self.optimum, note=" or None")
         if self.kind not in get_args(Kind):
             raise ValueError(f"kind: {self.kind!r}, expected one of {', '.join(get_args(Kind))}")
-        check_range("version", self.version, least=1)
+        check_whole("version", self.version, least=1)
 
     @cached_property
     def cached_as(self) -> Any:

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from discrete_grpo.core.atomic import atomic_write
-from discrete_grpo.core.checks import check_range, did_you_mean
+from discrete_grpo.core.checks import check_whole, did_you_mean
 from discrete_grpo.runs.files import SUMS, changed_file, clear_files, explained, real_name, remove, whole_folder, write_sums
 from discrete_grpo.runs.recorder import METRICS
 from discrete_grpo.runs.serialization import TRUSTED, CheckpointError, build, describe, describe_types, restore_types
@@ -225,7 +225,7 @@ class Checkpoints:
         metric_for_best_model: str | None = None,
         greater_is_better: bool | None = None,
     ) -> None:
-        check_range("save_total_limit", save_total_limit, least=1)
+        check_whole("save_total_limit", save_total_limit, least=1)
         self.folder = Path(run) / "checkpoints"
         self.save_total_limit, self.metric_for_best_model = save_total_limit, metric_for_best_model
         falls = (metric_for_best_model or "").endswith("loss")

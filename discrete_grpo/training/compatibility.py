@@ -16,10 +16,11 @@ from discrete_grpo.core.own_surrogate import SurrogateFunc, own_surrogate
 from discrete_grpo.core.precision import place
 from discrete_grpo.core.reward_arguments import remembers, reward_names
 from discrete_grpo.core.rollout import Policy, Reward, Rollout, is_scorer
+from discrete_grpo.core.scoring import shown_value
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.generation_advantages import AdvantageFunc, own_advantages
 
-__all__ = ["check_given", "check_own_functions", "check_scorer", "check_tables", "exact_forward"]
+__all__ = ["check_conditions", "check_given", "check_own_functions", "check_scorer", "check_tables", "exact_forward"]
 
 ADVANTAGE_FIELDS = ("scale_rewards", "baseline", "advantage_clip")
 FIRST_STEPS = 4
@@ -46,11 +47,27 @@ def check_given(rewards: Sequence[Reward], config: GRPOConfig, columns: Sequence
         raise ValueError(f"reward_weights: {len(config.reward_weights)} weights, expected one per reward ({len(rewards)})")
     if config.importance_sampling_level == "sequence" and config.timestep_chunk not in (None, "auto"):
         raise ValueError(f"timestep_chunk: {config.timestep_chunk}, expected none with importance_sampling_level sequence")
-    if columns is not None and not columns:
-        raise ValueError("columns: an empty list, expected at least one condition or None")
+    check_conditions(columns)
     for name, reward in zip(reward_names(rewards), rewards, strict=True):
         if processes > 1 and remembers(reward):
             raise ValueError(f"reward {name}: remembers samples, expected one that does not with several processes")
+
+
+def check_conditions(columns: object) -> None:
+    """Check that conditions are a list of mappings with at least one, or None.
+
+    Raises:
+        ValueError: naming the first entry that is none.
+    """
+    if columns is None:
+        return
+    if isinstance(columns, str | Mapping) or not isinstance(columns, Sequence):
+        raise ValueError(f"columns: {shown_value(columns)}, expected a list of mappings, such as [{{'label': 3}}]")
+    if not columns:
+        raise ValueError("columns: an empty list, expected at least one condition or None")
+    for k, condition in enumerate(columns):
+        if not isinstance(condition, Mapping):
+            raise ValueError(f"columns: entry {k} is {shown_value(condition)}, expected a mapping, such as {{'label': 3}}")
 
 
 def check_scorer(policy: Policy, config: GRPOConfig) -> None:

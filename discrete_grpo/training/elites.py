@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.core.rollout import Policy, Rollout, is_refinable
 from discrete_grpo.runs.checkpoint import build, describe
 
@@ -74,7 +74,7 @@ class EliteBuffer:
     def __init__(self, policy: Policy, size: int, time: float) -> None:
         if not is_refinable(policy):
             raise ValueError(f"policy: {type(policy).__name__} has no method restarts, expected one that can refine its samples")
-        check_range("size", size, least=1)
+        check_whole("size", size, least=1)
         check_range("time", time, above=0, below=1)
         self.policy, self.size, self.time = policy, size, time
         self.kept: list[Elite] = []

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.training.bf16 import bf16_units
 
 __all__ = ["Features", "GaussianProcessScreen", "Hyperparameters", "tanimoto_table", "unary_bits"]
@@ -185,8 +185,8 @@ class GaussianProcessScreen:
         generator: torch.Generator | None = None,
     ) -> None:
         check_range("kappa", kappa, least=0)
-        check_range("start", start, least=2)
-        check_range("size", size, least=4)
+        check_whole("start", start, least=2)
+        check_whole("size", size, least=4)
         self.featurize, self.kappa, self.start, self.size = featurize, kappa, start, size
         self.generator = generator or torch.Generator()
         self.found: Hyperparameters | None = None

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discrete_grpo.core.advantages import sum_rewards
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_whole
 from discrete_grpo.core.drawing import draw
 from discrete_grpo.core.rollout import Context, Policy, Reward
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, score_samples
@@ -129,10 +129,10 @@ def local_search(
 
 
 def _check_sizes(rounds: int, population: int, children: int, batch_size: int, keep: int | None) -> None:
-    check_range("rounds", rounds, least=0)
+    check_whole("rounds", rounds, least=0)
     for name, value in {"population": population, "children": children, "batch_size": batch_size}.items():
-        check_range(name, value, least=1)
-    check_range("keep", population if keep is None else keep, least=population)
+        check_whole(name, value, least=1)
+    check_whole("keep", population if keep is None else keep, least=population)
 
 
 def _searched(

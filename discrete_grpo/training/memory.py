@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 
 __all__ = ["Remembered", "ScoredMemory", "rank_weights"]
 
@@ -80,7 +80,7 @@ class ScoredMemory:
 
     def __post_init__(self) -> None:
         if self.size is not None:
-            check_range("size", self.size, least=1, note=" or None")
+            check_whole("size", self.size, least=1, note=" or None")
         check_range("rank_coefficient", self.rank_coefficient, above=0)
         self._keys = {entry.key for entry in self.kept}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from discrete_grpo.core.checks import check_range, check_switch
+from discrete_grpo.core.checks import check_range, check_switch, check_whole
 
 __all__ = ["RoundsConfig"]
 
@@ -65,20 +65,22 @@ class RoundsConfig:
 
     def __post_init__(self) -> None:
         for name in ("draws", "generations", "take", "patience"):
-            check_range(name, getattr(self, name), least=1)
+            check_whole(name, getattr(self, name), least=1)
         for name in ("children", "passes", "batch_size", "explore", "unscreened"):
-            check_range(name, getattr(self, name), least=0)
-        check_range("fresh_passes", self.fresh_passes, least=0, most=self.passes, note=" (passes)")
+            check_whole(name, getattr(self, name), least=0)
+        check_whole("fresh_passes", self.fresh_passes, least=0, most=self.passes, note=" (passes)")
         check_range("explore", self.explore, most=self.batch_size, note=" (batch_size)")
         check_range("unscreened", self.unscreened, most=self.take, note=" (take)")
         if self.take_children is not None:
-            check_range("take_children", self.take_children, least=0, most=self.take, note=" (take)")
+            check_whole("take_children", self.take_children, least=0, most=self.take, note=" (take)")
         for name in ("learning_rate", "objective_learning_rate"):
             check_range(name, getattr(self, name), above=0)
         if self.max_grad_norm is not None:
             check_range("max_grad_norm", self.max_grad_norm, above=0)
         if self.plateau is not None:
-            check_range("plateau", self.plateau, least=1, note=" or None")
+            check_whole("plateau", self.plateau, least=1, note=" or None")
+        if self.goal is not None:
+            check_range("goal", self.goal, note=" or None")
         check_switch("bf16", self.bf16)
         if self.when_stale not in ("stop", "restart", "islands"):
             raise ValueError(f"when_stale: {self.when_stale!r}, expected stop, restart or islands")

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discrete_grpo.core.advantages import sum_rewards
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_whole
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted
 
@@ -104,9 +104,9 @@ def warm_start(
         ValueError: for an argument out of its range.
         RewardError: if a reward fails.
     """
-    check_range("batch_size", batch_size, least=1)
+    check_whole("batch_size", batch_size, least=1)
     if limit is not None:
-        check_range("limit", limit, least=1, note=" or None")
+        check_whole("limit", limit, least=1, note=" or None")
     if weights is not None and len(weights) != len(rewards):
         raise ValueError(f"weights: {len(weights)} given, expected one per reward ({len(rewards)})")
     before, rest, done, spent = ledger.calls, islice(iter(samples), limit), WarmStart(), False

@@ -306,3 +306,12 @@ def test_groups_without_a_signal_are_those_whose_advantages_are_zero(aggregation
             parts = [group_advantages(r, group[rows]) * w for r, w in zip(rewards[rows].unbind(-1), weights or (1, 1), strict=True)]
             silent = not a.any() if aggregation == "sum_then_normalize" else not torch.stack(parts).any()
             assert found[rows].tolist() == [silent] * 2, (weights, int(g))
+
+
+def test_equal_rewards_have_advantages_of_exactly_zero_however_they_are_summed() -> None:
+    for seed in range(20):
+        rewards = torch.rand(9, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        rewards[6:] = 0.5
+        found = advantages(rewards, torch.arange(9) // 3, multi_objective_aggregation="normalize_then_sum")
+        assert (found[6:] == 0).all()
+        assert (found[:6] != 0).all()

@@ -319,3 +319,8 @@ def test_a_reward_that_cannot_be_called_with_the_columns_is_refused(reward: Any,
 def test_no_reward_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^reward: an empty list, expected at least one reward$"):
         check_some([])
+
+
+def test_a_number_of_failures_is_a_whole_one() -> None:
+    with pytest.raises(ValueError, match=r"max_failures: 2\.5, expected a whole number, at least 1 or None"):
+        Failures("reward", 2.5)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import torch
 from discrete_grpo.diffusion.schedules import (
     CosDistortion,
     CosineSchedule,
+    DigressSchedule,
     LinearSchedule,
     PolydecDistortion,
     PolyincDistortion,
@@ -81,5 +82,7 @@ def test_bad_values_are_named() -> None:
     for offset in (-0.1, 1.0, math.nan):
         with pytest.raises(ValueError, match=r"^offset: .*, expected at least 0 and less than 1"):
             CosineSchedule(offset)
+        with pytest.raises(ValueError, match=r"^offset: .*, expected at least 0 and less than 1"):
+            DigressSchedule(4, offset)
     with pytest.raises(ValueError, match=r"^num_steps: 0, expected at least 1"):
         time_grid(0)

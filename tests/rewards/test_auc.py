@@ -90,3 +90,9 @@ def test_unknown_scores_take_their_place_only() -> None:
 def test_wrong_arguments(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         auc_top_k([1.0], **{name: 0})
+
+
+@pytest.mark.parametrize("wrong", [{"k": 2.5}, {"budget": 10.5}, {"freq_log": 2.5}])
+def test_counts_are_whole_numbers(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="expected a whole number, at least 1"):
+        auc_top_k([1.0] * 10, **{"budget": 10, **wrong})  # type: ignore[arg-type]

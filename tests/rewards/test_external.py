@@ -190,3 +190,12 @@ def test_without_groups_of_processes_the_program_itself_is_ended(make: Make, mon
     monkeypatch.delattr("os.killpg")  # as on Windows
     assert reward(["a"]) == [None]
     assert reward.take_failures()[0].reason == "no answer within 0.3 s"
+
+
+@pytest.mark.parametrize("line", ["progress", '{"id": -1, "reward": 2.0}'])
+def test_a_program_that_prints_without_end_is_late(line: str) -> None:
+    endless = f"import sys\nfor asked in sys.stdin:\n    while True: print({line!r}, flush=True)\n"
+    with ExternalReward([sys.executable, "-c", endless], timeout=0.5, start_timeout=0.5) as reward:
+        assert reward(["C"]) == [None]
+        (failed,) = reward.take_failures()
+    assert failed.reason == f"no answer within 1 s; stdout: {line}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from rdkit import Chem
 from rdkit.rdBase import BlockLogs
@@ -9,6 +11,7 @@ from rdkit.rdBase import BlockLogs
 from discrete_grpo.rewards import pmo
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.pmo import PUBLISHED, PUBLISHED_PRESCREENED, TASKS
+from discrete_grpo.rewards.scoring_parts import Isomer
 from tests.pmo_definitions import PMO
 
 NAMES = "ALBUTEROL MESTRANOL CELECOXIB TROGLITAZONE THIOTHIXENE CAMPHOR MENTHOL TADALAFIL SILDENAFIL OSIMERTINIB FEXOFENADINE"
@@ -170,3 +173,11 @@ def test_isotopes_and_stereo_change_no_score_and_hydrogens_count() -> None:
     for name in TASKS:
         left, right = TASKS[name](["C[C@H](N)C(=O)O", "C[C@@H](N)C(=O)O"])
         assert left == right
+
+
+def test_a_formula_may_name_an_element_several_times_and_nothing_else() -> None:
+    ethanol = Chem.MolFromSmiles("CCO")
+    assert [Isomer(formula)(ethanol) for formula in ("C2H6O", "CH3CH2OH")] == [1.0, 1.0]
+    for formula in ("(CH3)2CO", "xyz", "", "C2 H6", "C2H6O+"):
+        with pytest.raises(ValueError, match=rf"^formula: {re.escape(repr(formula))}, expected element symbols with numbers"):
+            Isomer(formula)

@@ -38,3 +38,7 @@ def test_what_is_missing_or_wrong_is_named() -> None:
         HitsProperty("TSPA")
     with pytest.raises(ValueError, match="scale: 0"):
         HitsProperty("TPSA", 0.0)
+
+
+def test_a_descriptor_that_divides_by_zero_is_unknown() -> None:
+    assert HitsProperty("SPS")(["[H][H]", None], SPS=[1.0, 1.0]) == [None, 0.0]

@@ -6,6 +6,7 @@ import os
 import pickle
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rdkit import Chem
@@ -218,3 +219,15 @@ def test_rewards_pass_between_processes(reward) -> None:  # type: ignore[no-unty
     again = pickle.loads(pickle.dumps(reward))
     assert again(MOLECULES) == before
     assert reward_name(again) == reward_name(reward)
+
+
+@pytest.mark.parametrize("reward", [Similarity("C"), Substructure("C"), InRange(logp, -9, 9), Target(molecular_weight, 10, 1), qed])
+def test_a_text_in_place_of_a_list_is_refused(reward: Any) -> None:
+    with pytest.raises(ValueError, match=r"^samples: 'CCO', expected a list of (SMILES|samples), such as \['CCO'\]$"):
+        reward("CCO")
+
+
+@pytest.mark.parametrize(("low", "high", "said"), [("a", 1, "low: 'a'"), (0, None, "high: None")])
+def test_ends_of_a_range_are_numbers(low: Any, high: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"{said}, expected a number"):
+        InRange(qed, low, high)

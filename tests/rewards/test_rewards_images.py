@@ -181,3 +181,8 @@ def test_the_table_of_a_generator() -> None:
     assert math.isnan(evaluate([None])["ink"])
     with pytest.raises(ValueError, match=r"labels: 1, expected one per sample \(2\)"):
         evaluate([a, b], labels=[0])
+
+
+def test_images_of_another_size_than_the_classifier_s(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^samples: images of \[\(4, 4\)\], expected the size of the classifier"):
+        ClassifierProbability()([Image(4, 4, bytes(16))], label=[1])

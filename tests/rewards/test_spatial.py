@@ -277,3 +277,12 @@ def test_the_trainer_can_score_them(molecules: list[SpatialMolecule]) -> None:
     assert scores[:5].isfinite().all()
     assert scores[5].isnan().tolist() == [False, False, True, False, False]
     assert all(reward_identity(reward) is not None for reward in rewards)
+
+
+@pytest.mark.parametrize("distance", [300.0, 1e6])
+def test_the_shape_of_atoms_far_apart_is_unlike_and_costs_nothing(distance: float) -> None:
+    places = ((0.0, 0.0, 0.0), *(tuple(distance * sign for sign in signs) for signs in ((1, 1, 1), (-1, -1, 1.01), (-1, 1.02, -1))))
+    bonds = tuple((0, k, 1) for k in range(1, 4))
+    far = SpatialMolecule(("C",) * 4, (0,) * 4, bonds, places)  # type: ignore[arg-type]
+    near = SpatialMolecule(("C", "C"), (0, 0), ((0, 1, 1),), ((0.0, 0.0, 0.0), (1.5, 0.0, 0.0)))
+    assert ShapeSimilarity(near)([far, near]) == pytest.approx([0.0, 1.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -91,6 +92,9 @@ def test_the_generator_decides_everything() -> None:
         ({"max_grad_norm": 0.0}, "max_grad_norm: 0"),
         ({"generations": 0}, "generations: 0, expected at least 1"),
         ({"take": 0}, "take: 0"),
+        ({"draws": 1.5}, "draws: 1.5, expected a whole number, at least 1"),
+        ({"passes": 2.5}, "passes: 2.5, expected a whole number, at least 0"),
+        ({"goal": math.nan}, "goal: nan, expected a finite number or None"),
         ({"bf16": 0}, "bf16: 0, expected True, False or 'auto'"),
         ({"unscreened": -1}, "unscreened: -1"),
         ({"take": 4, "take_children": 5}, r"take_children: 5, expected .* 4 \(take\)"),

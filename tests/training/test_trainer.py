@@ -278,6 +278,8 @@ def test_select_steps_are_distinct_sorted_and_cover_all() -> None:
         ({"config": GRPOConfig(reward_weights=(1.0, 2.0))}, "reward_weights: 2 weights, expected one per reward (1)"),
         ({"config": GRPOConfig(importance_sampling_level="sequence", timestep_chunk=2)}, "timestep_chunk: 2"),
         ({"columns": []}, "columns: an empty list"),
+        ({"columns": ["a"]}, "columns: entry 0 is 'a', expected a mapping"),
+        ({"columns": {"a": 1}}, "columns: {'a': 1}, expected a list of mappings"),
         ({"policy": object()}, "policy: object is no torch.nn.Module"),
         ({"resume": True}, "resume: True"),
     ],
