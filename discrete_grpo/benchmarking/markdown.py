@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from discrete_grpo.benchmarking.plan import TABLE
 from discrete_grpo.benchmarking.results import Results
 from discrete_grpo.benchmarking.table import (
     Cell,
@@ -21,8 +22,6 @@ from discrete_grpo.benchmarking.table import (
 from discrete_grpo.core.atomic import atomic_write
 
 __all__ = ["markdown_table", "write_markdown"]
-
-TABLE = "results.md"
 
 
 PUBLISHED_BUDGET = 10_000

@@ -16,14 +16,15 @@ from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, Suite, find_suite
 from discrete_grpo.core.checks import check_folder_name, check_range, check_whole, plain_number
 from discrete_grpo.core.json_files import plain, read_json
-from discrete_grpo.runs.recorder import check_unused
+from discrete_grpo.runs.recorder import check_free, check_unused
 
 if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
 
-__all__ = ["PLAN", "Plan", "Request", "is_done", "make_plan"]
+__all__ = ["PAGE", "PLAN", "RESULTS", "TABLE", "Plan", "Request", "is_done", "make_plan"]
 
 PLAN = "benchmark.json"
+RESULTS, TABLE, PAGE = "results.json", "results.md", "results.html"
 OWN = "own"
 """Name of the suite of tasks of the user's own."""
 
@@ -254,6 +255,8 @@ def _folder(given: str | Path, suite: str) -> Path:
         raise ValueError(f"output_dir: {folder} holds a run of another kind, expected a benchmark or another folder")
     if before is None and folder.exists():
         check_unused(folder)
+        for name in (RESULTS, PAGE, TABLE):
+            check_free(folder / name, b"")
     return folder
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from discrete_grpo.benchmarking.jobs import FAILED, ROW
-from discrete_grpo.benchmarking.plan import PLAN, Plan
+from discrete_grpo.benchmarking.plan import PAGE, PLAN, RESULTS, Plan
 from discrete_grpo.benchmarking.table import Table, cell_text, column_name, make_table, seed_text, total_text
 from discrete_grpo.core.json_files import read_json, write_json
 from discrete_grpo.runs.console import print_notes, print_table
 
 __all__ = ["Results", "note_run", "read_results", "write_results"]
 
-RESULTS, PAGE = "results.json", "results.html"
 PAGE_ONLY = ("best", "curve", "conditions", "made")
 """Entries of a row that ``results.json`` leaves out; ``row.json`` has them."""
 

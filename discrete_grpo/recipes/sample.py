@@ -20,7 +20,7 @@ from discrete_grpo.domains.sample_text import sample_text
 from discrete_grpo.recipes.conditions import check_read, prepare_columns, read_columns
 from discrete_grpo.recipes.families import Columns, Family, SamplerOptions
 from discrete_grpo.recipes.loading import LoadedPolicy, load, with_sampler
-from discrete_grpo.runs.console import print_table, progress
+from discrete_grpo.runs.console import print_notes, print_table, progress
 
 __all__ = [
     "as_text",
@@ -153,7 +153,8 @@ def sample_file(
         out: ``.csv`` or ``.csv.gz`` for a table with all columns, ``.png`` for images, ``.graphml`` or ``.json`` (node-link) for
             graphs with their classes as attributes, ``.sdf`` or ``.xyz`` for molecules in space, and one valid sample per line for
             ``.g6``, ``.d6`` or ``.txt`` of graphs, ``.smi``, ``.smiles`` or ``.txt`` of molecules and text, ``.txt`` of images, and
-            any other ending of samples of unknown kind; all but ``.png`` also with ``.gz``.
+            any other ending of samples of unknown kind; all but ``.png`` also with ``.gz``. Molecules of a
+            broken valence are rows of a table alone.
         seed: of the draws.
         scaffold: SMILES that every sample should contain.
         columns: conditions, as for :func:`sample`.
@@ -163,7 +164,7 @@ def sample_file(
     Raises:
         FileNotFoundError: if the folder of ``out`` does not exist.
         ValueError: for an ending that samples of the kind cannot have, a number out of its range, or a condition that the policy
-            does not read, before any is drawn.
+            does not read, before any is drawn; if no sample can be written to a file that is no table.
     """
     _check_numbers(n, seed, 1)
     path, loaded = output_path(out), load(checkpoint, options)
@@ -180,9 +181,14 @@ def sample_file(
         content = _table_text({family.column: as_text(samples), **family.table(samples), **conditions}).encode()
     else:
         content = "".join(f"{s}\n" for s in samples if s is not None).encode()
+    print_table(f"{n} samples of {checkpoint}", {str(path): dict(family.evaluate(samples))})
+    invalid = 0 if kind == ".csv" else sum(s is None for s in samples)
+    if invalid == n:
+        raise ValueError(f"out: none of {n} samples can be written to {path}; a .csv has a row for each sample")
+    if invalid:
+        print_notes([f"{invalid} of {n} samples cannot be written to {path} and are left out; a .csv has a row for each sample"])
     with atomic_write(path) as file:
         file.write(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
-    print_table(f"{n} samples of {checkpoint}", {str(path): dict(family.evaluate(samples))})
     return path
 
 

@@ -65,8 +65,8 @@ class GRPOConfig:
             every ratio of the first is 1. As in TRL.
         epsilon_high: Ratios are clipped from above at 1 + ε_high; more than 0; None takes ``epsilon``. For cispo it is the cap
             of the ratio itself, and it is required (5.0, say). As in TRL.
-        delta: Upper bound of the ratio for negative advantages (two-sided clipping), useful above 1 + ε_high; more than 0; None
-            sets no bound. As in TRL.
+        delta: Upper bound of the ratio for negative advantages (two-sided clipping); more than 0; one of at most 1 + ε_high acts
+            as 1 + ε_high; None sets no bound. As in TRL.
         sapo_temperature_pos: Temperature of sapo for positive advantages, more than 0. As in TRL.
         sapo_temperature_neg: Temperature of sapo for all other advantages, more than 0. As in TRL.
         off_policy_mask_threshold: Samples with a negative advantage whose mean log π_old - log π_θ exceeds this have no policy

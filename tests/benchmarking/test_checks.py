@@ -373,3 +373,14 @@ def test_a_policy_that_cannot_learn_from_given_samples_is_refused_before_any_job
     ):
         make_plan(Request(suite=[task], methods=["hill-climb"], policy="fill-in", budget=300, output_dir=tmp_path))
     assert len(make_plan(Request(suite=[task], methods=["grpo"], policy="fill-in", budget=300, output_dir=tmp_path)).jobs) == 3
+
+
+@pytest.mark.parametrize("name", ["results.md", "results.json", "results.html"])
+def test_files_of_the_user_are_not_written_over(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("my notes")
+    with pytest.raises(
+        ValueError, match=rf"^output_dir: .* holds a file {name}, which would be overwritten, expected a folder without it"
+    ):
+        benchmark("enumerated", tasks=["enumerated_qed"], methods=["random"], budget=5, seeds=[0], output_dir=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "my notes"

@@ -26,7 +26,7 @@ from discrete_grpo.recipes.families import FileOptions, SamplerOptions
 from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
 from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
 from discrete_grpo.recipes.judge import JudgeRecipe
-from discrete_grpo.recipes.loading import load_policy, with_sampler
+from discrete_grpo.recipes.loading import load, load_policy, with_sampler
 from discrete_grpo.recipes.molecule_family import scaffold_sites
 from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
 from discrete_grpo.recipes.pretrain import PretrainRecipe, pretrain, run_pretrain
@@ -346,6 +346,22 @@ def test_sample_files_are_what_their_names_say(tiny: Path, tmp_path: Path) -> No
     assert len(table["smiles"]) == 40
     assert [s for s in table["smiles"] if s] == texts["a.smi"].decode().split()
     assert all((s == "" or "." in s) == (weight == "") for s, weight in zip(table["smiles"], table["weight"], strict=True))
+
+
+def test_samples_that_a_file_cannot_hold_are_told_and_no_file_is_replaced_by_an_empty_one(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, loaded = tmp_path / "a.smi", load(str(tiny))
+    for drawn in (["CC", None, "C"], [None, None]):
+        monkeypatch.setattr("discrete_grpo.recipes.sample._drawn", lambda *given, drawn=drawn: (drawn, None))
+        monkeypatch.setattr("discrete_grpo.recipes.sample.load", lambda *given: loaded)
+        if any(drawn):
+            sample_file(str(tiny), 3, str(out))
+            assert f"1 of 3 samples cannot be written to {out} and are left out; a .csv has a row" in capsys.readouterr().err
+        else:
+            with pytest.raises(ValueError, match=r"^out: none of 2 samples can be written to"):
+                sample_file(str(tiny), 2, str(out))
+    assert out.read_text() == "CC\nC\n"
 
 
 def test_evaluate_compares_canonical_molecules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
