@@ -99,14 +99,13 @@ def test_no_command_runs_a_planted_file(run: Path, way: str, arguments: str, cod
     assert done.returncode == code, done.stderr
 
 
-@pytest.mark.parametrize("way", ["script", "module"])
-def test_a_reward_in_the_working_folder_is_found_and_no_library_there_is_run(run: Path, way: str, tmp_path: Path) -> None:
+def test_a_reward_in_the_working_folder_is_found_and_no_library_there_is_run(run: Path, tmp_path: Path) -> None:
     for name in MISSING:
         (run / f"{name}.py").unlink(missing_ok=True)
     new = str(tmp_path / "new")
-    done = start(run, way, "train", "demo", "--policy=policy", *SMALL, "--reward=my_rewards.length", f"--output_dir={new}")
+    done = start(run, "script", "train", "demo", "--policy=policy", *SMALL, "--reward=my_rewards.length", f"--output_dir={new}")
     assert done.returncode == 0, done.stderr
-    assert start(run, way, "resume", new).returncode == 0
+    assert start(run, "module", "resume", new).returncode == 0
     assert ran(run) == []
 
 
