@@ -16,6 +16,7 @@ from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, Suite, find_suite
 from discrete_grpo.core.checks import check_folder_name, check_range, check_whole, plain_number
 from discrete_grpo.core.json_files import plain, read_json
+from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.recorder import check_free, check_unused
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ def make_plan(request: Request) -> Plan:
     policy = default_policy if request.policy is None else request.policy
     with_policy = [method for method in methods if method.needs_policy]
     facts = _policy(policy, with_policy, tasks) if with_policy else None
+    if facts is None and request.policy is not None:
+        print_notes(["policy: not used, as none of the methods draws from a policy"])
     made = circumstances()
     jobs = tuple(
         Job(

@@ -27,6 +27,7 @@ from discrete_grpo.runs.checkpoint import Checkpoints
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.recorder import EVALUATION, read_evaluation, write_json, write_table
+from discrete_grpo.runs.serialization import CheckpointError
 from discrete_grpo.training.config import GRPOConfig
 
 __all__ = ["MEMORIES", "Evaluations", "Memories", "Results"]
@@ -74,7 +75,7 @@ class Memories:
         able = [reward for reward in rewards if remembers(reward) and callable(getattr(reward, "load_state_dict", None))]
         self._rewards = [cast(Any, reward) for reward in able]
         if resume and file is not None and file.is_file():
-            self._first = torch.load(file, weights_only=True)
+            self._first = _read_memories(file, len(self._rewards))
             return
         self._first = [copy.deepcopy(reward.state_dict()) for reward in self._rewards]
         if file is not None and self._rewards:
@@ -100,6 +101,22 @@ class Memories:
     def _load(self, memories: Sequence[Any]) -> None:
         for reward, memory in zip(self._rewards, memories, strict=True):
             reward.load_state_dict(copy.deepcopy(memory))
+
+
+def _read_memories(file: Path, rewards: int) -> list[Any]:
+    """The memories of a file, one per reward.
+
+    Raises:
+        CheckpointError: if it is damaged, or holds another number of them.
+    """
+    try:
+        found = torch.load(file, weights_only=True)
+    except Exception as error:  # of many kinds, by where the file ends
+        raise CheckpointError(f"{file} is damaged, and the first memories of the rewards are lost with it") from error
+    if not isinstance(found, list) or len(found) != rewards:
+        held = len(found) if isinstance(found, list) else "no"
+        raise CheckpointError(f"{file} holds the memories of {held} rewards, expected those of {rewards} as given now")
+    return found
 
 
 @dataclass(frozen=True)

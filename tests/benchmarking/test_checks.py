@@ -384,3 +384,11 @@ def test_files_of_the_user_are_not_written_over(name: str, tmp_path: Path) -> No
         benchmark("enumerated", tasks=["enumerated_qed"], methods=["random"], budget=5, seeds=[0], output_dir=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "my notes"
+
+
+def test_a_policy_that_no_method_draws_from_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = Request("enumerated", tasks=["enumerated_qed"], methods=["random"], budget=5, seeds=[0], output_dir=tmp_path)
+    make_plan(asked)
+    assert capsys.readouterr().err == ""
+    make_plan(replace(asked, policy="qm9-smal"))
+    assert "policy: not used, as none of the methods draws from a policy" in capsys.readouterr().err

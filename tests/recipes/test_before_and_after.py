@@ -20,6 +20,7 @@ from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.rewards.molecules import molecular_weight, qed
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics, read_samples
+from discrete_grpo.runs.serialization import CheckpointError
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.trainer import GRPOTrainer
 from tests.toys import share_of_class_two, tiny_policy
@@ -223,6 +224,16 @@ def test_a_property_gives_way_to_a_condition_of_its_name(tmp_path: Path) -> None
 
     run_train(replace(RUN, reward=reward, columns=[{"logP": 2.0}], output_dir=str(tmp_path)))
     assert set(read_samples(tmp_path / "evaluation_after.csv.gz")["logP"]) == {"2.0"}
+
+
+def test_memories_that_do_not_fit_are_one_clear_line(tmp_path: Path) -> None:
+    file = tmp_path / MEMORIES
+    Memories([Once()], file)
+    with pytest.raises(CheckpointError, match="holds the memories of 1 rewards, expected those of 2 as given now"):
+        Memories([Once(), Once()], file, resume=True)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="is damaged, and the first memories of the rewards are lost with it"):
+        Memories([Once()], file, resume=True)
 
 
 def test_memories_of_another_run_do_not_stay(tmp_path: Path) -> None:
