@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from rdkit import Chem
 from torch import Tensor
 
+from discrete_grpo.core.precision import place
 from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.packing import MAX_ATOMS, Packer, pack
 from discrete_grpo.datasets.reading import (
@@ -86,6 +87,15 @@ class MoleculeDataset:
         """Return the graphs at ``rows``, padded to the largest of them."""
         return self.graphs.batch(rows)
 
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the packed graphs."""
+        return self.graphs.nbytes
+
+    def to(self, device: torch.device | str) -> MoleculeDataset:
+        """Return the same with the packed graphs on ``device``, where batches of them are then made."""
+        return replace(self, graphs=self.graphs.to(device))
+
     def index(self, rows: Int[Tensor, " row"] | Sequence[int]) -> MoleculeDataset:
         """Return the molecules at ``rows`` as a data set with the same vocabulary."""
         at = torch.as_tensor(rows, dtype=torch.long)
@@ -117,7 +127,16 @@ class ConditionedMolecules:
 
     def batch(self, rows: Int[Tensor, " row"]) -> ConditionedGraphs:
         """Return the molecules at ``rows`` with their properties."""
-        return ConditionedGraphs(self.data.batch(rows), self.values[rows])
+        return ConditionedGraphs(self.data.batch(rows), self.values[place(torch.as_tensor(rows), self.values.device)])
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the packed graphs and of the properties."""
+        return int(self.data.nbytes + self.values.nbytes)
+
+    def to(self, device: torch.device | str) -> ConditionedMolecules:
+        """Return the same on ``device``, where batches are then made."""
+        return replace(self, data=self.data.to(device), values=place(self.values, torch.device(device)))
 
 
 def conditioned(data: MoleculeDataset, names: Sequence[str]) -> ConditionedMolecules:

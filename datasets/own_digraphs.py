@@ -7,7 +7,7 @@ PyG data are directed where an edge stands in one direction only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
+from discrete_grpo.core.precision import place
 from discrete_grpo.datasets import own_graphs
 from discrete_grpo.datasets.graph_files import iter_graph_objects
 from discrete_grpo.datasets.listed_graphs import ListedGraphs, any_directed, listed_graphs, split_rows
@@ -35,10 +36,10 @@ class OwnDigraphs:
     """M directed graphs with the names of their classes, end to end, one byte per node and per ordered pair.
 
     Attributes:
-        nodes: node classes of all graphs.
+        nodes: node classes of all graphs; batches are made on their device.
         arcs: classes of the ordered pairs of all graphs, each graph's in the order of
             :func:`~discrete_grpo.domains.fields.pairs_of`; class 0 means that there is no arc.
-        sizes: number of nodes [M].
+        sizes: number of nodes [M], on the CPU.
         labels: names of the classes, and the attributes they were read from.
         name: name of the set in reports.
         parts: numbers of training, validation and test graphs, which stand in this order; None where the source has no splits.
@@ -76,11 +77,21 @@ class OwnDigraphs:
     def batch(self, rows: Int[Tensor, " row"] | Sequence[int] | slice) -> FieldBatch:
         """The graphs at ``rows``, padded to the largest of them, with fields ``node`` and ``edge``."""
         at = rows if isinstance(rows, slice) else torch.as_tensor(rows, dtype=torch.long)
-        sizes, (nodes, arcs) = self.sizes[at], self._starts
-        n = int(sizes.max()) if sizes.numel() else 0
-        pairs = padded_rows(self.arcs, arcs[at], self._counts[at], 2 * num_pairs(n)).long()
-        found = padded_rows(self.nodes, nodes[at], sizes, n).long()
+        n = int(self.sizes[at].max()) if self.sizes[at].numel() else 0
+        sizes, nodes, arcs = place(torch.stack([x[at] for x in (self.sizes.long(), *self._starts)]), self.nodes.device)  # one copy
+        pairs = padded_rows(self.arcs, arcs, sizes * (sizes - 1), 2 * num_pairs(n)).long()
+        found = padded_rows(self.nodes, nodes, sizes, n).long()
         return FieldBatch({NODE: found}, {EDGE: matrix_of(pairs, n, directed=True)}, None, node_mask(sizes, n))
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the classes."""
+        return int(self.nodes.nbytes + self.arcs.nbytes)
+
+    def to(self, device: torch.device | str) -> OwnDigraphs:
+        """The same graphs with their classes on ``device``, where batches of them are then made."""
+        where = torch.device(device)
+        return replace(self, nodes=place(self.nodes, where), arcs=place(self.arcs, where))
 
     def index(self, rows: Int[Tensor, " row"] | Sequence[int]) -> OwnDigraphs:
         """The graphs at ``rows``, without splits."""

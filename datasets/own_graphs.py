@@ -8,7 +8,7 @@ ones are read by :mod:`~discrete_grpo.datasets.own_digraphs`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,15 @@ class OwnGraphs:
     def batch(self, rows: Int[Tensor, " row"] | Sequence[int] | slice) -> GraphBatch:
         """The graphs at ``rows``, padded to the largest of them."""
         return self.graphs.batch(rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the packed graphs."""
+        return self.graphs.nbytes
+
+    def to(self, device: torch.device | str) -> OwnGraphs:
+        """The same with the packed graphs on ``device``, where batches of them are then made."""
+        return replace(self, graphs=self.graphs.to(device))
 
     def index(self, rows: Int[Tensor, " row"] | Sequence[int]) -> OwnGraphs:
         """The graphs at ``rows``, without splits."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +15,7 @@ from rdkit import Chem
 from torch import Tensor
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.precision import place
 from discrete_grpo.datasets.arrays import read_arrays
 from discrete_grpo.datasets.parallel import blocks, map_blocks
 from discrete_grpo.datasets.reading import (
@@ -70,8 +71,8 @@ class TokenDataset:
     """Data set of M token sequences, each with a prompt and properties, stored as bytes without padding.
 
     Attributes:
-        tokens: ids of all sequences end to end, each with its EOS.
-        starts: position of the first token of each sequence in ``tokens`` [M + 1].
+        tokens: ids of all sequences end to end, each with its EOS; batches are made on their device.
+        starts: position of the first token of each sequence in ``tokens`` [M + 1], on the CPU.
         prompts, prompt_starts: ids and starts of the prompts; empty if there are no prompts.
         values: standardised properties [M, K]; NaN where unknown.
     """
@@ -94,18 +95,31 @@ class TokenDataset:
         """Return the sequences at ``rows``, padded to the longest of them."""
         tokens = _rows_of(self.tokens, self.starts, rows, left=False)
         prompt = _rows_of(self.prompts, self.prompt_starts, rows, left=True) if len(self.prompts) else None
-        return TokenBatch(tokens, prompt, self.values[rows] if self.values.shape[1] else None)
+        values = self.values[place(rows, self.values.device)] if self.values.shape[1] else None
+        return TokenBatch(tokens, prompt, values)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the tokens and of the properties."""
+        return int(self.tokens.nbytes + self.prompts.nbytes + self.values.nbytes)
+
+    def to(self, device: torch.device | str) -> TokenDataset:
+        """Return the same with tokens and properties on ``device``, where batches of them are then made."""
+        where = torch.device(device)
+        moved = {name: place(getattr(self, name), where) for name in ("tokens", "prompts", "values")}
+        return replace(self, **moved)
 
 
 def _rows_of(flat: Tensor, starts: Tensor, rows: Tensor, *, left: bool) -> Int[Tensor, "batch width"]:
     """Return rows of a ragged array, padded with PAD on the left or right."""
-    lengths = starts.diff()[rows]
-    width = int(lengths.max())
-    column = torch.arange(width).expand(len(rows), -1)
+    first, last = starts[rows], starts[rows + 1]
+    width = int((last - first).max())
+    first, lengths = place(torch.stack([first, last - first]), flat.device)
+    column = torch.arange(width, device=flat.device).expand(len(rows), -1)
     if left:
         column = column - (width - lengths)[:, None]
     inside = (column >= 0) & (column < lengths[:, None])
-    at = torch.where(inside, starts[rows][:, None] + column, 0)
+    at = torch.where(inside, first[:, None] + column, 0)
     return torch.where(inside, flat[at].long(), PAD)
 
 

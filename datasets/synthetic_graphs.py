@@ -11,7 +11,7 @@ arXiv 2312.11529 (tree, and the published files).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import networkx as nx
@@ -166,6 +166,15 @@ class GraphDataset:
     def batch(self, rows: Int[Tensor, " row"] | Sequence[int] | slice) -> GraphBatch:
         """Return the graphs at ``rows``, padded to the largest of them."""
         return self.graphs.batch(rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the packed graphs."""
+        return self.graphs.nbytes
+
+    def to(self, device: torch.device | str) -> GraphDataset:
+        """Return the same with the packed graphs on ``device``, where batches of them are then made."""
+        return replace(self, graphs=self.graphs.to(device))
 
 
 @dataclass(frozen=True)

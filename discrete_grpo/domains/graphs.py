@@ -191,9 +191,9 @@ class PackedGraphs:
     """M graphs of different sizes end to end, one byte per node and per pair, without padding.
 
     Attributes:
-        nodes: node classes of all graphs.
+        nodes: node classes of all graphs; batches are made on their device.
         pairs: pair classes of all graphs, each graph's in the order stated at the top of this file.
-        sizes: number of nodes of each graph [M].
+        sizes: number of nodes of each graph [M], on the CPU.
 
     Raises:
         ValueError: if the lengths do not fit the sizes.
@@ -226,10 +226,20 @@ class PackedGraphs:
     def batch(self, rows: Int[Tensor, " row"] | Sequence[int] | slice) -> GraphBatch:
         """The graphs at ``rows``, padded to the largest among them."""
         at = rows if isinstance(rows, slice) else torch.as_tensor(rows, dtype=torch.long)
-        sizes, (nodes, pairs) = self.sizes[at], self._starts
-        n = int(sizes.max()) if sizes.numel() else 0
-        padded = padded_rows(self.nodes, nodes[at], sizes, n)
-        return unpack(padded, padded_rows(self.pairs, pairs[at], sizes * (sizes - 1) // 2, num_pairs(n)), node_mask(sizes, n))
+        n = int(self.sizes[at].max()) if self.sizes[at].numel() else 0
+        sizes, nodes, pairs = place(torch.stack([x[at] for x in (self.sizes.long(), *self._starts)]), self.nodes.device)  # one copy
+        padded = padded_rows(self.nodes, nodes, sizes, n)
+        return unpack(padded, padded_rows(self.pairs, pairs, sizes * (sizes - 1) // 2, num_pairs(n)), node_mask(sizes, n))
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the classes."""
+        return int(self.nodes.nbytes + self.pairs.nbytes)
+
+    def to(self, device: torch.device | str) -> PackedGraphs:
+        """The same graphs with their classes on ``device``, where batches of them are then made."""
+        where = torch.device(device)
+        return PackedGraphs(place(self.nodes, where), place(self.pairs, where), self.sizes)
 
     def index(self, rows: Int[Tensor, " row"] | Sequence[int]) -> PackedGraphs:
         """The graphs at ``rows``, in that order."""
@@ -242,7 +252,7 @@ class PackedGraphs:
 
 def padded_rows(flat: Tensor, starts: Int[Tensor, " row"], lengths: Int[Tensor, " row"], width: int) -> Shaped[Tensor, "row width"]:
     """Pieces of a flat array as rows, filled up with 0."""
-    column = torch.arange(width)
+    column = torch.arange(width, device=flat.device)
     inside = column < lengths[:, None]
     return torch.where(inside, flat[torch.where(inside, starts[:, None] + column, 0)], 0)
 
@@ -250,4 +260,5 @@ def padded_rows(flat: Tensor, starts: Int[Tensor, " row"], lengths: Int[Tensor, 
 def taken_rows(flat: Tensor, starts: Int[Tensor, " row"], lengths: Int[Tensor, " row"]) -> Shaped[Tensor, " item"]:
     """Pieces of a flat array end to end."""
     ends = lengths.cumsum(0)
-    return flat[torch.arange(int(lengths.sum())) + (starts - ends + lengths).repeat_interleave(lengths)]
+    at = torch.arange(int(lengths.sum())) + (starts - ends + lengths).repeat_interleave(lengths)
+    return flat[place(at, flat.device)]

@@ -32,6 +32,7 @@ from discrete_grpo.runs.console import progress
 from discrete_grpo.runs.recorder import Recorder
 from discrete_grpo.training.bf16 import decide_and_tell
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
+from discrete_grpo.training.data_on_device import data_on_device
 from discrete_grpo.training.distributed import ProcessGroup, RankShare, accelerator
 from discrete_grpo.training.network import check_determinism, checkpoint_layers, compile_network, deterministic, tf32_products
 from discrete_grpo.training.optim import GradientSum, averaged, learning_rate, update_average
@@ -133,6 +134,7 @@ class Pretrainer:
         self.processes = ProcessGroup(self.accelerator)
         self._check_policy(policy)
         check_determinism(config.full_determinism, self.accelerator.device)
+        self._on_device = data_on_device(data, policy, self.accelerator.device)
         self.policy: Any = policy.to(self.accelerator.device)
         self.processes.copy_from_first(list(self.policy.parameters()))  # a network of your own may differ in its first weights
         if config.checkpoint_layers is not None:
@@ -264,11 +266,7 @@ class Pretrainer:
 
     def _losses(self, rows: Tensor) -> dict[str, Tensor]:
         device = self.accelerator.device
-        host = self.data.batch(rows)
-        check = getattr(self.policy, "check_batch", None)  # of the loss it is the part that does not look at what is on a GPU
-        if device.type != "cpu" and check is not None:
-            check(host)
-        batch = place(host, device) if isinstance(host, Tensor) else host.to(device)
+        batch = self._batch(rows, device) if self._on_device is None else self._on_device.batch(rows)
         share = {"share": RankShare(self.processes, len(rows))} if self.processes.count > 1 else {}
         # Dropout takes no generator, so the global one is seeded by the step: a resumed run then repeats the same dropout.
         with (
@@ -276,6 +274,14 @@ class Pretrainer:
             torch.autocast(device.type, torch.bfloat16, enabled=self.bf16),
         ):
             return dict(self.policy.likelihood_loss(batch, generator=self.generator, **share))
+
+    def _batch(self, rows: Tensor, device: torch.device) -> Any:
+        """A batch that is made on the CPU and moved to ``device``."""
+        host = self.data.batch(rows)
+        check = getattr(self.policy, "check_batch", None)  # of the loss it is the part that does not look at what is on a GPU
+        if device.type != "cpu" and check is not None:
+            check(host)
+        return place(host, device) if isinstance(host, Tensor) else host.to(device)
 
     def _save(self) -> None:
         """Evaluate and write a checkpoint in the first process; the others wait, and fail if it does."""
