@@ -63,6 +63,7 @@ class Job:
         cache: SQLite file of scores that all jobs share; it saves time and changes no count.
         conditions: what a row depends on, kept in it: a row that was made under others is not taken for this job's.
         made: the circumstances, kept with the row: version, commit, machine.
+        workers: processes that score samples of a pooled suite, one sample each at a time.
     """
 
     suite: str
@@ -75,6 +76,7 @@ class Job:
     cache: Path
     conditions: dict[str, Any]
     made: dict[str, Any]
+    workers: int = 1
 
     @property
     def label(self) -> str:
@@ -148,7 +150,7 @@ def _optimise(job: Job, policy: Any, ledger: Ledger) -> str:
 def _counted(job: Job, ledger: Ledger) -> Iterator[Any]:
     """The task as the method sees it.
 
-    That of a suite whose scorer can crash is scored in a process of its own, so that a sample on which it crashes is unknown, and
+    That of a suite whose scorer can crash is scored in processes of its own, so that a sample on which it crashes is unknown, and
     the job goes on.
     """
     from discrete_grpo.benchmarking.counted import CountedTask
@@ -158,7 +160,7 @@ def _counted(job: Job, ledger: Ledger) -> Iterator[Any]:
         return
     from discrete_grpo.rewards.pool import RewardPool
 
-    with RewardPool(job.task, workers=1, timeout=SECONDS_PER_SAMPLE) as pool:
+    with RewardPool(job.task, workers=job.workers, timeout=SECONDS_PER_SAMPLE) as pool:
         yield CountedTask(job.task, ledger, pool)
 
 

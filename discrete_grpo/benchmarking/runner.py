@@ -65,7 +65,7 @@ def benchmark(
             policy, of which each job has a copy; None takes that of the suite.
         budget: oracle calls of each row: different valid samples that are scored, whatever for; None takes that of the suite.
         seeds: whole numbers; each is a row.
-        jobs: worker processes at a time, each with one thread, at least 1.
+        jobs: worker processes at a time, each with one thread, at least 1; in suite docking they share the cores for scoring.
         output_dir: folder to make, or the folder of a benchmark of the same suite.
         screen: SMILES file that method ``random`` screens; None takes the bundled small molecules.
         warm_start: SMILES file whose molecules the methods with a memory score first, each counted as a call with the source

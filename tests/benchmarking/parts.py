@@ -28,10 +28,19 @@ def fragile(text: str) -> float:
     return 0.5
 
 
+def process(text: str) -> float:
+    """A number that is the same for all samples of one process."""
+    time.sleep(0.2)
+    return os.getpid() % 9973 / 9973
+
+
 CARBONS = Task("carbons", "toy", "share of 20 carbon atoms", "", carbons, optimum=1.0, published={"REINVENT": 0.5})
 OXYGENS = Task("oxygens", "toy", "share of 20 oxygen atoms", "", oxygens)
 
-TASKS = {"fragile": Task("fragile", "toy", "crashes", "", fragile, kind="text")}
+TASKS = {
+    "fragile": Task("fragile", "toy", "crashes", "", fragile, kind="text"),
+    "process": Task("process", "toy", "where it runs", "", process, kind="text"),
+}
 
 
 def walk(task: Any, policy: Any, ledger: Any, seed: int, *, step: int = 1, pause: float = 0.0) -> None:

@@ -255,9 +255,23 @@ def test_a_sample_that_crashes_the_scorer_is_unknown(tmp_path: Path, monkeypatch
     toy = replace(SUITES["pmo"], name="toy", module="tests.benchmarking.parts", pooled=True)
     monkeypatch.setitem(SUITES, "toy", toy)
     method = replace(WALK, name="three", run=three, settings={})
-    found = benchmark("toy", methods=[method], output_dir=tmp_path, **ASKED)
+    found = benchmark("toy", tasks=["fragile"], methods=[method], output_dir=tmp_path, **ASKED)
     assert found.failed == ()
     assert [call["score"] for call in calls(tmp_path / "jobs" / "toy" / "fragile" / "three" / "0")] == ["0.5", "", "0.5"]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_idle_cores_score_samples_of_a_pooled_suite(jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def eight(task: Any, policy: Any, ledger: Any, seed: int) -> None:
+        ledger.score([task], ["C" * n for n in range(1, 9)])
+
+    monkeypatch.setattr("discrete_grpo.benchmarking.plan.available_jobs", lambda: 2)
+    monkeypatch.setitem(SUITES, "toy", replace(SUITES["pmo"], name="toy", module="tests.benchmarking.parts", pooled=True))
+    method = replace(WALK, name="eight", run=eight, settings={})
+    benchmark("toy", tasks=["process"], methods=[method], jobs=jobs, output_dir=tmp_path, **ASKED)
+    processes = {call["score"] for call in calls(tmp_path / "jobs" / "toy" / "process" / "eight" / "0")}
+    assert len(processes) == 3 - jobs
 
 
 def test_what_a_worker_cannot_import_is_said() -> None:
