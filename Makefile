@@ -10,11 +10,13 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE =
 
 # A stamp newer than what decides the environment means it is up to date. pip compiles nothing, as compiling all modules takes minutes.
-# Those that a training imports are compiled here, so that the first two processes of the tests do not both do it.
+# Those that a training imports are compiled here, so that the first two processes of the tests do not both do it: torch's own on the core
+# that is idle while pip installs the rest.
 $(VENV)/ready: setup.cfg constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[test,dev]"
+	$(BIN)/python -c "import torch._dynamo" 2>/dev/null & \
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[test,dev]" && wait
 	$(BIN)/python -c "import torch._dynamo, jsonargparse, discrete_grpo.recipes.train, discrete_grpo.training.trainer"
 	touch $(VENV)/ready
 
