@@ -15,8 +15,6 @@ __all__ = ["MOST_BYTES", "MemoryDataset", "data_on_device"]
 
 MOST_BYTES = 1 << 30
 """Bytes of the largest training set that is kept on a GPU."""
-CHECKED = 512
-"""Rows that are checked at once."""
 
 
 @runtime_checkable
@@ -46,13 +44,14 @@ class MemoryDataset(Protocol):
         ...
 
 
-def data_on_device(data: Any, policy: Any, device: torch.device) -> MemoryDataset | None:
+def data_on_device(data: Any, policy: Any, device: torch.device, batch_size: int) -> MemoryDataset | None:
     """Move a training set to a GPU, after every sample of it is checked: a look at a batch on the GPU would make the host wait.
 
     Args:
         data: the training set, on the CPU.
         policy: may have a method ``check_batch``, which raises ValueError for a batch that it cannot be trained on.
         device: where the policy is trained.
+        batch_size: number of samples that are checked at once, since no more of them need to fit in memory.
 
     Returns:
         The set on ``device``; None if batches are to be moved one by one, because ``device`` is the CPU, the set is no
@@ -61,6 +60,6 @@ def data_on_device(data: Any, policy: Any, device: torch.device) -> MemoryDatase
     if device.type == "cpu" or not isinstance(data, MemoryDataset) or data.nbytes > MOST_BYTES:
         return None
     if (check := getattr(policy, "check_batch", None)) is not None:
-        for rows in torch.argsort(data.sizes, descending=True).split(CHECKED):
+        for rows in torch.argsort(data.sizes, descending=True).split(batch_size):
             check(data.batch(rows))
     return data.to(device)

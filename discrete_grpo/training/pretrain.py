@@ -134,7 +134,7 @@ class Pretrainer:
         self.processes = ProcessGroup(self.accelerator)
         self._check_policy(policy)
         check_determinism(config.full_determinism, self.accelerator.device)
-        self._on_device = data_on_device(data, policy, self.accelerator.device)
+        self._on_device = data_on_device(data, policy, self.accelerator.device, config.batch_size)
         self.policy: Any = policy.to(self.accelerator.device)
         self.processes.copy_from_first(list(self.policy.parameters()))  # a network of your own may differ in its first weights
         if config.checkpoint_layers is not None:

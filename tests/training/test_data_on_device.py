@@ -139,7 +139,7 @@ def test_a_batch_of_a_set_on_the_device_is_not_made_by_the_host(monkeypatch: pyt
 
     monkeypatch.setattr(PackedGraphs, "batch", watched)
     run(tmp_path, monkeypatch)
-    assert made == [torch.device("cpu")] + [CUDA] * CONFIG.max_steps  # the first is the check
+    assert made == [torch.device("cpu")] * 2 + [CUDA] * CONFIG.max_steps  # six graphs are checked in two batches
 
 
 def test_what_stays_where_it_is() -> None:
@@ -154,13 +154,13 @@ def test_what_stays_where_it_is() -> None:
         def batch(self, rows: torch.Tensor) -> torch.Tensor:
             return rows
 
-    assert data_on_device(molecules(), None, torch.device("cpu")) is None
-    assert data_on_device(Listed(), None, CUDA) is None
+    assert data_on_device(molecules(), None, torch.device("cpu"), 2) is None
+    assert data_on_device(Listed(), None, CUDA, 2) is None
 
 
 @pytest.mark.parametrize("wrong", ["nodes", "pairs"])
 def test_every_sample_is_checked_before_the_first_update(wrong: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    data = paths([3] * 700)
+    data = paths([3] * 11)
     getattr(data.graphs, wrong)[-1] = 9
     with pretending():
         monkeypatch.setattr(pretrain, "accelerator", accelerator)
