@@ -260,5 +260,4 @@ def padded_rows(flat: Tensor, starts: Int[Tensor, " row"], lengths: Int[Tensor, 
 def taken_rows(flat: Tensor, starts: Int[Tensor, " row"], lengths: Int[Tensor, " row"]) -> Shaped[Tensor, " item"]:
     """Pieces of a flat array end to end."""
     ends = lengths.cumsum(0)
-    at = torch.arange(int(lengths.sum())) + (starts - ends + lengths).repeat_interleave(lengths)
-    return flat[place(at, flat.device)]
+    return flat[torch.arange(int(lengths.sum())) + (starts - ends + lengths).repeat_interleave(lengths)]

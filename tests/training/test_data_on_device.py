@@ -84,16 +84,8 @@ def test_batches_made_on_the_device_are_those_of_the_cpu_and_nothing_waits(name:
     assert 0 < data.nbytes < 1000
 
 
-def test_graphs_on_the_device_are_taken_by_row() -> None:
-    graphs = molecules().graphs
-    with pretending():
-        found = graphs.to(CUDA).index([2, 0])
-        assert torch.equal(bare(found.pairs), graphs.index([2, 0]).pairs)
-        assert torch.equal(bare(found.nodes), graphs.index([2, 0]).nodes)
-
-
 def paths(sizes: list[int]) -> GraphDataset:
-    """Paths with the node classes of :func:`tests.toys.tiny_policy`."""
+    """Paths, whose nodes are of one class."""
     return dataset_from_networkx([nx.path_graph(n) for n in sizes])
 
 
