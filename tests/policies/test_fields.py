@@ -1,4 +1,4 @@
-"""The policy over fields: kit, laws by enumeration and by quadrature, bridges, and the likelihood loss by loops."""
+"""The policy over fields: laws by enumeration and by quadrature, bridges, and the likelihood loss by loops."""
 
 from __future__ import annotations
 
@@ -104,12 +104,6 @@ def permuted(rollout: Any, generator: torch.Generator) -> Any:
             else:
                 states[name][b] = states[name][b][:, order]
     return replace(rollout, states=states)
-
-
-@pytest.mark.parametrize("kind", ["molecule", "plain", "directed"])
-def test_the_kit(kind: str) -> None:
-    report = check_policy(policy(kind), contexts(), permute=permuted, samples=600, trusted=("discrete_grpo", "tests"))
-    assert report.passed, str(report)
 
 
 def test_pairs_as_a_list_and_back() -> None:

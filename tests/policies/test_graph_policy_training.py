@@ -1,4 +1,4 @@
-"""Likelihood training of the graph policy: its loss against a loop, its noise, and that it learns a graph."""
+"""Likelihood training of the graph policy: its loss against a loop, and its noise."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.core.rollout import Context
-from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pair_mask, permute, symmetrise, upper
+from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pair_mask, symmetrise, upper
 from tests import oracles
 from tests.policies.graph_policy_parts import KERNELS, every_kernel, make, seeded
 
@@ -103,20 +102,3 @@ def test_graphs_without_pairs_have_no_edge_loss() -> None:
     assert float(found["loss_edges"]) == 0.0
     assert torch.isfinite(found["loss"])
     assert float(found["loss"].detach()) == float(found["loss_nodes"])
-
-
-def test_a_network_trained_on_one_graph_draws_it() -> None:
-    policy = make("absorbing")
-    graph = clean_graphs("absorbing", [3], 3)
-    order = torch.tensor([[0, 1, 2]])
-    graphs = permute(graph.index(torch.zeros(32, dtype=torch.long)), order.expand(32, -1))
-    optimizer = torch.optim.Adam(policy.parameters(), 1e-2)
-    generator = seeded(0)
-    for _ in range(80):
-        optimizer.zero_grad()
-        policy.likelihood_loss(graphs, generator=generator)["loss"].backward()
-        optimizer.step()
-    rollout = policy.sample([Context(0, {"num_nodes": 3})] * 200, generator=generator)
-    hist = sorted(graph.nodes[0].tolist()), sorted(upper(graph.edges)[0].tolist())
-    found = [(sorted(s.nodes[0].tolist()), sorted(upper(s.edges)[0].tolist())) for s in rollout.samples]
-    assert found.count(hist) / 200 > 0.3 > 0.1  # one of 3·3·3·2·2·2 up to order when untrained

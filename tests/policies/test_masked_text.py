@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,9 +17,8 @@ from discrete_grpo.core.rollout import Context, Rollout, group_contexts
 from discrete_grpo.domains.tokenizer import EOS, MASK, NUM_SPECIAL, PAD, SMILES, Tokenizer
 from discrete_grpo.models.encoder import Encoder, EncoderConfig
 from discrete_grpo.policies.masked_text import MaskedTextPolicy, reveal_order
-from discrete_grpo.policies.truncation import Truncation, pack_bits
+from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.runs.checkpoint import build, describe
-from discrete_grpo.testing import check_policy
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.trainer import GRPOTrainer
 from tests import oracles
@@ -276,51 +274,6 @@ def test_smiles_blanks_are_tokens_and_decode_makes_the_samples() -> None:
     assert texts[0].startswith("Cl")
     assert texts[1].startswith("[nH]")
     assert list(rollout.samples) == [len(t) for t in texts]
-
-
-# ---------------------------------------------------------------- the common laws
-
-
-def every_rollout(policy: MaskedTextPolicy, prompt: str) -> Rollout:
-    """Every order and fill of a prompt with mass, built without the sampler's draws; a group is an order."""
-    places = [k for k, c in enumerate(prompt) if c == "_"]
-    like = policy.sample([Context(0, {"masked": prompt})], generator=seeded(0))
-    shares = [int(n) for n in like.units[0]]
-    rounds = [k + 1 for k, n in enumerate(shares) for _ in range(n)]
-    rows: list[tuple[list[int], list[int], int]] = []
-    for group, path in enumerate(sorted(set(itertools.permutations(rounds)))):
-        for fill in itertools.product(range(NUM_SPECIAL, len(policy.tokenizer)), repeat=len(places)):
-            when, filled = [0] * len(prompt), policy.encode(prompt)
-            for place, k, letter in zip(places, path, fill, strict=True):
-                when[place], filled[place] = k, letter
-            rows.append((filled, when, group))
-    tokens, order, groups = (torch.tensor([row[k] for row in rows]) for k in range(3))
-    states = {"tokens": tokens.to(torch.uint8), "order": order.to(torch.uint8)}
-    if policy.truncation.restricts:
-        kept = torch.zeros(*tokens.shape, len(policy.tokenizer), dtype=torch.bool)
-        for k in range(policy.rounds):
-            logits = policy.logits(tokens, order <= k).detach()
-            letters = (torch.arange(logits.shape[-1]) >= NUM_SPECIAL).expand_as(logits)
-            kept = torch.where((order == k + 1).unsqueeze(-1), policy.truncation.keep(logits, letters), kept)
-        states["kept"] = pack_bits(kept)
-        inside = (kept.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) | (order == 0)).all(-1)
-        states, groups = {name: value[inside] for name, value in states.items()}, groups[inside]
-    n = len(groups)
-    return replace(like.index(torch.zeros(n, dtype=torch.long)), states=states, group=groups, logp=torch.zeros(n, policy.rounds))
-
-
-def wider(rollout: Rollout, generator: torch.Generator) -> Rollout:
-    """Two more columns of padding."""
-    pads = {"tokens": (0, 2), "order": (0, 2), "kept": (0, 0, 0, 2)}
-    return replace(rollout, states={name: nn.functional.pad(value, pads[name]) for name, value in rollout.states.items()})
-
-
-@kinds
-def test_the_conformance_kit_passes(options: dict[str, Any]) -> None:
-    policy = make(**options)
-    contexts = [Context(k // 2, {"masked": p}) for k, p in enumerate(["_b__", "_b__", "a__", "a__", "____ab", "____ab"])]
-    report = check_policy(policy, contexts, space=every_rollout(policy, "_b__"), pad=wider)
-    assert (report.failed, report.skipped) == ((), ("permutation", "replayable")), str(report)
 
 
 # ---------------------------------------------------------------- errors and checkpoints

@@ -21,7 +21,6 @@ from discrete_grpo.core.scoring import RewardError
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.rewards.pool import RewardPool
-from discrete_grpo.runs.checkpoint import Checkpoints, load_training
 from discrete_grpo.runs.recorder import read_samples
 from discrete_grpo.training.background import Job
 from discrete_grpo.training.config import GRPOConfig
@@ -29,20 +28,15 @@ from discrete_grpo.training.sampler import check_shards, scores_while_drawing
 from discrete_grpo.training.trainer import GRPOTrainer
 from tests.process_worker import SMALL, trainer
 from tests.toys import share_of_class_two, tiny_policy
-from tests.training.test_distributed import lines
+from tests.training.test_distributed import lines, weights
 
 ROOT = Path(__file__).parents[2]
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return dict(load_training(Checkpoints(run).latest())["weights"])
 
 
 def assert_same(run: Path, other: Path) -> None:
     assert (run / "samples.csv.gz").read_bytes() == (other / "samples.csv.gz").read_bytes()
     assert str(lines(run)) == str(lines(other))
-    for name, value in weights(run).items():
-        assert torch.equal(value, weights(other)[name])
+    torch.testing.assert_close(weights(run), weights(other), rtol=0, atol=0)
     if (run / "ledger.sqlite").exists():
         found = []
         for folder in (run, other):
