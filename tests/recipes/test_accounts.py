@@ -25,7 +25,11 @@ from discrete_grpo.training.trainer import GRPOTrainer
 from tests.toys import share_of_class_two, tiny_policy
 
 SMALL = GRPOConfig(max_steps=4, num_generations=4, generation_batch_size=16, save_steps=2, learning_rate=1e-3)
-RUN = TrainRecipe("qm9-small", qed, num_steps=8, evaluation_samples=20, grpo=SMALL)
+
+
+@pytest.fixture
+def short_run(small_molecules: str) -> TrainRecipe:
+    return TrainRecipe(small_molecules, qed, num_steps=8, evaluation_samples=20, grpo=SMALL)
 
 
 def distinct_molecules(run: Path) -> int:
@@ -57,15 +61,17 @@ class Asked:
         return qed(samples)
 
 
-def test_the_count_is_that_of_distinct_molecules_of_training_and_evaluation_also_after_a_resume(tmp_path: Path) -> None:
+def test_the_count_is_that_of_distinct_molecules_of_training_and_evaluation_also_after_a_resume(
+    short_run: TrainRecipe, tmp_path: Path
+) -> None:
     whole, part = tmp_path / "whole", tmp_path / "part"
     asked = Asked()
-    run_train(replace(RUN, reward=asked, output_dir=str(whole)))
+    run_train(replace(short_run, reward=asked, output_dir=str(whole)))
     with pytest.raises(RewardError, match="no licence"):
-        run_train(replace(RUN, reward=Asked(fails_at=4), output_dir=str(part)))
+        run_train(replace(short_run, reward=Asked(fails_at=4), output_dir=str(part)))
     assert calls(part) > 0
     again = Asked()
-    run_train(replace(RUN, reward=again, output_dir=str(part)), resume=True)
+    run_train(replace(short_run, reward=again, output_dir=str(part)), resume=True)
     for run in (whole, part):
         assert calls(run) == distinct_molecules(run)
         assert read_metrics(run)[-1]["oracle/calls"] == calls(run) - len(
@@ -83,9 +89,9 @@ def new_in(run: Path, table: str, before: Sequence[str]) -> set[str]:
     return {key for key in found - known if key is not None}
 
 
-def test_a_budget_ends_the_run_and_leaves_the_last_evaluation_its_share(tmp_path: Path) -> None:
+def test_a_budget_ends_the_run_and_leaves_the_last_evaluation_its_share(short_run: TrainRecipe, tmp_path: Path) -> None:
     grpo = replace(SMALL, max_steps=500, learning_rate=1e-4)
-    result = run_train(replace(RUN, output_dir=str(tmp_path), max_oracle_calls=90, grpo=grpo))
+    result = run_train(replace(short_run, output_dir=str(tmp_path), max_oracle_calls=90, grpo=grpo))
     assert len(read_metrics(tmp_path)) < 100
     assert calls(tmp_path) <= 90
     assert read_metrics(tmp_path)[-1]["oracle/left"] is not None
@@ -95,11 +101,11 @@ def test_a_budget_ends_the_run_and_leaves_the_last_evaluation_its_share(tmp_path
     assert (tmp_path / "policy/model.safetensors").is_file()
 
 
-def test_runs_share_a_cache_and_count_for_themselves(tmp_path: Path) -> None:
+def test_runs_share_a_cache_and_count_for_themselves(short_run: TrainRecipe, tmp_path: Path) -> None:
     first, second = Asked(), Asked()
     shared = str(tmp_path / "scores.sqlite")
     for reward, name in ((first, "a"), (second, "b")):
-        run_train(replace(RUN, reward=reward, output_dir=str(tmp_path / name), reward_cache=shared))
+        run_train(replace(short_run, reward=reward, output_dir=str(tmp_path / name), reward_cache=shared))
     assert calls(tmp_path / "a") == calls(tmp_path / "b") > 0
     assert [s for s in second.samples if molecule_key(s) is not None] == []
 
@@ -125,8 +131,10 @@ def test_a_reserve_is_given_back(tmp_path: Path) -> None:
         assert ledger.max_oracle_calls == 10
 
 
-def test_a_search_counts_and_ends_with_its_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = SearchRecipe("qm9-small", qed, str(tmp_path), rounds=50, population=2, children=4, num_steps=8, max_oracle_calls=30)
+def test_a_search_counts_and_ends_with_its_budget(small_molecules: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = SearchRecipe(
+        small_molecules, qed, str(tmp_path), rounds=50, population=2, children=4, num_steps=8, max_oracle_calls=30
+    )
     found = run_search(recipe)
     told = json.loads((tmp_path / "search.json").read_text())
     assert told["oracle_calls"] == calls(tmp_path) <= 30
@@ -144,8 +152,10 @@ class FailsOnOxygen:
 
     def __init__(self) -> None:
         self.failed: list[Failure] = []
+        self.wet: list[str] = []
 
     def __call__(self, samples: Sequence[str | None], **columns: Any) -> list[float | None]:
+        self.wet += [s for s in samples if s is not None and "O" in s]
         self.failed += [Failure(s, "too wet") for s in samples if s is not None and "O" in s]
         return [None if s is not None and "O" in s else 0.5 for s in samples]
 
@@ -154,16 +164,19 @@ class FailsOnOxygen:
         return found
 
 
-def test_a_search_lists_what_could_not_be_scored(tmp_path: Path) -> None:
-    recipe = SearchRecipe("qm9-small", FailsOnOxygen(), str(tmp_path / "run"), rounds=2, population=2, children=6, num_steps=8)
+def test_a_search_lists_what_could_not_be_scored(small_molecules: str, tmp_path: Path) -> None:
+    dry = FailsOnOxygen()
+    recipe = SearchRecipe(small_molecules, dry, str(tmp_path / "run"), rounds=2, population=2, children=6, num_steps=8)
     for resume in (False, True):  # a resumed search makes its rounds again
+        dry.wet.clear()
         run_search(recipe, resume=resume)
         told = [json.loads(line) for line in (tmp_path / "run/failures.jsonl").read_text().splitlines()]
         assert {(line["reward"], line["reason"]) for line in told} == {("dry", "too wet")}
         assert {line["step"] for line in told} <= {0, 1, 2}
         samples = [(line["step"], line["sample"]) for line in told]
         assert all("O" in sample for _, sample in samples)
-        assert len(samples) == len(set(samples)) > 1
+        assert [sample for _, sample in samples] == dry.wet
+        assert len(set(samples)) > 1
 
 
 def test_a_search_with_a_policy_that_writes_smiles_is_pointed_to_optimise(tmp_path: Path) -> None:
@@ -289,11 +302,21 @@ class Novelty:
         self.seen = list(state["seen"])
 
 
-@pytest.mark.parametrize("stops_at", [1, 2, 3])
-def test_what_a_reward_remembers_and_global_randomness_survive_a_resume(stops_at: int, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[float | None]:
+    """The rewards of a run from the global state of seed 5 that was not stopped."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        GRPOTrainer(tiny_policy(), Novelty(), replace(SMALL, save_steps=1), run=tmp_path / "whole").train()
+        GRPOTrainer(tiny_policy(), Novelty(), replace(SMALL, save_steps=1), run=folder).train()
+    return [line["reward"] for line in read_metrics(folder)]
+
+
+@pytest.mark.parametrize("stops_at", [1, 2, 3])
+def test_what_a_reward_remembers_and_global_randomness_survive_a_resume(
+    stops_at: int, uninterrupted: list[float | None], tmp_path: Path
+) -> None:
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         part = GRPOTrainer(tiny_policy(), Novelty(), replace(SMALL, save_steps=1), run=tmp_path / "part")
         for _ in range(stops_at):
@@ -303,9 +326,8 @@ def test_what_a_reward_remembers_and_global_randomness_survive_a_resume(stops_at
         torch.manual_seed(77)
         reward = Novelty()
         GRPOTrainer(tiny_policy(seed=3), reward, SMALL, run=tmp_path / "part", resume=True).train()
-    lines = [[line["reward"] for line in read_metrics(tmp_path / name)] for name in ("whole", "part")]
-    assert lines[0] == lines[1]
-    assert not any(x is None or math.isnan(x) for x in lines[0])
+    assert [line["reward"] for line in read_metrics(tmp_path / "part")] == uninterrupted
+    assert not any(x is None or math.isnan(x) for x in uninterrupted)
     assert len(reward.seen) == 16 * 4
 
 

@@ -26,7 +26,11 @@ from discrete_grpo.training.trainer import GRPOTrainer
 from tests.toys import share_of_class_two, tiny_policy
 
 SMALL = GRPOConfig(max_steps=3, num_generations=4, generation_batch_size=16, save_steps=10, learning_rate=1e-3)
-RUN = TrainRecipe("qm9-small", qed, num_steps=6, evaluation_samples=12, grpo=SMALL)
+
+
+@pytest.fixture(scope="module")
+def short_run(small_molecules: str) -> TrainRecipe:
+    return TrainRecipe(small_molecules, qed, num_steps=6, evaluation_samples=12, grpo=SMALL)
 
 
 class Once:
@@ -58,10 +62,10 @@ class Once:
         self.seen = set(state["seen"])
 
 
-def test_both_evaluations_score_from_the_memory_that_the_run_began_with(tmp_path: Path) -> None:
+def test_both_evaluations_score_from_the_memory_that_the_run_began_with(short_run: TrainRecipe, tmp_path: Path) -> None:
     reward = Once()
     reward.seen = {"given before"}
-    run_train(replace(RUN, reward=reward, output_dir=str(tmp_path)))
+    run_train(replace(short_run, reward=reward, output_dir=str(tmp_path)))
     for when in ("before", "after"):
         table = read_samples(tmp_path / f"evaluation_{when}.csv.gz")
         first = {s: k for k, s in reversed(list(enumerate(table["sample"])))}
@@ -86,10 +90,10 @@ def test_memories_are_put_back_also_after_an_error() -> None:
         assert reward(["C", "CC"]) == [1.0, 1.0]
 
 
-def test_a_run_that_goes_on_in_the_same_program_scores_from_the_same_memory(tmp_path: Path) -> None:
-    whole, reward = replace(RUN, reward=Once(by_length=True), output_dir=str(tmp_path / "whole")), Once(by_length=True)
+def test_a_run_that_goes_on_in_the_same_program_scores_from_the_same_memory(short_run: TrainRecipe, tmp_path: Path) -> None:
+    whole, reward = replace(short_run, reward=Once(by_length=True), output_dir=str(tmp_path / "whole")), Once(by_length=True)
     run_train(whole)
-    part = replace(RUN, reward=reward, output_dir=str(tmp_path / "part"))
+    part = replace(short_run, reward=reward, output_dir=str(tmp_path / "part"))
     run_train(replace(part, grpo=replace(SMALL, max_steps=2)))
     run_train(part, resume=True)
     for name in ("evaluation_before.csv.gz", "evaluation_after.csv.gz", "samples.csv.gz"):
@@ -102,21 +106,33 @@ def test_a_reward_of_somebody_else_may_have_an_attribute_called_inner() -> None:
     assert take_failures([reward]) == {}
 
 
-def stopped(folder: Path, fails_at: int) -> None:
+@pytest.fixture(scope="module")
+def lucky_run(short_run: TrainRecipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run with luck that did not fail, from the random state of seed 5."""
+    folder, before = tmp_path_factory.mktemp("lucky") / "whole", random.getstate()
+    try:
+        random.seed(5)
+        run_train(replace(short_run, reward=Once(noise=0.1), output_dir=str(folder)))
+    finally:
+        random.setstate(before)
+    return folder
+
+
+def stopped(run: TrainRecipe, folder: Path, fails_at: int) -> None:
     with pytest.raises(RewardError, match="away"):
-        run_train(replace(RUN, reward=Once(fails_at, noise=0.1), output_dir=str(folder)))
+        run_train(replace(run, reward=Once(fails_at, noise=0.1), output_dir=str(folder)))
 
 
 @pytest.mark.parametrize("fails_at", [2, 3])  # in the first generation and in the second: one checkpoint, of step 0 or 1
-def test_a_run_that_failed_early_ends_as_one_that_did_not(fails_at: int, tmp_path: Path) -> None:
-    whole, part, before = tmp_path / "whole", tmp_path / "part", random.getstate()
+def test_a_run_that_failed_early_ends_as_one_that_did_not(
+    short_run: TrainRecipe, lucky_run: Path, fails_at: int, tmp_path: Path
+) -> None:
+    whole, part, before = lucky_run, tmp_path / "part", random.getstate()
     try:
         random.seed(5)
-        run_train(replace(RUN, reward=Once(noise=0.1), output_dir=str(whole)))
-        random.seed(5)
-        stopped(part, fails_at)
+        stopped(short_run, part, fails_at)
         random.seed(77)
-        run_train(replace(RUN, reward=Once(noise=0.1), output_dir=str(part)), resume=True)
+        run_train(replace(short_run, reward=Once(noise=0.1), output_dir=str(part)), resume=True)
     finally:
         random.setstate(before)
     assert [line["reward"] for line in read_metrics(part)] == [line["reward"] for line in read_metrics(whole)]
@@ -124,9 +140,9 @@ def test_a_run_that_failed_early_ends_as_one_that_did_not(fails_at: int, tmp_pat
         assert (part / name).read_bytes() == (whole / name).read_bytes()
 
 
-def test_a_policy_that_has_begun_to_learn_is_not_measured_as_the_one_before(tmp_path: Path) -> None:
-    run_train(replace(RUN, evaluation_samples=0, output_dir=str(tmp_path), grpo=replace(SMALL, save_steps=1)))
-    more = replace(RUN, output_dir=str(tmp_path), grpo=replace(SMALL, save_steps=1, max_steps=4))
+def test_a_policy_that_has_begun_to_learn_is_not_measured_as_the_one_before(short_run: TrainRecipe, tmp_path: Path) -> None:
+    run_train(replace(short_run, evaluation_samples=0, output_dir=str(tmp_path), grpo=replace(SMALL, save_steps=1)))
+    more = replace(short_run, output_dir=str(tmp_path), grpo=replace(SMALL, save_steps=1, max_steps=4))
     assert set(run_train(more, resume=True)) == {"after"}
     assert set(read_evaluation(tmp_path)) == {"after"}
 
@@ -152,9 +168,11 @@ class Fragile:
 
 @pytest.mark.filterwarnings("ignore:reward 1.fragile:RuntimeWarning")  # the sum cannot be cached
 @pytest.mark.parametrize("inside", [False, True])
-def test_failures_stand_at_the_step_of_their_evaluation_also_those_inside_a_sum(inside: bool, tmp_path: Path) -> None:
+def test_failures_stand_at_the_step_of_their_evaluation_also_those_inside_a_sum(
+    short_run: TrainRecipe, inside: bool, tmp_path: Path
+) -> None:
     reward = WeightedSum((Fragile(), molecular_weight), (1.0, 0.0)) if inside else Fragile()
-    run_train(replace(RUN, reward=reward, output_dir=str(tmp_path)))
+    run_train(replace(short_run, reward=reward, output_dir=str(tmp_path)))
     told = [json.loads(line) for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
     training = read_samples(tmp_path / "samples.csv.gz")
     wanted = [s for step in ("1", "2", "3") for s, at in zip(training["sample"], training["step"], strict=True) if at == step]
@@ -168,9 +186,9 @@ def test_failures_stand_at_the_step_of_their_evaluation_also_those_inside_a_sum(
         assert line[f"rewards/{name}/failed"] == sum(row["step"] == line["step"] for row in told)
 
 
-def test_a_budget_that_ends_before_the_first_update_ends_the_run_with_its_files(tmp_path: Path) -> None:
+def test_a_budget_that_ends_before_the_first_update_ends_the_run_with_its_files(short_run: TrainRecipe, tmp_path: Path) -> None:
     grpo = replace(SMALL, generation_shards=2)
-    result = run_train(replace(RUN, evaluation_samples=0, max_oracle_calls=4, output_dir=str(tmp_path), grpo=grpo))
+    result = run_train(replace(short_run, evaluation_samples=0, max_oracle_calls=4, output_dir=str(tmp_path), grpo=grpo))
     assert result == {}
     assert (tmp_path / "policy/model.safetensors").is_file()
     assert (tmp_path / "report.html").is_file()
@@ -192,7 +210,9 @@ def test_a_resume_may_add_a_reference_or_an_average_which_begins_with_the_weight
     assert read_metrics(tmp_path)[-1]["step"] == 4
 
 
-def test_samples_are_drawn_on_the_device_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_drawn_on_the_device_of_the_training(
+    short_run: TrainRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Policy:
         def to(self, device: torch.device) -> str:
             return f"on {device}"
@@ -202,27 +222,29 @@ def test_samples_are_drawn_on_the_device_of_the_training(tmp_path: Path, monkeyp
 
     monkeypatch.setattr("discrete_grpo.recipes.before_and_after.sample_policy", drawn)
     family, device = load("qm9-small").family, torch.device("meta")
-    evaluations = Evaluations(RUN, family, tmp_path, None, Ledger(), Memories([]), device)
+    evaluations = Evaluations(short_run, family, tmp_path, None, Ledger(), Memories([]), device)
     for measure in (lambda: evaluations.before(Policy()), lambda: evaluations.after(Policy(), 3)):
         with pytest.raises(LookupError, match="on meta"):
             measure()
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_reward_that_knows_nothing_is_told_at_first(known: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reward_that_knows_nothing_is_told_at_first(
+    short_run: TrainRecipe, known: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def some(samples: Sequence[str | None], **columns: Any) -> list[float | None]:
         return [0.5 if known and k == 0 else None for k in range(len(samples))]
 
-    run_train(replace(RUN, reward=some, output_dir=str(tmp_path), evaluation_samples=4, grpo=replace(SMALL, max_steps=1)))
+    run_train(replace(short_run, reward=some, output_dir=str(tmp_path), evaluation_samples=4, grpo=replace(SMALL, max_steps=1)))
     said = "reward some: unknown (None or NaN) for all of 4 samples before training; nothing can be learned unless"
     assert (said in " ".join(capsys.readouterr().err.split())) != known
 
 
-def test_a_property_gives_way_to_a_condition_of_its_name(tmp_path: Path) -> None:
+def test_a_property_gives_way_to_a_condition_of_its_name(short_run: TrainRecipe, tmp_path: Path) -> None:
     def reward(samples: Any, logP: Any) -> list[float]:
         return [float(x) for x in logP]
 
-    run_train(replace(RUN, reward=reward, columns=[{"logP": 2.0}], output_dir=str(tmp_path)))
+    run_train(replace(short_run, reward=reward, columns=[{"logP": 2.0}], output_dir=str(tmp_path)))
     assert set(read_samples(tmp_path / "evaluation_after.csv.gz")["logP"]) == {"2.0"}
 
 

@@ -34,18 +34,18 @@ def test_the_recipe_is_that_of_the_weights(command: str, name: str) -> None:
 
 
 def test_drug_like_molecules() -> None:
-    drawn = sample("zinc-graph-small", 24, seed=0, options=SamplerOptions(num_steps=25))
+    drawn = sample("zinc-graph-small", 12, seed=0, options=SamplerOptions(num_steps=25))
     mols = [mol for text in drawn if text is not None and (mol := Chem.MolFromSmiles(text)) is not None]
-    assert len(mols) >= 12
+    assert len(mols) >= 6
     assert 18 < sum(mol.GetNumHeavyAtoms() for mol in mols) / len(mols) < 28
     assert any(atom.GetSymbol() not in "CNO" for mol in mols for atom in mol.GetAtoms())
 
 
-@pytest.mark.parametrize(("name", "least"), [("tree-64", 1), ("tree-64-grpo", 3)])
-def test_trees_of_64_nodes(name: str, least: int) -> None:
-    drawn = sample(name, 8, seed=0, options=SamplerOptions(num_steps=25, kernel="flow"))
+@pytest.mark.parametrize(("name", "count", "least"), [("tree-64", 8, 1), ("tree-64-grpo", 4, 2)])
+def test_trees_of_64_nodes(name: str, count: int, least: int) -> None:
+    drawn = sample(name, count, seed=0, options=SamplerOptions(num_steps=25, kernel="flow"))
     graphs = [from_graph6(text) for text in drawn if text is not None]
-    assert [graph.number_of_nodes() for graph in graphs] == [64] * 8
+    assert [graph.number_of_nodes() for graph in graphs] == [64] * count
     assert all(58 <= graph.number_of_edges() <= 69 for graph in graphs)
     assert sum(nx.is_tree(graph) for graph in graphs) >= least
 

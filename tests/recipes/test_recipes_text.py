@@ -283,10 +283,10 @@ def test_the_bundled_judge_tells_sentences_from_fills_and_leaves_room() -> None:
 def test_grpo_raises_the_bundled_judge_and_the_truth_with_it() -> None:
     """On a few prompts, seen often; the preset does it on prompts it never saw, which takes minutes."""
     policy, judge = load_text_policy("fill-in"), Judge("fill-in-judge")
-    prompts = fill_in_prompts(8, 11, held_out=True)
+    prompts = fill_in_prompts(2, 11, held_out=True)
     before = evaluate_fills(policy, prompts, 32, judge=judge)
     config = GRPOConfig(
-        max_steps=30, num_generations=16, generation_batch_size=128, per_device_batch_size=128, learning_rate=3e-4, bf16="auto"
+        max_steps=30, num_generations=16, generation_batch_size=32, per_device_batch_size=32, learning_rate=3e-4, bf16="auto"
     )
     GRPOTrainer(policy, judge, config, columns=prompts).train()
     after = evaluate_fills(policy, prompts, 32, judge=judge)

@@ -27,7 +27,11 @@ from discrete_grpo.training.config import GRPOConfig
 from tests.recipes.optimise_parts import files, oxygens, run
 
 SMALL = GRPOConfig(max_steps=2, num_generations=4, generation_batch_size=8, save_steps=10, learning_rate=1e-3)
-RUN = TrainRecipe("qm9-small", qed, num_steps=4, evaluation_samples=6, grpo=SMALL)
+
+
+@pytest.fixture
+def short_run(small_molecules: str) -> TrainRecipe:
+    return TrainRecipe(small_molecules, qed, num_steps=4, evaluation_samples=6, grpo=SMALL)
 
 
 def process_number(samples: Sequence[str | None], **columns: Any) -> list[float]:
@@ -50,14 +54,14 @@ def outcome(folder: Path) -> dict[str, Any]:
     return {"lines": str(lines), **{name: gzip.decompress((folder / name).read_bytes()) for name in names}}
 
 
-def test_a_run_is_the_same_whoever_scores(tmp_path: Path) -> None:
+def test_a_run_is_the_same_whoever_scores(short_run: TrainRecipe, tmp_path: Path) -> None:
     both = [qed, logp]
-    run_train(replace(RUN, reward=both, output_dir=str(tmp_path / "here")))
-    run_train(replace(RUN, reward=both, output_dir=str(tmp_path / "workers"), reward_workers=2))
+    run_train(replace(short_run, reward=both, output_dir=str(tmp_path / "here")))
+    run_train(replace(short_run, reward=both, output_dir=str(tmp_path / "workers"), reward_workers=1))  # one a reward
     assert outcome(tmp_path / "here") == outcome(tmp_path / "workers")
 
 
-def test_the_workers_score_and_end_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_workers_score_and_end_with_the_run(short_run: TrainRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[RewardPool] = []
 
     def make(*given: Any, **options: Any) -> RewardPool:
@@ -65,7 +69,7 @@ def test_the_workers_score_and_end_with_the_run(tmp_path: Path, monkeypatch: pyt
         return made[-1]
 
     monkeypatch.setattr(reward_workers, "RewardPool", make)
-    found = run_train(replace(RUN, reward=process_number, output_dir=str(tmp_path), reward_workers=1))
+    found = run_train(replace(short_run, reward=process_number, output_dir=str(tmp_path), reward_workers=1))
     assert found["before"]["reward"] == found["after"]["reward"] != os.getpid()
     assert [pool._seats for pool in made] == [[]]
 

@@ -103,7 +103,7 @@ def test_memory_grows_by_the_lines_of_metrics_alone(tmp_path: Path) -> None:
     """An update keeps its line of metrics (``GRPOTrainer.history``) and nothing else: ten thousand of them some 30 MB."""
     config = GRPOConfig(max_steps=200, num_generations=4, generation_batch_size=8, save_steps=20, seed=0)
     with open_ledger(tmp_path / "run", str) as ledger:
-        trainer = GRPOTrainer(tiny_policy(), share_of_class_two, config, run=tmp_path / "run", ledger=ledger)
+        trainer = GRPOTrainer(tiny_policy(num_steps=2, layers=1), share_of_class_two, config, run=tmp_path / "run", ledger=ledger)
 
         def updates(count: int) -> int:
             for _ in range(count):
