@@ -38,7 +38,8 @@ PRETRAIN = [*NETWORK, "--network.walk_length=2", "--num_steps=3", "--max_atoms=4
 
 
 def train(*more: str, out: str = "run", policy: str = "tiny") -> list[str]:
-    return ["train", "demo", f"--policy={policy}", f"--output_dir={out}", "--evaluation_samples=4", *GRPO, *more]
+    small = ["--evaluation_samples=4", "--num_steps=3", *GRPO]
+    return ["train", "demo", f"--policy={policy}", f"--output_dir={out}", *small, *more]
 
 
 class Refuse:

@@ -206,6 +206,7 @@ def test_the_controls_run_on_a_suite_from_the_command_line(tmp_path: Path, capsy
     assert "file_sha256 was" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("here")
 def test_a_row_has_the_numbers_of_its_suite(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"tasks": ["median1"], "methods": ["random"], "output_dir": tmp_path}
     (row,) = benchmark("guacamol", **asked, **ASKED).rows
@@ -294,7 +295,7 @@ def test_hanging_and_crashing_methods_lose_only_their_own_rows(tmp_path: Path) -
 
 def test_a_worker_runs_the_package_of_its_parent(tmp_path: Path) -> None:
     """Also where another copy, such as an installed one, is found first on the search path."""
-    left_out = shutil.ignore_patterns("__pycache__", "*.safetensors")
+    left_out = shutil.ignore_patterns("*.safetensors")
     shutil.copytree(ROOT / "discrete_grpo", tmp_path / "discrete_grpo", ignore=left_out)
     source = tmp_path / "discrete_grpo/benchmarking/measures.py"
     with source.open("a") as file:

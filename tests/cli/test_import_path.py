@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -27,6 +28,16 @@ SMALL = [
     "--grpo.max_steps=1",
 ]
 CONSOLE = "import sys; from discrete_grpo.cli import main; sys.exit(main())"
+BOTH = """
+import json, sys
+from discrete_grpo.cli import main
+before, codes = list(sys.path), []
+for words in json.loads(sys.argv[1]):
+    sys.path[:] = before  # the second command, too, has to find the reward
+    sys.modules.pop("my_rewards", None)
+    codes.append(main(words))
+print(json.dumps(codes))
+"""
 
 
 def plant(folder: Path, marks: Path) -> None:
@@ -55,19 +66,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(run: Path, way: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command inside the folder, as the console script does or as ``python -m``."""
-    how = ["-m", "discrete_grpo.cli"] if way == "module" else [str(script(run))]
+    """Run a command inside the folder, as the console script does or as ``python -m``, or both of two in one console script."""
+    how = ["-m", "discrete_grpo.cli"] if way == "module" else [str(script(run, BOTH if way == "both" else CONSOLE))]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *how, *arguments]
     return subprocess.run(command, cwd=run, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
-def script(run: Path) -> Path:
+def script(run: Path, text: str) -> Path:
     """What pip makes of the entry point."""
     path = run.parent / "bin" / "discrete-grpo"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(CONSOLE)
+    path.write_text(text)
     return path
 
 
@@ -76,36 +87,82 @@ def ran(run: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("way", "arguments", "code"),
-    [
-        ("script", "list", 0),
-        ("module", "--version", 0),
-        ("module", "--help", 0),
-        ("module", "list", 0),
-        ("module", "sample . -n 2 --out=o.smi", 0),
-        ("module", "evaluate good.smi", 0),
-        ("module", "report .", 0),
-        ("module", "import policy --from=defog --out=p", 2),
-        ("module", "resume .", 2),
-        ("module", "train -h", 0),
-        ("module", "pretrain --data=nosuch.smi", 2),
-        ("module", "train demo --reward=nowhere.f", 2),
-        ("module", f"train demo --policy=policy --output_dir=new {' '.join(SMALL)}", 0),
-    ],
+    ("way", "arguments"),
+    [("script", "list"), ("module", "--version"), ("module", "--help"), ("module", "list"), ("module", "train -h")],
 )
-def test_no_command_runs_a_planted_file(run: Path, way: str, arguments: str, code: int) -> None:
+def test_no_command_runs_a_planted_file(run: Path, way: str, arguments: str) -> None:
     done = start(run, way, *arguments.split())
     assert ran(run) == []
-    assert done.returncode == code, done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+COMMANDS = {
+    "report .": 0,
+    "evaluate good.smi": 0,
+    "sample . -n 2 --out=o.smi": 0,
+    "import policy --from=defog --out=p": 2,
+    "pretrain --data=nosuch.smi": 2,
+    "resume .": 2,
+    f"train demo --policy=policy --output_dir=new {' '.join(SMALL)}": 0,
+    "train demo --reward=nowhere.f": 2,
+}
+"""From those that import little to those that import much, and their exit codes."""
+ONE_AFTER_THE_OTHER = """
+import sys
+del sys.path[0]  # of this text itself; what follows adds it anew, as python -m does
+import json, os, runpy
+folder, before, found = os.getcwd(), list(sys.path), {}
+for command in json.loads(sys.argv[1]):
+    sys.path[:], sys.argv = [folder, *before], ["discrete-grpo", *command.split()]
+    sys.modules.pop("my_rewards", None)
+    [sys.modules.pop(name, None) for name in ("discrete_grpo.cli.__main__", "discrete_grpo.cli.import_path")]
+    try:
+        runpy.run_module("discrete_grpo.cli", run_name="__main__", alter_sys=True)
+    except SystemExit as done:
+        found[command] = [done.code, sorted(os.listdir("marks")), [sys.path.index(p) for p in sys.path if p in ("", folder)]]
+        [os.remove("marks/" + name) for name in os.listdir("marks")]
+print(json.dumps([len(before), found]))
+"""
+
+
+def one_after_the_other(run: Path, *commands: str) -> tuple[int, dict[str, tuple[int, list[str], list[int]]]]:
+    """Run commands inside the folder in one process, each as ``python -m``.
+
+    Returns:
+        the number of entries of ``sys.path`` besides the working folder, and of each command the exit code, the planted files that
+        it ran, and the places of the working folder on ``sys.path`` when it ended.
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
+    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", ONE_AFTER_THE_OTHER, json.dumps(commands)]
+    done = subprocess.run(command, cwd=run, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    others, found = json.loads(done.stdout.splitlines()[-1])
+    return others, {name: (code, ran, places) for name, (code, ran, places) in found.items()}
+
+
+@pytest.fixture(scope="module")
+def ended(run: Path) -> tuple[int, dict[str, tuple[int, list[str], list[int]]]]:
+    return one_after_the_other(run, *COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_after_others_runs_a_planted_file(
+    ended: tuple[int, dict[str, tuple[int, list[str], list[int]]]], command: str
+) -> None:
+    """In one process, as the imports take most of the time: also what is imported already must not be looked for in the folder."""
+    others, found = ended
+    appended = [others] if "--reward=" in command else []
+    assert found[command] == (COMMANDS[command], [], appended)
 
 
 def test_a_reward_in_the_working_folder_is_found_and_no_library_there_is_run(run: Path, tmp_path: Path) -> None:
     for name in MISSING:
         (run / f"{name}.py").unlink(missing_ok=True)
     new = str(tmp_path / "new")
-    done = start(run, "script", "train", "demo", "--policy=policy", *SMALL, "--reward=my_rewards.length", f"--output_dir={new}")
+    train = ["train", "demo", "--policy=policy", *SMALL, "--reward=my_rewards.length", f"--output_dir={new}"]
+    done = start(run, "both", json.dumps([train, ["resume", new]]))
     assert done.returncode == 0, done.stderr
-    assert start(run, "module", "resume", new).returncode == 0
+    assert json.loads(done.stdout.splitlines()[-1]) == [0, 0]
     assert ran(run) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import shutil
@@ -11,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -19,8 +20,12 @@ import torch
 from discrete_grpo.cli import main
 from tests.command_line import GRPO, PRETRAIN, Refuse, lines, outcome, train
 
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, ForkServerProcess
+
 pytestmark = pytest.mark.usefixtures("here")
 ROOT = Path(__file__).parents[2]
+IMPORTED = ["pytest", "jsonargparse", "torch._dynamo", "discrete_grpo.recipes.train", "discrete_grpo.recipes.pretrain"]
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -29,15 +34,44 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120.0) -> None:
+def in_process(said: str, arguments: list[str]) -> None:
+    """Run a command as the whole of this process, with what it says in a file."""
+    file = os.open(said, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.exit(main(arguments))
+
+
+@pytest.fixture(scope="session")
+def forks() -> ForkServerContext:
+    """Starts processes that have imported the libraries and computed nothing, which saves each the time of the imports."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    return context
+
+
+@pytest.fixture
+def fork(forks: ForkServerContext) -> Callable[..., ForkServerProcess]:
+    """Start a command in such a process of its own; what it says is appended to the file ``said``."""
+
+    def started(*arguments: str) -> ForkServerProcess:
+        process = forks.Process(target=in_process, args=("said", list(arguments)), daemon=True)
+        process.start()
+        return process
+
+    return started
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str] | ForkServerProcess, seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None, process.communicate()
+        code = process.poll() if isinstance(process, subprocess.Popen) else process.exitcode
+        assert code is None, process.communicate() if isinstance(process, subprocess.Popen) else Path("said").read_text()
         assert time.monotonic() < end
         time.sleep(0.002)
 
 
-LONG = [*GRPO, "--grpo.max_steps=20", "--grpo.ema_decay=0.9", "--grpo.beta=0.01", "--evaluation_samples=8"]
+LONG = [*GRPO, "--grpo.max_steps=20", "--grpo.ema_decay=0.9", "--grpo.beta=0.01", "--evaluation_samples=8", "--num_steps=4"]
 
 
 def long_train(out: str, *more: str) -> list[str]:
@@ -85,7 +119,7 @@ def test_ctrl_c_outside_the_loop_says_how_to_resume(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_sigkill_at_random_moments_of_training(unbroken: tuple[Any, ...]) -> None:
+def test_sigkill_at_random_moments_of_training(unbroken: tuple[Any, ...], fork: Callable[..., ForkServerProcess]) -> None:
     chance = random.Random(0)
 
     def writing() -> bool:  # in the middle of a checkpoint
@@ -97,12 +131,12 @@ def test_sigkill_at_random_moments_of_training(unbroken: tuple[Any, ...]) -> Non
         lambda: lines("run") > 8 and writing(),
     ]
     for k, moment in enumerate(moments):
-        process = start(*(long_train("run") if k == 0 else ["resume", "run"]))
+        process = fork(*(long_train("run") if k == 0 else ["resume", "run"]))
         wait_for(moment, process)
         time.sleep(chance.random() * 0.01 * (k == 0))
         process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
         assert lines("run") < 20
     assert main(["resume", "run"]) == 0
     assert outcome("run") == unbroken
@@ -110,23 +144,26 @@ def test_sigkill_at_random_moments_of_training(unbroken: tuple[Any, ...]) -> Non
 
 
 @pytest.mark.slow
-def test_a_pretraining_that_is_killed_and_stopped() -> None:
+def test_a_pretraining_that_is_killed_and_stopped(fork: Callable[..., ForkServerProcess]) -> None:
     def command(out: str) -> list[str]:
         more = ["--pretrain.max_steps=40", "--pretrain.save_steps=4", "--pretrain.log_steps=3", "--evaluation_samples=4"]
         return ["pretrain", *PRETRAIN, *more, f"--output_dir={out}"]
 
     assert main(command("whole")) == 0
-    process = start(*command("run"))
+    process = fork(*command("run"))
     wait_for(lambda: lines("run") > 3 and any(Path("run/checkpoints").glob("step-*")), process)
     process.kill()
-    process.communicate()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert lines("run") < lines("whole")
-    process = start("resume", "run")
     before = lines("run")
+    process = fork("resume", "run")
     wait_for(lambda: lines("run") > before, process)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 130, said
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    process.join(timeout=120)
+    said = Path("said").read_text()
+    assert process.exitcode == 130, said
     assert "saved, continue with: discrete-grpo resume run" in said
     assert main(["resume", "run"]) == 0
     assert outcome("run") == outcome("whole")

@@ -166,8 +166,8 @@ def test_benchmark_runs_and_writes_what_it_promises(tmp_path: Path, dtype: str) 
 
 
 def test_the_command_in_the_stamp_is_the_one_given(tmp_path: Path) -> None:
-    arguments = ["--cases", "qm9", "--widths", "small", "--layers", "1", "--repeats", "1", "--out", str(tmp_path / "r.json")]
-    command = [sys.executable, "-m", "benchmarks.graph_policy_speed", *arguments]
+    small = ["--cases", "qm9", "--widths", "small", "--layers", "1", "--batch", "8", "--steps", "2", "--repeats", "1"]
+    command = [sys.executable, "-m", "benchmarks.graph_policy_speed", *small, "--out", str(tmp_path / "r.json")]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["command"].startswith("python -m benchmarks.graph_policy_speed --cases qm9")

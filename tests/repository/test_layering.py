@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -217,7 +218,8 @@ def test_nobody_imports_the_bare_folders() -> None:
     bare = {
         str(p)
         for p in everything
-        for found in imports(p.read_text(encoding="utf-8"))
+        if re.search(r"(from|import|,)\s*(models|datasets)\b", text := p.read_text(encoding="utf-8"))  # for time: others have none
+        for found in imports(text)
         if found.split(".")[0] in ("models", "datasets")
     }
     assert not bare

@@ -46,23 +46,38 @@ def in_process(*words: str, seed: int = 0) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# -- edits
+CASES_AND_BUNDLED = """
+import contextlib, io, json, sys
+from pathlib import Path
+from tests.identity_cases import main
+with contextlib.redirect_stdout(io.StringIO()) as said:
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
+BUNDLED
+print(json.dumps([json.loads(said.getvalue()), found]))
+"""
+"""The edited rewards first, then those of the package: one process of each seed, as most of its time is that of the imports."""
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
-    """All cases before their edit, after it, and once more, each in a process of its own and with one cache on disk."""
-    root = tmp_path_factory.mktemp("edits")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+    """What three processes found one after the other, each with another order of sets and with one cache on disk.
+
+    The outcomes of all cases, before their edit, after it, and once more; and the identity of every bundled reward.
+    """
+    root, program = tmp_path_factory.mktemp("edits"), CASES_AND_BUNDLED.replace("BUNDLED", BUNDLED)
     found = []
     for seed, edited in enumerate((False, True, True)):
         identity_cases.write(root, edited)
-        found.append(in_process(identity_cases.__file__, str(root), str(root / "scores.sqlite"), seed=seed))
+        found.append(in_process("-c", program, str(root), str(root / "scores.sqlite"), seed=seed))
     return found
 
 
+# -- edits
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_no_stale_score_is_served_after_an_edit(outcomes: list[dict[str, dict[str, Any]]], name: str) -> None:
-    before, after, again = (found[name] for found in outcomes)
+def test_no_stale_score_is_served_after_an_edit(processes: list[list[dict[str, Any]]], name: str) -> None:
+    before, after, again = (outcomes[name] for outcomes, _ in processes)
     assert before["true"] != after["true"], "the edit does nothing"
     assert before["served"] == before["true"]
     assert after["served"] == again["served"] == after["true"]
@@ -199,13 +214,12 @@ made["pool"] = pool.RewardPool("discrete_grpo.rewards.molecules.logp")
 made["decorated"] = molecules.molecule_reward(molecules.molecule_properties.qed_score)
 made["set"] = functools.partial(molecules.qed, kinds={"a", "b", "c", molecules.qed})
 found = {name: reward_identity(reward) for name, reward in made.items()}
-print(json.dumps(found))
 """
 
 
-def test_every_bundled_reward_is_the_same_in_every_process() -> None:
-    first, second = (in_process("-c", BUNDLED, seed=seed) for seed in (1, 2))
-    assert first == second
+def test_every_bundled_reward_is_the_same_in_every_process(processes: list[list[dict[str, Any]]]) -> None:
+    first, second, third = (identities for _, identities in processes)
+    assert first == second == third
     others = {"DiversityContribution", "DiversityFilter", "MeanDistance", "Docking", "ExternalReward", "ModuleReward"}
     others |= {
         "RewardPool",
@@ -269,11 +283,15 @@ class Holds:
         return [0.0] * len(samples)
 
 
-def closing_over(value: Any) -> Callable[..., list[float]]:
-    def score(samples: list[str], **columns: Any) -> list[float]:
-        return [float(value is None)] * len(samples)
-
+HOLDING = """
+class Holds:
+    def __init__(self, value): self.value = value
+    def __call__(self, samples, **columns): return [0.0] * len(samples)
+def closing_over(value):
+    def score(samples, **columns): return [float(value is None)] * len(samples)
     return score
+"""
+"""In a module without imports: an identity takes longer the more files a module imports, as this one does."""
 
 
 def test_what_cannot_be_identified_is_named_in_one_line_and_not_kept(tmp_path: Path) -> None:
@@ -291,8 +309,15 @@ def test_what_cannot_be_identified_is_named_in_one_line_and_not_kept(tmp_path: P
         assert file.execute("SELECT COUNT(*) FROM scores").fetchall() == [(0,)]
 
 
-@pytest.mark.parametrize("make", [Holds, closing_over])
-def test_state_is_told_apart_or_refused(make: Callable[[Any], Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["Holds", "closing_over"])
+def test_state_is_told_apart_or_refused(
+    name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path_factory.mktemp("code")
+    (code / f"{name}_of_state.py").write_text(HOLDING)
+    monkeypatch.syspath_prepend(str(code))
+    make: Callable[[Any], Any] = getattr(importlib.import_module(f"{name}_of_state"), name)
+
     class Point:
         __slots__ = ("x",)
 
@@ -309,9 +334,9 @@ def test_state_is_told_apart_or_refused(make: Callable[[Any], Any], tmp_path: Pa
     for layer in layers:
         torch.nn.init.ones_(layer.weight)
     layers[1].register_forward_hook(lambda *arguments: None)
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.bin").write_text("1")
+    for model in ("a", "b"):
+        (tmp_path / model).mkdir()
+        (tmp_path / model / "model.bin").write_text("1")
     values = [
         Point(1.0),
         Point(2.0),
