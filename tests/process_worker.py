@@ -44,7 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sizes": {"beta": 0.0},
     "idle": {"zero_std_groups": "mask"},
     "budget": {"max_steps": 50},
-    "stale": {"patience": 2, "when_stale": "restart", "beta": 0.0, "learning_rate": 0.1, "max_steps": 20, "save_steps": 20},
+    "stale": {"patience": 2, "when_stale": "restart", "beta": 0.0, "learning_rate": 0.1, "max_steps": 10, "save_steps": 10},
     "fails": {},
     "broken_metrics": {},
     "shards": {"generation_shards": 4},
@@ -142,7 +142,7 @@ def audited(folder: Path) -> None:
         return qed(samples)
 
     grpo = GRPOConfig(max_steps=4, num_generations=4, generation_batch_size=16, save_steps=1)
-    recipe = TrainRecipe("qm9-small", fragile, str(folder), grpo, num_steps=6, evaluation_samples=20)
+    recipe = TrainRecipe("qm9-small", fragile, str(folder), grpo, num_steps=3, evaluation_samples=20)
     with contextlib.suppress(RewardError):
         run_train(recipe)
         raise AssertionError("the reward should have failed")

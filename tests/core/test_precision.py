@@ -112,8 +112,10 @@ def drawn(policy: Any) -> tuple[Rollout, torch.Tensor]:
     return rollout, torch.tensor([[rng.random()] for _ in range(len(rollout))], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("selection", ["random", "window"])
-@pytest.mark.parametrize("kind", POLICIES)
+@pytest.mark.parametrize(
+    ("kind", "selection"),
+    [("d3pm", "random"), ("d3pm", "window"), ("digress", "window"), ("absorbing", "random"), ("euler", "window")],
+)
 def test_a_graph_policy_is_drawn_from_and_trained_without_float64(kind: str, selection: Any) -> None:
     config = GRPOConfig(
         num_generations=4, generation_batch_size=8, timestep_fraction=0.7, timestep_selection=selection, beta=0.1,

@@ -197,10 +197,11 @@ def over_all_pairs(policy: Any, paths: dict[Any, Tensor], rollout: Any, reward: 
     expected = torch.stack([p * reward(path) for path, p in paths.items()]).sum()
     wanted = flat(torch.autograd.grad(-expected, list(policy.parameters()), retain_graph=True, materialize_grads=True))
     found = torch.zeros_like(wanted)
-    for (one, p), (two, q) in itertools.product(paths.items(), repeat=2):
+    for (one, p), (two, q) in itertools.combinations_with_replacement(paths.items(), 2):
         rewards = torch.tensor([[reward(one)], [reward(two)]], dtype=torch.float64)
         batch = Batch(rollout([one, two]), rewards, torch.zeros(2, dtype=torch.bool), [None, None])
-        found += float((p * q).detach()) * loss_gradient(policy, train_rows([batch], config), config)
+        orders = 1 if one == two else 2  # both orders of two rows have one loss
+        found += orders * float((p * q).detach()) * loss_gradient(policy, train_rows([batch], config), config)
     return wanted, found
 
 

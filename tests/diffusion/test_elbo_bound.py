@@ -41,6 +41,7 @@ SCHEDULES: dict[str, Schedule] = {
     "polydec": PolydecDistortion(),
 }
 FULL, MASK, RARE, GONE = (0.6, 0.4), (0.0, 0.0, 1.0), (0.03, 0.97), (0.0, 1.0)
+HOLES = (0.3, 0.0, 0.1, 0.6)
 KERNELS: dict[str, Callable[[Schedule], Kernel]] = {
     "uniform": lambda path: D3PM(Noise((0.5, 0.5), path, 2)),
     "marginal": lambda path: D3PM(Noise((0.8, 0.2), path, 2)),
@@ -117,16 +118,15 @@ def log_likelihood(policy: GraphPolicy) -> Tensor:
 
 def chain(kernel: Kernel, grid: Tensor, clean: int) -> list[Tensor]:
     """The law of the chain of steps given the clean class at each grid point, path by path."""
-    times = grid.tolist()
+    prior = kernel.noise.initial().tolist()
+    tables = [kernel.table(t, s)[:, clean].tolist() for t, s in itertools.pairwise(grid.tolist())]
     laws = []
     for k in range(STEPS):
-        law = torch.zeros(kernel.noise.num_states, dtype=torch.float64)
+        law = [0.0] * kernel.noise.num_states
         for states in itertools.product(range(kernel.noise.num_states), repeat=k + 1):
-            p = float(kernel.noise.initial()[states[0]])
-            for i in range(k):
-                p *= float(kernel.table(times[i], times[i + 1])[states[i], clean, states[i + 1]])
-            law[states[-1]] += p
-        laws.append(law)
+            moves = (tables[i][states[i]][states[i + 1]] for i in range(k))
+            law[states[-1]] += prior[states[0]] * math.prod(moves)
+        laws.append(torch.tensor(law, dtype=torch.float64))
     return laws
 
 
@@ -158,18 +158,18 @@ def test_the_bound_is_below_the_log_likelihood(kind: str, path: str) -> None:
 
 @every_case
 def test_states_follow_the_chain_of_the_kernel(kind: str, path: str) -> None:
-    """The law of the draws, to 6 standard deviations of 5,000; and the tables it is drawn from to 1e-12."""
+    """The law of the draws, to 6 standard deviations of 2,000; and the tables it is drawn from to 1e-12."""
     kernel = KERNELS[kind](SCHEDULES[path])
     policy = ElboLikelihood(one_node(kernel), STEPS)
     table = chain_law(kernel, policy.policy.grid)
     for clean in range(2):
         rollout = policy.noised(
-            finished(5_000, clean), torch.arange(STEPS).repeat(5_000, 1), generator=torch.Generator().manual_seed(0)
+            finished(2_000, clean), torch.arange(STEPS).repeat(2_000, 1), generator=torch.Generator().manual_seed(0)
         )
         for k, law in enumerate(chain(kernel, policy.policy.grid, clean)):
             torch.testing.assert_close(table[k, clean], law, rtol=0, atol=1e-12)
-            share = torch.bincount(rollout.states["nodes"][:, k, 0].long(), minlength=len(law)).double() / 5_000
-            assert ((share - law).abs() <= 6 * (law * (1 - law) / 5_000).sqrt() + 1e-9).all()
+            share = torch.bincount(rollout.states["nodes"][:, k, 0].long(), minlength=len(law)).double() / 2_000
+            assert ((share - law).abs() <= 6 * (law * (1 - law) / 2_000).sqrt() + 1e-9).all()
 
 
 @pytest.mark.parametrize("path", SCHEDULES)
@@ -195,8 +195,10 @@ def test_with_the_right_posterior_d3pm_loses_nothing(kind: str, path: str) -> No
         assert found[clean] == pytest.approx(float(wanted[clean]), abs=1e-12)
 
 
-@pytest.mark.parametrize("steps_of_it", [1, 50, 500])
-@pytest.mark.parametrize("prior", [FULL, GONE, MASK, (0.3, 0.0, 0.1, 0.6)])
+@pytest.mark.parametrize(
+    ("prior", "steps_of_it"),
+    [*itertools.product((FULL, GONE, MASK, HOLES), (1, 50)), (MASK, 500), (HOLES, 500)],
+)
 def test_posteriors_and_interpolations_carry_the_noise(prior: tuple[float, ...], steps_of_it: int) -> None:
     """So the states of these kernels are drawn as before, by their own noise."""
     grid = torch.arange(steps_of_it, -1, -1, dtype=torch.float64) / steps_of_it

@@ -84,7 +84,7 @@ class MatrixKernel:
 
 def graphs(kind: str, **options: Any) -> GraphPolicy:
     x, e = KERNELS[kind] if kind in KERNELS else (MatrixKernel(D3PM(uniform(3, COSINE))), MatrixKernel(D3PM(uniform(2, COSINE))))
-    network = tiny_network(x.noise.num_states, e.noise.num_states)
+    network = tiny_network(x.noise.num_states, e.noise.num_states, layers=1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         for head, count in ((network.node_out[-1], x.noise.num_clean), (network.edge_out[-1], e.noise.num_clean)):

@@ -95,12 +95,11 @@ FAMILIES: dict[str, tuple[Kernel, Kernel]] = {
 }
 
 
-@every_name
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize(("name", "kind"), [("eager", "uniform"), ("eager", "absorbing"), ("elbo", "absorbing"), ("elbo", "euler")])
 def test_training_raises_the_reward(name: str, kind: str) -> None:
     x, e = FAMILIES[kind]
-    inner = GraphPolicy(tiny_network(x.noise.num_states, e.noise.num_states) if kind != "absorbing" else masked_network(), x, e,
-                        (0.0, 0.0, 0.3, 0.3, 0.4), num_steps=4, decode=node_classes)  # fmt: skip
+    network = masked_network() if kind == "absorbing" else tiny_network(x.noise.num_states, e.noise.num_states, layers=1)
+    inner = GraphPolicy(network, x, e, (0.0, 0.0, 0.3, 0.3, 0.4), num_steps=4, decode=node_classes)
     config = GRPOConfig(
         max_steps=15, num_generations=8, generation_batch_size=32, learning_rate=1e-2, beta=0.001, refine_fraction=0.25
     )
@@ -114,7 +113,7 @@ def test_training_raises_the_reward(name: str, kind: str) -> None:
 def masked_network() -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return GraphTransformer(GraphTransformerConfig(4, 3, 3, 2, layers=2, heads=2, width=16, edge_width=8, global_width=8))
+        return GraphTransformer(GraphTransformerConfig(4, 3, 3, 2, layers=1, heads=2, width=16, edge_width=8, global_width=8))
 
 
 @every_name

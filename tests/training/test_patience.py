@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,21 +107,30 @@ def test_restarts_spend_more_of_the_budget_and_are_told() -> None:
 def test_resumed_in_the_middle_to_the_same_bits(tmp_path: Path, when_stale: Any) -> None:
     options = COLLAPSES | {"patience": 4, "steps_per_generation": 2, "replay_samples": 1, "ema_decay": 0.8, "beta": 0.001}
     options["learning_rate"] = 0.06  # at 0.1 some weights overflow before the policy is stale
-    config = GRPOConfig(**options, max_steps=26, when_stale=when_stale)
-    whole = run(config, tmp_path / "whole")
+    config = GRPOConfig(**options, max_steps=24, when_stale=when_stale)
+    cuts: list[int] = []
+
+    def copied(trainer: GRPOTrainer, metrics: Mapping[str, float]) -> bool:
+        """Keeps the run as it is in the middle of a generation with half of the patience used, once stale, and one update later."""
+        left = [line["oracle/patience"] for line in trainer.history]
+        half = left[-1] == 2.0 and not cuts
+        if half or (when_stale == "restart" and left.count(0.0) == 1 and 0.0 in left[-2:]):
+            trainer.save()
+            shutil.copytree(tmp_path / "whole", tmp_path / f"cut{trainer.step}")
+            cuts.append(trainer.step)
+        return False
+
+    whole = run(config, tmp_path / "whole", on_update=copied)
     whole.train()
     left = [line["oracle/patience"] for line in whole.history]
-    cuts = [left.index(2.0) + 1]  # half of the patience is used, in the middle of a generation
+    wanted = [left.index(2.0) + 1]
     if when_stale == "restart":
         assert whole.history[-1]["oracle/restarts"] >= 1
-        cuts += [left.index(0.0) + 1, left.index(0.0) + 2]  # the policy is stale, and one update after the restart
+        wanted += [left.index(0.0) + 1, left.index(0.0) + 2]
+    assert cuts == wanted
     for cut in cuts:
-        folder = tmp_path / f"cut{cut}"
-        part = run(config, folder)
-        for _ in range(cut):
-            part.update()
-        part.save()
-        resumed = run(config, folder, seed=9, resume=True)  # other weights, so that all must come from the checkpoint
+        resumed = run(config, tmp_path / f"cut{cut}", seed=9, resume=True)  # other weights: all must come from the checkpoint
+        assert resumed.step == cut
         resumed.train()
         assert strip(resumed.history) == strip(whole.history[cut:])
         states = [t.module.state_dict().values() for t in (whole, resumed)]
@@ -158,7 +168,7 @@ def test_a_restart_puts_the_histogram_of_node_counts_back_too(tmp_path: Path) ->
 
     def trainer(resume: bool = False) -> GRPOTrainer:
         config = GRPOConfig(num_generations=16, generation_batch_size=16, patience=2, when_stale="restart", learning_rate=1e-9)
-        policy = with_options(tiny_policy(), node_count="running")
+        policy = with_options(tiny_policy(sizes=(0.0, 0.5, 0.5)), node_count="running")  # 12 samples: soon stale
         return GRPOTrainer(policy, small, config, run=tmp_path, resume=resume, ledger=Ledger(tmp_path / "ledger.sqlite"))
 
     first = trainer().module.state_dict()["head.histogram"].clone()
