@@ -94,22 +94,18 @@ def parse(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
     except (ArgumentError, ValueError) as error:
         raise UsageError(_wrong_value(parser, given, names) or _within_group(" ".join(str(error).split()), names)) from error
     values = {k: v for k, v in vars(built).items() if k in names.defaults}
-    text = _dumped(yaml.safe_load(parser.dump(settings, skip_unset=False)) or {})
+    content = yaml.safe_load(parser.dump(settings, skip_unset=False)) or {}
     if "reward" in names.types:
         spec = complete_reward(names.defaults["reward"] if given.reward is None else given.reward)
-        text = _with_reward(text, spec, list(names.defaults))
+        content = {**content, "reward": spec}
+        content = {name: content[name] for name in names.defaults if name in content}
         if not given.print_config:
             values["reward"] = make_reward(spec)
+    text = _dumped(content)
     if given.print_config:
         print(text, end="")
         raise SystemExit(0)
     return recipe(**values), text
-
-
-def _with_reward(text: str, spec: Any, order: Sequence[str]) -> str:
-    """The settings as YAML with the reward at its place."""
-    content = {**(yaml.safe_load(text) or {}), "reward": spec}
-    return _dumped({name: content[name] for name in order if name in content})
 
 
 class _Dumper(yaml.SafeDumper):
