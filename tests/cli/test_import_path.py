@@ -96,6 +96,8 @@ def test_no_command_runs_a_planted_file(run: Path, way: str, arguments: str) -> 
     assert done.returncode == 0, done.stderr
 
 
+Ended = tuple[int, dict[str, tuple[int, list[str], list[int]]]]
+"""Number of other entries of ``sys.path``; per command the exit code, the planted files that ran, and the places of the folder."""
 COMMANDS = {
     "report .": 0,
     "evaluate good.smi": 0,
@@ -125,7 +127,7 @@ print(json.dumps([len(before), found]))
 """
 
 
-def one_after_the_other(run: Path, *commands: str) -> tuple[int, dict[str, tuple[int, list[str], list[int]]]]:
+def one_after_the_other(run: Path, *commands: str) -> Ended:
     """Run commands inside the folder in one process, each as ``python -m``.
 
     Returns:
@@ -141,14 +143,12 @@ def one_after_the_other(run: Path, *commands: str) -> tuple[int, dict[str, tuple
 
 
 @pytest.fixture(scope="module")
-def ended(run: Path) -> tuple[int, dict[str, tuple[int, list[str], list[int]]]]:
+def ended(run: Path) -> Ended:
     return one_after_the_other(run, *COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_command_after_others_runs_a_planted_file(
-    ended: tuple[int, dict[str, tuple[int, list[str], list[int]]]], command: str
-) -> None:
+def test_no_command_after_others_runs_a_planted_file(ended: Ended, command: str) -> None:
     """In one process, as the imports take most of the time: also what is imported already must not be looked for in the folder."""
     others, found = ended
     appended = [others] if "--reward=" in command else []

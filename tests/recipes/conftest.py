@@ -1,4 +1,4 @@
-"""What several tests of recipes share."""
+"""Fixtures of the recipe tests: a small policy of molecules, and references of named graph sets that are computed once."""
 
 from __future__ import annotations
 

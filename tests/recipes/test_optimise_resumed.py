@@ -49,7 +49,7 @@ class Failing:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a run leaves whose reward did not fail."""
+    """The files of a run that was never stopped."""
     folder = tmp_path_factory.mktemp("whole")
     run(folder, Failing(10**9), budget=260)
     return files(folder)

@@ -60,7 +60,7 @@ print(json.dumps([json.loads(said.getvalue()), found]))
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
-    """What three processes found one after the other, each with another order of sets and with one cache on disk.
+    """Results of three processes that ran in turn, each with another hash seed, and all with one cache on disk.
 
     The outcomes of all cases, before their edit, after it, and once more; and the identity of every bundled reward.
     """
