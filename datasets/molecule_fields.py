@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from discrete_grpo.datasets.sharded import ShardedMolecules
 from discrete_grpo.domains.fields import FieldBatch
 from discrete_grpo.domains.molecule_fields import AtomFields, as_fields
 
-__all__ = ["FieldMolecules", "MoleculeFieldStatistics", "field_statistics"]
+__all__ = ["FieldMolecules", "MoleculeFieldStatistics", "ShardedFieldMolecules", "field_statistics"]
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,48 @@ def field_statistics(stats: MoleculeStatistics) -> MoleculeFieldStatistics:
 
 @dataclass(frozen=True)
 class FieldMolecules:
-    """Molecules as training data of a policy with a field of charges.
+    """Molecules in memory as training data of a policy with a field of charges.
 
     Attributes:
         data: the molecules.
         fields: classes of the fields ``atom`` and ``charge``.
     """
 
-    data: MoleculeDataset | ShardedMolecules
+    data: MoleculeDataset
+    fields: AtomFields
+
+    @property
+    def sizes(self) -> Int[Tensor, " molecule"]:
+        """Number of heavy atoms [M]."""
+        return self.data.sizes
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def batch(self, rows: Int[Tensor, " row"]) -> FieldBatch:
+        """The molecules at ``rows``, padded to the largest of them."""
+        return as_fields(self.data.batch(torch.as_tensor(rows)), self.data.vocabulary, self.fields)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the packed graphs."""
+        return self.data.nbytes
+
+    def to(self, device: torch.device | str) -> FieldMolecules:
+        """The same with the packed graphs on ``device``, where batches of them are then made."""
+        return replace(self, data=self.data.to(device))
+
+
+@dataclass(frozen=True)
+class ShardedFieldMolecules:
+    """Molecules on shards as training data of a policy with a field of charges; they stay on the disk.
+
+    Attributes:
+        data: the molecules.
+        fields: classes of the fields ``atom`` and ``charge``.
+    """
+
+    data: ShardedMolecules
     fields: AtomFields
 
     @property

@@ -10,7 +10,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -50,8 +50,8 @@ class TextDataset:
 
     Attributes:
         tokens: [M, L], PAD after each text's end; bytes, or integers of 16 bits for alphabets of more than 256 ids and of 32
-            bits for those of more than 32,767.
-        sizes: number of tokens of each text [M], at least 1.
+            bits for those of more than 32,767. Batches are made on their device.
+        sizes: number of tokens of each text [M], at least 1, on the CPU.
         tokenizer: alphabet of the ids.
         lines: texts.
         name: name of the set in reports.
@@ -74,7 +74,16 @@ class TextDataset:
     def batch(self, rows: Int[Tensor, " row"]) -> Int[Tensor, "row ..."]:
         """Return the token ids of the texts at ``rows``, padded to the longest of them."""
         longest = int(self.sizes[rows].max()) if rows.numel() else 0
-        return self.tokens[rows, :longest].long()
+        return self.tokens[place(rows, self.tokens.device), :longest].long()
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the token ids."""
+        return int(self.tokens.nbytes)
+
+    def to(self, device: torch.device | str) -> TextDataset:
+        """Return the same with the token ids on ``device``, where batches of them are then made."""
+        return replace(self, tokens=place(self.tokens, torch.device(device)))
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,16 @@ class LabelledTextDataset:
 
     def batch(self, rows: Int[Tensor, " row"]) -> LabelledText:
         """Return the texts at ``rows`` with their labels."""
-        return LabelledText(self.texts.batch(rows), self.real[rows].float())
+        return LabelledText(self.texts.batch(rows), self.real[place(rows, self.real.device)].float())
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of token ids and labels."""
+        return int(self.texts.nbytes + self.real.nbytes)
+
+    def to(self, device: torch.device | str) -> LabelledTextDataset:
+        """Return the same with token ids and labels on ``device``, where batches of them are then made."""
+        return LabelledTextDataset(self.texts.to(device), place(self.real, torch.device(device)))
 
 
 def text_dataset(

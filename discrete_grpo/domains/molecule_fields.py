@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 
 from discrete_grpo.core.checks import check_range, check_whole
+from discrete_grpo.core.precision import constant
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.fields import FieldBatch
 from discrete_grpo.domains.graphs import GraphBatch
@@ -78,8 +79,8 @@ def as_fields(graphs: GraphBatch, vocabulary: Vocabulary, fields: AtomFields) ->
     if missing := [t.label for t in vocabulary.types if (t.symbol, t.charge) not in fields.vocabulary.index]:
         known = f"{', '.join(fields.symbols)} and a charge of {', '.join(map(str, fields.charges))}"
         raise ValueError(f"vocabulary: atom {missing[0]!r}, expected one of {known}")
-    pairs = torch.tensor([fields.vocabulary.index[t.symbol, t.charge] for t in vocabulary.types], device=graphs.nodes.device)
-    classes, count = pairs[graphs.nodes.long()], len(fields.charges)
+    pairs = tuple(fields.vocabulary.index[t.symbol, t.charge] for t in vocabulary.types)
+    classes, count = constant(pairs, graphs.nodes.device, torch.long)[graphs.nodes.long()], len(fields.charges)
     found = {"atom": classes // count, "charge": classes % count}
     nodes = {name: value.masked_fill(~graphs.mask, 0) for name, value in found.items()}
     return FieldBatch(nodes, {"bond": graphs.edges.long()}, None, graphs.mask)

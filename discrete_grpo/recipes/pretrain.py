@@ -11,7 +11,7 @@ from torch import nn
 
 from discrete_grpo.core.checks import check_fields, check_folder_name, check_text
 from discrete_grpo.core.option_names import known_options
-from discrete_grpo.datasets.molecule_fields import FieldMolecules, field_statistics
+from discrete_grpo.datasets.molecule_fields import FieldMolecules, ShardedFieldMolecules, field_statistics
 from discrete_grpo.datasets.molecules import (
     ConditionedMolecules,
     MoleculeDataset,
@@ -184,6 +184,8 @@ def _with_field(recipe: PretrainRecipe, data: Molecules) -> _Parts:
     """A policy with the charges as a field."""
     stats = field_statistics(_statistics(data))
     policy = molecule_field_policy(stats, equivariant_sizes(recipe.network, KIND), recipe, seed=recipe.pretrain.seed)
+    if isinstance(data, ShardedMolecules):
+        return policy, ShardedFieldMolecules(data, stats.fields), stats.to_json()
     return policy, FieldMolecules(data, stats.fields), stats.to_json()
 
 

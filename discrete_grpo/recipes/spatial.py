@@ -16,7 +16,7 @@ from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.reading import SUFFIXES, read_smiles
 from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
-from discrete_grpo.datasets.spatial_fields import SpatialGraphs, bond_shares, decode, encode
+from discrete_grpo.datasets.spatial_fields import bond_shares, decode, encode, spatial_graphs
 from discrete_grpo.datasets.text_files import MAX_BYTES, path_named, suffix_of
 from discrete_grpo.diffusion.gaussian import GaussianDiffusion
 from discrete_grpo.diffusion.kernels import D3PM
@@ -211,7 +211,7 @@ def run_pretrain_spatial(recipe: PretrainSpatialRecipe, *, resume: bool = False)
         return sample_metrics(samples), samples
 
     evaluate, files = measure if count else None, {"test.sdf": to_sdf(held_out)}
-    return fit(policy, SpatialGraphs(train, stats), recipe, metadata=metadata, evaluate=evaluate, files=files, resume=resume)
+    return fit(policy, spatial_graphs(train, stats), recipe, metadata=metadata, evaluate=evaluate, files=files, resume=resume)
 
 
 def split_molecules(recipe: PretrainSpatialRecipe) -> tuple[list[SpatialMolecule], list[SpatialMolecule], str]:

@@ -11,7 +11,7 @@ import torch
 
 from discrete_grpo.core.rollout import Context
 from discrete_grpo.datasets.spatial import conformers, spatial_statistics
-from discrete_grpo.datasets.spatial_fields import SpatialGraphs, decode, encode
+from discrete_grpo.datasets.spatial_fields import decode, encode, spatial_graphs
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule, smiles_of
 from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.recipes.spatial import SpatialOptions, spatial_policy
@@ -44,6 +44,27 @@ def test_molecules_become_fields_and_come_back() -> None:
         assert smiles_of(back) == smiles_of(one)
 
 
+def test_a_batch_holds_each_molecule_as_it_is_alone() -> None:
+    data, rows = spatial_graphs(DATA.molecules, STATS), [3, 0, 7, 3]
+    batch = data.batch(torch.tensor(rows))
+    assert batch.positions is not None
+    assert batch.num_nodes == max(len(DATA[k]) for k in rows)
+    assert data.sizes.tolist() == [len(one) for one in DATA]
+    for k, row in enumerate(rows):
+        one = DATA[row]
+        n = len(one)
+        assert batch.mask[k].tolist() == [True] * n + [False] * (batch.num_nodes - n)
+        assert batch.nodes["atom"][k].tolist() == [STATS.symbols.index(x) for x in one.symbols] + [0] * (batch.num_nodes - n)
+        assert batch.nodes["charge"][k].tolist() == [STATS.charges.index(x) for x in one.charges] + [0] * (batch.num_nodes - n)
+        bonds = torch.zeros(batch.num_nodes, batch.num_nodes, dtype=torch.long)
+        for i, j, order in one.bonds:
+            bonds[i, j] = bonds[j, i] = order
+        assert torch.equal(batch.edges["bond"][k], bonds)
+        expected = (one.coordinates - one.coordinates.mean(0)) / STATS.position_std
+        assert abs(batch.positions[k, :n].numpy() - expected).max() < 1e-6
+        assert not batch.positions[k, n:].any()
+
+
 def test_a_position_that_is_not_finite_makes_no_molecule() -> None:
     batch = encode(DATA.molecules[:2], STATS)
     assert batch.positions is not None
@@ -71,7 +92,7 @@ def test_what_the_data_does_not_have_is_refused(change: dict[str, Any], said: st
 
 def test_the_loss_falls() -> None:
     made = policy(learned_variance=True)
-    data = SpatialGraphs(DATA.molecules, STATS)
+    data = spatial_graphs(DATA.molecules, STATS)
     optimizer = torch.optim.Adam(made.network.parameters(), lr=5e-3)
     random = torch.Generator().manual_seed(0)
     losses = []

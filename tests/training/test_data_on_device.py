@@ -11,12 +11,17 @@ import pytest
 import torch
 
 from discrete_grpo import PretrainConfig
+from discrete_grpo.datasets.molecule_fields import FieldMolecules
 from discrete_grpo.datasets.molecules import conditioned, dataset_from_smiles
 from discrete_grpo.datasets.own_digraphs import own_digraphs
 from discrete_grpo.datasets.own_graphs import own_graphs
 from discrete_grpo.datasets.smiles import TokenDataset, token_dataset
+from discrete_grpo.datasets.spatial import conformers, spatial_statistics
+from discrete_grpo.datasets.spatial_fields import SpatialGraphs, spatial_graphs
 from discrete_grpo.datasets.synthetic_graphs import GraphDataset, dataset_from_networkx
+from discrete_grpo.datasets.text import LabelledTextDataset, text_dataset
 from discrete_grpo.domains.graphs import PackedGraphs
+from discrete_grpo.domains.molecule_fields import AtomFields
 from discrete_grpo.domains.tokenizer import Property, Tokenizer
 from discrete_grpo.training import data_on_device as module
 from discrete_grpo.training import pretrain
@@ -41,6 +46,16 @@ def tokens() -> TokenDataset:
     )
 
 
+def charged() -> FieldMolecules:
+    data = dataset_from_smiles(["CC(=O)[O-]", "O", "C[NH3+]"])
+    return FieldMolecules(data, AtomFields.of(data.vocabulary))
+
+
+def space() -> SpatialGraphs:
+    made = conformers(["CC(=O)[O-]", "O", "C[NH3+]"]).molecules
+    return spatial_graphs(made, spatial_statistics(made))
+
+
 SETS: dict[str, Any] = {
     "molecules": molecules,
     "conditioned molecules": lambda: conditioned(molecules(), ["MolWt", "TPSA"]),
@@ -48,11 +63,17 @@ SETS: dict[str, Any] = {
     "directed graphs": lambda: own_digraphs([nx.DiGraph([(0, 1), (2, 1)]), nx.DiGraph([(0, 1)]), nx.DiGraph([(1, 0), (2, 3)])]),
     "plain graphs": lambda: dataset_from_networkx([nx.star_graph(3), nx.path_graph(2), nx.path_graph(6)]),
     "tokens": tokens,
+    "molecules with charges as a field": charged,
+    "molecules in space": space,
+    "texts": lambda: text_dataset(["ab", "c", "abcab"]),
+    "real and corrupted texts": lambda: LabelledTextDataset(text_dataset(["ab", "c", "abcab"]), torch.tensor([True, False, True])),
 }
 
 
 def tensors(batch: Any) -> dict[str, torch.Tensor]:
     """Every tensor of a batch, by its place."""
+    if isinstance(batch, torch.Tensor):
+        return {"ids": batch}
     found: dict[str, torch.Tensor] = {}
     for field in dataclasses.fields(batch):
         value = getattr(batch, field.name)
