@@ -39,7 +39,9 @@ SOURCES = (
     "benchmarks/launches.py",
     "tests/pretend_cuda.py",
     "tests/pretend_tensors.py",
+    "discrete_grpo/policies/recorded.py",
     "discrete_grpo/policies/graph_steps.py",
+    "discrete_grpo/policies/field_steps.py",
     "discrete_grpo/policies/graph.py",
     "discrete_grpo/policies/fields.py",
     "discrete_grpo/policies/tokens.py",
@@ -139,7 +141,7 @@ def of_an_update(name: str) -> dict[str, float]:
 def measured(name: str) -> dict[str, Any]:
     """Counts of a policy."""
     found: dict[str, Any] = {"step": of_a_step(name), "update": of_an_update(name)}
-    if isinstance(policy_of(name), GraphPolicy):
+    if hasattr(policy_of(name), "record_steps"):
         found["recorded step"] = of_a_step(name, record=True)
     return found
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from discrete_grpo.core.categorical import Scores
 
-__all__ = ["GaussianSites", "gaussian_entropy", "gaussian_kl", "log_density", "normal"]
+__all__ = ["GaussianSites", "gaussian_entropy", "gaussian_kl", "log_density", "normal", "shifted"]
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,23 @@ def normal(
     σ is the same at all sites of a molecule and μ lies in it.
     """
     noise = torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+    return shifted(mean, std, mask, noise, zero_mean=zero_mean)
+
+
+def shifted(
+    mean: Float[Tensor, "*any node 3"],
+    std: Float[Tensor, "*any node"],
+    mask: Bool[Tensor, "*any node"],
+    noise: Float[Tensor, "*any node 3"],
+    *,
+    zero_mean: bool = False,
+) -> Float[Tensor, "*any node 3"]:
+    """x = μ + σ ε of :func:`normal`, for given standard normal numbers ε.
+
+    >>> noise = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
+    >>> shifted(torch.zeros(2, 3), torch.ones(2), torch.tensor([True, True]), noise, zero_mean=True).tolist()
+    [[-1.0, 0.0, 1.0], [1.0, 0.0, -1.0]]
+    """
     wide = mask.unsqueeze(-1)
     if zero_mean:
         count = wide.sum(-2, keepdim=True).clamp_min(1)

@@ -8,7 +8,7 @@ share :meth:`FieldPolicy.transition`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,13 +16,13 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.batch_share import WHOLE, BatchShare
-from discrete_grpo.core.categorical import SiteKind, Sites, gather, safe_log, sample
+from discrete_grpo.core.categorical import SiteKind, Sites, safe_log
 from discrete_grpo.core.checks import check_range
-from discrete_grpo.core.gaussian import GaussianSites, log_density, normal
+from discrete_grpo.core.gaussian import GaussianSites
 from discrete_grpo.core.precision import full_precision
 from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.schedules import grid_on, time_grid
-from discrete_grpo.domains.fields import FieldBatch, centred, matrix_of, pairs_mask, pairs_of
+from discrete_grpo.domains.fields import FieldBatch, centred, pairs_of
 from discrete_grpo.domains.graphs import node_mask
 from discrete_grpo.policies.bridging import accepts
 from discrete_grpo.policies.conditions import columns_of
@@ -40,6 +40,7 @@ from discrete_grpo.policies.field_noise import (
 )
 from discrete_grpo.policies.field_restart import FieldRestarts, field_restarts, field_restarts_of, sized
 from discrete_grpo.policies.field_states import FieldLayout, alone, crop, joined
+from discrete_grpo.policies.field_steps import FieldStep, FieldStepper, categorical_sites, gaussian_sites
 from discrete_grpo.policies.node_count import checked_counts, draw_sizes
 from discrete_grpo.policies.noising import stratified_times
 from discrete_grpo.policies.restart import grid_point
@@ -54,15 +55,6 @@ KNOTS = 33
 
 OFF_CENTRE = 1e-4
 """Distance of the centre from 0 above which positions are moved; that of drawn ones is rounding."""
-
-
-@dataclass(frozen=True)
-class FieldStep:
-    """Law of one step: tables [B, N, K] and [B, P, K] per field, and mean [B, N, 3] and deviation [B] of the positions."""
-
-    nodes: dict[str, Tensor]
-    pairs: dict[str, Tensor]
-    positions: tuple[Tensor, Tensor] | None
 
 
 class FieldPolicy(nn.Module):
@@ -80,6 +72,9 @@ class FieldPolicy(nn.Module):
         temperature: above 0; divides the logits of the categorical fields, in drawing and in scoring.
         decode: maps finished graphs to the samples that rewards see; None gives a :class:`FieldBatch` of one graph each.
         encode: maps samples that rewards see to finished graphs; None knows a :class:`FieldBatch` of one graph each only.
+
+    Attributes:
+        record_steps: whether a GPU records a step of sampling as a CUDA graph and repeats it; not part of a saved checkpoint.
 
     Raises:
         ValueError: for an argument out of its range, or two fields of one name.
@@ -113,6 +108,7 @@ class FieldPolicy(nn.Module):
         self.decode, self.encode = decode, encode
         self.grid = time_grid(num_steps)
         learned = positions is not None and positions.learned_variance
+        self.record_steps = False
         self.variance = nn.Parameter(torch.full((KNOTS,), -4.0)) if learned else None  # v = sigmoid, 0.018 at the start
 
     @property
@@ -182,6 +178,8 @@ class FieldPolicy(nn.Module):
         layout = self.layout
         states = layout.storage(len(contexts), self.num_steps + 1, int(sizes.max()), self.device, self.dtype)
         logp = torch.zeros(len(contexts), self.num_steps, device=self.device, dtype=self._wide_dtype)
+        record = self.record_steps and self.device.type == "cuda"
+        stepper = FieldStepper(self.transition, (*self.node_fields, *self.edge_fields), self._wide_dtype, generator, record)
         for rows in segment_buckets(sizes, start, launch_sites(self.device)):
             at, first, n = rows.to(self.device), int(start[rows[0]]), int(sizes[rows].max())
             if again is not None and first > 0:
@@ -191,9 +189,9 @@ class FieldPolicy(nn.Module):
                 state = initial_graphs(self.node_fields, self.edge_fields, self.positions, mask, self.dtype, generator)
             for k in range(first + 1):
                 layout.store(states, at, k, state)
-            for k in range(first, self.num_steps):
-                state, logp[at, k] = self._step(state, k, generator)
-                layout.store(states, at, k + 1, state)
+            for k, (after, found) in enumerate(stepper.walk(state, range(first, self.num_steps)), first):
+                logp[at, k] = found
+                layout.store(states, at, k + 1, after)
         if again is not None:
             states["start"] = start.to(self.device)
         return self._rollout(states, logp, sizes.to(self.device), contexts, None)
@@ -238,55 +236,12 @@ class FieldPolicy(nn.Module):
         own = (steps >= start[:, None]).unsqueeze(-1)  # steps before a restart were not drawn
         found: list[SiteKind] = []
         for f in (*self.node_fields, *self.edge_fields):
-            table, action, mask = (x.unflatten(0, steps.shape) for x in self._field(f, law, then))
+            table, action, mask = (x.unflatten(0, steps.shape) for x in categorical_sites(f, law, then))
             found.append(Sites(safe_log(table), action, mask & own, f.name))
         if law.positions is not None:
-            mean, std, point, mask, dimension = (x.unflatten(0, steps.shape) for x in self._gaussian(law, then))
+            mean, std, point, mask, dimension = (x.unflatten(0, steps.shape) for x in gaussian_sites(law, then))
             found.append(GaussianSites(mean, std, point, mask & own, dimension, "positions"))
         return found
-
-    def _field(self, field: Field, law: FieldStep, then: FieldBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Table, class and mask of the sites of a field."""
-        if field in self.node_fields:
-            return law.nodes[field.name], then.nodes[field.name], then.mask
-        action = pairs_of(then.edges[field.name], directed=field.directed)
-        return law.pairs[field.name], action, pairs_mask(then.mask, directed=field.directed)
-
-    def _gaussian(self, law: FieldStep, then: FieldBatch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Mean, deviation, point, mask and dimension of the positions; a lone node cannot move and is masked out."""
-        assert law.positions is not None
-        assert then.positions is not None
-        mean, std = law.positions
-        count = then.sizes[:, None].expand_as(then.mask)
-        dimension = 3 * (count - 1).to(mean) / count.clamp_min(1)
-        return mean, std[:, None].expand_as(dimension), then.positions.to(mean), then.mask & (count > 1), dimension
-
-    # -- drawing
-
-    def _step(self, state: FieldBatch, k: int, generator: torch.Generator | None) -> tuple[FieldBatch, Tensor]:
-        """The state after step ``k``, and the log-prob of what was drawn [b]."""
-        law = self.transition(state, torch.full((len(state),), k, device=state.mask.device))
-        drawn = self._drawn(law, state.mask, generator)
-        logp = torch.zeros(len(state), device=state.mask.device, dtype=self._wide_dtype)
-        for f in (*self.node_fields, *self.edge_fields):
-            table, action, mask = self._field(f, law, drawn)
-            logp = logp + torch.where(mask, gather(safe_log(table), action), 0.0).sum(-1)
-        if law.positions is not None:
-            mean, std, point, mask, dimension = self._gaussian(law, drawn)
-            logp = logp + torch.where(mask, log_density(point, mean, std, dimension), 0.0).sum(-1)
-        return drawn, logp
-
-    def _drawn(self, law: FieldStep, mask: Tensor, generator: torch.Generator | None) -> FieldBatch:
-        """Draw from the law of a step."""
-        nodes = {f.name: torch.where(mask, sample(law.nodes[f.name], generator), 0) for f in self.node_fields}
-        edges = {}
-        for f in self.edge_fields:
-            pairs = torch.where(pairs_mask(mask, directed=f.directed), sample(law.pairs[f.name], generator), 0)
-            edges[f.name] = matrix_of(pairs, mask.shape[1], directed=f.directed)
-        if law.positions is None:
-            return FieldBatch(nodes, edges, None, mask)
-        mean, std = law.positions
-        return FieldBatch(nodes, edges, normal(mean, std[:, None].expand(mask.shape), mask, generator, zero_mean=True), mask)
 
     # -- graphs that it did not draw
 

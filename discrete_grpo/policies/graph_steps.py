@@ -6,10 +6,10 @@ and reads nothing from it, so that a GPU can repeat it without the host.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -19,8 +19,9 @@ from discrete_grpo.core.categorical import gather, invert, safe_log
 from discrete_grpo.diffusion.kernels import Kernel
 from discrete_grpo.domains.graphs import GraphBatch, num_pairs, pack, pair_mask, symmetrise, upper
 from discrete_grpo.policies.noising import pinned
+from discrete_grpo.policies.recorded import RecordedStep, recorded
 
-__all__ = ["Drawn", "StepGraph", "Stepper"]
+__all__ = ["Drawn", "Stepper"]
 
 Transition = Callable[[GraphBatch, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 """Node tables [B, N, K_x] and pair tables [B, P, K_e] of the next state, from a state, numbers of steps [B] and properties."""
@@ -79,10 +80,12 @@ class Stepper:
     def walk(self, state: GraphBatch, steps: range) -> Iterator[Drawn]:
         """Draw ``steps`` one after the other, from ``state`` on, and yield the result of each."""
         at = torch.full((len(state),), steps.start, device=state.nodes.device)
-        graph: StepGraph | None = None
+        graph: RecordedStep | None = None
         for k in steps:
             if graph is not None:
-                yield graph.replay(self.generator)
+                graph.noise[0].uniform_(generator=self.generator)
+                (nodes, edges), (packed, pairs, logp) = graph.replay()
+                yield Drawn(GraphBatch(nodes, edges, state.mask), packed, pairs, logp)
                 continue
             drawn = self.step(state, at, self._uniform(state))
             if self.fixed is not None:
@@ -90,7 +93,14 @@ class Stepper:
             yield drawn
             state, at = drawn.state, at + 1
             if self.record and self.fixed is None and k == steps.start and len(steps) > 1:  # the first step has warmed up
-                graph = _recorded(self.step, state, at, self._uniform_like(state))
+                noise = torch.empty(self._num_sites(state), device=state.nodes.device, dtype=self.dtype)
+                graph = recorded(partial(self._of_tensors, state.mask), (state.nodes, state.edges), at, (noise,))
+
+    def _of_tensors(self, mask: Tensor, state: tuple[Tensor, ...], at: Tensor, noise: tuple[Tensor, ...]) -> Any:
+        """:meth:`step` as a function of tensors."""
+        nodes, edges = state
+        drawn = self.step(GraphBatch(nodes, edges, mask), at, *noise)
+        return (drawn.state.nodes, drawn.state.edges), (drawn.nodes, drawn.pairs, drawn.logp)
 
     def step(self, state: GraphBatch, at: Int[Tensor, " batch"], uniform: Float[Tensor, " site"]) -> Drawn:
         """Draw step ``at[b]`` of every graph with one uniform number per site, those of the nodes first."""
@@ -115,64 +125,10 @@ class Stepper:
 
     def _uniform(self, state: GraphBatch) -> Float[Tensor, " site"]:
         """Draw one uniform number per site, nodes first."""
-        b, n = state.nodes.shape
         device = state.nodes.device
-        return torch.rand(b * (n + num_pairs(n)), generator=self.generator, device=device, dtype=self.dtype)
+        return torch.rand(self._num_sites(state), generator=self.generator, device=device, dtype=self.dtype)
 
-    def _uniform_like(self, state: GraphBatch) -> Float[Tensor, " site"]:
+    @staticmethod
+    def _num_sites(state: GraphBatch) -> int:
         b, n = state.nodes.shape
-        return torch.zeros(b * (n + num_pairs(n)), device=state.nodes.device, dtype=self.dtype)
-
-
-class StepGraph:
-    """A step recorded as a CUDA graph, whose kernels are then launched at once.
-
-    State, number of the step and random numbers lie in memory that every replay reads, and the graph writes the next state and
-    number there. Weights are read where they lie, so that a graph must not outlive them. Random numbers are drawn before each
-    replay, by the same call as without a graph.
-
-    Args:
-        step: draws a step; it has run once on inputs of these shapes.
-        state: state of the next step.
-        at: number of the next step.
-        uniform: memory for the random numbers.
-    """
-
-    def __init__(self, step: Callable[[GraphBatch, Tensor, Tensor], Drawn], state: GraphBatch, at: Tensor, uniform: Tensor) -> None:
-        self.state = GraphBatch(state.nodes.clone(), state.edges.clone(), state.mask)
-        self.at, self.uniform = at.clone(), uniform
-        self.graph = torch.cuda.CUDAGraph()
-        with _casts_inside(), torch.cuda.graph(self.graph):
-            self.drawn = step(self.state, self.at, self.uniform)
-            self.state.nodes.copy_(self.drawn.state.nodes)
-            self.state.edges.copy_(self.drawn.state.edges)
-            self.at.add_(1)
-
-    def replay(self, generator: torch.Generator | None) -> Drawn:
-        """Draw the next step."""
-        self.uniform.uniform_(generator=generator)
-        self.graph.replay()
-        nodes, pairs, logp = self.drawn.nodes.clone(), self.drawn.pairs.clone(), self.drawn.logp.clone()
-        return Drawn(self.state, nodes, pairs, logp)
-
-
-@contextmanager
-def _casts_inside() -> Iterator[None]:
-    """Let autocast convert weights inside the recorded graph, as conversions kept from before would be of old weights later."""
-    kept = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(kept)
-
-
-def _recorded(
-    step: Callable[[GraphBatch, Tensor, Tensor], Drawn], state: GraphBatch, at: Tensor, uniform: Tensor
-) -> StepGraph | None:
-    """The recorded step; None, with a warning, for a network that cannot be recorded."""
-    try:
-        return StepGraph(step, state, at, uniform)
-    except RuntimeError as error:
-        warnings.warn(f"sampling step: not recorded as a CUDA graph ({' '.join(str(error).split())})", stacklevel=2)
-        return None
+        return b * (n + num_pairs(n))

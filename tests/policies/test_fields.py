@@ -18,6 +18,8 @@ from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.noise import absorbing, marginal
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
 from discrete_grpo.domains.fields import FieldBatch, FieldLogits, centred, matrix_of, pairs_mask, pairs_of
+from discrete_grpo.policies import field_steps, fields
+from discrete_grpo.policies.field_steps import gaussian_sites
 from discrete_grpo.policies.fields import Field, FieldPolicy, Positions
 from discrete_grpo.testing import check_policy
 from discrete_grpo.testing.check import LAWS
@@ -301,26 +303,22 @@ def test_an_update_reports_every_field() -> None:
     assert {"atom", "charge", "bond", "positions"} == {key.split("/")[1] for key in seen[0] if key.startswith("fields/")}
 
 
-class WholeSpace(FieldPolicy):
-    """Counts three dimensions per atom, as if positions could have any mean."""
-
-    def _gaussian(self, law: Any, then: FieldBatch) -> tuple[Tensor, ...]:  # type: ignore[override]
-        *rest, dimension = super()._gaussian(law, then)
-        return (*rest, torch.full_like(dimension, 2.9))
+def whole_space(mean: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+    """Three dimensions per atom are counted, as if positions could have any mean."""
+    *others, dimension = rest
+    return (mean, *others, torch.full_like(dimension, 2.9))
 
 
-class OffCentre(FieldPolicy):
-    """Predicts means outside the subspace that the draws are in."""
-
-    def _gaussian(self, law: Any, then: FieldBatch) -> tuple[Tensor, ...]:  # type: ignore[override]
-        mean, *rest = super()._gaussian(law, then)
-        return (mean + 0.1, *rest)
+def off_centre(mean: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+    """Means are outside the subspace that the draws are in."""
+    return (mean + 0.1, *rest)
 
 
-@pytest.mark.parametrize("kind", [WholeSpace, OffCentre])
-def test_the_law_of_gaussian_sites_sees_a_wrong_density(kind: type[FieldPolicy]) -> None:
-    right = policy(counts=(0.0, 0.0, 0.0, 1.0))
-    wrong = kind(right.network, right.node_fields, right.edge_fields, right.node_counts, positions=SPACE, num_steps=3)
+@pytest.mark.parametrize("change", [whole_space, off_centre])
+def test_the_law_of_gaussian_sites_sees_a_wrong_density(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (fields, field_steps):  # where steps are scored, and where they are drawn
+        monkeypatch.setattr(module, "gaussian_sites", lambda law, then: change(*gaussian_sites(law, then)))
+    wrong = policy(counts=(0.0, 0.0, 0.0, 1.0))
     others = [law for law in LAWS if law != "gaussian sites"]
     (row,) = (row for row in check_policy(wrong, contexts(), skip=others).rows if row.law == "gaussian sites")
     assert row.outcome == "failed", row

@@ -71,12 +71,23 @@ def test_the_device_draws_what_the_cpu_draws_without_padding(name: str) -> None:
         torch.testing.assert_close(bare(there.logp), here.logp, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kernel", ["graph", "graph with evidence", "graph by Euler steps", "graph with a mask class"])
-def test_a_recorded_step_draws_the_same_bits(kernel: str) -> None:
+RECORDED = (
+    "graph",
+    "graph with evidence",
+    "graph by Euler steps",
+    "graph with a mask class",
+    "fields",
+    "directed graph",
+    "positions",
+)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_step_draws_the_same_bits(name: str) -> None:
     found = []
     for record in (False, True):
         with pretending() as cuda:
-            policy: Any = cuda.move(FAMILIES[kernel].make())
+            policy: Any = cuda.move(FAMILIES[name].make())
             policy.record_steps = record
             with cuda.counting() as counts:
                 rollout = policy.sample(group_contexts(2, 3), generator=cuda.generator(5))
