@@ -95,9 +95,14 @@ def _graphml(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
 
 
 def _gml(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
-    """One graph; ``label`` of a node is its name in GML, and an attribute only where nodes have no other one."""
+    """One graph; ``label`` of a node is its name in GML, and an attribute only where nodes have no other one.
+
+    Names that are numbers, each at one node only, are those of networkx, and no classes either.
+    """
     graph = nx.parse_gml(_text(path, max_bytes), label="id")
-    if any(row.keys() - {"label"} for _, row in graph.nodes(data=True)):
+    names = [str(name) for _, name in graph.nodes(data="label") if name is not None]
+    numbered = len(names) == len(graph) == len(set(names)) and all(name.isdecimal() for name in names)
+    if numbered or any(row.keys() - {"label"} for _, row in graph.nodes(data=True)):
         for _, row in graph.nodes(data=True):
             row.pop("label", None)
     yield graph
@@ -119,7 +124,7 @@ def _node_link(value: Any) -> nx.Graph:
     single = {"multigraph": False, **value}  # what other programs write has no such key
     graph = nx.node_link_graph(single, edges=key)
     listed = nx.node_link_graph({**single, key: []}, edges=key)
-    if "multigraph" not in value and len(value[key]) != graph.number_of_edges():
+    if not graph.is_multigraph() and len(value[key]) != graph.number_of_edges():
         raise ValueError("an edge stands twice, expected at most one between two nodes")
     stray = next((node for node in graph if node not in listed), None)
     if stray is not None:
@@ -151,6 +156,11 @@ def _edges(lines: Sequence[str], kind: type[nx.Graph]) -> nx.Graph:
         raise ValueError(f"{' '.join(wrong[0]).strip()!r}, expected two nodes, and a class or nothing")
     if named and (short := next((row for row in rows if len(row) == 2), None)):
         raise ValueError(f"{' '.join(short)!r}, expected two nodes and a class, as on other lines of the graph")
+    classes: dict[tuple[str, ...], str] = {}
+    for first, second, *rest in rows:
+        ends, said = (first, second) if kind is nx.DiGraph else tuple(sorted((first, second))), " ".join(rest).strip()
+        if classes.setdefault(ends, said) != said:
+            raise ValueError(f"{f'{first} {second} {said}'!r}, expected {classes[ends]!r} as on an earlier line of the same edge")
     return nx.parse_edgelist(lines, create_using=kind, data=[("label", str)] if named else True)
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "keep_parsed",
     "read_smiles",
     "smiles_rows",
+    "table_rows",
     "text_array",
     "write_arrays",
 ]
@@ -110,9 +111,29 @@ def _numbered(lines: Iterable[str], delimiter: str | None) -> Iterator[tuple[int
     if delimiter is None:
         yield from ((k, line.split()) for k, line in enumerate(lines, 1))
         return
-    reader = csv.reader(lines, delimiter=delimiter)
+    yield from table_rows(lines, delimiter)
+
+
+def table_rows(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield (number of its last line, cells) of every row of a table, the header included.
+
+    Raises:
+        csv.Error: at the end, if the last row has a cell of several lines and the quotes of the table are no pairs, which is what a
+            quote that is left open leads to: all lines below it are one cell.
+    """
+    quotes, row = 0, list[str]()
+
+    def counted() -> Iterator[str]:
+        nonlocal quotes
+        for line in lines:
+            quotes += line.count('"')
+            yield line
+
+    reader = csv.reader(counted(), delimiter=delimiter)
     for row in reader:
         yield reader.line_num, row
+    if quotes % 2 and (most := max((cell.strip().count("\n") for cell in row), default=0)):
+        raise csv.Error(f"line {reader.line_num} ends a cell of {most + 1} lines; is a quote left open above?")
 
 
 def check_file(path: Path) -> None:

@@ -11,6 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from discrete_grpo.core.checks import did_you_mean
+from discrete_grpo.datasets.reading import table_rows
 from discrete_grpo.datasets.tables import HEAD, USUAL
 from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
 
@@ -148,11 +149,11 @@ def _listed(header: Sequence[str], most: int = 30) -> str:
 
 def _rows(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield (number of the last line, cells) of every row below the header that is not blank."""
-    reader, header = csv.reader(lines, delimiter=delimiter), True
-    for row in reader:
+    header = True
+    for number, row in table_rows(lines, delimiter):
         if any(cell.strip() for cell in row):
             if not header:
-                yield reader.line_num, [cell.strip() for cell in row]
+                yield number, [cell.strip() for cell in row]
             header = False
 
 
@@ -160,6 +161,9 @@ def _table(path: Path, rows: Iterable[tuple[int, list[str]]], columns: _Columns,
     samples, scores, groups, lines, unscored = [], [], [], [], 0
     for line, row in rows:
         cells = row + [""] * (len(header) - len(row))
+        if any(cells[len(header) :]):
+            told = f"line {line} of {str(path)!r} has {len(cells)} cells, expected {len(header)} as the header has"
+            raise ValueError(f"data: {told}; a cell that holds the delimiter, such as a decimal comma, needs quotes")
         for argument, place in (("sample", columns.sample), ("score", columns.score)):
             if "\n" in cells[place]:
                 told = f"line {line} of {str(path)!r} ends a {argument} of several lines"

@@ -79,9 +79,14 @@ def make_reward(spec: Any) -> Any:
 
 
 def with_argument(spec: Any, name: str, value: Any) -> Any:
-    """A reward, or the last of several, with one more argument of its class, as ``--reward.NAME=VALUE`` gives it."""
+    """A reward, or the last of several, with one more argument of its class, as ``--reward.NAME=VALUE`` gives it.
+
+    ``class_path`` is no argument: it names another reward, which begins without arguments.
+    """
     if isinstance(spec, list) and spec:
         return [*spec[:-1], with_argument(spec[-1], name, value)]
+    if name == "class_path":
+        return value
     whole = dict(spec) if isinstance(spec, Mapping) else {"class_path": spec}
     given = whole.get("init_args")
     whole["init_args"] = {**(given if isinstance(given, Mapping) else {}), name.removeprefix("init_args."): value}

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -162,7 +163,7 @@ def _takes(reward: object) -> list[Callable[[], list[Failure]]]:
 
 
 def finite_number(value: Any) -> float:
-    """Convert the value of a reward to a finite number, or to NaN if it is unknown (None or NaN).
+    """Convert the value of a reward to a finite number, or to NaN if it is unknown (None, NaN or a masked entry of numpy).
 
     Raises:
         ValueError: for anything else, including strings of digits and complex numbers.
@@ -170,7 +171,7 @@ def finite_number(value: Any) -> float:
     >>> finite_number(None), finite_number(True)
     (nan, 1.0)
     """
-    if value is None:
+    if value is None or isinstance(value, np.ma.core.MaskedConstant):
         return math.nan
     try:
         value = value.item() if callable(getattr(value, "item", None)) else value  # an array or tensor of one number

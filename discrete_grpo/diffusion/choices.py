@@ -97,13 +97,13 @@ def make_schedule(name: ScheduleName) -> Schedule:
     return CosineSchedule() if name == "cosine" else LinearSchedule()
 
 
-def make_distortion(name: Distortion) -> Schedule | None:
-    """Time distortion by DeFoG's name; None for ``identity``.
+def make_distortion(name: Distortion, argument: str = "distortion") -> Schedule | None:
+    """Time distortion by DeFoG's name; None for ``identity``. Errors call it ``argument``.
 
     Raises:
         ValueError: for an unknown name.
     """
-    _known("distortion", name, get_args(Distortion))
+    _known(argument, name, get_args(Distortion))
     made: dict[str, Schedule] = {
         "cos": CosDistortion(),
         "revcos": RevcosDistortion(),

@@ -57,8 +57,8 @@ class DiffusionOptions:
 
     def __post_init__(self) -> None:
         check_fields(self, "num_steps", least=1)
-        for name in (self.train_distortion, self.sample_distortion):
-            choices.make_distortion(name)
+        for name in ("train_distortion", "sample_distortion"):
+            choices.make_distortion(getattr(self, name), name)
         self.make_kernel((0.5, 0.5))
 
     def make_kernel(self, shares: Sequence[float], schedule: Schedule | None = None) -> choices.GraphKernel:

@@ -10,6 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, overload
 
+import networkx as nx
+
 from discrete_grpo.core.checks import told_as
 from discrete_grpo.core.option_names import check_options
 from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
@@ -73,7 +75,7 @@ def evaluate(
     0.5
     """
     _check_kind(kind)
-    if isinstance(samples, Mapping) or not isinstance(samples, str | Path | Iterable):
+    if isinstance(samples, Mapping | nx.Graph) or not isinstance(samples, str | Path | Iterable):
         raise ValueError(f"samples: {samples!r}, expected a list of samples or the name of a file")
     if not isinstance(samples, str | Path | Sequence):
         samples = list(samples)

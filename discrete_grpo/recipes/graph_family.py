@@ -175,11 +175,12 @@ def writers_of(labels: Labels | None) -> dict[str, Callable[[Sequence[Any]], byt
 def _holds(path: Path, first: str) -> bool:
     """Whether a file is of graphs: by its ending, which says so of all but .txt and .csv, or a table with a column ``graph``.
 
-    In the tables of a run the column is ``sample``, as for all kinds; they are of graphs if its first cells are.
+    A .txt file is of graphs if its first line names the classes of one. In the tables of a run the column is ``sample``, as for all
+    kinds; they are of graphs if its first cells are.
     """
     kind = suffix_of(path)
     if kind != ".csv":
-        return kind == ".npz" or (is_own(path) and kind != ".txt")
+        return kind == ".npz" or (is_own(path) and (kind != ".txt" or " nodes=" in first))
     column = column_of(first.strip().split(","), "graph", "sample")
     return column == "graph" or (column is not None and _graphs_alone(islice(filled_cells(path, column), LOOKED_AT)))
 

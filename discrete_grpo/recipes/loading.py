@@ -238,7 +238,7 @@ def _graph_args(policy: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
     rates = {name: given.get(name) for name in ("kernel", "eta", "omega")}
     changes = {name: value for name, value in given.items() if name not in rates}
     if "sample_distortion" in changes:
-        changes["sample_distortion"] = choices.make_distortion(changes["sample_distortion"])
+        changes["sample_distortion"] = choices.make_distortion(changes["sample_distortion"], "sample_distortion")
     return changes | {name: _other_kernel(getattr(policy, name), **rates) for name in ("node_kernel", "edge_kernel")}
 
 

@@ -66,6 +66,7 @@ _OTHERS = (
     "ledger.sqlite",
     SEARCH,
     "optimise.json",
+    "benchmark.json",
     "reference",
     "best.csv.gz",
     "report.html",

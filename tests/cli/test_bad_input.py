@@ -271,7 +271,15 @@ def test_a_reward_that_cannot_be_made_is_one_line(several: bool, refuse: Refuse)
     assert "Namespace" not in said
 
 
-LEFT_BY_ANOTHER_RUN = ["evaluation.json", "metrics.jsonl", "samples.csv.gz", "ledger.sqlite", "policy", "checkpoints"]
+LEFT_BY_ANOTHER_RUN = [
+    "evaluation.json",
+    "metrics.jsonl",
+    "samples.csv.gz",
+    "ledger.sqlite",
+    "policy",
+    "checkpoints",
+    "benchmark.json",
+]
 
 
 @pytest.mark.parametrize("name", LEFT_BY_ANOTHER_RUN)

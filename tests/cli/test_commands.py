@@ -69,6 +69,7 @@ def test_train_with_overrides_as_in_the_readme() -> None:
         (["--reward+=logp"], ["qed", "logp"]),  # added to the preset's
         (["--reward=Substructure", "--reward.smarts=CO"], ["Substructure"]),
         (["--reward=my_rewards.Constant", "--reward.value=2.5"], ["Constant"]),
+        (["--reward.class_path=Substructure", "--reward.init_args.smarts=CO"], ["Substructure"]),
         (["rewards.yaml"], ["validity", "Substructure", "length"]),
     ],
 )

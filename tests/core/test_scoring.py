@@ -230,6 +230,7 @@ def test_names() -> None:
 def test_finite_number() -> None:
     assert math.isnan(finite_number(None))
     assert math.isnan(finite_number(math.nan))
+    assert [math.isnan(finite_number(value)) for value in np.ma.masked_invalid([math.nan, 1.0])] == [True, False]
     for wrong in (math.inf, "x", "0.5", b"1", 1j, 10**400, [], object()):
         with pytest.raises(ValueError, match="expected a"):
             finite_number(wrong)

@@ -14,12 +14,14 @@ import torch
 from torch_geometric.data import Data
 
 from discrete_grpo.datasets.graph_files import read_graph_objects, to_graphml, to_node_link
+from discrete_grpo.datasets.own_digraphs import own_digraphs
 from discrete_grpo.datasets.own_graphs import OwnGraphs, labelled_splits, own_graphs
 from discrete_grpo.domains.named_graphs import Labels, batch_to_lines, lines_to_batch
 from tests.labelled_sets import COLOURS, KINDS, as_data, coloured, relabelled, write_all
 
 GRAPHS = coloured()
 NAMED = ("graphml", "json", "jsonl", "gml", "g6", "npz")
+TWICE = b'{"nodes": [{"id": 1}, {"id": 2}], "links": [{"source": 1, "target": 2}, {"source": 2, "target": 1}]}'
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,23 @@ def test_lists_of_data_and_gzipped_files_give_the_same_batch(files: dict[str, Pa
         packed = tmp_path / f"set.{form}.gz"
         packed.write_bytes(gzip.compress(files[form].read_bytes()))
         assert same(own_graphs(packed), wanted)
+
+
+def test_names_of_nodes_in_gml_are_no_classes(tmp_path: Path) -> None:
+    for k in range(3):
+        nx.write_gml(nx.path_graph(3 + k), tmp_path / f"{k}.gml")
+    assert own_graphs(tmp_path).labels.nodes == own_graphs([nx.path_graph(3)]).labels.nodes
+    text = 'graph [ node [ id 0 label "C" ] node [ id 1 label "O" ] node [ id 2 label "C" ] edge [ source 0 target 1 ] ]'
+    (tmp_path / "0.gml").write_text(text)
+    assert own_graphs(tmp_path / "0.gml").labels.nodes == ("C", "O")
+
+
+def test_an_edge_may_stand_twice_in_an_edge_list_with_one_class(tmp_path: Path) -> None:
+    (tmp_path / "set.edgelist").write_text("0 1 red\n1 0 red \n1 2 blue\n")
+    assert own_graphs(tmp_path / "set.edgelist").graphs.pairs.tolist() == [2, 0, 1]
+    arcs = tmp_path / "set.arcs"
+    arcs.write_text("0 1 red\n1 0 blue\n")
+    assert own_digraphs(arcs).labels.edges == ("no edge", "blue", "red")
 
 
 def test_edge_lists_hold_classes_of_edges(tmp_path: Path) -> None:
@@ -188,9 +207,15 @@ def test_at_most_256_classes() -> None:
         ("set.json", b"[1", "cannot be read as json"),
         (
             "set.json",
-            b'{"nodes": [{"id": 1}, {"id": 2}], "links": [{"source": 1, "target": 2}, {"source": 2, "target": 1}]}',
+            TWICE,
             "an edge stands twice, expected at most one between two nodes",
         ),
+        (
+            "set.json",
+            b'{"multigraph": false, ' + TWICE[1:],
+            "an edge stands twice, expected at most one between two nodes",
+        ),
+        ("set.edgelist", b"0 1 red\n1 0 blue\n", "'1 0 blue', expected 'red' as on an earlier line of the same edge"),
         ("set.edgelist", b"0\n", "expected two nodes"),
         ("set.edgelist", b"a b\na b c d\n", r"data: '.*set.edgelist' cannot be read as edgelist: 'a b c d', expected two nodes"),
         ("set.edgelist", b"a b c\n# d\na d\n", "'a d', expected two nodes and a class, as on other lines of the graph"),

@@ -47,6 +47,8 @@ def test_unknown_scores_are_left_out_and_counted(tmp_path: Path) -> None:
 def test_a_quoted_cell_may_hold_the_delimiter(tmp_path: Path) -> None:
     found = read_scored(written(tmp_path, 'text,y\n"a, b",1\n'), "y")
     assert found.samples == ("a, b",)
+    assert read_scored(written(tmp_path, 'text,y,note\na,1,"two\nlines, 5"\nb,2,6" pipe\n'), "y").samples == ("a", "b")
+    assert read_scored(written(tmp_path, "text,y\na,1,,\n"), "y").samples == ("a",)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,8 @@ def test_a_quoted_cell_may_hold_the_delimiter(tmp_path: Path) -> None:
         ("\n", {}, "is empty"),
         ("smiles,y\nC,\nCC,nan\n", {}, "has no score in its 2 rows"),
         ("smiles,y\nC,1\n", {"sample_column": "y"}, "expected different columns"),
+        ("smiles,y\nC,5,0\n", {}, "line 2 of .* has 3 cells, expected 2 as the header has; .* such as a decimal comma"),
+        ('smiles,y,name\nC,1,"a\nCC,2,b\nCCC,3,c\n', {}, r"line 4 ends a cell of \d lines; is a quote left open above\?"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, text: str, arguments: dict[str, Any], said: str) -> None:

@@ -180,8 +180,8 @@ def test_pretrain_runs_the_recipe_it_is_given(tmp_path: Path) -> None:
         ({"eta": 1.0}, "eta: 1.0, expected 0 with kernel d3pm"),
         ({"kernel": "euler"}, "kernel: 'euler', expected one of d3pm, flow, flow_euler"),
         ({"schedule": "sine"}, "schedule: 'sine', expected one of cosine, linear"),
-        ({"train_distortion": "cosine"}, "distortion: 'cosine', expected one of identity"),
-        ({"sample_distortion": "x"}, "distortion: 'x', expected one of identity"),
+        ({"train_distortion": "cosine"}, "train_distortion: 'cosine', expected one of identity"),
+        ({"sample_distortion": "x"}, "sample_distortion: 'x', expected one of identity"),
     ],
 )
 @pytest.mark.parametrize("kind", [DiffusionOptions, PretrainRecipe, PretrainGraphsRecipe])

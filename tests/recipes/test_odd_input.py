@@ -41,6 +41,11 @@ def test_a_quote_that_is_left_open_is_told_and_swallows_no_rows(tmp_path: Path) 
     path.write_text("smiles\n" + "CC\n" * 100 + '"CCO\n' + "CCC\n" * 3)
     with pytest.raises(ValueError, match="line 105 ends a cell of 4 lines"):
         read_smiles(path)
+    path.write_text("smiles,score,note\nCC,1,a\n" + 'CCO,5,"b\n' + "CCC,2,c\n" * 30)  # in a column that is not read
+    with pytest.raises(ValueError, match=r"^path: .* line 33 ends a cell of 31 lines; is a quote left open above\?"):
+        read_smiles(path)
+    with pytest.raises(ValueError, match=r"^data: .* line 33 ends a cell of 31 lines; is a quote left open above\?"):
+        read_scored(path, "score")
     path.write_text('smiles,score,note\nCC,1,"two\nlines"\nCCC,2,\n')  # a note may have several
     assert read_scored(path, "score").scores == (1.0, 2.0)
 

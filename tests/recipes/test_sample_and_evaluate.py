@@ -72,6 +72,20 @@ def test_samples_are_printed_where_no_file_is_named(capsys: pytest.CaptureFixtur
     assert printed == sample_lines("smiles-zinc", 4, seed=1)
 
 
+def test_lines_of_graphs_with_classes_are_no_molecules(tmp_path: Path) -> None:
+    """The graph6 of a small graph is often a SMILES too."""
+    lines = ["CF nodes=a,b,a,b edges=x,y,x", "C~ nodes=a,b,a,b edges=x,y,x,x,y,y"]
+    (tmp_path / "s.txt").write_text("\n".join(lines) + "\n")
+    found = evaluate(tmp_path / "s.txt")
+    assert found == evaluate(lines)
+    assert found["edges"] == 4.5
+
+
+def test_one_graph_is_no_list_of_samples() -> None:
+    with pytest.raises(ValueError, match=r"samples: .*Graph.*, expected a list of samples or the name of a file"):
+        evaluate(nx.path_graph(3))
+
+
 def test_two_scaffolds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="scaffold: 'CCO', expected none: the columns have the scaffold 'CC'"):
         sample_file("qm9-small", 2, str(tmp_path / "a.csv"), scaffold="CCO", columns=[{"num_nodes": 5}, {"scaffold": "CC"}])
