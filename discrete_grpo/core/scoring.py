@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -171,7 +170,7 @@ def finite_number(value: Any) -> float:
     >>> finite_number(None), finite_number(True)
     (nan, 1.0)
     """
-    if value is None or isinstance(value, np.ma.core.MaskedConstant):
+    if value is None or type(value).__name__ == "MaskedConstant":  # of numpy, whose item() is 0
         return math.nan
     try:
         value = value.item() if callable(getattr(value, "item", None)) else value  # an array or tensor of one number

@@ -10,8 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, overload
 
-import networkx as nx
-
 from discrete_grpo.core.checks import told_as
 from discrete_grpo.core.option_names import check_options
 from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
@@ -19,7 +17,7 @@ from discrete_grpo.datasets.values import file_of_values
 from discrete_grpo.metrics.resampling import Estimate
 from discrete_grpo.metrics.suite import SUITES, SuiteOptions, SuiteResult, check_suite
 from discrete_grpo.recipes.families import KINDS, Family, FileOptions
-from discrete_grpo.recipes.graph_objects import kind_of_samples
+from discrete_grpo.recipes.graph_objects import is_graph, kind_of_samples
 from discrete_grpo.recipes.sample import output_path
 from discrete_grpo.runs.console import print_notes, print_table
 from discrete_grpo.runs.recorder import write_json
@@ -75,7 +73,7 @@ def evaluate(
     0.5
     """
     _check_kind(kind)
-    if isinstance(samples, Mapping | nx.Graph) or not isinstance(samples, str | Path | Iterable):
+    if isinstance(samples, Mapping) or is_graph(samples) or not isinstance(samples, str | Path | Iterable):
         raise ValueError(f"samples: {samples!r}, expected a list of samples or the name of a file")
     if not isinstance(samples, str | Path | Sequence):
         samples = list(samples)

@@ -14,7 +14,7 @@ from discrete_grpo.domains.named_graphs import Labels, to_line
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule
 from discrete_grpo.recipes.families import FileOptions
 
-__all__ = ["kind_of_samples", "lines_of"]
+__all__ = ["is_graph", "kind_of_samples", "lines_of"]
 
 CLASS = "label"
 """The attribute of a class in a graph that a policy drew."""
@@ -52,6 +52,11 @@ def lines_of(samples: Sequence[Any], options: FileOptions, labels: Labels | None
     for place, graph in zip(places, own.networkx(range(len(own))), strict=True):
         found[place] = to_line(graph)
     return found
+
+
+def is_graph(value: Any) -> bool:
+    """Whether a value is one networkx graph, which would be read as a list of its nodes."""
+    return isinstance(value, nx.Graph)
 
 
 def kind_of_samples(samples: Sequence[Any]) -> str:
