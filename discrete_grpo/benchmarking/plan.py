@@ -259,7 +259,7 @@ def _folder(given: str | Path, suite: str) -> Path:
     if before is None and (folder / "run.json").exists():
         raise ValueError(f"output_dir: {folder} holds a run of another kind, expected a benchmark or another folder")
     if before is None and folder.exists():
-        check_unused(folder)
+        check_unused(folder, own=(PLAN,))
         for name in (RESULTS, PAGE, TABLE):
             check_free(folder / name, b"")
     return folder

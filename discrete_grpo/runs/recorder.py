@@ -73,13 +73,18 @@ _OTHERS = (
 )
 
 
-def check_unused(folder: str | os.PathLike[str]) -> None:
+def check_unused(folder: str | os.PathLike[str], own: Sequence[str] = ()) -> None:
     """Refuse a folder with results of another run, which a new one would take for its own or mix with its own.
+
+    Args:
+        folder: the folder, which need not exist.
+        own: names among them that the caller looks at itself.
 
     Raises:
         ValueError: naming them.
     """
-    found = [name for name in (METRICS, SAMPLES, *_EVALUATION, *_OTHERS) if (Path(folder) / name).exists()]
+    names = [name for name in (METRICS, SAMPLES, *_EVALUATION, *_OTHERS) if name not in own]
+    found = [name for name in names if (Path(folder) / name).exists()]
     if found:
         wanted = "expected a folder without them; name another folder or remove these"
         raise ValueError(f"output_dir: {os.fspath(folder)} holds results of another run ({', '.join(found)}), {wanted}")
