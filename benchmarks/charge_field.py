@@ -50,6 +50,7 @@ from discrete_grpo.training.pretrain import Dataset, Pretrainer
 
 SOURCES = (
     "discrete_grpo/policies/fields.py",
+    "discrete_grpo/policies/field_steps.py",
     "discrete_grpo/recipes/molecule_fields.py",
     "discrete_grpo/domains/molecule_fields.py",
     "models/equivariant.py",

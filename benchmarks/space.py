@@ -44,7 +44,12 @@ SHOWN = (
     "w1_bond_angle",
     "strain_per_atom",
 )
-SOURCES = (f"discrete_grpo/cli/presets/{PRESET}.yaml", "discrete_grpo/policies/fields.py", "discrete_grpo/rewards/spatial.py")
+SOURCES = (
+    f"discrete_grpo/cli/presets/{PRESET}.yaml",
+    "discrete_grpo/policies/fields.py",
+    "discrete_grpo/policies/field_steps.py",
+    "discrete_grpo/rewards/spatial.py",
+)
 
 
 def noise(samples: Sequence[SpatialMolecule | None], **columns: Any) -> list[float]:

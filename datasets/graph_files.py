@@ -95,9 +95,10 @@ def _graphml(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
 
 
 def _gml(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
-    """One graph; ``label`` of a node is its name in GML, and an attribute only where nodes have no other one.
+    """Read the one graph of a GML file, in which ``label`` is the name of a node.
 
-    Names that are numbers, each at one node only, are those of networkx, and no classes either.
+    It is kept as an attribute, which may hold a class, only if nodes have no other attribute, and not if each node has a number of
+    its own there: such numbers are what networkx writes for nodes without names.
     """
     graph = nx.parse_gml(_text(path, max_bytes), label="id")
     names = [str(name) for _, name in graph.nodes(data="label") if name is not None]
