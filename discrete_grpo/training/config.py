@@ -113,6 +113,8 @@ class GRPOConfig:
         patience: Number of updates without a new call of the ledger after which the policy is stale, at least 1: all samples that
             it drew for them are invalid or were scored before. The updates of a generation count when the last of them is made.
             None sets no limit.
+        patience_threshold: Share of the samples of a generation, 0 to less than 1: a generation whose share of new calls is not above
+            it counts as one without a new call.
         when_stale: What follows then: ``stop`` ends the run; ``restart`` puts the weights from the start of the run back into
             policy, reference and moving average and resets the optimizer. Samples kept for replay and refinement, the ledger,
             the learning rate schedule and an adaptive entropy coefficient go on.
@@ -197,6 +199,7 @@ class GRPOConfig:
     replay_samples: int = 0
     replay_memory: int = 64
     patience: int | None = None
+    patience_threshold: float = 0.0
     when_stale: Literal["stop", "restart"] = "stop"
     learning_rate: float = 1e-4
     weight_decay: float = 0.0
@@ -238,6 +241,7 @@ class GRPOConfig:
         check_fields(self, "entropy_coef_max", least=self.entropy_coef_min)
         check_fields(self, "adam_beta1 adam_beta2 ema_decay refine_fraction ref_model_mixup_alpha", least=0, most=1)
         check_range("refine_time", self.refine_time, above=0, below=1)
+        check_range("patience_threshold", self.patience_threshold, least=0, below=1)
         if self.reward_weights is not None and not isinstance(self.reward_weights, list | tuple):
             raise ValueError(f"reward_weights: {self.reward_weights!r}, expected a list of numbers, one per reward")
         for weight in self.reward_weights or ():

@@ -20,12 +20,13 @@ __all__ = ["Patience", "calls_made", "changing_weights", "new_patience"]
 class Patience:
     """Counts updates without a new call of the ledger, and keeps the weights that a restart puts back.
 
-    A generation that brings no new call adds all its updates to the count when they are made; one that brings a new call sets the
-    count to 0. The numbers come from metrics that all processes share, so that all decide alike.
+    A generation that brings no new call, or at most ``few``, adds all its updates to the count when they are made; one that brings
+    more sets the count to 0. The numbers come from metrics that all processes share, so that all decide alike.
 
     Args:
         limit: number of updates without a new call after which the policy is stale, at least 1.
         weights: as of :func:`changing_weights`, whose present values a restart puts back; None if a stale policy ends the run.
+        few: largest number of new calls of a generation that counts as none.
 
     >>> patience = Patience(2)
     >>> for new_calls in (3, 0, 0):
@@ -34,8 +35,8 @@ class Patience:
     (2, True)
     """
 
-    def __init__(self, limit: int, weights: Sequence[Tensor] | None = None) -> None:
-        self.limit, self.stale, self.restarts = limit, 0, 0
+    def __init__(self, limit: int, weights: Sequence[Tensor] | None = None, few: float = 0.0) -> None:
+        self.limit, self.few, self.stale, self.restarts = limit, few, 0, 0
         self.first = None if weights is None else [w.detach().clone() for w in weights]
 
     @property
@@ -50,7 +51,7 @@ class Patience:
 
     def count(self, new_calls: float, updates: int) -> None:
         """Count the updates of a generation that brought ``new_calls`` new calls."""
-        self.stale = 0 if new_calls > 0 else self.stale + updates
+        self.stale = 0 if new_calls > self.few else self.stale + updates
 
     def metrics(self) -> dict[str, float]:
         """``oracle/patience``, the updates without a new call that are left, and ``oracle/restarts`` where there can be any."""
@@ -99,7 +100,8 @@ def new_patience(config: GRPOConfig, ledger: Accounts | None, module: nn.Module)
         return None
     if calls_made(ledger) is None:
         raise ValueError(f"patience: {config.patience}, expected None without a ledger that counts calls (ledger=...)")
-    return Patience(config.patience, changing_weights(module) if config.when_stale == "restart" else None)
+    weights = changing_weights(module) if config.when_stale == "restart" else None
+    return Patience(config.patience, weights, config.patience_threshold * config.generation_batch_size)
 
 
 def calls_made(ledger: Accounts | None) -> float | None:

@@ -146,7 +146,28 @@ def test_the_updates_of_a_generation_count_together() -> None:
     assert patience.metrics() == {"oracle/patience": 0.0}
 
 
+def test_few_new_calls_count_as_none_below_the_threshold() -> None:
+    patience = Patience(2, few=3.2)
+    for new_calls, stale in ((3, 1), (4, 0), (0, 1), (3, 2)):
+        patience.count(new_calls, updates=1)
+        assert patience.stale == stale
+    assert patience.ends
+
+
+def test_the_threshold_is_a_share_of_the_generation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nearly = run(GRPOConfig(**COLLAPSES, patience_threshold=0.5, max_steps=200), tmp_path)
+    lines = nearly.train()
+    new = [line["oracle/new_calls"] for line in lines]
+    few = [calls <= 0.5 * 16 for calls in new]
+    assert few[-3:] == [True] * 3
+    assert not any(all(few[k : k + 3]) for k in range(len(few) - 3))  # not one update more
+    assert new[-1] > 0  # a run with the threshold 0 would have gone on
+    assert "its last updates brought hardly a new call" in " ".join(capsys.readouterr().err.split())
+
+
 def test_bad_settings_are_named() -> None:
+    with pytest.raises(ValueError, match=r"^patience_threshold: 1.0, expected at least 0 and less than 1$"):
+        GRPOConfig(patience_threshold=1.0)
     with pytest.raises(ValueError, match=r"^patience: 0, expected at least 1$"):
         GRPOConfig(patience=0)
     with pytest.raises(ValueError, match=r"^when_stale: 'end', expected one of stop, restart$"):

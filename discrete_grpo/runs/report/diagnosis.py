@@ -73,8 +73,11 @@ def _patience(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     if "oracle/restarts" in last or last.get("oracle/patience") != 0:
         return []
     stale = sum(1 for _ in takewhile(lambda line: line.get("oracle/new_calls") == 0, reversed(metrics)))
+    brought = f"its last {stale} updates brought no new call, as every sample was invalid or scored before."
+    if not stale:  # of its last generations each brought a few, which patience_threshold allows
+        brought = "its last updates brought hardly a new call, as nearly every sample was invalid or scored before."
     return [
-        f"The run ended for patience: its last {stale} updates brought no new call, as every sample was invalid or scored before.",
+        f"The run ended for patience: {brought}",
         "Try: when_stale=restart, replay_samples, a KL to the reference (beta), an entropy bonus, a higher temperature.",
     ]
 
