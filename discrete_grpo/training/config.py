@@ -113,8 +113,8 @@ class GRPOConfig:
         patience: Number of updates without a new call of the ledger after which the policy is stale, at least 1: all samples that
             it drew for them are invalid or were scored before. The updates of a generation count when the last of them is made.
             None sets no limit.
-        patience_threshold: Share of the samples of a generation, 0 to less than 1: a generation whose share of new calls is not above
-            it counts as one without a new call.
+        patience_threshold: Share of the samples of a generation, 0 to less than 1: a generation whose share of new calls is not
+            above it counts as one without a new call.
         when_stale: What follows then: ``stop`` ends the run; ``restart`` puts the weights from the start of the run back into
             policy, reference and moving average and resets the optimizer. Samples kept for replay and refinement, the ledger,
             the learning rate schedule and an adaptive entropy coefficient go on.

@@ -61,7 +61,7 @@ class MemoryBatch:
     Attributes:
         scores: log π_θ of every site, differentiable.
         reward: R(x) of every sample.
-        ref_logp: log π_ref(x) of every sample.
+        ref_logp: log π_ref(x) of every sample; NaN for an objective whose attribute ``needs_ref`` is False, which saves a pass.
         old_logp: log π_old of every site at the beginning of the round; None in the first pass of a round, where it is π_θ.
         max_units: the most sites that a trajectory can have.
         draws: what the policy drew in this round; None if that is unknown.
@@ -152,6 +152,7 @@ class Likelihood:
     """Minus the mean log π_θ per site: the policy imitates what it is given, the loss of hill climbing."""
 
     needs_old = False
+    needs_ref = False
 
     def __call__(self, batch: MemoryBatch) -> Tensor:
         """Return the loss of a batch."""
@@ -257,7 +258,8 @@ class SelfImitation:
     round, which spreads the policy over more of the memory, otherwise divided, within ``TEMPERATURES``.
 
     Attributes:
-        temperature: τ, the reward that a factor e of probability is worth, more than 0; where it adapts, the present one.
+        temperature: τ, the reward that a factor e of probability is worth, at least 0; where it adapts, the present one, more than
+            0. A policy whose samples have several trajectories, such as one of graphs, needs 0, as log π_θ(x) is not known there.
         new_share: share of new samples that τ aims at, in [0, 1]; None leaves τ as it is.
         rate: factor by which τ changes per round, at least 1.
         epsilon: ε, in (0, 1).
@@ -278,11 +280,13 @@ class SelfImitation:
     epsilon_high: float | None = None
     level: Level = "token"
     needs_old = True
+    needs_ref = False
 
     def __post_init__(self) -> None:
-        check_range("temperature", self.temperature, above=0)
+        check_range("temperature", self.temperature, least=0)
         check_range("rate", self.rate, least=1)
         if self.new_share is not None:
+            check_range("temperature", self.temperature, above=0, note=" with new_share")
             check_range("new_share", self.new_share, least=0, most=1, note=" or None")
         check_range("epsilon", self.epsilon, above=0, below=1)
         if self.epsilon_high is not None:

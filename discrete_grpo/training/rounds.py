@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Scores, score_sites
 from discrete_grpo.core.drawing import draw
-from discrete_grpo.core.rollout import Context, Policy, Replayable, Reward, Rollout, as_module, is_replayable
+from discrete_grpo.core.rollout import Context, Policy, Replayable, Reward, Rollout, as_module, is_replayable, is_scorer
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted
 from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.memory import Remembered, ScoredMemory
@@ -288,7 +288,7 @@ class Rounds:
         old: list[Tensor | None] = [None] * len(batches)
         if self.objective.needs_old and len(batches) > 1:
             with torch.no_grad():
-                old[1:] = [self._policy_scores(rollout).logp for rollout in rollouts[1:]]
+                old[1:] = [self._scores(self.policy, rollout).logp for rollout in rollouts[1:]]
         for batch, rollout, old_logp in zip(batches, rollouts, old, strict=True):
             self._update(batch, rollout, old_logp, draws)
 
@@ -308,13 +308,14 @@ class Rounds:
     def _rollout(self, batch: Sequence[Remembered]) -> Rollout:
         return cast(Replayable, self.policy).rollout_of([entry.sample for entry in batch], generator=self.generator)
 
-    def _policy_scores(self, rollout: Rollout) -> Scores:
+    def _scores(self, policy: Policy, rollout: Rollout) -> Scores:
         with self._precision():
-            return score_sites(self.policy.sites(rollout))
+            return policy.score(rollout) if is_scorer(policy) else score_sites(policy.sites(rollout))
 
     def _update(self, batch: Sequence[Remembered], rollout: Rollout, old_logp: Tensor | None, draws: Draws) -> None:
-        ref_logp = self._reference_logp(batch, rollout)
-        scores = self._policy_scores(rollout)
+        needed = getattr(self.objective, "needs_ref", True)
+        ref_logp = self._reference_logp(batch, rollout) if needed else torch.full((len(batch),), torch.nan, device=self._device)
+        scores = self._scores(self.policy, rollout)
         reward = torch.tensor([entry.score for entry in batch], device=self._device, dtype=scores.logp.dtype)
         seen = MemoryBatch(scores, reward, ref_logp.to(scores.logp), old_logp, rollout.max_units, draws)
         loss = self.objective(seen)
@@ -336,8 +337,8 @@ class Rounds:
         rows = [k for k, entry in enumerate(batch) if entry.sample not in self.ref_logp]
         if rows:
             part = rollout.index(torch.tensor(rows, device=self._device))
-            with torch.no_grad(), self._precision():
-                scores = score_sites(self.reference.sites(part))
+            with torch.no_grad():
+                scores = self._scores(self.reference, part)
             for k, value in zip(rows, (scores.logp * scores.mask).sum((-2, -1)).tolist(), strict=True):
                 self.ref_logp[batch[k].sample] = value
         return torch.tensor([self.ref_logp[entry.sample] for entry in batch], device=self._device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -209,6 +210,20 @@ def test_the_order_of_the_samples_does_not_matter(objective: Objective) -> None:
     torch.testing.assert_close(gradient(objective, old, order), gradient(objective, old), rtol=0, atol=1e-6)
 
 
+def test_without_a_temperature_self_imitation_compares_rewards_alone() -> None:
+    draws = Draws(torch.tensor([0.25, 0.75]), torch.tensor([-1.0, -50.0]))
+    advantages = SelfImitation(temperature=0.0).advantages(batch_of(old=OLD, draws=draws))
+    assert advantages.tolist() == [max(0.0, reward - 0.5) for reward in REWARD.double().tolist()]
+
+
+def test_objectives_that_say_so_do_not_read_the_reference() -> None:
+    for objective in (Likelihood(), SelfImitation(0.1)):
+        assert not objective.needs_ref
+        batch = batch_of(old=OLD if objective.needs_old else None)
+        unknown = replace(batch, ref_logp=torch.full_like(batch.ref_logp, torch.nan))
+        assert torch.equal(objective(unknown), objective(batch))
+
+
 def test_only_clipped_ratios_need_the_old_policy() -> None:
     assert GroupRelative.needs_old
     assert SelfImitation.needs_old
@@ -231,7 +246,8 @@ def test_only_clipped_ratios_need_the_old_policy() -> None:
         (GroupRelative, {"loss_type": "cispo"}, "epsilon_high: None"),
         (GroupRelative, {"loss_type": "ppo"}, "loss_type: 'ppo', expected one of"),
         (GroupRelative, {"level": "word"}, "level: 'word', expected one of"),
-        (SelfImitation, {"temperature": 0.0}, "temperature: 0"),
+        (SelfImitation, {"temperature": -0.1}, "temperature: -0.1"),
+        (SelfImitation, {"temperature": 0.0, "new_share": 0.4}, "temperature: 0.0, expected more than 0 with new_share"),
         (SelfImitation, {"new_share": 1.1}, "new_share: 1.1"),
         (SelfImitation, {"rate": 0.9}, "rate: 0.9"),
         (SelfImitation, {"epsilon": 1.0}, "epsilon: 1"),

@@ -18,6 +18,7 @@ METHOD = Method(
         "learning_rate": 3e-4,
         "beta": 0.02,
         "patience": 20,
+        "patience_threshold": 0.05,
         "when_stale": "restart",
         "node_count": "running",
     },

@@ -26,6 +26,7 @@ METHOD = Method(
         "beta": 0.05,
         "ema_decay": 0.9,
         "patience": 20,
+        "patience_threshold": 0.05,
         "when_stale": "restart",
     },
     families=("graph",),
