@@ -122,6 +122,7 @@ def offline_config(config: GRPOConfig, steps: int) -> GRPOConfig:
         refine_fraction=0.0,
         replay_samples=0,
         patience=None,
+        patience_threshold=0.0,
         ema_decay=None,
         metric_for_best_model=None,
         greater_is_better=None,

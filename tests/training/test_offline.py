@@ -265,7 +265,14 @@ def test_an_interrupt_saves_and_says_where(tmp_path: Path, monkeypatch: pytest.M
 
 def test_settings_of_drawing_are_off() -> None:
     given = GRPOConfig(
-        num_iterations=3, replay_samples=2, entropy_coef=0.1, patience=3, ema_decay=0.9, zero_std_groups="mask", beta=0.1
+        num_iterations=3,
+        replay_samples=2,
+        entropy_coef=0.1,
+        patience=3,
+        patience_threshold=0.1,
+        ema_decay=0.9,
+        zero_std_groups="mask",
+        beta=0.1,
     )
     found = offline_config(given, 7)
     assert (found.max_steps, found.num_iterations, found.replay_samples, found.entropy_coef) == (7, 1, 0, 0)

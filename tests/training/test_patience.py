@@ -167,7 +167,9 @@ def test_the_threshold_is_a_share_of_the_generation(tmp_path: Path, capsys: pyte
 
 def test_bad_settings_are_named() -> None:
     with pytest.raises(ValueError, match=r"^patience_threshold: 1.0, expected at least 0 and less than 1$"):
-        GRPOConfig(patience_threshold=1.0)
+        GRPOConfig(patience=5, patience_threshold=1.0)
+    with pytest.raises(ValueError, match=r"^patience_threshold: 0.05, expected 0 without patience$"):
+        GRPOConfig(patience_threshold=0.05)
     with pytest.raises(ValueError, match=r"^patience: 0, expected at least 1$"):
         GRPOConfig(patience=0)
     with pytest.raises(ValueError, match=r"^when_stale: 'end', expected one of stop, restart$"):
