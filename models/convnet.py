@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from discrete_grpo.core.batch_share import WHOLE, BatchShare, mean_of
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 
 __all__ = ["ConvNet", "ConvNetConfig"]
 
@@ -36,7 +36,7 @@ class ConvNetConfig:
 
     def __post_init__(self) -> None:
         for name, low in {"size": 4, "classes": 2, "width": 1}.items():
-            check_range(name, getattr(self, name), least=low)
+            check_whole(name, getattr(self, name), least=low)
         if self.size % 4:
             raise ValueError(f"size: {self.size}, expected a multiple of 4")
         check_range("dropout", self.dropout, least=0, below=1)

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.models.digress_attention import EdgeParts, edge_update
 from discrete_grpo.models.digress_features import Features, FiveCycles, MoleculeFeatures, extra, feature_widths
 from discrete_grpo.models.digress_pooling import Pool, Pooling, run_checkpointed, run_once
@@ -90,14 +90,17 @@ class DigressConfig:
     padding_counts: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("layers", "heads", "width", "edge_width", "global_width", "node_classes", "edge_classes", "max_nodes"):
-            check_range(name, getattr(self, name), least=1)
+        hidden = [f"{part}_{of}" for of in ("hidden", "mlp") for part in ("node", "edge", "global")]
+        for name in ("layers", "heads", "width", "edge_width", "global_width", *hidden, "node_classes", "edge_classes", "max_nodes"):
+            check_whole(name, getattr(self, name), least=1)
+        for name in ("time_width", "pad_to", "node_limit"):
+            check_whole(name, getattr(self, name), least=0)
         for kind in ("node", "edge"):
             states, outputs, classes = (getattr(self, f"{kind}_{part}") for part in ("states", "outputs", "classes"))
-            check_range(f"{kind}_outputs", outputs, least=classes, most=states, note=" (classes to states)")
+            check_whole(f"{kind}_states", states, least=1)
+            check_whole(f"{kind}_outputs", outputs, least=classes, most=states, note=" (classes to states)")
         if self.width % self.heads:
             raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
-        check_range("time_width", self.time_width, least=0)
         if self.time_width % 2:
             raise ValueError(f"time_width: {self.time_width}, expected an even number")
         choices: dict[str, tuple[str, ...]] = {
@@ -110,7 +113,7 @@ class DigressConfig:
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}: {getattr(self, name)!r}, expected one of {', '.join(known)}")
         if self.features.startswith("rrwp"):
-            check_range("walk_length", self.walk_length, least=1)
+            check_whole("walk_length", self.walk_length, least=1)
         feature_widths(self.features, self.walk_length)
 
     @property

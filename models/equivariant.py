@@ -40,7 +40,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.domains.fields import FieldLogits, centred
 from discrete_grpo.models.pair_geometry import Pairs, lengths, moved, pair_invariants, radial_features
 from discrete_grpo.models.pairs import FilmNorm
@@ -87,10 +87,10 @@ class EquivariantSizes:
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads", "width", "edge_width", "global_width", "expansion"):
-            check_range(name, getattr(self, name), least=1)
+            check_whole(name, getattr(self, name), least=1)
         if self.width % self.heads:
             raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
-        check_range("radial", self.radial, least=2)
+        check_whole("radial", self.radial, least=2)
         check_range("dropout", self.dropout, least=0, below=1)
 
 
@@ -124,8 +124,8 @@ class EquivariantConfig(EquivariantSizes):
                 raise ValueError(f"{kind}_fields: {{}}, expected at least one field")
             _check_names(f"{kind}_classes", classes, fields)
             for name in fields:
-                check_range(f"{kind}_fields[{name!r}]", fields[name], least=1)
-                check_range(f"{kind}_classes[{name!r}]", classes[name], least=1)
+                check_whole(f"{kind}_fields[{name!r}]", fields[name], least=1)
+                check_whole(f"{kind}_classes[{name!r}]", classes[name], least=1)
         if unknown := sorted(set(self.directed) - set(self.edge_fields)):
             raise ValueError(f"directed: {', '.join(unknown)}, expected some of {', '.join(sorted(self.edge_fields))}")
         object.__setattr__(self, "directed", tuple(sorted(set(self.directed))))

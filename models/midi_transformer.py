@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.domains.fields import FieldLogits, centred
 from discrete_grpo.models.digress_pooling import Pooling, run_checkpointed, run_once
 from discrete_grpo.models.midi_layer import MidiLayer, PositionsMLP, States
@@ -62,7 +62,7 @@ class MidiConfig:
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             if name != "pooling":
-                check_range(name, getattr(self, name), least=1)
+                check_whole(name, getattr(self, name), least=1)
         if self.width % self.heads:
             raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
         if self.pooling not in ("variance", "masked"):

@@ -16,7 +16,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINEConv, GPSConv
 from torch_geometric.utils import to_dense_batch
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_whole
 
 __all__ = ["MessagePassing", "PyGDenoiser", "to_batch"]
 
@@ -81,7 +81,7 @@ class PyGDenoiser(nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("width", width), ("node_classes", node_classes), ("edge_classes", edge_classes)):
-            check_range(name, value, least=1)
+            check_whole(name, value, least=1)
         self.network = network
         self.arguments: dict[str, Any] = {"width": width, "node_classes": node_classes, "edge_classes": edge_classes}
         self.arguments["edge_states"] = edge_states or edge_classes
@@ -140,7 +140,7 @@ class MessagePassing(nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("node_states", node_states), ("edge_states", edge_states), ("width", width), ("layers", layers)):
-            check_range(name, value, least=1)
+            check_whole(name, value, least=1)
         if kind not in ("gine", "gps"):
             raise ValueError(f"kind: {kind!r}, expected gine or gps")
         self.arguments = {"node_states": node_states, "edge_states": edge_states, "width": width, "layers": layers}

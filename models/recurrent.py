@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_whole
 
 __all__ = ["Recurrent", "RecurrentConfig", "State"]
 
@@ -44,7 +44,7 @@ class RecurrentConfig:
 
     def __post_init__(self) -> None:
         for name, low in {"num_tokens": 2, "layers": 1, "width": 1, "embedding": 1}.items():
-            check_range(name, getattr(self, name), least=low)
+            check_whole(name, getattr(self, name), least=low)
         if self.cell not in CELLS:
             raise ValueError(f"cell: {self.cell!r}, expected one of {', '.join(CELLS)}")
 

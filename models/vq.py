@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.batch_share import WHOLE, BatchShare, mean_of
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.core.precision import widen
 
 __all__ = ["CodeDecoder", "VQAutoencoder", "VQConfig", "nearest_code"]
@@ -44,8 +44,9 @@ class VQConfig:
     commitment: float = 0.25
 
     def __post_init__(self) -> None:
-        for name, low in {"size": 1, "halvings": 0, "codes": 2, "code_width": 1, "width": 1, "commitment": 0}.items():
-            check_range(name, getattr(self, name), least=low)
+        for name, low in {"size": 1, "halvings": 0, "codes": 2, "code_width": 1, "width": 1}.items():
+            check_whole(name, getattr(self, name), least=low)
+        check_range("commitment", self.commitment, least=0)
         if self.size % 2**self.halvings:
             raise ValueError(f"size: {self.size}, expected a multiple of 2^halvings ({2**self.halvings})")
 

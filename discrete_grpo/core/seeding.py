@@ -7,6 +7,8 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
+from discrete_grpo.core.checks import check_whole
+
 __all__ = ["seeded"]
 
 
@@ -20,6 +22,9 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
         seed: the random seed.
         device: a CUDA device whose generator is restored too; None or another kind of device means the CPU's alone.
 
+    Raises:
+        ValueError: if ``seed`` is not a whole number.
+
     >>> with seeded(0):
     ...     first = torch.rand(3)
     >>> with seeded(0):
@@ -27,6 +32,7 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     >>> torch.equal(first, again)
     True
     """
+    check_whole("seed", seed)
     with torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed those of all GPUs too
         if device is not None and device.type == "cuda":

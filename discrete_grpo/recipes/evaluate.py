@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -84,7 +85,7 @@ def evaluate(
         family = KINDS[kind or SUITES.get(suite or "") or kind_of_samples(samples)]({})
     told = {name: "a list" for name in REFERENCES if not isinstance(options.get(name), str | Path | None)}
     _check_options(family, FileOptions(suite=suite, **{**options, **told}))
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, _named_as_list(folder):
         files = {name: _file(family, name, options, folder) for name in REFERENCES if name in options}
         given = FileOptions(suite=suite, **{**options, **files})
         columns: Any = {}
@@ -107,6 +108,18 @@ def _file(family: Family, name: str, options: Mapping[str, Any], folder: str) ->
     path = Path(folder) / f"{name}{ending}"
     path.write_bytes(content)
     return str(path)
+
+
+@contextlib.contextmanager
+def _named_as_list(folder: str) -> Iterator[None]:
+    """Let errors that name a file in ``folder``, which holds values of the caller, speak of the list that these were."""
+    try:
+        yield
+    except ValueError as error:
+        said = re.sub(f"'{re.escape(folder)}[^']*'", "the list", str(error))
+        if said == str(error):
+            raise
+        raise ValueError(said) from error
 
 
 def _check_not_read(path: Path, file: str, options: FileOptions) -> None:

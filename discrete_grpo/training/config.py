@@ -265,6 +265,8 @@ class GRPOConfig:
             raise ValueError("epsilon_high: None, expected the cap of the ratio with loss_type cispo (5.0, say)")
         if self.patience is None and self.patience_threshold > 0:
             raise ValueError(f"patience_threshold: {self.patience_threshold}, expected 0 without patience")
+        if self.patience is None and self.when_stale != "stop":
+            raise ValueError(f"when_stale: {self.when_stale!r}, expected stop without patience")
         if self.sync_ref_model and self.beta == 0:
             raise ValueError("sync_ref_model: True, expected a reference to follow (beta > 0)")
         if self.kl_direction == "forward" and self.kl_estimator == "k2":

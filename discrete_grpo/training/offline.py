@@ -123,6 +123,7 @@ def offline_config(config: GRPOConfig, steps: int) -> GRPOConfig:
         replay_samples=0,
         patience=None,
         patience_threshold=0.0,
+        when_stale="stop",
         ema_decay=None,
         metric_for_best_model=None,
         greater_is_better=None,

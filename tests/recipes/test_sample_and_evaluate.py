@@ -180,3 +180,10 @@ def test_a_policy_that_needs_conditions_says_how_they_are_given(tmp_path: Path, 
     for policy in ("fill-in", load_policy("fill-in")):
         with pytest.raises(ValueError, match=r"^columns: None, expected conditions"):
             sample(policy, 1)
+
+
+def test_an_error_in_a_list_speaks_of_the_list() -> None:
+    with pytest.raises(ValueError, match=r"^reference: the list has 1 of 2 lines that are no molecule .*: line 2: 'xx\('$"):
+        evaluate(["CCO"], reference=["CCO", "xx("])
+    with pytest.raises(ValueError, match=r"^train: the list has 1 of 1 lines that are no molecule "):
+        evaluate(["CCO"], suite="moses", reference=["CCO"], train=["C(("])

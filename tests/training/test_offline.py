@@ -270,6 +270,7 @@ def test_settings_of_drawing_are_off() -> None:
         entropy_coef=0.1,
         patience=3,
         patience_threshold=0.1,
+        when_stale="restart",
         ema_decay=0.9,
         zero_std_groups="mask",
         beta=0.1,

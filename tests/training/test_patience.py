@@ -173,7 +173,9 @@ def test_bad_settings_are_named() -> None:
     with pytest.raises(ValueError, match=r"^patience: 0, expected at least 1$"):
         GRPOConfig(patience=0)
     with pytest.raises(ValueError, match=r"^when_stale: 'end', expected one of stop, restart$"):
-        GRPOConfig(when_stale="end")  # type: ignore[arg-type]
+        GRPOConfig(patience=5, when_stale="end")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^when_stale: 'restart', expected stop without patience$"):
+        GRPOConfig(when_stale="restart")
     with pytest.raises(ValueError, match=r"^patience: 5, expected None without a ledger that counts calls \(ledger=\.\.\.\)$"):
         GRPOTrainer(tiny_policy(), share_of_class_two, GRPOConfig(patience=5))
 
