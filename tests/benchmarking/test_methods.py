@@ -31,9 +31,8 @@ from tests.toys import tiny_policy
 
 ATOMS = Tokenizer(("C", "N", "O"))
 SOURCES = {"policy", "graph-ga", "smiles-ga", "splicing", "screen"}
-SMALLER: dict[str, dict[str, Any]] = {
-    "grpo-graph": {"num_steps": 4, "generation_batch_size": 16, "per_device_batch_size": 16, "timestep_chunk": None}
-}
+FEW: dict[str, Any] = {"num_steps": 4, "generation_batch_size": 16, "per_device_batch_size": 16, "timestep_chunk": None}
+SMALLER = {"grpo-graph": FEW, "grpo-graph-refine": FEW | {"num_generations": 8}}
 """Settings that the tests change for time."""
 named = pytest.mark.parametrize("name", sorted(METHODS))
 
@@ -159,7 +158,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return trained
 
 
-@pytest.mark.parametrize("method", ["grpo", "grpo-graph", "grpo-replay", "reinforce", "ppo-clip"])
+@pytest.mark.parametrize("method", ["grpo", "grpo-graph", "grpo-graph-refine", "grpo-replay", "reinforce", "ppo-clip"])
 def test_node_counts_of_graphs_are_learned(method: str, trained: list[Any]) -> None:
     """All samples of an update are one group, which would share one node count."""
     graphs, texts = tiny_policy(), chains()

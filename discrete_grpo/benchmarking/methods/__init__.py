@@ -30,6 +30,7 @@ METHODS: dict[str, Method] = {
         grpo_memory.METHOD,
         grpo.METHOD,
         grpo_graph.METHOD,
+        grpo_graph.REFINE,
         grpo_replay.METHOD,
         reinforce.METHOD,
         ppo_clip.METHOD,
