@@ -90,8 +90,9 @@ class DigressConfig:
     padding_counts: bool = False
 
     def __post_init__(self) -> None:
-        hidden = [f"{part}_{of}" for of in ("hidden", "mlp") for part in ("node", "edge", "global")]
-        for name in ("layers", "heads", "width", "edge_width", "global_width", *hidden, "node_classes", "edge_classes", "max_nodes"):
+        parts = [f"{part}_{of}" for of in ("hidden", "mlp", "classes") for part in ("node", "edge")]
+        sizes = ("layers", "heads", "width", "edge_width", "global_width", "global_hidden", "global_mlp", "max_nodes")
+        for name in (*sizes, *parts):
             check_whole(name, getattr(self, name), least=1)
         for name in ("time_width", "pad_to", "node_limit"):
             check_whole(name, getattr(self, name), least=0)

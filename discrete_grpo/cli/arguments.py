@@ -217,14 +217,14 @@ def _sample() -> _Parser:
 def _evaluate() -> _Parser:
     parser = _Parser("evaluate", "FILE [--name=value ...]", "molecules.smi --reference=train.smi --out=metrics.json")
     about = (
-        "file of samples: molecules (.smi, .smiles, .txt, .csv, .tsv), molecules in space (.sdf, .xyz), graphs (.g6, .d6, .graphml,"
-        " .gml, .json, .jsonl, .edgelist, .edges, .arcs), each optionally with .gz; of graphs also .pt, .pth, .npz of splits, or a"
-        " folder; images and text as lines or tables"
+        "file of samples: molecules (.smi, .smiles, .txt, .csv, .tsv), molecules in space (.sdf, .xyz, .smi), graphs (.g6,"
+        " .d6, .graphml, .gml, .json, .jsonl, .edgelist, .edges, .arcs), each optionally with .gz; of graphs also .pt, .pth, .npz"
+        " of splits, or a folder; images and text as lines or tables"
     )
     parser.add_argument("file", help=about)
     about = (
-        "data that novelty is measured against: a SMILES file; of molecules in space, an .sdf or .xyz file; of graphs, a named set"
-        " or a file or folder of graphs"
+        "data that novelty is measured against: a SMILES file; of molecules in space, an .sdf, .xyz or .smi file with positions; of"
+        " graphs, a named set or a file or folder of graphs"
     )
     parser.option("reference", _text, "FILE", about)
     shapes = "planar, tree, sbm or connected, of directed graphs dag or connected"

@@ -28,6 +28,10 @@ from discrete_grpo.runs.checkpoint import CheckpointError
 __all__ = ["SPATIAL"]
 
 COLUMN = "cxsmiles"
+LINES = (".smi", ".txt")
+"""Names of files that hold a molecule per line end so."""
+POSITIONS = " |("
+"""What begins the positions in a line."""
 Samples = Sequence[SpatialMolecule | None]
 
 
@@ -85,9 +89,11 @@ def _decode(policy: Any, metadata: Columns) -> None:
 
 
 def _holds(path: Path, first: str) -> bool:
+    if suffix_of(path) in LINES:
+        return POSITIONS in first
     names = first.split(",")
     if suffix_of(path) == ".csv" and column_of(names, COLUMN, "sample") == "sample":  # a table of a run
-        return " |(" in next(filled_cells(path, "sample"), "")
+        return POSITIONS in next(filled_cells(path, "sample"), "")
     return suffix_of(path) in (".sdf", ".xyz") or COLUMN in names
 
 
@@ -101,11 +107,14 @@ def _texts(file: str, options: FileOptions, argument: str) -> list[Callable[[], 
         return [partial(read_record, record) for record in sdf_records(lines)]
     if suffix_of(path) == ".xyz":
         return [partial(perceive_bonds, frame) for frame in xyz_frames(lines)]
+    if suffix_of(path) in LINES:
+        return [partial(from_cxsmiles, line.strip()) for line in lines if line.strip()]
     rows = csv.DictReader(io.StringIO("".join(lines)))
     with cells_of_any_length():
         column = column_of(rows.fieldnames or (), COLUMN, "sample")
         if column is None:
-            raise ValueError(f"{argument}: {file}, expected an .sdf or .xyz file, or a table with a column {COLUMN!r} or 'sample'")
+            expected = f"an .sdf, .xyz or .smi file, or a table with a column {COLUMN!r} or 'sample'"
+            raise ValueError(f"{argument}: {file}, expected {expected}")
         return [partial(_of_cell, row[column]) for row in rows]
 
 

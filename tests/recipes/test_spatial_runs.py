@@ -84,7 +84,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_policy(pretrained: Path, wor
     assert (made / "model.safetensors").read_bytes() == (pretrained / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("ending", [".sdf", ".xyz", ".csv", ".sdf.gz"])
+@pytest.mark.parametrize("ending", [".sdf", ".xyz", ".csv", ".sdf.gz", ".smi"])
 def test_samples_are_written_and_evaluated(pretrained: Path, work: Path, ending: str) -> None:
     path = sample_file(str(pretrained), 8, str(work / f"samples{ending}"), seed=3)
     drawn = [one for one in sample(pretrained, 8, seed=3) if one is not None]
@@ -94,6 +94,8 @@ def test_samples_are_written_and_evaluated(pretrained: Path, work: Path, ending:
     elif ending == ".xyz":
         assert text == to_xyz(drawn)
         return  # bonds of a policy that has learned little cannot be perceived
+    elif ending == ".smi":
+        assert text.splitlines() == list(map(str, drawn))
     else:
         rows = list(csv.DictReader(text.splitlines()))
         assert [row["cxsmiles"] for row in rows] == [str(one) for one in drawn]
