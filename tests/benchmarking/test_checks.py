@@ -325,6 +325,7 @@ def test_rows_of_another_policy_or_version_are_refused_also_where_nobody_asks_fo
     assert len(make_plan(request(methods=other)).jobs) == 1
 
 
+@pytest.mark.slow
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"methods": [WALK], "output_dir": tmp_path}
     found = benchmark([CARBONS], budget=np.int64(30), seeds=list(np.arange(2)), jobs=np.int64(1), **settings)  # type: ignore[arg-type]

@@ -285,6 +285,7 @@ def test_what_a_worker_cannot_import_is_said() -> None:
     assert "main script" in (portable(local) or "")
 
 
+@pytest.mark.slow
 def test_hanging_and_crashing_methods_lose_only_their_own_rows(tmp_path: Path) -> None:
     found = benchmark([CARBONS], methods=[HANG, CRASH, WALK], jobs=2, job_timeout=12.0, output_dir=tmp_path, **ASKED)
     assert [row["method"] for row in found.rows] == ["walk"]
@@ -293,6 +294,7 @@ def test_hanging_and_crashing_methods_lose_only_their_own_rows(tmp_path: Path) -
     assert "longer than the time limit" in reasons["hang"]
 
 
+@pytest.mark.slow
 def test_a_worker_runs_the_package_of_its_parent(tmp_path: Path) -> None:
     """Also where another copy, such as an installed one, is found first on the search path."""
     left_out = shutil.ignore_patterns("*.safetensors")
@@ -328,6 +330,7 @@ def test_scores_below_zero_are_told(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "scores are below 0, while the area takes a method without a call for 0" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_rows_equal_undisturbed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL of the benchmark in the middle of a job, and of a worker in the middle of another."""
     monkeypatch.setenv("TOY_MARKER", str(tmp_path / "marker"))
@@ -364,6 +367,7 @@ def still(ledger: Path) -> bool:
     return scored(ledger) == before
 
 
+@pytest.mark.slow
 def test_sigint_ends_the_workers_and_keeps_what_is_done(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOY_MARKER": str(tmp_path / "marker")}
     (tmp_path / "marker").touch()

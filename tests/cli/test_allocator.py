@@ -36,6 +36,7 @@ def faults(how: str, **environment: str) -> tuple[int, str]:
     return int(told[0]), told[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or "glibc" not in os.confstr("CS_GNU_LIBC_VERSION"), reason="glibc only")  # type: ignore[operator]
 def test_freed_memory_is_used_again() -> None:
     kept, huge = faults("kept")

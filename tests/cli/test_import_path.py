@@ -147,6 +147,7 @@ def ended(run: Path) -> Ended:
     return one_after_the_other(run, *COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_after_others_runs_a_planted_file(ended: Ended, command: str) -> None:
     """In one process, as the imports take most of the time: also what is imported already must not be looked for in the folder."""
@@ -155,6 +156,7 @@ def test_no_command_after_others_runs_a_planted_file(ended: Ended, command: str)
     assert found[command] == (COMMANDS[command], [], appended)
 
 
+@pytest.mark.slow
 def test_a_reward_in_the_working_folder_is_found_and_no_library_there_is_run(run: Path, tmp_path: Path) -> None:
     for name in MISSING:
         (run / f"{name}.py").unlink(missing_ok=True)

@@ -61,6 +61,7 @@ def log_probs(made: FieldPolicy, rollout: Rollout) -> Tensor:
     return score_sites(made.sites(rollout)).logp.sum((1, 2))
 
 
+@pytest.mark.slow
 def test_the_gradient_of_the_loss_is_that_of_the_expected_reward() -> None:
     made = policy(steps=1, counts=(0.0, 0.0, 1.0)).double()
     rollout, quadrature = space(made)

@@ -54,6 +54,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     return {"lines": str(lines), **{name: gzip.decompress((folder / name).read_bytes()) for name in names}}
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_whoever_scores(short_run: TrainRecipe, tmp_path: Path) -> None:
     both = [qed, logp]
     run_train(replace(short_run, reward=both, output_dir=str(tmp_path / "here")))

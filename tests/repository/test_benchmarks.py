@@ -165,6 +165,7 @@ def test_benchmark_runs_and_writes_what_it_promises(tmp_path: Path, dtype: str) 
         assert row[job]["per_second"]["ours"] > 0
 
 
+@pytest.mark.slow
 def test_the_command_in_the_stamp_is_the_one_given(tmp_path: Path) -> None:
     small = ["--cases", "qm9", "--widths", "small", "--layers", "1", "--batch", "8", "--steps", "2", "--repeats", "1"]
     command = [sys.executable, "-m", "benchmarks.graph_policy_speed", *small, "--out", str(tmp_path / "r.json")]

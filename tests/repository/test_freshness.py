@@ -38,6 +38,7 @@ def found(root: Path, *rows: str) -> list[str]:
     return faults(root / "results", register(*rows), root)
 
 
+@pytest.mark.slow
 def test_no_result_is_stale_without_being_named() -> None:
     page = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
     assert faults(ROOT / "benchmarks/results", page) == []

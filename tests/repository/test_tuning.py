@@ -37,6 +37,7 @@ def test_sums_are_over_the_tasks_per_seed() -> None:
     assert sums([*rows, {**rows[0], "method": "b", "auc_top10": 9.0}], "a", (1, 2)) == pytest.approx([3.3, 6.3])
 
 
+@pytest.mark.slow
 def test_a_tiny_search_writes_what_it_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.tuning.TASKS", TASKS[:1])  # for time
     monkeypatch.setattr(runner, "portable", lambda job: "a test")  # for time: rows are made in this process

@@ -163,6 +163,7 @@ def test_a_folder_gives_the_tasks_whose_classifiers_it_holds(saved: tuple[Any, P
         classifier_tasks(tmp_path / "absent")
 
 
+@pytest.mark.slow
 def test_a_benchmark_has_the_tasks_of_the_user_s_classifiers(tmp_path: Path) -> None:
     model = forest(np.stack([bits(s, 2048) for s in MOLECULES]))
     skops_io.dump(model, tmp_path / "jnk3.skops")

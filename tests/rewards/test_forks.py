@@ -61,6 +61,7 @@ def test_a_fork_that_closes_it_leaves_the_parent_its_processes(reward: Any) -> N
     assert process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_fork_scores_with_processes_of_its_own(reward: Any) -> None:
     assert reward(["CC"]) == [2.0]
     process = process_of(reward)

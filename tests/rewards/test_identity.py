@@ -75,6 +75,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, A
 # -- edits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_no_stale_score_is_served_after_an_edit(processes: list[list[dict[str, Any]]], name: str) -> None:
     before, after, again = (outcomes[name] for outcomes, _ in processes)

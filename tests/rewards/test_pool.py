@@ -298,6 +298,7 @@ def test_one_worker_is_not_hired_for_nothing() -> None:
         assert len(pool._seats) == 1
 
 
+@pytest.mark.slow
 def test_a_hung_worker_takes_its_children_along(tmp_path: Path) -> None:
     mark = str(tmp_path / "pids")
     with RewardPool(pool_rewards.with_child, workers=1, timeout=20.0, retries=0) as pool:

@@ -62,6 +62,7 @@ def report(run: Path) -> str:
     return path.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_the_report_of_ten_thousand_updates_is_small_and_says_what_is_left_out(report: str) -> None:
     text = report
     assert len(text.encode()) < 5e6
@@ -99,6 +100,7 @@ def test_scores_in_memory_are_bounded_where_a_file_keeps_them(tmp_path: Path) ->
     assert alone.get(list(pairs)) == pairs
 
 
+@pytest.mark.slow
 def test_memory_grows_by_the_lines_of_metrics_alone(tmp_path: Path) -> None:
     """An update keeps its line of metrics (``GRPOTrainer.history``) and nothing else: ten thousand of them some 30 MB."""
     config = GRPOConfig(max_steps=200, num_generations=4, generation_batch_size=8, save_steps=20, seed=0)

@@ -15,6 +15,7 @@ from discrete_grpo.testing import LAWS
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_example_is_short_passes_and_learns() -> None:
     path = ROOT / "examples/new_policy.py"
     assert len(path.read_text(encoding="utf-8").splitlines()) < 80

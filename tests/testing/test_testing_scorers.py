@@ -43,6 +43,7 @@ def test_the_lower_bound_passes(dtype: torch.dtype) -> None:
     assert set(report.skipped) == {*ON_TABLES, "replayable"}
 
 
+@pytest.mark.slow
 def test_the_eager_likelihood_passes_with_its_scores_and_its_tables() -> None:
     report = check_policy(EagerLikelihood(tiny_policy()), SIZES, reward=share_of_class_two, samples=300, seconds=20.0)
     report.raise_on_failure()

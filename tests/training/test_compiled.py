@@ -67,6 +67,7 @@ def gradients(policy: GraphPolicy, rollout: Rollout) -> dict[str, Tensor]:
     return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None and bool(p.grad.any())}
 
 
+@pytest.mark.slow
 def test_the_same_samples_and_gradients_as_without() -> None:
     """All of the compiler but the code it writes: the layers of the graph transformer are traced forwards and backwards."""
     policy, plain = policy_of(), policy_of()
@@ -105,6 +106,7 @@ def test_without_gradients_no_layer_keeps_what_it_computed() -> None:
     assert layer(x, attend).requires_grad
 
 
+@pytest.mark.slow
 def test_checkpoints_and_copies_know_nothing_of_it(tmp_path: Path) -> None:
     policy, backend = policy_of(), Counting()
     names = list(policy.state_dict())
@@ -183,6 +185,7 @@ class LayersOfNodes(nn.Module):
         return self.node_out(x), self.edge_out(x[:, :, None] + x[:, None, :])
 
 
+@pytest.mark.slow
 def test_with_the_real_compiler_the_first_ratio_is_exactly_one() -> None:
     tiny = tiny_policy()
     with torch.random.fork_rng(devices=[]):

@@ -74,6 +74,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return dict(load_training(Checkpoints(run).latest())["weights"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", COMPARED)
 def test_two_processes_equal_one(case: str, two: Path, tmp_path: Path) -> None:
     if case == "interrupted":  # against the run that was not interrupted
@@ -158,6 +159,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.C
     return folder, launch(folder, "fails", "broken_metrics")
 
 
+@pytest.mark.slow
 def test_an_error_in_one_process_stops_all_with_its_message(failed: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, done = failed
     message = "reward fails_in_the_second: raised OSError: no licence here"

@@ -103,6 +103,7 @@ def test_restarts_spend_more_of_the_budget_and_are_told() -> None:
     assert diagnosis(restarted[:2]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when_stale", ["stop", "restart"])
 def test_resumed_in_the_middle_to_the_same_bits(tmp_path: Path, when_stale: Any) -> None:
     options = COLLAPSES | {"patience": 4, "steps_per_generation": 2, "replay_samples": 1, "ema_decay": 0.8, "beta": 0.001}

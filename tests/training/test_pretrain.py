@@ -51,6 +51,7 @@ def state(folder: Path) -> dict[str, Any]:
     return dict(read_policy(folder).state_dict())
 
 
+@pytest.mark.slow
 def test_learns_the_data(tmp_path: Path) -> None:
     config = dataclasses.replace(CONFIG, max_steps=250, save_steps=1000)
     policy = read_policy(Pretrainer(tiny_policy(num_steps=8), DATA, config, tmp_path).train())

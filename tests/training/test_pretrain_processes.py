@@ -72,6 +72,7 @@ def assert_same_run(found: Path, wanted: Path) -> None:
         torch.testing.assert_close(exported[0][name], value, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", COMPARED)
 def test_two_processes_equal_one(case: str, two: tuple[Path, str], tmp_path: Path) -> None:
     family, changed = settings(case)

@@ -121,6 +121,7 @@ counted(Path(sys.argv[1]), hangs).train()
 """
 
 
+@pytest.mark.slow
 def test_a_run_whose_reward_hangs_can_be_stopped_and_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
