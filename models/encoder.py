@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_range, check_whole
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.models.attention import attention
 from discrete_grpo.models.recompute import run_layer
 
@@ -45,8 +45,8 @@ class EncoderSizes:
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads", "width", "expansion"):
-            check_whole(name, getattr(self, name), least=1)
-        check_whole("context", self.context, least=0)
+            check_range(name, getattr(self, name), least=1)
+        check_range("context", self.context, least=0)
         if self.width % self.heads:
             raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
         check_range("dropout", self.dropout, least=0, below=1)
@@ -68,8 +68,8 @@ class EncoderConfig(EncoderSizes):
     block_size: int
 
     def __post_init__(self) -> None:
-        check_whole("num_tokens", self.num_tokens, least=2)
-        check_whole("block_size", self.block_size, least=1)
+        check_range("num_tokens", self.num_tokens, least=2)
+        check_range("block_size", self.block_size, least=1)
         super().__post_init__()
 
 

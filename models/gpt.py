@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_range, check_whole
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import exact_device
 from discrete_grpo.domains.tokenizer import EOS, PAD
 from discrete_grpo.models.attention import attention
@@ -59,10 +59,10 @@ class GPTConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "feature_sizes", tuple(self.feature_sizes))
         for size in self.feature_sizes:
-            check_whole("feature_sizes", size, least=1)
+            check_range("feature_sizes", size, least=1)
         least = {"num_tokens": 2, "block_size": 2, "num_properties": 0, "layers": 1, "heads": 1, "width": 1, "expansion": 1}
         for name, low in least.items():
-            check_whole(name, getattr(self, name), least=low)
+            check_range(name, getattr(self, name), least=low)
         if self.width % self.heads:
             raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
         check_range("dropout", self.dropout, least=0, below=1)

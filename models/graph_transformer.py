@@ -18,7 +18,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_range, check_whole
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.domains.graphs import pair_index, pair_mask, symmetrise, upper
 from discrete_grpo.models.connectivity import GLOBAL_FEATURES, NODE_FEATURES, PAIR_FEATURES, connectivity_features
@@ -64,10 +64,10 @@ class NetworkSizes:
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads", "width", "edge_width", "global_width", "expansion"):
-            check_whole(name, getattr(self, name), least=1)
+            check_range(name, getattr(self, name), least=1)
         if self.width % self.heads:
             raise ValueError(f"width: {self.width}, expected a multiple of heads ({self.heads})")
-        check_whole("walk_length", self.walk_length, least=2)
+        check_range("walk_length", self.walk_length, least=2)
         check_range("dropout", self.dropout, least=0, below=1)
 
 
@@ -94,9 +94,9 @@ class GraphTransformerConfig(NetworkSizes):
 
     def __post_init__(self) -> None:
         for name in ("node_states", "edge_states", "node_classes", "edge_classes"):
-            check_whole(name, getattr(self, name), least=1)
+            check_range(name, getattr(self, name), least=1)
         super().__post_init__()
-        check_whole("num_properties", self.num_properties, least=0)
+        check_range("num_properties", self.num_properties, least=0)
 
 
 SMALL = {"layers": 6, "heads": 8, "width": 128, "edge_width": 48, "global_width": 64}

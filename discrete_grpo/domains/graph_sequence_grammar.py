@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_whole
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.graph_sequences import vocabulary
 from discrete_grpo.domains.tokenizer import EOS, NUM_SPECIAL
 
@@ -56,7 +56,7 @@ class GraphSequenceGrammar(nn.Module):
 
     def __init__(self, max_nodes: int, node_classes: int = 1, edge_classes: int = 1) -> None:
         super().__init__()
-        check_whole("max_nodes", max_nodes, least=1)
+        check_range("max_nodes", max_nodes, least=1)
         self.max_nodes, self.node_classes, self.edge_classes = max_nodes, node_classes, edge_classes
         tokens = ["", "", "", "", *vocabulary(max_nodes, node_classes, edge_classes)]
         self.num_tokens = len(tokens)

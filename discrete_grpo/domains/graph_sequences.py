@@ -46,7 +46,7 @@ import networkx as nx
 import numpy as np
 import torch
 
-from discrete_grpo.core.checks import check_whole
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains.named_graphs import Labels, named_graph, to_line
 from discrete_grpo.domains.numpy_random import numpy_generator
 
@@ -80,7 +80,7 @@ def vocabulary(max_nodes: int, node_classes: int = 1, edge_classes: int = 1) -> 
     (('*', '+', '<', '>', '.'), 46)
     """
     for name, value in {"max_nodes": max_nodes, "node_classes": node_classes, "edge_classes": edge_classes}.items():
-        check_whole(name, value, least=1)
+        check_range(name, value, least=1)
     half = max_nodes // 2
     heads = [f"{newest}{'+' * k}{after}." for k in range(MERGED + 1) for newest in ("", "<") for after in ("", ">")]
     tokens = ["*", "+", "<", ">", *heads, *(f"{k}>" for k in range(2, half + 1)), *(f"{k}<" for k in range(1, half))]
@@ -160,7 +160,7 @@ def text_of(graph: ListedGraph, generator: np.random.Generator | None = None, ca
     Raises:
         ValueError: for fewer than one candidate.
     """
-    check_whole("candidates", candidates, least=1)
+    check_range("candidates", candidates, least=1)
     writers = [_Writer(graph, generator) for _ in range(1 if generator is None else candidates)]
     return "".join(min(writers, key=lambda writer: writer.distant).tokens)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text
+from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text, check_whole
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.graph_splits import load_splits
@@ -123,7 +123,12 @@ def graph_sequence_policy(
         dropout: dropout probability in training.
         temperature: temperature of sampling.
         seed: random seed of the initial weights; the global random state is not changed.
+
+    Raises:
+        ValueError: for a size that is no whole number or out of its range.
     """
+    for name, size in {"max_nodes": max_nodes, "max_length": max_length, "layers": layers, "heads": heads, "width": width}.items():
+        check_whole(name, size, least=1)
     classes = (1, 1) if labels is None else (len(labels.nodes), max(1, len(labels.edges) - 1))
     tokenizer = Tokenizer(vocabulary(max_nodes, *classes), PATTERN)
     grammar = GraphSequenceGrammar(max_nodes, *classes)
