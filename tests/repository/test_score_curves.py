@@ -1,0 +1,43 @@
+"""The means of the parts of a row's calls."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from benchmarks.score_curves import main, parts, table
+
+
+def row(folder: Path, method: str, scores: list[float]) -> None:
+    file = folder / "jobs" / "pmo" / "qed" / method / "0" / "calls.csv.gz"
+    file.parent.mkdir(parents=True)
+    lines = [f'{k},"C{k}",{score},policy' for k, score in enumerate(scores, 1)]
+    with gzip.open(file, "wt", encoding="utf-8") as out:
+        out.write("\n".join(["call,smiles,score,source", *lines]) + "\n")
+
+
+def test_means_are_of_the_part_and_the_best_of_all_calls_so_far() -> None:
+    scores = [float(k) for k in range(30)]
+    assert list(parts(scores[::-1], 15)) == [(22.0, 24.5), (7.0, 24.5)]
+    assert list(parts(scores, 20)) == [(9.5, 14.5), (24.5, 24.5)]  # the last part is shorter
+
+
+def test_a_table_has_a_row_per_method_also_where_one_ended_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row(tmp_path, "long", [0.0, 0.5, 1.0, 1.0])
+    row(tmp_path, "short", [0.25])
+    main([str(tmp_path), "--every", "2"])
+    assert capsys.readouterr().out.splitlines() == [
+        "| task | method | seed | to call 2 | to call 4 |",
+        "| --- | --- | --- | --- | --- |",
+        "| qed | long | 0 | 0.250, 0.250 | 1.000, 0.625 |",
+        "| qed | short | 0 | 0.250, 0.250 |  |",
+    ]
+
+
+def test_bad_input_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"^folder: .* has no calls\.csv\.gz of a row, expected a folder of"):
+        table(tmp_path, 2)
+    with pytest.raises(ValueError, match=r"^every: 0, expected at least 1$"):
+        list(parts([1.0], 0))
