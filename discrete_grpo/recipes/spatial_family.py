@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,8 @@ LINES = (".smi", ".txt")
 """Names of files that hold a molecule per line end so."""
 POSITIONS = " |("
 """What begins the positions in a line."""
+IN_SPACE = re.compile(r" \|\((?:[^;)]*;)*[^,;)]*,[^,;)]*,[^,;)]")
+"""Positions of which one has a third coordinate: a drawing in the plane leaves it out."""
 Samples = Sequence[SpatialMolecule | None]
 
 
@@ -90,7 +93,7 @@ def _decode(policy: Any, metadata: Columns) -> None:
 
 def _holds(path: Path, first: str) -> bool:
     if suffix_of(path) in LINES:
-        return POSITIONS in first
+        return IN_SPACE.search(first) is not None
     names = first.split(",")
     if suffix_of(path) == ".csv" and column_of(names, COLUMN, "sample") == "sample":  # a table of a run
         return POSITIONS in next(filled_cells(path, "sample"), "")
