@@ -1,4 +1,4 @@
-"""What the molecules score that a method makes early and late: the mean of each part of its calls, and the ten best up to there.
+"""Mean scores of the molecules that a method makes early and late in a row of the benchmark, and of the ten best up to there.
 
 python -m benchmarks.score_curves benchmarks/results/pmo_graphs_10000 --every 1000
 
@@ -59,7 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--every", type=int, default=1000, help="number of calls per column, at least 1")
     given = parser.parse_args(arguments)
-    print(table(given.folder, given.every), end="")
+    try:
+        print(table(given.folder, given.every), end="")
+    except (FileNotFoundError, ValueError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ from discrete_grpo.runs.checkpoint import CheckpointError
 __all__ = ["SPATIAL"]
 
 COLUMN = "cxsmiles"
-LINES = (".smi", ".txt")
-"""Names of files that hold a molecule per line end so."""
+LINES = (".smi", ".smiles", ".txt")
+"""Endings of files with one molecule per line."""
 POSITIONS = " |("
-"""What begins the positions in a line."""
+"""The text between a SMILES and the positions of its atoms."""
 IN_SPACE = re.compile(r" \|\((?:[^;)]*;)*[^,;)]*,[^,;)]*,[^,;)]")
 """Positions of which one has a third coordinate: a drawing in the plane leaves it out."""
 Samples = Sequence[SpatialMolecule | None]

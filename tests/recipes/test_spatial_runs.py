@@ -144,7 +144,7 @@ def test_the_family_knows_its_files_its_texts_and_its_pictures() -> None:
     assert SPATIAL.holds(Path("a.csv"), "cxsmiles,reward")
     assert not SPATIAL.holds(Path("a.csv"), "smiles")
     assert SPATIAL.holds(Path("a.smi"), str(conformers(("N",))[0]))
-    assert SPATIAL.holds(Path("a.smi.gz"), "[H][H] |(0,0,;0.74,0,0.5)|")
+    assert SPATIAL.holds(Path("a.smiles.gz"), "[H][H] |(0,0,;0.74,0,0.5)|")
     flat = "CCO |(0,0,;1.3,0.75,;2.6,0,)|"  # such as a drawing
     assert not any(SPATIAL.holds(Path("a.smi"), line) for line in ("O", flat, "CC |$R1;$|"))
     assert SPATIAL.key(water) == str(water)

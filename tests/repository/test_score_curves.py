@@ -36,7 +36,10 @@ def test_a_table_has_a_row_per_method_also_where_one_ended_early(tmp_path: Path,
     ]
 
 
-def test_bad_input_is_named(tmp_path: Path) -> None:
+def test_bad_input_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path)])
+    assert "error: folder: " in capsys.readouterr().err
     with pytest.raises(FileNotFoundError, match=r"^folder: .* has no calls\.csv\.gz of a row, expected a folder of"):
         table(tmp_path, 2)
     with pytest.raises(ValueError, match=r"^every: 0, expected at least 1$"):
