@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from discrete_grpo.recipes.optimise import optimise
     from discrete_grpo.recipes.pretrain import PretrainRecipe, pretrain
     from discrete_grpo.recipes.sample import sample
+    from discrete_grpo.recipes.sft import SFTRecipe
     from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
     from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
     from discrete_grpo.recipes.text import PretrainTextRecipe
@@ -62,6 +63,7 @@ __all__ = [
     "Reward",
     "RewardError",
     "Rollout",
+    "SFTRecipe",
     "SamplerOptions",
     "Scorer",
     "Scores",
@@ -99,6 +101,7 @@ _MODULES = {
     "recipes.graph_sequences": ("PretrainGraphSequencesRecipe",),
     "recipes.graphs": ("PretrainGraphsRecipe",),
     "recipes.judge": ("JudgeRecipe",),
+    "recipes.sft": ("SFTRecipe",),
     "recipes.smiles": ("PretrainSmilesRecipe",),
     "recipes.spatial": ("PretrainSpatialRecipe",),
     "recipes.text": ("PretrainTextRecipe",),

@@ -37,6 +37,7 @@ RUNS: dict[str, Recipe] = {
     "judge": Recipe("discrete_grpo.recipes.judge", "JudgeRecipe", "run_judge"),
     "pretrain-digits": Recipe("discrete_grpo.recipes.digits", "PretrainDigitsRecipe", "run_pretrain_digits"),
     "pretrain-spatial": Recipe("discrete_grpo.recipes.spatial", "PretrainSpatialRecipe", "run_pretrain_spatial"),
+    "sft": Recipe("discrete_grpo.recipes.sft", "SFTRecipe", "run_sft"),
     "optimise": Recipe("discrete_grpo.recipes.optimise", "OptimiseRecipe", "run_optimise"),
     "search": Recipe("discrete_grpo.recipes.search", "SearchRecipe", "run_search"),
 }
@@ -52,6 +53,7 @@ COMMANDS = {
     "judge": "train a judge of text, to be used as a reward",
     "pretrain-digits": "train a policy of handwritten digits by likelihood",
     "pretrain-spatial": "train a diffusion policy of molecules with their positions in space by likelihood",
+    "sft": "train a policy further by likelihood on samples of your own (supervised fine-tuning, transfer learning)",
     "preprocess": "write a file of molecules as shards, for pretraining on data that does not fit in memory",
     "optimise": "find the molecules with the highest reward within a budget of oracle calls",
     "search": "search around the best samples of a policy without changing it",

@@ -106,6 +106,7 @@ EXAMPLES = {
     "judge": ("discrete-grpo judge --data=lines.txt --policy=runs/lines",),
     "pretrain-digits": ("discrete-grpo pretrain-digits digits-all",),
     "pretrain-spatial": ("discrete-grpo pretrain-spatial --data=molecules.sdf", "discrete-grpo pretrain-spatial qm9-3d --jobs=2"),
+    "sft": ("discrete-grpo sft --policy=smiles-zinc --data=actives.smi", "discrete-grpo sft --policy=tree-64 --data=graphs.g6"),
     "optimise": ("discrete-grpo optimise --reward=my_rewards.docking --max_oracle_calls=2000",),
     "search": ("discrete-grpo search --policy=qm9-small --reward=qed --rounds=5",),
 }

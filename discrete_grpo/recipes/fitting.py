@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from discrete_grpo.core.processes import is_first
-from discrete_grpo.recipes.families import run_family
+from discrete_grpo.recipes.families import family_of, run_family
 from discrete_grpo.recipes.sample import as_text
 from discrete_grpo.runs.checkpoint import withdraw_export
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.lock import alone
-from discrete_grpo.runs.recorder import EVALUATION, check_free, check_unused, write_json, write_table, write_text
+from discrete_grpo.runs.recorder import EVALUATION, check_free, check_unused, read_evaluation, write_json, write_table, write_text
 from discrete_grpo.runs.settings import tell_changed_settings
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset, Pretrainer
@@ -60,6 +60,7 @@ def fit(
     metadata: Mapping[str, Any],
     evaluate: Measure | None = None,
     files: Mapping[str, str] | None = None,
+    before: bool = False,
     resume: bool = False,
 ) -> Path:
     """Train ``policy`` on ``data`` as ``recipe`` says, export it and write the report; returns the folder of the exported policy.
@@ -71,11 +72,12 @@ def fit(
         metadata: kept with every checkpoint.
         evaluate: is called at every checkpoint, the last of which gives the numbers and samples of the report; None means none.
         files: contents of further files of the run folder, by name.
+        before: whether the policy as it is given is measured as well.
         resume: whether to continue a stopped run.
     """
     folder, kept = Path(recipe.output_dir), None if evaluate is None else _Kept(evaluate)
     with alone(folder):
-        return _fit(policy, data, recipe, folder, kept, metadata=metadata, files=files or {}, resume=resume)
+        return _fit(policy, data, recipe, folder, kept, metadata=metadata, files=files or {}, before=before, resume=resume)
 
 
 def _fit(
@@ -87,6 +89,7 @@ def _fit(
     *,
     metadata: Mapping[str, Any],
     files: Mapping[str, str],
+    before: bool,
     resume: bool,
 ) -> Path:
     """:func:`fit` in a folder of its own."""
@@ -103,13 +106,33 @@ def _fit(
         for name, text in files.items():
             write_text(folder / name, text)
         if trainer.step < recipe.pretrain.max_steps:  # of a run that had ended, and goes on
-            (folder / EVALUATION).unlink(missing_ok=True)
+            _forget(folder)
             if resume:
                 withdraw_export(folder)
+    if before and kept is not None and trainer.step == 0:
+        trainer.processes.run_all(lambda: _measure_before(folder, kept, trainer) if trainer.processes.first else None)
     exported = trainer.train()
     best = recipe.pretrain.load_best_model_at_end  # other weights than those of the last checkpoint
     trainer.processes.run_all(lambda: _finish(folder, kept, trainer.averaged, best) if trainer.processes.first else None)
     return exported
+
+
+def _forget(folder: Path) -> None:
+    """Take the numbers after the training out of a run that goes on."""
+    found = read_evaluation(folder)
+    (folder / EVALUATION).unlink(missing_ok=True)
+    if "before" in found:
+        write_json(folder / EVALUATION, {"before": found["before"]})
+
+
+def _measure_before(folder: Path, kept: _Kept, trainer: Pretrainer) -> None:
+    """Write the numbers of the policy as it was given, and its samples."""
+    kept(trainer.averaged)
+    if len(kept.samples):
+        table = {"sample": as_text(kept.samples), **family_of(trainer.metadata).table(kept.samples)}
+        write_table(folder / "evaluation_before.csv.gz", table)
+    write_json(folder / EVALUATION, {"before": dict(kept.numbers)})
+    kept.numbers, kept.samples = {}, ()
 
 
 def _finish(folder: Path, kept: _Kept | None, exported: Any, best: bool) -> None:
@@ -120,13 +143,14 @@ def _finish(folder: Path, kept: _Kept | None, exported: Any, best: bool) -> None
     """
     from discrete_grpo.runs.report.report import write_report
 
-    family = run_family(folder)
-    if kept is not None and (kept.numbers or not (folder / EVALUATION).exists()):
+    family, found = run_family(folder), read_evaluation(folder)
+    if kept is not None and (kept.numbers or "after" not in found):
         if best or not kept.numbers:
             kept(exported)
         if len(kept.samples):
             table = {"sample": as_text(kept.samples), **family.table(kept.samples)}
             write_table(folder / "evaluation_after.csv.gz", table)
-        write_json(folder / EVALUATION, {"after": dict(kept.numbers)})  # last: it says that all is there
-        print_table(str(folder), {"after": dict(kept.numbers)})
+        stages = {name: found[name] for name in ("before",) if name in found} | {"after": dict(kept.numbers)}
+        write_json(folder / EVALUATION, stages)  # last: it says that all is there
+        print_table(str(folder), stages)
     write_report(folder, render=family.draw)

@@ -13,7 +13,9 @@ from discrete_grpo.datasets.values import file_of_values
 from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
 from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
 from discrete_grpo.recipes.judge import JudgeRecipe
+from discrete_grpo.recipes.loading import load
 from discrete_grpo.recipes.pretrain import PretrainRecipe
+from discrete_grpo.recipes.sft import SFTRecipe
 from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
 from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
 from discrete_grpo.recipes.text import PretrainTextRecipe
@@ -48,8 +50,8 @@ def with_data(recipe: Recipe, data: Iterable[Any], *, resume: bool) -> Recipe:
         ValueError: for data that the recipe cannot read, for other data than a resumed run began with, and for a folder that
             holds another run.
     """
-    kind = next((kind for type_, kind in _KINDS if isinstance(recipe, type_)), type(recipe).__name__)
-    options = {name: getattr(recipe, name) for name in ("node_attribute", "edge_attribute", "max_nodes") if kind == "graphs"}
+    kind, names = _kind_of(recipe), ("node_attribute", "edge_attribute", "max_nodes")
+    options = {name: getattr(recipe, name) for name in names if kind in ("graphs", "digraphs")}
     ending, content = file_of_values(kind, data, **options)
     folder = Path(recipe.output_dir)
     file = folder / f"data{ending}"
@@ -66,6 +68,13 @@ def with_data(recipe: Recipe, data: Iterable[Any], *, resume: bool) -> Recipe:
     with atomic_write(file) as out:
         out.write(content)
     return replace(recipe, data=str(file))
+
+
+def _kind_of(recipe: Any) -> str:
+    """The kind of samples that a recipe reads; its own name where that is none that has files."""
+    if isinstance(recipe, SFTRecipe):
+        return load(recipe.policy).family.name
+    return next((kind for type_, kind in _KINDS if isinstance(recipe, type_)), type(recipe).__name__)
 
 
 def with_kept_data(recipe: Recipe) -> Recipe:

@@ -20,7 +20,7 @@ from discrete_grpo.runs import checkpoint
 from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint
 from discrete_grpo.runs.serialization import TRUSTED
 
-__all__ = ["LoadedPolicy", "class_name", "load", "load_policy", "policy_object", "with_sampler"]
+__all__ = ["LoadedPolicy", "class_name", "load", "load_policy", "policy_object", "rebuilt", "with_sampler"]
 
 CLASS_NAME = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?:@(?P<folder>.+))?")
 GRAPH_OPTIONS = ("num_steps", "temperature", "guidance", "shared_steps", "kernel", "eta", "omega", "sample_distortion")
@@ -210,13 +210,18 @@ def with_sampler(policy: Any, options: SamplerOptions) -> Any:
         if name not in known:
             told = f"{name}: {value}, expected none: {type(policy).__name__} has no such setting"
             raise ValueError(f"{told}; where a preset gives it, --{name}=null takes it out")
-    return _rebuilt(policy, (lambda old: _graph_args(old, given)) if graphs else (lambda old: _plain_args(old, given)))
+    return rebuilt(policy, (lambda old: _graph_args(old, given)) if graphs else (lambda old: _plain_args(old, given)))
 
 
-def _rebuilt(policy: Any, change: Callable[[Any], Mapping[str, Any]]) -> Any:
-    """A policy with other arguments, in the same wrappers."""
+def rebuilt(policy: Any, change: Callable[[Any], Mapping[str, Any]]) -> Any:
+    """A policy with other arguments, in the same wrappers.
+
+    Args:
+        policy: gives the network, the weights and all other arguments.
+        change: makes the arguments that are other ones, from the policy inside all wrappers.
+    """
     if hasattr(policy, "policy"):
-        return type(policy)(**policy.init_args() | {"policy": _rebuilt(policy.policy, change)}).eval()
+        return type(policy)(**policy.init_args() | {"policy": rebuilt(policy.policy, change)}).eval()
     made = type(policy)(**policy.init_args() | change(policy))
     made.load_state_dict(policy.state_dict())
     for name in ("decode", "encode", "sample_metadata"):

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
     from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
     from discrete_grpo.recipes.judge import JudgeRecipe
+    from discrete_grpo.recipes.sft import SFTRecipe
     from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
     from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
     from discrete_grpo.recipes.text import PretrainTextRecipe
@@ -191,7 +192,7 @@ def _with_field(recipe: PretrainRecipe, data: Molecules) -> _Parts:
 
 AnyRecipe: TypeAlias = (
     "PretrainRecipe | PretrainGraphsRecipe | PretrainGraphSequencesRecipe | PretrainSmilesRecipe | PretrainTextRecipe | JudgeRecipe"
-    " | PretrainDigitsRecipe | PretrainSpatialRecipe"
+    " | PretrainDigitsRecipe | PretrainSpatialRecipe | SFTRecipe"
 )
 
 
@@ -213,6 +214,7 @@ def pretrain(
     :class:`~discrete_grpo.recipes.judge.JudgeRecipe`                            a judge of text, which is a reward and no policy
     :class:`~discrete_grpo.recipes.digits.PretrainDigitsRecipe`                  images of digits
     :class:`~discrete_grpo.recipes.spatial.PretrainSpatialRecipe`                diffusion over molecules with positions in space
+    :class:`~discrete_grpo.recipes.sft.SFTRecipe`                                one that is there already, on samples of your own
     ============================================================================ =================================================
 
     Args:
@@ -239,7 +241,7 @@ def pretrain(
 
 def _pretrain(recipe: AnyRecipe, data: Iterable[Any] | None, network: nn.Module | None, resume: bool) -> Path:
     """:func:`pretrain` in a folder of its own."""
-    from discrete_grpo.recipes import digits, given_data, graph_sequences, graphs, judge, smiles, spatial, text
+    from discrete_grpo.recipes import digits, given_data, graph_sequences, graphs, judge, sft, smiles, spatial, text
 
     if resume and data is None:
         recipe = given_data.with_kept_data(recipe)
@@ -258,6 +260,7 @@ def _pretrain(recipe: AnyRecipe, data: Iterable[Any] | None, network: nn.Module 
         judge.JudgeRecipe: judge.run_judge,
         digits.PretrainDigitsRecipe: digits.run_pretrain_digits,
         spatial.PretrainSpatialRecipe: spatial.run_pretrain_spatial,
+        sft.SFTRecipe: sft.run_sft,
     }
     for kind, run in runs.items():
         if isinstance(recipe, kind):

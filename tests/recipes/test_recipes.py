@@ -32,6 +32,7 @@ from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
 from discrete_grpo.recipes.pretrain import PretrainRecipe, pretrain, run_pretrain
 from discrete_grpo.recipes.sample import sample, sample_file
 from discrete_grpo.recipes.search import SearchRecipe
+from discrete_grpo.recipes.sft import SFTRecipe
 from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
 from discrete_grpo.recipes.spatial import PretrainSpatialRecipe
 from discrete_grpo.recipes.text import PretrainTextRecipe
@@ -64,6 +65,7 @@ RECIPES = (
     JudgeRecipe,
     PretrainDigitsRecipe,
     PretrainSpatialRecipe,
+    SFTRecipe,
     TrainRecipe,
     SearchRecipe,
 )

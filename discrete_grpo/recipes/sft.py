@@ -1,0 +1,155 @@
+"""Further likelihood training of a policy on samples of your own: supervised fine-tuning, also called transfer learning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from discrete_grpo.core.checks import check_choices, check_fields, check_text
+from discrete_grpo.core.option_names import known_options
+from discrete_grpo.datasets.text_files import MAX_BYTES
+from discrete_grpo.domains.graph6 import MAX_NODES
+from discrete_grpo.recipes.families import family_of
+from discrete_grpo.recipes.fitting import fit
+from discrete_grpo.recipes.loading import load
+from discrete_grpo.recipes.sample import sample
+from discrete_grpo.recipes.sft_data import Taught, samples_of, taught
+from discrete_grpo.training.config import PretrainConfig
+from discrete_grpo.training.pretrain import Dataset
+
+__all__ = ["SFTRecipe", "held_out_loss", "run_sft"]
+
+
+def _config() -> PretrainConfig:
+    """Few updates at a low rate: the policy knows most of what it needs."""
+    return PretrainConfig(
+        max_steps=500, batch_size=64, learning_rate=1e-4, warmup_steps=20, ema_decay=0.99, log_steps=10, save_steps=100
+    )
+
+
+@known_options()
+@dataclass(frozen=True)
+class SFTRecipe:
+    """Further likelihood training of a policy on samples of your own: supervised fine-tuning, or transfer learning.
+
+    All that makes the policy is kept: network, classes or alphabet, noise, sampler, conditions. A graph policy draws graphs as
+    large as those of the data afterwards.
+
+    Attributes:
+        policy: a bundled policy's name, a checkpoint folder, a run folder, or a class of your own as module:Class@FOLDER.
+        data: file of samples of the kind that the policy makes: SMILES, graphs (or a named set), molecules in space, lines of text.
+        output_dir: run folder to make.
+        test_share: share of the different samples that is not trained on, and that the loss is measured on; a file with splits has
+            its own.
+        max_broken: largest share of samples that may be broken, and of those that the policy cannot draw, such as molecules with
+            other elements; they are left out.
+        marginals: frequencies of classes that a graph policy's noise ends in: those of the ``policy``, or those of the ``data``, as
+            for graphs of other sizes.
+        pretrain: settings of the training loop.
+        evaluation_samples: samples drawn before the training and at every checkpoint to log their metrics; 0 means none.
+        smiles_column: name of the column of SMILES in ``data``; None finds it by its name.
+        node_attribute: of own graphs: attribute of nodes that holds their class; None takes the only one.
+        edge_attribute: of own graphs: attribute of edges that holds their class; None takes the only one.
+        max_nodes: largest number of nodes of a graph of a file.
+        max_bytes: largest size that a gzipped file may unpack to.
+        data_name: name kept with the checkpoint; None means that of ``data``.
+        data_licence: licence kept with the checkpoint.
+    """
+
+    policy: str = "smiles-zinc"
+    data: str = ""
+    output_dir: str = "runs/sft"
+    test_share: float = 0.1
+    max_broken: float = 0.05
+    marginals: Literal["policy", "data"] = "policy"
+    pretrain: PretrainConfig = field(default_factory=_config)
+    evaluation_samples: int = 256
+    smiles_column: str | None = None
+    node_attribute: str | None = None
+    edge_attribute: str | None = None
+    max_nodes: int = MAX_NODES
+    max_bytes: int = MAX_BYTES
+    data_name: str | None = None
+    data_licence: str = "unknown"
+
+    def __post_init__(self) -> None:
+        check_text("policy", self.policy, "the name of a policy or its folder")
+        check_text("data", self.data, "the name of a file of samples")
+        check_fields(self, "test_share", above=0, below=1)
+        check_fields(self, "max_broken", least=0, most=1)
+        check_fields(self, "evaluation_samples", least=0)
+        check_fields(self, "max_nodes max_bytes", least=1)
+        check_choices(self)
+
+
+def run_sft(recipe: SFTRecipe, *, resume: bool = False) -> Path:
+    """Train a policy further by likelihood; returns the folder of the exported policy.
+
+    Raises:
+        CheckpointError: if there is no such policy.
+        FileNotFoundError: if there is no such file of data.
+        ValueError: if the data cannot be read, or the policy cannot draw it.
+    """
+    if not recipe.data.strip():
+        raise ValueError(f"data: {recipe.data!r}, expected the name of a file of samples")
+    loaded = load(recipe.policy, seed=recipe.pretrain.seed)
+    found = samples_of(recipe, loaded)
+    ready = taught(recipe, loaded, found)
+    kept = {name: value for name, value in loaded.metadata.items() if name not in ("data", "date", "pretraining_steps")}
+    metadata = {**kept, "kind": loaded.family.name, "data": {**found.about, "samples": ready.count}, "trained_from": recipe.policy}
+    measure = _measure(recipe, ready, metadata)
+    return fit(ready.policy, ready.train, recipe, metadata=metadata, evaluate=measure, before=True, resume=resume)
+
+
+def _measure(
+    recipe: SFTRecipe, ready: Taught, metadata: Mapping[str, Any]
+) -> Callable[[Any], tuple[Mapping[str, float], Sequence[Any]]]:
+    """The loss of the held-out samples, and the numbers of ``evaluation_samples`` fresh ones."""
+    known = _names(ready.samples) if metadata["kind"] == "molecules" else None
+    family = family_of(metadata, ready.policy)
+
+    def measure(policy: Any) -> tuple[Mapping[str, float], Sequence[Any]]:
+        found: dict[str, float] = {}
+        if ready.held_out is not None:
+            found["test_loss"] = held_out_loss(policy, ready.held_out, recipe.pretrain.batch_size, draws=ready.draws)
+        if not recipe.evaluation_samples or hasattr(policy, "blank"):  # texts with blanks need prompts
+            return found, ()
+        drawn = sample(policy, recipe.evaluation_samples, batch_size=40 if family.name == "graphs" else 256)
+        if known is None:
+            return {**found, **family.evaluate(drawn)}, drawn
+        from discrete_grpo.metrics.molecules import evaluate
+
+        return {**found, **evaluate(drawn, known)}, drawn
+
+    return measure
+
+
+def _names(smiles: Sequence[str]) -> Collection[str]:
+    from discrete_grpo.metrics.molecules import canonical
+
+    return {name for name in map(canonical, smiles) if name is not None}
+
+
+@torch.no_grad()
+def held_out_loss(policy: Any, data: Dataset, batch_size: int, *, draws: int = 1, seed: int = 42) -> float:
+    """Mean of the policy's ``likelihood_loss`` over samples that it was not trained on.
+
+    Args:
+        policy: a policy with ``likelihood_loss``.
+        data: the samples.
+        batch_size: number of samples of a pass.
+        draws: least number of losses that the mean is of; fewer samples are taken several times, with other times and noise.
+        seed: random seed of times and noise, which are the same in every call.
+    """
+    device = next(policy.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
+    rows = torch.arange(len(data)).repeat(-(-draws // len(data)))
+    total = 0.0
+    for part in rows.split(batch_size):
+        loss = policy.likelihood_loss(data.batch(part).to(device), generator=generator)["loss"]
+        total += float(loss) * len(part)
+    return total / len(rows)
