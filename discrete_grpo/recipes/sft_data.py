@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from discrete_grpo.core.checks import told_as
+from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.encoded import EncodedSamples
 from discrete_grpo.datasets.text_files import path_named
 from discrete_grpo.policies.fields import FieldPolicy
@@ -94,21 +95,24 @@ def samples_of(recipe: SFTRecipe, loaded: LoadedPolicy) -> Samples:
 
 
 def _split(recipe: SFTRecipe, loaded: LoadedPolicy, found: Sequence[Any]) -> Samples:
-    """The same held-out samples in every run; copies of a sample stay together."""
+    """The same held-out samples in every run; copies of a sample, and other spellings of a molecule, stay together."""
     from discrete_grpo.datasets.listed_graphs import split_rows
 
     if not found:
         wanted = ", expected a file of molecules with positions (.sdf, .xyz)" if loaded.family.name == "spatial" else ""
         raise ValueError(f"data: {recipe.data!r} holds no sample of the kind {loaded.family.name}{wanted}")
-    distinct = list(dict.fromkeys(found))
-    held = split_rows(len(distinct), None, recipe.test_share)[1]
-    kept_out = {distinct[k] for k in held} if len(distinct) > 1 else set()
+    names = [loaded.family.key(x) or x for x in found] if loaded.family.name == "molecules" else found
+    first = dict(zip(reversed(names), reversed(found), strict=True))
+    distinct = list(dict.fromkeys(names))
+    held = [distinct[k] for k in split_rows(len(distinct), None, recipe.test_share)[1]]
+    kept_out = set(held) if len(distinct) > 1 else set()
     about = {"name": recipe.data_name or Path(recipe.data).name.split(".")[0], "licence": recipe.data_licence}
-    return Samples([x for x in found if x not in kept_out], [distinct[k] for k in held], about)
+    train = [x for x, name in zip(found, names, strict=True) if name not in kept_out]
+    return Samples(train, [first[name] for name in held], about)
 
 
 def _molecules(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[str]:
-    """SMILES in the form in which policies are trained on them, or as they stand in the file if the policy reads that one alone."""
+    """The SMILES of a file as they stand there."""
     from discrete_grpo.datasets.reading import read_smiles
     from discrete_grpo.recipes.molecules import data_file, report_broken
 
@@ -217,7 +221,8 @@ def _tell_left_out(recipe: SFTRecipe, given: Sequence[Any], forms: Sequence[Any]
     told = f"{len(lost)} of {len(given)} samples cannot be drawn by the policy, such as {first!r}"
     if len(lost) > recipe.max_broken * len(given):
         raise ValueError(f"data: {recipe.data}: {told}; expected at most a share of max_broken ({recipe.max_broken:g})")
-    print_notes([f"{recipe.data}: {told}; they are left out"])
+    if is_first():
+        print_notes([f"{recipe.data}: {told}; they are left out"])
 
 
 # -- data of graphs

@@ -10,6 +10,7 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
+from rdkit import Chem
 from torch import Tensor
 
 from discrete_grpo import PretrainConfig, SFTRecipe, load_policy, pretrain
@@ -43,7 +44,7 @@ from discrete_grpo.runs.recorder import read_evaluation, read_metrics, read_samp
 TINY = NetworkSizes(layers=1, heads=2, width=16, edge_width=8, global_width=8, walk_length=3)
 STEPS = DiffusionOptions(num_steps=2)
 MOLECULES = ("CO", "CCO", "CC", "C=O", "CN", "C#N", "CC=O", "NC=O", "CCN", "COC")
-RINGS = ("c1ccccc1CO", "C1CC1O", "C1CCC1", "CCO", "c1ccccc1", "OC1CC1", "CC1CC1", "c1ccccc1C")
+RINGS = ("c1ccccc1CO", "C1CC1O", "C1CCC1", "CCO", "c1ccccc1", "OCC1CC1", "CC1CC1", "c1ccccc1C")
 CYCLES = tuple(nx.cycle_graph(n) for n in (8, 9, 10, 11))
 SPELLED = Tokenizer.of(["c1ccccc1CO", "C1CCN1=#"], SMILES)
 SCALES = (Property("MolWt", 70.0, 20.0), Property("TPSA", 5.0, 8.0))
@@ -252,13 +253,11 @@ def test_conditions_are_computed_as_the_policy_was_trained_on_them(tmp_path: Pat
     batch = found.train.batch(torch.arange(len(found.train)))
     assert batch.properties is not None
     assert batch.prompt is not None
-    from rdkit import Chem
-
     for row, smiles in enumerate(found.samples):
         mol = Chem.MolFromSmiles(smiles)
         wanted = [(descriptor(scale.name)(mol) - scale.mean) / scale.std for scale in SCALES]
         assert batch.properties[row].tolist() == pytest.approx(wanted, abs=1e-5)
-    cores = {"CCO": "", "c1ccccc1CO": "c1ccccc1", "OC1CC1": "C1CC1"}
+    cores = {"CCO": "", "c1ccccc1CO": "c1ccccc1", "OCC1CC1": "C1CC1"}
     shown = {smiles: SPELLED.decode(row) for smiles, row in zip(found.samples, batch.prompt.tolist(), strict=True)}
     assert {shown[smiles] == core for smiles, core in cores.items() if smiles in shown} == {True}
 
@@ -273,21 +272,21 @@ def test_properties_of_a_graph_policy_are_computed_too(tmp_path: Path) -> None:
     policy = str(save(tmp_path / "policy", given, metadata={"kind": "molecules", "statistics": stats.to_json()}))
     found = made(SFTRecipe(policy, written(tmp_path / "data.smi", ["CO", "CCO", "CC"]), test_share=0.4))
     batch = found.train.batch(torch.tensor([0]))
-    from rdkit import Chem
-
     mol = Chem.MolFromSmiles(found.samples[0])
     wanted = [(descriptor(scale.name)(mol) - scale.mean) / scale.std for scale in SCALES]
     assert batch.properties[0].tolist() == pytest.approx(wanted, abs=1e-5)
 
 
-def test_copies_of_a_sample_are_all_held_out_or_none(tmp_path: Path) -> None:
+def test_copies_of_a_sample_and_spellings_of_a_molecule_are_all_held_out_or_none(tmp_path: Path) -> None:
     policy, _ = _smiles(tmp_path)
-    data = written(tmp_path / "copies.smi", [smiles for smiles in RINGS for _ in range(3)])
-    loaded = load(policy)
-    found = samples_of(SFTRecipe(policy, data, test_share=0.3), loaded)
-    assert len(found.held_out) == 2
-    assert len(found.train) == 18
-    assert not set(found.train) & set(found.held_out)
+    spellings = []
+    for mol in map(Chem.MolFromSmiles, RINGS):
+        spellings += [*[Chem.MolToSmiles(mol)] * 2, Chem.MolToSmiles(mol, rootedAtAtom=1, canonical=False)]
+    assert len(set(spellings)) > len(RINGS)
+    found = samples_of(SFTRecipe(policy, written(tmp_path / "copies.smi", spellings), test_share=0.3), load(policy))
+    train, held = ({Chem.CanonSmiles(smiles) for smiles in part} for part in (found.train, found.held_out))
+    assert (len(found.train), len(train), len(found.held_out), len(held)) == (18, 6, 2, 2)
+    assert not train & held
 
 
 def test_a_file_with_splits_has_its_own_held_out_part(tmp_path: Path) -> None:
