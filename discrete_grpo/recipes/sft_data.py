@@ -15,6 +15,7 @@ from discrete_grpo.core.checks import told_as
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.encoded import EncodedSamples
 from discrete_grpo.datasets.text_files import path_named
+from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.policies.fields import FieldPolicy
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
@@ -266,26 +267,29 @@ def _values(smiles: Sequence[str], properties: Sequence[Any]) -> Tensor:
     return ((raw - mean) / std).float()
 
 
-def _kernels_of(recipe: SFTRecipe, policy: Any, data: EncodedSamples, rows: int = 512) -> dict[str, Any]:
+def _kernels_of(recipe: SFTRecipe, policy: GraphPolicy, data: EncodedSamples) -> dict[str, Any]:
     """Kernels of the same kind and schedule that noise to the frequencies of the classes in the data."""
+    kernels: dict[str, Any] = {"node_kernel": policy.node_kernel, "edge_kernel": policy.edge_kernel}
+    for kernel in kernels.values():
+        if not isinstance(kernel.noise, Noise) or kernel.noise.num_states != kernel.noise.num_clean:
+            raise ValueError(f"marginals: 'data', expected 'policy' with the noise of {recipe.policy}, which ends in no data class")
+    counts = _class_counts(data, [kernel.noise.num_clean for kernel in kernels.values()])
+    for (name, kernel), count in zip(kernels.items(), counts, strict=True):
+        if float(count.sum()):  # graphs of one node have no pairs
+            kernels[name] = replace(kernel, noise=replace(kernel.noise, prior=tuple((count / count.sum()).tolist())))
+    return kernels
+
+
+def _class_counts(data: EncodedSamples, classes: Sequence[int], rows: int = 512) -> list[Tensor]:
+    """How many nodes, and how many unordered pairs, have each class."""
     from discrete_grpo.domains.graphs import pair_mask, upper
 
-    found = {"node_kernel": 0, "edge_kernel": 0}
-    for name in found:
-        noise = getattr(policy, name).noise
-        if noise.num_states != noise.num_clean:
-            raise ValueError(f"marginals: 'data', expected 'policy' with masked diffusion ({recipe.policy})")
-    counts = [torch.zeros(getattr(policy, name).noise.num_clean, dtype=torch.float64) for name in found]
+    found = [torch.zeros(number, dtype=torch.float64) for number in classes]
     for part in torch.arange(len(data)).split(rows):
         graphs = data.batch(part)
-        for k, classes in enumerate((graphs.nodes[graphs.mask], upper(graphs.edges)[pair_mask(graphs.mask)])):
-            counts[k] += torch.bincount(classes.flatten(), minlength=len(counts[k]))
-    kernels = {}
-    for name, count in zip(found, counts, strict=True):
-        old = getattr(policy, name)
-        prior = tuple((count / count.sum()).tolist()) if float(count.sum()) else old.noise.prior
-        kernels[name] = replace(old, noise=replace(old.noise, prior=prior))
-    return kernels
+        for counts, sites in zip(found, (graphs.nodes[graphs.mask], upper(graphs.edges)[pair_mask(graphs.mask)]), strict=True):
+            counts += torch.bincount(sites, minlength=len(counts))
+    return found
 
 
 # -- data of tokens
