@@ -132,8 +132,9 @@ def options_of(definition: Definition) -> list[Option]:
             found.append(_option(definition, field, field.name, docs, known_default=True))
         else:
             inner = field_docs(group)
-            known = _made_by_its_class(field)
-            found += [_option(group, f, f"{field.name}.{f.name}", inner, known) for f in dataclass_fields(group)]
+            given = _given_to_its_class(field)
+            parts = [f if given is None else f._replace(default=given.get(f.name, f.default)) for f in dataclass_fields(group)]
+            found += [_option(group, f, f"{field.name}.{f.name}", inner, given is not None) for f in parts]
     return found
 
 
@@ -155,10 +156,19 @@ def _group(field: Field) -> Definition | None:
     return found if found is not None and isinstance(found.node, ast.ClassDef) else None
 
 
-def _made_by_its_class(field: Field) -> bool:
-    """Whether the default of a group is made by its class without arguments, so that the defaults there hold."""
+def _given_to_its_class(field: Field) -> dict[str, ast.expr] | None:
+    """The arguments with which the default of a group is made by its class; None where something else makes it.
+
+    ``default_factory`` is the class, or ``partial`` of the class with arguments by name. All other defaults of the class hold.
+    """
     keywords = field.default.keywords if isinstance(field.default, ast.Call) else []
-    return any(k.arg == "default_factory" and isinstance(k.value, ast.Name) for k in keywords)
+    factory = next((k.value for k in keywords if k.arg == "default_factory"), None)
+    name = ast.unparse(field.annotation)
+    if isinstance(factory, ast.Name) and factory.id == name:
+        return {}
+    if isinstance(factory, ast.Call) and [ast.unparse(x) for x in (factory.func, *factory.args)] == ["partial", name]:
+        return {k.arg: k.value for k in factory.keywords if k.arg is not None}
+    return None
 
 
 def _option(owner: Definition, field: Field, name: str, docs: dict[str, str], known_default: bool) -> Option:

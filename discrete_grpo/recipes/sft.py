@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,13 +23,6 @@ from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset
 
 __all__ = ["SFTRecipe", "held_out_loss", "run_sft"]
-
-
-def _config() -> PretrainConfig:
-    """Few updates at a low rate: the policy knows most of what it needs."""
-    return PretrainConfig(
-        max_steps=500, batch_size=64, learning_rate=1e-4, warmup_steps=20, ema_decay=0.99, log_steps=10, save_steps=100
-    )
 
 
 @known_options()
@@ -61,12 +55,23 @@ class SFTRecipe:
     """
 
     policy: str = "smiles-zinc"
-    data: str = ""
+    data: str | None = None
     output_dir: str = "runs/sft"
     test_share: float = 0.1
     max_broken: float = 0.05
     marginals: Literal["policy", "data"] = "policy"
-    pretrain: PretrainConfig = field(default_factory=_config)
+    pretrain: PretrainConfig = field(  # few updates at a low rate: the policy knows most of what it needs
+        default_factory=partial(
+            PretrainConfig,
+            max_steps=500,
+            batch_size=64,
+            learning_rate=1e-4,
+            warmup_steps=20,
+            ema_decay=0.99,
+            log_steps=10,
+            save_steps=100,
+        )
+    )
     evaluation_samples: int = 256
     smiles_column: str | None = None
     node_attribute: str | None = None
@@ -78,12 +83,20 @@ class SFTRecipe:
 
     def __post_init__(self) -> None:
         check_text("policy", self.policy, "the name of a policy or its folder")
-        check_text("data", self.data, "the name of a file of samples")
+        if self.data is not None:
+            check_text("data", self.data, "the name of a file of samples")
         check_fields(self, "test_share", above=0, below=1)
         check_fields(self, "max_broken", least=0, most=1)
         check_fields(self, "evaluation_samples", least=0)
         check_fields(self, "max_nodes max_bytes", least=1)
         check_choices(self)
+
+    @property
+    def source(self) -> str:
+        """``data``, which must be given; raises ValueError where it is not."""
+        if self.data is None or not self.data.strip():
+            raise ValueError(f"data: {self.data!r}, expected the name of a file of samples")
+        return self.data
 
 
 def run_sft(recipe: SFTRecipe, *, resume: bool = False) -> Path:
@@ -94,8 +107,6 @@ def run_sft(recipe: SFTRecipe, *, resume: bool = False) -> Path:
         FileNotFoundError: if there is no such file of data.
         ValueError: if the data cannot be read, or the policy cannot draw it.
     """
-    if not recipe.data.strip():
-        raise ValueError(f"data: {recipe.data!r}, expected the name of a file of samples")
     loaded = load(recipe.policy, seed=recipe.pretrain.seed)
     found = samples_of(recipe, loaded)
     ready = taught(recipe, loaded, found)

@@ -74,7 +74,7 @@ class Taught:
 
 
 def samples_of(recipe: SFTRecipe, loaded: LoadedPolicy) -> Samples:
-    """The samples of ``recipe.data``, of the kind that the policy makes; broken lines are counted on standard error.
+    """The samples of ``recipe.source``, of the kind that the policy makes; broken lines are counted on standard error.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -101,13 +101,13 @@ def _split(recipe: SFTRecipe, loaded: LoadedPolicy, found: Sequence[Any]) -> Sam
 
     if not found:
         wanted = ", expected a file of molecules with positions (.sdf, .xyz)" if loaded.family.name == "spatial" else ""
-        raise ValueError(f"data: {recipe.data!r} holds no sample of the kind {loaded.family.name}{wanted}")
+        raise ValueError(f"data: {recipe.source!r} holds no sample of the kind {loaded.family.name}{wanted}")
     names = [loaded.family.key(x) or x for x in found] if loaded.family.name == "molecules" else found
     first = dict(zip(reversed(names), reversed(found), strict=True))
     distinct = list(dict.fromkeys(names))
     held = [distinct[k] for k in split_rows(len(distinct), None, recipe.test_share)[1]]
     kept_out = set(held) if len(distinct) > 1 else set()
-    about = {"name": recipe.data_name or Path(recipe.data).name.split(".")[0], "licence": recipe.data_licence}
+    about = {"name": recipe.data_name or Path(recipe.source).name.split(".")[0], "licence": recipe.data_licence}
     train = [x for x, name in zip(found, names, strict=True) if name not in kept_out]
     return Samples(train, [first[name] for name in held], about)
 
@@ -117,7 +117,7 @@ def _molecules(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[str]:
     from discrete_grpo.datasets.reading import read_smiles
     from discrete_grpo.recipes.molecules import data_file, report_broken
 
-    path = data_file(recipe.data)
+    path = data_file(recipe.source)
     with path_named("data"):
         found = read_smiles(path, recipe.max_broken, smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes)
     report_broken(path, found.broken, len(found.smiles))
@@ -127,7 +127,7 @@ def _molecules(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[str]:
 def _spatial(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[Any]:
     assert loaded.family.read is not None
     with told_as("data", "file"):
-        found, _ = loaded.family.read(recipe.data, FileOptions(smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes))
+        found, _ = loaded.family.read(recipe.source, FileOptions(smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes))
     return [sample for sample in found if sample is not None]
 
 
@@ -135,7 +135,7 @@ def _lines(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[str]:
     from discrete_grpo.datasets.text import read_lines
 
     with path_named("data"):
-        return [line for _, line in read_lines(recipe.data, max_bytes=recipe.max_bytes)]
+        return [line for _, line in read_lines(recipe.source, max_bytes=recipe.max_bytes)]
 
 
 def _graphs(recipe: SFTRecipe, loaded: LoadedPolicy) -> Samples:
@@ -148,16 +148,16 @@ def _graphs(recipe: SFTRecipe, loaded: LoadedPolicy) -> Samples:
 
     limits: dict[str, Any] = {"max_nodes": recipe.max_nodes, "max_bytes": recipe.max_bytes}
     attributes: dict[str, Any] = {"node_attribute": recipe.node_attribute, "edge_attribute": recipe.edge_attribute}
-    about: dict[str, Any] = {"source": recipe.data, "licence": recipe.data_licence}
-    if recipe.data.endswith(".npz") or is_own(recipe.data):
+    about: dict[str, Any] = {"source": recipe.source, "licence": recipe.data_licence}
+    if recipe.source.endswith(".npz") or is_own(recipe.source):
         read = own_digraphs if loaded.family.name == "digraphs" else own_graphs
-        own = read(recipe.data, labels=labels_of(loaded.metadata), **attributes, **limits)
+        own = read(recipe.source, labels=labels_of(loaded.metadata), **attributes, **limits)
         if labels_of(loaded.metadata) is None and not own.labels.plain:
-            raise ValueError(f"data: {recipe.data} has classes of nodes or edges, expected none, as {recipe.policy} has none")
+            raise ValueError(f"data: {recipe.source} has classes of nodes or edges, expected none, as {recipe.policy} has none")
         splits = labelled_splits(own, recipe.test_share)
-        about |= {**attributes, "test_share": recipe.test_share} if is_own(recipe.data) or not own.labels.plain else {}
+        about |= {**attributes, "test_share": recipe.test_share} if is_own(recipe.source) or not own.labels.plain else {}
     else:
-        splits = load_splits(recipe.data, **limits)
+        splits = load_splits(recipe.source, **limits)
     train, held = ([to_line(graph) for graph in part] for part in (splits.train, splits.test))
     return Samples(train, held, {"name": recipe.data_name or splits.name, **about})
 
@@ -188,7 +188,7 @@ def taught(recipe: SFTRecipe, loaded: LoadedPolicy, found: Samples) -> Taught:
     _tell_left_out(recipe, [*found.train, *found.held_out], [*parts[0], *parts[1]])
     train, held = ([sample for sample in part if sample is not None] for part in parts)
     if not train:
-        raise ValueError(f"data: {recipe.data!r} has no sample for training that the policy can draw")
+        raise ValueError(f"data: {recipe.source!r} has no sample for training that the policy can draw")
     if isinstance(policy, GraphPolicy | FieldPolicy):
         policy, make = _graph_data(recipe, policy, [*train, *held])
     elif isinstance(policy, MaskedTextPolicy):
@@ -221,9 +221,9 @@ def _tell_left_out(recipe: SFTRecipe, given: Sequence[Any], forms: Sequence[Any]
     first = sample_text(lost[0])[:60]
     told = f"{len(lost)} of {len(given)} samples cannot be drawn by the policy, such as {first!r}"
     if len(lost) > recipe.max_broken * len(given):
-        raise ValueError(f"data: {recipe.data}: {told}; expected at most a share of max_broken ({recipe.max_broken:g})")
+        raise ValueError(f"data: {recipe.source}: {told}; expected at most a share of max_broken ({recipe.max_broken:g})")
     if is_first():
-        print_notes([f"{recipe.data}: {told}; they are left out"])
+        print_notes([f"{recipe.source}: {told}; they are left out"])
 
 
 # -- data of graphs

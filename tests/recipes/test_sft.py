@@ -332,7 +332,8 @@ def test_larger_molecules_than_the_policy_drew_are_trained_on_by_graphs_and_left
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"data": ""}, "data: '', expected the name of a file of samples"),
+        ({"data": " "}, "data: ' ', expected the name of a file of samples"),
+        ({}, "data: None, expected the name of a file of samples"),
         ({"data": "none.smi"}, "data: 'none.smi' is no file"),
         ({"policy": "digits", "data": "x.smi"}, "policy: 'digits' makes samples of the kind images, expected one of graphs,"),
         ({"policy": "tree-16", "data": "tree-61"}, "data: 'tree-61', expected one of planar-16"),
@@ -375,9 +376,7 @@ def test_settings_out_of_their_range_are_refused(changes: dict[str, Any], said: 
 
 def test_masked_diffusion_has_no_frequencies(tmp_path: Path) -> None:
     policy = plain(tmp_path / "policy", [nx.path_graph(4)], DiffusionOptions(num_steps=2, noise="absorbing"))
-    with pytest.raises(
-        ValueError, match=r"^marginals: 'data', expected 'policy' .*, which ends in no data class"
-    ):
+    with pytest.raises(ValueError, match=r"^marginals: 'data', expected 'policy' .*, which ends in no data class"):
         made(SFTRecipe(policy, "tree-16", marginals="data"))
 
 
