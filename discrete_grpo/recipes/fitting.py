@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -128,6 +129,8 @@ def _forget(folder: Path) -> None:
 def _measure_before(folder: Path, kept: _Kept, trainer: Pretrainer) -> None:
     """Write the numbers of the policy as it was given, and its samples."""
     kept(trainer.averaged)
+    if (trainer.config.metric_for_best_model or "").startswith("eval/"):  # a wrong name costs no update
+        trainer.checkpoints.check_metric({f"eval/{name}" for name in kept.numbers})
     if len(kept.samples):
         table = {"sample": as_text(kept.samples), **family_of(trainer.metadata).table(kept.samples)}
         write_table(folder / "evaluation_before.csv.gz", table)
@@ -152,5 +155,6 @@ def _finish(folder: Path, kept: _Kept | None, exported: Any, best: bool) -> None
             write_table(folder / "evaluation_after.csv.gz", table)
         stages = {name: found[name] for name in ("before",) if name in found} | {"after": dict(kept.numbers)}
         write_json(folder / EVALUATION, stages)  # last: it says that all is there
-        print_table(str(folder), stages)
+        shown = {name: {k: None if v is None or math.isnan(v) else v for k, v in row.items()} for name, row in stages.items()}
+        print_table(str(folder), shown)
     write_report(folder, render=family.draw)

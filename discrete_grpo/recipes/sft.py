@@ -30,15 +30,15 @@ __all__ = ["SFTRecipe", "held_out_loss", "run_sft"]
 class SFTRecipe:
     """Further likelihood training of a policy on samples of your own: supervised fine-tuning, or transfer learning.
 
-    All that makes the policy is kept: network, classes or alphabet, noise, sampler, conditions. A graph policy draws graphs as
-    large as those of the data afterwards.
+    All that makes the policy is kept: network, classes or alphabet, noise, sampler, conditions. A diffusion or flow policy draws
+    graphs as large as those of the data afterwards.
 
     Attributes:
         policy: a bundled policy's name, a checkpoint folder, a run folder, or a class of your own as module:Class@FOLDER.
         data: file of samples of the kind that the policy makes: SMILES, graphs (or a named set), molecules in space, lines of text.
         output_dir: run folder to make.
-        test_share: share of the different samples that is not trained on, and that the loss is measured on; a file with splits has
-            its own.
+        test_share: share of the different samples, or of the graphs of a file, that is not trained on, and that the loss is
+            measured on, without conditions; a file with splits has its own.
         max_broken: largest share of samples that may be broken, and of those that the policy cannot draw, such as molecules with
             other elements; they are left out.
         marginals: frequencies of classes that a graph policy's noise ends in: those of the ``policy``, or those of the ``data``, as

@@ -56,7 +56,7 @@ class Taught:
     Attributes:
         policy: has the weights of the one that was given, and draws graphs as large as those of the data.
         train: training data.
-        held_out: data that the loss is measured on; None if there is none.
+        held_out: data that the loss is measured on, without conditions; None if there is none.
         samples: the samples of ``train``.
         count: number of samples of both.
         draws: number of losses that the held-out one is the mean of, at least; more than one where it depends on noise.
@@ -81,6 +81,10 @@ def samples_of(recipe: SFTRecipe, loaded: LoadedPolicy) -> Samples:
         ValueError: if it cannot be read, or the policy makes samples that no file holds.
     """
     kind = loaded.family.name
+    others = ("smiles_column",) if kind in ("graphs", "digraphs") else ("node_attribute", "edge_attribute")
+    for name in others:
+        if (value := getattr(recipe, name)) is not None:
+            raise ValueError(f"{name}: {value!r}, expected none with {kind}")
     if kind in ("graphs", "digraphs"):
         return _graphs(recipe, loaded)
     readers: dict[str, Callable[[SFTRecipe, LoadedPolicy], Sequence[Any]]] = {
@@ -102,7 +106,7 @@ def _split(recipe: SFTRecipe, loaded: LoadedPolicy, found: Sequence[Any]) -> Sam
     if not found:
         wanted = ", expected a file of molecules with positions (.sdf, .xyz)" if loaded.family.name == "spatial" else ""
         raise ValueError(f"data: {recipe.source!r} holds no sample of the kind {loaded.family.name}{wanted}")
-    names = [loaded.family.key(x) or x for x in found] if loaded.family.name == "molecules" else found
+    names = _names(loaded, found)
     first = dict(zip(reversed(names), reversed(found), strict=True))
     distinct = list(dict.fromkeys(names))
     held = [distinct[k] for k in split_rows(len(distinct), None, recipe.test_share)[1]]
@@ -110,6 +114,16 @@ def _split(recipe: SFTRecipe, loaded: LoadedPolicy, found: Sequence[Any]) -> Sam
     about = {"name": recipe.data_name or Path(recipe.source).name.split(".")[0], "licence": recipe.data_licence}
     train = [x for x, name in zip(found, names, strict=True) if name not in kept_out]
     return Samples(train, [first[name] for name in held], about)
+
+
+def _names(loaded: LoadedPolicy, found: Sequence[Any]) -> Sequence[Any]:
+    """What tells samples apart: of molecules the canonical SMILES, without stereo unless the policy writes texts."""
+    if loaded.family.name != "molecules":
+        return found
+    from discrete_grpo.metrics.molecules import canonical
+
+    key = loaded.family.key if hasattr(loaded.policy, "tokenizer") else canonical
+    return [key(sample) or sample for sample in found]
 
 
 def _molecules(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[str]:
@@ -128,7 +142,11 @@ def _spatial(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[Any]:
     assert loaded.family.read is not None
     with told_as("data", "file"):
         found, _ = loaded.family.read(recipe.source, FileOptions(smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes))
-    return [sample for sample in found if sample is not None]
+    known = [sample for sample in found if sample is not None]
+    if (lost := len(found) - len(known)) > recipe.max_broken * len(found) and known:
+        wanted = f"expected at most a share of max_broken ({recipe.max_broken:g})"
+        raise ValueError(f"data: {recipe.source}: {lost} of {len(found)} records are no molecule in space, {wanted}")
+    return known
 
 
 def _lines(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[str]:
@@ -183,7 +201,7 @@ def taught(recipe: SFTRecipe, loaded: LoadedPolicy, found: Samples) -> Taught:
     else:
         raise ValueError(f"policy: {recipe.policy!r} is a {type(policy).__name__}, expected a policy of graphs or tokens")
     if recipe.marginals == "data" and not isinstance(policy, GraphPolicy):
-        raise ValueError(f"marginals: 'data', expected 'policy' with a {type(policy).__name__}")
+        raise ValueError(f"marginals: 'data', expected 'policy' with {recipe.policy}, which is no diffusion policy of graphs")
     parts = [[form(sample) for sample in part] for part in (found.train, found.held_out)]
     _tell_left_out(recipe, [*found.train, *found.held_out], [*parts[0], *parts[1]])
     train, held = ([sample for sample in part if sample is not None] for part in parts)
@@ -196,7 +214,19 @@ def taught(recipe: SFTRecipe, loaded: LoadedPolicy, found: Samples) -> Taught:
     else:
         make = partial(_token_data, recipe, policy, inner, loaded)
     draws = 1 if isinstance(inner, TokenPolicy) else NOISY_DRAWS
-    return Taught(policy, make(train), make(held) if held else None, train, len(train) + len(held), draws)
+    test = _without_conditions(make(held)) if held else None
+    return Taught(policy, make(train), test, train, len(train) + len(held), draws)
+
+
+def _without_conditions(data: Any) -> Dataset:
+    """The same data without prompts and properties, as the policy draws without a condition."""
+    changes: dict[str, Any] = {}
+    if getattr(data, "values", None) is not None:
+        changes["values"] = torch.full_like(data.values, torch.nan)
+    if hasattr(data, "prompts"):
+        changes |= {"prompts": data.prompts[:0], "prompt_starts": torch.zeros_like(data.prompt_starts)}
+    found: Dataset = replace(data, **changes) if changes else data
+    return found
 
 
 def _trained_part(recipe: SFTRecipe, loaded: LoadedPolicy) -> Any:
@@ -230,10 +260,12 @@ def _tell_left_out(recipe: SFTRecipe, given: Sequence[Any], forms: Sequence[Any]
 
 
 def _readable(policy: Any, sample: Any) -> Any:
-    """The sample if it is a graph of the policy's classes, of any size; else None."""
-    from discrete_grpo.policies.bridging import accepts
-
-    return sample if policy.encode is not None and accepts(policy.encode, sample) else None
+    """The sample if it is a graph of the policy's classes, of at least one node; else None."""
+    try:
+        found = policy.encode is not None and int(policy.encode([sample]).sizes[0]) > 0
+    except ValueError:
+        return None
+    return sample if found else None
 
 
 def _graph_data(recipe: SFTRecipe, policy: Any, samples: Sequence[Any]) -> tuple[Any, Callable[[Sequence[Any]], Dataset]]:

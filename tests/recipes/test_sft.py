@@ -289,6 +289,27 @@ def test_copies_of_a_sample_and_spellings_of_a_molecule_are_all_held_out_or_none
     assert not train & held
 
 
+def test_a_graph_policy_does_not_tell_stereo_from_none(small_molecules: str, tmp_path: Path) -> None:
+    data = written(tmp_path / "stereo.smi", ["C[C@H](O)C#N", "C[C@@H](O)C#N", "CCO", "CO", "CC"])
+    found = samples_of(SFTRecipe(small_molecules, data, test_share=0.5), load(small_molecules))
+    pair = {"C[C@H](O)C#N", "C[C@@H](O)C#N"}
+    assert not pair & set(found.held_out) or not pair & set(found.train)
+    assert len(found.held_out) == 2, "half of four molecules"
+
+
+def test_the_loss_of_held_out_samples_is_measured_without_conditions(tmp_path: Path) -> None:
+    policy, data = _smiles(tmp_path)
+    found = made(SFTRecipe(policy, data, test_share=0.3))
+    assert found.held_out is not None
+    batch = found.held_out.batch(torch.arange(len(found.held_out)))
+    assert batch.prompt is None
+    assert batch.properties is not None
+    assert bool(batch.properties.isnan().all())
+    assert {held_out_loss(found.policy.eval(), found.held_out, 64, seed=seed) for seed in range(4)} == {
+        held_out_loss(found.policy, found.held_out, 64)
+    }
+
+
 def test_a_file_with_splits_has_its_own_held_out_part(tmp_path: Path) -> None:
     found = made(SFTRecipe(plain(tmp_path / "policy", [nx.path_graph(16)]), "tree-16"))
     assert (len(found.train), len(found.held_out or ())) == (128, 40)
@@ -321,6 +342,32 @@ def test_samples_that_cannot_be_drawn_are_left_out_and_counted(tmp_path: Path, c
         made(SFTRecipe(policy, data, test_share=0.3, max_broken=0.1))
 
 
+def test_a_graph_without_nodes_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = plain(tmp_path / "policy", [nx.path_graph(3), nx.path_graph(4)])
+    data = written(tmp_path / "data.g6", ["?", *map(graph6, CYCLES)])
+    assert made(SFTRecipe(policy, data, test_share=0.3, max_broken=0.5)).count == len(CYCLES)
+    assert "1 of 5 samples cannot be drawn by the policy, such as '?'; they are left out" in capsys.readouterr().err
+
+
+def test_broken_records_in_space_are_counted(tmp_path: Path) -> None:
+    policy, data = _spatial(tmp_path)
+    text = Path(data).read_text()
+    Path(data).write_text(text + text.split("$$$$")[0].replace(" V2000", " V2OOO") + "$$$$\n")
+    assert made(SFTRecipe(policy, data, test_share=0.3, max_broken=0.3)).count == 4
+    with pytest.raises(
+        ValueError, match=r"1 of 5 records are no molecule in space, expected at most a share of max_broken \(0.1\)$"
+    ):
+        made(SFTRecipe(policy, data, test_share=0.3, max_broken=0.1))
+
+
+def test_a_wrong_name_of_a_metric_costs_no_update(tmp_path: Path) -> None:
+    policy, data = _smiles(tmp_path)
+    config = loop(3, metric_for_best_model="eval/test_los")
+    with pytest.raises(ValueError, match=r"^metric_for_best_model: 'eval/test_los' is not logged; did you mean 'eval/test_loss'\?"):
+        run_sft(SFTRecipe(policy, data, str(tmp_path / "run"), test_share=0.3, pretrain=config, evaluation_samples=0))
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
 def test_larger_molecules_than_the_policy_drew_are_trained_on_by_graphs_and_left_out_by_texts(
     small_molecules: str, tmp_path: Path
 ) -> None:
@@ -337,11 +384,13 @@ def test_larger_molecules_than_the_policy_drew_are_trained_on_by_graphs_and_left
         ({"data": "none.smi"}, "data: 'none.smi' is no file"),
         ({"policy": "digits", "data": "x.smi"}, "policy: 'digits' makes samples of the kind images, expected one of graphs,"),
         ({"policy": "tree-16", "data": "tree-61"}, "data: 'tree-61', expected one of planar-16"),
+        ({"data": "x.smi", "node_attribute": "colour"}, "node_attribute: 'colour', expected none with molecules"),
+        ({"policy": "tree-16", "data": "tree-16", "smiles_column": "s"}, "smiles_column: 's', expected none with graphs"),
         ({"policy": "tree-16", "data": "sets.json"}, "data: sets.json has classes of nodes or edges, expected none, as"),
         ({"policy": "qm9-3d", "data": "x.smi"}, "data: 'x.smi' holds no sample of the kind spatial"),
         (
             {"policy": "smiles-zinc", "data": "x.smi", "marginals": "data"},
-            "marginals: 'data', expected 'policy' with a TokenPolicy",
+            "marginals: 'data', expected 'policy' with smiles-zinc",
         ),
     ],
 )
