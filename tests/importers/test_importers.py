@@ -21,7 +21,11 @@ from discrete_grpo.domains.tokenizer import BOS, EOS, NUM_SPECIAL
 from discrete_grpo.importers import import_checkpoint, import_molgpt, import_reinvent
 from discrete_grpo.importers.tensors import read_pickle
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, read_policy
+from discrete_grpo.recipes.loading import load_policy
+from discrete_grpo.recipes.sft import SFTRecipe, run_sft
+from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata, read_policy, save
+from discrete_grpo.runs.recorder import read_evaluation
+from discrete_grpo.training.config import PretrainConfig
 from tests import molgpt_reference
 from tests.imported import check_as_a_policy, one_line
 
@@ -256,6 +260,18 @@ def test_reinvent_from_a_converted_pair(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(CheckpointError, match="holds list, expected a dictionary"):
         import_reinvent(tmp_path / "x.safetensors")
+
+
+def test_reinvent_is_trained_further_on_samples_of_a_file(tmp_path: Path) -> None:
+    given = import_reinvent(write(tmp_path / "x.prior", prior("gru", REINVENT)))
+    policy = save(tmp_path / "policy", given, metadata={"kind": "molecules"})
+    data = tmp_path / "data.smi"
+    data.write_text("CCO\nCCN\nOC1CC1\nCCBr\nC=O\nNC=O\n")
+    config = PretrainConfig(max_steps=12, batch_size=4, learning_rate=1e-2, warmup_steps=0, ema_decay=0.0)
+    recipe = SFTRecipe(str(policy), str(data), str(tmp_path / "run"), test_share=0.2, pretrain=config, evaluation_samples=4)
+    assert type(load_policy(run_sft(recipe)).network) is type(given.network)
+    stages = read_evaluation(tmp_path / "run")
+    assert stages["after"]["test_loss"] < stages["before"]["test_loss"]
 
 
 def test_reinvent_is_a_policy(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ PAGES = [
     "docs/training.md",
     "docs/large-data.md",
     "docs/offline.md",
+    "docs/sft.md",
     "docs/options.md",
     "docs/benchmarking.md",
     "docs/optimising.md",
