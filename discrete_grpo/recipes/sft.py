@@ -41,8 +41,8 @@ class SFTRecipe:
             measured on, without conditions; a file with splits has its own.
         max_broken: largest share of samples that may be broken, and of those that the policy cannot draw, such as molecules with
             other elements; they are left out.
-        marginals: frequencies of classes that a graph policy's noise ends in: those of the ``policy``, or those of the ``data``, as
-            for graphs of other sizes.
+        marginals: frequencies of classes in which the noise of a diffusion or flow policy of graphs ends: those of the ``policy``,
+            or those of the ``data``.
         pretrain: settings of the training loop.
         evaluation_samples: samples drawn before the training and at every checkpoint to log their metrics; 0 means none.
         smiles_column: name of the column of SMILES in ``data``; None finds it by its name.
