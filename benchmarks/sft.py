@@ -27,7 +27,8 @@ from discrete_grpo.metrics.molecules import canonical, evaluate
 from discrete_grpo.recipes.loading import load
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.recipes.sft import SFTRecipe, held_out_loss
-from discrete_grpo.recipes.sft_data import Samples, Taught, taught
+from discrete_grpo.recipes.sft_data import Prepared, prepare
+from discrete_grpo.recipes.sft_files import Samples
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Pretrainer
@@ -61,7 +62,7 @@ def scratch(policy: Any, seed: int) -> Any:
     return policy
 
 
-def measured(policy: Any, ready: Taught, smarts: str, count: int, seed: int) -> dict[str, float]:
+def measured(policy: Any, ready: Prepared, smarts: str, count: int, seed: int) -> dict[str, float]:
     """Share of samples with the pattern, and the usual numbers; novelty is against the training molecules."""
     assert ready.held_out is not None
     drawn = sample(policy.eval(), count, seed=seed)
@@ -76,7 +77,7 @@ def measured(policy: Any, ready: Taught, smarts: str, count: int, seed: int) -> 
     }
 
 
-def trained(policy: Any, ready: Taught, config: PretrainConfig) -> tuple[Any, float]:
+def trained(policy: Any, ready: Prepared, config: PretrainConfig) -> tuple[Any, float]:
     """The policy with averaged weights after the training, and the processor seconds."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = Pretrainer(policy, ready.train, config, folder)
@@ -86,7 +87,7 @@ def trained(policy: Any, ready: Taught, config: PretrainConfig) -> tuple[Any, fl
 
 
 def row(name: str, seed: int, found: dict[str, float], seconds: float = 0.0) -> dict[str, Any]:
-    """One row of the result."""
+    """What is kept of one policy, numbers to four places."""
     numbers = {key: None if math.isnan(value) else round(value, 4) for key, value in found.items()}
     return {"row": name, "seed": seed, "cpu_seconds": round(seconds, 1), **numbers}
 
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         recipe = SFTRecipe(options.policy, options.data)
         config = replace(recipe.pretrain, max_steps=options.max_steps, save_steps=options.max_steps, seed=seed)
         for name in ("as it is", "sft", "from scratch"):
-            ready = taught(recipe, load(options.policy), samples)
+            ready = prepare(recipe, load(options.policy), samples)
             result["settings"] = {"molecules": len(ready.train), "test_molecules": len(given) - len(ready.train), **vars(config)}
             policy, seconds = ready.policy, 0.0
             if name != "as it is":

@@ -33,7 +33,8 @@ from discrete_grpo.metrics.graphs import GraphReference, evaluate_folds
 from discrete_grpo.recipes.loading import load, load_policy
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.recipes.sft import SFTRecipe, held_out_loss
-from discrete_grpo.recipes.sft_data import samples_of, taught
+from discrete_grpo.recipes.sft_data import prepare
+from discrete_grpo.recipes.sft_files import samples_of
 from discrete_grpo.recipes.train import train
 from discrete_grpo.rewards.graphs import NovelTo, ShapeMatch
 from discrete_grpo.runs.checkpoint import save
@@ -68,7 +69,7 @@ def made(nodes: int, file: Path) -> Path:
 def row(recipe: SFTRecipe, start: str, folder: Path) -> dict[str, Any]:
     """Train, unless ``start`` is ``as it is``, and measure the policy."""
     loaded = load(recipe.policy)
-    ready = taught(recipe, loaded, samples_of(recipe, loaded))
+    ready = prepare(recipe, loaded, samples_of(recipe, loaded))
     policy, seconds = ready.policy, 0.0
     if start != "as it is":
         config = recipe.pretrain

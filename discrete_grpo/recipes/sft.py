@@ -18,7 +18,8 @@ from discrete_grpo.recipes.families import family_of
 from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.recipes.loading import load
 from discrete_grpo.recipes.sample import sample
-from discrete_grpo.recipes.sft_data import Taught, samples_of, taught
+from discrete_grpo.recipes.sft_data import Prepared, prepare
+from discrete_grpo.recipes.sft_files import samples_of
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset
 
@@ -109,7 +110,7 @@ def run_sft(recipe: SFTRecipe, *, resume: bool = False) -> Path:
     """
     loaded = load(recipe.policy, seed=recipe.pretrain.seed)
     found = samples_of(recipe, loaded)
-    ready = taught(recipe, loaded, found)
+    ready = prepare(recipe, loaded, found)
     kept = {name: value for name, value in loaded.metadata.items() if name not in ("data", "date", "pretraining_steps")}
     metadata = {**kept, "kind": loaded.family.name, "data": {**found.about, "samples": ready.count}, "trained_from": recipe.policy}
     measure = _measure(recipe, ready, metadata)
@@ -117,7 +118,7 @@ def run_sft(recipe: SFTRecipe, *, resume: bool = False) -> Path:
 
 
 def _measure(
-    recipe: SFTRecipe, ready: Taught, metadata: Mapping[str, Any]
+    recipe: SFTRecipe, ready: Prepared, metadata: Mapping[str, Any]
 ) -> Callable[[Any], tuple[Mapping[str, float], Sequence[Any]]]:
     """The loss of the held-out samples, and the numbers of ``evaluation_samples`` fresh ones."""
     known = _names(ready.samples) if metadata["kind"] == "molecules" else None

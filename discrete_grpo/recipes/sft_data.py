@@ -1,56 +1,38 @@
-"""Samples of a file as training data of a policy that is there already: read, checked, counted and held out."""
+"""Samples as training data of a policy that is there already: those that it can draw, as it is trained on them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from discrete_grpo.core.checks import told_as
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.encoded import EncodedSamples
-from discrete_grpo.datasets.text_files import path_named
 from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.policies.fields import FieldPolicy
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.recipes.families import FileOptions
 from discrete_grpo.recipes.loading import LoadedPolicy
+from discrete_grpo.recipes.sft_files import Samples
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.training.pretrain import Dataset
 
 if TYPE_CHECKING:
     from discrete_grpo.recipes.sft import SFTRecipe
 
-__all__ = ["Samples", "Taught", "samples_of", "taught"]
+__all__ = ["Prepared", "prepare"]
 
 NOISY_DRAWS = 512
 """Number of draws of times and noise that a held-out loss of diffusion or of blanks is the mean of, at least."""
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Samples of a file.
-
-    Attributes:
-        train: those to train on.
-        held_out: those that are kept out of the training.
-        about: what a checkpoint says of the data.
-    """
-
-    train: Sequence[Any]
-    held_out: Sequence[Any]
-    about: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Taught:
+class Prepared:
     """A policy and data that it can be trained on.
 
     Attributes:
@@ -70,163 +52,64 @@ class Taught:
     draws: int
 
 
-# -- files
+class _MakeData(Protocol):
+    """Makes a data set of samples, with the conditions that can be computed of them or without any."""
+
+    def __call__(self, samples: Sequence[Any], *, conditions: bool) -> Dataset: ...
 
 
-def samples_of(recipe: SFTRecipe, loaded: LoadedPolicy) -> Samples:
-    """The samples of ``recipe.source``, of the kind that the policy makes; broken lines are counted on standard error.
+def _same(policy: Any, samples: Sequence[Any]) -> Any:
+    return policy
 
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it cannot be read, or the policy makes samples that no file holds.
+
+class _Kind(NamedTuple):
+    """How a kind of policies is trained on samples.
+
+    Attributes:
+        form: the sample in a form that the policy can draw; None if there is none.
+        make: makes a data set of samples in that form.
+        draws: as in :class:`Prepared`.
+        adapted: the policy for these samples.
     """
-    kind = loaded.family.name
-    others = ("smiles_column",) if kind in ("graphs", "digraphs") else ("node_attribute", "edge_attribute")
-    for name in others:
-        if (value := getattr(recipe, name)) is not None:
-            raise ValueError(f"{name}: {value!r}, expected none with {kind}")
-    if kind in ("graphs", "digraphs"):
-        return _graphs(recipe, loaded)
-    readers: dict[str, Callable[[SFTRecipe, LoadedPolicy], Sequence[Any]]] = {
-        "molecules": _molecules,
-        "spatial": _spatial,
-        "text": _lines,
-        "samples": _lines,
-    }
-    if kind not in readers:
-        known = ", ".join(("graphs", "digraphs", *readers))
-        raise ValueError(f"policy: {recipe.policy!r} makes samples of the kind {kind}, expected one of {known}")
-    return _split(recipe, loaded, readers[kind](recipe, loaded))
+
+    form: Callable[[Any], Any]
+    make: _MakeData
+    draws: int
+    adapted: Callable[[Any, Sequence[Any]], Any] = _same
 
 
-def _split(recipe: SFTRecipe, loaded: LoadedPolicy, found: Sequence[Any]) -> Samples:
-    """The same held-out samples in every run; copies of a sample, and other spellings of a molecule, stay together."""
-    from discrete_grpo.datasets.listed_graphs import split_rows
-
-    if not found:
-        wanted = ", expected a file of molecules with positions (.sdf, .xyz)" if loaded.family.name == "spatial" else ""
-        raise ValueError(f"data: {recipe.source!r} holds no sample of the kind {loaded.family.name}{wanted}")
-    names = _names(loaded, found)
-    first = dict(zip(reversed(names), reversed(found), strict=True))
-    distinct = list(dict.fromkeys(names))
-    held = [distinct[k] for k in split_rows(len(distinct), None, recipe.test_share)[1]]
-    kept_out = set(held) if len(distinct) > 1 else set()
-    about = {"name": recipe.data_name or Path(recipe.source).name.split(".")[0], "licence": recipe.data_licence}
-    train = [x for x, name in zip(found, names, strict=True) if name not in kept_out]
-    return Samples(train, [first[name] for name in held], about)
-
-
-def _names(loaded: LoadedPolicy, found: Sequence[Any]) -> Sequence[Any]:
-    """What tells samples apart: of molecules the canonical SMILES, without stereo unless the policy writes texts."""
-    if loaded.family.name != "molecules":
-        return found
-    from discrete_grpo.metrics.molecules import canonical
-
-    key = loaded.family.key if hasattr(loaded.policy, "tokenizer") else canonical
-    return [key(sample) or sample for sample in found]
-
-
-def _molecules(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[str]:
-    """The SMILES of a file as they stand there."""
-    from discrete_grpo.datasets.reading import read_smiles
-    from discrete_grpo.recipes.molecules import data_file, report_broken
-
-    path = data_file(recipe.source)
-    with path_named("data"):
-        found = read_smiles(path, recipe.max_broken, smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes)
-    report_broken(path, found.broken, len(found.smiles))
-    return found.smiles
-
-
-def _spatial(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[Any]:
-    assert loaded.family.read is not None
-    with told_as("data", "file"):
-        found, _ = loaded.family.read(recipe.source, FileOptions(smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes))
-    known = [sample for sample in found if sample is not None]
-    if (lost := len(found) - len(known)) > recipe.max_broken * len(found) and known:
-        wanted = f"expected at most a share of max_broken ({recipe.max_broken:g})"
-        raise ValueError(f"data: {recipe.source}: {lost} of {len(found)} records are no molecule in space, {wanted}")
-    return known
-
-
-def _lines(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[str]:
-    from discrete_grpo.datasets.text import read_lines
-
-    with path_named("data"):
-        return [line for _, line in read_lines(recipe.source, max_bytes=recipe.max_bytes)]
-
-
-def _graphs(recipe: SFTRecipe, loaded: LoadedPolicy) -> Samples:
-    """Lines of graphs, with the names of their classes where the policy has any."""
-    from discrete_grpo.datasets.graph_splits import load_splits
-    from discrete_grpo.datasets.own_digraphs import own_digraphs
-    from discrete_grpo.datasets.own_graphs import is_own, labelled_splits, own_graphs
-    from discrete_grpo.domains.named_graphs import to_line
-    from discrete_grpo.recipes.graph_family import labels_of
-
-    limits: dict[str, Any] = {"max_nodes": recipe.max_nodes, "max_bytes": recipe.max_bytes}
-    attributes: dict[str, Any] = {"node_attribute": recipe.node_attribute, "edge_attribute": recipe.edge_attribute}
-    about: dict[str, Any] = {"source": recipe.source, "licence": recipe.data_licence}
-    if recipe.source.endswith(".npz") or is_own(recipe.source):
-        read = own_digraphs if loaded.family.name == "digraphs" else own_graphs
-        own = read(recipe.source, labels=labels_of(loaded.metadata), **attributes, **limits)
-        if labels_of(loaded.metadata) is None and not own.labels.plain:
-            raise ValueError(f"data: {recipe.source} has classes of nodes or edges, expected none, as {recipe.policy} has none")
-        splits = labelled_splits(own, recipe.test_share)
-        about |= {**attributes, "test_share": recipe.test_share} if is_own(recipe.source) or not own.labels.plain else {}
-    else:
-        splits = load_splits(recipe.source, **limits)
-    train, held = ([to_line(graph) for graph in part] for part in (splits.train, splits.test))
-    return Samples(train, held, {"name": recipe.data_name or splits.name, **about})
-
-
-# -- data sets
-
-
-def taught(recipe: SFTRecipe, loaded: LoadedPolicy, found: Samples) -> Taught:
+def prepare(recipe: SFTRecipe, loaded: LoadedPolicy, found: Samples) -> Prepared:
     """The policy with data sets of the samples that it can draw; those that are left out are counted on standard error.
 
     Raises:
-        ValueError: if more than a share ``max_broken`` of the samples, or all of a part, are left out; or for a policy that cannot
-            be trained on samples alone.
+        ValueError: if more than a share ``max_broken`` of the samples, or all of those to train on, are left out; or for a policy
+            that cannot be trained on samples alone.
     """
     policy = _trained_part(recipe, loaded)
-    inner = policy.policy if hasattr(policy, "policy") else policy
-    if isinstance(policy, GraphPolicy | FieldPolicy):
-        form: Callable[[Any], Any] = partial(_readable, policy)
-    elif isinstance(inner, TokenPolicy):
-        form = partial(_written, policy, inner, loaded)
-    elif isinstance(policy, MaskedTextPolicy):
-        form = partial(_fitting, policy)
-    else:
-        raise ValueError(f"policy: {recipe.policy!r} is a {type(policy).__name__}, expected a policy of graphs or tokens")
-    if recipe.marginals == "data" and not isinstance(policy, GraphPolicy):
-        raise ValueError(f"marginals: 'data', expected 'policy' with {recipe.policy}, which is no diffusion policy of graphs")
-    parts = [[form(sample) for sample in part] for part in (found.train, found.held_out)]
+    kind = _kind(recipe, loaded, policy)
+    parts = [[kind.form(sample) for sample in part] for part in (found.train, found.held_out)]
     _tell_left_out(recipe, [*found.train, *found.held_out], [*parts[0], *parts[1]])
     train, held = ([sample for sample in part if sample is not None] for part in parts)
     if not train:
         raise ValueError(f"data: {recipe.source!r} has no sample for training that the policy can draw")
+    test = kind.make(held, conditions=False) if held else None
+    data, adapted = kind.make(train, conditions=True), kind.adapted(policy, [*train, *held])
+    return Prepared(adapted, data, test, train, len(train) + len(held), kind.draws)
+
+
+def _kind(recipe: SFTRecipe, loaded: LoadedPolicy, policy: Any) -> _Kind:
+    if recipe.marginals == "data" and not isinstance(policy, GraphPolicy):
+        raise ValueError(f"marginals: 'data', expected 'policy' with {recipe.policy}, which is no diffusion policy of graphs")
+    inner = getattr(policy, "policy", policy)
     if isinstance(policy, GraphPolicy | FieldPolicy):
-        policy, make = _graph_data(recipe, policy, [*train, *held])
-    elif isinstance(policy, MaskedTextPolicy):
-        make = partial(_text_data, policy)
-    else:
-        make = partial(_token_data, recipe, policy, inner, loaded)
-    draws = 1 if isinstance(inner, TokenPolicy) else NOISY_DRAWS
-    test = _without_conditions(make(held)) if held else None
-    return Taught(policy, make(train), test, train, len(train) + len(held), draws)
-
-
-def _without_conditions(data: Any) -> Dataset:
-    """The same data without prompts and properties, as the policy draws without a condition."""
-    changes: dict[str, Any] = {}
-    if getattr(data, "values", None) is not None:
-        changes["values"] = torch.full_like(data.values, torch.nan)
-    if hasattr(data, "prompts"):
-        changes |= {"prompts": data.prompts[:0], "prompt_starts": torch.zeros_like(data.prompt_starts)}
-    found: Dataset = replace(data, **changes) if changes else data
-    return found
+        return _graph_kind(recipe, policy)
+    if isinstance(policy, MaskedTextPolicy):
+        return _Kind(partial(_fitting, policy), partial(_text_data, policy), NOISY_DRAWS)
+    if isinstance(policy, TokenPolicy):
+        return _Kind(partial(_written, policy, loaded), partial(_token_data, recipe, policy, loaded), 1)
+    if isinstance(inner, TokenPolicy):
+        return _Kind(partial(_sequence, policy), partial(_sequence_data, recipe, policy), 1)
+    raise ValueError(f"policy: {recipe.policy!r} is a {type(policy).__name__}, expected a policy of graphs or tokens")
 
 
 def _trained_part(recipe: SFTRecipe, loaded: LoadedPolicy) -> Any:
@@ -259,35 +142,33 @@ def _tell_left_out(recipe: SFTRecipe, given: Sequence[Any], forms: Sequence[Any]
 # -- data of graphs
 
 
-def _readable(policy: Any, sample: Any) -> Any:
-    """The sample if it is a graph of the policy's classes, of at least one node; else None."""
-    try:
-        found = policy.encode is not None and int(policy.encode([sample]).sizes[0]) > 0
-    except ValueError:
-        return None
-    return sample if found else None
+def _graph_kind(recipe: SFTRecipe, policy: Any) -> _Kind:
+    """Samples that are graphs of the policy's classes, of any size but 0."""
 
+    @cache
+    def size(sample: Any) -> int:
+        try:
+            return 0 if policy.encode is None else int(policy.encode([sample]).sizes[0])
+        except ValueError:
+            return 0
 
-def _graph_data(recipe: SFTRecipe, policy: Any, samples: Sequence[Any]) -> tuple[Any, Callable[[Sequence[Any]], Dataset]]:
-    """The policy with node counts, and maybe frequencies of classes, of the data, and the function that makes data sets for it."""
-    from discrete_grpo.recipes.loading import rebuilt
+    def make(samples: Sequence[Any], *, conditions: bool) -> EncodedSamples:
+        names, values = getattr(policy, "properties", ()), None
+        if names:
+            values = _values(samples, names) if conditions else torch.full((len(samples), len(names)), torch.nan)
+        return EncodedSamples(tuple(samples), torch.tensor([size(sample) for sample in samples]), policy.encode, values)
 
-    every = EncodedSamples(tuple(samples), _sizes(policy, samples), policy.encode)
-    counts = torch.bincount(every.sizes).double()
-    changes: dict[str, Any] = {"node_counts": tuple((counts / counts.sum()).tolist())}
-    if recipe.marginals == "data":
-        changes |= _kernels_of(recipe, policy, every)
-    changed = rebuilt(policy, lambda old: changes)
+    def adapted(policy: Any, samples: Sequence[Any]) -> Any:
+        """The policy with node counts, and maybe frequencies of classes, of the samples."""
+        from discrete_grpo.recipes.loading import rebuilt
 
-    def make(part: Sequence[Any]) -> Dataset:
-        values = _values(part, policy.properties) if getattr(policy, "properties", ()) else None
-        return EncodedSamples(tuple(part), _sizes(policy, part), policy.encode, values)
+        data = make(samples, conditions=False)
+        counts = torch.bincount(data.sizes).double()
+        changes: dict[str, Any] = {"node_counts": tuple((counts / counts.sum()).tolist())}
+        changes |= _kernels_of(recipe, policy, data) if recipe.marginals == "data" else {}
+        return rebuilt(policy, lambda old: changes)
 
-    return changed, make
-
-
-def _sizes(policy: Any, samples: Sequence[Any]) -> Tensor:
-    return torch.tensor([int(policy.encode([sample]).sizes[0]) for sample in samples])
+    return _Kind(lambda sample: sample if size(sample) else None, make, NOISY_DRAWS, adapted)
 
 
 def _values(smiles: Sequence[str], properties: Sequence[Any]) -> Tensor:
@@ -318,7 +199,7 @@ def _class_counts(data: EncodedSamples, classes: Sequence[int], rows: int = 512)
 
     found = [torch.zeros(number, dtype=torch.float64) for number in classes]
     for part in torch.arange(len(data)).split(rows):
-        graphs = data.batch(part)
+        graphs = data.encode([data.samples[row] for row in part.tolist()])
         for counts, sites in zip(found, (graphs.nodes[graphs.mask], upper(graphs.edges)[pair_mask(graphs.mask)]), strict=True):
             counts += torch.bincount(sites, minlength=len(counts))
     return found
@@ -327,25 +208,18 @@ def _class_counts(data: EncodedSamples, classes: Sequence[int], rows: int = 512)
 # -- data of tokens
 
 
-def _written(policy: Any, inner: TokenPolicy, loaded: LoadedPolicy, sample: Any) -> Any:
+def _written(policy: TokenPolicy, loaded: LoadedPolicy, sample: Any) -> Any:
     """The sample in a form that the policy can draw, with its condition; None if there is none."""
-    if policy is not inner:  # texts of graphs
-        from discrete_grpo.domains.graph_sequences import most_tokens
-        from discrete_grpo.domains.named_graphs import graph_of
-
-        graph = graph_of(sample)
-        short = graph is not None and most_tokens(graph, policy.decoder.labels) <= inner.max_length
-        return sample if short and policy.can_draw(sample) else None
     forms = [sample]
     if loaded.family.name == "molecules":
         from discrete_grpo.metrics.molecules import canonical
 
         forms = [loaded.family.key(sample), canonical(sample), sample]
     drawn = next((form for form in forms if form is not None and policy.can_draw(form)), None)
-    if drawn is None or inner.prompt != "scaffold":
+    if drawn is None or policy.prompt != "scaffold":
         return drawn
     prompt = _scaffold(drawn)
-    fits = not prompt or (inner.tokenizer.knows(prompt) and len(inner.tokenizer.encode(prompt)) <= inner.max_prompt)
+    fits = not prompt or (policy.tokenizer.knows(prompt) and len(policy.tokenizer.encode(prompt)) <= policy.max_prompt)
     return drawn if fits else None
 
 
@@ -357,24 +231,40 @@ def _scaffold(smiles: str) -> str:
     return "" if mol is None else murcko_scaffold(mol)
 
 
-def _token_data(recipe: SFTRecipe, policy: Any, inner: TokenPolicy, loaded: LoadedPolicy, samples: Sequence[str]) -> Dataset:
-    if policy is not inner:
-        from discrete_grpo.datasets.graph_tokens import graph_tokens
-        from discrete_grpo.domains.named_graphs import named_graph
-
-        graphs = [named_graph(sample) for sample in samples]
-        return graph_tokens(graphs, inner.tokenizer, policy.decoder.labels, seed=recipe.pretrain.seed)
+def _token_data(
+    recipe: SFTRecipe, policy: TokenPolicy, loaded: LoadedPolicy, samples: Sequence[str], *, conditions: bool
+) -> Dataset:
     from discrete_grpo.datasets.smiles import token_dataset
 
-    molecules = loaded.family.name == "molecules"
-    for name, read in (("properties", inner.properties), ("prompt", inner.prompt if inner.prompt != "scaffold" else None)):
-        if read and not (molecules and name == "properties"):
-            raise ValueError(f"policy: {recipe.policy!r} is conditioned on {read!r}, which a file of samples does not tell")
-    prompts = [_scaffold(one) for one in samples] if inner.prompt == "scaffold" else None
-    data = token_dataset(samples, inner.tokenizer, prompts=prompts)
-    if not inner.properties:
+    molecules, scaffold = loaded.family.name == "molecules", policy.prompt == "scaffold"
+    for name, known in ((policy.properties, molecules), (policy.prompt, scaffold)):
+        if name and not known:
+            raise ValueError(f"policy: {recipe.policy!r} is conditioned on {name!r}, which a file of samples does not tell")
+    data = token_dataset(
+        samples, policy.tokenizer, prompts=[_scaffold(one) for one in samples] if scaffold and conditions else None
+    )
+    if not policy.properties:
         return data
-    return replace(data, values=_values(samples, inner.properties))
+    values = _values(samples, policy.properties) if conditions else torch.full((len(samples), len(policy.properties)), torch.nan)
+    return replace(data, values=values)
+
+
+def _sequence(policy: Any, sample: Any) -> Any:
+    """The graph if the policy can write it in every order; else None."""
+    from discrete_grpo.domains.graph_sequences import most_tokens
+    from discrete_grpo.domains.named_graphs import graph_of
+
+    graph = graph_of(sample)
+    short = graph is not None and most_tokens(graph, policy.decoder.labels) <= policy.policy.max_length
+    return sample if short and policy.can_draw(sample) else None
+
+
+def _sequence_data(recipe: SFTRecipe, policy: Any, samples: Sequence[str], *, conditions: bool) -> Dataset:
+    from discrete_grpo.datasets.graph_tokens import graph_tokens
+    from discrete_grpo.domains.named_graphs import named_graph
+
+    graphs = [named_graph(sample) for sample in samples]
+    return graph_tokens(graphs, policy.policy.tokenizer, policy.decoder.labels, seed=recipe.pretrain.seed)
 
 
 def _fitting(policy: MaskedTextPolicy, sample: str) -> str | None:
@@ -382,7 +272,7 @@ def _fitting(policy: MaskedTextPolicy, sample: str) -> str | None:
     return sample if known and len(policy.tokenizer.encode(sample)) <= policy.block_size else None
 
 
-def _text_data(policy: MaskedTextPolicy, samples: Sequence[str]) -> Dataset:
+def _text_data(policy: MaskedTextPolicy, samples: Sequence[str], *, conditions: bool) -> Dataset:
     from discrete_grpo.datasets.text import text_dataset
 
     return text_dataset(samples, tokenizer=policy.tokenizer, block_size=policy.block_size)

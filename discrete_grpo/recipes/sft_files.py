@@ -1,0 +1,140 @@
+"""Samples of a file that a policy is trained further on: read, counted and held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from discrete_grpo.core.checks import told_as
+from discrete_grpo.datasets.text_files import path_named
+from discrete_grpo.recipes.families import FileOptions
+from discrete_grpo.recipes.loading import LoadedPolicy
+
+if TYPE_CHECKING:
+    from discrete_grpo.recipes.sft import SFTRecipe
+
+__all__ = ["Samples", "samples_of"]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of a file.
+
+    Attributes:
+        train: those to train on.
+        held_out: those that are kept out of the training.
+        about: what a checkpoint says of the data.
+    """
+
+    train: Sequence[Any]
+    held_out: Sequence[Any]
+    about: Mapping[str, Any]
+
+
+def samples_of(recipe: SFTRecipe, loaded: LoadedPolicy) -> Samples:
+    """The samples of ``recipe.source``, of the kind that the policy makes; broken lines are counted on standard error.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it cannot be read, or the policy makes samples that no file holds.
+    """
+    kind = loaded.family.name
+    others = ("smiles_column",) if kind in ("graphs", "digraphs") else ("node_attribute", "edge_attribute")
+    for name in others:
+        if (value := getattr(recipe, name)) is not None:
+            raise ValueError(f"{name}: {value!r}, expected none with {kind}")
+    if kind in ("graphs", "digraphs"):
+        return _graphs(recipe, loaded)
+    readers: dict[str, Callable[[SFTRecipe, LoadedPolicy], Sequence[Any]]] = {
+        "molecules": _molecules,
+        "spatial": _spatial,
+        "text": _lines,
+        "samples": _lines,
+    }
+    if kind not in readers:
+        known = ", ".join(("graphs", "digraphs", *readers))
+        raise ValueError(f"policy: {recipe.policy!r} makes samples of the kind {kind}, expected one of {known}")
+    return _split(recipe, loaded, readers[kind](recipe, loaded))
+
+
+def _split(recipe: SFTRecipe, loaded: LoadedPolicy, found: Sequence[Any]) -> Samples:
+    """The same held-out samples in every run; copies of a sample, and other spellings of a molecule, stay together."""
+    from discrete_grpo.datasets.listed_graphs import split_rows
+
+    if not found:
+        wanted = ", expected a file of molecules with positions (.sdf, .xyz)" if loaded.family.name == "spatial" else ""
+        raise ValueError(f"data: {recipe.source!r} holds no sample of the kind {loaded.family.name}{wanted}")
+    names = _names(loaded, found)
+    first = dict(zip(reversed(names), reversed(found), strict=True))
+    distinct = list(dict.fromkeys(names))
+    held = [distinct[k] for k in split_rows(len(distinct), None, recipe.test_share)[1]]
+    kept_out = set(held) if len(distinct) > 1 else set()
+    about = {"name": recipe.data_name or Path(recipe.source).name.split(".")[0], "licence": recipe.data_licence}
+    train = [x for x, name in zip(found, names, strict=True) if name not in kept_out]
+    return Samples(train, [first[name] for name in held], about)
+
+
+def _names(loaded: LoadedPolicy, found: Sequence[Any]) -> Sequence[Any]:
+    """A name of each sample that its copies share: of a molecule the canonical SMILES, for a graph policy without stereo."""
+    if loaded.family.name != "molecules":
+        return found
+    from discrete_grpo.metrics.molecules import canonical
+
+    key = loaded.family.key if hasattr(loaded.policy, "tokenizer") else canonical
+    return [key(sample) or sample for sample in found]
+
+
+def _molecules(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[str]:
+    """The SMILES of a file as they stand there."""
+    from discrete_grpo.datasets.reading import read_smiles
+    from discrete_grpo.recipes.molecules import data_file, report_broken
+
+    path = data_file(recipe.source)
+    with path_named("data"):
+        found = read_smiles(path, recipe.max_broken, smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes)
+    report_broken(path, found.broken, len(found.smiles))
+    return found.smiles
+
+
+def _spatial(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[Any]:
+    assert loaded.family.read is not None
+    with told_as("data", "file"):
+        found, _ = loaded.family.read(recipe.source, FileOptions(smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes))
+    known = [sample for sample in found if sample is not None]
+    if (lost := len(found) - len(known)) > recipe.max_broken * len(found) and known:
+        wanted = f"expected at most a share of max_broken ({recipe.max_broken:g})"
+        raise ValueError(f"data: {recipe.source}: {lost} of {len(found)} records are no molecule in space, {wanted}")
+    return known
+
+
+def _lines(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[str]:
+    from discrete_grpo.datasets.text import read_lines
+
+    with path_named("data"):
+        return [line for _, line in read_lines(recipe.source, max_bytes=recipe.max_bytes)]
+
+
+def _graphs(recipe: SFTRecipe, loaded: LoadedPolicy) -> Samples:
+    """Lines of graphs, with the names of their classes where the policy has any."""
+    from discrete_grpo.datasets.graph_splits import load_splits
+    from discrete_grpo.datasets.own_digraphs import own_digraphs
+    from discrete_grpo.datasets.own_graphs import is_own, labelled_splits, own_graphs
+    from discrete_grpo.domains.named_graphs import to_line
+    from discrete_grpo.recipes.graph_family import labels_of
+
+    limits: dict[str, Any] = {"max_nodes": recipe.max_nodes, "max_bytes": recipe.max_bytes}
+    attributes: dict[str, Any] = {"node_attribute": recipe.node_attribute, "edge_attribute": recipe.edge_attribute}
+    about: dict[str, Any] = {"source": recipe.source, "licence": recipe.data_licence}
+    if recipe.source.endswith(".npz") or is_own(recipe.source):
+        read = own_digraphs if loaded.family.name == "digraphs" else own_graphs
+        own = read(recipe.source, labels=labels_of(loaded.metadata), **attributes, **limits)
+        if labels_of(loaded.metadata) is None and not own.labels.plain:
+            raise ValueError(f"data: {recipe.source} has classes of nodes or edges, expected none, as {recipe.policy} has none")
+        splits = labelled_splits(own, recipe.test_share)
+        about |= {**attributes, "test_share": recipe.test_share} if is_own(recipe.source) or not own.labels.plain else {}
+    else:
+        splits = load_splits(recipe.source, **limits)
+    train, held = ([to_line(graph) for graph in part] for part in (splits.train, splits.test))
+    return Samples(train, held, {"name": recipe.data_name or splits.name, **about})
