@@ -167,7 +167,8 @@ class ElboLikelihood(nn.Module):
 
         State j is that of step floor((j + u) T/J), u uniform: each step is taken J/T times in the mean.
         """
-        return self._at_drawn_steps(self.policy.sample(contexts, generator=generator), generator)
+        drawn = self.policy.sample(contexts, generator=generator)
+        return self.noised(drawn, self._drawn_steps(len(drawn), generator), generator=generator)
 
     @torch.no_grad()
     def rollout_of(self, samples: Sequence[Any], *, generator: torch.Generator | None = None) -> Rollout:
@@ -176,15 +177,14 @@ class ElboLikelihood(nn.Module):
         Raises:
             ValueError: for a sample that the inner policy cannot draw.
         """
-        made = self._at_drawn_steps(self.policy.rollout_of(samples, generator=generator), generator)
-        return replace(made, logp=torch.full_like(made.logp, torch.nan))
+        made = self.policy.rollout_of(samples, generator=generator)
+        return self._noised_states(made, self._drawn_steps(len(made), generator), generator)
 
-    def _at_drawn_steps(self, drawn: Rollout, generator: torch.Generator | None) -> Rollout:
+    def _drawn_steps(self, count: int, generator: torch.Generator | None) -> Int[Tensor, "batch draw"]:
         device = generator.device if generator is not None else self.device
-        u = torch.rand(len(drawn), self.draws, generator=generator, device=device, dtype=widest(device)).to(self.device)
+        u = torch.rand(count, self.draws, generator=generator, device=device, dtype=widest(device)).to(self.device)
         total = self.policy.num_steps
-        step = ((torch.arange(self.draws, device=self.device) + u) * (total / self.draws)).long().clamp_max(total - 1)
-        return self.noised(drawn, step, generator=generator)
+        return ((torch.arange(self.draws, device=self.device) + u) * (total / self.draws)).long().clamp_max(total - 1)
 
     @torch.no_grad()
     def noised(self, rollout: Rollout, step: Int[Tensor, "batch draw"], *, generator: torch.Generator | None = None) -> Rollout:
@@ -192,6 +192,11 @@ class ElboLikelihood(nn.Module):
 
         Its ``logp`` are the sums over sites that :meth:`score` gives.
         """
+        made = self._noised_states(rollout, step, generator)
+        return replace(made, logp=self.score(made).logp.sum(-1))
+
+    def _noised_states(self, rollout: Rollout, step: Int[Tensor, "batch draw"], generator: torch.Generator | None) -> Rollout:
+        """The rollout of :meth:`noised` with NaN for its log-probs."""
         policy, count = self.policy, step.shape[1]
         mask = node_mask(rollout.size, int(rollout.size.max()))
         exists = [x.unsqueeze(1) for x in (mask, pair_mask(mask))]
@@ -202,12 +207,11 @@ class ElboLikelihood(nn.Module):
         bare = replace(
             rollout,
             states={**states, **kept, "time": step},
-            logp=torch.zeros(step.shape, dtype=rollout.logp.dtype, device=step.device),
+            logp=torch.full(step.shape, torch.nan, dtype=rollout.logp.dtype, device=step.device),
             max_units=-(-rollout.max_units * count // policy.num_steps),
             max_steps=count,
         )
-        made = replace(bare, units=step_units(bare))
-        return replace(made, logp=self.score(made).logp.sum(-1))
+        return replace(bare, units=step_units(bare))
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
         """Not available for this likelihood.
