@@ -21,7 +21,7 @@ from discrete_grpo.core.rollout import Context, Rollout
 from discrete_grpo.diffusion.kernels import Kernel, chain_law
 from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.diffusion.schedules import grid_on
-from discrete_grpo.domains.graphs import node_mask, num_pairs, pair_mask, upper
+from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pair_mask, upper
 from discrete_grpo.policies.bridging import known_step
 from discrete_grpo.policies.delegation import Inner, one_line
 from discrete_grpo.policies.graph import GraphPolicy
@@ -76,7 +76,8 @@ class EagerLikelihood(nn.Module):
     """
 
     forward_kl_gradient = True
-    device, decode, encode = Inner[torch.device](), Inner[Any](), Inner[Any]()
+    device, decode, encode, node_counts = Inner[torch.device](), Inner[Any](), Inner[Any](), Inner[tuple[float, ...]]()
+    graphs_of = Inner[Callable[..., GraphBatch]]()
     sample, sites = Inner[Callable[..., Rollout]](), Inner[Callable[..., Sequence[Sites]]]()
     rollout_of, can_draw = Inner[Callable[..., Rollout]](), Inner[Callable[..., bool]]()
     restarts, check_condition = Inner[Callable[..., Sequence[Mapping[str, Any]]]](), Inner[Callable[..., None]]()
@@ -140,7 +141,8 @@ class ElboLikelihood(nn.Module):
     """
 
     forward_kl_gradient = True
-    device, decode, encode = Inner[torch.device](), Inner[Any](), Inner[Any]()
+    device, decode, encode, node_counts = Inner[torch.device](), Inner[Any](), Inner[Any](), Inner[tuple[float, ...]]()
+    graphs_of = Inner[Callable[..., GraphBatch]]()
     can_draw = Inner[Callable[..., bool]]()
     restarts, check_condition = Inner[Callable[..., Sequence[Mapping[str, Any]]]](), Inner[Callable[..., None]]()
     likelihood_loss, check_batch = Inner[Callable[..., dict[str, Tensor]]](), Inner[Callable[..., None]]()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from discrete_grpo.training.gaussian_process import Features
     from discrete_grpo.training.memory import Remembered, ScoredMemory
 
-__all__ = ["PARTS", "SETTINGS", "changes_of_method", "check_warm_start", "fill_memory", "parts_of_method"]
+__all__ = ["GRAPH_SETTINGS", "PARTS", "SETTINGS", "changes_of_method", "check_warm_start", "fill_memory", "parts_of_method"]
 
 SETTINGS: dict[str, Any] = {
     "memory_size": 1024,
@@ -48,12 +48,37 @@ SETTINGS: dict[str, Any] = {
 }
 """Settings of the method: those of :func:`parts_of_method`, ``temperature`` of the policy, and fields of
 :class:`~discrete_grpo.training.rounds_config.RoundsConfig`."""
+GRAPH_SETTINGS: dict[str, Any] = {
+    "memory_size": 256,
+    "mutation_rate": 0.3,
+    "kappa": 0.3,
+    "screen": True,
+    "objective": {"epsilon": 0.2},
+    "num_steps": 25,
+    "elbo_draws": 2,
+    "refine_time": 0.3,
+    "size_share": 0.75,
+    "draws": 128,
+    "children": 48,
+    "take": 40,
+    "unscreened": 10,
+    "take_children": 30,
+    "passes": 6,
+    "batch_size": 64,
+    "learning_rate": 5e-4,
+    "max_grad_norm": 1.0,
+    "patience": 10,
+    "plateau": 800,
+    "when_stale": "islands",
+}
+"""The same for graph policies: settings of :data:`~discrete_grpo.recipes.memory_methods.GRAPHS`, and fields of
+:class:`~discrete_grpo.training.rounds_config.RoundsConfig`."""
 PARTS = ("memory_size", "mutation_rate", "kappa", "screen", "objective")
 """Names of the settings that :func:`parts_of_method` takes."""
 
 
-def changes_of_method(settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Changes to ``SETTINGS``, where ``objective.name``, as a command line gives it, is a field of the objective.
+def changes_of_method(settings: Mapping[str, Any] | None, known: Mapping[str, Any] = SETTINGS) -> dict[str, Any]:
+    """Changes to the settings ``known``, where ``objective.name``, as a command line gives it, is a field of the objective.
 
     >>> changes_of_method({"draws": 1e2, "objective.epsilon": 0.1})
     {'draws': 100, 'objective': {'epsilon': 0.1}}
@@ -65,7 +90,7 @@ def changes_of_method(settings: Mapping[str, Any] | None) -> dict[str, Any]:
             found["objective"] = {**found.get("objective", {}), field_name: value}
         else:
             found[name] = value
-    return whole_numbers(found, SETTINGS)
+    return whole_numbers(found, known)
 
 
 def parts_of_method(

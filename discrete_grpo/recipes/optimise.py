@@ -6,7 +6,6 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,13 +19,13 @@ from discrete_grpo.core.processes import check_one_process
 from discrete_grpo.core.reward_arguments import as_rewards, check_some, remembers, reward_names
 from discrete_grpo.core.rollout import Reward, as_module
 from discrete_grpo.core.scoring import NoScores, RewardError, take_failures
-from discrete_grpo.policies.tokens import TokenPolicy
-from discrete_grpo.policies.truncation import Truncation
+from discrete_grpo.policies.options import without_likelihood
 from discrete_grpo.recipes.before_and_after import MEMORIES, Memories
-from discrete_grpo.recipes.families import Family, SamplerOptions
-from discrete_grpo.recipes.grpo_memory import PARTS, SETTINGS, changes_of_method, check_warm_start, fill_memory, parts_of_method
-from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object, with_sampler
-from discrete_grpo.recipes.method_settings import check_known, check_same, told_within
+from discrete_grpo.recipes.families import Family
+from discrete_grpo.recipes.grpo_memory import check_warm_start, fill_memory
+from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
+from discrete_grpo.recipes.memory_methods import MemoryMethod, method_for, methods_with
+from discrete_grpo.recipes.method_settings import check_same
 from discrete_grpo.recipes.molecule_family import MOLECULES
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.reward_changes import tell_changed_rewards
@@ -42,7 +41,6 @@ from discrete_grpo.runs.recorder import Recorder, check_unused, write_json, writ
 from discrete_grpo.runs.settings import tell_new_folder
 from discrete_grpo.training.memory import Remembered
 from discrete_grpo.training.rounds import Rounds
-from discrete_grpo.training.rounds_config import RoundsConfig
 from discrete_grpo.training.state import check_device_kind, global_state, restore_global_state
 
 __all__ = ["OptimiseRecipe", "Optimised", "optimise", "run_optimise"]
@@ -58,8 +56,8 @@ class OptimiseRecipe:
     """Search for the molecules with the highest reward within a budget of calls, by the method grpo-memory.
 
     Attributes:
-        policy: SMILES policy to begin with: a bundled policy's name, a checkpoint folder, a run folder, or a class of your own as
-            module:Class or module:Class@FOLDER.
+        policy: SMILES policy or graph diffusion policy of molecules to begin with: a bundled policy's name, a checkpoint folder, a
+            run folder, or a class of your own as module:Class or module:Class@FOLDER.
         reward: one reward, or several that are added, by import path (a bare name is looked up in ``discrete_grpo.rewards``).
         output_dir: run folder to make; ``best.csv.gz``, ``optimise.json`` and ``report.html`` are written there.
         max_oracle_calls: number of different valid molecules that may be scored, at least 1; the run ends with them.
@@ -105,31 +103,12 @@ class OptimiseRecipe:
         """Raise ValueError for a setting of the method that is unknown, of another type, or out of its range."""
         if self.settings is not None and not isinstance(self.settings, Mapping):
             raise ValueError(f"settings: {self.settings!r}, expected a mapping of names to values, such as {{'draws': 100}}")
-        changes = changes_of_method(self.settings)
-        check_known("settings", changes, SETTINGS)
-        check_known("settings: objective", changes.get("objective", {}), SETTINGS["objective"])
-        method = self.method()
-        check_whole("settings: memory_size", method["memory_size"], least=1)
-        for check in (partial(Truncation, temperature=method["temperature"]), self.rounds_config):
-            told_within("settings", check)
-        for name in PARTS:
-            part = {other: value for other, value in SETTINGS.items() if other in PARTS} | {name: method[name]}
-            within = "settings: objective" if name == "objective" else "settings"
-            told_within(within, partial(parts_of_method, torch.Generator(), **part))
+        methods_with(self.settings)[0].changed(self.settings)
 
     @property
     def rewards(self) -> list[Reward]:
         """The rewards as a list."""
         return list(self.reward) if isinstance(self.reward, list | tuple) else [self.reward]
-
-    def method(self) -> dict[str, Any]:
-        """All settings of the method, with the changes; those of the objective change single fields of it."""
-        changes = changes_of_method(self.settings)
-        return SETTINGS | changes | {"objective": SETTINGS["objective"] | changes.get("objective", {})}
-
-    def rounds_config(self) -> RoundsConfig:
-        """The settings of the loop."""
-        return RoundsConfig(**{name: value for name, value in self.method().items() if name not in (*PARTS, "temperature")})
 
 
 @dataclass(frozen=True)
@@ -137,7 +116,7 @@ class Optimised:
     """The result of a run.
 
     Attributes:
-        best: the best molecules, best first, each with its score and its source (policy, graph-ga or file).
+        best: the best molecules, best first, each with its score and its source (policy, graph-ga, regeneration or file).
         calls: oracle calls that were made.
         auc_top10: area under the curve of the mean of the ten best scores against calls, divided by the budget.
         rounds: rounds that were made.
@@ -165,8 +144,9 @@ def optimise(
     """Search for the molecules with the highest reward within a budget of calls, by the method grpo-memory.
 
     Args:
-        policy: SMILES policy: a name as for :func:`~discrete_grpo.recipes.loading.load_policy`, or a
-            :class:`~discrete_grpo.policies.tokens.TokenPolicy` over SMILES, which is left as it was.
+        policy: a name as for :func:`~discrete_grpo.recipes.loading.load_policy`, a
+            :class:`~discrete_grpo.policies.tokens.TokenPolicy` over SMILES, or a
+            :class:`~discrete_grpo.policies.graph.GraphPolicy` of molecules, which is left as it was.
         reward: a function ``reward(samples)`` that gives one number per sample, or several of them, which are added.
         output_dir: run folder to make.
         max_oracle_calls: number of different valid molecules that may be scored.
@@ -174,7 +154,7 @@ def optimise(
         **options: further fields of :class:`OptimiseRecipe`, such as ``seed`` or ``warm_start``.
 
     Raises:
-        ValueError: for an option out of its range, a policy that makes no SMILES, or if ``output_dir`` holds another run and
+        ValueError: for an option out of its range, a policy that makes no molecules, or if ``output_dir`` holds another run and
             ``resume`` is false.
         Interrupted: after Ctrl-C, once a checkpoint is saved.
     """
@@ -204,7 +184,7 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
         policy: a policy to begin with in place of the one that the recipe names.
 
     Raises:
-        ValueError: if ``output_dir`` holds results of another run and ``resume`` is false, or the policy makes no SMILES.
+        ValueError: if ``output_dir`` holds results of another run and ``resume`` is false, or the policy makes no molecules.
         Interrupted: after Ctrl-C, once a checkpoint is saved.
     """
     folder = Path(recipe.output_dir)
@@ -215,7 +195,7 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
     stored = load_training(found.latest()) if resume and (found := Checkpoints(folder)).all() else None
     if stored is None and recipe.warm_start is not None and not Path(recipe.warm_start).is_file():
         raise ValueError(f"warm_start: {recipe.warm_start!r} does not exist, expected a SMILES file")
-    loaded = _loaded(recipe, policy, resume)
+    loaded, method, settings = _loaded(recipe, policy, resume)
     loaded.family.check_rewards(loaded.policy, recipe.rewards)
     if stored is None and recipe.warm_start is not None:
         check_warm_start(recipe.warm_start, loaded.family.key)
@@ -224,7 +204,7 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
     with in_workers(recipe.rewards, recipe.reward_workers) as rewards, open_ledger(folder, loaded.family.key, **budget) as ledger:
         if stored is None:  # a run that was stopped before its first checkpoint begins again
             Memories(rewards, folder / MEMORIES, resume=resume).begin()
-        run = _Run.begin(replace(recipe, reward=rewards), loaded, ledger, stored)
+        run = _Run.begin(replace(recipe, reward=rewards), loaded, method, settings, ledger, stored)
         if resume and not (run.loop.progress.ended or ledger.exhausted):
             withdraw_export(folder)
         with interruptible() as stop:
@@ -232,13 +212,12 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
         return _finish(run, loaded.family)
 
 
-def _loaded(recipe: OptimiseRecipe, policy: nn.Module | None, resume: bool) -> LoadedPolicy:
-    """The policy to begin with, at the method's temperature, and the family of molecules; a run that is resumed has a copy of it.
+def _loaded(recipe: OptimiseRecipe, policy: nn.Module | None, resume: bool) -> tuple[LoadedPolicy, MemoryMethod, dict[str, Any]]:
+    """The policy to begin with, as it draws and learns, with the method for its kind and the settings; a run has a copy of it.
 
     Raises:
-        ValueError: if it writes no SMILES.
+        ValueError: if it makes no molecules, or has no such settings.
     """
-    options = SamplerOptions(temperature=recipe.method()["temperature"])
     kept, own = Path(recipe.output_dir) / REFERENCE, class_name(recipe.policy)
     if policy is not None:
         found = policy_object(copy.deepcopy(policy))
@@ -246,13 +225,15 @@ def _loaded(recipe: OptimiseRecipe, policy: nn.Module | None, resume: bool) -> L
         found = load(f"{own}@{kept}" if own else kept)
     else:
         found = load(recipe.policy, seed=recipe.seed)
-    if not isinstance(found.policy, TokenPolicy) or found.family.name not in ("molecules", "samples"):
+    method = method_for(found.policy)
+    if method is None or found.family.name not in ("molecules", "samples"):
         told = f"policy: {recipe.policy} is a {type(found.policy).__name__} that makes {found.family.name}"
-        wanted = "expected a TokenPolicy that writes SMILES; for others there are the commands train and search"
-        raise ValueError(f"{told}, {wanted}")
-    drawn = with_sampler(found.policy, options)
-    MOLECULES.decode(drawn, found.metadata)
-    return LoadedPolicy(moved(drawn, recipe.device), MOLECULES, {**found.metadata, "kind": MOLECULES.name})
+        wanted = "expected a TokenPolicy that writes SMILES or a GraphPolicy of molecules"
+        raise ValueError(f"{told}, {wanted}; for others there are the commands train and search")
+    settings = method.changed(recipe.settings)
+    MOLECULES.decode(found.policy, found.metadata)
+    drawn = method.drawing(found.policy, **{name: settings[name] for name in method.of_policy})
+    return LoadedPolicy(moved(drawn, recipe.device), MOLECULES, {**found.metadata, "kind": MOLECULES.name}), method, settings
 
 
 @dataclass
@@ -260,6 +241,7 @@ class _Run:
     """A loop with its ledger, its records and its checkpoints."""
 
     recipe: OptimiseRecipe
+    settings: Mapping[str, Any]
     loop: Rounds
     ledger: Ledger
     recorder: Recorder
@@ -270,26 +252,34 @@ class _Run:
     since: float = field(default_factory=time.perf_counter)
 
     @staticmethod
-    def begin(recipe: OptimiseRecipe, loaded: LoadedPolicy, ledger: Ledger, stored: Mapping[str, Any] | None) -> _Run:
+    def begin(
+        recipe: OptimiseRecipe,
+        loaded: LoadedPolicy,
+        method: MemoryMethod,
+        settings: Mapping[str, Any],
+        ledger: Ledger,
+        stored: Mapping[str, Any] | None,
+    ) -> _Run:
         """Make the loop, and restore the state of a checkpoint in it."""
-        folder, method, rewards = Path(recipe.output_dir), recipe.method(), recipe.rewards
+        folder, rewards = Path(recipe.output_dir), recipe.rewards
         reward = rewards[0] if len(rewards) == 1 else WeightedSum(tuple(rewards), (1.0,) * len(rewards))
         own, of_screen = (torch.Generator(device_of(loaded.policy)).manual_seed(recipe.seed) for _ in range(2))
-        parts = parts_of_method(of_screen, **{name: method[name] for name in PARTS})
+        parts = method.parts(loaded.policy, of_screen, **{name: settings[name] for name in method.of_parts})
         metadata = {**loaded.metadata, "policy": recipe.policy, "rewards": reward_names(rewards)}
         recorder, failures = Recorder(folder), FailureLog(folder)
         if stored is None:
             recorder.restore(None)
             failures.forget_after(0)
-            save(folder / REFERENCE, as_module(loaded.policy), metadata=metadata)
+            save(folder / REFERENCE, as_module(without_likelihood(loaded.policy)), metadata=metadata)
             if recipe.warm_start is not None:
                 skipped: list[str] = []
                 parts["known"] = fill_memory(reward, ledger, parts["memory"], recipe.warm_start, recipe.warm_start_calls, skipped)
                 if skipped:
                     count = "1 line is no molecule" if len(skipped) == 1 else f"{len(skipped)} lines are no molecules, such as"
                     print_notes([f"warm_start: {count} {skipped[0]}"])
-        loop = Rounds(loaded.policy, reward, ledger, loaded.family.key, config=recipe.rounds_config(), generator=own, **parts)
-        run = _Run(recipe, loop, ledger, recorder, failures, Checkpoints(folder), metadata)
+        config = method.rounds_config(settings)
+        loop = Rounds(loaded.policy, reward, ledger, loaded.family.key, config=config, generator=own, **parts)
+        run = _Run(recipe, settings, loop, ledger, recorder, failures, Checkpoints(folder), metadata)
         if stored is not None:
             run._restore(stored)
         return run
@@ -354,12 +344,13 @@ class _Run:
             "global": global_state(),
             "device": device_of(self.loop.policy).type,
         }
-        self.checkpoints.save(rounds, as_module(self.loop.policy), metadata={**self.metadata, "rounds": rounds}, training=state)
+        policy, metadata = as_module(without_likelihood(self.loop.policy)), {**self.metadata, "rounds": rounds}
+        self.checkpoints.save(rounds, policy, metadata=metadata, training=state)
         self.saved = rounds
 
     def _made(self) -> dict[str, Any]:
         """Settings, names of the rewards and seed, with which alone a run can be resumed."""
-        return {"settings": self.recipe.method(), "reward": reward_names(self.recipe.rewards), "seed": self.recipe.seed}
+        return {"settings": self.settings, "reward": reward_names(self.recipe.rewards), "seed": self.recipe.seed}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         for name, value in self._made().items():
@@ -391,7 +382,7 @@ def _finish(run: _Run, family: Family) -> Optimised:
     table: dict[str, Sequence[Any]] = {family.column: samples, "reward": [entry.score for entry in best]}
     write_table(folder / "best.csv.gz", table | {"source": [entry.source for entry in best], **family.table(samples)})
     write_json(folder / "optimise.json", {name: value for name, value in vars(found).items() if name != "best"})
-    save(folder / "policy", as_module(loop.policy), metadata={**run.metadata, "rounds": made.rounds})
+    save(folder / "policy", as_module(without_likelihood(loop.policy)), metadata={**run.metadata, "rounds": made.rounds})
     write_report(folder, render=family.draw)
     shown: dict[str, dict[str, float | str | None]] = {}
     for entry in best[:5]:

@@ -49,6 +49,8 @@ class Rounds:
         proposers: whoever makes samples besides the policy.
         screen: model that chooses among the candidates; None scores all of them.
         rewrite: another text of the same sample for a pass, such as a SMILES in random order; None learns from the sample as it is.
+        contexts: what the policy is asked for in its draws: maps the memory, a number of draws and a generator to as many contexts,
+            such as :class:`~discrete_grpo.training.remembered_sizes.RememberedSizes`; None asks for nothing.
         generator: of all draws, on the policy's device.
 
     Raises:
@@ -66,6 +68,7 @@ class Rounds:
     proposers: Sequence[Proposer] = ()
     screen: Screen | None = None
     rewrite: Callable[[Any, torch.Generator], Any] | None = None
+    contexts: Callable[[ScoredMemory, int, torch.Generator], Sequence[Context]] | None = None
     generator: torch.Generator = field(default_factory=torch.Generator)
 
     def __post_init__(self) -> None:
@@ -211,7 +214,9 @@ class Rounds:
 
     def _propose(self) -> dict[Hashable, tuple[Any, str]]:
         """New valid candidates: key -> (canonical sample, source), the policy's first."""
-        drawn = draw(self.policy, [Context(k) for k in range(self.config.draws)], generator=self.generator)
+        count = self.config.draws
+        asked = [Context(k) for k in range(count)] if self.contexts is None else self.contexts(self.memory, count, self.generator)
+        drawn = draw(self.policy, asked, generator=self.generator)
         self._draws = [(self.key(sample), logp) for sample, logp in zip(drawn.samples, drawn.logp.sum(1).tolist(), strict=True)]
         found = self._new(drawn.samples, "policy", {})
         self._new_share = len(found) / len(self._draws)

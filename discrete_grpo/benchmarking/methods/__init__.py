@@ -31,6 +31,7 @@ METHODS: dict[str, Method] = {
         grpo.METHOD,
         grpo_graph.METHOD,
         grpo_graph.REFINE,
+        grpo_graph.MEMORY,
         grpo_replay.METHOD,
         reinforce.METHOD,
         ppo_clip.METHOD,
@@ -46,11 +47,13 @@ METHODS: dict[str, Method] = {
         best_of_prior.METHOD,
         random_file.METHOD,
         random_reward.METHOD,
+        grpo_graph.MEMORY_RANDOM_REWARD,
         grpo_memory.NO_GA,
         grpo_memory.NO_REPLAY,
         grpo_memory.NO_GRPO,
         grpo_memory.NO_SCREEN,
         grpo_memory.NO_CLIP,
+        grpo_graph.MEMORY_NO_GRPO,
     )
 }
 """The methods of ``discrete-grpo benchmark`` by name."""

@@ -1,16 +1,21 @@
 """``grpo-graph``: GRPO of a graph policy with few steps per sample, as in the preset ``zinc-graph-qed``.
 
 ``grpo-graph-refine`` is the same with half of the groups made by re-noising and regenerating the best molecules found so far.
+``grpo-graph-memory`` is ``grpo-memory`` for graph policies: it learns from everything that was scored, see
+:mod:`discrete_grpo.recipes.memory_methods`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from discrete_grpo.benchmarking.method import Method
-from discrete_grpo.benchmarking.methods.trained import with_trainer
+from discrete_grpo.benchmarking.methods.random_reward import Blindfold
+from discrete_grpo.benchmarking.methods.trained import generator_of, in_rounds, with_trainer
+from discrete_grpo.recipes.grpo_memory import GRAPH_SETTINGS
 
-__all__ = ["METHOD", "REFINE"]
+__all__ = ["MEMORY", "MEMORY_NO_GRPO", "MEMORY_RANDOM_REWARD", "METHOD", "REFINE", "graph_memory"]
 
 METHOD = Method(
     name="grpo-graph",
@@ -44,4 +49,51 @@ REFINE = replace(
     about="grpo-graph with half of the groups re-noised to t = 0.3 from the best 16 molecules; all steps are trained on",
     source="Shao et al. (2024), arXiv 2402.03300; the refinement of Graph-GRPO, arXiv 2603.10395",
     settings={**METHOD.settings, "timestep_fraction": 1.0, "refine_fraction": 0.5, "refine_time": 0.3, "refine_memory": 16},
+)
+
+
+def graph_memory(task: Any, policy: Any, ledger: Any, seed: int, **settings: Any) -> None:
+    """Propose by policy, regeneration and genetic operators, screen by a Gaussian process, learn by GRPO's clipped loss.
+
+    Args:
+        task: what is optimised.
+        policy: its network is trained in place.
+        ledger: counts the calls.
+        seed: of all draws.
+        settings: as :data:`~discrete_grpo.recipes.grpo_memory.GRAPH_SETTINGS`, with ``goal`` beside them.
+    """
+    from discrete_grpo.recipes.memory_methods import GRAPHS
+
+    drawn = GRAPHS.drawing(policy, **{name: settings.pop(name) for name in GRAPHS.of_policy})
+    parts = {name: settings.pop(name) for name in GRAPHS.of_parts}
+    in_rounds(task, drawn, ledger, seed, **GRAPHS.parts(drawn, generator_of(drawn, seed), **parts), **settings)
+
+
+def graph_memory_blindfold(task: Any, policy: Any, ledger: Any, seed: int, **settings: Any) -> None:
+    """The same on random scores."""
+    graph_memory(task, policy, Blindfold(ledger, seed), seed, **{**settings, "goal": None})
+
+
+MEMORY = replace(
+    METHOD,
+    name="grpo-graph-memory",
+    about="grpo-memory for graph policies: also regenerates the best molecules, draws sizes like theirs; the likelihood is a bound",
+    source="this project; the refinement of Graph-GRPO, arXiv 2603.10395",
+    run=graph_memory,
+    settings=GRAPH_SETTINGS,
+    kinds=("molecules",),
+    least_budget=200,
+    warm=True,
+)
+MEMORY_NO_GRPO = replace(
+    MEMORY,
+    name="grpo-graph-memory-no-grpo",
+    about="ablation of grpo-graph-memory: the policy is not trained",
+    settings=GRAPH_SETTINGS | {"passes": 0},
+)
+MEMORY_RANDOM_REWARD = replace(
+    MEMORY,
+    name="random-reward-graph",
+    about="control: grpo-graph-memory learns from random scores, while the real ones are counted",
+    run=graph_memory_blindfold,
 )

@@ -10,6 +10,7 @@ from discrete_grpo.benchmarking.jobs import sample_key
 if TYPE_CHECKING:
     import torch
 
+    from discrete_grpo.core.rollout import Context
     from discrete_grpo.policies.options import NodeCount
     from discrete_grpo.rewards.ledger import Ledger
     from discrete_grpo.rewards.task import Task
@@ -76,6 +77,7 @@ def in_rounds(
     proposers: Sequence[Proposer] = (),
     screen: Screen | None = None,
     rewrite: Callable[[Any, torch.Generator], Any] | None = None,
+    contexts: Callable[[ScoredMemory, int, torch.Generator], Sequence[Context]] | None = None,
     temperature: float | None = None,
     warm_start: str | None = None,
     warm_start_calls: int | None = None,
@@ -95,6 +97,7 @@ def in_rounds(
         proposers: whoever makes samples besides the policy.
         screen: chooses among candidates; None scores all.
         rewrite: another text of the same sample for a pass; None learns from the sample as it is.
+        contexts: what the policy is asked for in its draws; None asks for nothing.
         temperature: temperature at which a policy of tokens draws and is scored; None leaves its own.
         warm_start: SMILES file whose molecules are scored first, counted, and put into the memory, where the screen sees them too.
         warm_start_calls: how many of them; None takes all.
@@ -124,5 +127,6 @@ def in_rounds(
         proposers=proposers,
         screen=screen,
         rewrite=rewrite,
+        contexts=contexts,
         generator=generator_of(policy, seed),
     ).run()
