@@ -78,7 +78,7 @@ def methods_with(names: Mapping[str, Any] | None) -> list[MemoryMethod]:
     given = changes_of_method(names, SETTINGS)
     if found := [method for method in METHODS if given.keys() <= method.settings.keys()]:
         return found
-    check_known("settings", dict.fromkeys(given), {name: True for method in METHODS for name in method.settings})
+    check_known("settings", dict.fromkeys(given), {name: 0 for method in METHODS for name in method.settings})
     wrong = {method.kind: [name for name in given if name not in method.settings] for method in METHODS}
     told = "; ".join(f"{kind} have no {', '.join(names)}" for kind, names in wrong.items())
     raise ValueError(f"settings: {', '.join(given)}, expected settings of one kind of policies ({told})")

@@ -30,9 +30,24 @@ from tests.benchmarking.parts import OXYGENS
 from tests.toys import tiny_policy
 
 ATOMS = Tokenizer(("C", "N", "O"))
-SOURCES = {"policy", "graph-ga", "smiles-ga", "splicing", "screen"}
+SOURCES = {"policy", "graph-ga", "smiles-ga", "splicing", "screen", "regeneration"}
 FEW: dict[str, Any] = {"num_steps": 4, "generation_batch_size": 16, "per_device_batch_size": 16, "timestep_chunk": None}
-SMALLER = {"grpo-graph": FEW, "grpo-graph-refine": FEW | {"num_generations": 8}}
+FEW_ROUNDS: dict[str, Any] = {
+    "num_steps": 4,
+    "draws": 12,
+    "children": 4,
+    "take": 12,
+    "take_children": 8,
+    "passes": 1,
+    "batch_size": 8,
+}
+SMALLER = {
+    "grpo-graph": FEW,
+    "grpo-graph-refine": FEW | {"num_generations": 8},
+    "grpo-graph-memory": FEW_ROUNDS,
+    "grpo-graph-memory-no-grpo": FEW_ROUNDS | {"passes": 0},
+    "random-reward-graph": FEW_ROUNDS,
+}
 """Settings that the tests change for time."""
 named = pytest.mark.parametrize("name", sorted(METHODS))
 
@@ -91,9 +106,9 @@ ROUNDS = [name for name in sorted(METHODS) if {"passes", "draws"} <= set(METHODS
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_what_it_is_set_to_reaches_the_rounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Rounds] = []
+    made: list[Any] = []
     monkeypatch.setattr(Rounds, "run", lambda self: made.append(self))
-    settings, policy = METHODS[name].settings, chains()
+    settings, policy = METHODS[name].settings, policy_for(name)
     METHODS[name](OXYGENS, policy, Ledger(key=molecule_key), 0)
     (loop,) = made
     for key, value in settings.items():
@@ -102,9 +117,18 @@ def test_what_it_is_set_to_reaches_the_rounds(name: str, monkeypatch: pytest.Mon
         if key in ("beta", "sigma", "kl_coef"):
             assert getattr(loop.objective, key) == value
     assert loop.memory.size == settings.get("memory_size", 1024)
-    assert policy.truncation.temperature == settings.get("temperature", 1.0)
+    proposers = ["graph-ga"] if "mutation_rate" in settings else []
+    if METHODS[name].families == ("graph",):
+        own = loop.policy
+        assert (own.draws, own.policy.num_steps) == (settings["elbo_draws"], settings["num_steps"])
+        assert (loop.contexts.share, loop.contexts.policy) == (settings["size_share"], own)
+        assert (loop.proposers[1].time, loop.proposers[1].policy) == (settings["refine_time"], own)
+        assert loop.objective.temperature == 0
+        proposers.append("regeneration")
+    else:
+        assert policy.truncation.temperature == settings.get("temperature", 1.0)
     assert loop.generator.initial_seed() == 0
-    assert [proposer.name for proposer in loop.proposers] == (["graph-ga"] if "mutation_rate" in settings else [])
+    assert [proposer.name for proposer in loop.proposers] == proposers
 
 
 def test_random_scores_never_reach_the_optimum() -> None:

@@ -99,8 +99,8 @@ def test_sampler_options_out_of_their_range_are_refused_when_made(given: dict[st
 
 
 def test_optimise_says_what_it_takes_before_it_looks_at_options(tmp_path: Path) -> None:
-    policy = made_molecules()
+    policy = dg.load_policy("tree-16")
     with pytest.raises(
-        ValueError, match="policy: GraphPolicy is a GraphPolicy that makes molecules, expected a TokenPolicy that writes SMILES"
+        ValueError, match="policy: GraphPolicy is a GraphPolicy that makes graphs, expected a TokenPolicy that writes"
     ):
         dg.optimise(policy, qed, output_dir=tmp_path / "run")

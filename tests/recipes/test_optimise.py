@@ -13,6 +13,7 @@ import torch
 from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.cli import main
 from discrete_grpo.recipes.grpo_memory import SETTINGS
+from discrete_grpo.recipes.memory_methods import TOKENS
 from discrete_grpo.recipes.optimise import OptimiseRecipe
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.runs.checkpoint import load_metadata
@@ -65,7 +66,7 @@ def test_several_rewards_are_added(tmp_path: Path) -> None:
 def test_a_setting_of_the_objective_changes_alone() -> None:
     wanted = SETTINGS["objective"] | {"temperature": 0.01}
     for settings in ({"objective": {"temperature": 0.01}}, {"objective.temperature": 0.01}):
-        assert OptimiseRecipe(settings=settings).method()["objective"] == wanted
+        assert TOKENS.changed(OptimiseRecipe(settings=settings).settings)["objective"] == wanted
 
 
 def test_the_command_runs_and_a_finished_run_is_resumed(

@@ -74,8 +74,10 @@ def test_no_policy_is_refused(function: Any, tmp_path: Path) -> None:
 def test_a_policy_of_graphs_and_a_folder_in_use_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"warm_start: 'none.smi' does not exist, expected a SMILES file"):
         run(tmp_path / "d", warm_start="none.smi")
-    with pytest.raises(ValueError, match="policy: qm9-small is a GraphPolicy that makes molecules, expected a TokenPolicy"):
-        optimise("qm9-small", qed, output_dir=tmp_path / "a")
+    with pytest.raises(
+        ValueError, match="policy: tree-16 is a GraphPolicy that makes graphs, expected a TokenPolicy that writes SMILES or"
+    ):
+        optimise("tree-16", qed, output_dir=tmp_path / "a")
     with pytest.raises(ValueError, match=r"policy: tree-64-sequences is a .* expected a TokenPolicy that writes SMILES"):
         optimise("tree-64-sequences", qed, output_dir=tmp_path / "b")
     run(tmp_path / "c", budget=12)
