@@ -8,11 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from rdkit import Chem
 
 from discrete_grpo.core.drawing import draw
+from discrete_grpo.core.rollout import Context
+from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.recipes.loading import load_policy
+from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.training.memory import ScoredMemory, rank_weights
+from discrete_grpo.training.objectives import Likelihood
 from discrete_grpo.training.remembered_sizes import RememberedSizes
+from discrete_grpo.training.rounds import Rounds
+from discrete_grpo.training.rounds_config import RoundsConfig
+from tests.benchmarking.parts import OXYGENS
 from tests.benchmarking.test_methods import chains
 
 KNOWN = [("CCO", 3.0), ("CCCCCCC", 2.0), ("C" * 40, 1.5), ("CCCCCCCCN", 1.0)]  # of 3, 7, 40 (too large) and 9 atoms
@@ -51,6 +59,22 @@ def test_the_policy_draws_what_it_is_asked_for(policy: Any) -> None:
     asked = RememberedSizes(policy, share=1.0, spread=0)(remembered(), 12, torch.Generator().manual_seed(0))
     drawn = draw(policy, asked, generator=torch.Generator().manual_seed(0))
     assert drawn.size.tolist() == [context.columns["num_nodes"] for context in asked]
+
+
+def test_rounds_ask_the_policy_for_it() -> None:
+    policy, ledger = load_policy("qm9-small", SamplerOptions(num_steps=5)), Ledger(key=molecule_key, max_oracle_calls=12)
+    seen: list[int] = []
+
+    def three(memory: ScoredMemory, count: int, generator: torch.Generator) -> list[Context]:
+        seen.append(count)
+        return [Context(k, {"num_nodes": 3}) for k in range(count)]
+
+    config = RoundsConfig(draws=20, children=0, passes=0)
+    loop = Rounds(policy, OXYGENS, ledger, molecule_key, Likelihood(), config, contexts=three, generator=torch.Generator())
+    found = loop.run()
+    assert set(seen) == {20}
+    assert len(found) > 3
+    assert all(Chem.MolFromSmiles(entry.sample).GetNumAtoms() == 3 for entry in found.kept)
 
 
 def test_equal_seeds_ask_for_the_same_and_an_empty_memory_for_nothing(policy: Any) -> None:
