@@ -15,6 +15,7 @@ from torch import nn
 import discrete_grpo as dg
 from discrete_grpo.cli.runs import resume, start
 from discrete_grpo.core.scoring import RewardError
+from discrete_grpo.recipes.memory_methods import TOKENS
 from discrete_grpo.recipes.optimise import OptimiseRecipe
 from discrete_grpo.recipes.train import TrainRecipe, run_train
 from discrete_grpo.rewards.ledger import Ledger
@@ -236,7 +237,9 @@ def test_values_of_other_types_are_refused(make: Any, said: str) -> None:
 
 def test_a_setting_of_optimise_may_be_none_or_a_power_of_ten() -> None:
     recipe = OptimiseRecipe(settings={"plateau": None, "draws": 1e2})
-    assert (recipe.rounds_config().plateau, recipe.rounds_config().draws) == (None, 100)
+    settings = TOKENS.changed(recipe.settings)
+    config = TOKENS.rounds_config(settings)
+    assert (config.plateau, config.draws) == (None, 100)
     with pytest.raises(ValueError, match="settings: draws"):
         OptimiseRecipe(settings={"draws": None})
-    assert json.dumps(recipe.method())
+    assert json.dumps(settings)

@@ -52,8 +52,8 @@ def test_the_law_of_what_is_asked_for(policy: Any, share: float, spread: int) ->
             wanted[moved] += share * weight / (2 * spread + 1)
     assert sum(wanted.values()) == pytest.approx(1)
     assert set(found) <= {size for size, p in wanted.items() if p > 0}
-    for size, p in wanted.items():
-        assert found[size] / count == pytest.approx(p, abs=4 * (p * (1 - p) / count) ** 0.5 + 1e-9)
+    for asked, p in wanted.items():
+        assert found[asked] / count == pytest.approx(p, abs=4 * (p * (1 - p) / count) ** 0.5 + 1e-9)
 
 
 def test_the_policy_draws_what_it_is_asked_for(policy: Any) -> None:
