@@ -52,9 +52,13 @@ class MemoryMethod:
         """All settings, with the changes; those of the objective change single fields of it.
 
         Raises:
-            ValueError: for a setting that is unknown, of another type, or out of its range.
+            ValueError: for a setting that is unknown or of another kind of policies, of another type, or out of its range.
         """
         changes = changes_of_method(given, self.settings)
+        for name in (name for name in changes if name not in self.settings):
+            if others := [method.kind for method in METHODS if name in method.settings]:
+                told = f"{name!r} is a setting of {others[0]}"
+                raise ValueError(f"settings: {told}, expected one of {self.kind}: {', '.join(self.settings)}")
         check_known("settings", changes, self.settings)
         objective = changes.get("objective", {})
         check_known("settings: objective", objective, self.settings["objective"])

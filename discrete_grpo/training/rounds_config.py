@@ -29,7 +29,7 @@ class RoundsConfig:
         max_grad_norm: norm to which the gradient of the policy's weights is clipped; None does not clip.
         take: candidates per round that are scored if there is a screen, at least 1; the policy's come first until it is fitted.
         unscreened: of these, samples of the policy that are scored whatever the screen says; in [0, ``take``].
-        take_children: of these, at most so many that proposers made; None sets no limit.
+        take_children: of these, at most so many that proposers made; None sets no limit, nor does one above ``take``.
         patience: rounds in a row without a new sample after which the run is stale, at least 1.
         plateau: scored samples without a change of the ten best scores after which the run is stale too, at least 1; None goes on.
         when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with, keeps the memory, the
@@ -72,7 +72,7 @@ class RoundsConfig:
         check_range("explore", self.explore, most=self.batch_size, note=" (batch_size)")
         check_range("unscreened", self.unscreened, most=self.take, note=" (take)")
         if self.take_children is not None:
-            check_whole("take_children", self.take_children, least=0, most=self.take, note=" (take)")
+            check_whole("take_children", self.take_children, least=0, note=" or None")
         for name in ("learning_rate", "objective_learning_rate"):
             check_range(name, getattr(self, name), above=0)
         if self.max_grad_norm is not None:

@@ -108,8 +108,10 @@ def test_settings_of_another_kind_of_policies_are_refused(tmp_path: Path) -> Non
     assert methods_with({"num_steps": 5}) == [GRAPHS]
     assert methods_with({"temperature": 0.5}) == [TOKENS]
     assert methods_with({"draws": 5}) == [TOKENS, GRAPHS]
-    with pytest.raises(ValueError, match=r"^settings: 'temperature' is unknown; known: memory_size, .*num_steps"):
+    with pytest.raises(
+        ValueError, match=r"^settings: 'temperature' is a setting of SMILES policies, expected one of graph .*num_st"
+    ):
         graphs(tmp_path / "a", settings={"temperature": 0.5})
-    with pytest.raises(ValueError, match=r"^settings: 'num_steps' is unknown; known: memory_size, .*temperature"):
+    with pytest.raises(ValueError, match=r"^settings: 'num_steps' is a setting of graph policies, expected one of SMILES .*, temp"):
         run(tmp_path / "b", settings={"num_steps": 5})
     assert not any(tmp_path.iterdir())

@@ -28,7 +28,7 @@ def test_the_screen_chooses_and_some_of_the_policy_pass(unscreened: int) -> None
     assert asked(loop)[3:] == others[: 3 - unscreened] + own
 
 
-@pytest.mark.parametrize("most", [0, 1, 3, None])
+@pytest.mark.parametrize("most", [0, 1, 3, 9, None])
 def test_the_screen_takes_no_more_children_than_allowed(most: int | None) -> None:
     screen = Ranking(start=1)
     made = Fixed("made", *("cab" * n for n in range(5, 11)))  # too long for the policy to draw
