@@ -198,7 +198,26 @@ def _read_option(name: str, text: str, given: _Given, names: _Names) -> None:
         names.check(key)
         text = names.plain(key, text)
         given.values.append((key, text))
+        if key not in names.types and key.count(".") > 1:
+            name, text = _inner_mapping(key, given.values)
     given.words.append(f"--{name}={text}")
+
+
+def _inner_mapping(key: str, values: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """The mapping within a mapping to which ``a.b.c`` belongs, as the option ``a.b`` with all its fields so far.
+
+    The parser would keep the field that is given last alone, as a text.
+    """
+    first, second, _ = key.split(".", 2)
+    found: dict[str, Any] = {}
+    for name, text in values:
+        if name == first:
+            found = dict((loaded(text, name) or {}).get(second) or {})
+        elif name == f"{first}.{second}":
+            found = dict(loaded(text, name) or {})
+        elif name.startswith(f"{first}.{second}."):
+            found[name.split(".", 2)[2]] = loaded(text, name)
+    return f"{first}.{second}", str(yaml.safe_dump(found, default_flow_style=True, width=10**6)).strip()
 
 
 def _read_file(name: str, given: _Given, names: _Names) -> None:

@@ -82,15 +82,28 @@ def changes_of_method(settings: Mapping[str, Any] | None, known: Mapping[str, An
 
     >>> changes_of_method({"draws": 1e2, "objective.epsilon": 0.1})
     {'draws': 100, 'objective': {'epsilon': 0.1}}
+    >>> changes_of_method({"objective": {"new_share": "0.5"}, "objective.epsilon": 1e-1})  # a text, after another setting
+    {'objective': {'new_share': 0.5, 'epsilon': 0.1}}
     """
     found: dict[str, Any] = {}
     for name, value in (settings or {}).items():
         group, _, field_name = name.partition(".")
-        if group == "objective" and field_name:
-            found["objective"] = {**found.get("objective", {}), field_name: value}
+        fields = {field_name: value} if group == "objective" and field_name else value
+        if group == "objective" and isinstance(fields, Mapping):
+            found[group] = {**found.get(group, {}), **{key: _of_text(field) for key, field in fields.items()}}
         else:
             found[name] = value
     return whole_numbers(found, known)
+
+
+def _of_text(value: Any) -> Any:
+    """The number, truth value or none that a text of a command line stands for; others as they are."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return {"null": None, "true": True, "false": False}.get(value.strip().lower(), value)
 
 
 def parts_of_method(

@@ -23,7 +23,7 @@ from discrete_grpo.training.rounds_config import RoundsConfig
 if TYPE_CHECKING:
     from discrete_grpo.policies.graph import GraphPolicy
 
-__all__ = ["GRAPHS", "METHODS", "TOKENS", "MemoryMethod", "method_for", "methods_with"]
+__all__ = ["GRAPHS", "METHODS", "TOKENS", "MemoryMethod", "check_settings", "method_for", "methods_with"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,22 @@ def methods_with(names: Mapping[str, Any] | None) -> list[MemoryMethod]:
     raise ValueError(f"settings: {', '.join(given)}, expected settings of one kind of policies ({told})")
 
 
+def check_settings(given: Mapping[str, Any] | None) -> None:
+    """Check changes to the settings before the kind of the policy is known.
+
+    Raises:
+        ValueError: if they fit no kind of policies.
+    """
+    refused: list[ValueError] = []
+    for method in (possible := methods_with(given)):
+        try:
+            method.changed(given)
+        except ValueError as error:
+            refused.append(error)
+    if len(refused) == len(possible):
+        raise refused[0]
+
+
 def method_for(policy: Any) -> MemoryMethod | None:
     """The method for policies of this kind; None if there is none."""
     if isinstance(policy, TokenPolicy):
@@ -130,8 +146,14 @@ def graph_policy(policy: Any, *, num_steps: int, elbo_draws: int) -> ElboLikelih
     """The graph policy with few steps, whose likelihood is the evidence lower bound at ``elbo_draws`` noised states.
 
     A choice of the node count that was trained along with it is left out: the sizes come from the memory.
+
+    Raises:
+        ValueError: for a policy that reads no SMILES strings, which could learn from no molecule.
     """
     inner: GraphPolicy | None = graph_part(policy)
+    if inner is not None and inner.encode is None:
+        told = "policy: it has no encode, as with aromatic bonds or hydrogens as atoms, and so learns from no SMILES string"
+        raise ValueError(f"{told}, expected one whose molecules are kekulised and without hydrogens; train and search take others")
     options = SamplerOptions(num_steps=num_steps, shared_steps=0)
     return ElboLikelihood(with_sampler(inner, options), draws=elbo_draws).eval()
 
@@ -147,6 +169,9 @@ def graph_parts(
 ) -> dict[str, Any]:
     """Parts as of :func:`~discrete_grpo.recipes.grpo_memory.parts_of_method`, regeneration of the best, and their sizes.
 
+    Genetic operators make molecules that the policy cannot draw, so a memory of those that it can is kept besides: updates,
+    regeneration and sizes are of these.
+
     Args:
         policy: of :func:`graph_policy`.
         generator: of the screen.
@@ -156,12 +181,14 @@ def graph_parts(
             the likelihood of a graph is known as a bound alone.
         settings: as of ``parts_of_method``.
     """
+    from discrete_grpo.training.memory import ScoredMemory
     from discrete_grpo.training.proposers import Regeneration
     from discrete_grpo.training.remembered_sizes import RememberedSizes
 
     found = parts_of_method(generator, objective={**objective, "temperature": 0.0}, **settings)
-    found["proposers"] = [*found["proposers"], Regeneration(policy, time=refine_time)]
-    return found | {"contexts": RememberedSizes(policy, share=size_share) if size_share > 0 else None}
+    drawable = ScoredMemory(found["memory"].size)
+    found["proposers"] = [*found["proposers"], Regeneration(policy, time=refine_time, memory=drawable)]
+    return found | {"drawable": drawable, "contexts": RememberedSizes(policy, share=size_share) if size_share > 0 else None}
 
 
 def _check_graphs(

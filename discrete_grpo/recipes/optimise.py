@@ -19,12 +19,12 @@ from discrete_grpo.core.processes import check_one_process
 from discrete_grpo.core.reward_arguments import as_rewards, check_some, remembers, reward_names
 from discrete_grpo.core.rollout import Reward, as_module
 from discrete_grpo.core.scoring import NoScores, RewardError, take_failures
-from discrete_grpo.policies.options import without_likelihood
+from discrete_grpo.policies.options import graph_part, without_likelihood
 from discrete_grpo.recipes.before_and_after import MEMORIES, Memories
 from discrete_grpo.recipes.families import Family
 from discrete_grpo.recipes.grpo_memory import check_warm_start, fill_memory
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
-from discrete_grpo.recipes.memory_methods import MemoryMethod, method_for, methods_with
+from discrete_grpo.recipes.memory_methods import MemoryMethod, check_settings, method_for
 from discrete_grpo.recipes.method_settings import check_same
 from discrete_grpo.recipes.molecule_family import MOLECULES
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
@@ -103,7 +103,7 @@ class OptimiseRecipe:
         """Raise ValueError for a setting of the method that is unknown, of another type, or out of its range."""
         if self.settings is not None and not isinstance(self.settings, Mapping):
             raise ValueError(f"settings: {self.settings!r}, expected a mapping of names to values, such as {{'draws': 100}}")
-        methods_with(self.settings)[0].changed(self.settings)
+        check_settings(self.settings)
 
     @property
     def rewards(self) -> list[Reward]:
@@ -231,9 +231,12 @@ def _loaded(recipe: OptimiseRecipe, policy: nn.Module | None, resume: bool) -> t
         wanted = "expected a TokenPolicy that writes SMILES or a GraphPolicy of molecules"
         raise ValueError(f"{told}, {wanted}; for others there are the commands train and search")
     settings = method.changed(recipe.settings)
-    MOLECULES.decode(found.policy, found.metadata)
+    own_decoder = found.family.name == "samples" and graph_part(found.policy) is not None
+    if not own_decoder:
+        MOLECULES.decode(found.policy, found.metadata)
+    metadata = found.metadata if own_decoder else {**found.metadata, "kind": MOLECULES.name}
     drawn = method.drawing(found.policy, **{name: settings[name] for name in method.of_policy})
-    return LoadedPolicy(moved(drawn, recipe.device), MOLECULES, {**found.metadata, "kind": MOLECULES.name}), method, settings
+    return LoadedPolicy(moved(drawn, recipe.device), MOLECULES, metadata), method, settings
 
 
 @dataclass

@@ -90,6 +90,10 @@ class ScoredMemory:
     def __contains__(self, key: object) -> bool:
         return key in self._keys
 
+    def has_room(self, score: float) -> bool:
+        """Whether a new sample with this score would be kept."""
+        return self.size is None or len(self.kept) < self.size or score > self.kept[-1].score
+
     def add(self, entries: Sequence[tuple[Hashable, Any, float]], source: str = "") -> int:
         """Add scored samples as (key, sample, score); returns how many entered, those that left again included.
 
@@ -97,11 +101,9 @@ class ScoredMemory:
         """
         entered = 0
         for key, sample, score in entries:
-            if key in self._keys or math.isnan(score):
+            if key in self._keys or math.isnan(score) or not self.has_room(score):
                 continue
             if self.size is not None and len(self.kept) >= self.size:
-                if score <= self.kept[-1].score:
-                    continue
                 self._keys.discard(self.kept.pop().key)
             insort(self.kept, Remembered(key, sample, float(score), source), key=lambda entry: -entry.score)
             self._keys.add(key)

@@ -317,8 +317,12 @@ class SelfImitation:
 
     def advantages(self, batch: MemoryBatch) -> Float[Tensor, " batch"]:
         """A of every sample, float64 where the device has it."""
-        value = widen(batch.reward) - self.temperature * widen(batch.logp.detach())
+        value = self._value(batch.reward, batch.logp.detach())
         group = value
         if batch.draws is not None and len(batch.draws.reward):
-            group = widen(batch.draws.reward) - self.temperature * widen(batch.draws.logp)
+            group = self._value(batch.draws.reward, batch.draws.logp)
         return (value - group.mean()).clamp_min(0)
+
+    def _value(self, reward: Tensor, logp: Tensor) -> Tensor:
+        """R - τ log π; at τ = 0 the log-probs are not read, which may be infinite or unknown."""
+        return widen(reward) - self.temperature * widen(logp) if self.temperature else widen(reward)

@@ -59,6 +59,8 @@ class Regeneration:
             not draw (:class:`~discrete_grpo.core.rollout.Replayable`).
         time: time to which a parent is noised, 0 (data) < t < 1 (noise), rounded to the grid of the sampler.
         population: number of the best that can be parents, at least 1; None takes all that the memory holds.
+        memory: where parents are drawn from in place of the memory that :meth:`propose` is given, such as ``drawable`` of
+            :class:`~discrete_grpo.training.rounds.Rounds`.
         rank_coefficient: k of :func:`~discrete_grpo.training.memory.rank_weights` for the parents.
         name: of the source in the ledger.
 
@@ -71,6 +73,7 @@ class Regeneration:
     policy: Policy
     time: float = 0.3
     population: int | None = None
+    memory: ScoredMemory | None = None
     rank_coefficient: float = 0.01
     name: str = "regeneration"
 
@@ -85,7 +88,7 @@ class Regeneration:
 
     def propose(self, memory: ScoredMemory, count: int, generator: torch.Generator) -> list[Any]:
         """``count`` samples, each from a parent of its own draw, of those that the policy can draw; none without such a parent."""
-        known = cast(Replayable, self.policy)
+        known, memory = cast(Replayable, self.policy), memory if self.memory is None else self.memory
         parents = [entry.sample for entry in memory.kept[: self.population] if known.can_draw(entry.sample)]
         if not parents or count < 1:
             return []

@@ -46,10 +46,13 @@ class Rounds:
         memory: where scored samples are kept; what it holds already, such as a warm start, takes part from the first round,
             in the screen too.
         known: scored samples for which the memory has no room; they are not proposed again, and the screen sees them.
+        drawable: memory of the scored samples that the policy can draw, from which its updates and ``contexts`` take, so that what
+            proposers add beyond the policy's reach does not leave them without samples; empty at first. None: they take from
+            ``memory``, and leave out what the policy cannot draw.
         proposers: whoever makes samples besides the policy.
         screen: model that chooses among the candidates; None scores all of them.
         rewrite: another text of the same sample for a pass, such as a SMILES in random order; None learns from the sample as it is.
-        contexts: what the policy is asked for in its draws: maps the memory, a number of draws and a generator to as many contexts,
+        contexts: what the policy is asked for in its draws: maps a memory, a number of draws and a generator to as many contexts,
             such as :class:`~discrete_grpo.training.remembered_sizes.RememberedSizes`; None asks for nothing.
         generator: of all draws, on the policy's device.
 
@@ -65,6 +68,7 @@ class Rounds:
     config: RoundsConfig = field(default_factory=RoundsConfig)
     memory: ScoredMemory = field(default_factory=ScoredMemory)
     known: Sequence[Remembered] = ()
+    drawable: ScoredMemory | None = None
     proposers: Sequence[Proposer] = ()
     screen: Screen | None = None
     rewrite: Callable[[Any, torch.Generator], Any] | None = None
@@ -72,7 +76,7 @@ class Rounds:
     generator: torch.Generator = field(default_factory=torch.Generator)
 
     def __post_init__(self) -> None:
-        if self.config.passes > 0 and not is_replayable(self.policy):
+        if (self.config.passes > 0 or self.drawable is not None) and not is_replayable(self.policy):
             raise ValueError(
                 f"policy: {type(self.policy).__name__} has no method rollout_of, expected one that can learn from any sample"
             )
@@ -86,6 +90,7 @@ class Rounds:
         scored = [*self.memory.kept, *self.known]
         for entry in scored:
             self.everything.add([(entry.key, entry.sample, entry.score)], entry.source)
+        self._remember_drawable(scored)
         if self.screen is not None and scored:
             scores = torch.tensor([entry.score for entry in scored], dtype=torch.float64)
             self.screen.observe([entry.sample for entry in scored], scores)
@@ -94,6 +99,7 @@ class Rounds:
         self.met: set[Hashable] = set(self.entry_of)  # keys of the samples of this island
         self.unknown: dict[Hashable, None] = {}  # keys of the samples whose score the reward could not give
         self._draws: list[tuple[Hashable | None, float]] = []  # key and log-prob of what the policy drew in this round
+        self._learned: list[int] = []  # samples of each update of this round
         self._new_share = 0.0
         self._drawn = False  # whether the policy draws the trajectories of samples
         self.progress = Progress()
@@ -148,7 +154,7 @@ class Rounds:
         for _ in range(1, self.config.generations):
             if not self.ledger.exhausted:
                 new += self._score(self._choose(self._children({})))
-        self.latest = new
+        self.latest, self._learned = new, []
         self.progress.rounds += 1
         if self.config.passes and len(self.memory) > 1 and not self.ledger.exhausted:
             self._learn(new)
@@ -171,6 +177,8 @@ class Rounds:
         """Begin an empty island, or at every second time one with all that was scored."""
         self.objective = copy.deepcopy(self._first_objective)
         self.memory.clear()
+        if self.drawable is not None:
+            self.drawable.clear()
         self.met.clear()
         if self.screen is not None:
             self.screen.forget()
@@ -183,8 +191,22 @@ class Rounds:
         """Put samples of known score into memory and screen."""
         for entry in entries:
             self.memory.add([(entry.key, entry.sample, entry.score)], entry.source)
+        self._remember_drawable(entries)
         if self.screen is not None and entries:
             self.screen.observe([entry.sample for entry in entries], torch.tensor([entry.score for entry in entries]))
+
+    def _remember_drawable(self, entries: Sequence[Remembered]) -> None:
+        if self.drawable is None:
+            return
+        known = cast(Replayable, self.policy)
+        for entry in entries:
+            if self.drawable.has_room(entry.score) and known.can_draw(entry.sample):
+                self.drawable.add([(entry.key, entry.sample, entry.score)], entry.source)
+
+    @property
+    def _reachable(self) -> ScoredMemory:
+        """The memory from which the policy learns."""
+        return self.memory if self.drawable is None else self.drawable
 
     # -- numbers and checkpoints
 
@@ -192,7 +214,8 @@ class Rounds:
         """Numbers of the last round and of the memory.
 
         ``reward`` is the mean of what the round scored, ``valid`` and ``new`` are shares of the policy's draws, ``best/top1`` and
-        ``best/top10`` the best score of the run and the mean of the ten best, ``memory`` the samples in it.
+        ``best/top10`` the best score of the run and the mean of the ten best, ``memory`` the samples in it, ``learned`` the samples
+        of the round's updates, each counted as often as it was learned from.
         """
         known = [entry.score for entry in self.everything.kept[:10]]
         found = {"valid": sum(key is not None for key, _ in self._draws) / max(1, len(self._draws)), "new": self._new_share}
@@ -200,6 +223,7 @@ class Rounds:
             found["reward"] = sum(entry.score for entry in self.latest) / len(self.latest)
         if known:
             found |= {"best/top1": known[0], "best/top10": sum(known) / len(known)}
+        found["learned"] = float(sum(self._learned))
         return found | {"memory": float(len(self.memory)), "restarts": float(self.progress.restarts)}
 
     def state_dict(self) -> dict[str, Any]:
@@ -214,8 +238,9 @@ class Rounds:
 
     def _propose(self) -> dict[Hashable, tuple[Any, str]]:
         """New valid candidates: key -> (canonical sample, source), the policy's first."""
-        count = self.config.draws
-        asked = [Context(k) for k in range(count)] if self.contexts is None else self.contexts(self.memory, count, self.generator)
+        asked: Sequence[Context] = [Context(k) for k in range(self.config.draws)]
+        if self.contexts is not None:
+            asked = self.contexts(self._reachable, self.config.draws, self.generator)
         drawn = draw(self.policy, asked, generator=self.generator)
         self._draws = [(self.key(sample), logp) for sample, logp in zip(drawn.samples, drawn.logp.sum(1).tolist(), strict=True)]
         found = self._new(drawn.samples, "policy", {})
@@ -276,7 +301,9 @@ class Rounds:
             self.everything.add([(key, sample, score)], source)
             self.entry_of[key] = Remembered(key, sample, score, source)
             self.met.add(key)
-        return [Remembered(key, sample, score, source) for (key, sample, source), score in pairs]
+        found = [Remembered(key, sample, score, source) for (key, sample, source), score in pairs]
+        self._remember_drawable(found)
+        return found
 
     # -- learning
 
@@ -287,6 +314,7 @@ class Rounds:
             self.objective.begin_round(draws)
         batches = [self._batch(new if k < fresh else ()) for k in range(self.config.passes)]
         batches = [batch for batch in batches if len(batch) > 1]
+        self._learned = [len(batch) for batch in batches]
         before = self.generator.get_state()
         rollouts = [self._rollout(batch) for batch in batches]
         self._drawn = not torch.equal(before, self.generator.get_state())
@@ -300,7 +328,8 @@ class Rounds:
     def _batch(self, new: Sequence[Remembered]) -> list[Remembered]:
         """Samples of one pass as the policy learns them: remembered ones, and ``new``."""
         c = self.config
-        batch = list({entry.key: entry for entry in [*new, *self.memory.draw(c.batch_size - c.explore, self.generator)]}.values())
+        drawn = self._reachable.draw(c.batch_size - c.explore, self.generator)
+        batch = list({entry.key: entry for entry in [*new, *drawn]}.values())
         if c.explore:
             count = len(self.everything)
             rows = torch.randperm(count, generator=self.generator, device=self.generator.device)[: c.explore].tolist()

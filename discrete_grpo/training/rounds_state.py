@@ -81,6 +81,7 @@ def rounds_state(loop: Rounds) -> dict[str, Any]:
         "progress": asdict(loop.progress),
         "scored": [[entry.key, entry.sample, entry.score, entry.source] for entry in loop.entry_of.values()],
         "memory": [entry.key for entry in loop.memory.kept],
+        "drawable": None if loop.drawable is None else [entry.key for entry in loop.drawable.kept],
         "met": list(loop.met),
         "unknown": list(loop.unknown),
         "ref_logp": dict(loop.ref_logp),
@@ -102,6 +103,8 @@ def restore_rounds(loop: Rounds, state: Mapping[str, Any]) -> None:
     for entry in entries:
         loop.everything.add([(entry.key, entry.sample, entry.score)], entry.source)
     loop.memory.replace([loop.entry_of[key] for key in state["memory"]])
+    if loop.drawable is not None:
+        loop.drawable.replace([loop.entry_of[key] for key in state.get("drawable") or ()])
     loop.met = set(state["met"])
     loop.unknown = dict.fromkeys(state.get("unknown", ()))  # checkpoints of earlier versions have none
     loop.ref_logp = dict(state["ref_logp"])

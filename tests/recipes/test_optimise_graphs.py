@@ -10,15 +10,17 @@ import torch
 
 from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.core.scoring import RewardError
+from discrete_grpo.domains.molecules import parse
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.node_count import RunningSizes, SizedPolicy
+from discrete_grpo.recipes.families import SamplerOptions
 from discrete_grpo.recipes.grpo_memory import GRAPH_SETTINGS
-from discrete_grpo.recipes.loading import load_policy
+from discrete_grpo.recipes.loading import load_policy, with_sampler
 from discrete_grpo.recipes.memory_methods import GRAPHS, TOKENS, method_for, methods_with
 from discrete_grpo.recipes.optimise import Optimised, OptimiseRecipe, optimise
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.runs.checkpoint import load_metadata
-from discrete_grpo.runs.recorder import read_samples
+from discrete_grpo.runs.recorder import read_metrics, read_samples
 from tests.benchmarking.parts import OXYGENS
 from tests.recipes.optimise_parts import files, oxygens, run
 from tests.recipes.test_optimise_resumed import Failing
@@ -74,7 +76,7 @@ def test_a_policy_object_is_left_as_it_was_and_a_choice_of_sizes_is_left_out(tmp
     sized = SizedPolicy(inner, RunningSizes(inner.node_counts)).eval()
     before = [p.clone() for p in sized.parameters()]
     assert method_for(sized) is GRAPHS
-    graphs(tmp_path / "run", policy=inner, budget=12)
+    graphs(tmp_path / "run", policy=sized, budget=12)
     assert all(torch.equal(a, b) for a, b in zip(before, sized.parameters(), strict=True))
     drawn = GRAPHS.drawing(sized, num_steps=4, elbo_draws=3)
     assert (type(drawn.policy), drawn.policy.num_steps, drawn.draws) == (GraphPolicy, 4, 3)
@@ -115,3 +117,49 @@ def test_settings_of_another_kind_of_policies_are_refused(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"^settings: 'num_steps' is a setting of graph policies, expected one of SMILES .*, temp"):
         run(tmp_path / "b", settings={"num_steps": 5})
     assert not any(tmp_path.iterdir())
+
+
+def test_settings_fit_if_they_fit_one_kind_of_policies() -> None:
+    assert OptimiseRecipe(policy="qm9-small", settings={"take": 8, "unscreened": 4}).settings == {"take": 8, "unscreened": 4}
+    with pytest.raises(ValueError, match=r"^settings: unscreened: 10, expected at most 8 \(take\)$"):
+        OptimiseRecipe(policy="qm9-small", settings={"take": 8})
+
+
+def test_a_policy_learns_on_where_the_best_molecules_are_beyond_its_reach(tmp_path: Path) -> None:
+    """The genetic algorithm joins molecules to ones of more than 9 atoms, which fill the memory and the policy cannot draw."""
+    graphs(tmp_path / "run", heavy, budget=150, settings={**SMALL, "children": 16, "draws": 24})
+    policy, samples = load_policy("qm9-small"), read_samples(tmp_path / "run" / "samples.csv.gz")
+    best = sorted(samples["sample"], key=lambda text: -heavy([text])[0])[: SMALL["memory_size"]]
+    learned = [record["learned"] for record in read_metrics(tmp_path / "run")]
+    assert sum(policy.can_draw(text) for text in best) < SMALL["batch_size"]
+    assert learned[3:-1] == [SMALL["passes"] * SMALL["batch_size"]] * len(learned[3:-1])
+    assert len(learned) > 6
+
+
+def heavy(samples: list[str], **_: Any) -> list[float]:
+    return [float(parsed.GetNumHeavyAtoms()) if (parsed := parse(text)) is not None else 0.0 for text in samples]
+
+
+def test_a_policy_that_reads_no_smiles_strings_is_refused(tmp_path: Path) -> None:
+    given = load_policy("qm9-small")
+    policy = GraphPolicy(**given.init_args(), decode=lambda batch: given.decode(batch))
+    told = r"^policy: it has no encode, as with aromatic bonds or hydrogens as atoms, and so learns from no SMILES string, expected"
+    with pytest.raises(ValueError, match=told):
+        graphs(tmp_path / "run", policy=policy)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_policy_with_a_decoder_of_the_users_is_taken(tmp_path: Path) -> None:
+    given = load_policy("qm9-small")
+    policy = GraphPolicy(**given.init_args(), decode=lambda batch: given.decode(batch), encode=lambda texts: given.encode(texts))
+    graphs(tmp_path / "own", policy=policy, budget=20)
+    graphs(tmp_path / "known", policy=given, budget=20)
+    own, known = (read_samples(tmp_path / name / "samples.csv.gz") for name in ("own", "known"))
+    assert own == known
+
+
+def test_steps_that_share_a_table_and_a_trained_choice_of_sizes_are_left_out(tmp_path: Path) -> None:
+    inner = with_sampler(load_policy("qm9-small"), SamplerOptions(shared_steps=4))
+    graphs(tmp_path / "run", policy=SizedPolicy(inner, RunningSizes(inner.node_counts)).eval(), budget=12)
+    found = load_policy(tmp_path / "run" / "policy")
+    assert (type(found), found.shared_steps, found.num_steps) == (GraphPolicy, 0, 3)

@@ -74,6 +74,7 @@ def in_rounds(
     objective: Objective,
     *,
     memory: ScoredMemory | None = None,
+    drawable: ScoredMemory | None = None,
     proposers: Sequence[Proposer] = (),
     screen: Screen | None = None,
     rewrite: Callable[[Any, torch.Generator], Any] | None = None,
@@ -94,6 +95,7 @@ def in_rounds(
         seed: of all draws.
         objective: loss of the passes.
         memory: what the passes draw from; None takes the default.
+        drawable: memory of what the policy can draw, from which the passes draw in its place.
         proposers: whoever makes samples besides the policy.
         screen: chooses among candidates; None scores all.
         rewrite: another text of the same sample for a pass; None learns from the sample as it is.
@@ -124,6 +126,7 @@ def in_rounds(
         RoundsConfig(**{"goal": task.optimum, **settings}),
         memory=memory,
         known=known,
+        drawable=drawable,
         proposers=proposers,
         screen=screen,
         rewrite=rewrite,
