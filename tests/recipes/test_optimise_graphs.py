@@ -127,13 +127,13 @@ def test_settings_fit_if_they_fit_one_kind_of_policies() -> None:
 
 def test_a_policy_learns_on_where_the_best_molecules_are_beyond_its_reach(tmp_path: Path) -> None:
     """The genetic algorithm joins molecules to ones of more than 9 atoms, which fill the memory and the policy cannot draw."""
-    graphs(tmp_path / "run", heavy, budget=150, settings={**SMALL, "children": 16, "draws": 24})
+    graphs(tmp_path / "run", heavy, budget=100, settings={**SMALL, "children": 16, "draws": 24})
     policy, samples = load_policy("qm9-small"), read_samples(tmp_path / "run" / "samples.csv.gz")
     best = sorted(samples["sample"], key=lambda text: -heavy([text])[0])[: SMALL["memory_size"]]
     learned = [record["learned"] for record in read_metrics(tmp_path / "run")]
-    assert sum(policy.can_draw(text) for text in best) < SMALL["batch_size"]
+    assert sum(policy.can_draw(text) for text in best) < len(best) - 3
     assert learned[3:-1] == [SMALL["passes"] * SMALL["batch_size"]] * len(learned[3:-1])
-    assert len(learned) > 6
+    assert len(learned) > 5
 
 
 def heavy(samples: list[str], **_: Any) -> list[float]:
