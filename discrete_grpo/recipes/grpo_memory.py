@@ -1,5 +1,7 @@
 """The method ``grpo-memory`` for any reward: its settings, what it is made of, and its warm start.
 
+What follows is of SMILES policies; :mod:`discrete_grpo.recipes.memory_methods` has what differs for graph policies.
+
 A round draws candidates from the policy and from a graph genetic algorithm, a Gaussian process fitted to what was scored so far
 chooses which of them are worth a call, and the policy makes updates with GRPO's clipped loss on samples drawn by rank from the best
 that was scored, with advantages relative to its own draws and exact ratios to the beginning of the round. The Gaussian process is

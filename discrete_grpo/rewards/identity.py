@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discrete_grpo.rewards.sources import OWN, Sources, Unidentified, is_user_code, source_file
+from discrete_grpo.rewards.sources import OWN, CodeSources, Sources, Unidentified, imported_inside, is_user_code, source_file
 
 __all__ = ["Unidentified", "code_identity", "identify", "reward_identity"]
 
@@ -84,27 +84,23 @@ def code_identity(reward: object) -> str | None:
     """A digest of a reward's own code and values, or None for a reward without one.
 
     Files do not count, neither those that it reads nor the rest of those that hold its code. So it is the same after an edit beside
-    the reward in the script that defines it, and after the reward has written to a file.
+    the reward in the script that defines it, and after the reward has written to a file. Modules that a function imports when it is
+    called count as a whole, with those of the user's that they import, as they may not be loaded yet.
 
     >>> code_identity(len) == code_identity(len), code_identity(len) == code_identity(sum)
     (True, False)
     """
     try:
-        return _digest_of(_View(_NoFiles()).describe(reward))
+        sources = CodeSources()
+        described = _View(sources).describe(reward)
+        inside = sources.imported.digests()
+        return _digest_of((described, inside) if inside else described)
     except Exception:  # as for identify
         return None
 
 
 def _digest_of(described: Any) -> str:
     return hashlib.blake2b(repr(described).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-class _NoFiles(Sources):
-    """Sources in which no file counts."""
-
-    def named(self, path: str) -> str | None:
-        """None for every path."""
-        return None
 
 
 class _View:
@@ -229,6 +225,8 @@ class _View:
         found = ("function", _path(value), cells, *settings)
         if not is_user_code(home):
             return found
+        for name in imported_inside(value.__code__, value.__globals__.get("__package__")):
+            self.sources.add_imported(name)
         return (*found, self.describe(value.__code__), self._globals(value, self._lenient if sourced else self.describe))
 
     def _code(self, value: types.CodeType) -> Any:

@@ -7,6 +7,7 @@ computed again.
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import importlib.metadata
@@ -15,11 +16,12 @@ import re
 import stat
 import sys
 import sysconfig
+import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Sources", "Unidentified", "file_digest", "is_user_code", "path_digest", "source_file"]
+__all__ = ["CodeSources", "Sources", "Unidentified", "file_digest", "imported_inside", "is_user_code", "path_digest", "source_file"]
 
 OWN = __name__.partition(".")[0]
 MAX_FILES = 1000
@@ -222,6 +224,22 @@ def _version(top: str) -> str | None:
     return " ".join(file_digest(path.with_name(name)) for name in names if path.with_name(name).is_file())
 
 
+def imported_inside(code: types.CodeType, package: str | None) -> Iterator[str]:
+    """Names that may be modules of the user's which a function imports when it is called, and the functions within it."""
+    before: list[Any] = [0, None]
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            level, names = before
+            whole = _absolute(package or "", True, int(level or 0), str(step.argval))
+            every = [] if whole is None else [whole, *(f"{whole}.{name}" for name in names or ())]
+            yield from (name for name in every if is_user_code(name) and source_file(name) is not None)
+        elif step.opname == "LOAD_CONST" or step.opname == "LOAD_SMALL_INT":
+            before = [before[1], step.argval]
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from imported_inside(inner, package)
+
+
 class Sources:
     """The modules and scripts that a reward is made of; filled by whoever looks at the reward, then hashed.
 
@@ -251,6 +269,9 @@ class Sources:
         """
         if name is not None:
             self._modules[name] = follow or self._modules.get(name, False)
+
+    def add_imported(self, name: str) -> None:
+        """Count a module that a function imports when it is called: one that counts anyway, as the text of modules is read."""
 
     def add_script(self, path: str) -> None:
         """Count a Python file by its path, with the files beside it that it imports."""
@@ -308,6 +329,33 @@ class Sources:
             near = [base / f"{name}{end}" for base in (root, path.parent) for name in names for end in (".py", "/__init__.py")]
             waiting += [(file, root) for file in near if file.is_file()]
         return found
+
+
+class CodeSources(Sources):
+    """Sources in which no file counts but modules that functions import when they are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.imported = _OfTheUser()
+
+    def named(self, path: str) -> str | None:
+        """None for every path."""
+        return None
+
+    def add_imported(self, name: str) -> None:
+        """Count it."""
+        self.imported.add(name)
+
+
+class _OfTheUser(Sources):
+    """Sources in which modules of the user's count, and neither this package's nor files that they name."""
+
+    def named(self, path: str) -> str | None:
+        """None for every path."""
+        return None
+
+    def _closure(self, followed: set[str]) -> list[tuple[str, Any]]:
+        return [(name, digest) for name, digest in super()._closure(followed) if digest and name.partition(".")[0] != OWN]
 
 
 def _is_large(top: str) -> bool:

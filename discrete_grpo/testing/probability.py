@@ -255,21 +255,26 @@ def _rarity(p: float) -> float:
 # -- the same without a space
 
 
-def _moments(sites: Sites) -> Float[Tensor, "3 step statistic"]:
-    """Σ (f(a) - E f), Σ Var f, Σ E|f - E f|³ of each step; f: is it class c (C statistics), and log p (one)."""
+def _moments(sites: Sites) -> Float[Tensor, "4 step statistic"]:
+    """Σ (f(a) - E f), Σ Var f, Σ E|f - E f|³ and what the first may be by rounding, of each step.
+
+    f: is it class c (C statistics), and log p (one). At a uniform table the variance of log p is that of its rounding alone.
+    """
+    rounding = 8 * torch.finfo(sites.log_probs.dtype).eps
     on = sites.mask.unsqueeze(-1)
     log_p = torch.where(on, widen(sites.log_probs), 0.0)
     p = log_p.exp()
     drawn = torch.nn.functional.one_hot(torch.where(sites.mask, sites.action.long(), 0), p.shape[-1])
     spread = p * (1 - p)
-    classes = torch.stack([drawn - p, spread, spread * (p**2 + (1 - p) ** 2)])
     log_p = torch.where(p > 0, log_p, 0.0)
+    slack = rounding * p * (1 + log_p.abs().amax(-1, keepdim=True))
+    classes = torch.stack([drawn - p, spread, spread * (p**2 + (1 - p) ** 2), slack])
     off = log_p - (p * log_p).sum(-1, keepdim=True)
-    surprise = torch.stack([drawn * off, p * off**2, p * off.abs() ** 3]).sum(-1, keepdim=True)
+    surprise = torch.stack([drawn * off, p * off**2, p * off.abs() ** 3, slack]).sum(-1, keepdim=True)
     return torch.where(on, torch.cat([classes, surprise], -1), 0.0).sum((1, 3))
 
 
-def _gaussian_moments(sites: GaussianSites) -> Float[Tensor, "3 step statistic"]:
+def _gaussian_moments(sites: GaussianSites) -> Float[Tensor, "4 step statistic"]:
     """The same of |x - μ|²/σ², a χ² of d degrees of freedom, and of μ·(x - μ)/σ², normal of variance |μ|²/σ²."""
     on = sites.mask
     mean, point = (widen(torch.where(on.unsqueeze(-1), x, 0.0)) for x in (sites.mean, sites.action))
@@ -277,8 +282,9 @@ def _gaussian_moments(sites: GaussianSites) -> Float[Tensor, "3 step statistic"]
     d = torch.full_like(std, mean.shape[-1]) if sites.dimension is None else widen(sites.dimension)
     z, m = (point - mean) / std.unsqueeze(-1), mean / std.unsqueeze(-1)
     long = m.square().sum(-1)
-    squares = torch.stack([z.square().sum(-1) - d, 2 * d, (12 * d**2 + 48 * d) ** 0.75])
-    along = torch.stack([(m * z).sum(-1), long, 2 * math.sqrt(2 / math.pi) * long**1.5])
+    none = torch.zeros_like(d)
+    squares = torch.stack([z.square().sum(-1) - d, 2 * d, (12 * d**2 + 48 * d) ** 0.75, none])
+    along = torch.stack([(m * z).sum(-1), long, 2 * math.sqrt(2 / math.pi) * long**1.5, none])
     return torch.where(on.unsqueeze(-1), torch.stack([squares, along], -1), 0.0).sum((1, 3))
 
 
@@ -300,11 +306,12 @@ def calibration(case: Case) -> Measured | Skip:
                 new = new + old
             sums[kind] = new
     every = [torch.cat([x, x.sum(1, keepdim=True)], 1).flatten(1) for x in sums.values()]  # each step, and all steps
-    off, var, third = torch.cat(every, 1)
+    off, var, third, rounding = torch.cat(every, 1)
+    off = (off.abs() - rounding).clamp_min(0)
     normal = (var > 0) & (third <= SKEW * var**1.5)
     count = int(normal.sum())
     if count == 0:
         return Skip(f"{case.samples} samples are too few")
-    z = float((off[normal].abs() / var[normal].sqrt()).max())
+    z = float((off[normal] / var[normal].sqrt()).max())
     p = count * math.erfc(z / math.sqrt(2))
     return Measured(_rarity(p), RARE, f"{case.samples} draws: largest of {count} z-scores {z:.1f}")

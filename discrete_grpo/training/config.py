@@ -116,8 +116,9 @@ class GRPOConfig:
         patience_threshold: Share of the samples of a generation, 0 to less than 1: a generation whose share of new calls is not
             above it counts as one without a new call.
         when_stale: What follows then: ``stop`` ends the run; ``restart`` puts the weights from the start of the run back into
-            policy, reference and moving average and resets the optimizer. Samples kept for replay and refinement, the ledger,
-            the learning rate schedule and an adaptive entropy coefficient go on.
+            policy, reference and moving average and resets the optimizer, and ends the run if that brings no new call either.
+            Samples kept for replay and refinement, the ledger, the schedule of the learning rate and an adaptive entropy
+            coefficient go on.
         learning_rate: Learning rate of AdamW, more than 0.
         weight_decay: Weight decay of AdamW, at least 0.
         adam_beta1: First momentum coefficient of AdamW, 0 to 1.

@@ -21,7 +21,8 @@ class Patience:
     """Counts updates without a new call of the ledger, and keeps the weights that a restart puts back.
 
     A generation that brings no new call, or at most ``few``, adds all its updates to the count when they are made; one that brings
-    more sets the count to 0. The numbers come from metrics that all processes share, so that all decide alike.
+    more sets the count to 0. A restart that brought no new call at all ends the run, as another would bring none either. The
+    numbers come from metrics that all processes share, so that all decide alike.
 
     Args:
         limit: number of updates without a new call after which the policy is stale, at least 1.
@@ -37,21 +38,24 @@ class Patience:
 
     def __init__(self, limit: int, weights: Sequence[Tensor] | None = None, few: float = 0.0) -> None:
         self.limit, self.few, self.stale, self.restarts = limit, few, 0, 0
+        self.brought: float | None = None  # new calls since the last restart; None before the first
         self.first = None if weights is None else [w.detach().clone() for w in weights]
 
     @property
     def ends(self) -> bool:
-        """Whether the run ends here, as the policy is stale and is not to be restarted."""
-        return self.first is None and self.stale >= self.limit
+        """Whether the run ends here, as the policy is stale and a restart would not help."""
+        return self.stale >= self.limit and (self.first is None or self.brought == 0)
 
     @property
     def restarts_now(self) -> bool:
         """Whether the policy goes back to its first weights before it draws again."""
-        return self.first is not None and self.stale >= self.limit
+        return self.stale >= self.limit and not self.ends
 
     def count(self, new_calls: float, updates: int) -> None:
         """Count the updates of a generation that brought ``new_calls`` new calls."""
         self.stale = 0 if new_calls > self.few else self.stale + updates
+        if self.brought is not None:
+            self.brought += new_calls
 
     def metrics(self) -> dict[str, float]:
         """``oracle/patience``, the updates without a new call that are left, and ``oracle/restarts`` where there can be any."""
@@ -64,7 +68,7 @@ class Patience:
         for weight, first in zip(weights, self.first or (), strict=True):
             weight.copy_(first)
         optimizer.state.clear()
-        self.stale, self.restarts = 0, self.restarts + 1
+        self.stale, self.restarts, self.brought = 0, self.restarts + 1, 0.0
 
     def begin_here(self, weights: Sequence[Tensor]) -> None:
         """Take the present weights as those that a restart puts back."""
@@ -73,11 +77,12 @@ class Patience:
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""
-        return {"stale": self.stale, "restarts": self.restarts, "first": self.first}
+        return {"stale": self.stale, "restarts": self.restarts, "brought": self.brought, "first": self.first}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint."""
         self.stale, self.restarts = int(state["stale"]), int(state["restarts"])
+        self.brought = state.get("brought")  # checkpoints of earlier versions have none
         if self.first is not None and state["first"] is not None:
             kept = [*state["first"], *self.first[len(state["first"]) :]]  # earlier checkpoints lack the buffers
             self.first = [first.to(own) for own, first in zip(self.first, kept, strict=True)]

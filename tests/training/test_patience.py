@@ -103,6 +103,43 @@ def test_restarts_spend_more_of_the_budget_and_are_told() -> None:
     assert diagnosis(restarted[:2]) == []
 
 
+def test_a_restart_that_brings_nothing_new_ends_the_run_and_the_report_says_so(tmp_path: Path) -> None:
+    """A policy that has drawn all of its samples, or makes no valid one, would else make updates for ever."""
+    policy = tiny_policy(sizes=(0.0, 1.0))  # three samples
+    options: dict[str, Any] = {"num_generations": 8, "generation_batch_size": 32, "patience": 3, "when_stale": "restart"}
+    config = GRPOConfig(**options, learning_rate=1e-4, max_steps=200)
+
+    def trainer(resume: bool = False) -> GRPOTrainer:
+        ledger = Ledger(tmp_path / "ledger.sqlite", key=str, max_oracle_calls=100)
+        return GRPOTrainer(policy, share_of_class_two, config, run=tmp_path, resume=resume, ledger=ledger)
+
+    lines = trainer().train()
+    assert lines[-1]["oracle/restarts"] == 1
+    assert lines[-1]["oracle/calls"] == 3
+    assert trailing(lines) == 3 + 3  # until the restart, and until the end
+    note = "It drew nothing new with these either, which ended the run: all that it draws was scored, or is invalid."
+    assert any(note in line for line in diagnosis(lines))
+    assert not any(note in line for line in diagnosis(lines[:-1]))
+    assert trainer(resume=True).train() == []  # it stays ended
+
+
+def test_a_restart_that_brings_something_is_followed_by_another() -> None:
+    patience = Patience(2, weights=[torch.zeros(1)], few=1.0)
+    for calls, ends, restarts in ((0, False, False), (0, False, True)):
+        patience.count(calls, updates=1)
+        assert (patience.ends, patience.restarts_now) == (ends, restarts)
+    patience.restart([torch.zeros(1)], torch.optim.SGD([torch.zeros(1)], lr=0.1))
+    for calls, ends, restarts in ((1, False, False), (0, False, True)):  # one new call is few, and is not none
+        patience.count(calls, updates=1)
+        assert (patience.ends, patience.restarts_now) == (ends, restarts)
+    patience.restart([torch.zeros(1)], torch.optim.SGD([torch.zeros(1)], lr=0.1))
+    kept = patience.state_dict()
+    patience = Patience(2, weights=[torch.zeros(1)], few=1.0)
+    patience.load_state_dict(kept)
+    patience.count(0, updates=2)
+    assert (patience.ends, patience.restarts_now) == (True, False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("when_stale", ["stop", "restart"])
 def test_resumed_in_the_middle_to_the_same_bits(tmp_path: Path, when_stale: Any) -> None:

@@ -67,9 +67,13 @@ def _patience(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     """Explain that a run was ended, or its policy restarted, because updates brought no new call."""
     last = metrics[-1] if metrics else {}
     if restarts := int(last.get("oracle/restarts") or 0):
-        return [
+        told = (
             f"The policy drew nothing new for as many updates as patience allows and went back to its first weights ({restarts}x)."
-        ]
+        )
+        since = [line for line in metrics if line.get("oracle/restarts") == restarts]
+        if last.get("oracle/patience") == 0 and not any(line.get("oracle/new_calls") for line in since):
+            told += " It drew nothing new with these either, which ended the run: all that it draws was scored, or is invalid."
+        return [told]
     if "oracle/restarts" in last or last.get("oracle/patience") != 0:
         return []
     stale = sum(1 for _ in takewhile(lambda line: line.get("oracle/new_calls") == 0, reversed(metrics)))
