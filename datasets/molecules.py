@@ -62,6 +62,7 @@ class MoleculeDataset:
         smiles: canonical SMILES without stereo, one per molecule.
         broken: (line number, text) of lines that do not parse.
         name: name of the set in reports.
+        dropped: number of molecules of the file that are left out for their number of heavy atoms.
     """
 
     graphs: PackedGraphs
@@ -69,6 +70,7 @@ class MoleculeDataset:
     smiles: tuple[str, ...]
     broken: tuple[tuple[int, str], ...] = ()
     name: str = ""
+    dropped: int = 0
 
     def __len__(self) -> int:
         return len(self.graphs)
@@ -248,7 +250,7 @@ def dataset_from_smiles(smiles: Iterable[str], name: str = "", max_broken: float
 
 def _dataset(packer: Packer, name: str) -> MoleculeDataset:
     graphs, vocabulary = packer.packed()
-    return MoleculeDataset(graphs, vocabulary, tuple(packer.smiles), tuple(packer.broken), name)
+    return MoleculeDataset(graphs, vocabulary, tuple(packer.smiles), tuple(packer.broken), name, packer.dropped)
 
 
 def load_molecules(
@@ -291,7 +293,9 @@ def load_molecules(
     packer = pack(smiles_rows(path, smiles_column, max_bytes), path, min_atoms, max_atoms, jobs)
     check_broken(path, len(packer.smiles) + packer.dropped, packer.broken, max_broken)
     if not packer.smiles:
-        raise ValueError(f"min_atoms, max_atoms: {min_atoms}, {max_atoms} leave no molecule; sizes are 1 to {packer.largest}")
+        asked = {name: value for name, value in (("min_atoms", min_atoms), ("max_atoms", max_atoms)) if value is not None}
+        told = ", ".join(f"{name} {value}" for name, value in asked.items()) or "path"
+        raise ValueError(f"{told}: no molecule is left, as those of {path} have up to {packer.largest} heavy atoms")
     dataset = _dataset(packer, name)
     lines = len(dataset) + packer.dropped + len(dataset.broken)
     keep_parsed(cached, cache_dir, lines, partial(_write_cache, dataset=dataset, dropped=packer.dropped))
@@ -320,5 +324,5 @@ def _read_cache(file: BinaryIO, name: str) -> tuple[MoleculeDataset, int]:
     graphs = PackedGraphs(*(torch.from_numpy(stored[k]) for k in ("nodes", "pairs", "sizes")))
     broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(stored["broken"])))
     vocabulary = Vocabulary(array_lines(stored["vocabulary"]))
-    dataset = MoleculeDataset(graphs, vocabulary, array_lines(stored["smiles"]), broken, name)
-    return dataset, int(stored["dropped"][0])
+    dropped = int(stored["dropped"][0])
+    return MoleculeDataset(graphs, vocabulary, array_lines(stored["smiles"]), broken, name, dropped), dropped

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from discrete_grpo.benchmarking.method import Method
 from discrete_grpo.benchmarking.suites import SUITES
 from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.core.error_place import error_place
 from discrete_grpo.core.interrupt import Interrupted
 from discrete_grpo.core.json_files import write_json
 
@@ -126,7 +127,7 @@ def run_job(job: Job) -> dict[str, Any]:
         raise
     except (Exception, SystemExit) as error:
         said = " ".join(str(error).split())
-        write_failure(job, f"{type(error).__name__}: {said}", traceback.format_exc())
+        write_failure(job, f"{type(error).__name__}: {said}{error_place(error)}", traceback.format_exc())
         raise
     return row
 

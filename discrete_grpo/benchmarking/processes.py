@@ -57,6 +57,7 @@ class _Worker:
 
     def __init__(self, job: Job, time_limit: float | None) -> None:
         self.job = job
+        self.time_limit = time_limit
         self.deadline = None if time_limit is None else time.monotonic() + time_limit
         payload = pickle.dumps((sys.path, _dumps(by_name(job))))
         job.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +98,7 @@ class _Worker:
         if read_json(self.job.folder / ROW) is not None:
             (self.job.folder / FAILED).unlink(missing_ok=True)
         elif code is None:
-            write_failure(self.job, "it took longer than the time limit (job_timeout) and was ended")
+            write_failure(self.job, f"it took longer than the time limit of {self.time_limit:g} s (job_timeout) and was ended")
         elif not (self.job.folder / FAILED).exists():
             write_failure(self.job, _how_it_died(code), self._said.read_text(encoding="utf-8", errors="replace")[-4000:])
         self._said.unlink(missing_ok=True)

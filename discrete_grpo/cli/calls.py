@@ -40,9 +40,9 @@ def _sample(given: dict[str, Any]) -> None:
         append_working_folder()
     columns = given["columns"]
     if columns is not None and columns.lstrip().startswith(("{", "[")):
-        from discrete_grpo.cli.parser import loaded
+        from discrete_grpo.cli.parser import loaded_columns
 
-        found = loaded(columns, "columns")  # YAML, or JSON, which is YAML
+        found = loaded_columns(columns)
         columns = found if isinstance(found, list) else [found]
     options = SamplerOptions(**{option.name: given[option.name] for option in sampler_options()})
     kept = {name: given[name] for name in ("seed", "scaffold", "device")}
@@ -108,7 +108,7 @@ def _report(folder: Path) -> None:
         return
     known = ("run.json", "metrics.jsonl", "offline/metrics.jsonl", "optimise.json", "search.json")
     if not any((folder / name).is_file() for name in known):
-        raise UsageError(f"run: {folder} is no run folder, expected one with {', '.join(known[:-1])} or {known[-1]}")
+        raise UsageError(f"run: {folder} is no run folder, expected one with {', '.join(known)} or benchmark.json")
     print(write_report(folder, render=run_family(folder).draw))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from discrete_grpo.cli.reward_spec import complete_reward, make_reward, with_arg
 from discrete_grpo.cli.type_words import type_words
 from discrete_grpo.core.option_names import right_field
 
-__all__ = ["loaded", "parse"]
+__all__ = ["loaded", "loaded_columns", "parse"]
 
 NUMBER = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+")
 """Texts that YAML 1.1 takes for texts and the reader of the settings for numbers."""
@@ -182,6 +183,18 @@ def loaded(text: str, name: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UsageError(f"{name}: {text!r} is no YAML ({' '.join(str(error).split())})") from error
+
+
+def loaded_columns(text: str) -> Any:
+    """Conditions in JSON, or else in YAML, in which 1e-3 is a text.
+
+    Raises:
+        UsageError: for text that is neither.
+    """
+    try:
+        return json.loads(text)
+    except ValueError:
+        return loaded(text, "columns")
 
 
 def _read_option(name: str, text: str, given: _Given, names: _Names) -> None:

@@ -74,7 +74,9 @@ def _lengths(found: Rollout, count: int) -> str | None:
 
 
 def _shapes(found: Rollout, count: int) -> str | None:
-    steps = found.logp.shape[-1] if found.logp.ndim else 0
+    if found.logp.ndim != 2:
+        return f"logp has shape {tuple(found.logp.shape)}, expected ({count}, S) for {count} contexts and S steps"
+    steps = found.logp.shape[-1]
     expected = {"group": (count,), "size": (count,), "logp": (count, steps), "units": (count, steps)}
     for key, shape in expected.items():
         if (given := tuple(getattr(found, key).shape)) != shape:

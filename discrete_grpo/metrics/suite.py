@@ -28,8 +28,8 @@ class SuiteOptions:
     """Options of a suite.
 
     Attributes:
-        bootstrap: number of parts drawn for each interval; 0 leaves intervals out.
-        folds: number of equal runs of consecutive samples whose mean and deviation are computed; 0 leaves them out.
+        bootstrap: number of parts drawn for each interval, at least 2; 0 leaves intervals out.
+        folds: number of equal runs of consecutive samples whose mean and deviation are computed, at least 2; 0 leaves them out.
         sbm_method: how the block-model test of graphs finds the blocks: louvain or graph-tool.
         seed: of all draws.
 
@@ -44,6 +44,9 @@ class SuiteOptions:
 
     def __post_init__(self) -> None:
         check_fields(self, "bootstrap folds", least=0)
+        for name in ("bootstrap", "folds"):
+            if getattr(self, name) == 1:
+                raise ValueError(f"{name}: 1, expected 0 or at least 2, as one part has no spread")
         if self.sbm_method not in SBM_METHODS:
             raise ValueError(f"sbm_method: {self.sbm_method!r}, expected one of {', '.join(SBM_METHODS)}")
 

@@ -78,6 +78,8 @@ def evaluate(
         raise ValueError(f"samples: {samples!r}, expected a list of samples or the name of a file")
     if not isinstance(samples, str | Path | Sequence):
         samples = list(samples)
+    if not isinstance(samples, str | Path) and not samples:
+        raise ValueError("samples: an empty list, expected at least one sample")
     check_options(options, FileOptions)
     if isinstance(samples, str | Path):
         family = KINDS[kind]({}) if kind else _recognised(samples, options.get("max_bytes", MAX_BYTES))

@@ -18,7 +18,7 @@ from discrete_grpo.core.rollout import as_module
 from discrete_grpo.recipes.families import Family, SamplerOptions, family_of, innermost
 from discrete_grpo.runs import checkpoint
 from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint
-from discrete_grpo.runs.serialization import TRUSTED
+from discrete_grpo.runs.serialization import TRUSTED, check_init_args
 
 __all__ = ["LoadedPolicy", "class_name", "load", "load_policy", "policy_object", "rebuilt", "with_sampler"]
 
@@ -49,7 +49,8 @@ def load_policy(name: str | Path, options: SamplerOptions | None = None, *, trus
 
     Args:
         name: a bundled policy's name, a checkpoint folder, a run folder, or a policy class of your own: ``module:Class`` for a
-            new policy, ``module:Class@FOLDER`` for one that is read from a checkpoint or run folder.
+            new policy, ``module:Class@FOLDER`` for one that is read from a checkpoint or run folder, where ``Class`` may also be
+            that of its network.
         options: changes to how it draws.
         trusted: top-level packages whose classes a checkpoint may name beside this one, such as that of a network of your own.
 
@@ -90,12 +91,9 @@ def load(name: str | Path, options: SamplerOptions | None = None, *, seed: int =
 
 
 def _check_class(policy: Any, owner: type, folder: Path) -> None:
-    """Raise ``ValueError`` unless the policy of a checkpoint, or one that it wraps, is of the class that was named."""
-    inner = policy
-    while not isinstance(inner, owner):
-        if not hasattr(inner, "policy"):
-            raise ValueError(f"policy: {folder} holds a {type(policy).__name__}, expected a {owner.__name__}")
-        inner = inner.policy
+    """Raise ``ValueError`` unless the policy of a checkpoint, or a part such as its network, is of the class that was named."""
+    if not any(isinstance(part, owner) for part in as_module(policy).modules()):
+        raise ValueError(f"policy: {folder} holds a {type(policy).__name__}, expected a {owner.__name__} or one with it inside")
 
 
 def class_name(name: str | Path) -> str | None:
@@ -121,13 +119,14 @@ def policy_object(policy: Any, options: SamplerOptions | None = None) -> LoadedP
     """A policy that the caller made or loaded, with the family that it is described with or that its attribute ``family`` names.
 
     Raises:
-        TypeError: if it is no ``nn.Module`` with the methods of a policy and ``init_args``.
+        TypeError: if it is no ``nn.Module`` with the methods of a policy and ``init_args``, or could not be made from these.
     """
     module = as_module(policy)
     if missing := [name for name in ("sample", "init_args") if not hasattr(policy, name)]:
         raise TypeError(f"policy: {type(policy).__name__} has no {' and no '.join(missing)}, expected a policy")
     if not (hasattr(policy, "sites") or hasattr(policy, "score")):
         raise TypeError(f"policy: {type(policy).__name__} has neither sites nor score, expected a policy")
+    check_init_args("policy", policy)
     inner, told = innermost(policy), description(policy)
     if told and (found := _as_described(module, told, options or SamplerOptions())) is not None:
         return found

@@ -32,6 +32,7 @@ __all__ = [
     "data_file",
     "molecule_policy",
     "report_broken",
+    "report_kept",
     "validity_metrics",
 ]
 
@@ -122,6 +123,19 @@ def report_broken(
     listed = "; ".join(f"{unit} {number}: {text[:SHOWN]!r}" for number, text in broken[:shown])
     more = f"; and {bad - shown} more" if bad > shown else ""
     print(f"{file}: {bad} of {good + bad} {unit}s are no {kind}: {listed}{more}", file=sys.stderr)
+
+
+def report_kept(file: str | Path, smiles: Sequence[str], dropped: int = 0) -> None:
+    """Say on standard error how many molecules were left out for their size, and how many of the kept ones have several parts."""
+    if not is_first():
+        return
+    if dropped:
+        every = len(smiles) + dropped
+        told = f"{dropped} of {every} molecules are left out for their number of heavy atoms, which is 0 or above max_atoms"
+        print(f"{file}: {told}", file=sys.stderr)
+    if parts := sum("." in text for text in smiles):
+        told = f"{parts} of {len(smiles)} molecules have several parts, such as salts"
+        print(f"{file}: {told}; samples of several parts count as invalid", file=sys.stderr)
 
 
 def check_shards(folder: ShardFolder, max_broken: float, smiles_column: str | None, max_atoms: int | None = None) -> None:

@@ -18,7 +18,7 @@ from discrete_grpo.core.option_names import check_options
 from discrete_grpo.core.processes import check_one_process
 from discrete_grpo.core.reward_arguments import as_rewards, check_some, remembers, reward_names
 from discrete_grpo.core.rollout import Reward, as_module
-from discrete_grpo.core.scoring import NoScores, RewardError, take_failures
+from discrete_grpo.core.scoring import NoScores, RewardError, shown_value, take_failures
 from discrete_grpo.policies.options import graph_part, without_likelihood
 from discrete_grpo.recipes.before_and_after import MEMORIES, Memories
 from discrete_grpo.recipes.families import Family
@@ -93,6 +93,8 @@ class OptimiseRecipe:
             check_whole(name, getattr(self, name), least=1)
         for name in ("seed", "reward_workers"):
             check_whole(name, getattr(self, name), least=0)
+        if not isinstance(self.warm_start, str | Path | None):
+            raise ValueError(f"warm_start: {shown_value(self.warm_start)}, expected the name of a SMILES file or None")
         if self.warm_start_calls is not None:
             if self.warm_start is None:
                 raise ValueError(f"warm_start_calls: {self.warm_start_calls}, expected none without a file to score (warm_start)")
@@ -124,7 +126,7 @@ class Optimised:
         sources: calls by source.
     """
 
-    best: tuple[Remembered, ...]
+    best: tuple[Remembered, ...] = field(repr=False)
     calls: int
     auc_top10: float
     rounds: int

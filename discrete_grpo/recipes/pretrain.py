@@ -28,7 +28,7 @@ from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.field_options import equivariant_sizes
 from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.recipes.molecule_fields import KIND, ChargeOptions, check_field_options, molecule_field_policy
-from discrete_grpo.recipes.molecules import check_shards, data_file, molecule_policy, report_broken, validity_metrics
+from discrete_grpo.recipes.molecules import check_shards, data_file, molecule_policy, report_broken, report_kept, validity_metrics
 from discrete_grpo.runs.lock import alone
 from discrete_grpo.runs.settings import tell_new_folder
 from discrete_grpo.training.config import PretrainConfig
@@ -131,6 +131,7 @@ def _dataset(recipe: PretrainRecipe) -> Molecules:
             cache_dir=recipe.cache_dir,
         )
     report_broken(path, data.broken, len(data))
+    report_kept(path, data.smiles, data.dropped)
     return data
 
 
@@ -158,8 +159,17 @@ _Parts: TypeAlias = tuple[nn.Module, Dataset, dict[str, Any]]
 """A policy, the data it is trained on and the statistics that are kept with it."""
 
 
-def _statistics(data: Molecules) -> MoleculeStatistics:
-    return data.statistics if isinstance(data, ShardedMolecules) else statistics(data)
+def _statistics(recipe: PretrainRecipe, data: Molecules) -> MoleculeStatistics:
+    """The statistics of the molecules.
+
+    Raises:
+        ValueError: if noise ``marginal`` has no frequencies of bonds, since no molecule has two heavy atoms.
+    """
+    found = data.statistics if isinstance(data, ShardedMolecules) else statistics(data)
+    if recipe.noise == "marginal" and not sum(found.edge_marginal) > 0:
+        wanted = "expected at least one that has, or noise uniform or absorbing"
+        raise ValueError(f"data: no molecule to train on has two heavy atoms, {wanted}")
+    return found
 
 
 def _conditioned(data: Molecules, names: tuple[str, ...]) -> ConditionedMolecules | ShardedConditionedMolecules:
@@ -168,7 +178,7 @@ def _conditioned(data: Molecules, names: tuple[str, ...]) -> ConditionedMolecule
 
 def _joint(recipe: PretrainRecipe, data: Molecules, network: nn.Module | None) -> _Parts:
     """A graph policy, whose atom types have the charges in them."""
-    stats = _statistics(data)
+    stats = _statistics(recipe, data)
     given = _conditioned(data, recipe.properties) if recipe.properties else None
     policy = molecule_policy(
         stats,
@@ -183,7 +193,7 @@ def _joint(recipe: PretrainRecipe, data: Molecules, network: nn.Module | None) -
 
 def _with_field(recipe: PretrainRecipe, data: Molecules) -> _Parts:
     """A policy with the charges as a field."""
-    stats = field_statistics(_statistics(data))
+    stats = field_statistics(_statistics(recipe, data))
     policy = molecule_field_policy(stats, equivariant_sizes(recipe.network, KIND), recipe, seed=recipe.pretrain.seed)
     if isinstance(data, ShardedMolecules):
         return policy, ShardedFieldMolecules(data, stats.fields), stats.to_json()

@@ -24,7 +24,7 @@ from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.fitting import fit
-from discrete_grpo.recipes.molecules import check_shards, data_file, report_broken, validity_metrics
+from discrete_grpo.recipes.molecules import check_shards, data_file, report_broken, report_kept, validity_metrics
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset
 
@@ -166,6 +166,7 @@ def _lines(recipe: PretrainSmilesRecipe) -> SmilesLines:
     with path_named("data"):
         data = load_smiles(path, cache_dir=recipe.cache_dir, **options)
     report_broken(path, data.broken, len(data))
+    report_kept(path, data.smiles)
     return data
 
 

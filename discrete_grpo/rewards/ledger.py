@@ -200,6 +200,8 @@ class Ledger:
             raise ValueError(f"samples: {samples!r}, expected a list of samples, such as [{samples!r}]")
         if callable(rewards):
             raise ValueError(f"rewards: {reward_name(rewards)}, expected a list of rewards, such as [{reward_name(rewards)}]")
+        if not isinstance(source, str | Sequence):
+            raise ValueError(f"source: {source!r}, expected a text or one per sample")
         sources = [source] * len(samples) if isinstance(source, str) else list(source)
         if len(sources) != len(samples):
             raise ValueError(f"source: {len(sources)} texts, expected one or one per sample ({len(samples)})")

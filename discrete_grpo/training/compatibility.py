@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -20,7 +21,15 @@ from discrete_grpo.core.scoring import shown_value
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.generation_advantages import AdvantageFunc, own_advantages
 
-__all__ = ["check_conditions", "check_given", "check_own_functions", "check_scorer", "check_tables", "exact_forward"]
+__all__ = [
+    "check_conditions",
+    "check_given",
+    "check_own_functions",
+    "check_scorer",
+    "check_tables",
+    "exact_forward",
+    "with_gradient",
+]
 
 ADVANTAGE_FIELDS = ("scale_rewards", "baseline", "advantage_clip")
 FIRST_STEPS = 4
@@ -38,6 +47,8 @@ def check_given(rewards: Sequence[Reward], config: GRPOConfig, columns: Sequence
     """
     if not isinstance(config, GRPOConfig):
         raise ValueError(f"config: {config!r}, expected a GRPOConfig")
+    if rewards and all(isinstance(reward, str) and len(reward) == 1 for reward in rewards):  # the letters of a name
+        raise ValueError(f"reward_funcs: {''.join(map(str, rewards))!r}, expected a function reward(samples, **columns) or several")
     if not rewards:
         raise ValueError("reward_funcs: none given, expected at least one")
     for reward in rewards:
@@ -79,8 +90,10 @@ def check_scorer(policy: Policy, config: GRPOConfig) -> None:
     if not is_scorer(policy):
         return
     said = f"with a policy that gives its scores itself ({type(policy).__name__})"
-    if config.entropy_coef > 0 or config.use_adaptive_entropy:
-        raise ValueError(f"entropy_coef: {config.entropy_coef}, expected 0 and no use_adaptive_entropy {said}")
+    if config.use_adaptive_entropy:
+        raise ValueError(f"use_adaptive_entropy: True, expected False {said}")
+    if config.entropy_coef > 0:
+        raise ValueError(f"entropy_coef: {config.entropy_coef}, expected 0 {said}")
     if config.replay_samples > 0:
         raise ValueError(f"replay_samples: {config.replay_samples}, expected 0 {said}")
     penalised = config.beta > 0 and config.kl_in != "reward"
@@ -90,18 +103,31 @@ def check_scorer(policy: Policy, config: GRPOConfig) -> None:
 
 @torch.no_grad()
 def check_tables(policy: Policy, rollout: Rollout, steps: Int[Tensor, "batch step"]) -> None:
-    """Check that the tables of the first trajectory at its first steps are log-probabilities.
+    """Check that the tables of the first trajectory at its first steps are log-probabilities, and of these steps alone.
 
     Policies that compute their own scores have no tables. :func:`discrete_grpo.testing.check_policy` measures much more.
 
     Raises:
-        ValueError: naming the policy and the sum of a table.
+        ValueError: naming the policy and the sum of a table, or the shape of what it returned.
     """
-    if is_scorer(policy) or not steps.numel():
+    if not steps.numel():
         return
     first = torch.zeros(1, dtype=torch.long)
     one = replace(rollout.index(place(first, steps.device), first), largest=rollout.largest)
-    parts = [part for part in policy.sites(one, steps[:1, :FIRST_STEPS]) if isinstance(part, Sites)]
+    few = steps[:1, : max(1, min(FIRST_STEPS, rollout.num_steps - 1))]  # fewer than all, which shows who leaves them unread
+    name, wanted = type(policy).__name__, (1, few.shape[1])
+    if is_scorer(policy):
+        shape = tuple(policy.score(one, few).logp.shape)
+        if len(shape) != 3 or shape[:2] != wanted:
+            told = f"policy: {name}.score returned logp of shape {shape}"
+            raise ValueError(f"{told}, expected (1, {few.shape[1]}, U): of the steps asked for")
+        return
+    found_sites = policy.sites(one, few)
+    for part in found_sites:
+        if (shape := tuple(part.shape[:2])) != wanted:
+            told = f"policy: {name}.sites returned tables of {shape} trajectories and steps"
+            raise ValueError(f"{told}, expected {wanted}: of the steps asked for")
+    parts = [part for part in found_sites if isinstance(part, Sites)]
     totals = [part.log_probs.float().logsumexp(-1).exp().where(part.mask, 1.0).flatten() for part in parts]
     if not any(total.numel() for total in totals):
         return
@@ -109,9 +135,30 @@ def check_tables(policy: Policy, rollout: Rollout, steps: Int[Tensor, "batch ste
     worst = float(found[(found - 1).abs().nan_to_num(torch.inf).argmax(0, keepdim=True)])
     if not abs(worst - 1) <= MAX_OFF:
         raise ValueError(
-            f"policy: a table of {type(policy).__name__}.sites has probabilities with the sum {worst:.4g}, "
+            f"policy: a table of {name}.sites has probabilities with the sum {worst:.4g}, "
             "expected 1: log_probs are normalised (log_softmax over the last dimension)"
         )
+
+
+def check_norm(norm: float, step: int, surrogate_func: SurrogateFunc | None) -> None:
+    """Raise ``FloatingPointError`` for a gradient norm at update ``step``, from 0, that is not finite."""
+    if not math.isfinite(norm):
+        advice = "lower learning_rate or raise beta"
+        if surrogate_func is not None:
+            advice += ", or see whether surrogate_func has such a gradient, as where it divides by 0"
+        raise FloatingPointError(f"gradient norm is {norm} at update {step + 1}; {advice}")
+
+
+def with_gradient(loss: Tensor, policy: Policy) -> Tensor:
+    """The loss, unless it has no gradient.
+
+    Raises:
+        ValueError: naming the policy.
+    """
+    if not loss.requires_grad:
+        told = f"policy: the log-probs of {type(policy).__name__} have no gradient"
+        raise ValueError(f"{told}, expected those of sites (or score) to depend on weights that are trained")
+    return loss
 
 
 def exact_forward(config: GRPOConfig) -> bool:

@@ -18,7 +18,7 @@ from discrete_grpo.runs.console import print_notes, progress
 from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.recorder import METRICS, Recorder, read_metrics
 from discrete_grpo.runs.report.diagnosis import diagnosis
-from discrete_grpo.runs.trackers import Tracker, best_distinct
+from discrete_grpo.runs.trackers import Tracker, Trackers, best_distinct
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.generation_advantages import reward_weights, total_reward
 from discrete_grpo.training.minibatches import Batch, groups_of
@@ -139,7 +139,10 @@ class RunLog:
         run: str | Path | None = None,
         tracker: Tracker | None = None,
     ) -> None:
-        self.config, self.names, self.tracker = config, names, tracker
+        self.config, self.names = config, names
+        self.tracker = tracker
+        if tracker is not None and not isinstance(tracker, Trackers):
+            self.tracker = Trackers({type(tracker).__name__: tracker})  # one that fails is switched off
         self.recorder = Recorder(run) if run is not None else None
         self.failures = FailureLog(run) if run is not None else None
         self._shown: int | None = None  # the update of the samples that the tracker received last

@@ -39,8 +39,14 @@ def learning_rate(step: int, config: GRPOConfig) -> float:
 
 
 def adamw(parameters: Sequence[nn.Parameter], config: GRPOConfig) -> torch.optim.AdamW:
-    """AdamW with the settings of a run; on CUDA in one kernel for many weights, as torch calls ``fused``."""
-    fused = bool(parameters) and all(p.device.type == "cuda" and p.is_floating_point() for p in parameters)
+    """AdamW with the settings of a run; on CUDA in one kernel for many weights, as torch calls ``fused``.
+
+    Raises:
+        ValueError: if there is no parameter.
+    """
+    if not parameters:
+        raise ValueError("policy: it has no weights to train, expected at least one parameter that requires a gradient")
+    fused = all(p.device.type == "cuda" and p.is_floating_point() for p in parameters)
     betas = (config.adam_beta1, config.adam_beta2)
     return torch.optim.AdamW(
         parameters, lr=config.learning_rate, betas=betas, weight_decay=config.weight_decay, fused=True if fused else None

@@ -30,6 +30,7 @@ from discrete_grpo.core.seeding import seeded
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, load_weights, save
 from discrete_grpo.runs.console import progress
 from discrete_grpo.runs.recorder import Recorder
+from discrete_grpo.runs.serialization import check_init_args
 from discrete_grpo.training.bf16 import decide_and_tell
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.data_on_device import data_on_device
@@ -170,6 +171,7 @@ class Pretrainer:
             self.recorder.restore(None)
 
     def _check_policy(self, policy: Any) -> None:
+        check_init_args("policy", policy)
         if self.processes.count > 1 and "share" not in inspect.signature(policy.likelihood_loss).parameters:
             told = f"policy: likelihood_loss of {type(policy).__name__} has no argument share"
             raise ValueError(f"{told}, expected one with several processes ({self.processes.count})")
@@ -259,7 +261,9 @@ class Pretrainer:
         values = torch.stack([widen(value.detach()) for value in (*losses.values(), norm)]).tolist()  # one wait for a GPU
         found = dict(zip((*losses, "grad_norm"), values, strict=True))
         if not math.isfinite(found["grad_norm"]):
-            raise FloatingPointError(f"pretraining: gradient norm is {found['grad_norm']} at step {self.step}; lower learning_rate")
+            advice = "lower learning_rate" if math.isfinite(found["loss"]) else "the loss is no number: see what the network gives"
+            told = f"pretraining: gradient norm is {found['grad_norm']} at update {self.step + 1}"
+            raise FloatingPointError(f"{told}; {advice}")
         self.optimizer.step()
         update_average(self.average, self.policy)
         return found | {"learning_rate": rate}

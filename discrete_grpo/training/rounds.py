@@ -275,6 +275,10 @@ class Rounds:
         merit = self.screen.merit([sample for _, sample, _ in every])
         if merit is None:
             return every[: self.config.take]
+        if not isinstance(merit, Tensor) or merit.shape != (len(every),) or bool(merit.isnan().any()):
+            found = f"a tensor of shape {tuple(merit.shape)}" if isinstance(merit, Tensor) else f"a {type(merit).__name__}"
+            wanted = f"expected a tensor of {len(every)} numbers, one per candidate, none of them NaN"
+            raise ValueError(f"screen: {type(self.screen).__name__}.merit returned {found}, {wanted}")
         free = [k for k, (_, _, source) in enumerate(every) if source == "policy"][: self.config.unscreened]
         ranked = [k for k in merit.argsort(descending=True, stable=True).tolist() if k not in set(free)]
         if self.config.take_children is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -223,9 +224,27 @@ def test_what_is_no_policy_is_one_line(mine: Path, policy: str, said: str, capsy
 
 def test_a_checkpoint_of_another_class_than_the_one_named_is_refused(mine: Path) -> None:
     trained("run", steps=1)
-    with pytest.raises(ValueError, match=r"policy: run.* holds a Letters, expected a Texts"):
+    with pytest.raises(ValueError, match=r"policy: run.* holds a Letters, expected a Texts or one with it inside"):
         load("my_words:Texts@run")
     assert type(load("my_words:make@run").policy).__name__ == "Letters"  # a function that makes one
+
+
+def test_a_policy_with_a_network_of_ones_own_is_named_by_that_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Naming the class trusts its module, whether it is that of the policy or of its network."""
+    (tmp_path / "my_network.py").write_text(
+        "from discrete_grpo.models.graph_transformer import GraphTransformer\n\n\nclass MyNetwork(GraphTransformer):\n    pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    policy = tiny_policy()
+    policy.network = importlib.import_module("my_network").MyNetwork(policy.network.config)
+    save(tmp_path / "kept", policy, metadata={"kind": "graphs"})
+    assert main(["sample", "kept", "-n", "2", "--out", "x.txt"]) == 2
+    assert "is outside the trusted packages" in capsys.readouterr().err
+    assert main(["sample", "my_network:MyNetwork@kept", "-n", "2", "--out", "x.txt"]) == 0
+    assert type(load_policy("my_network:MyNetwork@kept").network).__name__ == "MyNetwork"
 
 
 def test_a_class_is_trusted_only_where_it_is_named(mine: Path) -> None:

@@ -49,8 +49,8 @@ def test_p_values_of_a_healthy_policy_are_spread_out() -> None:
 def test_a_head_that_begins_at_zero_passes(spread: float) -> None:
     """At uniform tables of float32 the variance of log p is that of rounding, and so is its deviation."""
     policy = twins.Words()
-    torch.nn.init.normal_(policy.network[-1].weight, std=spread)
-    torch.nn.init.zeros_(policy.network[-1].bias)
+    for parameter in policy.network[-1].parameters():
+        torch.nn.init.normal_(parameter, std=spread)
     report = check_words(policy, samples=2000, skip=[law for law in LAWS if law != "calibration"])
     assert row(report, "calibration").error < 3
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
+import torch
 
 from discrete_grpo.training.memory import Remembered, ScoredMemory
 from tests.letters import worth
@@ -40,6 +43,25 @@ def test_the_screen_takes_no_more_children_than_allowed(most: int | None) -> Non
     allowed = set(children[:most]) | {text for text in ranked if text not in made.made}
     assert len(children) > 3
     assert asked(loop)[first:] == [text for text in ranked if text in allowed][:5]
+
+
+@pytest.mark.parametrize(
+    ("merit", "told"),
+    [
+        (lambda count: torch.zeros(1), r"a tensor of shape \(1,\)"),
+        (lambda count: torch.zeros(count + 3), r"a tensor of shape \(\d+,\)"),
+        (lambda count: torch.full((count,), torch.nan), r"a tensor of shape \(\d+,\)"),
+        (lambda count: [0.5] * count, "a list"),
+    ],
+)
+def test_merits_that_are_not_one_number_per_candidate_are_refused(merit: Callable[[int], Any], told: str) -> None:
+    class Wrong(Ranking):
+        def merit(self, samples: Sequence[Any]) -> Any:
+            return merit(len(samples))
+
+    wanted = r"expected a tensor of \d+ numbers, one per candidate, none of them NaN$"
+    with pytest.raises(ValueError, match=rf"^screen: Wrong.merit returned {told}, {wanted}"):
+        rounds(screen=Wrong(start=1)).round()
 
 
 def test_the_screen_learns_from_a_warm_start() -> None:

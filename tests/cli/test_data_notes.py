@@ -1,0 +1,56 @@
+"""What a command says of the molecules that it was given, and of conditions in JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from discrete_grpo.cli import main
+from discrete_grpo.cli.parser import loaded_columns
+
+SMALL = ["--num_steps=3", "--evaluation_samples=0", "--pretrain.max_steps=1", "--pretrain.batch_size=4", "--network.layers=1"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_pretraining_says_what_it_leaves_out_and_what_has_several_parts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "salt.smi").write_text("CCO\nCC.O\n[H][H]\nCCCCCCC\nC[N+](C)(C)C.[Cl-]\n")
+    assert main(["pretrain", *SMALL, "--data=salt.smi", "--max_atoms=6", "--output_dir=run"]) == 0
+    said = capsys.readouterr().err
+    assert "salt.smi: 2 of 5 molecules are left out for their number of heavy atoms, which is 0 or above max_atoms\n" in said
+    assert "salt.smi: 2 of 3 molecules have several parts, such as salts; samples of several parts count as invalid\n" in said
+    (folder / "whole.smi").write_text("CCO\nCC\n")
+    assert main(["pretrain", *SMALL, "--data=whole.smi", "--output_dir=whole"]) == 0
+    assert "whole.smi:" not in capsys.readouterr().err
+
+
+def test_the_cache_of_parsed_molecules_says_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "salt.smi").write_text("CCO\nCC.O\nCCCCCCC\n")
+    said = []
+    for name in ("first", "second"):
+        given = ["--data=salt.smi", "--max_atoms=6", "--cache_dir=cache", f"--output_dir={name}"]
+        assert main(["pretrain", *SMALL, *given]) == 0
+        said.append([line for line in capsys.readouterr().err.splitlines() if line.startswith("salt.smi")])
+    assert said[0] == said[1]
+    assert len(said[0]) == 2
+
+
+@pytest.mark.parametrize("charges", ["joint", "field"])
+def test_molecules_without_a_pair_of_atoms_have_no_bonds_to_learn(
+    charges: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "one.smi").write_text("C\nN\n")
+    assert main(["pretrain", "--data=one.smi", f"--charges={charges}", "--output_dir=run", "--pretrain.max_steps=1"]) == 2
+    told = "data: no molecule to train on has two heavy atoms, expected at least one that has, or noise uniform or absorbing"
+    assert told in capsys.readouterr().err
+    assert not (folder / "run").exists()
+
+
+def test_conditions_are_read_as_json_and_else_as_yaml() -> None:
+    assert loaded_columns('{"MolLogP": 1e-3}') == {"MolLogP": 0.001}
+    assert loaded_columns("[{label: 3}]") == [{"label": 3}]

@@ -1,0 +1,170 @@
+"""What a user brings that would train wrongly or be lost is refused by name, before it costs anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from discrete_grpo import GRPOConfig, GRPOTrainer, Rollout, score_sites
+from discrete_grpo.core.drawing import PolicyError
+from discrete_grpo.recipes.loading import policy_object
+from discrete_grpo.training.config import PretrainConfig
+from discrete_grpo.training.pretrain import Pretrainer
+from tests import broken_policies as twins
+from tests.broken_scorers import FlatScores
+from tests.toys import tiny_policy
+
+SMALL: dict[str, Any] = {"num_generations": 4, "generation_batch_size": 8, "max_steps": 2}
+
+
+def short(samples: Sequence[str], **_: Any) -> list[float]:
+    return [-float(len(text)) for text in samples]
+
+
+def trainer(policy: Any, **options: Any) -> GRPOTrainer:
+    settings = {name: options.pop(name) for name in list(options) if name in GRPOConfig.__dataclass_fields__}
+    return GRPOTrainer(policy, short, GRPOConfig(**SMALL | settings), **options)
+
+
+class AllSteps(twins.Words):
+    """Gives tables of all steps, whichever are asked for."""
+
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Any:
+        return super().sites(rollout)
+
+
+class Detached(twins.Words):
+    """Tables without a gradient."""
+
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Any:
+        return [replace(part, log_probs=part.log_probs.detach()) for part in super().sites(rollout, steps)]
+
+
+class OneKind(twins.Words):
+    """Sites in place of a list of them."""
+
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Any:
+        return super().sites(rollout, steps)[0]
+
+    def sample(self, contexts: Any, *, generator: torch.Generator | None = None) -> Rollout:
+        drawn = super().sample(contexts, generator=generator)
+        return replace(drawn, logp=score_sites(self.sites(drawn)).logp.sum(-1))
+
+
+class Flat(twins.Words):
+    """Log-probs of whole trajectories in place of steps."""
+
+    def sample(self, contexts: Any, *, generator: torch.Generator | None = None) -> Rollout:
+        drawn = super().sample(contexts, generator=generator)
+        return replace(drawn, logp=drawn.logp.sum(1))
+
+
+@pytest.mark.parametrize("settings", [{}, {"timestep_chunk": 1}, {"timestep_fraction": 0.5}])
+def test_tables_of_steps_that_were_not_asked_for_are_refused(settings: dict[str, Any]) -> None:
+    """Else the loss would be of too many steps, and larger by as much."""
+    told = (
+        r"^policy: AllSteps.sites returned tables of \(1, \d\) trajectories and steps, expected \(1, \d\): of the steps asked for$"
+    )
+    with pytest.raises(ValueError, match=told):
+        trainer(AllSteps(), **settings).train()
+    assert len(trainer(twins.Words(), **settings).train()) == 2
+
+
+def test_scores_of_another_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^policy: FlatScores.score returned logp of shape \(1, 2\), expected \(1, 2, U\)"):
+        trainer(FlatScores(twins.Words())).train()
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "told"),
+    [
+        (Detached(), ValueError, r"^policy: the log-probs of Detached have no gradient, expected those of sites"),
+        (OneKind(), PolicyError, r"sites: a Sites, expected a list with one entry per kind of site"),
+        (Flat(), PolicyError, r"^policy Flat.sample: logp has shape \(8,\), expected \(8, S\) for 8 contexts and S steps$"),
+    ],
+)
+def test_what_a_policy_returns_is_told_by_name(policy: Any, error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        trainer(policy).train()
+
+
+def test_a_policy_without_weights_to_train_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^policy: it has no weights to train, expected at least one parameter"):
+        trainer(twins.Words().requires_grad_(False))
+
+
+def test_a_surrogate_without_a_finite_gradient_is_named_at_its_update() -> None:
+    def divided(logp: Tensor, ratio: Tensor, advantage: Tensor, **_: Any) -> Tensor:
+        return ratio * advantage + (ratio - 1).abs().sqrt()  # an infinite slope at a ratio of 1
+
+    told = r"^gradient norm is (nan|inf) at update 1; .*surrogate_func has such a gradient"
+    with pytest.raises(FloatingPointError, match=told):
+        trainer(twins.Words(), surrogate_func=divided).train()
+
+
+def test_the_letters_of_a_name_are_no_rewards() -> None:
+    with pytest.raises(ValueError, match=r"^reward_funcs: 'qed', expected a function reward\(samples, \*\*columns\) or several$"):
+        GRPOTrainer(twins.Words(), "qed", GRPOConfig(**SMALL))  # type: ignore[arg-type]
+
+
+def test_a_tracker_of_ones_own_that_fails_is_switched_off() -> None:
+    class Gone:
+        def start(self, step: int) -> None: ...
+
+        def log(self, step: int, metrics: Any) -> None:
+            raise ConnectionError("no host")
+
+        def log_samples(self, step: int, samples: Any, captions: Any) -> None: ...
+
+        def close(self) -> None: ...
+
+    with pytest.warns(RuntimeWarning, match="tracker Gone: switched off, the run goes on; ConnectionError: no host"):
+        assert len(trainer(twins.Words(), tracker=Gone()).train()) == 2
+
+
+# -- what a checkpoint could not make again
+
+
+class Misspelt(twins.Words):
+    def init_args(self) -> dict[str, Any]:
+        return {"lenght": self.length}
+
+
+def test_init_args_that_the_class_does_not_take_are_refused_before_a_run() -> None:
+    told = r"^policy: Misspelt.init_args gives lenght \(.*\), expected the arguments of Misspelt\(length, temperature, dropout, se"
+        r"^policy: Misspelt.init_args gives lenght \(.*\), expected the arguments of Misspelt\(length, temperature, dropout, seed\)"
+    )
+    with pytest.raises(TypeError, match=told):
+        policy_object(Misspelt())
+
+
+class Network(nn.Module):
+    def __init__(self, node_classes: int, edge_classes: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(node_classes, edge_classes))
+
+
+class Forgetful(Network):
+    def init_args(self) -> dict[str, Any]:
+        return {"node_classes": 3}
+
+
+@pytest.mark.parametrize(
+    ("network", "told"),
+    [
+        (Network(3, 2), r"^policy: Network: cannot be written to a checkpoint; give it init_args"),
+        (Forgetful(3, 2), r"^policy: Forgetful.init_args gives node_classes \(missing .* 'edge_classes'\), expected the arguments"),
+    ],
+)
+def test_a_network_that_cannot_be_saved_is_refused_before_pretraining(network: nn.Module, told: str, tmp_path: Path) -> None:
+    policy = tiny_policy()
+    policy.network = network
+    with pytest.raises(TypeError, match=told):
+        Pretrainer(policy, [0] * 4, PretrainConfig(), tmp_path)  # type: ignore[arg-type]
+    assert not any(tmp_path.iterdir())
