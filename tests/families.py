@@ -137,6 +137,9 @@ def _masked() -> MaskedTextPolicy:
 class Upper(nn.Module):
     """A decoder that is a module."""
 
+    def init_args(self) -> dict[str, Any]:
+        return {}
+
     def forward(self, texts: Sequence[str]) -> list[str]:
         return [text.upper() for text in texts]
 

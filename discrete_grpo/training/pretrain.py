@@ -171,10 +171,10 @@ class Pretrainer:
             self.recorder.restore(None)
 
     def _check_policy(self, policy: Any) -> None:
-        check_init_args("policy", policy)
         if self.processes.count > 1 and "share" not in inspect.signature(policy.likelihood_loss).parameters:
             told = f"policy: likelihood_loss of {type(policy).__name__} has no argument share"
             raise ValueError(f"{told}, expected one with several processes ({self.processes.count})")
+        check_init_args("policy", policy)
 
     def _tell(self, line: str) -> None:
         if self.processes.first:

@@ -77,7 +77,7 @@ def test_a_policy_with_scores_of_its_own() -> None:
     assert policy_scores(trainer.policy, chunks[0]).kl is None
     for options, said in (
         ({"entropy_coef": 0.1}, "entropy_coef: 0.1, expected 0"),
-        ({"use_adaptive_entropy": True}, "entropy_coef: 0.0, expected 0"),
+        ({"use_adaptive_entropy": True}, "use_adaptive_entropy: True, expected False"),
         ({"beta": 0.1, "kl_direction": "forward"}, "kl_direction: 'forward', expected reverse"),
     ):
         policy = EagerLikelihood(tiny_policy())
