@@ -35,6 +35,7 @@ def call(command: str, given: dict[str, Any]) -> None:
 def _sample(given: dict[str, Any]) -> None:
     from discrete_grpo.recipes.families import SamplerOptions
     from discrete_grpo.recipes.sample import sample_file, sample_lines
+    from discrete_grpo.runs.console import print_notes
 
     if names_class(given["checkpoint"]):
         append_working_folder()
@@ -49,6 +50,8 @@ def _sample(given: dict[str, Any]) -> None:
     if given["out"] is None:
         lines = sample_lines(given["checkpoint"], given["n"], columns=columns, options=options, **kept)
         print("".join(f"{line}\n" for line in lines), end="")
+        if left_out := given["n"] - len(lines):
+            print_notes([f"{left_out} of {given['n']} samples are invalid and are left out; with --out=FILE.csv each has a row"])
         return
     print(sample_file(given["checkpoint"], given["n"], given["out"], columns=columns, options=options, **kept))
 

@@ -39,7 +39,8 @@ def complete_reward(spec: Any) -> Any:
         path, given = _class_path(spec)
         kind = _load(path)
         if not isinstance(kind, type):
-            raise UsageError(f"class_path: {path!r} is no class; a function is named without class_path and init_args")
+            told = f"reward: {path} is a function, which takes no arguments here ({', '.join(given) or 'none are given'})"
+            raise UsageError(f"{told}, expected a class with them in its __init__, or the name of a function alone")
         _check_objects(path, kind)
         return {"class_path": path, "init_args": _completed(path, kind, given)}
     if not isinstance(spec, str) or not spec:

@@ -44,18 +44,7 @@ def read_columns(given: str | Sequence[Columns]) -> list[Columns]:
         found = list(given)
         source = "columns"
     else:
-        path = next((p for p in (Path(given), BUNDLED / given) if p.is_file()), None)
-        if path is None:
-            raise FileNotFoundError(
-                f'columns: {given!r} is no file of JSON lines, expected one, or a list such as [{{"label": 3}}]'
-            )
-        found, source = [], f"columns: {path}"
-        text = path.read_text(encoding="utf-8-sig").rstrip()
-        for number, line in enumerate(text.split("\n") if text else (), 1):
-            try:
-                found.append(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"columns: {path} line {number} is no JSON ({error})") from error
+        found, source = _lines_of(given)
     for condition in found:
         if not isinstance(condition, Mapping):
             raise ValueError(f"{source}: {condition!r}, expected a mapping of column names to values")
@@ -65,6 +54,22 @@ def read_columns(given: str | Sequence[Columns]) -> list[Columns]:
     if not found:
         raise ValueError(f"{source}: no conditions, expected at least one")
     return found
+
+
+def _lines_of(given: str) -> tuple[list[Any], str]:
+    """The values of a file of JSON lines, and what errors call it."""
+    path = next((p for p in (Path(given), BUNDLED / given) if p.is_file()), None)
+    if path is None:
+        raise FileNotFoundError(f'columns: {given!r} is no file of JSON lines, expected one, or a list such as [{{"label": 3}}]')
+    if path.name.removesuffix(".gz").endswith((".csv", ".tsv")):
+        raise ValueError(f'columns: {path} is a table, expected a file of JSON lines, such as {{"MolLogP": 2.5}} in each')
+    found, text = [], path.read_text(encoding="utf-8-sig").rstrip()
+    for number, line in enumerate(text.split("\n") if text else (), 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"columns: {path} line {number} is no JSON ({error})") from error
+    return found, f"columns: {path}"
 
 
 def column_names(policy: Any, conditions: Sequence[Columns] | None) -> Collection[str] | None:

@@ -82,6 +82,7 @@ def evaluate(
         raise ValueError("samples: an empty list, expected at least one sample")
     check_options(options, FileOptions)
     if isinstance(samples, str | Path):
+        _check_no_run("samples", samples)
         family = KINDS[kind]({}) if kind else _recognised(samples, options.get("max_bytes", MAX_BYTES))
     else:
         family = KINDS[kind or SUITES.get(suite or "") or kind_of_samples(samples)]({})
@@ -131,6 +132,12 @@ def _check_not_read(path: Path, file: str, options: FileOptions) -> None:
             raise ValueError(f"out: {str(path)!r} is read as {name}, expected another name")
 
 
+def _check_no_run(argument: str, path: str | Path) -> None:
+    """Raise ``ValueError`` for a run folder, which would be read as a folder of graphs."""
+    if (Path(path) / "run.json").is_file():
+        raise ValueError(f"{argument}: {path} is a run folder, expected a file of samples, such as samples.csv.gz in it")
+
+
 def evaluate_file(
     file: str, options: FileOptions | None = None, *, out: str | None = None, kind: str | None = None
 ) -> dict[str, float]:
@@ -151,6 +158,7 @@ def evaluate_file(
     path = None if out is None else output_path(out)
     if path is not None:
         _check_not_read(path, file, options)
+    _check_no_run("file", file)
     kind = kind or ("molecules" if options.smiles_column is not None else None)
     family = KINDS[kind]({}) if kind else _recognised(file, options.max_bytes)
     _check_options(family, options)

@@ -54,3 +54,38 @@ def test_molecules_without_a_pair_of_atoms_have_no_bonds_to_learn(
 def test_conditions_are_read_as_json_and_else_as_yaml() -> None:
     assert loaded_columns('{"MolLogP": 1e-3}') == {"MolLogP": 0.001}
     assert loaded_columns("[{label: 3}]") == [{"label": 3}]
+
+
+def test_samples_that_are_left_out_of_the_lines_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "salt.smi").write_text("CCO\nCCN\n")
+    assert main(["pretrain", *SMALL, "--data=salt.smi", "--output_dir=run"]) == 0
+    capsys.readouterr()
+    assert main(["sample", "run", "-n", "40"]) == 0
+    found = capsys.readouterr()
+    lines = found.out.splitlines()
+    assert 0 < len(lines) < 40
+    assert f"{40 - len(lines)} of 40 samples are invalid and are left out; with --out=FILE.csv" in " ".join(found.err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["sample", "digits", "-n", "2", "--columns=table.csv"], "columns: table.csv is a table, expected a file of JSON lines"),
+        (["evaluate", "runs/one"], "file: runs/one is a run folder, expected a file of samples, such as samples.csv.gz in it"),
+        (
+            ["train", "--policy=smiles-zinc", "--reward=my_score.length", "--reward.target=3", "--output_dir=run"],
+            "reward: my_score.length is a function, which takes no arguments here (target), expected a class with them",
+        ),
+    ],
+)
+def test_what_was_meant_otherwise_is_told(
+    arguments: list[str], told: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "table.csv").write_text("label\n3\n")
+    (folder / "my_score.py").write_text("def length(samples, **columns):\n    return [1.0] * len(samples)\n")
+    (folder / "runs" / "one").mkdir(parents=True)
+    (folder / "runs" / "one" / "run.json").write_text("{}")
+    assert main(arguments) == 2
+    assert told in " ".join(capsys.readouterr().err.split())
+    assert not (folder / "run").exists()
