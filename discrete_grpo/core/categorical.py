@@ -273,10 +273,7 @@ def score_sites(
 
     Raises:
         ValueError: if the reference has another number of kinds or other shapes than the policy.
-        TypeError: if ``sites`` is no list of them.
     """
-    if not isinstance(sites, Sequence):
-        raise TypeError(f"sites: a {type(sites).__name__}, expected a list with one entry per kind of site")
     if reference is not None:
         shapes, other = [s.shape for s in sites], [s.shape for s in reference]
         if shapes != other:

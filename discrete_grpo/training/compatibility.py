@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -28,7 +27,6 @@ __all__ = [
     "check_scorer",
     "check_tables",
     "exact_forward",
-    "with_gradient",
 ]
 
 ADVANTAGE_FIELDS = ("scale_rewards", "baseline", "advantage_clip")
@@ -101,9 +99,8 @@ def check_scorer(policy: Policy, config: GRPOConfig) -> None:
         raise ValueError(f"kl_direction: 'forward', expected reverse, or an estimate {said} without a gradient of kl_forward")
 
 
-@torch.no_grad()
 def check_tables(policy: Policy, rollout: Rollout, steps: Int[Tensor, "batch step"]) -> None:
-    """Check that the tables of the first trajectory at its first steps are log-probabilities, and of these steps alone.
+    """Check that the tables of the first trajectory at its first steps are log-probabilities with a gradient, of these steps alone.
 
     Policies that compute their own scores have no tables. :func:`discrete_grpo.testing.check_policy` measures much more.
 
@@ -115,19 +112,34 @@ def check_tables(policy: Policy, rollout: Rollout, steps: Int[Tensor, "batch ste
     first = torch.zeros(1, dtype=torch.long)
     one = replace(rollout.index(place(first, steps.device), first), largest=rollout.largest)
     few = steps[:1, : max(1, min(FIRST_STEPS, rollout.num_steps - 1))]  # fewer than all, which shows who leaves them unread
-    name, wanted = type(policy).__name__, (1, few.shape[1])
+    name = type(policy).__name__
     if is_scorer(policy):
-        shape = tuple(policy.score(one, few).logp.shape)
-        if len(shape) != 3 or shape[:2] != wanted:
-            told = f"policy: {name}.score returned logp of shape {shape}"
+        with torch.enable_grad():
+            logp = policy.score(one, few).logp
+        if logp.ndim != 3 or logp.shape[:2] != few.shape:
+            told = f"policy: {name}.score returned logp of shape {tuple(logp.shape)}"
             raise ValueError(f"{told}, expected (1, {few.shape[1]}, U): of the steps asked for")
+        _check_gradient(logp, f"{name}.score")
         return
-    found_sites = policy.sites(one, few)
-    for part in found_sites:
-        if (shape := tuple(part.shape[:2])) != wanted:
-            told = f"policy: {name}.sites returned tables of {shape} trajectories and steps"
-            raise ValueError(f"{told}, expected {wanted}: of the steps asked for")
-    parts = [part for part in found_sites if isinstance(part, Sites)]
+    with torch.enable_grad():
+        sites = policy.sites(one, few)
+    for part in sites:
+        if part.shape[:2] != few.shape:
+            told = f"policy: {name}.sites returned tables of {tuple(part.shape[:2])} trajectories and steps"
+            raise ValueError(f"{told}, expected {tuple(few.shape)}: of the steps asked for")
+    tables = [part.log_probs for part in sites if isinstance(part, Sites)]
+    if tables and len(tables) == len(sites) and not any(table.requires_grad for table in tables):
+        _check_gradient(tables[0], f"{name}.sites")
+    _check_sums([part for part in sites if isinstance(part, Sites)], name)
+
+
+def _check_gradient(logp: Tensor, name: str) -> None:
+    if not logp.requires_grad:
+        raise ValueError(f"policy: the log-probs of {name} have no gradient, expected them to depend on weights that are trained")
+
+
+@torch.no_grad()
+def _check_sums(parts: Sequence[Sites], name: str) -> None:
     totals = [part.log_probs.float().logsumexp(-1).exp().where(part.mask, 1.0).flatten() for part in parts]
     if not any(total.numel() for total in totals):
         return
@@ -138,27 +150,6 @@ def check_tables(policy: Policy, rollout: Rollout, steps: Int[Tensor, "batch ste
             f"policy: a table of {name}.sites has probabilities with the sum {worst:.4g}, "
             "expected 1: log_probs are normalised (log_softmax over the last dimension)"
         )
-
-
-def check_norm(norm: float, step: int, surrogate_func: SurrogateFunc | None) -> None:
-    """Raise ``FloatingPointError`` for a gradient norm at update ``step``, from 0, that is not finite."""
-    if not math.isfinite(norm):
-        advice = "lower learning_rate or raise beta"
-        if surrogate_func is not None:
-            advice += ", or see whether surrogate_func has such a gradient, as where it divides by 0"
-        raise FloatingPointError(f"gradient norm is {norm} at update {step + 1}; {advice}")
-
-
-def with_gradient(loss: Tensor, policy: Policy) -> Tensor:
-    """The loss, unless it has no gradient.
-
-    Raises:
-        ValueError: naming the policy.
-    """
-    if not loss.requires_grad:
-        told = f"policy: the log-probs of {type(policy).__name__} have no gradient"
-        raise ValueError(f"{told}, expected those of sites (or score) to depend on weights that are trained")
-    return loss
 
 
 def exact_forward(config: GRPOConfig) -> bool:

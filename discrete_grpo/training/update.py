@@ -20,7 +20,7 @@ from discrete_grpo.core.loss import Loss, grpo_loss, log_ratio, off_policy_rows
 from discrete_grpo.core.own_surrogate import SurrogateFunc
 from discrete_grpo.core.precision import widen, widest
 from discrete_grpo.core.rollout import Policy, Rollout, Scorer, as_module, is_scorer
-from discrete_grpo.training.compatibility import check_norm, check_tables, exact_forward, with_gradient
+from discrete_grpo.training.compatibility import check_tables, exact_forward
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.minibatches import MicroBatch, passes
 from discrete_grpo.training.optim import GradientSum, learning_rate, mix_reference, update_average
@@ -359,7 +359,8 @@ class Learner:
         loss = float(sums.pop("loss", torch.zeros(())))
         most = c.max_grad_norm if c.max_grad_norm is not None else math.inf
         norm = float(nn.utils.clip_grad_norm_(self.state.parameters, most))
-        check_norm(norm, step, self.surrogate_func)
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"gradient norm is {norm} at update {step}; lower learning_rate or raise beta")
         optimizer.step()
         self._follow(step, plan.mean_entropy)
         line = {"loss": loss, "grad_norm": norm, "learning_rate": rate} | update_metrics(sums)
@@ -382,7 +383,7 @@ class Learner:
                 with self.precision():
                     terms = loss_terms(self.policy, micro, reference, self.config, old_logp=old_logp, bonus=bonus)
                 part = micro_batch_loss(terms, micro, old_logp, plan, self.config, self.surrogate_func)
-                self.backward(with_gradient(part.loss, self.policy))
+                self.backward(part.loss)
                 found.append({**part.sums, "loss": part.loss.detach()})
             gradient.add()
         return _total(found)
