@@ -59,10 +59,10 @@ class Regeneration:
             not draw (:class:`~discrete_grpo.core.rollout.Replayable`).
         time: time to which a parent is noised, 0 (data) < t < 1 (noise), rounded to the grid of the sampler.
         population: number of the best that can be parents, at least 1; None takes all that the memory holds.
-        memory: where parents are drawn from in place of the memory that :meth:`propose` is given, such as ``drawable`` of
-            :class:`~discrete_grpo.training.rounds.Rounds`.
         rank_coefficient: k of :func:`~discrete_grpo.training.memory.rank_weights` for the parents.
         name: of the source in the ledger.
+        memory: where parents are drawn from in place of the memory that :meth:`propose` is given, such as ``drawable`` of
+            :class:`~discrete_grpo.training.rounds.Rounds`.
 
     Raises:
         ValueError: for a policy that cannot start from finished samples, or a number out of its range.
@@ -73,9 +73,9 @@ class Regeneration:
     policy: Policy
     time: float = 0.3
     population: int | None = None
-    memory: ScoredMemory | None = None
     rank_coefficient: float = 0.01
     name: str = "regeneration"
+    memory: ScoredMemory | None = None
 
     def __post_init__(self) -> None:
         if not (is_refinable(self.policy) and is_replayable(self.policy)):

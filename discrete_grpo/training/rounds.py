@@ -46,14 +46,14 @@ class Rounds:
         memory: where scored samples are kept; what it holds already, such as a warm start, takes part from the first round,
             in the screen too.
         known: scored samples for which the memory has no room; they are not proposed again, and the screen sees them.
-        drawable: memory of the scored samples that the policy can draw, from which its updates and ``contexts`` take, so that what
-            proposers add beyond the policy's reach does not leave them without samples; empty at first. None: they take from
-            ``memory``, and leave out what the policy cannot draw.
         proposers: whoever makes samples besides the policy.
         screen: model that chooses among the candidates; None scores all of them.
         rewrite: another text of the same sample for a pass, such as a SMILES in random order; None learns from the sample as it is.
         contexts: what the policy is asked for in its draws: maps a memory, a number of draws and a generator to as many contexts,
             such as :class:`~discrete_grpo.training.remembered_sizes.RememberedSizes`; None asks for nothing.
+        drawable: memory of the scored samples that the policy can draw, from which its updates and ``contexts`` take, so that what
+            proposers add beyond the policy's reach does not leave them without samples; empty at first. None: they take from
+            ``memory``, and leave out what the policy cannot draw.
         generator: of all draws, on the policy's device.
 
     Raises:
@@ -68,11 +68,11 @@ class Rounds:
     config: RoundsConfig = field(default_factory=RoundsConfig)
     memory: ScoredMemory = field(default_factory=ScoredMemory)
     known: Sequence[Remembered] = ()
-    drawable: ScoredMemory | None = None
     proposers: Sequence[Proposer] = ()
     screen: Screen | None = None
     rewrite: Callable[[Any, torch.Generator], Any] | None = None
     contexts: Callable[[ScoredMemory, int, torch.Generator], Sequence[Context]] | None = None
+    drawable: ScoredMemory | None = None
     generator: torch.Generator = field(default_factory=torch.Generator)
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class Rounds:
         scored = [*self.memory.kept, *self.known]
         for entry in scored:
             self.everything.add([(entry.key, entry.sample, entry.score)], entry.source)
-        self._remember_drawable(scored)
+        self.remember_drawable(scored)
         if self.screen is not None and scored:
             scores = torch.tensor([entry.score for entry in scored], dtype=torch.float64)
             self.screen.observe([entry.sample for entry in scored], scores)
@@ -191,11 +191,12 @@ class Rounds:
         """Put samples of known score into memory and screen."""
         for entry in entries:
             self.memory.add([(entry.key, entry.sample, entry.score)], entry.source)
-        self._remember_drawable(entries)
+        self.remember_drawable(entries)
         if self.screen is not None and entries:
             self.screen.observe([entry.sample for entry in entries], torch.tensor([entry.score for entry in entries]))
 
-    def _remember_drawable(self, entries: Sequence[Remembered]) -> None:
+    def remember_drawable(self, entries: Sequence[Remembered]) -> None:
+        """Put those that the policy can draw into the memory of these, if there is one."""
         if self.drawable is None:
             return
         known = cast(Replayable, self.policy)
@@ -306,7 +307,7 @@ class Rounds:
             self.entry_of[key] = Remembered(key, sample, score, source)
             self.met.add(key)
         found = [Remembered(key, sample, score, source) for (key, sample, source), score in pairs]
-        self._remember_drawable(found)
+        self.remember_drawable(found)
         return found
 
     # -- learning

@@ -105,6 +105,8 @@ def restore_rounds(loop: Rounds, state: Mapping[str, Any]) -> None:
     loop.memory.replace([loop.entry_of[key] for key in state["memory"]])
     if loop.drawable is not None:
         loop.drawable.replace([loop.entry_of[key] for key in state.get("drawable") or ()])
+        if state.get("drawable") is None:  # a checkpoint of an earlier version
+            loop.remember_drawable(loop.memory.kept)
     loop.met = set(state["met"])
     loop.unknown = dict.fromkeys(state.get("unknown", ()))  # checkpoints of earlier versions have none
     loop.ref_logp = dict(state["ref_logp"])

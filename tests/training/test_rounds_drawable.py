@@ -117,6 +117,17 @@ def test_a_loop_goes_on_to_the_same_bits(stop_at: int) -> None:
     assert other.drawable.kept == whole.drawable.kept
 
 
+def test_a_checkpoint_of_an_earlier_version_fills_it_from_the_memory() -> None:
+    loop, other = made(ScoredMemory(size=6)), made(ScoredMemory(size=6))
+    loop.round()
+    state = saved(loop)["rounds"]
+    del state["drawable"]
+    state["memory"] = [entry.key for entry in loop.everything.kept]
+    other.load_state_dict(state)
+    assert other.drawable is not None
+    assert other.drawable.kept == [entry for entry in loop.everything.kept if len(entry.sample) <= 5][:6]
+
+
 def test_a_policy_that_knows_no_samples_but_its_own_is_refused() -> None:
     class Draws(torch.nn.Linear):
         sample = sites = None
