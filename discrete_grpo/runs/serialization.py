@@ -18,7 +18,17 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.checks import signature_of
 
-__all__ = ["TRUSTED", "CheckpointError", "build", "check_init_args", "current_path", "describe", "describe_types", "restore_types"]
+__all__ = [
+    "TRUSTED",
+    "CheckpointError",
+    "build",
+    "check_init_args",
+    "check_savable",
+    "current_path",
+    "describe",
+    "describe_types",
+    "restore_types",
+]
 
 TRUSTED = ("discrete_grpo",)
 OLD_MODULES = {
@@ -72,27 +82,31 @@ def describe(obj: Any) -> Any:
     return {"class_path": f"{type(obj).__module__}.{type(obj).__qualname__}", "init_args": describe(args)}
 
 
-def check_init_args(argument: str, obj: Any) -> None:
+def check_savable(argument: str, obj: Any) -> None:
     """Check that an object, and those that it is made of, can be written to a checkpoint and made again from it.
+
+    Raises:
+        TypeError: naming the argument and the class.
+    """
+    try:
+        describe(obj)
+    except TypeError as error:
+        raise TypeError(f"{argument}: {error}") from error
+    check_init_args(argument, obj)
+
+
+def check_init_args(argument: str, obj: Any) -> None:
+    """Check that classes take what ``init_args`` of an object, and of those in it, gives.
 
     Raises:
         TypeError: naming the argument, the class, what its ``init_args`` gives and what its arguments are.
     """
-    try:
-        described = describe(obj)
-    except TypeError as error:
-        raise TypeError(f"{argument}: {error}") from error
-    _check_args(argument, obj, described)
-
-
-def _check_args(argument: str, obj: Any, described: Any) -> None:
-    """Go through an object and what :func:`describe` said of it side by side."""
     if isinstance(obj, Mapping):
-        for key, value in obj.items():
-            _check_args(argument, value, described.get(str(key)) if isinstance(described, Mapping) else None)
+        for value in obj.values():
+            check_init_args(argument, value)
     elif isinstance(obj, Sequence) and not isinstance(obj, str):
-        for value, one in zip(obj, described, strict=False):
-            _check_args(argument, value, one)
+        for value in obj:
+            check_init_args(argument, value)
     elif hasattr(obj, "init_args") and not isinstance(obj, type):
         name, given, signature = type(obj).__name__, obj.init_args(), signature_of(type(obj))
         if not isinstance(given, Mapping):
@@ -105,7 +119,7 @@ def _check_args(argument: str, obj: Any, described: Any) -> None:
             told = f"{argument}: {name}.init_args gives {', '.join(given) or 'nothing'} ({error})"
             wanted = f"{name}({', '.join(signature.parameters)})"
             raise TypeError(f"{told}, expected the arguments of {wanted}, from which checkpoints are loaded") from error
-        _check_args(argument, given, described["init_args"])
+        check_init_args(argument, given)
 
 
 def _with_keys(value: Any) -> Any:

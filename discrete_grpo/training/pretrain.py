@@ -30,7 +30,7 @@ from discrete_grpo.core.seeding import seeded
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, load_weights, save
 from discrete_grpo.runs.console import progress
 from discrete_grpo.runs.recorder import Recorder
-from discrete_grpo.runs.serialization import check_init_args
+from discrete_grpo.runs.serialization import check_savable
 from discrete_grpo.training.bf16 import decide_and_tell
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.data_on_device import data_on_device
@@ -174,7 +174,7 @@ class Pretrainer:
         if self.processes.count > 1 and "share" not in inspect.signature(policy.likelihood_loss).parameters:
             told = f"policy: likelihood_loss of {type(policy).__name__} has no argument share"
             raise ValueError(f"{told}, expected one with several processes ({self.processes.count})")
-        check_init_args("policy", policy)
+        check_savable("policy", policy)
 
     def _tell(self, line: str) -> None:
         if self.processes.first:
