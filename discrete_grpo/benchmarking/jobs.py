@@ -127,7 +127,8 @@ def run_job(job: Job) -> dict[str, Any]:
         raise
     except (Exception, SystemExit) as error:
         said = " ".join(str(error).split())
-        write_failure(job, f"{type(error).__name__}: {said}{error_place(error)}", traceback.format_exc())
+        place = error_place(error) if isinstance(error, Exception) else ""
+        write_failure(job, f"{type(error).__name__}: {said}{place}", traceback.format_exc())
         raise
     return row
 

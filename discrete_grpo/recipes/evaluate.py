@@ -78,8 +78,6 @@ def evaluate(
         raise ValueError(f"samples: {samples!r}, expected a list of samples or the name of a file")
     if not isinstance(samples, str | Path | Sequence):
         samples = list(samples)
-    if not isinstance(samples, str | Path) and not samples:
-        raise ValueError("samples: an empty list, expected at least one sample")
     check_options(options, FileOptions)
     if isinstance(samples, str | Path):
         _check_no_run("samples", samples)
@@ -88,6 +86,8 @@ def evaluate(
         family = KINDS[kind or SUITES.get(suite or "") or kind_of_samples(samples)]({})
     told = {name: "a list" for name in REFERENCES if not isinstance(options.get(name), str | Path | None)}
     _check_options(family, FileOptions(suite=suite, **{**options, **told}))
+    if not isinstance(samples, str | Path) and not samples:
+        raise ValueError("samples: an empty list, expected at least one sample")
     with TemporaryDirectory() as folder, _named_as_list(folder):
         files = {name: _file(family, name, options, folder) for name in REFERENCES if name in options}
         given = FileOptions(suite=suite, **{**options, **files})

@@ -85,7 +85,9 @@ def test_seeds_are_a_list_of_whole_numbers(seeds: Any, tmp_path: Path) -> None:
 def test_rows_files_and_more_rows_in_the_same_folder(tmp_path: Path) -> None:
     first = benchmark([CARBONS], methods=[WALK, CRASH], output_dir=tmp_path, command="the command", **ASKED)
     assert [(row["task"], row["method"], row["seed"]) for row in first.rows] == [("carbons", "walk", 0)]
-    assert [(row["method"], row["error"]) for row in first.failed] == [("crash", "KeyError: 'a bug in a method'")]
+    assert [(row["method"], row["error"]) for row in first.failed] == [
+        ("crash", "KeyError: 'a bug in a method' (parts.py, line 61)")
+    ]
     made = tmp_path / "jobs" / "own" / "carbons" / "walk" / "0" / "row.json"
     before = made.read_bytes()
     plan = json.loads((tmp_path / "benchmark.json").read_text())
@@ -98,7 +100,7 @@ def test_rows_files_and_more_rows_in_the_same_folder(tmp_path: Path) -> None:
     assert (table.tasks, table.methods, table.seeds) == (("carbons", "oxygens"), ("walk", "crash"), (0, 1))
     assert {name: told["seeds"] for name, told in more.about["methods"].items()} == {"walk": [0, 1], "crash": [0]}
     assert "<td>missing" not in (tmp_path / "results.html").read_text()
-    assert table.cells["carbons", "crash"].failures == ("seed 0: KeyError: 'a bug in a method'",)
+    assert table.cells["carbons", "crash"].failures == ("seed 0: KeyError: 'a bug in a method' (parts.py, line 61)",)
     content = json.loads((tmp_path / "results.json").read_text())
     assert len(content["rows"]) == 4
     assert content["rows"][0]["auc_top10"] == more.rows[0]["auc_top10"]
@@ -290,8 +292,8 @@ def test_hanging_and_crashing_methods_lose_only_their_own_rows(tmp_path: Path) -
     found = benchmark([CARBONS], methods=[HANG, CRASH, WALK], jobs=2, job_timeout=12.0, output_dir=tmp_path, **ASKED)
     assert [row["method"] for row in found.rows] == ["walk"]
     reasons = {row["method"]: row["error"] for row in found.failed}
-    assert reasons["crash"] == "KeyError: 'a bug in a method'"
-    assert "longer than the time limit" in reasons["hang"]
+    assert reasons["crash"] == "KeyError: 'a bug in a method' (parts.py, line 61)"
+    assert "longer than the time limit of 12 s (job_timeout)" in reasons["hang"]
 
 
 @pytest.mark.slow

@@ -183,7 +183,10 @@ def test_a_mistyped_module_is_answered_with_the_folder_and_a_near_name(told: Cal
     ("options", "said"),
     [
         (["--reward=Substructure", "--reward.smart=CO"], "'smart' is none of its arguments; did you mean 'smarts'?"),
-        (["--reward={class_path: qed, init_args: {a: 1}}"], "class_path: 'discrete_grpo.rewards.molecules.qed' is no class"),
+        (
+            ["--reward={class_path: qed, init_args: {a: 1}}"],
+            "reward: discrete_grpo.rewards.molecules.qed is a function, which takes no arguments here (a)",
+        ),
         (["--reward={class_path: Target, init_args: {property: nowhere.f, value: 1, scale: 1}}"], "No module named 'nowhere'"),
         (["--reward={class_path: Target, init_args: {property: qed, value: 1, scale: -1}}"], "reward: scale: -1.0, expected"),
         (

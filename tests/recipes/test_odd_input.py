@@ -185,7 +185,7 @@ NOTHING: Any = None
             lambda: dg.GRPOTrainer(dg.load_policy("qm9-small"), qed, STEPS),
             "config: {'num_steps': 3}, expected a GRPOConfig",
         ),
-        (lambda: dg.GRPOTrainer(dg.load_policy("qm9-small"), NAME), "reward_funcs: 'q', expected a function"),
+        (lambda: dg.GRPOTrainer(dg.load_policy("qm9-small"), NAME), "reward_funcs: 'qed', expected a function"),
         (
             lambda: dg.optimise("smiles-zinc", qed, output_dir="x", settings=TASKS),
             "expected a mapping of names to values",

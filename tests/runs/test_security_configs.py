@@ -64,5 +64,5 @@ def test_a_config_that_calls_a_function_is_refused(tmp_path: Path, capsys: pytes
     for path, argument in (("os.system", "command"), ("subprocess.getoutput", "cmd")):
         config.write_text(f"reward:\n  class_path: {path}\n  init_args:\n    {argument}: touch {canary}\n")
         assert main(["train", f"--config={config}", f"--output_dir={tmp_path / 'run'}"]) == 2
-        assert f"class_path: '{path}' is no class" in capsys.readouterr().err
+        assert f"reward: {path} is a function, which takes no arguments here" in capsys.readouterr().err
         assert not canary.exists()
