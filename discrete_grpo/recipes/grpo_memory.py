@@ -84,7 +84,7 @@ def changes_of_method(settings: Mapping[str, Any] | None, known: Mapping[str, An
 
     >>> changes_of_method({"draws": 1e2, "objective.epsilon": 0.1})
     {'draws': 100, 'objective': {'epsilon': 0.1}}
-    >>> changes_of_method({"objective": {"new_share": "0.5"}, "objective.epsilon": 1e-1})  # a text, after another setting
+    >>> changes_of_method({"objective": {"new_share": "5e-1"}, "objective.epsilon": 0.1})
     {'objective': {'new_share': 0.5, 'epsilon': 0.1}}
     """
     found: dict[str, Any] = {}
@@ -92,20 +92,18 @@ def changes_of_method(settings: Mapping[str, Any] | None, known: Mapping[str, An
         group, _, field_name = name.partition(".")
         fields = {field_name: value} if group == "objective" and field_name else value
         if group == "objective" and isinstance(fields, Mapping):
-            found[group] = {**found.get(group, {}), **{key: _of_text(field) for key, field in fields.items()}}
+            found[group] = {**found.get(group, {}), **{key: _number_of_text(field) for key, field in fields.items()}}
         else:
             found[name] = value
     return whole_numbers(found, known)
 
 
-def _of_text(value: Any) -> Any:
-    """The number, truth value or none that a text of a command line stands for; others as they are."""
-    if not isinstance(value, str):
-        return value
+def _number_of_text(value: Any) -> Any:
+    """The number that a text such as 1e-3 stands for, which YAML takes for a text; others as they are."""
     try:
-        return float(value)
+        return float(value) if isinstance(value, str) else value
     except ValueError:
-        return {"null": None, "true": True, "false": False}.get(value.strip().lower(), value)
+        return value
 
 
 def parts_of_method(

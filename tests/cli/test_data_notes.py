@@ -1,13 +1,15 @@
-"""What a command says of the molecules that it was given, and of conditions in JSON."""
+"""Commands say what they leave out of the data and of the samples, and what was probably meant by a wrong argument."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from discrete_grpo.cli import main
-from discrete_grpo.cli.parser import loaded_columns
+from discrete_grpo.cli.parser import loaded_columns, parse
+from discrete_grpo.recipes.grpo_memory import changes_of_method
 
 SMALL = ["--num_steps=3", "--evaluation_samples=0", "--pretrain.max_steps=1", "--pretrain.batch_size=4", "--network.layers=1"]
 
@@ -89,3 +91,25 @@ def test_what_was_meant_otherwise_is_told(
     assert main(arguments) == 2
     assert told in " ".join(capsys.readouterr().err.split())
     assert not (folder / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        (["num_steps=3", "objective.epsilon=0.1"], {"num_steps": 3, "objective": {"epsilon": 0.1}}),
+        (["objective.epsilon=0.1", "num_steps=3"], {"num_steps": 3, "objective": {"epsilon": 0.1}}),
+        (
+            ["draws=60", "objective.new_share=null", "objective.temperature=0.01", "objective.epsilon=1e-1"],
+            {"draws": 60, "objective": {"new_share": None, "temperature": 0.01, "epsilon": 0.1}},
+        ),
+    ],
+)
+def test_settings_within_settings_may_be_given_in_any_order(arguments: list[str], settings: dict[str, Any]) -> None:
+    recipe, _ = parse("optimise", ["--policy=qm9-small", *(f"--settings.{given}" for given in arguments)])
+    assert changes_of_method(recipe.settings) == settings
+
+
+def test_settings_within_settings_of_a_file_stand_beside_those_of_the_command_line() -> None:
+    given = "--config={settings: {draws: 60, objective: {temperature: 0.02, epsilon: 0.1}}}"
+    recipe, _ = parse("optimise", [given, "--settings.objective.epsilon=0.3"])
+    assert changes_of_method(recipe.settings) == {"draws": 60, "objective": {"temperature": 0.02, "epsilon": 0.3}}

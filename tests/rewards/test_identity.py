@@ -28,9 +28,8 @@ from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
 from discrete_grpo.rewards.cache import ScoreCache
 from discrete_grpo.rewards.external import ExternalReward
-from discrete_grpo.rewards.identity import Unidentified, code_identity, identify, reward_identity
+from discrete_grpo.rewards.identity import Unidentified, identify, reward_identity
 from discrete_grpo.rewards.ledger import Ledger
-from discrete_grpo.rewards.sources import imported_inside
 from discrete_grpo.runs.checkpoint import save
 from discrete_grpo.runs.recorder import read_samples
 from tests import identity_cases
@@ -411,75 +410,3 @@ def test_signs_of_smiles_name_no_folder(tmp_path: Path, monkeypatch: pytest.Monk
         (folder / str(10)).write_text("2")  # under a name that this file does not hold: it would count as its source
     after = [reward_identity(reward) for reward in (*signs, named, one_part)]
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, False, True]
-
-
-def test_the_identity_of_code_leaves_out_what_stands_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    texts = ["def score(samples):\n    open('calls.log')\n    return [0.5 for s in samples]\n"]
-    texts += [texts[0] + "RESUME = True\n", texts[0].replace("0.5", "0.6")]
-    found = []
-    monkeypatch.chdir(tmp_path)
-    for k, text in enumerate(texts):
-        (tmp_path / "calls.log").write_text(f"{k}")
-        (tmp_path / "beside_it.py").write_text(text)
-        sys.modules.pop("beside_it", None)
-        importlib.invalidate_caches()
-        monkeypatch.setattr(sys, "dont_write_bytecode", True)
-        found.append(code_identity(importlib.import_module("beside_it").score))
-    sys.modules.pop("beside_it", None)
-    assert found[0] == found[1] != found[2]
-    assert None not in found
-
-
-@pytest.mark.parametrize(
-    ("line", "package"),
-    [
-        ("from helper_inside import value", ""),
-        ("import helper_inside as h; value = h.value", ""),
-        ("from .helper_inside import value", "package_inside"),
-        ("from . import helper_inside as h; value = h.value", "package_inside"),
-    ],
-)
-@pytest.mark.parametrize("nested", [False, True])
-def test_the_identity_of_code_has_the_modules_that_a_function_imports_when_it_is_called(
-    line: str, package: str, nested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also those that these import. Python has not loaded them yet, so that only their files can tell."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    folder = tmp_path / package
-    folder.mkdir(exist_ok=True)
-    name = f"{package}.task_inside".removeprefix(".")
-    below = (
-        "    def inner():\n        {line}\n        return value\n    return inner()\n"
-        if nested
-        else "    {line}\n    return value\n"
-    )
-    (folder / "__init__.py").write_text("")
-    (folder / "task_inside.py").write_text("def score(mol):\n" + below.format(line=line))
-    further = "from .further_inside import value\n" if package else "from further_inside import value\n"
-    found = []
-    for helper, other in (
-        (further, "value = 1\n"),
-        (further, "value = 1  # as before\n"),
-        (further, "value = 2\n"),
-        ("value = 2\n", ""),
-    ):
-        (folder / "helper_inside.py").write_text(helper)
-        (folder / "further_inside.py").write_text(other)
-        importlib.invalidate_caches()
-        for known in [known for known in sys.modules if known.partition(".")[0] in ("package_inside", "task_inside")]:
-            monkeypatch.delitem(sys.modules, known)
-        found.append(code_identity(importlib.import_module(name).score))
-    assert None not in found
-    assert len(set(found)) == 4
-
-
-def test_the_identity_of_code_leaves_out_this_package_where_a_function_imports_it() -> None:
-    def with_import(mol: Any) -> Any:
-        from discrete_grpo.rewards.molecules import qed
-
-        return qed([mol])
-
-    assert list(imported_inside(with_import.__code__, "")) == []
-    assert code_identity(with_import) is not None

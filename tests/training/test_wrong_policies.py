@@ -1,4 +1,4 @@
-"""What a user brings that would train wrongly or be lost is refused by name, before it costs anything."""
+"""Wrong policies, networks, rewards and trackers of a user are refused by name before the first update, or switched off."""
 
 from __future__ import annotations
 
