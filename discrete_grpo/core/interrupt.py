@@ -26,16 +26,37 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.asked = False
+        self.cuts = False
 
     def __bool__(self) -> bool:
         return self.asked
+
+    @contextmanager
+    def cutting(self) -> Iterator[None]:
+        """Within the block, whose work can be done again, a request to stop ends the work at once; so does one made before it.
+
+        Raises:
+            Interrupted: if a stop was requested, even where code of the block has caught the ``KeyboardInterrupt`` that ends it.
+        """
+        self.cuts = True
+        try:
+            if not self.asked:
+                yield
+        except KeyboardInterrupt:
+            if not self.asked:
+                raise
+        finally:
+            self.cuts = False
+        if self.asked:
+            raise Interrupted("stopped")
 
 
 @contextmanager
 def interruptible(told: bytes = STOPPING) -> Iterator[Interrupt]:
     """Within the block, the first Ctrl-C or SIGTERM only sets the flag and says so; a second Ctrl-C raises as usual.
 
-    Outside the main thread, where Python allows no handlers, the flag simply stays unset.
+    Within :meth:`Interrupt.cutting` the first one also ends the work at once. Outside the main thread, where Python allows no
+    handlers, the flag simply stays unset.
 
     Args:
         told: line that the first Ctrl-C writes to standard error, in the first process.
@@ -52,6 +73,8 @@ def interruptible(told: bytes = STOPPING) -> Iterator[Interrupt]:
         if number == signal.SIGINT and is_first():
             with suppress(OSError):  # written at once: a stream may be in use where the signal came
                 os.write(2, told)
+        if flag.cuts:
+            raise KeyboardInterrupt
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

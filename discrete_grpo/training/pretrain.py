@@ -108,7 +108,8 @@ class Pretrainer:
         run: folder for ``metrics.jsonl``, checkpoints and the exported ``policy/``.
         metadata: JSON values kept with every checkpoint, to which today's ``date`` is added.
         resume: whether to continue from the newest checkpoint of ``run``, or from the start if it was killed before the first.
-        evaluate: computes metrics of the policy with averaged weights, which are logged at every checkpoint.
+        evaluate: computes metrics of the policy with averaged weights, which are logged at every checkpoint. The checkpoint is
+            written before, so that a run that is killed or stopped meanwhile loses no update; it evaluates again when it goes on.
 
     Raises:
         ValueError: if ``data`` is empty; if ``run`` holds another run and ``resume`` is false; or with several processes, if
@@ -159,6 +160,8 @@ class Pretrainer:
         self._lines: list[Mapping[str, float]] = []  # the metrics logged since the newest regular checkpoint
         self.step = 0
         self._saved: int | None = None  # the step of the newest checkpoint
+        self._unmeasured = False  # whether the evaluation of that checkpoint is still to be made
+        self._stop = Interrupt()
         self._sums: dict[str, float] = {}  # sums of the values since the last line of metrics
         self._summed = 0  # how many updates they are of
         if not resume:
@@ -189,10 +192,12 @@ class Pretrainer:
         """Train to ``max_steps`` and export the averaged policy to ``RUN/policy``; returns that folder.
 
         Raises:
-            Interrupted: after Ctrl-C, once a checkpoint is saved.
+            Interrupted: after Ctrl-C, once a checkpoint is saved; an evaluation is ended at once.
         """
-        with interruptible() as stop:
-            self._loop(stop)
+        with interruptible() as self._stop:
+            if self._unmeasured:
+                self._measure()
+            self._loop()
             if self._saved != self.step:
                 self._save()
         if self.step < self.config.max_steps:
@@ -203,7 +208,7 @@ class Pretrainer:
         self.processes.run_all(lambda: save(folder, self.averaged, metadata=metadata) if self.processes.first else None)
         return folder
 
-    def _loop(self, stop: Interrupt) -> None:
+    def _loop(self) -> None:
         config, since, begun = self.config, time.perf_counter(), self.step
         shown = progress("pretraining", config.max_steps, done=self.step) if self.processes.first else nullcontext()
         with shown as bar:
@@ -223,7 +228,7 @@ class Pretrainer:
                         self.recorder.record(self.step, line | {"samples_per_second": rate})
                     self._lines.append(line)
                     since, begun, self._sums, self._summed = time.perf_counter(), self.step, {}, 0
-                if self.processes.any([bool(stop)])[0]:  # in any process, so that all stop after the same update
+                if self.processes.any([bool(self._stop)])[0]:  # in any process, so that all stop after the same update
                     return
                 if self.step % config.save_steps == 0 and self.step < config.max_steps:
                     self._save()
@@ -288,21 +293,52 @@ class Pretrainer:
         return place(host, device) if isinstance(host, Tensor) else host.to(device)
 
     def _save(self) -> None:
-        """Evaluate and write a checkpoint in the first process; the others wait, and fail if it does."""
-        self.processes.run_all(lambda: self._write(self.recorder) if self.recorder is not None else None)
-        self._saved = self.step
-        self._lines = [] if self._due() else self._lines
+        """Write a checkpoint, and then evaluate where one is due, which takes long: it is written again with what was found."""
+        due = self._due()
+        self._unmeasured = due and self.evaluate is not None
+        self._write(regular=due and not self._unmeasured)
+        if self._unmeasured:
+            self._measure()
 
     def _due(self) -> bool:
         """Whether a checkpoint here is a regular one, and not one of an interrupt; only regular ones are compared for the best."""
         return self.step % self.config.save_steps == 0 or self.step == self.config.max_steps
 
-    def _write(self, recorder: Recorder) -> None:
-        due = self._due()
-        if self.evaluate is not None and due:
-            found = {f"eval/{k}": v for k, v in self.evaluate(self.averaged).items()}
-            recorder.record(self.step, found)
-            self._lines.append(found)
+    def _measure(self) -> None:
+        """Evaluate in the first process and complete the checkpoint of this step.
+
+        Raises:
+            Interrupted: if a stop was requested before the end of the evaluation, of which nothing is logged then.
+        """
+        if not self.processes.run_all(lambda: self._evaluated(self.recorder) if self.recorder is not None else True)[0]:
+            raise Interrupted(f"stopped at update {self.step} of {self.config.max_steps}, before the end of its evaluation")
+        self._unmeasured = False
+        self._write(regular=True)
+
+    def _evaluated(self, recorder: Recorder) -> bool:
+        """Log the metrics of the averaged policy; returns whether no stop came before they were there."""
+        if self.evaluate is None:  # a run that goes on without evaluation
+            return True
+        try:
+            with self._stop.cutting():
+                found = {f"eval/{k}": v for k, v in self.evaluate(self.averaged).items()}
+        except Interrupted:
+            return False
+        recorder.record(self.step, found)
+        self._lines.append(found)
+        return True
+
+    def _write(self, *, regular: bool) -> None:
+        """Write a checkpoint in the first process; the others wait, and fail if it does.
+
+        Args:
+            regular: whether the lines since the last regular checkpoint are those of this one, and it is compared for the best.
+        """
+        self.processes.run_all(lambda: self._checkpoint(self.recorder, regular) if self.recorder is not None else None)
+        self._saved = self.step
+        self._lines = [] if regular else self._lines
+
+    def _checkpoint(self, recorder: Recorder, regular: bool) -> None:
         state = {
             "step": self.step,
             "weights": self.policy.state_dict(),
@@ -312,20 +348,23 @@ class Pretrainer:
             "device": self.accelerator.device.type,
             "sums": self._sums,
             "summed": self._summed,
-            "lines": [] if due else [dict(line) for line in self._lines],
+            "lines": [] if regular else [dict(line) for line in self._lines],
+            "unmeasured": self._unmeasured,
             "bf16": self.bf16,
             "processes": self.processes.count,
             "position": recorder.position(),
         }
         metadata = self.metadata | {"pretraining_steps": self.step}
-        self.checkpoints.save(self.step, self.averaged, metadata=metadata, training=state, lines=self._lines if due else [])
-        if due:  # a name that is found to be wrong here costs no update
+        lines = self._lines if regular else []
+        self.checkpoints.save(self.step, self.averaged, metadata=metadata, training=state, lines=lines)
+        if regular:  # a name that is found to be wrong here costs no update
             self.checkpoints.check_metric({name for line in self._lines for name in line})
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         check_device_kind(state, state["generator"], self.accelerator.device)
         self.step = self._saved = int(state["step"])
         self._sums, self._lines = dict(state["sums"]), list(state.get("lines", ()))
+        self._unmeasured = bool(state.get("unmeasured", False))
         self._summed = state.get("summed", self.step % self.config.log_steps if self._sums else 0)  # older checkpoints have none
         restore_weights(self.policy, state["weights"])
         self.average.load_state_dict(state["average"])

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from discrete_grpo.core.interrupt import STOPPING, interruptible
+from discrete_grpo.core.interrupt import STOPPING, Interrupt, Interrupted, interruptible
 
 
 def test_the_first_sets_the_flag_and_says_so_and_the_second_raises(capfd: pytest.CaptureFixture[str]) -> None:
@@ -28,3 +28,38 @@ def test_a_request_to_terminate_sets_the_flag(capfd: pytest.CaptureFixture[str])
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop
     assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_work_that_can_be_done_again_ends_at_once(number: int) -> None:
+    reached = []
+
+    def work() -> None:
+        reached.append("its begin")
+        signal.raise_signal(number)
+        reached.append("its end")
+
+    with interruptible() as stop:
+        with pytest.raises(Interrupted), stop.cutting():
+            work()
+        with pytest.raises(Interrupted), stop.cutting():
+            work()
+        assert stop
+    assert reached == ["its begin"]
+
+
+def test_work_that_catches_the_interrupt_is_no_good_either() -> None:
+    with interruptible() as stop, pytest.raises(Interrupted), stop.cutting(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_outside_of_such_work_the_first_still_waits_and_an_interrupt_of_the_work_itself_is_its_own() -> None:
+    with interruptible() as stop:
+        with stop.cutting():
+            pass
+        with pytest.raises(KeyboardInterrupt), stop.cutting():
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+        assert stop
+    with Interrupt().cutting():
+        pass
