@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -46,9 +46,10 @@ __all__ = [
     "property_scales",
     "shares",
     "statistics",
+    "with_measured",
 ]
 
-_CACHE_VERSION = "molecules 4"
+_CACHE_VERSION = "molecules 5"
 NUM_BOND_CLASSES = 4
 
 
@@ -63,6 +64,7 @@ class MoleculeDataset:
         broken: (line number, text) of lines that do not parse.
         name: name of the set in reports.
         dropped: number of molecules of the file that are left out for their number of heavy atoms.
+        lines: number of the line of each molecule in the file, from 1.
     """
 
     graphs: PackedGraphs
@@ -71,6 +73,7 @@ class MoleculeDataset:
     broken: tuple[tuple[int, str], ...] = ()
     name: str = ""
     dropped: int = 0
+    lines: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.graphs)
@@ -102,7 +105,8 @@ class MoleculeDataset:
         """Return the molecules at ``rows`` as a data set with the same vocabulary."""
         at = torch.as_tensor(rows, dtype=torch.long)
         smiles = tuple(self.smiles[k] for k in at.tolist())
-        return MoleculeDataset(self.graphs.index(at), self.vocabulary, smiles, self.broken, self.name)
+        lines = tuple(self.lines[k] for k in at.tolist()) if self.lines else ()
+        return MoleculeDataset(self.graphs.index(at), self.vocabulary, smiles, self.broken, self.name, lines=lines)
 
 
 @dataclass(frozen=True)
@@ -141,16 +145,37 @@ class ConditionedMolecules:
         return replace(self, data=self.data.to(device), values=place(self.values, torch.device(device)))
 
 
-def conditioned(data: MoleculeDataset, names: Sequence[str]) -> ConditionedMolecules:
+def conditioned(
+    data: MoleculeDataset, names: Sequence[str], measured: Mapping[str, Float[Tensor, " molecule"]] | None = None
+) -> ConditionedMolecules:
     """Compute RDKit descriptors of a data set, standardised by their mean and deviation over it.
+
+    Args:
+        data: the molecules.
+        names: names of the descriptors.
+        measured: values of the names that are not computed, NaN where unknown.
 
     Raises:
         ValueError: if RDKit has no descriptor of a name.
     """
-    raw = descriptors(data.smiles, names)
+    computed = [name for name in names if name not in (measured or {})]
+    raw = with_measured(names, computed, descriptors(data.smiles, computed), measured)
     scales = property_scales(names, raw)
     mean, std = torch.tensor([p.mean for p in scales]), torch.tensor([p.std for p in scales])
     return ConditionedMolecules(data, ((raw - mean) / std).float(), scales)
+
+
+def with_measured(
+    names: Sequence[str],
+    computed: Sequence[str],
+    values: Float[Tensor, "molecule property"],
+    measured: Mapping[str, Float[Tensor, " molecule"]] | None,
+) -> Float[Tensor, "molecule property"]:
+    """Return the values of all ``names``: those ``computed``, which are given as ``values``, and those ``measured``."""
+    if not measured:
+        return values
+    known = dict(zip(computed, values.unbind(1), strict=True)) | {k: v.to(values.dtype) for k, v in measured.items()}
+    return torch.stack([known[name] for name in names], 1)
 
 
 def descriptors(smiles: Iterable[str], names: Sequence[str]) -> Float[Tensor, "molecule property"]:
@@ -160,8 +185,8 @@ def descriptors(smiles: Iterable[str], names: Sequence[str]) -> Float[Tensor, "m
         ValueError: if RDKit has no descriptor of a name.
     """
     functions = [descriptor(name) for name in names]
-    mols = map(Chem.MolFromSmiles, smiles)
-    found = torch.tensor([[f(mol) for f in functions] for mol in mols], dtype=torch.float64).reshape(-1, len(names))
+    rows = [[f(mol) for f in functions] for mol in map(Chem.MolFromSmiles, smiles)] if functions else [[] for _ in smiles]
+    found = torch.tensor(rows, dtype=torch.float64).reshape(len(rows), len(names))
     return found.where(found.isfinite(), torch.nan)
 
 
@@ -250,7 +275,8 @@ def dataset_from_smiles(smiles: Iterable[str], name: str = "", max_broken: float
 
 def _dataset(packer: Packer, name: str) -> MoleculeDataset:
     graphs, vocabulary = packer.packed()
-    return MoleculeDataset(graphs, vocabulary, tuple(packer.smiles), tuple(packer.broken), name, packer.dropped)
+    lines, broken = tuple(packer.lines), tuple(packer.broken)
+    return MoleculeDataset(graphs, vocabulary, tuple(packer.smiles), broken, name, packer.dropped, lines)
 
 
 def load_molecules(
@@ -312,6 +338,7 @@ def _write_cache(path: Path, dataset: MoleculeDataset, dropped: int) -> None:
         pairs=dataset.graphs.pairs.numpy(),
         sizes=dataset.sizes.numpy(),
         dropped=np.array([dropped]),
+        lines=np.array(dataset.lines, dtype=np.int64),
         vocabulary=text_array(dataset.vocabulary.atoms),
         smiles=text_array(dataset.smiles),
         broken=text_array([f"{line}\t{text}" for line, text in dataset.broken]),
@@ -325,4 +352,5 @@ def _read_cache(file: BinaryIO, name: str) -> tuple[MoleculeDataset, int]:
     broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(stored["broken"])))
     vocabulary = Vocabulary(array_lines(stored["vocabulary"]))
     dropped = int(stored["dropped"][0])
-    return MoleculeDataset(graphs, vocabulary, array_lines(stored["smiles"]), broken, name, dropped), dropped
+    smiles, lines = array_lines(stored["smiles"]), tuple(stored["lines"].tolist())
+    return MoleculeDataset(graphs, vocabulary, smiles, broken, name, dropped, lines), dropped

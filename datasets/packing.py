@@ -34,6 +34,7 @@ class Packer:
         types: (symbol, charge) of each node class so far, in the order in which they are met.
         nodes, pairs: node classes and bond classes of all molecules end to end.
         sizes: number of atoms of each molecule.
+        lines: number of the line of each molecule.
         smiles: canonical SMILES of each molecule as it is packed: without stereo, isotopes and radicals.
         broken: (line number, text) of lines that do not parse, or hold an atom or a bond that has no class.
         dropped: number of molecules of other sizes.
@@ -45,6 +46,7 @@ class Packer:
         self.types: dict[tuple[str, int], int] = {}
         self.nodes, self.pairs = bytearray(), bytearray()
         self.sizes: list[int] = []
+        self.lines: list[int] = []
         self.smiles: list[str] = []
         self.broken: list[tuple[int, str]] = []
         self.dropped, self.largest = 0, 0
@@ -72,6 +74,7 @@ class Packer:
         self.nodes += self._classes(types)
         self.pairs += pairs
         self.sizes.append(len(types))
+        self.lines.append(line)
         self.smiles.append(_smiles(mol, types, bonds))
         return mol
 
@@ -95,6 +98,7 @@ class Packer:
         self.nodes += other.nodes.translate(classes.ljust(256, b"\0"))
         self.pairs += other.pairs
         self.sizes += other.sizes
+        self.lines += other.lines
         self.smiles += other.smiles
         self.broken += other.broken
         self.dropped, self.largest = self.dropped + other.dropped, max(self.largest, other.largest)

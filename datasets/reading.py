@@ -40,6 +40,7 @@ __all__ = [
     "keep_parsed",
     "read_smiles",
     "smiles_rows",
+    "table_body",
     "table_rows",
     "text_array",
     "write_arrays",
@@ -80,30 +81,59 @@ class SmilesFile:
 
 def smiles_rows(path: Path, smiles_column: str | None = None, max_bytes: int = MAX_BYTES) -> Iterator[tuple[int, str]]:
     """Yield (line number, SMILES text) of every line that is not blank; see :func:`read_smiles` for the arguments."""
-    kind = suffix_of(path)
-    if kind not in SUFFIXES:
-        raise ValueError(f"path: {str(path)!r}, expected a file ending in {', '.join(SUFFIXES)}, or one of these with .gz")
-    lines = text_lines(path, max_bytes)
     try:
-        head = list(islice(lines, HEAD))
-        layout = find_layout(head, table=kind in (".csv", ".tsv"), column=smiles_column, source=f"path: {str(path)!r}")
-        yield from _column(chain(head, lines), layout)
+        layout, lines = _laid_out(path, smiles_column, max_bytes)
+        yield from _column(lines, layout)
     except csv.Error as error:
         raise ValueError(f"path: {str(path)!r} cannot be read as a table: {error}") from None
 
 
-def _column(lines: Iterable[str], layout: Layout) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) of the cells of one column below the header."""
+def _laid_out(path: Path, smiles_column: str | None, max_bytes: int) -> tuple[Layout, Iterator[str]]:
+    """The layout of a file of molecules, and all of its lines."""
+    kind = suffix_of(path)
+    if kind not in SUFFIXES:
+        raise ValueError(f"path: {str(path)!r}, expected a file ending in {', '.join(SUFFIXES)}, or one of these with .gz")
+    lines = text_lines(path, max_bytes)
+    head = list(islice(lines, HEAD))
+    layout = find_layout(head, table=kind in (".csv", ".tsv"), column=smiles_column, source=f"path: {str(path)!r}")
+    return layout, chain(head, lines)
+
+
+def table_body(path: Path, smiles_column: str | None, max_bytes: int) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """Return the names of the columns of a file of molecules, and (line number, cells) of the rows that :func:`smiles_rows` reads.
+
+    There are no names where a file has no header; the name of the column of SMILES is empty.
+
+    Raises:
+        csv.Error: in the rows, as :func:`table_rows`.
+        ValueError: as :func:`smiles_rows`.
+    """
+    try:
+        layout, lines = _laid_out(path, smiles_column, max_bytes)
+        rows = _filled(lines, layout)
+        names = next(rows, (0, list[str]()))[1] if layout.header else []
+    except csv.Error as error:
+        raise ValueError(f"path: {str(path)!r} cannot be read as a table: {error}") from None
+    return ["" if k == layout.column else name.strip() for k, name in enumerate(names)], rows
+
+
+def _filled(lines: Iterable[str], layout: Layout) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line number, cells) of the header, where there is one, and of the rows below it."""
     header = layout.header
     for number, row in _numbered(lines, layout.delimiter):
         if not any(cell.strip() for cell in row) and (header or len(row) < 2):
             continue  # a blank line; a row of empty cells is a molecule without SMILES
-        if not header:
-            cell = row[layout.column] if layout.column < len(row) else ""
-            if (count := cell.strip().count("\n") + 1) > 1 and (count > LINES_PER_CELL or (layout.delimiter or "\n") in cell):
-                raise csv.Error(f"line {number} ends a cell of {count} lines, expected one molecule; is a quote left open above?")
-            yield number, " ".join(cell.split())
+        yield number, row
         header = False
+
+
+def _column(lines: Iterable[str], layout: Layout) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text) of the cells of one column below the header."""
+    for number, row in islice(_filled(lines, layout), int(layout.header), None):
+        cell = row[layout.column] if layout.column < len(row) else ""
+        if (count := cell.strip().count("\n") + 1) > 1 and (count > LINES_PER_CELL or (layout.delimiter or "\n") in cell):
+            raise csv.Error(f"line {number} ends a cell of {count} lines, expected one molecule; is a quote left open above?")
+        yield number, " ".join(cell.split())
 
 
 def _numbered(lines: Iterable[str], delimiter: str | None) -> Iterator[tuple[int, list[str]]]:

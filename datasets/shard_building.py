@@ -243,7 +243,7 @@ def write_shard(task: tuple[int, Rows], *, folder: Path, options: ShardOptions, 
 
 
 def _tokens(rows: Rows, options: ShardOptions, path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    good, cores, values, broken = parse_lines(rows, options.properties, options.scaffold)
+    good, cores, values, broken, _ = parse_lines(rows, options.properties, options.scaffold)
     own = Tokenizer.of(good, SMILES).tokens if good else ()
     every = Tokenizer.of([*good, *cores], SMILES) if good else None
     kind = np.uint8 if every is None or len(every) <= 256 else np.uint16

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from rdkit import Chem
@@ -38,7 +39,7 @@ from discrete_grpo.domains.tokenizer import EOS, PAD, SMILES, Property, TokenBat
 
 __all__ = ["SmilesLines", "TokenDataset", "alphabet", "load_smiles", "parse_lines", "smiles_from_lines", "token_dataset"]
 
-_CACHE_VERSION = "smiles 4"
+_CACHE_VERSION = "smiles 5"
 _ONE_LINE = str.maketrans("\n\r\t", "   ")  # a quoted cell may hold line ends, which delimit lines in a cache
 
 
@@ -53,6 +54,7 @@ class SmilesLines:
         properties: names of the descriptors.
         broken: (line number, text) of lines that are no molecule, or one without tokens, with blanks for line ends and tabs.
         name: name of the set in reports.
+        lines: number of the line of each molecule.
     """
 
     smiles: tuple[str, ...]
@@ -61,6 +63,7 @@ class SmilesLines:
     properties: tuple[str, ...]
     broken: tuple[tuple[int, str], ...] = ()
     name: str = ""
+    lines: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.smiles)
@@ -151,14 +154,14 @@ def _flat(parts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return torch.tensor([k for part in parts for k in part], dtype=torch.uint8), lengths.cumsum(0)
 
 
-_Parsed = tuple[list[str], list[str], list[list[float]], list[tuple[int, str]]]
-"""Canonical SMILES, scaffolds and descriptors of molecules, and the broken lines between them."""
+_Parsed = tuple[list[str], list[str], list[list[float]], list[tuple[int, str]], list[int]]
+"""Canonical SMILES, scaffolds and descriptors of molecules, the broken lines between them, and the numbers of their own lines."""
 
 
 def parse_lines(rows: Sequence[tuple[int, str]], properties: tuple[str, ...], scaffolds: bool) -> _Parsed:
     """Parse a block of numbered lines of SMILES; what the SMILES expression cannot cut into tokens is broken too."""
     functions = [descriptor(p) for p in properties]
-    good, cores, values, broken = [], [], [], []
+    good, cores, values, broken, lines = [], [], [], [], []
     for number, text in rows:
         mol = parse_smiles(text)
         smiles = "" if mol is None else str(Chem.MolToSmiles(mol))
@@ -167,9 +170,10 @@ def parse_lines(rows: Sequence[tuple[int, str]], properties: tuple[str, ...], sc
             broken.append((number, text.translate(_ONE_LINE)))
             continue
         good.append(smiles)
+        lines.append(number)
         cores.append(core)
         values.append([value if math.isfinite(value := f(mol)) else math.nan for f in functions])
-    return good, cores, values, broken
+    return good, cores, values, broken, lines
 
 
 def smiles_from_lines(
@@ -193,9 +197,10 @@ def smiles_from_lines(
     parts = list(map_blocks(function, blocks(lines, BLOCK), jobs, alone=PARALLEL_ROWS // BLOCK))
     good, cores = [text for part in parts for text in part[0]], [text for part in parts for text in part[1]]
     values, broken = [row for part in parts for row in part[2]], [line for part in parts for line in part[3]]
+    numbers = tuple(number for part in parts for number in part[4])
     check_broken(Path(path), len(good), broken, max_broken)
     table = torch.tensor(values, dtype=torch.float64).reshape(len(good), len(properties)).float()
-    return SmilesLines(tuple(good), tuple(cores), table, tuple(properties), tuple(broken), name)
+    return SmilesLines(tuple(good), tuple(cores), table, tuple(properties), tuple(broken), name, numbers)
 
 
 def load_smiles(
@@ -253,6 +258,7 @@ def _write_cache(path: Path, data: SmilesLines) -> None:
         scaffolds=text_array(data.scaffolds),
         values=data.values.numpy(),
         broken=text_array([f"{line}\t{text}" for line, text in data.broken]),
+        lines=np.array(data.lines, dtype=np.int64),
     )
 
 
@@ -260,4 +266,5 @@ def _read_cache(file: BinaryIO, properties: tuple[str, ...], name: str) -> Smile
     stored = read_arrays(file)
     broken = tuple((int(line), text) for line, text in (row.split("\t", 1) for row in array_lines(stored["broken"])))
     smiles, scaffolds = array_lines(stored["smiles"]), array_lines(stored["scaffolds"])
-    return SmilesLines(smiles, scaffolds or ("",) * len(smiles), torch.from_numpy(stored["values"]), properties, broken, name)
+    values, lines = torch.from_numpy(stored["values"]), tuple(stored["lines"].tolist())
+    return SmilesLines(smiles, scaffolds or ("",) * len(smiles), values, properties, broken, name, lines)

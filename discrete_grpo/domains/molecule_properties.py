@@ -16,6 +16,7 @@ __all__ = [
     "count_fingerprint",
     "crippen_logp",
     "descriptor",
+    "descriptor_names",
     "molar_mass",
     "murcko_scaffold",
     "plogp",
@@ -71,6 +72,11 @@ def descriptor(name: str) -> Callable[[Chem.Mol], float]:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"properties: {name!r} is no RDKit descriptor{hint}")
     return known[name]
+
+
+def descriptor_names() -> tuple[str, ...]:
+    """Return the names that :func:`descriptor` takes."""
+    return tuple(name for name, _ in Descriptors.descList)
 
 
 _LOGP_MEAN, _LOGP_STD = 2.4570953396190123, 1.434324401111988  # over ZINC250k, JT-VAE

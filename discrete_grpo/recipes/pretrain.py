@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -27,6 +27,7 @@ from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.field_options import equivariant_sizes
 from discrete_grpo.recipes.fitting import fit
+from discrete_grpo.recipes.measured import measured_columns, measured_values
 from discrete_grpo.recipes.molecule_fields import KIND, ChargeOptions, check_field_options, molecule_field_policy
 from discrete_grpo.recipes.molecules import check_shards, data_file, molecule_policy, report_broken, report_kept, validity_metrics
 from discrete_grpo.runs.lock import alone
@@ -58,7 +59,8 @@ class PretrainRecipe(ChargeOptions):
         output_dir: run folder to make.
         charges: ``joint``: an atom type is an element with its formal charge (N, N+1, O-1); ``field``: the charge is a class of
             its own beside the element, and the network an equivariant transformer.
-        properties: RDKit descriptors the policy can be conditioned on.
+        properties: conditions of the policy: names of columns of numbers in ``data``, and else of RDKit descriptors. A molecule
+            whose cell is empty is trained on without that condition. A folder of shards has those that it was made with.
         condition_dropout: share of training molecules whose properties are hidden, so that the policy also works without.
         network: sizes of the graph transformer, or with charges ``field`` of the equivariant one, which has no ``walk_length``,
             ``connectivity`` and ``log_time``.
@@ -145,12 +147,16 @@ def run_pretrain(recipe: PretrainRecipe, *, network: nn.Module | None = None, re
     """
     if network is not None and recipe.charges == "field":
         raise ValueError(f"network: {type(network).__name__}, expected none with charges as a field")
+    measured = measured_columns(recipe)
     data = _dataset(recipe)
-    policy, given, stats = _with_field(recipe, data) if recipe.charges == "field" else _joint(recipe, data, network)
-    metadata = {
+    made = _with_field(recipe, data) if recipe.charges == "field" else _joint(recipe, data, measured, network)
+    policy, given, stats = made
+    metadata: dict[str, Any] = {
         "statistics": stats,
         "data": {"name": recipe.data_name or data.name, "molecules": len(data), "licence": recipe.data_licence},
     }
+    if measured:
+        metadata["measured"] = list(measured)
     evaluate = validity_metrics(recipe.evaluation_samples)
     return fit(policy, given, recipe, metadata=metadata, evaluate=evaluate, resume=resume)
 
@@ -172,14 +178,18 @@ def _statistics(recipe: PretrainRecipe, data: Molecules) -> MoleculeStatistics:
     return found
 
 
-def _conditioned(data: Molecules, names: tuple[str, ...]) -> ConditionedMolecules | ShardedConditionedMolecules:
-    return ShardedConditionedMolecules(data, names) if isinstance(data, ShardedMolecules) else conditioned(data, names)
+def _conditioned(
+    recipe: PretrainRecipe, data: Molecules, measured: Sequence[str]
+) -> ConditionedMolecules | ShardedConditionedMolecules:
+    if isinstance(data, ShardedMolecules):
+        return ShardedConditionedMolecules(data, recipe.properties)
+    return conditioned(data, recipe.properties, measured_values(recipe, measured, data.lines))
 
 
-def _joint(recipe: PretrainRecipe, data: Molecules, network: nn.Module | None) -> _Parts:
+def _joint(recipe: PretrainRecipe, data: Molecules, measured: Sequence[str], network: nn.Module | None) -> _Parts:
     """A graph policy, whose atom types have the charges in them."""
     stats = _statistics(recipe, data)
-    given = _conditioned(data, recipe.properties) if recipe.properties else None
+    given = _conditioned(recipe, data, measured) if recipe.properties else None
     policy = molecule_policy(
         stats,
         recipe.network if network is None else network,

@@ -102,7 +102,7 @@ def _kind(recipe: SFTRecipe, loaded: LoadedPolicy, policy: Any) -> _Kind:
         raise ValueError(f"marginals: 'data', expected 'policy' with {recipe.policy}, which is no diffusion policy of graphs")
     inner = getattr(policy, "policy", policy)
     if isinstance(policy, GraphPolicy | FieldPolicy):
-        return _graph_kind(recipe, policy)
+        return _graph_kind(recipe, policy, loaded)
     if isinstance(policy, MaskedTextPolicy):
         return _Kind(partial(_fitting, policy), partial(_text_data, policy), NOISY_DRAWS)
     if isinstance(policy, TokenPolicy):
@@ -142,7 +142,7 @@ def _tell_left_out(recipe: SFTRecipe, given: Sequence[Any], forms: Sequence[Any]
 # -- data of graphs
 
 
-def _graph_kind(recipe: SFTRecipe, policy: Any) -> _Kind:
+def _graph_kind(recipe: SFTRecipe, policy: Any, loaded: LoadedPolicy) -> _Kind:
     """Samples that are graphs of the policy's classes, of any size but 0."""
 
     @cache
@@ -155,7 +155,7 @@ def _graph_kind(recipe: SFTRecipe, policy: Any) -> _Kind:
     def make(samples: Sequence[Any], *, conditions: bool) -> EncodedSamples:
         names, values = getattr(policy, "properties", ()), None
         if names:
-            values = _values(samples, names) if conditions else torch.full((len(samples), len(names)), torch.nan)
+            values = _values(samples, names, loaded, told=conditions)
         return EncodedSamples(tuple(samples), torch.tensor([size(sample) for sample in samples]), policy.encode, values)
 
     def adapted(policy: Any, samples: Sequence[Any]) -> Any:
@@ -171,11 +171,22 @@ def _graph_kind(recipe: SFTRecipe, policy: Any) -> _Kind:
     return _Kind(lambda sample: sample if size(sample) else None, make, NOISY_DRAWS, adapted)
 
 
-def _values(smiles: Sequence[str], properties: Sequence[Any]) -> Tensor:
-    """Descriptors of molecules, standardised as the policy was trained on them [M, K]."""
-    from discrete_grpo.datasets.molecules import descriptors
+def _values(smiles: Sequence[str], properties: Sequence[Any], loaded: LoadedPolicy, *, told: bool) -> Tensor:
+    """Descriptors of molecules, standardised as the policy was trained on them [M, K]; all NaN unless they are ``told``.
 
-    raw = descriptors(smiles, [one.name for one in properties])
+    Those that were measured, or that RDKit has no descriptor for, are NaN as well.
+    """
+    from discrete_grpo.datasets.molecules import descriptors
+    from discrete_grpo.domains.molecule_properties import descriptor_names
+
+    names, measured, known = [one.name for one in properties], loaded.metadata.get("measured", ()), descriptor_names()
+    computed = [k for k, name in enumerate(names) if name in known and name not in measured]
+    raw = torch.full((len(smiles), len(names)), torch.nan, dtype=torch.float64)
+    if told:
+        raw[:, computed] = descriptors(smiles, [names[k] for k in computed])
+    if told and len(computed) < len(names) and is_first():
+        unknown = ", ".join(name for k, name in enumerate(names) if k not in computed)
+        print_notes([f"{unknown}: not computed by RDKit, so the samples are trained on without it"])
     mean, std = (torch.tensor([getattr(one, part) for one in properties]) for part in ("mean", "std"))
     return ((raw - mean) / std).float()
 
@@ -245,8 +256,7 @@ def _token_data(
     )
     if not policy.properties:
         return data
-    values = _values(samples, policy.properties) if conditions else torch.full((len(samples), len(policy.properties)), torch.nan)
-    return replace(data, values=values)
+    return replace(data, values=_values(samples, policy.properties, loaded, told=conditions))
 
 
 def _sequence(policy: Any, sample: Any) -> Any:

@@ -12,7 +12,7 @@ from discrete_grpo.core.description import describe
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.enumeration import enumerated_smiles
-from discrete_grpo.datasets.molecules import property_scales
+from discrete_grpo.datasets.molecules import property_scales, with_measured
 from discrete_grpo.datasets.reading import AUTO
 from discrete_grpo.datasets.sharded import ShardedTokens
 from discrete_grpo.datasets.shards import is_shard_folder
@@ -24,6 +24,7 @@ from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.fitting import fit
+from discrete_grpo.recipes.measured import measured_columns, measured_values
 from discrete_grpo.recipes.molecules import check_shards, data_file, report_broken, report_kept, validity_metrics
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset
@@ -40,7 +41,8 @@ class PretrainSmilesRecipe:
         data: path of a SMILES file (.smi, .txt, .csv, .tsv, each optionally .gz) or of a folder of shards made by ``preprocess``,
             ``enumerated`` for the bundled set, or the name of a download (``qm9``, ``zinc250k``).
         output_dir: run folder to make.
-        properties: RDKit descriptors the policy can be conditioned on.
+        properties: conditions of the policy: names of columns of numbers in ``data``, and else of RDKit descriptors. A molecule
+            whose cell is empty is trained on without that condition. A folder of shards has those that it was made with.
         scaffold: whether the policy can be conditioned on Murcko scaffolds.
         condition_dropout: share of training molecules whose conditions are hidden, so that the policy also works without.
         layers: depth of the transformer.
@@ -132,13 +134,14 @@ def smiles_policy(
 
 
 class _Data(NamedTuple):
-    """Training data, what the policy must know of it, and its name."""
+    """Training data, what the policy must know of it, its name and the conditions that are columns of it."""
 
     data: Dataset
     tokenizer: Tokenizer
     properties: tuple[Property, ...]
     longest: int
     name: str
+    measured: tuple[str, ...] = ()
 
 
 def _data(recipe: PretrainSmilesRecipe) -> _Data:
@@ -148,17 +151,20 @@ def _data(recipe: PretrainSmilesRecipe) -> _Data:
         check_shards(shards.folder, recipe.max_broken, recipe.smiles_column)
         longest = max(int(shards.sizes.max()) - 1, shards.longest_prompt if recipe.scaffold else 0)
         return _Data(shards, shards.tokenizer, shards.properties, longest, shards.folder.name)
-    lines = _lines(recipe)
-    tokenizer, scales = alphabet(lines), property_scales(lines.properties, lines.values)
+    measured = measured_columns(recipe)
+    lines = _lines(recipe, measured)
+    values = with_measured(recipe.properties, lines.properties, lines.values, measured_values(recipe, measured, lines.lines))
+    tokenizer, scales = alphabet(lines), property_scales(recipe.properties, values)
     prompts = lines.scaffolds if recipe.scaffold else None
-    data = token_dataset(lines.smiles, tokenizer, prompts=prompts, values=lines.values, properties=scales)
+    data = token_dataset(lines.smiles, tokenizer, prompts=prompts, values=values, properties=scales)
     longest = max(int(data.sizes.max()) - 1, int(data.prompt_starts.diff().max()))
-    return _Data(data, tokenizer, scales, longest, lines.name)
+    return _Data(data, tokenizer, scales, longest, lines.name, measured)
 
 
-def _lines(recipe: PretrainSmilesRecipe) -> SmilesLines:
-    """The molecules of a file."""
-    options: dict[str, Any] = {"properties": recipe.properties, "scaffolds": recipe.scaffold, "max_broken": recipe.max_broken}
+def _lines(recipe: PretrainSmilesRecipe, measured: Sequence[str]) -> SmilesLines:
+    """The molecules of a file, with the properties that are computed."""
+    computed = tuple(name for name in recipe.properties if name not in measured)
+    options: dict[str, Any] = {"properties": computed, "scaffolds": recipe.scaffold, "max_broken": recipe.max_broken}
     if recipe.data == "enumerated":
         return smiles_from_lines(enumerate(enumerated_smiles(), 1), "enumerated", name="enumerated", **options)
     path = data_file(recipe.data)
@@ -172,7 +178,7 @@ def _lines(recipe: PretrainSmilesRecipe) -> SmilesLines:
 
 def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -> Path:
     """Pretrain a SMILES policy; returns the folder of the exported policy."""
-    data, tokenizer, scales, longest, name = _data(recipe)
+    data, tokenizer, scales, longest, name, measured = _data(recipe)
     if recipe.max_length is not None:
         check_range("max_length", recipe.max_length, least=longest, note=", the most tokens of a molecule of the data")
     policy = smiles_policy(
@@ -188,9 +194,11 @@ def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -
         temperature=recipe.temperature,
         seed=recipe.pretrain.seed,
     )
-    metadata = {
+    metadata: dict[str, Any] = {
         "kind": "molecules",
         "data": {"name": recipe.data_name or name, "molecules": len(data), "licence": recipe.data_licence},
     }
+    if measured:
+        metadata["measured"] = list(measured)
     evaluate = validity_metrics(recipe.evaluation_samples)
     return fit(policy, data, recipe, metadata=metadata, evaluate=evaluate, resume=resume)

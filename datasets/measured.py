@@ -1,0 +1,113 @@
+"""Measured numbers of molecules: the columns of a table beside that of SMILES."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from discrete_grpo.core.checks import did_you_mean
+from discrete_grpo.datasets.reading import check_file, table_body
+from discrete_grpo.datasets.scored import UNKNOWN
+from discrete_grpo.datasets.text_files import MAX_BYTES
+from discrete_grpo.domains.molecule_properties import descriptor, descriptor_names
+
+__all__ = ["measured_names", "read_measured"]
+
+MOST = 30
+"""Number of columns that a message lists at most."""
+
+
+def measured_names(
+    path: str | Path, names: Sequence[str], *, smiles_column: str | None = None, max_bytes: int = MAX_BYTES
+) -> tuple[str, ...]:
+    """Return those of ``names`` that are columns of a file of molecules, compared exactly; RDKit computes the others.
+
+    Args:
+        path: the file, see :func:`~discrete_grpo.datasets.reading.read_smiles`.
+        names: names of conditions.
+        smiles_column: name of the column of SMILES, which is none of numbers; None finds it.
+        max_bytes: largest size that a gzipped file may unpack to.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: for a name that is neither a column nor a descriptor, or that several columns have; or as
+            :func:`~discrete_grpo.datasets.reading.read_smiles`.
+    """
+    check_file(Path(path))
+    header, _ = table_body(Path(path), smiles_column, max_bytes)
+    columns = [name for name in header if name]
+    for name in names:
+        if columns.count(name) > 1:
+            raise ValueError(f"properties: {name!r} is the name of several columns of {str(path)!r}, expected one of that name")
+        if name not in columns:
+            _check_descriptor(name, columns, path)
+    return tuple(name for name in names if name in columns)
+
+
+def _check_descriptor(name: str, columns: Sequence[str], path: str | Path) -> None:
+    """Raise ``ValueError`` for a name that is no descriptor either."""
+    known = descriptor_names()
+    if name in known:
+        return
+    if not columns:
+        descriptor(name)
+    near = did_you_mean(name, [*known, *columns], cutoff=0.4)
+    more = f", and {len(columns) - MOST} more" if len(columns) > MOST else ""
+    listed = f"(columns {', '.join(map(repr, columns[:MOST]))}{more}; {len(known)} descriptors such as MolLogP, TPSA and qed)"
+    told = f"{name!r} is neither a column of {str(path)!r} nor a descriptor of RDKit"
+    raise ValueError(f"properties: {told}; {near} {listed}" if near else f"properties: {told} {listed}")
+
+
+def read_measured(
+    path: str | Path,
+    names: Sequence[str],
+    lines: Sequence[int],
+    *,
+    smiles_column: str | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> Float[Tensor, "line column"]:
+    """Read columns of numbers in float64; a cell that is empty, NaN, NA, None or null is unknown, which is NaN.
+
+    Args:
+        path: the file, as for :func:`measured_names`.
+        names: names of columns, as :func:`measured_names` gives them.
+        lines: numbers of the lines that are read, in their order.
+        smiles_column: as for :func:`measured_names`, as is ``max_bytes``.
+        max_bytes: largest size that a gzipped file may unpack to.
+
+    Raises:
+        ValueError: for a cell of these lines that holds something else, or a row with more cells than the header, naming the line.
+    """
+    header, body = table_body(Path(path), smiles_column, max_bytes)
+    places, wanted = [header.index(name) for name in names], set(lines)
+    found: list[list[float]] = []
+    try:
+        for line, row in body:
+            if line not in wanted:
+                continue
+            cells = [cell.strip() for cell in row] + [""] * (len(header) - len(row))
+            if any(cells[len(header) :]):
+                told = f"path: line {line} of {str(path)!r} has {len(cells)} cells, expected {len(header)} as the header has"
+                raise ValueError(f"{told}; a cell that holds the delimiter, such as a decimal comma, needs quotes")
+            found.append([_number(cells[k], path, line, header[k]) for k in places])
+    except csv.Error as error:
+        raise ValueError(f"path: {str(path)!r} cannot be read as a table: {error}") from None
+    return torch.tensor(found, dtype=torch.float64).reshape(len(lines), len(names))
+
+
+def _number(text: str, path: str | Path, line: int, column: str) -> float:
+    """The number in a cell; NaN if it is unknown."""
+    if text.lower() in UNKNOWN:
+        return torch.nan
+    try:
+        value = float(text.replace("_", "x"))  # Python reads 1_000 as a number
+    except ValueError:
+        value = torch.inf
+    if abs(value) == torch.inf:
+        raise ValueError(f"properties: line {line} of {str(path)!r} holds {text!r} in {column!r}, expected a number or nothing")
+    return value

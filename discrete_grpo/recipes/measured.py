@@ -1,0 +1,77 @@
+"""Conditions that are measured: columns of the file that a policy of molecules is pretrained on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from discrete_grpo.core.processes import is_first
+from discrete_grpo.datasets.measured import measured_names, read_measured
+from discrete_grpo.datasets.shards import is_shard_folder
+from discrete_grpo.datasets.text_files import path_named
+from discrete_grpo.domains.molecule_properties import descriptor_names
+from discrete_grpo.recipes.conditions import READ_WITH, RESERVED
+from discrete_grpo.recipes.molecules import data_file
+
+__all__ = ["measured_columns", "measured_values"]
+
+TAKEN = (*RESERVED, *READ_WITH["node_kernel"])
+"""Names that conditions cannot have, or that mean something else to a policy."""
+
+
+class _Recipe(Protocol):
+    """A recipe that reads a file of molecules."""
+
+    @property
+    def data(self) -> str: ...
+    @property
+    def properties(self) -> Sequence[str]: ...
+    @property
+    def smiles_column(self) -> str | None: ...
+    @property
+    def max_bytes(self) -> int: ...
+
+
+def _source(recipe: _Recipe) -> tuple[Path, dict[str, Any]]:
+    return data_file(recipe.data), {"smiles_column": recipe.smiles_column, "max_bytes": recipe.max_bytes}
+
+
+def measured_columns(recipe: _Recipe) -> tuple[str, ...]:
+    """Those of ``recipe.properties`` that are columns of ``recipe.data``; one that is a descriptor too is told on standard error.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: for a name that is neither a column nor a descriptor, or that a condition cannot have.
+    """
+    if not recipe.properties or recipe.data == "enumerated" or is_shard_folder(recipe.data):
+        return ()
+    path, options = _source(recipe)
+    with path_named("data"):
+        found = measured_names(path, recipe.properties, **options)
+    if taken := [name for name in found if name in TAKEN]:
+        raise ValueError(f"properties: a column named {taken[0]!r}, expected one of another name than {', '.join(TAKEN)}")
+    if (both := [name for name in found if name in descriptor_names()]) and is_first():
+        print(f"{path}: {', '.join(both)}: read from the file, and not computed by RDKit", file=sys.stderr)
+    return found
+
+
+def measured_values(recipe: _Recipe, names: Sequence[str], lines: Sequence[int]) -> dict[str, Tensor]:
+    """The columns ``names`` of ``recipe.data`` at ``lines``, in float64; unknown values are NaN and counted on standard error.
+
+    Raises:
+        ValueError: for a cell that holds something else than a number, naming the line.
+    """
+    if not names:
+        return {}
+    path, options = _source(recipe)
+    with path_named("data"):
+        table = read_measured(path, names, lines, **options)
+    for name, column in zip(names, table.unbind(1), strict=True):
+        if (unknown := int(column.isnan().sum())) and is_first():
+            told = f"{name} is unknown for {unknown} of {len(lines)} molecules, which are trained on without it"
+            print(f"{path}: {told}", file=sys.stderr)
+    return dict(zip(names, table.unbind(1), strict=True))
