@@ -28,6 +28,7 @@ from discrete_grpo.policies.fields import Field, FieldPolicy
 from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.field_options import check_plain, equivariant_sizes
 from discrete_grpo.recipes.fitting import fit
+from discrete_grpo.recipes.held_out import NOISY_DRAWS, no_larger, with_held_out
 from discrete_grpo.recipes.sample import sample
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def run_pretrain_digraphs(
         raise ValueError(f"network: {type(network).__name__}, expected none with directed graphs, only sizes")
     if recipe.shape not in (None, "connected"):
         raise ValueError(f"shape: {recipe.shape!r}, expected connected or none with directed graphs")
-    data = own.index(own.split(recipe.test_share)[0])
+    data, held_out = map(own.index, own.split(recipe.test_share))
     policy = digraph_policy(data, recipe.network, recipe, seed=recipe.pretrain.seed)
     splits, labels = labelled_splits(own, recipe.test_share), None if own.labels.plain else own.labels
     shape: DigraphShape = "connected" if recipe.shape == "connected" else digraph_shape(splits.train)
@@ -143,4 +144,5 @@ def run_pretrain_digraphs(
         samples = sample(averaged, count, batch_size=40)
         return evaluate(samples, reference), samples
 
-    return fit(policy, data, recipe, metadata=metadata, evaluate=measure if count else None, resume=resume)
+    both = with_held_out(measure, no_larger(held_out, int(data.sizes.max())), recipe.pretrain.batch_size, draws=NOISY_DRAWS)
+    return fit(policy, data, recipe, metadata=metadata, evaluate=both if count else None, resume=resume)

@@ -41,6 +41,7 @@ from discrete_grpo.recipes.diffusion import DiffusionOptions, diffusion_policy
 from discrete_grpo.recipes.digraphs import run_pretrain_digraphs
 from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.recipes.graph_family import shape_of
+from discrete_grpo.recipes.held_out import NOISY_DRAWS, no_larger, with_held_out
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.training.config import PretrainConfig
 
@@ -65,7 +66,8 @@ class PretrainGraphsRecipe(DiffusionOptions):
         output_dir: run folder to make.
         network: sizes of the graph transformer.
         pretrain: settings of the training loop.
-        evaluation_samples: graphs sampled at every checkpoint to log validity; 0 means none.
+        evaluation_samples: graphs sampled at every checkpoint to log validity, beside the loss of held-out graphs,
+            ``eval/test_loss``, with the same times and noise each time; 0 evaluates nothing.
         data_licence: text kept with the checkpoint.
         shape: the property that makes a graph valid: planar, tree, sbm or connected; None means that of the named set. Directed
             graphs are valid if they are acyclic and weakly connected, or weakly connected alone where the data has cycles.
@@ -181,6 +183,7 @@ def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | No
     """
     chosen, seed = recipe.network if network is None else network, recipe.pretrain.seed
     data: OwnGraphs | GraphDataset
+    held_out: OwnGraphs | GraphDataset | None
     about: dict[str, Any] = {}
     labels = None
     if recipe.data.endswith(".npz") or is_own(recipe.data):
@@ -189,13 +192,15 @@ def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | No
         again = {**attributes, "test_share": recipe.test_share}  # what it takes to read the file again
         if isinstance(own, OwnDigraphs):
             return run_pretrain_digraphs(own, recipe, about=again, network=network, resume=resume)
-        train = data = own.index(own.split(recipe.test_share)[0])
+        train, held_out = map(own.index, own.split(recipe.test_share))
+        data = train
         splits, labels = labelled_splits(own, recipe.test_share), None if own.labels.plain else own.labels
         policy = own_graph_policy(train, chosen, recipe, seed=seed)
         if is_own(recipe.data) or labels is not None:
             about = again
     else:
         splits, data = _named_graphs(recipe)
+        held_out = dataset_from_networkx(splits.test, splits.name) if splits.test else None
         policy = graph_policy(graph_statistics(data), chosen, recipe, seed=seed)
     shape = recipe.shape or shape_of(splits.name)
     kept = {"name": splits.name, "source": recipe.data, "graphs": len(data), "licence": recipe.data_licence, **about}
@@ -208,4 +213,6 @@ def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | No
         samples = sample(averaged, count, batch_size=40)
         return evaluate(samples, reference), samples
 
-    return fit(policy, data, recipe, metadata=metadata, evaluate=measure if count else None, resume=resume)
+    shown = None if held_out is None else no_larger(held_out, int(data.sizes.max()))
+    both = with_held_out(measure, shown, recipe.pretrain.batch_size, draws=NOISY_DRAWS)
+    return fit(policy, data, recipe, metadata=metadata, evaluate=both if count else None, resume=resume)

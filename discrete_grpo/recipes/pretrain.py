@@ -27,6 +27,7 @@ from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.field_options import equivariant_sizes
 from discrete_grpo.recipes.fitting import fit
+from discrete_grpo.recipes.held_out import NOISY_DRAWS, hold_out, with_held_out
 from discrete_grpo.recipes.measured import measured_columns, measured_values
 from discrete_grpo.recipes.molecule_fields import KIND, ChargeOptions, check_field_options, molecule_field_policy
 from discrete_grpo.recipes.molecules import check_shards, data_file, molecule_policy, report_broken, report_kept, validity_metrics
@@ -73,6 +74,9 @@ class PretrainRecipe(ChargeOptions):
         evaluation_samples: molecules sampled at every checkpoint to log validity; 0 means none.
         data_name: name kept with the checkpoint; None means that of ``data``.
         data_licence: licence kept with the checkpoint.
+        test_share: share of the different molecules that is not trained on, and whose loss is logged at every checkpoint as
+            ``eval/test_loss``, with the same times, noise and hidden conditions each time; 0 trains on all of them. Of a folder
+            of shards it is a share of the lines.
     """
 
     data: str = "enumerated"
@@ -90,6 +94,7 @@ class PretrainRecipe(ChargeOptions):
     evaluation_samples: int = 256
     data_name: str | None = None
     data_licence: str = "unknown"
+    test_share: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,6 +102,7 @@ class PretrainRecipe(ChargeOptions):
         check_fields(self, "evaluation_samples", least=0)
         check_fields(self, "max_bytes", least=1)
         check_fields(self, "max_atoms")
+        check_fields(self, "test_share", least=0, below=1)
         if self.charges not in ("joint", "field"):
             raise ValueError(f"charges: {self.charges!r}, expected joint or field")
         if self.charges == "field":
@@ -151,14 +157,16 @@ def run_pretrain(recipe: PretrainRecipe, *, network: nn.Module | None = None, re
     data = _dataset(recipe)
     made = _with_field(recipe, data) if recipe.charges == "field" else _joint(recipe, data, measured, network)
     policy, given, stats = made
+    train, held_out = hold_out(given, data.smiles if isinstance(data, MoleculeDataset) else range(len(data)), recipe.test_share)
     metadata: dict[str, Any] = {
         "statistics": stats,
-        "data": {"name": recipe.data_name or data.name, "molecules": len(data), "licence": recipe.data_licence},
+        "data": {"name": recipe.data_name or data.name, "molecules": len(train), "licence": recipe.data_licence},
     }
     if measured:
         metadata["measured"] = list(measured)
-    evaluate = validity_metrics(recipe.evaluation_samples)
-    return fit(policy, given, recipe, metadata=metadata, evaluate=evaluate, resume=resume)
+    fresh = validity_metrics(recipe.evaluation_samples)
+    evaluate = with_held_out(fresh, held_out, recipe.pretrain.batch_size, draws=NOISY_DRAWS)
+    return fit(policy, train, recipe, metadata=metadata, evaluate=evaluate, resume=resume)
 
 
 _Parts: TypeAlias = tuple[nn.Module, Dataset, dict[str, Any]]

@@ -8,20 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from discrete_grpo.core.checks import check_choices, check_fields, check_text
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.graph6 import MAX_NODES
 from discrete_grpo.recipes.families import family_of
 from discrete_grpo.recipes.fitting import fit
+from discrete_grpo.recipes.held_out import held_out_loss, with_held_out
 from discrete_grpo.recipes.loading import load
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.recipes.sft_data import Prepared, prepare
 from discrete_grpo.recipes.sft_files import samples_of
 from discrete_grpo.training.config import PretrainConfig
-from discrete_grpo.training.pretrain import Dataset
 
 __all__ = ["SFTRecipe", "held_out_loss", "run_sft"]
 
@@ -125,43 +123,19 @@ def _measure(
     family = family_of(metadata, ready.policy)
 
     def measure(policy: Any) -> tuple[Mapping[str, float], Sequence[Any]]:
-        found: dict[str, float] = {}
-        if ready.held_out is not None:
-            found["test_loss"] = held_out_loss(policy, ready.held_out, recipe.pretrain.batch_size, draws=ready.draws)
         if not recipe.evaluation_samples or hasattr(policy, "blank"):  # texts with blanks need prompts
-            return found, ()
+            return {}, ()
         drawn = sample(policy, recipe.evaluation_samples, batch_size=40 if family.name == "graphs" else 256)
         if known is None:
-            return {**found, **family.evaluate(drawn)}, drawn
+            return family.evaluate(drawn), drawn
         from discrete_grpo.metrics.molecules import evaluate
 
-        return {**found, **evaluate(drawn, known)}, drawn
+        return evaluate(drawn, known), drawn
 
-    return measure
+    return with_held_out(measure, ready.held_out, recipe.pretrain.batch_size, draws=ready.draws) or measure
 
 
 def _names(smiles: Sequence[str]) -> Collection[str]:
     from discrete_grpo.metrics.molecules import canonical
 
     return {name for name in map(canonical, smiles) if name is not None}
-
-
-@torch.no_grad()
-def held_out_loss(policy: Any, data: Dataset, batch_size: int, *, draws: int = 1, seed: int = 42) -> float:
-    """Mean of the policy's ``likelihood_loss`` over samples that it was not trained on.
-
-    Args:
-        policy: a policy with ``likelihood_loss``.
-        data: the samples.
-        batch_size: number of samples of a pass.
-        draws: least number of losses that the mean is of; fewer samples are taken several times, with other times and noise.
-        seed: random seed of times and noise, which are the same in every call.
-    """
-    device = next(policy.parameters()).device
-    generator = torch.Generator(device).manual_seed(seed)
-    rows = torch.arange(len(data)).repeat(-(-draws // len(data)))
-    total = 0.0
-    for part in rows.split(batch_size):
-        loss = policy.likelihood_loss(data.batch(part).to(device), generator=generator)["loss"]
-        total += float(loss) * len(part)
-    return total / len(rows)

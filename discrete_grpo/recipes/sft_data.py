@@ -17,6 +17,7 @@ from discrete_grpo.policies.fields import FieldPolicy
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
+from discrete_grpo.recipes.held_out import NOISY_DRAWS
 from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.recipes.sft_files import Samples
 from discrete_grpo.runs.console import print_notes
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from discrete_grpo.recipes.sft import SFTRecipe
 
 __all__ = ["Prepared", "prepare"]
-
-NOISY_DRAWS = 512
-"""Number of draws of times and noise that a held-out loss of diffusion or of blanks is the mean of, at least."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.fitting import fit
+from discrete_grpo.recipes.held_out import hold_out, with_held_out
 from discrete_grpo.recipes.measured import measured_columns, measured_values
 from discrete_grpo.recipes.molecules import check_shards, data_file, report_broken, report_kept, validity_metrics
 from discrete_grpo.training.config import PretrainConfig
@@ -59,6 +60,9 @@ class PretrainSmilesRecipe:
         evaluation_samples: molecules sampled at every checkpoint to log validity; 0 means none.
         data_name: name kept with the checkpoint; None means that of ``data``.
         data_licence: licence kept with the checkpoint.
+        test_share: share of the different molecules that is not trained on, and whose loss is logged at every checkpoint as
+            ``eval/test_loss``, with the same hidden conditions each time; 0 trains on all of them. Of a folder
+            of shards it is a share of the lines.
     """
 
     data: str = "enumerated"
@@ -80,10 +84,12 @@ class PretrainSmilesRecipe:
     evaluation_samples: int = 256
     data_name: str | None = None
     data_licence: str = "unknown"
+    test_share: float = 0.0
 
     def __post_init__(self) -> None:
         check_text("data", self.data, "the name of a set, or of a file or folder of molecules")
         check_fields(self, "evaluation_samples", least=0)
+        check_fields(self, "test_share", least=0, below=1)
         check_fields(self, "layers heads width max_length max_bytes", least=1)
 
 
@@ -134,14 +140,15 @@ def smiles_policy(
 
 
 class _Data(NamedTuple):
-    """Training data, what the policy must know of it, its name and the conditions that are columns of it."""
+    """Training data, what the policy must know of it, its name, the conditions that are columns of it and a name of each row."""
 
     data: Dataset
     tokenizer: Tokenizer
     properties: tuple[Property, ...]
     longest: int
     name: str
-    measured: tuple[str, ...] = ()
+    measured: tuple[str, ...]
+    names: Sequence[Hashable]
 
 
 def _data(recipe: PretrainSmilesRecipe) -> _Data:
@@ -150,7 +157,7 @@ def _data(recipe: PretrainSmilesRecipe) -> _Data:
         shards = ShardedTokens(recipe.data, recipe.properties, recipe.scaffold)
         check_shards(shards.folder, recipe.max_broken, recipe.smiles_column)
         longest = max(int(shards.sizes.max()) - 1, shards.longest_prompt if recipe.scaffold else 0)
-        return _Data(shards, shards.tokenizer, shards.properties, longest, shards.folder.name)
+        return _Data(shards, shards.tokenizer, shards.properties, longest, shards.folder.name, (), range(len(shards)))
     measured = measured_columns(recipe)
     lines = _lines(recipe, measured)
     values = with_measured(recipe.properties, lines.properties, lines.values, measured_values(recipe, measured, lines.lines))
@@ -158,7 +165,7 @@ def _data(recipe: PretrainSmilesRecipe) -> _Data:
     prompts = lines.scaffolds if recipe.scaffold else None
     data = token_dataset(lines.smiles, tokenizer, prompts=prompts, values=values, properties=scales)
     longest = max(int(data.sizes.max()) - 1, int(data.prompt_starts.diff().max()))
-    return _Data(data, tokenizer, scales, longest, lines.name, measured)
+    return _Data(data, tokenizer, scales, longest, lines.name, measured, lines.smiles)
 
 
 def _lines(recipe: PretrainSmilesRecipe, measured: Sequence[str]) -> SmilesLines:
@@ -178,7 +185,8 @@ def _lines(recipe: PretrainSmilesRecipe, measured: Sequence[str]) -> SmilesLines
 
 def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -> Path:
     """Pretrain a SMILES policy; returns the folder of the exported policy."""
-    data, tokenizer, scales, longest, name, measured = _data(recipe)
+    data, tokenizer, scales, longest, name, measured, names = _data(recipe)
+    train, held_out = hold_out(data, names, recipe.test_share)
     if recipe.max_length is not None:
         check_range("max_length", recipe.max_length, least=longest, note=", the most tokens of a molecule of the data")
     policy = smiles_policy(
@@ -196,9 +204,9 @@ def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -
     )
     metadata: dict[str, Any] = {
         "kind": "molecules",
-        "data": {"name": recipe.data_name or name, "molecules": len(data), "licence": recipe.data_licence},
+        "data": {"name": recipe.data_name or name, "molecules": len(train), "licence": recipe.data_licence},
     }
     if measured:
         metadata["measured"] = list(measured)
-    evaluate = validity_metrics(recipe.evaluation_samples)
-    return fit(policy, data, recipe, metadata=metadata, evaluate=evaluate, resume=resume)
+    evaluate = with_held_out(validity_metrics(recipe.evaluation_samples), held_out, recipe.pretrain.batch_size)
+    return fit(policy, train, recipe, metadata=metadata, evaluate=evaluate, resume=resume)

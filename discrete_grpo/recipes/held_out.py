@@ -1,0 +1,127 @@
+"""The loss of samples that a policy is not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from discrete_grpo.datasets.listed_graphs import split_rows
+from discrete_grpo.recipes.fitting import Measure
+from discrete_grpo.training.pretrain import Dataset
+
+__all__ = ["NOISY_DRAWS", "DatasetRows", "held_out_loss", "hold_out", "no_larger", "with_held_out"]
+
+NOISY_DRAWS = 512
+"""Number of draws of times and noise that a held-out loss of diffusion or of blanks is the mean of, at least."""
+
+
+@dataclass(frozen=True)
+class DatasetRows:
+    """Some rows of a data set as one.
+
+    Attributes:
+        data: the data set.
+        rows: numbers of its rows.
+    """
+
+    data: Any
+    rows: Int[Tensor, " row"]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def sizes(self) -> Int[Tensor, " row"]:
+        """A measure of length or graph size."""
+        found: Tensor = self.data.sizes[self.rows]
+        return found
+
+    def batch(self, rows: Int[Tensor, " row"]) -> Any:
+        """The samples at ``rows`` of these rows."""
+        return self.data.batch(self.rows[rows])
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the whole data set; AttributeError for one that is not in memory."""
+        return int(self.data.nbytes)
+
+    def to(self, device: torch.device | str) -> DatasetRows:
+        """Return the same with the whole data set on ``device``."""
+        return replace(self, data=self.data.to(device))
+
+
+def hold_out(data: Any, names: Sequence[Hashable], test_share: float) -> tuple[Any, DatasetRows | None]:
+    """Split a data set into training data and held-out data, which are the same in every run.
+
+    Args:
+        data: the data set.
+        names: one name per row; rows of one name stay together, and only the first of them is held out.
+        test_share: share of the different names that is held out; 0 for none.
+
+    Raises:
+        ValueError: if there are not two different names.
+    """
+    if not test_share:
+        return data, None
+    first: dict[Hashable, int] = {}
+    for row, name in enumerate(names):
+        first.setdefault(name, row)
+    if len(first) < 2:
+        raise ValueError(f"test_share: {test_share:g}, expected 0 with one different sample")
+    distinct = list(first)
+    held = {distinct[k] for k in split_rows(len(distinct), None, test_share)[1]}
+    train = [row for row, name in enumerate(names) if name not in held]
+    return DatasetRows(data, torch.tensor(train)), DatasetRows(
+        data, torch.tensor([first[name] for name in distinct if name in held])
+    )
+
+
+def no_larger(data: Dataset, largest: int) -> DatasetRows:
+    """The samples of at most ``largest`` nodes: a policy of graphs gives no probability to others than it draws."""
+    return DatasetRows(data, (data.sizes <= largest).nonzero().flatten())
+
+
+def with_held_out(measure: Measure | None, held_out: Dataset | None, batch_size: int, *, draws: int = 1) -> Measure | None:
+    """``measure`` with the loss of held-out samples as ``test_loss`` before its numbers.
+
+    Args:
+        measure: measures a policy; None measures nothing else.
+        held_out: the samples; None for none.
+        batch_size: see :func:`held_out_loss`, as for ``draws``.
+        draws: least number of losses that the mean is of.
+    """
+    if held_out is None or not len(held_out):
+        return measure
+
+    def both(policy: Any) -> tuple[Mapping[str, float], Sequence[Any]]:
+        loss = held_out_loss(policy, held_out, batch_size, draws=draws)
+        found, samples = ({}, ()) if measure is None else measure(policy)
+        return {"test_loss": loss, **found}, samples
+
+    return both
+
+
+@torch.no_grad()
+def held_out_loss(policy: Any, data: Dataset, batch_size: int, *, draws: int = 1, seed: int = 42) -> float:
+    """Mean of the policy's ``likelihood_loss`` over samples that it was not trained on.
+
+    Args:
+        policy: a policy with ``likelihood_loss``.
+        data: the samples.
+        batch_size: number of samples of a pass.
+        draws: least number of losses that the mean is of; fewer samples are taken several times, with other times and noise.
+        seed: random seed of times and noise, which are the same in every call.
+    """
+    device = next(policy.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
+    rows = torch.arange(len(data)).repeat(-(-draws // len(data)))
+    total = 0.0
+    for part in rows.split(batch_size):
+        loss = policy.likelihood_loss(data.batch(part).to(device), generator=generator)["loss"]
+        total += float(loss) * len(part)
+    return total / len(rows)

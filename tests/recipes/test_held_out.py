@@ -1,0 +1,150 @@
+"""Held-out samples of pretraining: which they are, and their loss in metrics, evaluation and report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import pytest
+import torch
+
+from discrete_grpo import PretrainConfig, PretrainRecipe, load_policy, pretrain
+from discrete_grpo.datasets.enumeration import load_enumerated
+from discrete_grpo.datasets.shard_building import ShardOptions
+from discrete_grpo.datasets.sharded import ShardedMolecules
+from discrete_grpo.datasets.synthetic_graphs import dataset_from_networkx
+from discrete_grpo.models.graph_transformer import NetworkSizes
+from discrete_grpo.recipes import pretrain as recipes
+from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
+from discrete_grpo.recipes.held_out import NOISY_DRAWS, held_out_loss, hold_out, no_larger, with_held_out
+from discrete_grpo.recipes.preprocess import preprocess
+from discrete_grpo.recipes.smiles import PretrainSmilesRecipe, _data
+from discrete_grpo.runs.checkpoint import load_metadata
+from discrete_grpo.runs.recorder import read_evaluation, read_metrics
+from discrete_grpo.training.data_on_device import MemoryDataset
+from tests.recipes.sft_cases import weights, written
+
+SIZES = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4, walk_length=2)
+LOOP = PretrainConfig(max_steps=4, batch_size=8, warmup_steps=0, save_steps=2, learning_rate=1e-2, ema_decay=0.5)
+MOLECULES = ("CCO", "OCC", "CO", "CN", "CCN", "CC", "CCCO", "CCC", "COC", "CCO")
+"""Eight molecules, one of them three times."""
+
+
+def graph_recipe(data: str, out: Path, **changed: Any) -> PretrainRecipe:
+    given: dict[str, Any] = {"network": SIZES, "num_steps": 3, "pretrain": LOOP, "evaluation_samples": 0, "test_share": 0.25}
+    return PretrainRecipe(data=data, output_dir=str(out), **given | changed)
+
+
+def smiles_recipe(data: str, out: Path, **changed: Any) -> PretrainSmilesRecipe:
+    given: dict[str, Any] = {"layers": 1, "heads": 2, "width": 16, "pretrain": LOOP, "evaluation_samples": 0, "test_share": 0.25}
+    return PretrainSmilesRecipe(data=data, output_dir=str(out), **given | changed)
+
+
+def losses(run: Path) -> list[Any]:
+    return [line["eval/test_loss"] for line in read_metrics(run) if "eval/test_loss" in line]
+
+
+def test_copies_are_held_out_together_and_once() -> None:
+    data = load_enumerated(4)
+    names = ["a", "b", "a", "c", "d", "a"]
+    train, held = hold_out(data, names, 0.5)
+    assert held is not None
+    assert not {names[k] for k in train.rows.tolist()} & {names[k] for k in held.rows.tolist()}
+    assert len({names[k] for k in held.rows.tolist()}) == len(held) == 2
+    assert {names[k] for k in [*train.rows.tolist(), *held.rows.tolist()]} == set(names)
+    assert held.sizes.tolist() == data.sizes[held.rows].tolist()
+    assert torch.equal(held.batch(torch.tensor([1, 0])).nodes, data.batch(held.rows[[1, 0]]).nodes)
+    assert hold_out(data, names, 0.5)[1].rows.tolist() == held.rows.tolist()  # type: ignore[union-attr]
+    assert hold_out(data, names, 0.0) == (data, None)
+    with pytest.raises(ValueError, match=r"^test_share: 0.5, expected 0 with one different sample$"):
+        hold_out(data, ["a", "a"], 0.5)
+
+
+@pytest.mark.parametrize("make", [graph_recipe, smiles_recipe])
+def test_the_share_is_a_share(make: Any) -> None:
+    for wrong in (-0.1, 1.0):
+        with pytest.raises(ValueError, match=f"^test_share: {wrong}, expected at least 0 and less than 1"):
+            make("enumerated", Path("run"), test_share=wrong)
+
+
+@pytest.mark.parametrize("make", [graph_recipe, smiles_recipe])
+def test_the_loss_of_molecules_is_logged_at_every_checkpoint_and_told_at_the_end(make: Any, tmp_path: Path, capsys: Any) -> None:
+    recipe = make(written(tmp_path / "data.smi", MOLECULES), run := tmp_path / "run")
+    folder = pretrain(recipe)
+    assert "test_loss" in capsys.readouterr().out
+    found = losses(run)
+    assert len(found) == 2
+    assert found[0] != found[1]
+    assert read_evaluation(run)["after"] == {"test_loss": found[1]}
+    assert "loss of test data" in (run / "report.html").read_text()
+    if make is graph_recipe:
+        data: Any = recipes._dataset(recipe)
+        _, held = hold_out(data, data.smiles, 0.25)
+    else:
+        data = _data(recipe)
+        _, held = hold_out(data.data, data.names, 0.25)
+    assert held is not None
+    assert len(held) == 2
+    assert 6 <= load_metadata(folder)["data"]["molecules"] <= 8
+    exported = load_policy(folder)  # with averaged weights
+    assert held_out_loss(exported, held, 8, draws=NOISY_DRAWS if make is graph_recipe else 1) == found[1]
+
+
+@pytest.mark.parametrize("make", [graph_recipe, smiles_recipe])
+def test_measuring_it_changes_no_bit_of_the_training(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = written(tmp_path / "data.smi", MOLECULES)
+    measured = weights(load_policy(pretrain(make(data, tmp_path / "measured"))))
+    monkeypatch.setattr(
+        f"{'discrete_grpo.recipes.pretrain' if make is graph_recipe else 'discrete_grpo.recipes.smiles'}.with_held_out",
+        lambda *given, **options: None,
+    )
+    plain = weights(load_policy(pretrain(make(data, tmp_path / "plain"))))
+    assert losses(tmp_path / "plain") == []
+    assert all(torch.equal(plain[name], value) for name, value in measured.items())
+
+
+def test_without_a_share_nothing_is_held_out(tmp_path: Path) -> None:
+    folder = pretrain(
+        graph_recipe(written(tmp_path / "data.smi", MOLECULES), tmp_path / "run", test_share=0.0, evaluation_samples=2)
+    )
+    assert load_metadata(folder)["data"]["molecules"] == len(MOLECULES)
+    assert losses(tmp_path / "run") == []
+
+
+def test_molecules_of_shards_are_held_out_too(tmp_path: Path) -> None:
+    data = written(tmp_path / "data.smi", MOLECULES)
+    shards = preprocess(data, tmp_path / "shards", ShardOptions(form="graphs"), jobs=1)
+    folder = pretrain(graph_recipe(str(shards), tmp_path / "run"))
+    assert len(losses(tmp_path / "run")) == 2
+    assert load_metadata(folder)["data"]["molecules"] == 8
+    train, _ = hold_out(ShardedMolecules(shards), range(10), 0.25)
+    assert not isinstance(train, MemoryDataset)
+    assert isinstance(hold_out(load_enumerated(4), MOLECULES, 0.25)[0], MemoryDataset)
+
+
+def test_the_loss_of_conditions_is_measured_with_them(tmp_path: Path) -> None:
+    data = written(tmp_path / "my.csv", ["smiles,y", *(f"{name},{k}" for k, name in enumerate(MOLECULES))])
+    pretrain(smiles_recipe(data, tmp_path / "run", properties=("y",)))
+    assert len(losses(tmp_path / "run")) == 2
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_the_loss_of_test_graphs_is_logged(directed: bool, tmp_path: Path) -> None:
+    kind = nx.DiGraph if directed else nx.Graph
+    graphs = [nx.path_graph(n, create_using=kind) for n in (3, 4, 5, 3, 4, 5, 3, 4)]
+    sizes = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4) if directed else SIZES
+    fixed: dict[str, Any] = {"num_steps": 3, "network": sizes, "pretrain": LOOP, "test_share": 0.25}
+    pretrain(PretrainGraphsRecipe(output_dir=str(tmp_path / "run"), evaluation_samples=2, **fixed), data=graphs)
+    found = losses(tmp_path / "run")
+    assert len(found) == 2
+    assert read_evaluation(tmp_path / "run")["after"]["test_loss"] == found[1]
+    pretrain(PretrainGraphsRecipe(output_dir=str(tmp_path / "none"), evaluation_samples=0, **fixed), data=graphs)
+    assert losses(tmp_path / "none") == []
+
+
+def test_graphs_larger_than_all_that_are_trained_on_are_left_out() -> None:
+    graphs = dataset_from_networkx([nx.path_graph(n) for n in (3, 9, 4)])
+    shown = no_larger(graphs, 4)
+    assert shown.sizes.tolist() == [3, 4]
+    assert with_held_out(None, no_larger(graphs, 2), 8) is None
