@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, SUITES
+from discrete_grpo.cli.changes import may_change
 from discrete_grpo.cli.commands import COMMANDS, UsageError
 from discrete_grpo.cli.help import Option, options_of
 from discrete_grpo.cli.numbers import written_out
@@ -131,9 +132,18 @@ def sampler_options() -> list[Option]:
     return [option for option in options_of(found) if option.name != "shared_steps"]
 
 
+_CHANGES = f"""\
+options, which the run keeps, also where it has finished:
+  train      {", ".join(may_change("train"))}
+  pretrain   {", ".join(may_change("pretrain"))}; sft and judge too
+  optimise   {", ".join(may_change("optimise"))}
+  search     {", ".join(may_change("search"))}"""
+
+
 def _resume() -> _Parser:
-    parser = _Parser("resume", "RUN", "runs/demo")
+    parser = _Parser("resume", "RUN [--name=value ...]", "runs/demo --grpo.max_steps=200")
     parser.add_argument("run", help="run folder; nothing else is needed")
+    parser.epilog = f"{_CHANGES}\n\n{parser.epilog}"
     return parser
 
 
@@ -278,6 +288,8 @@ def read_arguments(command: str, arguments: Sequence[str]) -> dict[str, Any]:
         name = (error.argument_name or "").rpartition("/")[2].lstrip("-")
         raise UsageError(f"{name}: {error.message}" if name else error.message) from error
     given = vars(found)
+    if command == "resume":
+        return given | {"changes": unknown}
     for word in unknown:
         if word.startswith("--"):
             key = word.removeprefix("--").partition("=")[0]

@@ -25,7 +25,7 @@ def call(command: str, given: dict[str, Any]) -> None:
     if command == "list":
         print_list(given["what"])
     elif command == "resume":
-        resume(Path(given["run"]))
+        resume(Path(given["run"]), given["changes"])
     elif command == "report":
         _report(Path(given["run"]))
     else:

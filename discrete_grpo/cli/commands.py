@@ -58,7 +58,7 @@ COMMANDS = {
     "optimise": "find the molecules with the highest reward within a budget of oracle calls",
     "search": "search around the best samples of a policy without changing it",
     "benchmark": "compare methods of reward optimisation on a suite of tasks, within a budget of oracle calls",
-    "resume": "continue a stopped run",
+    "resume": "continue a stopped run, or a finished one for longer",
     "sample": "draw samples from a policy",
     "evaluate": "print the metrics of a file of samples",
     "report": "write the report of a run again",

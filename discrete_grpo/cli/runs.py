@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from discrete_grpo.cli.changes import check_changes, written
 from discrete_grpo.cli.commands import RUNS, UsageError, recipe_of
 from discrete_grpo.cli.import_path import append_working_folder, names_class
 from discrete_grpo.core.interrupt import Interrupted
@@ -94,11 +96,15 @@ def _has_results(folder: Path) -> bool:
     return has_results(folder, calls_count=command in ("search", "optimise"))
 
 
-def resume(folder: Path) -> None:
+def resume(folder: Path, changes: Sequence[str] = ()) -> None:
     """Continue the run of a folder with the settings in it, from its start where it was stopped before its first checkpoint.
 
+    Args:
+        folder: the run folder.
+        changes: options that take the place of settings in it, such as ``--grpo.max_steps=200``, and are kept in it.
+
     Raises:
-        UsageError: if the folder holds no run of a command.
+        UsageError: if the folder holds no run of a command, or for a change of another setting than :func:`may_change` names.
     """
     from discrete_grpo.runs.lock import alone
     from discrete_grpo.runs.settings import put_back_on_refusal
@@ -108,9 +114,15 @@ def resume(folder: Path) -> None:
     if command not in RUNS or not (folder / "config.yaml").is_file():
         wrong = "config.yaml is missing" if command in RUNS else f"command {command!r}"
         raise UsageError(f"run: {folder} is no run folder of a command such as 'discrete-grpo train' ({wrong})")
-    recipe, _ = _parsed(command, [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"])
+    own = [f"--config={folder / 'config.yaml'}", f"--output_dir={folder}"]
+    recipe, before = _parsed(command, own)
+    changed: AbstractContextManager[None] = nullcontext()
+    if changes:
+        recipe, settings = _parsed(command, [*own, *changes])
+        check_changes(command, before, settings)
+        changed = written(folder, settings)
     _, run = recipe_of(command)
-    with alone(folder), put_back_on_refusal(folder):
+    with alone(folder), put_back_on_refusal(folder), changed:
         _guarded(folder, lambda: run(recipe, resume=True))
 
 

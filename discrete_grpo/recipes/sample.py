@@ -154,7 +154,7 @@ def sample_file(
             graphs with their classes as attributes, ``.sdf`` or ``.xyz`` for molecules in space, and one valid sample per line for
             ``.g6``, ``.d6`` or ``.txt`` of graphs, ``.smi``, ``.smiles`` or ``.txt`` of molecules and text, ``.txt`` of images, and
             any other ending of samples of unknown kind; all but ``.png`` also with ``.gz``. Molecules of a
-            broken valence are rows of a table alone.
+            broken valence, and of several parts, are rows of a table alone.
         seed: of the draws.
         scaffold: SMILES that every sample should contain.
         columns: conditions, as for :func:`sample`.
@@ -173,20 +173,21 @@ def sample_file(
     samples, found = _drawn(loaded, n, seed, scaffold, columns, device)
     if path.suffix == ".png" and family.sheet is not None:
         return family.sheet(path, samples)
-    kind = suffix_of(path)
-    if kind in family.writers:
-        content = family.writers[kind](samples)
-    elif kind == ".csv":
+    kind, written = suffix_of(path), n
+    if kind == ".csv":
         conditions = plain_columns(found)  # a property of the name of a condition gives way to it
         content = _table_text({family.column: as_text(samples), **family.table(samples), **conditions}).encode()
+    elif kind in family.writers:
+        content, written = family.writers[kind](samples), sum(s is not None for s in samples)
     else:
-        content = "".join(f"{s}\n" for s in samples if s is not None).encode()
+        lines = _valid_lines(family, samples)
+        content, written = "".join(f"{line}\n" for line in lines).encode(), len(lines)
     print_table(f"{n} samples of {checkpoint}", {str(path): dict(family.evaluate(samples))})
-    invalid = 0 if kind == ".csv" else sum(s is None for s in samples)
-    if invalid == n:
+    if not written:
         raise ValueError(f"out: none of {n} samples can be written to {path}; a .csv has a row for each sample")
-    if invalid:
-        print_notes([f"{invalid} of {n} samples cannot be written to {path} and are left out; a .csv has a row for each sample"])
+    if written < n:
+        told = f"{n - written} of {n} samples are invalid and are left out of {path}"
+        print_notes([f"{told}; a .csv has a row for each sample"])
     with atomic_write(path) as file:
         file.write(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
     return path
@@ -220,8 +221,14 @@ def sample_lines(
     True
     """
     _check_numbers(n, seed, 1)
-    samples, _ = _drawn(load(checkpoint, options), n, seed, scaffold, columns, device)
-    return [str(s) for s in samples if s is not None]
+    loaded = load(checkpoint, options)
+    samples, _ = _drawn(loaded, n, seed, scaffold, columns, device)
+    return _valid_lines(loaded.family, samples)
+
+
+def _valid_lines(family: Family, samples: Sequence[Any]) -> list[str]:
+    """The valid samples as lines of text: a molecule of several parts is not valid."""
+    return [str(s) for s in samples if s is not None and family.key(s) is not None]
 
 
 def _drawn(

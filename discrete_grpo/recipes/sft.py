@@ -12,7 +12,7 @@ from discrete_grpo.core.checks import check_choices, check_fields, check_text
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.text_files import MAX_BYTES
 from discrete_grpo.domains.graph6 import MAX_NODES
-from discrete_grpo.recipes.families import family_of
+from discrete_grpo.recipes.families import SamplerOptions, family_of
 from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.recipes.held_out import held_out_loss, with_held_out
 from discrete_grpo.recipes.loading import load
@@ -20,17 +20,18 @@ from discrete_grpo.recipes.sample import sample
 from discrete_grpo.recipes.sft_data import Prepared, prepare
 from discrete_grpo.recipes.sft_files import samples_of
 from discrete_grpo.training.config import PretrainConfig
+from discrete_grpo.training.lora import LoraOptions, add_lora
 
 __all__ = ["SFTRecipe", "held_out_loss", "run_sft"]
 
 
 @known_options()
 @dataclass(frozen=True)
-class SFTRecipe:
+class SFTRecipe(SamplerOptions):
     """Further likelihood training of a policy on samples of your own: supervised fine-tuning, or transfer learning.
 
-    All that makes the policy is kept: network, classes or alphabet, noise, sampler, conditions. A diffusion or flow policy draws
-    graphs as large as those of the data afterwards.
+    All that makes the policy is kept: network, classes or alphabet, noise, conditions, and the sampler unless an option changes it.
+    A diffusion or flow policy draws graphs as large as those of the data afterwards.
 
     Attributes:
         policy: a bundled policy's name, a checkpoint folder, a run folder, or a class of your own as module:Class@FOLDER.
@@ -51,6 +52,7 @@ class SFTRecipe:
         max_bytes: largest size that a gzipped file may unpack to.
         data_name: name kept with the checkpoint; None means that of ``data``.
         data_licence: licence kept with the checkpoint.
+        lora: low-rank adapters: the network is frozen and they are trained; the exported policy has them merged.
     """
 
     policy: str = "smiles-zinc"
@@ -79,8 +81,12 @@ class SFTRecipe:
     max_bytes: int = MAX_BYTES
     data_name: str | None = None
     data_licence: str = "unknown"
+    lora: LoraOptions = field(default_factory=LoraOptions)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.lora, LoraOptions):
+            raise ValueError(f"lora: {self.lora!r}, expected a LoraOptions")
         check_text("policy", self.policy, "the name of a policy or its folder")
         if self.data is not None:
             check_text("data", self.data, "the name of a file of samples")
@@ -106,9 +112,11 @@ def run_sft(recipe: SFTRecipe, *, resume: bool = False) -> Path:
         FileNotFoundError: if there is no such file of data.
         ValueError: if the data cannot be read, or the policy cannot draw it.
     """
-    loaded = load(recipe.policy, seed=recipe.pretrain.seed)
+    loaded = load(recipe.policy, recipe, seed=recipe.pretrain.seed)
     found = samples_of(recipe, loaded)
     ready = prepare(recipe, loaded, found)
+    if recipe.lora.r:
+        add_lora(ready.policy, recipe.lora.r, recipe.lora.lora_alpha, recipe.lora.target_modules, seed=recipe.pretrain.seed)
     kept = {name: value for name, value in loaded.metadata.items() if name not in ("data", "date", "pretraining_steps")}
     metadata = {**kept, "kind": loaded.family.name, "data": {**found.about, "samples": ready.count}, "trained_from": recipe.policy}
     measure = _measure(recipe, ready, metadata)

@@ -19,6 +19,7 @@ from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, 
 from discrete_grpo.recipes.before_and_after import MEMORIES, Evaluations, Memories, Results
 from discrete_grpo.recipes.conditions import check_read, column_names, kept_columns, prepare_columns, read_columns, tell_unread
 from discrete_grpo.recipes.families import Columns, View, check_view, seen_by
+from discrete_grpo.recipes.lengthened import check_length
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
 from discrete_grpo.recipes.new_run import withdrawn_on_failure
 from discrete_grpo.recipes.offline import KEPT, OfflineOptions, offline_trainer, scored_samples
@@ -224,7 +225,8 @@ def run_train(
         tell_changed_rewards(folder, recipe.rewards, resume=resume)
         kept = _kept(folder, recipe) if resume else ()
         told = function_names(**{name: functions.get(name) for name in FUNCTIONS})
-        tell_changed_settings(folder, recipe.settings | told, resume=resume, fixed=("policy", *kept))
+        changed = tell_changed_settings(folder, recipe.settings | told, resume=resume, fixed=("policy", *kept))
+        check_length(folder, "grpo", recipe.grpo, changed)
     given = recipe.rewards
     if recipe.rewards_see == "smiles":
         check_kind(given, "molecules")

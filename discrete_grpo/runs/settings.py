@@ -12,10 +12,17 @@ from discrete_grpo.core.processes import is_first
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.recorder import REWARDS, SETTINGS, write_json, write_text
 
-__all__ = ["flat_settings", "put_back_on_refusal", "read_entries", "tell_changed_settings", "tell_new_folder"]
+__all__ = [
+    "checkpoints_in",
+    "flat_settings",
+    "put_back_on_refusal",
+    "read_entries",
+    "tell_changed_settings",
+    "tell_new_folder",
+]
 
 
-def tell_changed_settings(folder: Path, settings: Mapping[str, Any], *, resume: bool, fixed: Sequence[str] = ()) -> None:
+def tell_changed_settings(folder: Path, settings: Mapping[str, Any], *, resume: bool, fixed: Sequence[str] = ()) -> dict[str, Any]:
     """Note the settings of a new run, or print one line for each that is another one in a resumed run, and note the new one.
 
     Args:
@@ -23,6 +30,9 @@ def tell_changed_settings(folder: Path, settings: Mapping[str, Any], *, resume: 
         settings: numbers, texts, lists and mappings by name.
         resume: whether the run goes on.
         fixed: names of those that a run keeps as they were, whatever is given when it goes on.
+
+    Returns:
+        What the settings were that are other ones, by name.
     """
     before = read_entries(folder / SETTINGS) if resume else {}
     now = flat_settings(json.loads(json.dumps(settings, default=str)))  # as a file gives them back
@@ -32,23 +42,25 @@ def tell_changed_settings(folder: Path, settings: Mapping[str, Any], *, resume: 
         print_notes([f"{name}: {f'{now[name]} is not used, the run goes on with {old}' if name in fixed else goes_on}"])
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / SETTINGS, now | {name: old for name, old in others.items() if name in fixed})
+    return others
 
 
 @contextmanager
 def put_back_on_refusal(folder: Path) -> Iterator[None]:
     """Put the noted settings and rewards of a run back as they were if the block fails before it writes a checkpoint."""
     noted = {file: file.read_text(encoding="utf-8") for name in (SETTINGS, REWARDS) if (file := folder / name).is_file()}
-    seen = _checkpoints(folder)
+    seen = checkpoints_in(folder)
     try:
         yield
     except BaseException:
-        if is_first() and _checkpoints(folder) == seen:
+        if is_first() and checkpoints_in(folder) == seen:
             for file, text in noted.items():
                 write_text(file, text)
         raise
 
 
-def _checkpoints(folder: Path) -> list[Path]:
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The folders of the checkpoints of a run, those of its off-line updates included."""
     return sorted(path for part in ("checkpoints", "offline/checkpoints") for path in (folder / part).glob("*"))
 
 

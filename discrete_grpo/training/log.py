@@ -90,9 +90,16 @@ def replay_metrics(replayed: Sequence[Batch], config: GRPOConfig) -> dict[str, f
 
 
 def sample_table(
-    batches: Sequence[Batch], advantage: Float[Tensor, " row"], names: Sequence[str], config: GRPOConfig
+    batches: Sequence[Batch],
+    advantage: Float[Tensor, " row"],
+    names: Sequence[str],
+    config: GRPOConfig,
+    conditions: Sequence[Mapping[str, Any]] | None = None,
 ) -> Mapping[str, Sequence[Any]]:
-    """Columns of the table of samples, one entry per row; the sample is None where it is invalid."""
+    """Columns of the table of samples, one entry per row; the sample is None where it is invalid.
+
+    The conditions that are texts or numbers follow the advantage, one column per name, None in a row whose condition lacks it.
+    """
     rewards = torch.cat([b.rewards for b in batches])
     samples = [s for b in batches for s in b.rollout.samples]
     columns: dict[str, Sequence[Any]] = {"group": groups_of(batches).tolist(), "sample": samples}
@@ -100,15 +107,33 @@ def sample_table(
     columns |= {f"reward_{name}": column.tolist() for name, column in zip(names, rewards.unbind(-1), strict=True)}
     if config.refine_fraction > 0:
         columns["refined"] = torch.cat([b.refined for b in batches]).int().tolist()
-    return columns | {"advantage": advantage.tolist()}
+    columns["advantage"] = advantage.tolist()
+    given = [{} if conditions is None or k is None else conditions[k] for b in batches for k in b.origins]
+    own = [name for name in _written(conditions or ()) if name not in ("step", "refined", *columns)]
+    return columns | {name: [condition.get(name) for condition in given] for name in own}
+
+
+def _written(conditions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the conditions that a table can hold, as they are texts or numbers wherever they are given."""
+    names = dict.fromkeys(name for condition in conditions for name in condition)
+    return [name for name in names if all(isinstance(c.get(name), str | int | float | None) for c in conditions)]
 
 
 def _as_begun(table: Mapping[str, Sequence[Any]], begun: Sequence[str] | None) -> Mapping[str, Sequence[Any]]:
-    """The table with the column ``refined`` where the file has it, since refinement can begin or end with a resumed run."""
-    if begun is None or ("refined" in begun) == ("refined" in table):
+    """The table with the columns of its file: ``refined`` and the conditions can be other ones in a resumed run.
+
+    A column that the file does not have is left out; of one that the run no longer has, its cells are 0 or empty.
+    """
+    if begun is None or _always(begun) != _always(list(table)):
         return table
-    empty = [0] * len(table["sample"])
-    return {name: table.get(name, empty) for name in begun} if set(begun) <= {*table, "refined"} else table
+    rows = len(table["sample"])
+    return {name: table.get(name, [0 if name == "refined" else None] * rows) for name in begun}
+
+
+def _always(names: Sequence[str]) -> list[str]:
+    """The columns that a run has whatever it was resumed with."""
+    end = names.index("advantage") + 1 if "advantage" in names else len(names)
+    return [name for name in names[:end] if name != "refined"]
 
 
 def _mean(values: Float[Tensor, " row"]) -> float:
@@ -130,6 +155,7 @@ class RunLog:
         names: names of the rewards.
         run: folder of the run; None writes nothing to disk.
         tracker: tracker that receives all metrics, and the best samples every ``save_steps`` updates.
+        conditions: of the run, one mapping per condition, for the table of samples; None without conditions.
     """
 
     def __init__(
@@ -138,8 +164,9 @@ class RunLog:
         names: Sequence[str],
         run: str | Path | None = None,
         tracker: Tracker | None = None,
+        conditions: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        self.config, self.names = config, names
+        self.config, self.names, self.conditions = config, names, conditions
         self.tracker = tracker
         if tracker is not None and not isinstance(tracker, Trackers):
             self.tracker = Trackers({type(tracker).__name__: tracker})  # one that fails is switched off
@@ -174,7 +201,7 @@ class RunLog:
         """Write the samples of the generation that is trained on from update ``step`` on."""
         batches = generation.batches
         if self.recorder is not None:
-            table = sample_table(batches, generation.advantage, self.names, self.config)
+            table = sample_table(batches, generation.advantage, self.names, self.config, self.conditions)
             self.recorder.record_samples(step, _as_begun(table, self.recorder.columns))
         for found in generation.failures if self.failures is not None else ():
             self.failures.add(step, found)  # type: ignore[union-attr]

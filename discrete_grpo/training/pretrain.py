@@ -35,6 +35,7 @@ from discrete_grpo.training.bf16 import decide_and_tell
 from discrete_grpo.training.config import GRPOConfig, PretrainConfig
 from discrete_grpo.training.data_on_device import data_on_device
 from discrete_grpo.training.distributed import ProcessGroup, RankShare, accelerator
+from discrete_grpo.training.lora import has_lora, merge_lora, without_lora
 from discrete_grpo.training.network import check_determinism, checkpoint_layers, compile_network, deterministic, tf32_products
 from discrete_grpo.training.optim import GradientSum, averaged, learning_rate, update_average
 from discrete_grpo.training.state import check_device_kind, restore_weights
@@ -185,8 +186,8 @@ class Pretrainer:
 
     @property
     def averaged(self) -> Any:
-        """The policy with averaged weights, in eval mode, which is the one that is exported."""
-        return self.average.module.eval()
+        """The policy with averaged weights and merged adapters, in eval mode, which is the one that is exported."""
+        return without_lora(self.average.module.eval())
 
     def train(self) -> Path:
         """Train to ``max_steps`` and export the averaged policy to ``RUN/policy``; returns that folder.
@@ -203,7 +204,8 @@ class Pretrainer:
         if self.step < self.config.max_steps:
             raise Interrupted(f"stopped at update {self.step} of {self.config.max_steps}")
         if self.config.load_best_model_at_end and (best := self.checkpoints.best()) is not None:
-            load_weights(best, self.averaged)
+            kept = self.average.module.eval()
+            load_weights(best, merge_lora(kept) if has_lora(kept) else kept)
         folder, metadata = self.run / "policy", self.metadata | {"pretraining_steps": self.step}
         self.processes.run_all(lambda: save(folder, self.averaged, metadata=metadata) if self.processes.first else None)
         return folder

@@ -136,7 +136,7 @@ class GRPOTrainer:
         self.state = RunState(module, *own, tuple(self.rewards), ledger, self.sampler, self.processes)
         tables = reference_tables(policy, self.reference, config)
         self.learner = Learner(policy, self.state, config, self.accelerator.backward, self.precision, surrogate_func, tables)
-        self.log = RunLog(config, reward_names(self.rewards), run, tracker) if self.processes.first else None
+        self.log = RunLog(config, reward_names(self.rewards), run, tracker, self.sampler.columns) if self.processes.first else None
         self.step = 0
         self.history: list[dict[str, float]] = []
         self.ended = False  # whether on_update has ended the run

@@ -30,7 +30,7 @@ from discrete_grpo.recipes.loading import load, load_policy, with_sampler
 from discrete_grpo.recipes.molecule_family import scaffold_sites
 from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
 from discrete_grpo.recipes.pretrain import PretrainRecipe, pretrain, run_pretrain
-from discrete_grpo.recipes.sample import sample, sample_file
+from discrete_grpo.recipes.sample import sample, sample_file, sample_lines
 from discrete_grpo.recipes.search import SearchRecipe
 from discrete_grpo.recipes.sft import SFTRecipe
 from discrete_grpo.recipes.smiles import PretrainSmilesRecipe
@@ -346,7 +346,11 @@ def test_sample_files_are_what_their_names_say(tiny: Path, tmp_path: Path) -> No
     table = read_samples(tmp_path / "a.csv.gz")
     assert list(table) == ["smiles", "QED", "logP", "SA", "weight"]
     assert len(table["smiles"]) == 40
-    assert [s for s in table["smiles"] if s] == texts["a.smi"].decode().split()
+    assert [s for s in table["smiles"] if s and "." not in s] == texts["a.smi"].decode().split()
+    assert any("." in s for s in table["smiles"])
+    assert evaluate_file(str(tmp_path / "a.smi"))["valid"] == 1.0
+    assert evaluate_file(str(tmp_path / "a.csv"))["valid"] == len(texts["a.smi"].split()) / 40
+    assert sample_lines(str(tiny), 40, seed=3) == texts["a.smi"].decode().split()
     assert all((s == "" or "." in s) == (weight == "") for s, weight in zip(table["smiles"], table["weight"], strict=True))
 
 
@@ -354,12 +358,12 @@ def test_samples_that_a_file_cannot_hold_are_told_and_no_file_is_replaced_by_an_
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, loaded = tmp_path / "a.smi", load(str(tiny))
-    for drawn in (["CC", None, "C"], [None, None]):
+    for drawn in (["CC", None, "C", "C.C"], [None, "C.C"]):
         monkeypatch.setattr("discrete_grpo.recipes.sample._drawn", lambda *given, drawn=drawn: (drawn, None))
         monkeypatch.setattr("discrete_grpo.recipes.sample.load", lambda *given: loaded)
-        if any(drawn):
-            sample_file(str(tiny), 3, str(out))
-            assert f"1 of 3 samples cannot be written to {out} and are left out; a .csv has a row" in capsys.readouterr().err
+        if "CC" in drawn:
+            sample_file(str(tiny), 4, str(out))
+            assert f"2 of 4 samples are invalid and are left out of {out}; a .csv has a row" in capsys.readouterr().err
         else:
             with pytest.raises(ValueError, match=r"^out: none of 2 samples can be written to"):
                 sample_file(str(tiny), 2, str(out))

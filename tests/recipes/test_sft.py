@@ -15,8 +15,9 @@ from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.domains.tokenizer import Tokenizer
 from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.sft import run_sft
-from discrete_grpo.runs.checkpoint import load_metadata, save
+from discrete_grpo.runs.checkpoint import Checkpoints, load_metadata, save
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics, read_samples
+from discrete_grpo.training.lora import LoraOptions
 from tests.recipes.sft_cases import (
     CYCLES,
     FAMILIES,
@@ -88,6 +89,53 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert read_evaluation(tmp_path / "stopped") == read_evaluation(tmp_path / "whole")
     assert read_evaluation(tmp_path / "stopped")["before"] == before["before"]
+
+
+def test_samples_are_drawn_with_the_options_of_the_sampler(tmp_path: Path) -> None:
+    policy, data = FAMILIES["smiles"](tmp_path)
+    options: dict[str, Any] = {"test_share": 0.3, "pretrain": loop(1), "evaluation_samples": 6}
+    folder = run_sft(SFTRecipe(policy, data, str(tmp_path / "run"), top_k=1, **options))
+    for stage in ("before", "after"):
+        assert len(set(read_samples(tmp_path / f"run/evaluation_{stage}.csv.gz")["sample"])) == 1  # the most probable one
+    assert load_policy(folder).truncation.top_k == 1
+    plain = run_sft(SFTRecipe(policy, data, str(tmp_path / "plain"), **options))
+    assert load_policy(plain).truncation.top_k is None
+    losses = [[row["test_loss"] for row in read_evaluation(tmp_path / run).values()] for run in ("run", "plain")]
+    assert losses[0] == losses[1]  # a loss is that of the network
+    with pytest.raises(ValueError, match=r"^num_steps: 5, expected none: TokenPolicy has no such setting"):
+        run_sft(SFTRecipe(policy, data, str(tmp_path / "none"), num_steps=5, **options))
+
+
+@pytest.mark.parametrize("family", ["smiles", "graphs"])
+def test_adapters_alone_are_trained_and_are_merged_in_what_is_exported(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("discrete_grpo.recipes.sft_data.NOISY_DRAWS", 1)  # for time
+    policy, data = FAMILIES[family](tmp_path)
+    given = weights(load_policy(policy))
+    options: dict[str, Any] = {"test_share": 0.3, "evaluation_samples": 0}
+
+    def run(name: str, steps: int = 4, r: int = 2, resume: bool = False, **changes: Any) -> dict[str, Tensor]:
+        config = loop(steps, learning_rate=1e-2, ema_decay=0.9, min_lr_rate=1.0, save_total_limit=9, **changes)
+        recipe = SFTRecipe(policy, data, str(tmp_path / name), pretrain=config, lora=LoraOptions(r=r), **options)
+        return weights(load_policy(run_sft(recipe, resume=resume)))
+
+    found = run("run")
+    assert list(found) == list(given)
+    changed = {name for name in given if not torch.equal(found[name], given[name])}
+    assert changed
+    assert all(name.endswith("weight") and found[name].ndim == 2 for name in changed)  # biases and norms are frozen
+    whole = run("whole", r=0)
+    assert changed < {name for name in given if not torch.equal(whole[name], given[name])}
+    before = [read_evaluation(tmp_path / name)["before"]["test_loss"] for name in ("run", "whole")]
+    assert before[0] == before[1]
+    run("parts", 2)
+    assert all(torch.equal(value, found[name]) for name, value in run("parts", 4, resume=True).items())
+    metric: dict[str, Any] = {"metric_for_best_model": "loss", "greater_is_better": True}
+    best = run("best", load_best_model_at_end=True, **metric)
+    checkpoint = Checkpoints(tmp_path / "best", **metric).best()
+    assert checkpoint is not None
+    assert all(torch.equal(value, best[name]) for name, value in weights(load_policy(checkpoint)).items())
 
 
 # -- what is refused
@@ -177,6 +225,8 @@ def test_it_says_in_one_line_what_does_not_fit(
         ({"test_share": 1.0}, "test_share: 1.0, expected more than 0 and less than 1"),
         ({"max_broken": 1.5}, "max_broken: 1.5, expected 0 to 1"),
         ({"marginals": "own"}, "marginals: 'own', expected one of policy, data"),
+        ({"lora": {"r": 2}}, "lora: {'r': 2}, expected a LoraOptions"),
+        ({"top_k": 0}, "top_k: 0, expected at least 1"),
         ({"policy": 3}, "policy: a int, expected the name of a policy or its folder"),
     ],
 )

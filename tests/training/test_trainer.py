@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -171,6 +172,39 @@ def test_every_sample_is_written_with_its_reward_and_advantage(tmp_path: Path) -
     for sample, reward in zip(table["sample"], table["reward"], strict=True):
         classes = [int(c) for c in sample.strip("()").split(",") if c.strip()]
         assert float(reward) == classes.count(2) / len(classes)
+
+
+def told(samples: list[Any], **columns: Any) -> list[float]:
+    """A reward that is the number of the condition that it is told."""
+    return [float(one) for one in columns["number"]]
+
+
+def test_the_conditions_of_samples_are_written_after_the_other_columns(tmp_path: Path) -> None:
+    conditions: list[dict[str, Any]] = [{"number": np.float32(0.5), "kind": "a, b"}, {"number": 2, "parts": [1]}]
+    config = GRPOConfig(**SMALL, max_steps=2)
+    GRPOTrainer(tiny_policy(), told, config, columns=conditions, run=tmp_path).train()
+    table = read_samples(tmp_path / "samples.csv.gz")
+    assert list(table) == ["step", "group", "sample", "reward", "reward_told", "advantage", "number", "kind"]
+    assert [float(number) for number in table["number"]] == [float(reward) for reward in table["reward"]]
+    assert {*zip(table["number"], table["kind"], strict=True)} == {("0.5", "a, b"), ("2", "")}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "names"),
+    [
+        (None, [{"number": 1}], []),  # as in a run of an earlier version
+        ([{"number": 1, "kind": "a"}], [{"number": 2, "other": "b"}], ["number", "kind"]),
+    ],
+)
+def test_a_resumed_run_keeps_the_columns_of_its_file(tmp_path: Path, first: Any, then: Any, names: list[str]) -> None:
+    for steps, columns in ((1, first), (2, then)):
+        config = GRPOConfig(**SMALL, max_steps=steps)
+        GRPOTrainer(tiny_policy(), share_of_class_two, config, columns=columns, run=tmp_path, resume=steps > 1).train()
+    table = read_samples(tmp_path / "samples.csv.gz")
+    assert list(table)[6:] == names
+    assert table["step"] == ["1"] * 12 + ["2"] * 12
+    if names:
+        assert (table["number"], table["kind"]) == (["1"] * 12 + ["2"] * 12, ["a"] * 12 + [""] * 12)
 
 
 @pytest.mark.parametrize(
