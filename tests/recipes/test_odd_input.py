@@ -177,7 +177,7 @@ NOTHING: Any = None
         (lambda: dg.benchmark("pmo", tasks=["qed"], output_dir=NOTHING), "output_dir: None, expected the name of a folder to make"),
         (
             lambda: dg.benchmark("pmo", tasks=TASKS),
-            "expected the name of a task; tasks of your own are given in place of",
+            "expected the name of a task or a Task",
         ),
         (lambda: dg.sample("qm9-small", 1, options=STEPS), "options: {'num_steps': 3}, expected SamplerOptions"),
         (lambda: dg.load_policy("qm9-small", STEPS), "options: {'num_steps': 3}, expected SamplerOptions"),
