@@ -33,6 +33,7 @@ from discrete_grpo.rewards.cache import ScoreCache, check_cache_file
 from discrete_grpo.rewards.identity import Unidentified, identify
 from discrete_grpo.rewards.ledger_file import LedgerFile, calls_of, scores_of
 from discrete_grpo.rewards.ledger_rows import calls_until, known_calls
+from discrete_grpo.rewards.same_name import check_same_reward
 
 __all__ = ["History", "Ledger", "molecule_key", "open_ledger", "reserved", "text_key"]
 
@@ -122,6 +123,7 @@ class Ledger:
         self.asked = self.invalid = 0
         self.scoring: Reward | None = None
         self.owners: dict[str, Reward] = {}
+        self._named: dict[str, Reward] = {}
         self._rows = LedgerFile(path)
         self._file = self._rows.database
         self._identities: dict[int, tuple[Reward, str | None]] = {}
@@ -194,7 +196,8 @@ class Ledger:
         Raises:
             RewardError: as :func:`discrete_grpo.core.scoring.score_one`, and if the file cannot be written.
             BudgetExhausted: if there is a new sample and the budget was used up in earlier turns.
-            ValueError: if there are not as many sources as samples, or a reward has a name that another one owns.
+            ValueError: if there are not as many sources as samples, a reward has a name that another one owns, or the name of
+                another one that was scored before.
         """
         if isinstance(samples, str):
             raise ValueError(f"samples: {samples!r}, expected a list of samples, such as [{samples!r}]")
@@ -209,6 +212,7 @@ class Ledger:
         for name, reward in named:
             if self.owners.get(name, reward) is not reward:
                 raise ValueError(f"rewards: {name!r} is the name of the task, expected the task that was given, or another name")
+            check_same_reward(name, self._named.setdefault(name, reward), reward)
         self.turn += 1
         chemistry.reserve(len(samples))  # whoever scores and measures these samples next finds their molecules parsed
         keys = [self.key(sample) for sample in samples]
