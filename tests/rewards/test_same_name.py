@@ -77,7 +77,7 @@ def test_the_same_reward_is_asked_twice_also_where_it_was_made_anew(made: Callab
 
 PAIRS: dict[str, tuple[Any, Any, str]] = {
     "closures": (constant(1.0), constant(2.0), "test_same_name.constant.<locals>.score (line "),
-    "lambdas": (*LAMBDAS, "test_same_name.<lambda> (line "),
+    "lambdas": (LAMBDAS[0], LAMBDAS[1], "test_same_name.<lambda> (line "),
     "a task": (TASKS["qed"], qed, "discrete_grpo.rewards.task.Task and discrete_grpo.rewards.molecules.qed (line "),
     "objects": (Target(qed, 0.5, 1.0), Target(qed, 0.5, 2.0), "discrete_grpo.rewards.molecules.Target with other values"),
     "methods": (Model(1.0).score, Model(2.0).score, "test_same_name.Model.score (line "),
