@@ -31,11 +31,11 @@ def check_parts(**parts: Any) -> None:
     _check_kinds("memory", [parts["memory"]], ScoredMemory)
     _check_kinds("drawable", [one for one in [parts["drawable"]] if one is not None], ScoredMemory, " or None")
     _check_kinds("known", parts["known"], Remembered, ", as in the list kept of a ScoredMemory")
-    for name in ("reward", "key", "objective"):
-        _check_function(name, parts[name])
-    for name in ("rewrite", "contexts"):
-        if parts[name] is not None:
-            _check_function(name, parts[name], " or None")
+    for name in ("reward", "objective", "key", "rewrite", "contexts"):
+        value, none = parts[name], " or None" if name in ("rewrite", "contexts") else ""
+        of_objects = name in ("reward", "objective")  # a class would be called in the place of its object; that of a key may be str
+        if (isinstance(value, type) and of_objects) or not (callable(value) or (none and value is None)):
+            raise ValueError(f"{name}: {_shown(value)}, expected a function{none}")
     _check_methods("ledger", parts["ledger"])
     if parts["screen"] is not None:
         _check_methods("screen", parts["screen"])
@@ -49,11 +49,6 @@ def _check_kinds(argument: str, given: Iterable[Any], kind: type, note: str = ""
     for one in given:
         if not isinstance(one, kind):
             raise ValueError(f"{argument}: {_shown(one)}, expected a {kind.__name__}{note}")
-
-
-def _check_function(argument: str, given: Any, note: str = "") -> None:
-    if isinstance(given, type) or not callable(given):
-        raise ValueError(f"{argument}: {_shown(given)}, expected a function{note}")
 
 
 def _check_methods(argument: str, part: Any) -> None:
