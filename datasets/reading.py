@@ -34,6 +34,7 @@ __all__ = [
     "array_lines",
     "cache_file",
     "check_broken",
+    "check_cache_dir",
     "check_file",
     "content_key",
     "from_cache",
@@ -256,8 +257,23 @@ def cache_file(cache_dir: str | Path | None, name: str, path: Path, version: str
     """
     if cache_dir is None:
         return None
+    if cache_dir != AUTO:
+        check_cache_dir(cache_dir)
     folder = default_cache() / "parsed" if cache_dir == AUTO else Path(cache_dir)
     return folder / f"{name}-{content_key(path, version)}.npz"
+
+
+def check_cache_dir(cache_dir: str | Path) -> None:
+    """Make the folder of a cache where there is none.
+
+    Raises:
+        ValueError: if it cannot be made.
+    """
+    try:
+        Path(cache_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ValueError(f"cache_dir: {cache_dir} cannot be made ({reason}), expected a folder to write in") from error
 
 
 def keep_parsed(cached: Path | None, cache_dir: str | Path | None, lines: int, write: Callable[[Path], None]) -> None:
@@ -274,9 +290,9 @@ def keep_parsed(cached: Path | None, cache_dir: str | Path | None, lines: int, w
     try:
         write(cached)
     except OSError as error:
-        if cache_dir != AUTO:
-            raise
         reason = error.strerror or type(error).__name__
+        if cache_dir != AUTO:
+            raise OSError(f"cache_dir: {cached} cannot be written ({reason})") from error
         warnings.warn(f"{cached}: the parsed data cannot be kept for the next run ({reason})", RuntimeWarning, stacklevel=3)
 
 

@@ -12,7 +12,16 @@ from discrete_grpo.core.checks import LAST_SEED, check_whole, did_you_mean
 if TYPE_CHECKING:
     from discrete_grpo.rewards.task import Task
 
-__all__ = ["check_budget", "check_fit", "check_names", "check_policy_fits", "check_seeds", "chosen", "policy_kind"]
+__all__ = [
+    "check_budget",
+    "check_fit",
+    "check_names",
+    "check_policy_fits",
+    "check_seeds",
+    "chosen",
+    "chosen_tasks",
+    "policy_kind",
+]
 
 T = TypeVar("T")
 SAFE = re.compile(r"[A-Za-z0-9][\w.+-]*")
@@ -38,6 +47,26 @@ def chosen(what: str, given: Iterable[str] | None, known: Mapping[str, T]) -> li
         if name in names[:k]:
             raise ValueError(f"{what}: {name!r} is given twice, expected each once")
     return [known[name] for name in names]
+
+
+def chosen_tasks(given: Sequence[str | Task] | None, known: Mapping[str, T]) -> list[T | Task]:
+    """The tasks of a suite by their names, or all, with tasks of the user's own among them, in the order in which they are given.
+
+    Raises:
+        ValueError: as :func:`chosen`, for a value that is no task, and for a task with the name of another.
+    """
+    if given is None or isinstance(given, str):
+        return [*chosen("tasks", given, known)]
+    own = [one for one in given if not isinstance(one, str)]
+    for one in own:
+        if not hasattr(one, "score") or not hasattr(one, "kind"):
+            raise ValueError(f"tasks: {one!r}, expected the name of a task or a Task")
+        if one.name in known:
+            raise ValueError(f"tasks: one of your own is named {one.name!r}, as one of the suite is, expected another name")
+    check_names("tasks", [one.name for one in own])
+    names = [one for one in given if isinstance(one, str)]
+    of_suite = iter(chosen("tasks", names, known) if names or not own else ())
+    return [next(of_suite) if isinstance(one, str) else one for one in given]
 
 
 def check_names(what: str, names: Sequence[str]) -> None:

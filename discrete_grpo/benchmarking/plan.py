@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from discrete_grpo.benchmarking import checks
 from discrete_grpo.benchmarking.facts import circumstances, file_digest, policy_facts
@@ -28,7 +28,7 @@ __all__ = ["PAGE", "PLAN", "RESULTS", "TABLE", "Plan", "Request", "is_done", "ma
 PLAN = "benchmark.json"
 RESULTS, TABLE, PAGE = "results.json", "results.md", "results.html"
 OWN = "own"
-"""Name of the suite of tasks of the user's own."""
+"""Name of the suite of tasks of the user's own, also of those that are given beside tasks of another suite."""
 
 
 COMMON = ("version", "budget", "policy", "policy_sha256")
@@ -43,7 +43,7 @@ class Request:
     """The request of a benchmark; see :func:`discrete_grpo.benchmarking.runner.benchmark`."""
 
     suite: Any
-    tasks: Sequence[str] | None = None
+    tasks: Sequence[str | Task] | None = None
     methods: Sequence[str | Method | Callable[..., None]] | None = None
     policy: Any = None
     budget: int | None = None
@@ -111,22 +111,23 @@ def make_plan(request: Request) -> Plan:
     if facts is None and request.policy is not None:
         print_notes(["policy: not used, as none of the methods draws from a policy"])
     made = circumstances()
+    homes = [(task, OWN if any(task is one for one in request.tasks or ()) else suite) for task in tasks]
     jobs = tuple(
         Job(
-            suite=suite,
+            suite=home,
             task=task,
             method=method,
             policy=policy if method.needs_policy else None,
             budget=budget,
             seed=seed,
-            folder=folder / "jobs" / suite / task.name / method.name / str(seed),
+            folder=folder / "jobs" / home / task.name / method.name / str(seed),
             cache=folder / "scores.sqlite",
-            conditions=_conditions(suite, task, method, budget, facts, made["version"]),
+            conditions=_conditions(home, task, method, budget, facts, made["version"]),
             made=made,
             workers=max(1, available_jobs() // request.jobs),
         )
         for seed in request.seeds
-        for task in tasks
+        for task, home in homes
         for method in methods
     )
     done = tuple(job for job in jobs if is_done(job))
@@ -136,6 +137,8 @@ def make_plan(request: Request) -> Plan:
 
 def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
     """Name of the suite, its chosen tasks, default policy and default budget."""
+    if request.tasks is not None and not isinstance(request.tasks, Iterable):
+        raise ValueError(f"tasks: {request.tasks!r}, expected a list of names and tasks")
     if isinstance(request.suite, str):
         suite = find_suite(request.suite)
         return suite.name, _of_suite(suite, request), suite.policy, suite.budget
@@ -144,7 +147,9 @@ def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
     for name, default in FOR_SUITES.items():
         if (value := getattr(request, name)) != default:
             raise ValueError(f"{name}: {value!r}, expected none with tasks of your own, which have their settings")
-    _check_task_names(request)
+    for one in request.tasks or ():
+        if not isinstance(one, str):
+            raise ValueError(f"tasks: {one!r}, expected the name of a task, since tasks of your own are in place of the suite here")
     for task in tasks:
         if not hasattr(task, "score") or not hasattr(task, "kind"):
             raise ValueError(f"suite: {task!r}, expected the name of a suite, a Task, or several")
@@ -153,17 +158,10 @@ def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
     checks.check_names("suite", [task.name for task in tasks])
     known = {task.name: task for task in tasks}
     default = {"molecules": "smiles-zinc", "graphs": "planar-16"}.get(tasks[0].kind if tasks else "")
-    return OWN, checks.chosen("tasks", request.tasks, known), default, 10_000
-
-
-def _check_task_names(request: Request) -> None:
-    for one in request.tasks or ():
-        if not isinstance(one, str):
-            raise ValueError(f"tasks: {one!r}, expected the name of a task; tasks of your own are given in place of the suite")
+    return OWN, checks.chosen("tasks", cast("Sequence[str] | None", request.tasks), known), default, 10_000
 
 
 def _of_suite(suite: Suite, request: Request) -> list[Task]:
-    _check_task_names(request)
     for name in ("classifiers", "trusted"):
         if not suite.classified and (value := getattr(request, name)) != FOR_SUITES[name]:
             raise ValueError(f"{name}: {value!r}, expected none, since no task of {suite.name} has a classifier")
@@ -175,11 +173,11 @@ def _of_suite(suite: Suite, request: Request) -> list[Task]:
     known = suite.tasks(request.receptors, request.exhaustiveness, request.reference)
     if suite.classified:
         known = {**known, **_classified(request)}
-    checks.chosen("tasks", request.tasks, dict.fromkeys(known))
+    checks.chosen_tasks(request.tasks, dict.fromkeys(known))
     if not suite.fixed and (request.receptors is None or not Path(request.receptors).is_dir()):
         found = "none given" if request.receptors is None else f"{request.receptors!r} is no folder"
         raise ValueError(f"receptors: {found}, expected the folder of the prepared receptors (PDBQT) of suite {suite.name}")
-    return checks.chosen("tasks", request.tasks, known)
+    return checks.chosen_tasks(request.tasks, known)
 
 
 def _classified(request: Request) -> dict[str, Task]:
@@ -190,7 +188,7 @@ def _classified(request: Request) -> dict[str, Task]:
         return classifier_tasks(request.classifiers, trusted=request.trusted)
     if request.trusted:
         raise ValueError(f"trusted: {list(request.trusted)}, expected none without a folder of classifiers")
-    wanted = next((name for name in request.tasks or () if name in CLASSIFIED), None)
+    wanted = next((name for name in request.tasks or () if isinstance(name, str) and name in CLASSIFIED), None)
     if wanted is not None:
         raise ValueError(f"classifiers: none given, expected the folder of {wanted}.skops or {wanted}.onnx, which {wanted} needs")
     return {}

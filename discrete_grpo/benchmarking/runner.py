@@ -33,7 +33,7 @@ PAGE_SECONDS = 60.0
 def benchmark(
     suite: str | Task | Sequence[Task] | Mapping[str, Task],
     *,
-    tasks: Sequence[str] | None = None,
+    tasks: Sequence[str | Task] | None = None,
     methods: Sequence[str | Method | Callable[..., None]] | None = None,
     policy: Any = None,
     budget: int | None = None,
@@ -58,7 +58,7 @@ def benchmark(
 
     Args:
         suite: name of a suite (pmo, guacamol, docking, graphs, enumerated), or tasks of your own.
-        tasks: names of tasks of the suite; None takes all.
+        tasks: names of tasks of the suite, and tasks of your own beside them; None takes all of the suite.
         methods: names of methods, :class:`Method` values, or functions ``(task, policy, ledger, seed) -> None``; None takes
             best-of-prior and random.
         policy: name of the policy that methods start from, as for :func:`~discrete_grpo.recipes.loading.load_policy`, or a

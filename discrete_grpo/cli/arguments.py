@@ -163,10 +163,10 @@ def _list() -> _Parser:
 def _benchmark() -> _Parser:
     parser = _Parser("benchmark", "SUITE [--name=value ...]", "pmo --tasks=qed,zaleplon_mpo --seeds='[0,1,2]' --jobs=2")
     parser.add_argument("suite", help=f"suite of tasks: {', '.join(SUITES)}")
-    parser.option("tasks", _names, "LIST", "tasks of the suite, as [qed,median1] (see 'list tasks'); by default all")
-    parser.option(
-        "methods", _names, "LIST", f"methods (see 'list methods'); by default {' and '.join(DEFAULT_METHODS)}, if they fit"
-    )
+    own = "own ones as my_module:my_"
+    parser.option("tasks", _names, "LIST", f"tasks of the suite, as [qed,median1] (see 'list tasks'); {own}task; by default all")
+    about = f"methods (see 'list methods'); {own}method; by default {' and '.join(DEFAULT_METHODS)}, if they fit"
+    parser.option("methods", _names, "LIST", about)
     parser.option("policy", _text, "TEXT", "policy that methods start from; by default that of the suite")
     parser.option("budget", _whole, "N", "oracle calls per row, at least 1; by default those of the suite")
     parser.option("seeds", _wholes, "LIST", "random seeds, one row each", [0, 1, 2])

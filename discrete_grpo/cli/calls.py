@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from discrete_grpo.cli.arguments import IMPORT_OPTIONS, sampler_options
 from discrete_grpo.cli.commands import UsageError
 from discrete_grpo.cli.import_path import append_working_folder, names_class
+from discrete_grpo.cli.importing import value_at
 from discrete_grpo.cli.listing import print_list
 from discrete_grpo.cli.runs import resume
 
@@ -87,17 +89,36 @@ def _benchmark(given: dict[str, Any]) -> None:
     import shlex
 
     from discrete_grpo.benchmarking.runner import benchmark
+    from discrete_grpo.rewards.task import Task
 
     if names_class(given["policy"] or ""):
         append_working_folder()
     shown = {name: value for name, value in given.items() if name != "suite" and value not in (None, ())}
     words = [f"--{name}={shlex.quote(_as_given(value))}" for name, value in shown.items()]
     command = " ".join(["discrete-grpo benchmark", given["suite"], *words])
-    found = benchmark(**given, command=command)
+    wanted = "a function (task, policy, ledger, seed) or a discrete_grpo.Method"
+    methods = _named("methods", given["methods"], lambda one: callable(one) and not isinstance(one, type), wanted)
+    tasks = _named("tasks", given["tasks"], lambda one: isinstance(one, Task), "a discrete_grpo.Task")
+    found = benchmark(**given | {"methods": methods, "tasks": tasks}, command=command)
     found.print()
     print(found.page)
     if found.failed:
         raise ValueError(f"jobs: {len(found.failed)} failed, as told above; the same command tries them again")
+
+
+def _named(option: str, names: list[str] | None, fits: Callable[[Any], bool], wanted: str) -> list[Any] | None:
+    """Names as they are, and in place of each import path what it names."""
+
+    def value(name: str) -> Any:
+        if ":" not in name and "." not in name:
+            return name
+        found = value_at(option, name)
+        if not fits(found):
+            told = "a class" if isinstance(found, type) else f"a value of type {type(found).__name__}"
+            raise UsageError(f"{option}: {name} is {told}, expected {wanted}")
+        return found
+
+    return None if names is None else [value(name) for name in names]
 
 
 def _report(folder: Path) -> None:

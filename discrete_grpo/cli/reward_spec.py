@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from discrete_grpo.cli.commands import UsageError
+from discrete_grpo.cli.importing import imported
 from discrete_grpo.cli.listing import known_rewards
-from discrete_grpo.cli.suggestions import absent_attribute, absent_module
 from discrete_grpo.cli.type_words import is_plain, type_words
 from discrete_grpo.core.checks import did_you_mean
-from discrete_grpo.core.error_place import error_place
 
 __all__ = ["complete_reward", "make_reward", "with_argument"]
 
@@ -129,35 +126,10 @@ def _load(path: str) -> Callable[..., Any]:
     module, _, name = path.rpartition(".")
     if not all(part.isidentifier() for part in path.split(".")) or not module:
         raise UsageError(f"{said} {_wanted(path)}")
-    try:
-        holder = _import(module)
-    except ModuleNotFoundError as error:
-        raise UsageError(f"{said} {error}{absent_module(str(error.name), Path.cwd())}") from error
-    except SystemExit as error:
-        told = "ended the program when it was imported, expected what a script does under if __name__ == '__main__'"
-        raise UsageError(f"{said} {module}.py {told}") from error
-    except Exception as error:  # whatever the user's file does when it is imported
-        raise UsageError(f"{said} {' '.join(str(error).split()) or type(error).__name__}{error_place(error)}") from error
-    if not hasattr(holder, name):
-        raise UsageError(f"{said} {absent_attribute(holder, name)}")
-    found: Any = getattr(holder, name)
+    found: Any = imported(said, module, name)
     if not callable(found):
         raise UsageError(f"{said} expected a function or a class, found a value of type {type(found).__name__}")
     return found
-
-
-def _import(path: str) -> ModuleType | type:
-    """A module, or a class of a module."""
-    try:
-        return importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        parent, _, name = path.rpartition(".")
-        if not parent or error.name != path:
-            raise
-        found = getattr(importlib.import_module(parent), name, None)
-        if not isinstance(found, type):
-            raise
-        return found
 
 
 def _parser_of(kind: type) -> ArgumentParser:

@@ -20,6 +20,7 @@ __all__ = [
     "check_folder_name",
     "check_function",
     "check_range",
+    "check_sizes",
     "check_switch",
     "check_text",
     "check_whole",
@@ -134,6 +135,15 @@ def check_fields(
         if int in kinds[name] and float not in kinds[name] and (isinstance(value, bool) or not isinstance(value, int)):
             check_whole(name, value, least=cast(Any, least), most=cast(Any, most))
         check_range(name, value, least=least, above=above, most=most, below=below)
+
+
+def check_sizes(name: str, sizes: object, kind: type) -> None:
+    """Raise ``ValueError`` unless ``sizes`` is a ``kind``, a dataclass, whose fields of type int are whole; ranges are its own."""
+    if not isinstance(sizes, kind):
+        raise ValueError(f"{name}: a {type(sizes).__name__}, expected {kind.__name__}")
+    for field_name, kinds in _kinds(cast(Hashable, type(sizes))).items():
+        if kinds == (int,):
+            check_whole(f"{name}.{field_name}" if name else field_name, getattr(sizes, field_name))
 
 
 def plain_number(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from discrete_grpo.core.checks import did_you_mean
 
-__all__ = ["OTHER_NAMES", "STAND_INS", "check_options", "known_options", "right_field"]
+__all__ = ["OTHER_NAMES", "STAND_INS", "check_keywords", "check_options", "known_options", "right_field"]
 
 T = TypeVar("T")
 
@@ -48,6 +48,7 @@ OTHER_NAMES: dict[str, str] = {
     "save_total_limit": "num_checkpoint_limit max_checkpoints",
     "evaluation_samples": "eval_samples num_eval_samples n_eval eval_size",
     "seed": "random_seed manual_seed rng_seed",
+    "on_update": "callbacks callback",
     "output_dir": "out_dir outdir save_dir log_dir logdir results_dir run_name",
     "policy": "model model_name model_path model_name_or_path checkpoint ckpt ckpt_path agent prior init_from",
     "reward": "rewards reward_fn reward_func reward_funcs reward_function scoring_function oracle objective",
@@ -173,8 +174,27 @@ def _unknown(name: str, settings: type, also: Iterable[str] = ()) -> str:
         kind = field.default_factory
         if isinstance(kind, type) and is_dataclass(kind):
             inner |= {part.name: (field.name, kind.__name__) for part in fields(kind) if part.name not in known}
-    right = _renamed(name, known) or _renamed(name, list(inner)) or _nearest(name, [*known, *inner])
-    if right in inner:
+    return _told(name, known, inner)
+
+
+def check_keywords(given: Iterable[str], known: Sequence[str], groups: Mapping[str, type]) -> None:
+    """Raise ``ValueError`` for a name that is no argument of a function; the right or the nearest one is given.
+
+    Args:
+        given: the names.
+        known: the arguments of the function.
+        groups: argument -> the dataclass of settings that it takes; a field of it is told to belong there.
+    """
+    inner = {part.name: (name, kind.__name__) for name, kind in groups.items() for part in fields(kind) if part.name not in known}
+    for name in given:
+        raise ValueError(f"{name}: {_told(name, known, inner)}")
+
+
+def _told(name: str, known: Sequence[str], inner: Mapping[str, tuple[str, str]]) -> str:
+    """The text of an error about an unknown name; ``inner`` has the settings within each setting: field -> its place and class."""
+    near = None if name in NO_FIELD else _nearest(name, [*known, *inner])
+    right = _renamed(name, known) or _renamed(name, list(inner)) or near
+    if right is not None and right in inner:
         field_name, class_name = inner[right]
         return f"a field of {class_name}, expected it as {field_name}={class_name}({right}=...)"
     return f"unknown option; {right_field(name, known)}"

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_fields
+from discrete_grpo.core.checks import check_fields, check_sizes
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.diffusion import choices
@@ -125,6 +125,7 @@ def _graph_transformer(
     """A graph transformer for the classes of two kernels, with initial weights of ``seed``."""
     if not (sizes is None or isinstance(sizes, NetworkSizes)):
         raise ValueError(f"network: {sizes!r}, expected a torch.nn.Module, NetworkSizes or None")
+    check_sizes("network", sizes or NetworkSizes(), NetworkSizes)
     x, e = nodes.noise, edges.noise
     classes = (x.num_states, e.num_states, x.num_clean, e.num_clean)
     with seeded(seed):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from discrete_grpo.core.checks import check_fields
+from discrete_grpo.core.checks import check_fields, check_sizes
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.seeding import seeded
@@ -113,6 +113,7 @@ def image_policy(
     codes = tuple(f"<{k}>" for k in range(sizes.codes))
     tokenizer = Tokenizer((*codes, *map(str, range(NUM_CLASSES))), CODES)
     config = GPTConfig(len(tokenizer), sizes.length, layers=layers, heads=heads, width=width, dropout=dropout)
+    check_sizes("", config, GPTConfig)
     with seeded(seed):
         network = GPT(config)
     policy = TokenPolicy(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from discrete_grpo.core.checks import check_sizes
 from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.diffusion import DiffusionOptions
@@ -21,6 +22,7 @@ def equivariant_sizes(sizes: NetworkSizes, kind: str) -> EquivariantSizes:
     Raises:
         ValueError: for a feature that an equivariant transformer does not have.
     """
+    check_sizes("network", sizes, NetworkSizes)
     for name in ("walk_length", "connectivity", "log_time"):
         wanted = getattr(NetworkSizes, name)
         if (value := getattr(sizes, name)) != wanted:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_text, check_whole
+from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_sizes, check_text, check_whole
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.graph_splits import load_splits
@@ -134,6 +134,7 @@ def graph_sequence_policy(
     grammar = GraphSequenceGrammar(max_nodes, *classes)
     sizes = {"layers": layers, "heads": heads, "width": width}
     config = GPTConfig(len(tokenizer), max_length, **sizes, dropout=dropout, feature_sizes=grammar.feature_sizes)
+    check_sizes("", config, GPTConfig)
     with seeded(seed):
         network = GPT(config)
     policy = TokenPolicy(network, tokenizer, max_length=max_length, truncation=Truncation(temperature), grammar=grammar)

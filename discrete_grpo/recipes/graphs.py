@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from discrete_grpo.core.checks import check_choices, check_fields, check_text
+from discrete_grpo.core.checks import check_choices, check_fields, check_sizes, check_text
 from discrete_grpo.core.description import describe
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.graph_splits import load_splits
@@ -98,6 +98,7 @@ class PretrainGraphsRecipe(DiffusionOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_text("data", self.data, "the name of a set, or of a file or folder of graphs; own_graphs reads a list")
+        check_sizes("network", self.network, NetworkSizes)
         check_fields(self, "test_share", above=0, below=1)
         check_fields(self, "evaluation_samples", least=0)
         check_fields(self, "max_nodes max_bytes", least=1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from discrete_grpo.core.checks import check_fields
+from discrete_grpo.core.checks import check_fields, check_sizes
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.seeding import seeded
@@ -72,6 +72,7 @@ def text_judge(
     """
     block = block_size or data.block_size
     config = EncoderConfig(len(data.tokenizer), block, **vars(network or EncoderSizes()))
+    check_sizes("network", config, EncoderConfig)
     with seeded(seed):
         network_of_judge = PooledEncoder(config)
     return TextScorer(network_of_judge, data.tokenizer, block)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GRAPHS", "METHODS", "TOKENS", "MemoryMethod", "check_settings", "method_for", "methods_with"]
 
+MOST_STEPS = 10_000
+"""The largest number of steps of a graph policy's sampler, ten times that of published ones; a trajectory keeps each graph."""
+
 
 @dataclass(frozen=True)
 class MemoryMethod:
@@ -195,7 +198,7 @@ def _check_graphs(
     *, num_steps: int, elbo_draws: int, refine_time: float, size_share: float, memory_size: int, objective: Any, **settings: Any
 ) -> None:
     for name, value in {"memory_size": memory_size, "num_steps": num_steps, "elbo_draws": elbo_draws}.items():
-        check_whole(name, value, least=1)
+        check_whole(name, value, least=1, most=MOST_STEPS if name == "num_steps" else None)
     check_range("refine_time", refine_time, above=0, below=1)
     check_range("size_share", size_share, least=0, most=1)
     _check_parts(SETTINGS, settings | {"objective": {**objective, "temperature": 0.0}})

@@ -90,7 +90,7 @@ def withdrawn_on_failure(folder: Path, *, resume: bool, calls_count: bool) -> It
         except Interrupted:
             raise
         except Exception:
-            with suppress(OSError, sqlite3.Error):  # the error of the run is the one to show
+            with suppress(OSError, ValueError, sqlite3.Error):  # the error of the run is the one to show
                 if not used and is_first() and not has_results(folder, calls_count=calls_count):
                     withdraw(folder, before)
             raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import nn
 
-from discrete_grpo.core.checks import check_fields, check_folder_name, check_text
+from discrete_grpo.core.checks import check_fields, check_folder_name, check_sizes, check_text
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.molecule_fields import FieldMolecules, ShardedFieldMolecules, field_statistics
 from discrete_grpo.datasets.molecules import (
@@ -99,6 +99,7 @@ class PretrainRecipe(ChargeOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_text("data", self.data, "the name of a set, or of a file or folder of molecules")
+        check_sizes("network", self.network, NetworkSizes)
         check_fields(self, "evaluation_samples", least=0)
         check_fields(self, "max_bytes", least=1)
         check_fields(self, "max_atoms")

@@ -14,6 +14,7 @@ import torch
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_whole
 from discrete_grpo.core.drawing import draw
+from discrete_grpo.core.option_names import check_keywords
 from discrete_grpo.core.rollout import Context, as_module
 from discrete_grpo.datasets.text_files import suffix_of
 from discrete_grpo.domains.sample_text import sample_text
@@ -44,6 +45,7 @@ def sample(
     options: SamplerOptions | None = None,
     batch_size: int = 256,
     device: str | torch.device | None = None,
+    **other: Any,
 ) -> list[Any]:
     """Draw ``n`` samples, in the form in which rewards see them; None stands for an invalid sample.
 
@@ -56,6 +58,7 @@ def sample(
         options: changes to how the policy draws.
         batch_size: number of samples that are drawn at a time.
         device: device to draw on, such as ``cuda``, to which the policy is moved; None means the device where it is.
+        **other: none; a further name is answered with the right one.
 
     Raises:
         ValueError: if ``n`` or ``batch_size`` is less than 1, or ``seed`` less than 0, for a device that is not there, or for
@@ -64,6 +67,7 @@ def sample(
     >>> len(sample("qm9-small", 3, options=SamplerOptions(num_steps=4)))
     3
     """
+    check_keywords(other, ("n", "seed", "columns", "options", "batch_size", "device"), {"options": SamplerOptions})
     _check_numbers(n, seed, batch_size)
     n, seed, batch_size = int(n), int(seed), int(batch_size)
     found = None if columns is None else read_columns(columns)

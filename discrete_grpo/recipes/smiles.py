@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from discrete_grpo.core.checks import check_fields, check_range, check_text
+from discrete_grpo.core.checks import check_fields, check_range, check_sizes, check_text
 from discrete_grpo.core.description import describe
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
@@ -123,6 +123,7 @@ def smiles_policy(
         seed: random seed of the initial weights; the global random state is not changed.
     """
     config = GPTConfig(len(tokenizer), max_length, len(properties), layers, heads, width, dropout=dropout)
+    check_sizes("", config, GPTConfig)
     with seeded(seed):
         network = GPT(config)
     prompt = "scaffold" if scaffold else None

@@ -14,7 +14,7 @@ from discrete_grpo.core.checks import check_fields, check_range, check_text
 from discrete_grpo.core.description import describe
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
-from discrete_grpo.datasets.reading import SUFFIXES, read_smiles
+from discrete_grpo.datasets.reading import SUFFIXES, check_cache_dir, read_smiles
 from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
 from discrete_grpo.datasets.spatial_fields import bond_shares, decode, encode, spatial_graphs
 from discrete_grpo.datasets.text_files import MAX_BYTES, path_named, suffix_of
@@ -218,7 +218,8 @@ def split_molecules(recipe: PretrainSpatialRecipe) -> tuple[list[SpatialMolecule
     """Held-out molecules of ``recipe.data``, those that are trained on, at least one each, and the name of the set.
 
     Raises:
-        FileNotFoundError, ValueError: if the data cannot be read, or more of it than allowed is no molecule in space.
+        FileNotFoundError, ValueError: if the data cannot be read, more of it than allowed is no molecule in space, or
+            ``cache_dir`` cannot be made.
     """
     data = _molecules(recipe)
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.conformer_seed)).tolist()
@@ -228,6 +229,8 @@ def split_molecules(recipe: PretrainSpatialRecipe) -> tuple[list[SpatialMolecule
 
 def _molecules(recipe: PretrainSpatialRecipe) -> SpatialDataset:
     """The molecules of ``recipe.data``, at most ``max_molecules``; what is left out is told on standard error."""
+    if recipe.cache_dir is not None:
+        check_cache_dir(recipe.cache_dir)
     if suffix_of(Path(recipe.data)) in (".sdf", ".xyz"):
         path, unit = Path(recipe.data), "record"
         if recipe.smiles_column is not None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from discrete_grpo.core.checks import check_choices, check_fields, check_text, check_whole
+from discrete_grpo.core.checks import check_choices, check_fields, check_sizes, check_text, check_whole
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.core.seeding import seeded
@@ -80,6 +80,7 @@ class TextOptions:
 
     def __post_init__(self) -> None:
         check_text("data", self.data, f"the name of a file of text, or {SENTENCES}")
+        check_sizes("network", self.network, EncoderSizes)
         check_fields(self, "num_lines block_size max_bytes", least=1)
         check_choices(self)
 
@@ -178,6 +179,7 @@ def text_policy(
     """
     block = block_size or data.block_size
     config = EncoderConfig(len(data.tokenizer), block, **vars(network or EncoderSizes()))
+    check_sizes("network", config, EncoderConfig)
     with seeded(seed):
         encoder = Encoder(config)
     return MaskedTextPolicy(encoder, data.tokenizer, block, rounds=rounds, truncation=truncation, blank=blank)

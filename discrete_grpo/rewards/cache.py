@@ -1,7 +1,7 @@
 """Cache of scores in memory and, by option, in an SQLite file that runs and processes share.
 
 Only numbers are stored, under a digest of what they belong to, each with a checksum. Nothing is unpickled or executed. A row
-whose checksum does not fit is scored again, and a file of another origin is moved aside.
+whose checksum does not fit is scored again.
 """
 
 from __future__ import annotations
@@ -22,40 +22,26 @@ from typing import Any, TypeVar
 import torch
 
 from discrete_grpo.core.checks import check_whole
-from discrete_grpo.runs.database import Database, chunked
+from discrete_grpo.runs.database import Database, check_file, chunked
 
-__all__ = ["ScoreCache", "check_cache_file"]
+__all__ = ["SCORES", "ScoreCache", "check_cache_file"]
 
 T = TypeVar("T")
-_HEADER = b"SQLite format 3\0"
+SCORES = {"scores": "id BLOB PRIMARY KEY, value REAL, checksum BLOB"}
+"""The table of the file: name -> columns, as SQL."""
 
 
-def check_cache_file(path: str | os.PathLike[str]) -> None:
+def check_cache_file(path: str | os.PathLike[str], argument: str = "reward_cache") -> None:
     """Refuse a file that was named as a cache by mistake, and leave it as it is.
 
-    A file that is missing, empty or a damaged database passes: :class:`ScoreCache` makes it, or moves it aside.
+    Args:
+        path: the file.
+        argument: what the error calls it.
 
     Raises:
-        ValueError: if the path is a folder, a file that is no database, or a database of something else.
+        ValueError: as :func:`~discrete_grpo.runs.database.check_file`.
     """
-    file = Path(path)
-    wanted = "expected a file of scores, or a new name"
-    if file.is_dir():
-        raise ValueError(f"reward_cache: {file} is a folder, {wanted}")
-    if not file.is_file():
-        return
-    with file.open("rb") as opened:
-        head = opened.read(len(_HEADER))
-    if head.strip(b"\0") and head != _HEADER:
-        raise ValueError(f"reward_cache: {file} is no database, {wanted}")
-    try:
-        still = "" if file.with_name(f"{file.name}-wal").exists() else "&immutable=1"  # makes no files beside it
-        with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro{still}", uri=True)) as connection:
-            tables = [str(row[0]) for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    except sqlite3.Error:
-        return
-    if set(tables) - {"scores"}:
-        raise ValueError(f"reward_cache: {file} is a database of {', '.join(sorted(tables))}, {wanted}")
+    check_file(argument, path, SCORES, "expected a file of scores, or a new name")
 
 
 class ScoreCache:
@@ -64,14 +50,18 @@ class ScoreCache:
     Args:
         path: SQLite file shared with other runs and processes of this machine; None: in memory only.
         most: scores that are held in memory beside the file, the newest, at least 1.
+
+    Raises:
+        ValueError: for a file of something else, which is left as it is; a damaged database is moved aside.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, most: int = 65536) -> None:
         check_whole("most", most, least=1)
         self.most = most
         self._scores: dict[bytes, float] = {}
-        columns = "id BLOB PRIMARY KEY, value REAL, checksum BLOB"
-        self._file = None if path is None else Database(path, {"scores": columns})
+        if path is not None:
+            check_cache_file(path, "path")
+        self._file = None if path is None else Database(path, SCORES)
         self._written = True  # all scores are in the file
         self.damaged = 0
 

@@ -29,10 +29,12 @@ from discrete_grpo.core.rollout import Reward
 from discrete_grpo.core.scoring import BudgetExhausted, score_one
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.sample_text import sample_text
-from discrete_grpo.rewards.cache import ScoreCache, check_cache_file
+from discrete_grpo.rewards.cache import SCORES, ScoreCache, check_cache_file
 from discrete_grpo.rewards.identity import Unidentified, identify
-from discrete_grpo.rewards.ledger_file import LedgerFile, calls_of, scores_of
-from discrete_grpo.rewards.ledger_rows import calls_until, known_calls
+from discrete_grpo.rewards.ledger_file import LedgerFile, calls_of, check_ledger_file, scores_of
+from discrete_grpo.rewards.ledger_rows import ADDED, TABLES, calls_until, known_calls
+from discrete_grpo.rewards.same_name import check_same_reward
+from discrete_grpo.runs.database import move_if_damaged
 
 __all__ = ["History", "Ledger", "molecule_key", "open_ledger", "reserved", "text_key"]
 
@@ -103,7 +105,8 @@ class Ledger:
         rank: number of this process.
 
     Raises:
-        ValueError: if the budget is below 1.
+        ValueError: if the budget is below 1, and for a file of something else, which is left as it is; a damaged database is moved
+            aside and restored from its log.
         OSError: if the file cannot be written.
     """
 
@@ -122,6 +125,9 @@ class Ledger:
         self.asked = self.invalid = 0
         self.scoring: Reward | None = None
         self.owners: dict[str, Reward] = {}
+        self._named: dict[str, Reward] = {}
+        if path is not None:
+            check_ledger_file(path)
         self._rows = LedgerFile(path)
         self._file = self._rows.database
         self._identities: dict[int, tuple[Reward, str | None]] = {}
@@ -194,7 +200,8 @@ class Ledger:
         Raises:
             RewardError: as :func:`discrete_grpo.core.scoring.score_one`, and if the file cannot be written.
             BudgetExhausted: if there is a new sample and the budget was used up in earlier turns.
-            ValueError: if there are not as many sources as samples, or a reward has a name that another one owns.
+            ValueError: if there are not as many sources as samples, a reward has a name that another one owns, or the name of
+                another one that was scored before.
         """
         if isinstance(samples, str):
             raise ValueError(f"samples: {samples!r}, expected a list of samples, such as [{samples!r}]")
@@ -209,6 +216,7 @@ class Ledger:
         for name, reward in named:
             if self.owners.get(name, reward) is not reward:
                 raise ValueError(f"rewards: {name!r} is the name of the task, expected the task that was given, or another name")
+            check_same_reward(name, self._named.setdefault(name, reward), reward)
         self.turn += 1
         chemistry.reserve(len(samples))  # whoever scores and measures these samples next finds their molecules parsed
         keys = [self.key(sample) for sample in samples]
@@ -365,6 +373,9 @@ def open_ledger(
     if reward_cache is not None:
         check_cache_file(reward_cache)
     folder.mkdir(parents=True, exist_ok=True)
+    move_if_damaged(folder / "ledger.sqlite", TABLES, ADDED)
+    if reward_cache is None:
+        move_if_damaged(folder / "scores.sqlite", SCORES)
     cache = ScoreCache(reward_cache or folder / "scores.sqlite")
     ledger = Ledger(folder / "ledger.sqlite", key=key, max_oracle_calls=max_oracle_calls, cache=cache, rank=rank)
     try:

@@ -28,11 +28,21 @@ from discrete_grpo.rewards.ledger_rows import (
     write_calls,
     write_scores,
 )
-from discrete_grpo.runs.database import Database, chunked
+from discrete_grpo.runs.database import Database, check_file, chunked
 
-__all__ = ["LedgerFile", "calls_of", "scores_of"]
+__all__ = ["LedgerFile", "calls_of", "check_ledger_file", "scores_of"]
 
 T = TypeVar("T")
+
+
+def check_ledger_file(path: str | os.PathLike[str]) -> None:
+    """Refuse a file that was named as a ledger by mistake, and leave it as it is; one with the log of a ledger beside it passes.
+
+    Raises:
+        ValueError: as :func:`~discrete_grpo.runs.database.check_file`.
+    """
+    if next(LedgerLog(Path(f"{os.fspath(path)}.log")).read(), None) is None:
+        check_file("path", path, TABLES, "expected the file of a ledger, or a new name")
 
 
 class LedgerFile:

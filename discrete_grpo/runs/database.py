@@ -11,11 +11,45 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["Database", "chunked"]
+__all__ = ["Database", "check_file", "chunked", "move_if_damaged"]
 
 T = TypeVar("T")
 WAIT = 60.0
 """Seconds to wait for another process that is writing."""
+_HEADER = b"SQLite format 3\0"
+
+
+def check_file(argument: str, path: str | os.PathLike[str], tables: Iterable[str], wanted: str) -> None:
+    """Refuse a file that was named as a database by mistake, and leave it as it is.
+
+    A file that is missing, empty or a damaged database passes: :class:`Database` makes it, or moves it aside.
+
+    Args:
+        argument: what named the file.
+        path: the file.
+        tables: names of the tables that it may have.
+        wanted: what is expected, for the error.
+
+    Raises:
+        ValueError: if the path is a folder, a file that is no database, or a database of other tables.
+    """
+    file = Path(path)
+    if file.is_dir():
+        raise ValueError(f"{argument}: {file} is a folder, {wanted}")
+    if not file.is_file():
+        return
+    with file.open("rb") as opened:
+        head = opened.read(len(_HEADER))
+    if head.strip(b"\0") and head != _HEADER:
+        raise ValueError(f"{argument}: {file} is no database, {wanted}")
+    try:
+        still = "" if file.with_name(f"{file.name}-wal").exists() else "&immutable=1"  # makes no files beside it
+        with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro{still}", uri=True)) as connection:
+            found = [str(row[0]) for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    except sqlite3.Error:
+        return
+    if set(found) - set(tables):
+        raise ValueError(f"{argument}: {file} is a database of {', '.join(sorted(found))}, {wanted}")
 
 
 class Database:
@@ -173,6 +207,18 @@ class Database:
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
+
+
+def move_if_damaged(path: Path, tables: Mapping[str, str], added: Mapping[str, str] | None = None) -> None:
+    """Move a damaged file aside as :class:`Database` does, also one without a header, which :func:`check_file` would refuse.
+
+    Args:
+        path: a file that this program chose itself, as those of a run folder.
+        tables: as for :class:`Database`.
+        added: likewise.
+    """
+    if path.exists():
+        Database(path, tables, added=added).close()
 
 
 class _Foreign(Exception):

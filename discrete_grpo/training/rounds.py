@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 import torch
@@ -26,6 +26,7 @@ from discrete_grpo.training.bf16 import decide_bf16
 from discrete_grpo.training.memory import Remembered, ScoredMemory
 from discrete_grpo.training.objectives import Adaptive, Draws, MemoryBatch, Objective
 from discrete_grpo.training.proposers import Proposer, Screen
+from discrete_grpo.training.rounds_checks import check_parts
 from discrete_grpo.training.rounds_config import RoundsConfig
 from discrete_grpo.training.rounds_state import Progress, restore_rounds, rounds_state
 
@@ -57,7 +58,8 @@ class Rounds:
         generator: of all draws, on the policy's device.
 
     Raises:
-        ValueError: if the policy cannot learn from samples that it did not draw, or for a screen with several generations.
+        ValueError: if the policy cannot learn from samples that it did not draw, for a screen with several generations, and for a
+            part without what the loop asks of it, such as a proposer without ``propose``.
     """
 
     policy: Policy
@@ -76,6 +78,7 @@ class Rounds:
     generator: torch.Generator = field(default_factory=torch.Generator)
 
     def __post_init__(self) -> None:
+        check_parts(**{part.name: getattr(self, part.name) for part in fields(self)})
         if (self.config.passes > 0 or self.drawable is not None) and not is_replayable(self.policy):
             raise ValueError(
                 f"policy: {type(self.policy).__name__} has no method rollout_of, expected one that can learn from any sample"

@@ -118,3 +118,12 @@ def test_scales_are_those_of_the_molecules_that_have_the_property(tmp_path: Path
     assert weight.mean == pytest.approx(float(data.values[:, 1].double().mean()))
     with pytest.raises(ValueError, match="properties: MinPartialCharge is finite for none of 1 molecules"):
         property_scales(("MinPartialCharge",), data.values[2:3, :1])
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named_before_the_file_is_parsed(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.smi", ["CCO"])
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"^cache_dir: .*inner cannot be made \(Not a directory\), expected a folder to write in$"):
+        load_smiles(path, cache_dir=tmp_path / "file" / "inner")
+    with pytest.raises(ValueError, match=r"^cache_dir: .*file cannot be made \(File exists\), expected a folder to write in$"):
+        load_smiles(path, cache_dir=tmp_path / "file")

@@ -21,7 +21,11 @@ from discrete_grpo.datasets.text import read_lines
 from discrete_grpo.datasets.values import file_of_values
 from discrete_grpo.domains.spatial_files import from_sdf
 from discrete_grpo.domains.spatial_molecules import smiles_of
+from discrete_grpo.domains.tokenizer import SMILES, Tokenizer
+from discrete_grpo.models.encoder import EncoderSizes
 from discrete_grpo.recipes.digits import PretrainDigitsRecipe, run_pretrain_digits
+from discrete_grpo.recipes.smiles import smiles_policy
+from discrete_grpo.recipes.spatial import split_molecules
 from discrete_grpo.recipes.text import PretrainTextRecipe, split_lines
 from discrete_grpo.rewards.digraphs import dag_valid
 from discrete_grpo.rewards.molecules import qed
@@ -177,7 +181,43 @@ NOTHING: Any = None
         (lambda: dg.benchmark("pmo", tasks=["qed"], output_dir=NOTHING), "output_dir: None, expected the name of a folder to make"),
         (
             lambda: dg.benchmark("pmo", tasks=TASKS),
-            "expected the name of a task; tasks of your own are given in place of",
+            "expected the name of a task or a Task",
+        ),
+        (
+            lambda: dg.sample("qm9-small", 1, num_steps=8),
+            "num_steps: a field of SamplerOptions, expected it as options=SamplerOptions(num_steps=...)",
+        ),
+        (lambda: dg.sample("qm9-small", 1, sampling_temperature=0.5), "expected it as options=SamplerOptions(temperature=...)"),
+        (lambda: dg.sample("qm9-small", 1, sead=8), "sead: unknown option; did you mean 'seed'?"),
+        (lambda: dg.sample("qm9-small", 1, random_seed=8), "random_seed: unknown option; did you mean 'seed'?"),
+        (
+            lambda: dg.train("qm9-small", qed, output_dir="x", callbacks=[print]),
+            "callbacks: unknown option; did you mean 'on_update'?",
+        ),
+        (
+            lambda: dg.train("qm9-small", qed, output_dir="x", eval_steps=10),
+            "eval_steps: unknown option; a run is evaluated before and after training, so there is no such setting",
+        ),
+        (
+            lambda: dg.PretrainRecipe(network=dg.NetworkSizes(heads=1, width=64.0)),  # type: ignore[arg-type]
+            "network.width: 64.0, expected a whole number",
+        ),
+        (lambda: dg.PretrainRecipe(network=STEPS), "network: a dict, expected NetworkSizes"),
+        (
+            lambda: dg.PretrainGraphsRecipe(network=dg.NetworkSizes(layers=2.5)),  # type: ignore[arg-type]
+            "network.layers: 2.5, expected a whole number",
+        ),
+        (
+            lambda: dg.PretrainTextRecipe(network=EncoderSizes(layers=2.5)),  # type: ignore[arg-type]
+            "network.layers: 2.5, expected a whole number",
+        ),
+        (
+            lambda: smiles_policy(Tokenizer(("C",), SMILES), max_length=9, heads=1, width=64.0),  # type: ignore[arg-type]
+            "width: 64.0, expected a whole number",
+        ),
+        (
+            lambda: split_molecules(dg.PretrainSpatialRecipe(data="none.smi", cache_dir="/dev/null/x")),
+            "cache_dir: /dev/null/x cannot be made (Not a directory), expected a folder to write in",
         ),
         (lambda: dg.sample("qm9-small", 1, options=STEPS), "options: {'num_steps': 3}, expected SamplerOptions"),
         (lambda: dg.load_policy("qm9-small", STEPS), "options: {'num_steps': 3}, expected SamplerOptions"),

@@ -85,7 +85,8 @@ def test_a_policy_object_is_left_as_it_was_and_a_choice_of_sizes_is_left_out(tmp
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"num_steps": 0}, "settings: num_steps: 0, expected at least 1"),
+        ({"num_steps": 0}, "settings: num_steps: 0, expected 1 to 10000"),
+        ({"num_steps": 1e9}, "settings: num_steps: 1000000000, expected 1 to 10000"),
         ({"elbo_draws": 0}, "settings: elbo_draws: 0, expected at least 1"),
         ({"refine_time": 1.0}, "settings: refine_time: 1.0, expected"),
         ({"size_share": -0.5}, "settings: size_share: -0.5, expected 0 to 1"),

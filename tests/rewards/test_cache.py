@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import torch
 from rdkit import Chem
 
-from discrete_grpo.rewards.cache import ScoreCache, check_cache_file
+from discrete_grpo.rewards.cache import SCORES, ScoreCache, check_cache_file
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.ledger import Ledger, open_ledger
@@ -270,9 +271,8 @@ def test_a_row_moved_to_another_key_is_forgotten(tmp_path: Path) -> None:
     cache.close()
 
 
-@pytest.mark.parametrize("content", [b"not a database " * 100, b"SQLite format 3\x00" + b"\xff" * 5000])
-def test_a_damaged_file_is_moved_aside(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "c.sqlite"
+def test_a_damaged_file_is_moved_aside(tmp_path: Path) -> None:
+    path, content = tmp_path / "c.sqlite", b"SQLite format 3\x00" + b"\xff" * 5000
     path.write_bytes(content)
     with pytest.warns(RuntimeWarning, match=r"c\.sqlite: damaged .* moved to c\.sqlite\.damaged-"):
         cache = ScoreCache(path)
@@ -358,8 +358,10 @@ def test_nothing_in_a_cache_is_executed(tmp_path: Path) -> None:
 
     path = tmp_path / "pickled.sqlite"
     path.write_bytes(payload)
+    with pytest.raises(ValueError, match="is no database"):
+        ScoreCache(path)
     with pytest.warns(RuntimeWarning, match="damaged"):
-        ScoreCache(path).close()
+        Database(path, SCORES).close()
 
     path = tmp_path / "row.sqlite"
     ScoreCache(path).close()
@@ -378,7 +380,6 @@ def test_nothing_in_a_cache_is_executed(tmp_path: Path) -> None:
     [
         "CREATE TRIGGER t AFTER INSERT ON scores BEGIN DELETE FROM scores; END",
         "CREATE VIEW v AS SELECT load_extension('evil.so')",
-        "CREATE TABLE other (x)",
         "CREATE INDEX i ON scores (load_extension('evil.so'))",
         "DROP TABLE scores",
     ],
@@ -421,8 +422,34 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -
             open_ledger(tmp_path / "run", str, reward_cache=str(path)),
         ):
             pass
+        with pytest.raises(ValueError, match=rf"^path: {path} is {said}, expected a file of scores, or a new name$"):
+            ScoreCache(path)
+        if path != ledger:
+            with pytest.raises(ValueError, match=rf"^path: {path} is {said}, expected the file of a ledger, or a new name$"):
+                Ledger(path)
         assert (path.read_bytes() if path.is_file() else b"") == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.sqlite", "mine.sqlite", "table.csv"]
+
+
+def test_files_of_a_run_folder_without_their_headers_are_moved_aside(tmp_path: Path) -> None:
+    with open_ledger(tmp_path, str) as ledger:
+        ledger.score([len_of], ["a", "bb"])
+        state = ledger.state_dict()
+    for name in ("ledger.sqlite", "scores.sqlite"):
+        (tmp_path / name).write_bytes(b"garbage" * 1000)
+    with ExitStack() as opened:
+        with pytest.warns(RuntimeWarning, match=r"(ledger|scores)\.sqlite: damaged .*moved to"):
+            ledger = opened.enter_context(open_ledger(tmp_path, str))
+        ledger.load_state_dict(state)
+        assert ledger.calls == 2
+    assert len(list(tmp_path.glob("*.damaged-*"))) == 2
+    (tmp_path / "ledger.sqlite").write_bytes(b"garbage" * 1000)
+    with pytest.warns(RuntimeWarning, match=r"ledger\.sqlite: damaged"):  # the log beside it says whose it is
+        Ledger(tmp_path / "ledger.sqlite").close()
+
+
+def len_of(samples: list[str], **columns: Any) -> list[float]:
+    return [float(len(sample)) for sample in samples]
 
 
 def test_a_cache_an_empty_file_and_a_damaged_database_pass(tmp_path: Path) -> None:

@@ -127,9 +127,8 @@ def test_an_unknown_score_counts_and_is_asked_for_again() -> None:
 
 def test_settings_of_a_reward_are_part_of_what_is_cached() -> None:
     cache, first, second = ScoreCache(), Oracle("v1"), Oracle("v2")
-    ledger = Ledger(cache=cache)
-    ledger.score([first], ["a"])
-    ledger.score([second], ["a"])
+    Ledger(cache=cache).score([first], ["a"])
+    Ledger(cache=cache).score([second], ["a"])
     assert (first.asked, second.asked) == (["a"], ["a"])
 
 

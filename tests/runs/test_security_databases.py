@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from discrete_grpo.rewards.cache import ScoreCache
-from discrete_grpo.rewards.ledger import Ledger
+from discrete_grpo.rewards.ledger import Ledger, open_ledger
 from tests.runs.traps import Trap
 
 
@@ -47,8 +47,16 @@ def test_a_trigger_cannot_hide_behind_the_name_of_a_table(tmp_path: Path) -> Non
 def test_a_file_that_is_no_database(tmp_path: Path, canary: Path, make: Callable[[Path], Any]) -> None:
     path = tmp_path / "x.sqlite"
     path.write_bytes(pickle.dumps(Trap(canary)))
-    with pytest.warns(RuntimeWarning, match="damaged"):
-        make(path).close()
+    with pytest.raises(ValueError, match=r"^path: .*x\.sqlite is no database, expected "):
+        make(path)
+    assert path.read_bytes() == pickle.dumps(Trap(canary))
+
+
+@pytest.mark.parametrize("name", ["ledger", "scores"])
+def test_a_file_of_a_run_folder_that_is_no_database(tmp_path: Path, canary: Path, name: str) -> None:
+    (tmp_path / f"{name}.sqlite").write_bytes(pickle.dumps(Trap(canary)))
+    with pytest.warns(RuntimeWarning, match="damaged"), open_ledger(tmp_path, str):
+        pass
     assert [p.name for p in tmp_path.glob("*.damaged-*")]
 
 

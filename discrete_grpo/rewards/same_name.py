@@ -1,0 +1,63 @@
+"""Rewards of one name: whether they are one reward, since a ledger keeps scores by the name of the reward."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from discrete_grpo.core.rollout import Reward
+from discrete_grpo.rewards.identity import Unidentified, identify
+
+__all__ = ["check_same_reward"]
+
+
+def check_same_reward(name: str, before: Reward, now: Reward) -> None:
+    """Refuse a reward whose name another one has, and pass the same one, also where it was made anew or moved to other processes.
+
+    Rewards are the same if they have the same identity (:func:`~discrete_grpo.rewards.identity.identify`), or, where one has none,
+    the same code and the same rewards inside.
+
+    Raises:
+        ValueError: in one line that says where both come from and how a reward is renamed.
+    """
+    if _same(before, now):
+        return
+    places = dict.fromkeys(map(_place, (before, now)))
+    both = " and ".join(places) if len(places) > 1 else f"{_place(now)} with other values"
+    wanted = "expected different names: rename one, or give it an attribute name (a text)"
+    raise ValueError(f"rewards: {name!r} is the name of two rewards of this ledger, {both}; {wanted}")
+
+
+def _same(one: Any, other: Any) -> bool:
+    one, other = _itself(one), _itself(other)
+    if one is other:
+        return True
+    try:
+        return identify(one) == identify(other)
+    except Unidentified:
+        inside = [tuple(getattr(reward, "inner", ())) for reward in (one, other)]
+        same_parts = len(inside[0]) == len(inside[1]) and all(map(_same, *inside))
+        return _code(one) == _code(other) and same_parts
+
+
+def _itself(reward: Any) -> Any:
+    """The reward in the place of one that says that it gives the same scores, such as a pool of worker processes."""
+    while not isinstance(reward, type) and callable(given := getattr(reward, "cached_as", None)):
+        reward = given
+    return reward
+
+
+def _code(reward: Any) -> Any:
+    """What runs when a reward is called: the code of a function, else the class of an object."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return getattr(reward, "__code__", type(reward))
+
+
+def _place(reward: Any) -> str:
+    """The import path of a reward, with the line of a function."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    named = reward if hasattr(reward, "__qualname__") else type(reward)
+    code = getattr(reward, "__code__", None)
+    return f"{named.__module__}.{named.__qualname__}" + ("" if code is None else f" (line {code.co_firstlineno})")
