@@ -54,7 +54,7 @@ def _check_kinds(argument: str, given: Iterable[Any], kind: type, note: str = ""
 def _check_methods(argument: str, part: Any) -> None:
     missing = [name for name in METHODS[argument] if isinstance(part, type) or not callable(getattr(part, name, None))]
     if missing:
-        wanted = f"expected an object with {' and '.join(METHODS[argument])}"
+        wanted = f"expected an object with {', '.join(METHODS[argument])}"
         raise ValueError(f"{argument}: {_shown(part)} has no method {missing[0]}, {wanted}")
 
 
@@ -62,4 +62,7 @@ def _shown(part: Any) -> str:
     """A part in an error: the name of a function or class, else the type."""
     if isinstance(part, type):
         return f"the class {part.__name__}"
-    return reward_name(part) if callable(part) else f"a {type(part).__name__}"
+    if part is None or callable(part):
+        return "None" if part is None else reward_name(part)
+    name = type(part).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -26,12 +26,12 @@ WRONG: list[tuple[str, Any, str]] = [
     ("memory", ScoredMemory, "the class ScoredMemory, expected a ScoredMemory"),
     ("drawable", {}, "a dict, expected a ScoredMemory or None"),
     ("known", [("a", 0.5)], "a tuple, expected a Remembered, as in the list kept of a ScoredMemory"),
-    ("screen", NAMELESS, "a SimpleNamespace has no method observe, expected an object with observe and forget and merit"),
-    ("ledger", None, "a NoneType has no method score, expected an object with score"),
+    ("screen", NAMELESS, "a SimpleNamespace has no method observe, expected an object with observe, forget, merit"),
+    ("ledger", None, "None has no method score, expected an object with score"),
     ("reward", [Worth()], "a list, expected a function"),
     ("objective", Likelihood, "the class Likelihood, expected a function"),
     ("key", "smiles", "a str, expected a function"),
-    ("rewrite", 3, "a int, expected a function or None"),
+    ("rewrite", 3, "an int, expected a function or None"),
     ("config", {"draws": 3}, "a dict, expected a RoundsConfig"),
 ]
 
