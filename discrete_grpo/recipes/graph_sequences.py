@@ -6,16 +6,18 @@ Samples are graph6 lines, with the names of the classes of nodes and edges where
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import networkx as nx
 
 from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_sizes, check_text, check_whole
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.graph_splits import load_splits
-from discrete_grpo.datasets.graph_tokens import graph_tokens
+from discrete_grpo.datasets.graph_tokens import GraphTokens, graph_tokens
 from discrete_grpo.datasets.own_graphs import is_own, labelled_splits, own_graphs
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits
 from discrete_grpo.datasets.text_files import MAX_BYTES
@@ -32,10 +34,14 @@ from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.recipes.graph_family import shape_of
+from discrete_grpo.recipes.held_out import with_held_out
 from discrete_grpo.recipes.sample import sample
 from discrete_grpo.training.config import PretrainConfig
 
 __all__ = ["PretrainGraphSequencesRecipe", "graph_sequence_policy", "run_pretrain_graph_sequences"]
+
+TEST_ORDERS = 8
+"""Number of random orders that a held-out graph is written in, at most."""
 
 
 @known_options()
@@ -56,7 +62,8 @@ class PretrainGraphSequencesRecipe:
         max_length: largest number of tokens of a graph; None means that of the data.
         temperature: temperature of sampling, kept with the policy; it is 1 in training.
         pretrain: settings of the training loop.
-        evaluation_samples: graphs sampled at every checkpoint to log validity; 0 means none.
+        evaluation_samples: graphs sampled at every checkpoint to log validity, beside the loss of held-out graphs in the same
+            orders each time, ``eval/test_loss``; 0 evaluates nothing.
         data_licence: text kept with the checkpoint.
         shape: the property that makes a graph valid: planar, tree, sbm or connected; None means that of the named set.
         max_nodes: largest number of nodes of a graph of a file.
@@ -167,10 +174,10 @@ def _max_length(recipe: PretrainGraphSequencesRecipe, splits: GraphSplits, label
 def run_pretrain_graph_sequences(recipe: PretrainGraphSequencesRecipe, *, resume: bool = False) -> Path:
     """Pretrain an autoregressive policy of graphs; returns the folder of the exported policy."""
     splits, labels, again = _graphs(recipe)
-    config = recipe.pretrain
+    config, most, longest = recipe.pretrain, max(map(len, splits.train)), _max_length(recipe, splits, labels)
     policy = graph_sequence_policy(
-        max(map(len, splits.train)),
-        _max_length(recipe, splits, labels),
+        most,
+        longest,
         labels,
         layers=recipe.layers,
         heads=recipe.heads,
@@ -179,8 +186,9 @@ def run_pretrain_graph_sequences(recipe: PretrainGraphSequencesRecipe, *, resume
         temperature=recipe.temperature,
         seed=config.seed,
     )
-    orders: dict[str, int] = {"orders": recipe.orders, "candidates": recipe.candidates, "seed": config.seed}
-    data = graph_tokens(splits.train, policy.policy.tokenizer, labels, **orders)
+    data = _written(splits.train, policy, labels, recipe, recipe.orders)
+    held_out = [graph for graph in splits.test if len(graph) <= most and most_tokens(graph, labels) <= longest]
+    test = _written(held_out, policy, labels, recipe, min(recipe.orders, TEST_ORDERS)) if held_out else None
     shape, count = recipe.shape or shape_of(splits.name), recipe.evaluation_samples
     kept = {"name": splits.name, "source": recipe.data, "graphs": len(data.graphs), "licence": recipe.data_licence, **again}
     metadata: dict[str, Any] = {"kind": "graphs", "data": kept, "shape": shape}
@@ -192,4 +200,17 @@ def run_pretrain_graph_sequences(recipe: PretrainGraphSequencesRecipe, *, resume
         samples = sample(averaged, count, batch_size=40)
         return evaluate(samples, reference), samples
 
-    return fit(policy, data, recipe, metadata=metadata, evaluate=measure if count else None, resume=resume)
+    both = with_held_out(measure, test, config.batch_size)
+    return fit(policy, data, recipe, metadata=metadata, evaluate=both if count else None, resume=resume)
+
+
+def _written(
+    graphs: Sequence[nx.Graph],
+    policy: DecodedPolicy,
+    labels: Labels | None,
+    recipe: PretrainGraphSequencesRecipe,
+    orders: int,
+) -> GraphTokens:
+    """Graphs in random orders, as the recipe writes them."""
+    settings = {"orders": orders, "candidates": recipe.candidates, "seed": recipe.pretrain.seed}
+    return graph_tokens(graphs, policy.policy.tokenizer, labels, **settings)

@@ -15,8 +15,9 @@ from discrete_grpo import GRPOConfig, PretrainConfig
 from discrete_grpo.core.categorical import score_sites
 from discrete_grpo.core.rollout import Context
 from discrete_grpo.datasets.graph_files import to_graphml
+from discrete_grpo.datasets.graph_splits import load_splits, write_npz
 from discrete_grpo.datasets.graph_tokens import GraphTokens, graph_tokens
-from discrete_grpo.datasets.synthetic_graphs import tree
+from discrete_grpo.datasets.synthetic_graphs import GraphSplits, tree
 from discrete_grpo.domains.graph6 import from_graph6, graph6
 from discrete_grpo.domains.graph_sequences import PATTERN, GraphSequences, vocabulary
 from discrete_grpo.domains.named_graphs import named_graph
@@ -30,6 +31,7 @@ from discrete_grpo.recipes.graph_sequences import (
     graph_sequence_policy,
     run_pretrain_graph_sequences,
 )
+from discrete_grpo.recipes.held_out import held_out_loss
 from discrete_grpo.recipes.loading import load, load_policy
 from discrete_grpo.recipes.pretrain import pretrain
 from discrete_grpo.recipes.sample import sample
@@ -133,6 +135,26 @@ def test_a_policy_is_pretrained_loaded_and_resumed(trees: Path, tmp_path: Path) 
     run_pretrain_graph_sequences(other, resume=True)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [2, 3]
     assert load_policy(trees, SamplerOptions(temperature=0.5)).policy.truncation.temperature == 0.5
+
+
+def test_the_loss_of_test_graphs_is_logged(trees: Path) -> None:
+    found = [line["eval/test_loss"] for line in read_metrics(trees.parent) if "eval/test_loss" in line]
+    assert len(found) == 2
+    policy = load_policy(trees)
+    orders = {"orders": 4, "candidates": 1, "seed": PretrainConfig().seed}
+    data = graph_tokens(load_splits("tree-16").test, policy.policy.tokenizer, None, **orders)
+    assert found[1] == held_out_loss(policy, data, 8)
+
+
+def test_test_graphs_that_the_policy_cannot_draw_are_left_out(tmp_path: Path) -> None:
+    graphs = [nx.path_graph(n) for n in (3, 4, 5, 4, 3, 9)]
+    kept, left_out = (GraphSplits(tuple(graphs[:4]), (), tuple(test), "mine") for test in (graphs[4:], graphs[5:]))
+    for name, splits in (("kept", kept), ("left_out", left_out)):
+        write_npz(tmp_path / f"{name}.npz", splits)
+        pretrain(recipe(tmp_path / name, data=str(tmp_path / f"{name}.npz"), evaluation_samples=2, shape="connected"))
+    logged = {name: {key for line in read_metrics(tmp_path / name) for key in line} for name in ("kept", "left_out")}
+    assert "eval/test_loss" in logged["kept"]
+    assert "eval/test_loss" not in logged["left_out"]
 
 
 def test_grpo_trains_and_resumes_it_with_a_reward_of_graphs(trees: Path, tmp_path: Path) -> None:
