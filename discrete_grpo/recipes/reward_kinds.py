@@ -36,7 +36,7 @@ def kind_of(reward: Any) -> str | None:
     if module == f"{REWARDS}.task":
         return None if reward.kind == "text" else str(reward.kind)
     if module == f"{REWARDS}.combine":
-        return next((kind for part in reward.rewards if (kind := kind_of(part)) is not None), None)
+        return next((kind for part in reward.inner if (kind := kind_of(part)) is not None), None)
     return MODULES.get(module)
 
 

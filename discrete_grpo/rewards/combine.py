@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
-from discrete_grpo.core.scoring import score_one
+from discrete_grpo.core.scoring import RewardError, score_one, shown_value
 
-__all__ = ["WeightedSum"]
+__all__ = ["Gated", "WeightedSum"]
 
 
 @dataclass(frozen=True)
@@ -75,3 +76,85 @@ class WeightedSum:
     def _sum(self, row: Sequence[float]) -> float | None:
         known = [w * x for w, x in zip(self.weights, row, strict=True) if not math.isnan(x)]
         return sum(known) if len(known) == len(row) else None
+
+
+@dataclass(frozen=True)
+class Gated:
+    """Reward under constraints, p r(sample) + (1 - p) otherwise with p = Π_k g_k(sample).
+
+    Gates are asked in their order, each for the samples that the ones before have not given 0, and the reward for what is left.
+    So a cheap gate spares an expensive reward, such as docking, the samples that it would be wasted on. A ledger counts a call
+    for every sample all the same.
+
+    Args:
+        reward: a callable from samples to one number per sample.
+        gates: at least one such callable with scores in [0, 1], such as
+            :class:`~discrete_grpo.rewards.molecules.InRange`: 1 is passed, 0 is not, and what lies between weakens the reward.
+        otherwise: the score of a sample that does not pass, a finite number. Choose it below what the reward gives.
+
+    Raises:
+        ValueError: if there are no gates, one of the rewards remembers earlier samples (such a filter stands around the whole),
+            or ``otherwise`` is not finite.
+
+    >>> from discrete_grpo.rewards.molecules import InRange, molecular_weight, qed
+    >>> light = Gated(qed, (InRange(molecular_weight, low=0, high=50),), otherwise=-1.0)
+    >>> [round(x, 2) for x in light(["CCO", "CCCCCC"])]
+    [0.41, -1.0]
+    """
+
+    reward: Callable[..., Sequence[float | None]]
+    gates: tuple[Callable[..., Sequence[float | None]], ...]
+    otherwise: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gates", tuple(self.gates) if isinstance(self.gates, Iterable) else (self.gates,))
+        if not callable(self.reward):
+            raise ValueError(f"reward: {self.reward!r}, expected a callable")
+        if not self.gates or not all(callable(gate) for gate in self.gates):
+            raise ValueError(f"gates: {list(self.gates)}, expected at least one callable")
+        for part in self.inner:
+            check_forgets(part)
+        check_range("otherwise", self.otherwise)
+
+    @property
+    def name(self) -> str:
+        """The name in logs: ``qed if molecular_weight in 0..50``."""
+        return f"{reward_name(self.reward)} if {' and '.join(map(reward_name, self.gates))}"
+
+    @property
+    def inner(self) -> tuple[Callable[..., Sequence[float | None]], ...]:
+        """The reward and its gates."""
+        return (self.reward, *self.gates)
+
+    def __call__(self, samples: Sequence[Any], **columns: Sequence[Any]) -> list[float | None]:
+        """Score the samples that pass.
+
+        Returns:
+            One number per sample, between ``otherwise`` and what the reward gives; None where a gate that was asked or the reward
+            is unknown.
+
+        Raises:
+            RewardError: if a reward fails, or a gate has a score outside of [0, 1].
+        """
+        passed = [1.0] * len(samples)
+        for gate in self.gates:
+            for row, score in self._asked(gate, passed, samples, columns).items():
+                if not (0.0 <= score <= 1.0 or math.isnan(score)):
+                    sample = shown_value(samples[row])
+                    raise RewardError(f"gate {reward_name(gate)}: {score:g} for {sample}, expected a number in [0, 1]")
+                passed[row] *= score
+        scores = self._asked(self.reward, passed, samples, columns)
+        found = [p * scores[row] + (1.0 - p) * self.otherwise if row in scores else self.otherwise for row, p in enumerate(passed)]
+        known = [not math.isnan(p) for p in passed]
+        return [score if ok and not math.isnan(score) else None for score, ok in zip(found, known, strict=True)]
+
+    @staticmethod
+    def _asked(
+        reward: Callable[..., Any], passed: Sequence[float], samples: Sequence[Any], columns: Mapping[str, Sequence[Any]]
+    ) -> dict[int, float]:
+        """Scores by row of the samples that have not failed so far; NaN where unknown."""
+        rows = [row for row, p in enumerate(passed) if p > 0.0]
+        if not rows:
+            return {}
+        picked = {name: [values[row] for row in rows] for name, values in columns.items()}
+        return dict(zip(rows, score_one(reward, [samples[row] for row in rows], picked).tolist(), strict=True))
