@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
-
 from discrete_grpo.core.checks import check_choices, check_fields, check_range, check_sizes, check_text, check_whole
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
@@ -205,12 +203,12 @@ def run_pretrain_graph_sequences(recipe: PretrainGraphSequencesRecipe, *, resume
 
 
 def _written(
-    graphs: Sequence[nx.Graph],
+    graphs: Sequence[Any],
     policy: DecodedPolicy,
     labels: Labels | None,
     recipe: PretrainGraphSequencesRecipe,
     orders: int,
 ) -> GraphTokens:
-    """Graphs in random orders, as the recipe writes them."""
+    """Graphs of networkx in random orders, as the recipe writes them."""
     settings = {"orders": orders, "candidates": recipe.candidates, "seed": recipe.pretrain.seed}
     return graph_tokens(graphs, policy.policy.tokenizer, labels, **settings)

@@ -115,5 +115,5 @@ def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch
     path.write_text("CCO\n")
     with pytest.warns(RuntimeWarning, match=r"the parsed data cannot be kept for the next run \(Not a directory\)"):
         assert load_molecules(path, cache_dir="auto").smiles == ("CCO",)
-    with pytest.raises(OSError, match=r"Not a directory|File exists"):
+    with pytest.raises(ValueError, match=r"cache_dir: .*file cannot be made \((Not a directory|File exists)\), expected a folder"):
         load_molecules(path, cache_dir=tmp_path / "file")

@@ -211,6 +211,7 @@ made = {
     if known.path.split(".")[2] in PLAIN and name != "ModuleReward"  # which needs a module
 }
 made["sum"] = combine.WeightedSum.of({molecules.qed: 1.0, molecules.logp: 0.5})
+made["gated"] = combine.Gated(molecules.qed, (molecules.Similarity("CC"),))
 made["pool"] = pool.RewardPool("discrete_grpo.rewards.molecules.logp")
 made["decorated"] = molecules.molecule_reward(molecules.molecule_properties.qed_score)
 made["set"] = functools.partial(molecules.qed, kinds={"a", "b", "c", molecules.qed})
@@ -222,12 +223,7 @@ def test_every_bundled_reward_is_the_same_in_every_process(processes: list[list[
     first, second, third = (identities for _, identities in processes)
     assert first == second == third
     others = {"DiversityContribution", "DiversityFilter", "MeanDistance", "Docking", "ExternalReward", "ModuleReward"}
-    others |= {
-        "RewardPool",
-        "WeightedSum",
-        "Task",
-        "Classifier",
-    }  # the last two have tests of their own
+    others |= {"RewardPool", "WeightedSum", "Gated", "Task", "Classifier"}  # the last two have tests of their own
     assert set(known_rewards()) - others <= set(first)
     assert [name for name, identity in first.items() if identity is None] == ["NovelTo"]  # it compares the samples of a batch
     assert first.pop("pool") == first["logp"]

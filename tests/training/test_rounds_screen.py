@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,4 +83,4 @@ def test_the_screen_is_told_that_the_budget_ended() -> None:
 
 def test_a_screen_allows_one_generation() -> None:
     with pytest.raises(ValueError, match="generations: 2, expected 1 with a screen"):
-        rounds(screen=object(), generations=2)
+        rounds(screen=SimpleNamespace(observe=len, forget=len, merit=len), generations=2)
