@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 from discrete_grpo.core.rollout import Reward
@@ -30,7 +31,7 @@ def check_same_reward(name: str, before: Reward, now: Reward) -> None:
 
 def _same(one: Any, other: Any) -> bool:
     one, other = _itself(one), _itself(other)
-    if one is other:
+    if one is other or (isinstance(one, types.MethodType) and one == other):  # every access to a method makes a new object
         return True
     try:
         return identify(one) == identify(other)
@@ -41,14 +42,14 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _itself(reward: Any) -> Any:
-    """The reward in the place of one that says that it gives the same scores, such as a pool of worker processes."""
+    """Return the reward whose scores this one gives, such as that of a pool of worker processes; else the reward itself."""
     while not isinstance(reward, type) and callable(given := getattr(reward, "cached_as", None)):
         reward = given
     return reward
 
 
 def _code(reward: Any) -> Any:
-    """What runs when a reward is called: the code of a function, else the class of an object."""
+    """Return the code object of a function, or the class of any other callable."""
     while isinstance(reward, functools.partial):
         reward = reward.func
     return getattr(reward, "__code__", type(reward))

@@ -142,3 +142,18 @@ def test_a_resumed_run_goes_on_with_its_rewards_also_after_an_edit(tmp_path: Pat
         ledger.load_state_dict(state)
     assert ledger.history().scores.flatten().tolist() == [1.0, 1.0, 1.0, 2.0]
     ledger.close()
+
+
+class Oracle:
+    """A reward that is a method."""
+
+    def score(self, samples: Sequence[str], **columns: Any) -> list[float]:
+        return [1.0] * len(samples)
+
+
+def test_a_method_is_the_same_reward_at_every_access_without_a_look_at_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discrete_grpo.rewards.same_name.identify", lambda reward: pytest.fail("looked at"))
+    oracle, ledger = Oracle(), Ledger()
+    for text in ("C", "CC"):
+        ledger.score([oracle.score], [text])
+    assert ledger.calls == 2
