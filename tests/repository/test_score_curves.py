@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import math
 from pathlib import Path
 
 import pytest
 
-from benchmarks.score_curves import main, parts, table
+from benchmarks.score_curves import main, mean, parts, table
 
 
 def row(folder: Path, method: str, scores: list[float]) -> None:
@@ -33,6 +34,23 @@ def test_a_table_has_a_row_per_method_also_where_one_ended_early(tmp_path: Path,
         "| --- | --- | --- | --- | --- |",
         "| qed | long | 0 | 0.250, 0.250 | 1.000, 0.625 |",
         "| qed | short | 0 | 0.250, 0.250 |  |",
+    ]
+
+
+def test_unknown_scores_are_in_no_mean_and_sources_have_means_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert next(parts([None, 1.0, None, None], 2)) == (1.0, 1.0)
+    assert math.isnan(mean([None]))
+    file = tmp_path / "jobs" / "docking" / "parp1" / "mine" / "0" / "calls.csv.gz"
+    file.parent.mkdir(parents=True)
+    calls = [(9.0, "policy"), (1.0, "policy"), ("", "policy"), (4.0, "graph-ga"), (2.0, "policy")]
+    with gzip.open(file, "wt", encoding="utf-8") as out:
+        out.write("call,smiles,score,source\n" + "".join(f"{k},C,{score},{source}\n" for k, (score, source) in enumerate(calls, 1)))
+    main([str(tmp_path), "--sources_after", "1"])
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| parp1 | mine | 0 | graph-ga | 1 | 4.000 |",
+        "| parp1 | mine | 0 | policy | 3 | 1.500 |",
     ]
 
 
