@@ -41,7 +41,7 @@ def _source(recipe: _Recipe) -> tuple[Path, dict[str, Any]]:
 
 
 def measured_columns(recipe: _Recipe) -> tuple[str, ...]:
-    """Those of ``recipe.properties`` that are columns of ``recipe.data``; one that is a descriptor too is told on standard error.
+    """Return the names in ``recipe.properties`` that are columns of ``recipe.data``; a line names those that are descriptors too.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -60,7 +60,7 @@ def measured_columns(recipe: _Recipe) -> tuple[str, ...]:
 
 
 def measured_values(recipe: _Recipe, names: Sequence[str], lines: Sequence[int]) -> dict[str, Tensor]:
-    """The columns ``names`` of ``recipe.data`` at ``lines``, in float64; unknown values are NaN and counted on standard error.
+    """Read the columns ``names`` of ``recipe.data`` at ``lines`` in float64; unknown values are NaN, and a line counts them.
 
     Raises:
         ValueError: for a cell that holds something else than a number, naming the line.

@@ -82,9 +82,9 @@ class WeightedSum:
 class Gated:
     """Reward under constraints, p r(sample) + (1 - p) otherwise with p = Π_k g_k(sample).
 
-    Gates are asked in their order, each for the samples that the ones before have not given 0, and the reward for what is left.
-    So a cheap gate spares an expensive reward, such as docking, the samples that it would be wasted on. A ledger counts a call
-    for every sample all the same.
+    Gates are computed in their order, each on the samples for which no earlier gate was 0, and the reward on what is left. With
+    cheap gates an expensive reward, such as docking, is not computed for samples that fail. A ledger counts a call for every
+    sample all the same.
 
     Args:
         reward: a callable from samples to one number per sample.

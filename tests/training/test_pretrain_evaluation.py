@@ -56,7 +56,7 @@ def outcome(run: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a run that nothing stops leaves."""
+    """The outcome of an uninterrupted run."""
     trainer(run := tmp_path_factory.mktemp("whole"), Evaluation()).train()
     return outcome(run)
 
