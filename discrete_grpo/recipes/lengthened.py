@@ -34,7 +34,7 @@ def check_length(folder: Path, group: str, config: GRPOConfig | PretrainConfig, 
     if before is None or not made:
         return
     done = int(real_name(made[-1]).removeprefix("step-"))
-    check_range("max_steps", config.max_steps, least=done, note=", the updates that were made")
+    check_range(f"{group}.max_steps", config.max_steps, least=done, note=", the updates that were made")
     if done == 0 or not _decays(config):
         return
     was, now = _rate(done - 1, replace(config, max_steps=before)), _rate(done, config)

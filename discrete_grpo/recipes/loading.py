@@ -15,6 +15,7 @@ from torch import nn
 
 from discrete_grpo.core.description import describe, description
 from discrete_grpo.core.rollout import as_module
+from discrete_grpo.core.suggestions import absent_attribute, absent_module
 from discrete_grpo.recipes.families import Family, SamplerOptions, family_of, innermost
 from discrete_grpo.runs import checkpoint
 from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint
@@ -108,11 +109,13 @@ def class_name(name: str | Path) -> str | None:
 
 def _imported(module: str, name: str) -> Any:
     try:
-        return getattr(importlib.import_module(module), name)
-    except AttributeError as error:
-        raise ImportError(f"policy: module {module!r} has no attribute {name!r}") from error
+        holder = importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"policy: '{module}:{name}' cannot be imported: {error}") from error
+        near = absent_module(str(error.name), Path.cwd()) if isinstance(error, ModuleNotFoundError) else ""
+        raise ImportError(f"policy: '{module}:{name}' cannot be imported: {error}{near}") from error
+    if not hasattr(holder, name):
+        raise ImportError(f"policy: {absent_attribute(holder, name)}")
+    return getattr(holder, name)
 
 
 def policy_object(policy: Any, options: SamplerOptions | None = None) -> LoadedPolicy:

@@ -165,6 +165,7 @@ def main() -> None:
                 connection.send(("done", answer(reward, samples, columns)))
         finally:
             getattr(reward, "close", lambda: None)()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an exception while Python ends would be printed
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def test_a_finished_training_goes_on_to_the_bits_of_a_longer_one(capsys: pytest.
         ("--reward=logp", "reward: discrete_grpo.rewards.molecules.logp, expected discrete_grpo.rewards.molecules.qed as in"),
         ("--output_dir=long", "output_dir: long, expected run as in the run to resume"),
         ("--grpo.max_step=5", "unknown field 'grpo.max_step'; did you mean 'grpo.max_steps'?"),
-        ("--grpo.max_steps=2", "max_steps: 2, expected at least 3, the updates that were made"),
+        ("--grpo.max_steps=2", "grpo.max_steps: 2, expected at least 3, the updates that were made"),
         ("--grpo.max_steps=five", "grpo.max_steps: 'five', expected int"),
         ("--max_oracle_calls=40", "max_oracle_calls: 40, expected null as in the run to resume"),
     ):

@@ -207,8 +207,12 @@ def test_functions_policies_and_scorers_can_be_named(mine: Path, policy: str, le
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        ("my_words:Letter", "policy: module 'my_words' has no attribute 'Letter'"),
-        ("no_words:Letters", "policy: 'no_words:Letters' cannot be imported: No module named 'no_words'"),
+        ("my_words:Letter", "my_words.py); did you mean 'Letters'?"),
+        (
+            "my_word:Letters",
+            "policy: 'my_word:Letters' cannot be imported: No module named 'my_word'; it is neither installed nor in",
+        ),
+        ("my_word:Letters", "did you mean 'my_words'?"),
         ("my_words:Needy", "policy: 'my_words:Needy' cannot be called without arguments"),
         ("my_words:Path", "policy: PosixPath is no torch.nn.Module"),
         ("my_words:Letters@nowhere", "policy: 'nowhere' is no checkpoint folder"),
