@@ -18,7 +18,7 @@ from discrete_grpo.domains.fields import FieldBatch
 from discrete_grpo.domains.graphs import node_mask, num_pairs, padded_rows, symmetrise
 from discrete_grpo.domains.spatial_molecules import SpatialMolecule
 
-__all__ = ["SpatialGraphs", "bond_shares", "decode", "encode", "spatial_graphs"]
+__all__ = ["SpatialGraphs", "bond_shares", "decode", "encode", "fits", "spatial_graphs"]
 
 
 def bond_shares(stats: SpatialStatistics) -> tuple[float, ...]:
@@ -56,6 +56,13 @@ def encode(samples: Sequence[SpatialMolecule], stats: SpatialStatistics) -> Fiel
         ValueError: for an element, a charge or a bond order that ``stats`` does not have, or a sample that is no molecule.
     """
     return spatial_graphs(samples, stats).batch(torch.arange(len(samples)))
+
+
+def fits(molecule: SpatialMolecule, stats: SpatialStatistics) -> bool:
+    """Whether a policy of ``stats`` can draw a molecule: its size, elements, charges and bond orders."""
+    orders = {order for _, _, order in molecule.bonds}
+    known = set(molecule.symbols) <= set(stats.symbols) and set(molecule.charges) <= set(stats.charges)
+    return known and 0 < len(molecule) < len(stats.node_counts) and max(orders, default=1) < len(bond_shares(stats))
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,8 @@ from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.fields import Field, FieldPolicy
 from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.field_options import check_plain, equivariant_sizes
-from discrete_grpo.recipes.fitting import fit
+from discrete_grpo.recipes.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.held_out import NOISY_DRAWS, no_larger, with_held_out
-from discrete_grpo.recipes.sample import sample
 
 if TYPE_CHECKING:
     from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
@@ -138,11 +137,7 @@ def run_pretrain_digraphs(
     shape: DigraphShape = "connected" if recipe.shape == "connected" else digraph_shape(splits.train)
     kept = {"name": own.name, "source": recipe.data, "graphs": len(data), "licence": recipe.data_licence, **about}
     metadata = {"kind": "digraphs", "data": kept, "shape": shape, "labels": own.labels.to_json()}
-    reference, count = DigraphReference(splits, shape, labels), recipe.evaluation_samples
-
-    def measure(averaged: FieldPolicy) -> tuple[Mapping[str, float], list[Any]]:
-        samples = sample(averaged, count, batch_size=40)
-        return evaluate(samples, reference), samples
-
-    both = with_held_out(measure, no_larger(held_out, int(data.sizes.max())), recipe.pretrain.batch_size, draws=NOISY_DRAWS)
-    return fit(policy, data, recipe, metadata=metadata, evaluate=both if count else None, resume=resume)
+    reference = DigraphReference(splits, shape, labels)
+    fresh = fresh_metrics(recipe.evaluation_samples, partial(evaluate, reference=reference), batch_size=40)
+    both = with_held_out(fresh, no_larger(held_out, int(data.sizes.max())), recipe.pretrain.batch_size, draws=NOISY_DRAWS)
+    return fit(policy, data, recipe, metadata=metadata, evaluate=both, resume=resume)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.recipes.families import family_of, run_family
 from discrete_grpo.recipes.lengthened import check_length
-from discrete_grpo.recipes.sample import as_text
+from discrete_grpo.recipes.sample import as_text, sample
 from discrete_grpo.runs.checkpoint import withdraw_export
 from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.lock import alone
@@ -20,10 +20,26 @@ from discrete_grpo.runs.settings import tell_changed_settings
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset, Pretrainer
 
-__all__ = ["Measure", "PretrainSettings", "fit"]
+__all__ = ["Measure", "PretrainSettings", "fit", "fresh_metrics"]
 
 Measure: TypeAlias = Callable[[Any], tuple[Mapping[str, float], Sequence[Any]]]
 """The numbers of a policy and the samples that they are of, of which there may be none."""
+
+
+def fresh_metrics(count: int, metrics: Callable[[list[Any]], Mapping[str, float]], *, batch_size: int = 256) -> Measure | None:
+    """A function that draws ``count`` samples from a policy and returns their metrics, and them; None for 0.
+
+    Args:
+        count: number of samples.
+        metrics: the numbers of samples.
+        batch_size: number of samples drawn at a time.
+    """
+
+    def measure(policy: Any) -> tuple[Mapping[str, float], list[Any]]:
+        samples = sample(policy, count, batch_size=batch_size)
+        return metrics(samples), samples
+
+    return measure if count else None
 
 
 @runtime_checkable

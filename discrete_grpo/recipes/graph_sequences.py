@@ -6,8 +6,9 @@ Samples are graph6 lines, with the names of the classes of nodes and edges where
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,9 @@ from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.decoded import DecodedPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
-from discrete_grpo.recipes.fitting import fit
+from discrete_grpo.recipes.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.graph_family import shape_of
 from discrete_grpo.recipes.held_out import with_held_out
-from discrete_grpo.recipes.sample import sample
 from discrete_grpo.training.config import PretrainConfig
 
 __all__ = ["PretrainGraphSequencesRecipe", "graph_sequence_policy", "run_pretrain_graph_sequences"]
@@ -60,8 +60,8 @@ class PretrainGraphSequencesRecipe:
         max_length: largest number of tokens of a graph; None means that of the data.
         temperature: temperature of sampling, kept with the policy; it is 1 in training.
         pretrain: settings of the training loop.
-        evaluation_samples: graphs sampled at every checkpoint to log validity, beside the loss of held-out graphs in the same
-            orders each time, ``eval/test_loss``; 0 evaluates nothing.
+        evaluation_samples: graphs sampled at every checkpoint to log validity; 0 means none. The loss of held-out graphs,
+            ``eval/test_loss``, is logged there too, in the same orders each time.
         data_licence: text kept with the checkpoint.
         shape: the property that makes a graph valid: planar, tree, sbm or connected; None means that of the named set.
         max_nodes: largest number of nodes of a graph of a file.
@@ -187,19 +187,15 @@ def run_pretrain_graph_sequences(recipe: PretrainGraphSequencesRecipe, *, resume
     data = _written(splits.train, policy, labels, recipe, recipe.orders)
     held_out = [graph for graph in splits.test if len(graph) <= most and most_tokens(graph, labels) <= longest]
     test = _written(held_out, policy, labels, recipe, min(recipe.orders, TEST_ORDERS)) if held_out else None
-    shape, count = recipe.shape or shape_of(splits.name), recipe.evaluation_samples
+    shape = recipe.shape or shape_of(splits.name)
     kept = {"name": splits.name, "source": recipe.data, "graphs": len(data.graphs), "licence": recipe.data_licence, **again}
     metadata: dict[str, Any] = {"kind": "graphs", "data": kept, "shape": shape}
     if labels is not None:
         metadata["labels"] = labels.to_json()
     reference = GraphReference(splits, shape, labels=labels)
-
-    def measure(averaged: DecodedPolicy) -> tuple[Mapping[str, float], list[Any]]:
-        samples = sample(averaged, count, batch_size=40)
-        return evaluate(samples, reference), samples
-
-    both = with_held_out(measure, test, config.batch_size)
-    return fit(policy, data, recipe, metadata=metadata, evaluate=both if count else None, resume=resume)
+    fresh = fresh_metrics(recipe.evaluation_samples, partial(evaluate, reference=reference), batch_size=40)
+    both = with_held_out(fresh, test, config.batch_size)
+    return fit(policy, data, recipe, metadata=metadata, evaluate=both, resume=resume)
 
 
 def _written(

@@ -5,7 +5,7 @@ Samples are graph6 lines, with the names of the classes of nodes and edges where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,10 +39,9 @@ from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.recipes.diffusion import DiffusionOptions, diffusion_policy
 from discrete_grpo.recipes.digraphs import run_pretrain_digraphs
-from discrete_grpo.recipes.fitting import fit
+from discrete_grpo.recipes.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.graph_family import shape_of
 from discrete_grpo.recipes.held_out import NOISY_DRAWS, no_larger, with_held_out
-from discrete_grpo.recipes.sample import sample
 from discrete_grpo.training.config import PretrainConfig
 
 __all__ = [
@@ -66,8 +65,8 @@ class PretrainGraphsRecipe(DiffusionOptions):
         output_dir: run folder to make.
         network: sizes of the graph transformer.
         pretrain: settings of the training loop.
-        evaluation_samples: graphs sampled at every checkpoint to log validity, beside the loss of held-out graphs,
-            ``eval/test_loss``, with the same times and noise each time; 0 evaluates nothing.
+        evaluation_samples: graphs sampled at every checkpoint to log validity; 0 means none. The loss of held-out graphs,
+            ``eval/test_loss``, is logged there too, with the same times and noise each time.
         data_licence: text kept with the checkpoint.
         shape: the property that makes a graph valid: planar, tree, sbm or connected; None means that of the named set. Directed
             graphs are valid if they are acyclic and weakly connected, or weakly connected alone where the data has cycles.
@@ -208,12 +207,8 @@ def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | No
     metadata = {"kind": "graphs", "data": kept, "shape": shape}
     if labels is not None:
         metadata["labels"] = labels.to_json()
-    reference, count = GraphReference(splits, shape, labels=labels), recipe.evaluation_samples
-
-    def measure(averaged: GraphPolicy) -> tuple[Mapping[str, float], list[Any]]:
-        samples = sample(averaged, count, batch_size=40)
-        return evaluate(samples, reference), samples
-
+    reference = GraphReference(splits, shape, labels=labels)
+    fresh = fresh_metrics(recipe.evaluation_samples, partial(evaluate, reference=reference), batch_size=40)
     shown = None if held_out is None else no_larger(held_out, int(data.sizes.max()))
-    both = with_held_out(measure, shown, recipe.pretrain.batch_size, draws=NOISY_DRAWS)
-    return fit(policy, data, recipe, metadata=metadata, evaluate=both if count else None, resume=resume)
+    both = with_held_out(fresh, shown, recipe.pretrain.batch_size, draws=NOISY_DRAWS)
+    return fit(policy, data, recipe, metadata=metadata, evaluate=both, resume=resume)

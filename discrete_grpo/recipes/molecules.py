@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -19,11 +18,9 @@ from discrete_grpo.datasets.shards import ShardFolder
 from discrete_grpo.diffusion.schedules import Schedule
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.tokenizer import Property
-from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.recipes.diffusion import DiffusionOptions, diffusion_policy
-from discrete_grpo.recipes.sample import sample
 
 __all__ = [
     "DiffusionOptions",
@@ -33,7 +30,6 @@ __all__ = [
     "molecule_policy",
     "report_broken",
     "report_kept",
-    "validity_metrics",
 ]
 
 
@@ -91,16 +87,6 @@ def data_file(name: str) -> Path:
     from discrete_grpo.training.distributed import ProcessGroup, accelerator
 
     return ProcessGroup(accelerator()).after_first(lambda: download(name))
-
-
-def validity_metrics(count: int) -> Callable[[Any], tuple[Mapping[str, float], list[Any]]] | None:
-    """A function that draws ``count`` molecules from a policy and returns their validity and uniqueness, and them; None for 0."""
-
-    def measure(policy: Any) -> tuple[Mapping[str, float], list[Any]]:
-        samples = sample(policy, count)
-        return sample_metrics(samples), samples
-
-    return measure if count else None
 
 
 # -- sampling and evaluation

@@ -24,13 +24,14 @@ from discrete_grpo.datasets.reading import AUTO
 from discrete_grpo.datasets.sharded import ShardedConditionedMolecules, ShardedMolecules
 from discrete_grpo.datasets.shards import is_shard_folder
 from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
+from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes.field_options import equivariant_sizes
-from discrete_grpo.recipes.fitting import fit
+from discrete_grpo.recipes.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.held_out import NOISY_DRAWS, hold_out, with_held_out
 from discrete_grpo.recipes.measured import measured_columns, measured_values
 from discrete_grpo.recipes.molecule_fields import KIND, ChargeOptions, check_field_options, molecule_field_policy
-from discrete_grpo.recipes.molecules import check_shards, data_file, molecule_policy, report_broken, report_kept, validity_metrics
+from discrete_grpo.recipes.molecules import check_shards, data_file, molecule_policy, report_broken, report_kept
 from discrete_grpo.runs.lock import alone
 from discrete_grpo.runs.settings import tell_new_folder
 from discrete_grpo.training.config import PretrainConfig
@@ -165,7 +166,7 @@ def run_pretrain(recipe: PretrainRecipe, *, network: nn.Module | None = None, re
     }
     if measured:
         metadata["measured"] = list(measured)
-    fresh = validity_metrics(recipe.evaluation_samples)
+    fresh = fresh_metrics(recipe.evaluation_samples, sample_metrics)
     evaluate = with_held_out(fresh, held_out, recipe.pretrain.batch_size, draws=NOISY_DRAWS)
     return fit(policy, train, recipe, metadata=metadata, evaluate=evaluate, resume=resume)
 

@@ -20,13 +20,14 @@ from discrete_grpo.datasets.smiles import SmilesLines, alphabet, load_smiles, sm
 from discrete_grpo.datasets.text_files import MAX_BYTES, path_named
 from discrete_grpo.domains.molecules import canonical_samples
 from discrete_grpo.domains.tokenizer import Property, Tokenizer
+from discrete_grpo.metrics.molecules import sample_metrics
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.policies.truncation import Truncation
-from discrete_grpo.recipes.fitting import fit
+from discrete_grpo.recipes.fitting import fit, fresh_metrics
 from discrete_grpo.recipes.held_out import hold_out, with_held_out
 from discrete_grpo.recipes.measured import measured_columns, measured_values
-from discrete_grpo.recipes.molecules import check_shards, data_file, report_broken, report_kept, validity_metrics
+from discrete_grpo.recipes.molecules import check_shards, data_file, report_broken, report_kept
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.pretrain import Dataset
 
@@ -209,5 +210,6 @@ def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -
     }
     if measured:
         metadata["measured"] = list(measured)
-    evaluate = with_held_out(validity_metrics(recipe.evaluation_samples), held_out, recipe.pretrain.batch_size)
+    fresh = fresh_metrics(recipe.evaluation_samples, sample_metrics)
+    evaluate = with_held_out(fresh, held_out, recipe.pretrain.batch_size)
     return fit(policy, train, recipe, metadata=metadata, evaluate=evaluate, resume=resume)

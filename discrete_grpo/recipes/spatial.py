@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -16,7 +16,7 @@ from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.reading import SUFFIXES, check_cache_dir, read_smiles
 from discrete_grpo.datasets.spatial import SpatialDataset, SpatialStatistics, conformers, load_spatial, spatial_statistics
-from discrete_grpo.datasets.spatial_fields import bond_shares, decode, encode, spatial_graphs
+from discrete_grpo.datasets.spatial_fields import bond_shares, decode, encode, fits, spatial_graphs
 from discrete_grpo.datasets.text_files import MAX_BYTES, path_named, suffix_of
 from discrete_grpo.diffusion.gaussian import GaussianDiffusion
 from discrete_grpo.diffusion.kernels import D3PM
@@ -27,9 +27,9 @@ from discrete_grpo.domains.spatial_molecules import SpatialMolecule
 from discrete_grpo.metrics.spatial import sample_metrics
 from discrete_grpo.models.equivariant import EquivariantConfig, EquivariantSizes, EquivariantTransformer
 from discrete_grpo.policies.fields import Field, FieldPolicy, Positions
-from discrete_grpo.recipes.fitting import fit
+from discrete_grpo.recipes.fitting import fit, fresh_metrics
+from discrete_grpo.recipes.held_out import NOISY_DRAWS, with_held_out
 from discrete_grpo.recipes.molecules import data_file, report_broken
-from discrete_grpo.recipes.sample import sample
 from discrete_grpo.training.config import PretrainConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
 
@@ -148,7 +148,8 @@ class PretrainSpatialRecipe(SpatialOptions):
         conformer_seed: of the conformers, and of what is taken and held out.
         jobs: number of processes that make conformers.
         cache_dir: folder where the conformers are kept for the next run.
-        test_share: share of the molecules that is not trained on; it is written to ``test.sdf`` of the run folder.
+        test_share: share of the molecules that is not trained on; it is written to ``test.sdf`` of the run folder, and its loss,
+            ``eval/test_loss``, is logged at every checkpoint with the same times and noise.
         network: sizes of the equivariant transformer.
         pretrain: settings of the training loop.
         max_broken: largest share of ``data`` that may be no molecule or have no conformer.
@@ -204,14 +205,11 @@ def run_pretrain_spatial(recipe: PretrainSpatialRecipe, *, resume: bool = False)
         "statistics": stats.to_json(),
         "data": {"name": stats.name, "molecules": len(train), "licence": recipe.data_licence},
     }
-    count = recipe.evaluation_samples
-
-    def measure(averaged: FieldPolicy) -> tuple[Mapping[str, float], list[Any]]:
-        samples = sample(averaged, count)
-        return sample_metrics(samples), samples
-
-    evaluate, files = measure if count else None, {"test.sdf": to_sdf(held_out)}
-    return fit(policy, spatial_graphs(train, stats), recipe, metadata=metadata, evaluate=evaluate, files=files, resume=resume)
+    fresh = fresh_metrics(recipe.evaluation_samples, sample_metrics)
+    test = spatial_graphs([one for one in held_out if fits(one, stats)], stats)
+    evaluate = with_held_out(fresh, test, recipe.pretrain.batch_size, draws=NOISY_DRAWS)
+    data, files = spatial_graphs(train, stats), {"test.sdf": to_sdf(held_out)}
+    return fit(policy, data, recipe, metadata=metadata, evaluate=evaluate, files=files, resume=resume)
 
 
 def split_molecules(recipe: PretrainSpatialRecipe) -> tuple[list[SpatialMolecule], list[SpatialMolecule], str]:

@@ -13,13 +13,17 @@ from discrete_grpo import PretrainConfig, PretrainRecipe, load_policy, pretrain
 from discrete_grpo.datasets.enumeration import load_enumerated
 from discrete_grpo.datasets.shard_building import ShardOptions
 from discrete_grpo.datasets.sharded import ShardedMolecules
+from discrete_grpo.datasets.spatial import conformers, spatial_statistics
+from discrete_grpo.datasets.spatial_fields import fits, spatial_graphs
 from discrete_grpo.datasets.synthetic_graphs import dataset_from_networkx
+from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes import pretrain as recipes
 from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
 from discrete_grpo.recipes.held_out import NOISY_DRAWS, held_out_loss, hold_out, no_larger, with_held_out
 from discrete_grpo.recipes.preprocess import preprocess
 from discrete_grpo.recipes.smiles import PretrainSmilesRecipe, _data
+from discrete_grpo.recipes.spatial import PretrainSpatialRecipe, split_molecules
 from discrete_grpo.runs.checkpoint import load_metadata
 from discrete_grpo.runs.recorder import read_evaluation, read_metrics
 from discrete_grpo.training.data_on_device import MemoryDataset
@@ -140,7 +144,27 @@ def test_the_loss_of_test_graphs_is_logged(directed: bool, tmp_path: Path) -> No
     assert len(found) == 2
     assert read_evaluation(tmp_path / "run")["after"]["test_loss"] == found[1]
     pretrain(PretrainGraphsRecipe(output_dir=str(tmp_path / "none"), evaluation_samples=0, **fixed), data=graphs)
-    assert losses(tmp_path / "none") == []
+    assert losses(tmp_path / "none") == found  # samples are not drawn, and change no bit
+
+
+def test_the_loss_of_molecules_in_space_is_logged(tmp_path: Path) -> None:
+    data = written(tmp_path / "data.smi", ["O", "CO", "C#N", "C=O", "CC", "N", "C", "C#C"])
+    sizes = EquivariantSizes(layers=1, heads=2, width=16, edge_width=8, global_width=8)
+    fixed: dict[str, Any] = {"num_steps": 3, "network": sizes, "pretrain": LOOP, "test_share": 0.25, "evaluation_samples": 0}
+    recipe = PretrainSpatialRecipe(data=data, output_dir=str(tmp_path / "run"), **fixed)
+    policy = load_policy(pretrain(recipe))
+    held_out, train, _ = split_molecules(recipe)
+    stats = spatial_statistics(train)
+    test = spatial_graphs([one for one in held_out if fits(one, stats)], stats)
+    assert 0 < len(test) <= len(held_out) == 2
+    assert losses(tmp_path / "run")[1] == held_out_loss(policy, test, 8, draws=NOISY_DRAWS)
+    assert losses(tmp_path / "run")[0] != losses(tmp_path / "run")[1]
+
+
+def test_molecules_in_space_that_the_policy_cannot_draw_are_left_out() -> None:
+    stats = spatial_statistics(conformers(["CO", "C=O"]).molecules)
+    shown = {text: fits(conformers([text]).molecules[0], stats) for text in ("CO", "OO", "C", "CC", "N", "C#C", "[OH-]")}
+    assert shown == {"CO": True, "OO": True, "C": True, "CC": False, "N": False, "C#C": False, "[OH-]": False}
 
 
 def test_graphs_larger_than_all_that_are_trained_on_are_left_out() -> None:

@@ -133,7 +133,7 @@ def test_a_policy_is_pretrained_loaded_and_resumed(trees: Path, tmp_path: Path) 
     other = recipe(tmp_path / "run")
     run_pretrain_graph_sequences(dataclasses.replace(other, pretrain=dataclasses.replace(other.pretrain, max_steps=2)))
     run_pretrain_graph_sequences(other, resume=True)
-    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [2, 3]
+    assert [line["step"] for line in read_metrics(tmp_path / "run") if "loss" in line] == [2, 3]
     assert load_policy(trees, SamplerOptions(temperature=0.5)).policy.truncation.temperature == 0.5
 
 
