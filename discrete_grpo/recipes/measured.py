@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,13 +12,14 @@ from torch import Tensor
 
 from discrete_grpo.core.processes import is_first
 from discrete_grpo.datasets.measured import measured_names, read_measured
+from discrete_grpo.datasets.reading import smiles_rows, table_body
 from discrete_grpo.datasets.shards import is_shard_folder
 from discrete_grpo.datasets.text_files import path_named
 from discrete_grpo.domains.molecule_properties import descriptor_names
 from discrete_grpo.recipes.conditions import READ_WITH, RESERVED
 from discrete_grpo.recipes.molecules import data_file
 
-__all__ = ["measured_columns", "measured_values"]
+__all__ = ["MoleculeFile", "known_columns", "measured_columns", "measured_values", "not_computed"]
 
 TAKEN = (*RESERVED, *READ_WITH["node_kernel"])
 """Names that conditions cannot have, or that mean something else to a policy."""
@@ -34,6 +36,23 @@ class _Recipe(Protocol):
     def smiles_column(self) -> str | None: ...
     @property
     def max_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class MoleculeFile:
+    """A file of molecules with the names of conditions, as a recipe names them.
+
+    Attributes:
+        data: name of the file.
+        properties: names of the conditions.
+        smiles_column: name of the column of SMILES; None finds it.
+        max_bytes: largest size that a gzipped file may unpack to.
+    """
+
+    data: str
+    properties: Sequence[str]
+    smiles_column: str | None
+    max_bytes: int
 
 
 def _source(recipe: _Recipe) -> tuple[Path, dict[str, Any]]:
@@ -75,3 +94,33 @@ def measured_values(recipe: _Recipe, names: Sequence[str], lines: Sequence[int])
             told = f"{name} is unknown for {unknown} of {len(lines)} molecules, which are trained on without it"
             print(f"{path}: {told}", file=sys.stderr)
     return dict(zip(names, table.unbind(1), strict=True))
+
+
+def not_computed(properties: Sequence[Any], metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the conditions of a policy that RDKit does not compute as the policy was trained on them.
+
+    Args:
+        properties: conditions of the policy, each with a ``name``.
+        metadata: of its checkpoint, which names those that were columns of the data.
+    """
+    measured, known = metadata.get("measured", ()), descriptor_names()
+    return tuple(one.name for one in properties if one.name in measured or one.name not in known)
+
+
+def known_columns(file: MoleculeFile, broken: Sequence[int]) -> dict[str, list[float]]:
+    """Read those of ``file.properties`` that are columns of the file, one value per molecule; an unknown one is NaN.
+
+    Args:
+        file: the file.
+        broken: numbers of the lines that hold no molecule and are left out.
+
+    Raises:
+        ValueError: for a name that several columns have, or a cell that holds something else than a number.
+    """
+    path, options = _source(file)
+    with path_named("data"):
+        header, _ = table_body(path, **options)
+        names = measured_names(path, [name for name in file.properties if name in header], **options)
+        left_out = set(broken)
+        lines = [line for line, _ in smiles_rows(path, **options) if line not in left_out] if names else []
+    return {name: column.tolist() for name, column in measured_values(file, names, lines).items()}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -50,10 +50,14 @@ class Prepared:
     draws: int
 
 
-class _MakeData(Protocol):
-    """Makes a data set of samples, with the conditions that can be computed of them or without any."""
+Conditions: TypeAlias = Mapping[str, Sequence[float]]
+"""Measured conditions of samples by name; NaN where one is unknown."""
 
-    def __call__(self, samples: Sequence[Any], *, conditions: bool) -> Dataset: ...
+
+class _MakeData(Protocol):
+    """Makes a data set of samples, without conditions or with those that are given, by name, and those that can be computed."""
+
+    def __call__(self, samples: Sequence[Any], *, conditions: Conditions | None) -> Dataset: ...
 
 
 def _same(policy: Any, samples: Sequence[Any]) -> Any:
@@ -90,8 +94,10 @@ def prepare(recipe: SFTRecipe, loaded: LoadedPolicy, found: Samples) -> Prepared
     train, held = ([sample for sample in part if sample is not None] for part in parts)
     if not train:
         raise ValueError(f"data: {recipe.source!r} has no sample for training that the policy can draw")
-    test = kind.make(held, conditions=False) if held else None
-    data, adapted = kind.make(train, conditions=True), kind.adapted(policy, [*train, *held])
+    kept = [row for row, form in enumerate(parts[0]) if form is not None]
+    given = {name: [values[row] for row in kept] for name, values in found.measured.items()}
+    test = kind.make(held, conditions=None) if held else None
+    data, adapted = kind.make(train, conditions=given), kind.adapted(policy, [*train, *held])
     return Prepared(adapted, data, test, train, len(train) + len(held), kind.draws)
 
 
@@ -150,17 +156,17 @@ def _graph_kind(recipe: SFTRecipe, policy: Any, loaded: LoadedPolicy) -> _Kind:
         except ValueError:
             return 0
 
-    def make(samples: Sequence[Any], *, conditions: bool) -> EncodedSamples:
+    def make(samples: Sequence[Any], *, conditions: Conditions | None) -> EncodedSamples:
         names, values = getattr(policy, "properties", ()), None
         if names:
-            values = _values(samples, names, loaded, told=conditions)
+            values = _values(samples, names, loaded, conditions)
         return EncodedSamples(tuple(samples), torch.tensor([size(sample) for sample in samples]), policy.encode, values)
 
     def adapted(policy: Any, samples: Sequence[Any]) -> Any:
         """The policy with node counts, and maybe frequencies of classes, of the samples."""
         from discrete_grpo.recipes.loading import rebuilt
 
-        data = make(samples, conditions=False)
+        data = make(samples, conditions=None)
         counts = torch.bincount(data.sizes).double()
         changes: dict[str, Any] = {"node_counts": tuple((counts / counts.sum()).tolist())}
         changes |= _kernels_of(recipe, policy, data) if recipe.marginals == "data" else {}
@@ -169,22 +175,24 @@ def _graph_kind(recipe: SFTRecipe, policy: Any, loaded: LoadedPolicy) -> _Kind:
     return _Kind(lambda sample: sample if size(sample) else None, make, NOISY_DRAWS, adapted)
 
 
-def _values(smiles: Sequence[str], properties: Sequence[Any], loaded: LoadedPolicy, *, told: bool) -> Tensor:
-    """Descriptors of molecules, standardised as the policy was trained on them [M, K]; all NaN unless they are ``told``.
+def _values(smiles: Sequence[str], properties: Sequence[Any], loaded: LoadedPolicy, given: Conditions | None) -> Tensor:
+    """Conditions of molecules, standardised as the policy was trained on them [M, K].
 
-    Those that were measured, or that RDKit has no descriptor for, are NaN as well.
+    Those that RDKit does not compute as the policy was trained on them are NaN unless they are ``given``; all are where it is None.
     """
     from discrete_grpo.datasets.molecules import descriptors
-    from discrete_grpo.domains.molecule_properties import descriptor_names
+    from discrete_grpo.recipes.measured import not_computed
 
-    names, measured, known = [one.name for one in properties], loaded.metadata.get("measured", ()), descriptor_names()
-    computed = [k for k, name in enumerate(names) if name in known and name not in measured]
+    names, others = [one.name for one in properties], not_computed(properties, loaded.metadata)
     raw = torch.full((len(smiles), len(names)), torch.nan, dtype=torch.float64)
-    if told:
+    if given is not None:
+        computed = [k for k, name in enumerate(names) if name not in others]
         raw[:, computed] = descriptors(smiles, [names[k] for k in computed])
-    if told and len(computed) < len(names) and is_first():
-        unknown = ", ".join(name for k, name in enumerate(names) if k not in computed)
-        print_notes([f"{unknown}: not computed by RDKit, so the samples are trained on without it"])
+        for name, values in given.items():
+            raw[:, names.index(name)] = torch.tensor(values, dtype=torch.float64)
+        if (unknown := [name for name in others if name not in given]) and is_first():
+            told = "neither a column of the data nor computed by RDKit, so the samples are trained on without it"
+            print_notes([f"{', '.join(unknown)}: {told}"])
     mean, std = (torch.tensor([getattr(one, part) for one in properties]) for part in ("mean", "std"))
     return ((raw - mean) / std).float()
 
@@ -241,7 +249,7 @@ def _scaffold(smiles: str) -> str:
 
 
 def _token_data(
-    recipe: SFTRecipe, policy: TokenPolicy, loaded: LoadedPolicy, samples: Sequence[str], *, conditions: bool
+    recipe: SFTRecipe, policy: TokenPolicy, loaded: LoadedPolicy, samples: Sequence[str], *, conditions: Conditions | None
 ) -> Dataset:
     from discrete_grpo.datasets.smiles import token_dataset
 
@@ -249,12 +257,11 @@ def _token_data(
     for name, known in ((policy.properties, molecules), (policy.prompt, scaffold)):
         if name and not known:
             raise ValueError(f"policy: {recipe.policy!r} is conditioned on {name!r}, which a file of samples does not tell")
-    data = token_dataset(
-        samples, policy.tokenizer, prompts=[_scaffold(one) for one in samples] if scaffold and conditions else None
-    )
+    prompts = [_scaffold(one) for one in samples] if scaffold and conditions is not None else None
+    data = token_dataset(samples, policy.tokenizer, prompts=prompts)
     if not policy.properties:
         return data
-    return replace(data, values=_values(samples, policy.properties, loaded, told=conditions))
+    return replace(data, values=_values(samples, policy.properties, loaded, conditions))
 
 
 def _sequence(policy: Any, sample: Any) -> Any:
@@ -267,7 +274,7 @@ def _sequence(policy: Any, sample: Any) -> Any:
     return sample if short and policy.can_draw(sample) else None
 
 
-def _sequence_data(recipe: SFTRecipe, policy: Any, samples: Sequence[str], *, conditions: bool) -> Dataset:
+def _sequence_data(recipe: SFTRecipe, policy: Any, samples: Sequence[str], *, conditions: Conditions | None) -> Dataset:
     from discrete_grpo.datasets.graph_tokens import graph_tokens
     from discrete_grpo.domains.named_graphs import named_graph
 
@@ -280,7 +287,7 @@ def _fitting(policy: MaskedTextPolicy, sample: str) -> str | None:
     return sample if known and len(policy.tokenizer.encode(sample)) <= policy.block_size else None
 
 
-def _text_data(policy: MaskedTextPolicy, samples: Sequence[str], *, conditions: bool) -> Dataset:
+def _text_data(policy: MaskedTextPolicy, samples: Sequence[str], *, conditions: Conditions | None) -> Dataset:
     from discrete_grpo.datasets.text import text_dataset
 
     return text_dataset(samples, tokenizer=policy.tokenizer, block_size=policy.block_size)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discrete_grpo.core.checks import told_as
 from discrete_grpo.datasets.text_files import path_named
-from discrete_grpo.recipes.families import FileOptions
+from discrete_grpo.recipes.families import FileOptions, innermost
 from discrete_grpo.recipes.loading import LoadedPolicy
 
 if TYPE_CHECKING:
@@ -26,11 +26,13 @@ class Samples:
         train: those to train on.
         held_out: those that are kept out of the training.
         about: what a checkpoint says of the data.
+        measured: values of the conditions that the file has for ``train``, by name; NaN where one is unknown.
     """
 
     train: Sequence[Any]
     held_out: Sequence[Any]
     about: Mapping[str, Any]
+    measured: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 def samples_of(recipe: SFTRecipe, loaded: LoadedPolicy) -> Samples:
@@ -47,19 +49,22 @@ def samples_of(recipe: SFTRecipe, loaded: LoadedPolicy) -> Samples:
             raise ValueError(f"{name}: {value!r}, expected none with {kind}")
     if kind in ("graphs", "digraphs"):
         return _graphs(recipe, loaded)
+    if kind == "molecules":
+        return _split(recipe, loaded, *_molecules(recipe, loaded))
     readers: dict[str, Callable[[SFTRecipe, LoadedPolicy], Sequence[Any]]] = {
-        "molecules": _molecules,
         "spatial": _spatial,
         "text": _lines,
         "samples": _lines,
     }
     if kind not in readers:
-        known = ", ".join(("graphs", "digraphs", *readers))
+        known = ", ".join(("graphs", "digraphs", "molecules", *readers))
         raise ValueError(f"policy: {recipe.policy!r} makes samples of the kind {kind}, expected one of {known}")
     return _split(recipe, loaded, readers[kind](recipe, loaded))
 
 
-def _split(recipe: SFTRecipe, loaded: LoadedPolicy, found: Sequence[Any]) -> Samples:
+def _split(
+    recipe: SFTRecipe, loaded: LoadedPolicy, found: Sequence[Any], measured: Mapping[str, Sequence[float]] | None = None
+) -> Samples:
     """The same held-out samples in every run; copies of a sample, and other spellings of a molecule, stay together."""
     from discrete_grpo.datasets.listed_graphs import split_rows
 
@@ -72,8 +77,9 @@ def _split(recipe: SFTRecipe, loaded: LoadedPolicy, found: Sequence[Any]) -> Sam
     held = [distinct[k] for k in split_rows(len(distinct), None, recipe.test_share)[1]]
     kept_out = set(held) if len(distinct) > 1 else set()
     about = {"name": recipe.data_name or Path(recipe.source).name.split(".")[0], "licence": recipe.data_licence}
-    train = [x for x, name in zip(found, names, strict=True) if name not in kept_out]
-    return Samples(train, [first[name] for name in held], about)
+    rows = [row for row, name in enumerate(names) if name not in kept_out]
+    columns = {name: [values[row] for row in rows] for name, values in (measured or {}).items()}
+    return Samples([found[row] for row in rows], [first[name] for name in held], about, columns)
 
 
 def _names(loaded: LoadedPolicy, found: Sequence[Any]) -> Sequence[Any]:
@@ -86,16 +92,21 @@ def _names(loaded: LoadedPolicy, found: Sequence[Any]) -> Sequence[Any]:
     return [key(sample) or sample for sample in found]
 
 
-def _molecules(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[str]:
-    """The SMILES of a file as they stand there."""
+def _molecules(recipe: SFTRecipe, loaded: LoadedPolicy) -> tuple[Sequence[str], Mapping[str, Sequence[float]]]:
+    """The SMILES of a file as they stand there, and its columns of those conditions of the policy that RDKit does not compute."""
     from discrete_grpo.datasets.reading import read_smiles
+    from discrete_grpo.recipes.measured import MoleculeFile, known_columns, not_computed
     from discrete_grpo.recipes.molecules import data_file, report_broken
 
     path = data_file(recipe.source)
     with path_named("data"):
         found = read_smiles(path, recipe.max_broken, smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes)
     report_broken(path, found.broken, len(found.smiles))
-    return found.smiles
+    names = not_computed(getattr(innermost(loaded.policy), "properties", ()), loaded.metadata)
+    if not names:
+        return found.smiles, {}
+    file = MoleculeFile(recipe.source, names, recipe.smiles_column, recipe.max_bytes)
+    return found.smiles, known_columns(file, [line for line, _ in found.broken])
 
 
 def _spatial(recipe: SFTRecipe, loaded: LoadedPolicy) -> Sequence[Any]:

@@ -151,7 +151,36 @@ def test_a_policy_with_a_measured_condition_is_used_like_any_other(make: Any, tm
     more = SFTRecipe(str(run), written(tmp_path / "more.smi", ["CCO", "CO", "CN", "CC"]), test_share=0.3)
     batch = made(more).train.batch(torch.arange(3))
     assert [torch.isnan(column).all().item() for column in batch.properties.unbind(1)] == [True, False]
-    assert "solubility: not computed by RDKit, so the samples are trained on without it" in capsys.readouterr().err
+    told = "solubility: neither a column of the data nor computed by RDKit, so the samples are trained on without it"
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("make", [graph_recipe, smiles_recipe])
+def test_further_training_reads_the_measured_conditions_of_the_policy(make: Any, tmp_path: Path, capsys: Any) -> None:
+    folder = pretrain(make(table(tmp_path), tmp_path / "run", properties=("solubility", "MolWt")))
+    capsys.readouterr()
+    rows = ("CCO,7,1.5,1", "no molecule,7,9,9", "CSi,7,8,8", "C[Si],7,8,8", "CO,7,,3", "CN,7,-2,4", "OCC,7,2.5,5", "CC,7,4,6")
+    (tmp_path / "more").mkdir()
+    more = SFTRecipe(str(folder), table(tmp_path / "more", rows, "smiles,MolWt,solubility,other"), test_share=0.2, max_broken=0.9)
+    found = made(more)
+    assert found.held_out is not None
+    assert bool(found.held_out.batch(torch.tensor([0])).properties.isnan().all())
+    scales = found.policy.properties
+    batch = found.train.batch(torch.arange(len(found.train)))
+    raw = [column * scale.std + scale.mean for column, scale in zip(batch.properties.double().unbind(1), scales, strict=True)]
+    known = {"CCO": [1.5, 2.5], "CO": [math.nan], "CN": [-2.0], "CC": [4.0]}
+    read: dict[str, list[float]] = {}
+    for smiles, solubility, weight in zip(found.samples, raw[0].tolist(), raw[1].tolist(), strict=True):
+        mol = Chem.MolFromSmiles(smiles)
+        assert weight == pytest.approx(descriptor("MolWt")(mol), rel=1e-5)  # computed, as for the policy
+        read.setdefault(Chem.MolToSmiles(mol), []).append(solubility)
+    assert len(read) == 3  # the fourth is held out
+    for smiles, values in read.items():
+        assert values == pytest.approx(known[smiles], abs=1e-5, nan_ok=True)
+    assert "solubility is unknown for 1 of 6 molecules" in capsys.readouterr().err
+    wrong = SFTRecipe(str(folder), table(tmp_path / "more", ("CCO,7,high,1", "CO,7,1,1"), "smiles,MolWt,solubility,other"))
+    with pytest.raises(ValueError, match=r"^properties: line 2 of .* holds 'high' in 'solubility', expected a number or nothing"):
+        made(wrong)
 
 
 def test_the_command_samples_and_evaluates_under_a_measured_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
