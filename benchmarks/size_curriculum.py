@@ -1,7 +1,7 @@
-"""``planar-16`` trained further on planar graphs of one size after another, until they have 64 nodes (``discrete-grpo sft``).
+"""``planar-16`` trained further on planar graphs of one size after another (``discrete-grpo sft``).
 
-    python -m benchmarks.size_curriculum                                             # 24, 40, then 64 nodes, 40 minutes of a core
-    python -m benchmarks.size_curriculum --stages 64:1900:16 --out size_direct.json  # the control: 64 nodes at once
+    python -m benchmarks.size_curriculum                       # 24, then 40 nodes, 10 minutes of a core
+    python -m benchmarks.size_curriculum --stages 40:700:32    # 40 nodes at once
 
 A stage is ``nodes:updates:batch size``. Each begins with the averaged weights of the one before and trains on Delaunay graphs of
 its size, made as those of the named sets. Its row is of 5 folds of 40 samples with the sampler of ``planar-16``. Run folders stay
@@ -25,7 +25,7 @@ from discrete_grpo.runs.console import print_table
 from discrete_grpo.runs.recorder import read_evaluation
 
 POLICY = "planar-16"
-STAGES = ("24:300:64", "40:400:32", "64:1500:16")
+STAGES = ("24:300:64", "40:400:32")
 
 
 def run_stage(stage: str, policy: str, seed: int, learning_rate: float, folder: Path) -> dict[str, Any]:
