@@ -1,7 +1,7 @@
 """``planar-16`` trained further on planar graphs of one size after another (``discrete-grpo sft``).
 
-    python -m benchmarks.size_curriculum                       # 24, then 40 nodes, 10 minutes of a core
-    python -m benchmarks.size_curriculum --stages 40:700:32    # 40 nodes at once
+    python -m benchmarks.size_curriculum                                         # 24, then 40 nodes, 10 minutes of a core
+    python -m benchmarks.size_curriculum --stages 40:640:32 --out size_direct.json    # 40 nodes at once
 
 A stage is ``nodes:updates:batch size``. Each begins with the averaged weights of the one before and trains on Delaunay graphs of
 its size, made as those of the named sets. Its row is of 5 folds of 40 samples with the sampler of ``planar-16``. Run folders stay
@@ -11,7 +11,6 @@ in ``--folder``, and a run that was stopped goes on there.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from benchmarks.sft_sizes import SOURCES, made, measured
 from discrete_grpo.recipes.loading import load_policy
 from discrete_grpo.recipes.sft import SFTRecipe, run_sft
 from discrete_grpo.runs.console import print_table
-from discrete_grpo.runs.recorder import read_evaluation
+from discrete_grpo.runs.recorder import read_evaluation, read_metrics
 
 POLICY = "planar-16"
 STAGES = ("24:300:64", "40:400:32")
@@ -37,11 +36,11 @@ def run_stage(stage: str, policy: str, seed: int, learning_rate: float, folder: 
         made(nodes, data)
     recipe = SFTRecipe(policy, str(data), str(run), marginals="data", evaluation_samples=0)
     loop = replace(recipe.pretrain, max_steps=updates, batch_size=batch, learning_rate=learning_rate, seed=seed, ema_decay=0.995)
-    began = time.process_time()
     exported = run_sft(replace(recipe, pretrain=loop), resume=run.exists())
-    seconds = round(time.process_time() - began, 1)
+    rates = [line["samples_per_second"] for line in read_metrics(run) if "samples_per_second" in line]
+    seconds = round(sum(loop.log_steps * batch / rate for rate in rates), 1)  # of the wall clock, also those before a stop
     loss = {f"test_loss_{part}": round(values["test_loss"], 4) for part, values in read_evaluation(run).items()}
-    about = {"nodes": nodes, "updates": updates, "batch_size": batch, "seed": seed, "cpu_seconds": seconds, **loss}
+    about = {"nodes": nodes, "updates": updates, "batch_size": batch, "seed": seed, "seconds": seconds, **loss}
     return {**about, **measured(load_policy(exported), str(data))}
 
 
