@@ -37,7 +37,7 @@ def run_stage(stage: str, policy: str, seed: int, learning_rate: float, folder: 
     recipe = SFTRecipe(policy, str(data), str(run), marginals="data", evaluation_samples=0)
     loop = replace(recipe.pretrain, max_steps=updates, batch_size=batch, learning_rate=learning_rate, seed=seed, ema_decay=0.995)
     exported = run_sft(replace(recipe, pretrain=loop), resume=run.exists())
-    rates = [line["samples_per_second"] for line in read_metrics(run) if "samples_per_second" in line]
+    rates = [rate for line in read_metrics(run) if (rate := line.get("samples_per_second"))]
     seconds = round(sum(loop.log_steps * batch / rate for rate in rates), 1)  # of the wall clock, also those before a stop
     loss = {f"test_loss_{part}": round(values["test_loss"], 4) for part, values in read_evaluation(run).items()}
     about = {"nodes": nodes, "updates": updates, "batch_size": batch, "seed": seed, "seconds": seconds, **loss}
