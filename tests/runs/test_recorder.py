@@ -22,7 +22,8 @@ from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training
 from discrete_grpo.runs.failures import FailureLog
 from discrete_grpo.runs.recorder import METRICS, SAMPLES, Recorder, read_metrics, read_samples, shown_text, text_of
-from tests.runs.test_checkpoint_run import Numbers, needs_fork
+from tests.runs.test_checkpoint_kills import needs_fork
+from tests.runs.test_checkpoint_run import Numbers
 
 LAST = 120
 
