@@ -159,10 +159,20 @@ def _edges(lines: Sequence[str], kind: type[nx.Graph]) -> nx.Graph:
         raise ValueError(f"{' '.join(short)!r}, expected two nodes and a class, as on other lines of the graph")
     classes: dict[tuple[str, ...], str] = {}
     for first, second, *rest in rows:
+        if named and (number := _fraction(rest[0].strip())) is not None:
+            raise ValueError(f"{f'{first} {second} {number}'!r} has {number} as its class, expected a whole number or text")
         ends, said = (first, second) if kind is nx.DiGraph else tuple(sorted((first, second))), " ".join(rest).strip()
         if classes.setdefault(ends, said) != said:
             raise ValueError(f"{f'{first} {second} {said}'!r}, expected {classes[ends]!r} as on an earlier line of the same edge")
     return nx.parse_edgelist(lines, create_using=kind, data=[("label", str)] if named else True)
+
+
+def _fraction(text: str) -> str | None:
+    """The text of a number that is not whole; None for any other text, which can be a class."""
+    try:
+        return None if float(text).is_integer() else text
+    except ValueError:
+        return None
 
 
 def _graph6(path: Path, max_bytes: int) -> Iterator[nx.Graph]:

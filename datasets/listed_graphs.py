@@ -149,7 +149,7 @@ def _listed(
             both = ", not both" if isinstance(graph, nx.Graph) or hasattr(graph, "edge_index") else ""
             raise ValueError(f"data: graph {k} is a {type(graph).__name__}, expected networkx graphs or PyG Data{both}")
         count = len(graph) if networkx else int(graph.num_nodes or 0)
-        check_range(f"data: nodes of graph {k}", count, most=max_nodes, note=" (max_nodes)")
+        check_range(f"data: nodes of graph {k}", count, least=1, most=max_nodes, note=" (max_nodes)")
     directed = _first_directed(objects)
     if not networkx:
         from discrete_grpo.datasets import pyg_graphs  # which imports PyG

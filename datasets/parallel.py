@@ -19,8 +19,9 @@ from queue import SimpleQueue
 from typing import Any, BinaryIO, TypeVar
 
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.processes import usable_cores
 
-__all__ = ["available_jobs", "blocks", "map_blocks", "serve"]
+__all__ = ["blocks", "map_blocks", "serve"]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -30,12 +31,6 @@ import pickle
 sys.path[:] = pickle.load(sys.stdin.buffer)
 from discrete_grpo.datasets.parallel import serve
 serve()"""
-
-
-def available_jobs() -> int:
-    """Number of processor cores that may be used, divided by ``LOCAL_WORLD_SIZE``, the processes of a run on this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def blocks(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
@@ -60,13 +55,13 @@ def map_blocks(
     Args:
         function: a function of an importable module, or a :func:`functools.partial` of one; it and its results can be pickled.
         items: arguments that can be pickled.
-        jobs: number of processes, at least 1; None is :func:`available_jobs`. With 1 all is done in this process.
+        jobs: number of processes, at least 1; None means that of the usable cores. With 1 all is done in this process.
         alone: processes are only started if there are more items than this.
 
     Raises:
         RuntimeError: if a worker dies.
     """
-    jobs = available_jobs() if jobs is None else jobs
+    jobs = usable_cores() if jobs is None else jobs
     check_range("jobs", jobs, least=1)
     left = iter(items)
     first = list(islice(left, alone + 1))
@@ -167,7 +162,16 @@ def serve() -> None:
         except Exception as error:
             answer = (False, error)
         try:
-            pickle.dump(answer, answers)
+            answers.write(_pickled(answer))
             answers.flush()
         except BrokenPipeError:
             return
+
+
+def _pickled(answer: tuple[bool, Any]) -> bytes:
+    """The bytes of an answer, or of an error that says why it has none."""
+    try:
+        return pickle.dumps(answer)
+    except Exception as error:  # a result can raise anything when it is pickled
+        told = f"{type(answer[1]).__name__} cannot be sent to the other process ({error})"
+        return pickle.dumps((False, TypeError(told)))

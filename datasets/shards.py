@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from discrete_grpo.datasets.parallel import available_jobs
+from discrete_grpo.core.processes import usable_cores
 from discrete_grpo.domains.tokenizer import Property
 
 __all__ = ["FORMAT", "MANIFEST", "PLAN", "MappedShard", "Shard", "ShardFolder", "damage", "is_shard_folder", "shard_files"]
@@ -184,7 +184,7 @@ class ShardFolder:
 
     def _verify(self) -> None:
         files = [shard_files(self.path, index)[0] for index in range(len(self.shards))]
-        with ThreadPoolExecutor(min(8, available_jobs())) as threads:
+        with ThreadPoolExecutor(min(8, usable_cores())) as threads:
             for path, wrong in zip(files, threads.map(damage, files, self.shards), strict=True):
                 if wrong is not None:
                     raise _damaged(path, wrong)

@@ -62,7 +62,8 @@ def fits(molecule: SpatialMolecule, stats: SpatialStatistics) -> bool:
     """Whether a policy of ``stats`` can draw a molecule: its size, elements, charges and bond orders."""
     orders = {order for _, _, order in molecule.bonds}
     known = set(molecule.symbols) <= set(stats.symbols) and set(molecule.charges) <= set(stats.charges)
-    return known and 0 < len(molecule) < len(stats.node_counts) and max(orders, default=1) < len(bond_shares(stats))
+    drawn = len(molecule) < len(stats.node_counts) and stats.node_counts[len(molecule)] > 0
+    return known and drawn and max(orders, default=1) < len(bond_shares(stats))
 
 
 @dataclass(frozen=True)

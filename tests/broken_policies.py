@@ -328,6 +328,12 @@ class StoresMeans(Words):
         return super().rollout(contexts, letters, mood, logp / 2)
 
 
+class MostDrawn(Words):
+    def rollout(self, contexts: Sequence[Context], letters: Tensor, mood: Tensor, logp: Tensor) -> Rollout:
+        made = super().rollout(contexts, letters, mood, logp)
+        return replace(made, max_units=int(made.size.max()))
+
+
 class Raises(Words):
     def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
         if steps is not None:

@@ -16,7 +16,7 @@ from discrete_grpo.benchmarking.methods import METHODS
 from discrete_grpo.benchmarking.suites import DEFAULT_METHODS, JOB_TIMEOUT, Suite, find_suite
 from discrete_grpo.core.checks import check_folder_name, check_range, check_whole, plain_number
 from discrete_grpo.core.json_files import plain, read_json
-from discrete_grpo.datasets.parallel import available_jobs
+from discrete_grpo.core.processes import usable_cores
 from discrete_grpo.runs.console import print_notes
 from discrete_grpo.runs.recorder import check_free, check_unused
 
@@ -124,7 +124,7 @@ def make_plan(request: Request) -> Plan:
             cache=folder / "scores.sqlite",
             conditions=_conditions(home, task, method, budget, facts, made["version"]),
             made=made,
-            workers=max(1, available_jobs() // request.jobs),
+            workers=max(1, usable_cores() // request.jobs),
         )
         for seed in request.seeds
         for task, home in homes

@@ -32,6 +32,8 @@ ROUNDING = 1e-12
 """Rewards of a group are equal if they differ by at most this times the largest magnitude that was summed for any of them.
 
 One float64 operation rounds to 1.1e-16 of its result, so sums of the same terms in another order differ by far less."""
+LARGEST = 1e150
+"""Largest magnitude of a reward: the squares of larger ones are infinite in float64."""
 
 
 def _group_numbers(group: Tensor) -> tuple[Tensor, int]:
@@ -105,12 +107,17 @@ def group_advantages(
     Returns:
         Advantages [B], float64.
 
+    Raises:
+        ValueError: for a reward beyond :data:`LARGEST`.
+
     Source: Shao et al. (2024), section 4.1.1, arXiv 2402.03300; leave-one-out: Ahmadian et al. (2024), arXiv 2402.14740.
 
     >>> group_advantages(torch.tensor([0.0, 1.0]), torch.tensor([7, 7]))
     tensor([-0.7070,  0.7070], dtype=torch.float64)
     """
     reward = reward.double()
+    if bool((far := reward.abs() > LARGEST).any()):
+        raise ValueError(f"reward: {float(reward[far][0])}, expected at most {LARGEST:g} in size")
     known = ~reward.isnan()
     numbers, count = _group_numbers(group)
     n = _sum_by(known.double(), numbers, count)[numbers]
@@ -142,7 +149,14 @@ def kl_advantages(
         known: True for samples with a reward; the others get 0 and are left out of every mean.
         group: any integers.
         baseline: see :func:`group_advantages`.
+
+    Raises:
+        FloatingPointError: if the KL of a known sample is not finite.
     """
+    endless = known & ~kl.isfinite()
+    if bool(endless.any()):
+        found = f"kl: {float(kl[endless][0])} for {int(endless.sum())} of {len(kl)} samples, expected finite numbers"
+        raise FloatingPointError(f"{found}: the policy gives probability to what the reference gives none")
     return group_advantages(torch.where(known, kl.double(), torch.nan), group, scale_rewards="none", baseline=baseline)
 
 

@@ -23,7 +23,7 @@ def draw(
 ) -> Rollout:
     """Draw one trajectory per context.
 
-    Ids of groups are compared on the CPU only, as reading them from an accelerator makes the host wait.
+    Ids of groups and log-probs are looked at on the CPU only, as reading them from an accelerator makes the host wait.
 
     Args:
         policy: is drawn from.
@@ -62,6 +62,9 @@ def _fault(found: Any, contexts: Sequence[Context], added: Collection[str]) -> s
         return f"columns of the contexts are missing in the rollout: {', '.join(lost)}; expected every one, also if it is not read"
     if found.group.device.type == "cpu" and found.group.tolist() != [context.group for context in contexts]:
         return "group has other numbers than the contexts, expected those of the contexts in their order"
+    if found.logp.device.type == "cpu" and bool((rows := found.logp.isnan().any(-1)).any()):
+        told = f"logp is NaN in {int(rows.sum())} of {len(contexts)} trajectories"
+        return f"{told}; see whether weights and outputs of the network are numbers"
     return None
 
 

@@ -1,10 +1,10 @@
-"""Which of the processes of a run this one is, before they communicate."""
+"""Which of the processes of a run this one is, before they communicate, and the processor cores that it may use."""
 
 from __future__ import annotations
 
 import os
 
-__all__ = ["check_one_process", "is_first"]
+__all__ = ["check_one_process", "is_first", "usable_cores"]
 
 
 def is_first() -> bool:
@@ -17,3 +17,9 @@ def check_one_process(command: str) -> None:
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started > 1:
         raise ValueError(f"processes: {started}, expected 1; {command} runs in one process")
+
+
+def usable_cores() -> int:
+    """Number of processor cores that may be used, divided by ``LOCAL_WORLD_SIZE``, the processes of a run on this machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

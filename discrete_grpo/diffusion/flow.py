@@ -121,8 +121,8 @@ class FlowEuler:
         """
         batch = len(state)
         tables = self._tables(widen(t).expand(batch), widen(s).expand(batch)).to(p_clean)
-        rows = tables[torch.arange(batch, device=state.device)[:, None], state.flatten(1)]  # [B, site, c, k]
-        flat = p_clean.flatten(1, -2)
+        rows = tables[torch.arange(batch, device=state.device)[:, None], state.reshape(batch, -1)]  # [B, site, c, k]
+        flat = p_clean.reshape(batch, -1, p_clean.shape[-1])
         # No matrix product: TF32 and autocast would round it, and the mixture would not sum to 1.
         mixed = (flat.unsqueeze(-1) * rows).sum(-2) / flat.sum(-1, keepdim=True)
         return mixed.view(*state.shape, self.noise.num_states)

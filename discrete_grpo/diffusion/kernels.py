@@ -87,7 +87,8 @@ class D3PM:
         forward = alpha.to(p_clean) * same + (1 - alpha).to(p_clean) * m_z
         weights = forward * (bar_s.to(p_clean) * noise.pad(w) + (1 - bar_s).to(p_clean) * m * total)
         mass = weights.sum(-1, keepdim=True)
-        return torch.where(mass > 0, weights / torch.where(mass > 0, mass, 1.0), same)
+        gone = mass == 0  # not of NaN, which stays
+        return torch.where(gone, same, weights / torch.where(gone, 1.0, mass))
 
     def table(self, t: float, s: float) -> Float[Tensor, "state clean state"]:
         """The posterior q(x_s=k | z, c) as [z, c, k] from explicit [K, K] noise matrices, float64.

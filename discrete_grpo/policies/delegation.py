@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar, overload
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from torch import nn
 
-__all__ = ["Inner", "network_size", "one_line"]
+__all__ = ["IfInner", "Inner", "network_size", "one_line"]
 
+Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 
 
@@ -39,6 +42,33 @@ class Inner(Generic[Value]):
 
     def __set__(self, wrapper: Any, value: Value) -> None:
         setattr(wrapper.policy, self.name, value)
+
+
+class IfInner(Generic[Arguments, Value]):
+    """Decorator of a wrapper's method that is there only if ``self.policy`` has one of the same name.
+
+    >>> class Wrapper:
+    ...     def __init__(self, policy):
+    ...         self.policy = policy
+    ...     @IfInner
+    ...     def upper(self):
+    ...         return self.policy.upper() + "!"
+    >>> Wrapper("a").upper(), hasattr(Wrapper(3), "upper")
+    ('A!', False)
+    """
+
+    def __init__(self, method: Callable[Concatenate[Any, Arguments], Value]) -> None:
+        self.method = method
+        self.__doc__ = method.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, wrapper: Any | None, owner: type) -> Callable[Arguments, Value]:
+        if wrapper is None:
+            return cast(Callable[Arguments, Value], self)
+        getattr(wrapper.policy, self.name)
+        return MethodType(self.method, wrapper)
 
 
 def network_size(network: nn.Module) -> str:

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from discrete_grpo.core.categorical import Sites, gather, safe_log, sample
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.precision import place
-from discrete_grpo.core.rollout import Context, Rollout, is_refinable, is_scorer
+from discrete_grpo.core.rollout import Context, Rollout, is_scorer
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.policies.bridging import accepts
 from discrete_grpo.policies.conditions import FixedSites, columns_of
-from discrete_grpo.policies.delegation import Inner, one_line
+from discrete_grpo.policies.delegation import IfInner, Inner, one_line
 from discrete_grpo.policies.restart import asked_nodes
 from discrete_grpo.policies.trajectory import all_steps
 
@@ -44,16 +44,21 @@ def checked_counts(node_counts: Sequence[float]) -> tuple[float, ...]:
 def draw_sizes(
     contexts: Sequence[Context], prior: Float[Tensor, " size"], generator: torch.Generator | None = None
 ) -> Int[Tensor, " batch"]:
-    """Node counts [B] on the CPU: given by a column of the group's first context, else one draw per group from ``prior``.
+    """Node counts [B] on the CPU: given by a column of the group's contexts, else one draw per group from ``prior``.
 
     Raises:
-        ValueError: if a context asks for a size without mass in ``prior``'s range, or fixes more than there is room for.
+        ValueError: if the contexts of a group ask for several sizes, or one asks for a size without mass in ``prior``'s range or
+            fixes more than there is room for.
     """
     largest, host = len(prior) - 1, prior.cpu()
+    asked: dict[int, int | None] = {}
     needs: dict[int, int] = {}  # the smallest size with room for what any context of the group fixes
     for context in contexts:
         fixed = context.columns.get("fixed")
-        asked_nodes(context)  # refuses what is no number, also where the group's first row decides
+        size = asked_nodes(context)
+        if asked.setdefault(context.group, size) != size:
+            both = f"{asked[context.group]} and {size} in group {context.group}"
+            raise ValueError(f"num_nodes: {both}, expected one number per group")
         if fixed is not None and not isinstance(fixed, FixedSites):
             raise ValueError(f"fixed: {fixed!r}, expected FixedSites")
         needs[context.group] = max(needs.get(context.group, 1), fixed.min_nodes if fixed is not None else 1)
@@ -62,7 +67,7 @@ def draw_sizes(
     for context in contexts:
         if context.group in by_group:
             continue
-        need, size = needs[context.group], asked_nodes(context)
+        need, size = needs[context.group], asked[context.group]
         if size is None:
             drawn[context.group] = torch.where(torch.arange(len(host)) >= need, host, 0.0)
             if not float(drawn[context.group].sum()) > 0:
@@ -232,6 +237,7 @@ class SizedPolicy(nn.Module):
 
     # -- graphs that it did not draw
 
+    @IfInner
     def graphs_of(self, samples: Sequence[Any]) -> GraphBatch:
         """The finished graphs of samples; raises ValueError for one that the inner policy or the head cannot draw."""
         graphs: GraphBatch = self.policy.graphs_of(samples)
@@ -241,10 +247,12 @@ class SizedPolicy(nn.Module):
                 raise ValueError(f"samples: a graph of {size} nodes, expected a size to which the head gives mass")
         return graphs
 
+    @IfInner
     def can_draw(self, sample: Any) -> bool:
         """Whether the inner policy draws a sample, and the head its node count."""
         return accepts(self.graphs_of, sample)
 
+    @IfInner
     @torch.no_grad()
     def rollout_of(self, samples: Sequence[Any], *, generator: torch.Generator | None = None) -> Rollout:
         """The inner policy's trajectories of finished graphs, each after the choice of its node count; ``logp`` is NaN.
@@ -283,13 +291,11 @@ class SizedPolicy(nn.Module):
         chosen = rollout.states["size_chosen"]
         self.head.observe(rollout.states["size_count"][chosen], advantage[chosen])
 
+    @IfInner
     def restarts(self, rollout: Rollout, rows: Int[Tensor, " row"], time: float) -> Sequence[Mapping[str, Any]]:
         """Restarts that the inner policy gives for these samples; a restart fixes the node count."""
-        if not is_refinable(self.policy):
-            raise ValueError(
-                f"policy: {type(self.policy).__name__} has no method restarts, expected one that can refine its samples"
-            )
-        return self.policy.restarts(self._inner(rollout), rows, time)
+        found: Sequence[Mapping[str, Any]] = self.policy.restarts(self._inner(rollout), rows, time)
+        return found
 
     # -- inside
 

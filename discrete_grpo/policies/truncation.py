@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from discrete_grpo.core.categorical import running_sum
-from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.checks import check_range, check_whole
 
 __all__ = ["Truncation", "pack_bits", "unpack_bits"]
 
@@ -44,9 +44,8 @@ class Truncation:
         check_range("temperature", self.temperature, above=0)
         if self.temperature < LEAST:
             raise ValueError(f"temperature: {self.temperature}, expected at least {LEAST}, below which log-probs overflow")
-        k = self.top_k
-        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
-            raise ValueError(f"top_k: {k}, expected a whole number of at least 1 or None")
+        if self.top_k is not None:
+            check_whole("top_k", self.top_k, least=1, note=" or None")
         check_range("top_p", self.top_p, above=0, most=1)
 
     @property

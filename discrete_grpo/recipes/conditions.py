@@ -64,7 +64,9 @@ def _lines_of(given: str) -> tuple[list[Any], str]:
     if path.name.removesuffix(".gz").endswith((".csv", ".tsv")):
         raise ValueError(f'columns: {path} is a table, expected a file of JSON lines, such as {{"MolLogP": 2.5}} in each')
     found, text = [], path.read_text(encoding="utf-8-sig").rstrip()
-    for number, line in enumerate(text.split("\n") if text else (), 1):
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
         try:
             found.append(json.loads(line))
         except ValueError as error:

@@ -28,7 +28,7 @@ from discrete_grpo.policies.fields import Field, FieldPolicy
 from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.field_options import check_plain, equivariant_sizes
 from discrete_grpo.recipes.fitting import fit, fresh_metrics
-from discrete_grpo.recipes.held_out import NOISY_DRAWS, no_larger, with_held_out
+from discrete_grpo.recipes.held_out import NOISY_DRAWS, of_drawn_sizes, with_held_out
 
 if TYPE_CHECKING:
     from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
@@ -139,5 +139,6 @@ def run_pretrain_digraphs(
     metadata = {"kind": "digraphs", "data": kept, "shape": shape, "labels": own.labels.to_json()}
     reference = DigraphReference(splits, shape, labels)
     fresh = fresh_metrics(recipe.evaluation_samples, partial(evaluate, reference=reference), batch_size=40)
-    both = with_held_out(fresh, no_larger(held_out, int(data.sizes.max())), recipe.pretrain.batch_size, draws=NOISY_DRAWS)
+    shown = of_drawn_sizes(held_out, policy.node_counts)
+    both = with_held_out(fresh, shown, recipe.pretrain.batch_size, draws=NOISY_DRAWS)
     return fit(policy, data, recipe, metadata=metadata, evaluate=both, resume=resume)

@@ -14,7 +14,7 @@ from discrete_grpo.datasets.listed_graphs import split_rows
 from discrete_grpo.recipes.fitting import Measure
 from discrete_grpo.training.pretrain import Dataset
 
-__all__ = ["NOISY_DRAWS", "DatasetRows", "held_out_loss", "hold_out", "no_larger", "with_held_out"]
+__all__ = ["NOISY_DRAWS", "DatasetRows", "held_out_loss", "hold_out", "no_larger", "of_drawn_sizes", "with_held_out"]
 
 NOISY_DRAWS = 512
 """Number of draws of times and noise that a held-out loss of diffusion or of blanks is the mean of, at least."""
@@ -84,6 +84,12 @@ def hold_out(data: Any, names: Sequence[Hashable], test_share: float) -> tuple[A
 def no_larger(data: Dataset, largest: int) -> DatasetRows:
     """The samples of at most ``largest`` nodes: a policy of graphs gives no probability to others than it draws."""
     return DatasetRows(data, (data.sizes <= largest).nonzero().flatten())
+
+
+def of_drawn_sizes(data: Dataset, node_counts: Sequence[float]) -> DatasetRows:
+    """The samples of a size that a policy of several fields draws, which refuses the loss of others."""
+    drawn = torch.tensor([*node_counts, *[0.0] * (int(data.sizes.max()) + 1 - len(node_counts))]) > 0
+    return DatasetRows(data, drawn[data.sizes].nonzero().flatten())
 
 
 def with_held_out(measure: Measure | None, held_out: Dataset | None, batch_size: int, *, draws: int = 1) -> Measure | None:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
+from discrete_grpo.core.checks import signature_of
 from discrete_grpo.core.description import describe, description
 from discrete_grpo.core.rollout import as_module
+from discrete_grpo.core.seeding import seeded
 from discrete_grpo.core.suggestions import absent_attribute, absent_module
 from discrete_grpo.recipes.families import Family, SamplerOptions, family_of, innermost
 from discrete_grpo.runs import checkpoint
@@ -175,14 +176,15 @@ def _made(found: Any, name: str, seed: int) -> Any:
     """A new policy of a class or of a function that makes one, or a copy of a policy; the global random state is kept."""
     if isinstance(found, nn.Module):
         return copy.deepcopy(found)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    if (signature := signature_of(found)) is not None:
         try:
-            return found()
+            signature.bind()
         except TypeError as error:
             raise ValueError(
                 f"policy: {name!r} cannot be called without arguments ({error}), expected a class or function that can, or a policy"
             ) from error
+    with seeded(seed):
+        return found()
 
 
 # -- how a policy draws
@@ -224,7 +226,7 @@ def rebuilt(policy: Any, change: Callable[[Any], Mapping[str, Any]]) -> Any:
     """
     if hasattr(policy, "policy"):
         return type(policy)(**policy.init_args() | {"policy": rebuilt(policy.policy, change)}).eval()
-    made = type(policy)(**policy.init_args() | change(policy))
+    made = type(policy)(**policy.init_args() | change(policy)).to(next(policy.parameters()).device)
     made.load_state_dict(policy.state_dict())
     for name in ("decode", "encode", "sample_metadata"):
         if hasattr(policy, name):

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from discrete_grpo.core.processes import is_first
+from discrete_grpo.core.processes import is_first, usable_cores
 from discrete_grpo.core.reward_arguments import elsewhere, remembers, reward_name
 from discrete_grpo.core.rollout import Reward
-from discrete_grpo.rewards.pool import RewardPool, usable_cores
+from discrete_grpo.rewards.pool import RewardPool
 from discrete_grpo.runs.console import print_notes
 
 __all__ = ["in_workers", "tell_slow"]

@@ -285,6 +285,7 @@ def _smiles(recipe: PretrainSpatialRecipe, path: Path) -> tuple[Sequence[str], s
         raise ValueError(f"data: {str(path)!r}, expected a file ending in {endings}, or one of these with .gz")
     with path_named("data"):
         read = read_smiles(path, recipe.max_broken, smiles_column=recipe.smiles_column, max_bytes=recipe.max_bytes)
+    report_broken(path, read.broken, len(read.smiles))
     return read.smiles, path.name.split(".")[0]
 
 

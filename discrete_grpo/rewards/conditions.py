@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -13,6 +12,7 @@ from rdkit import Chem
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.rewards.gaussian import gaussian
 
 __all__ = ["HitsProperty", "keeps_scaffold"]
 
@@ -64,9 +64,10 @@ class HitsProperty:
         if mol is None:
             return 0.0
         try:
-            return math.exp(-0.5 * ((self._value(mol) - target) / self.scale) ** 2)
+            value = self._value(mol)
         except ArithmeticError:  # such as a mean over the bonds between heavy atoms of a molecule without any
             return None
+        return gaussian(value, target, self.scale)
 
 
 def keeps_scaffold(samples: Sequence[str | None], **columns: Sequence[Any]) -> list[float]:

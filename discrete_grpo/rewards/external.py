@@ -223,8 +223,13 @@ class ExternalReward:
 
         Raises:
             RewardError: if too many samples failed in a row.
-            ValueError: if a sample or a column cannot be written as JSON.
+            ValueError: if a sample or a column cannot be written as JSON, or a column is named ``id`` or ``sample``.
         """
+        for name in ("id", "sample"):
+            if name in columns:
+                raise ValueError(
+                    f"columns: {name!r}, expected another name, as the program reads the {name} of the sample under it"
+                )
         if self._owner != os.getpid():  # in a fork, which leaves the program to its parent
             self._begin()
         return [self._one(sample, {name: values[k] for name, values in columns.items()}) for k, sample in enumerate(samples)]

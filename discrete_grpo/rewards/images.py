@@ -6,7 +6,6 @@ that each image was asked for.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.datasets.digits import class_means, load_digits
 from discrete_grpo.domains.images import Image, stack
+from discrete_grpo.rewards.gaussian import gaussian
 from discrete_grpo.runs.checkpoint import TRUSTED, find_checkpoint, read_policy
 
 __all__ = ["ClassifierProbability", "InkAmount", "SSIMToClassMean", "ink"]
@@ -71,7 +71,7 @@ class InkAmount:
         Returns:
             A number in [0, 1] per sample, 1 where the mean ink has the target value; 0 for None.
         """
-        near = [math.exp(-(((x - self.value) / self.scale) ** 2) / 2) for x in ink(samples)]
+        near = [gaussian(x, self.value, self.scale) for x in ink(samples)]
         return [0.0 if image is None else x for image, x in zip(samples, near, strict=True)]
 
 

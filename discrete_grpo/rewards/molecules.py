@@ -31,6 +31,7 @@ from discrete_grpo.core.reward_arguments import check_forgets, reward_name
 from discrete_grpo.core.scoring import score_one
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
+from discrete_grpo.rewards.gaussian import gaussian
 
 __all__ = [
     "InRange",
@@ -340,7 +341,7 @@ class Target:
             A number in [0, 1] per sample, 1 where the property has the target value; 0 for an invalid molecule, None where the
             property is unknown.
         """
-        return _modify(self.property, lambda x: math.exp(-(((x - self.value) / self.scale) ** 2) / 2), samples, columns)
+        return _modify(self.property, lambda x: gaussian(x, self.value, self.scale), samples, columns)
 
 
 @dataclass(frozen=True)
@@ -396,7 +397,7 @@ class InRange:
         distance = max(self.low - x, x - self.high, 0.0)
         if distance == 0.0:
             return 1.0
-        return math.exp(-((distance / self.scale) ** 2) / 2) if self.scale else 0.0
+        return gaussian(distance, 0.0, self.scale) if self.scale else 0.0
 
 
 def _check_callable(reward: object) -> None:

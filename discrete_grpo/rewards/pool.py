@@ -17,12 +17,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from discrete_grpo.core.checks import check_range, check_whole
+from discrete_grpo.core.processes import usable_cores
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
 from discrete_grpo.core.scoring import Failure, Failures, RewardError
 from discrete_grpo.rewards.pool_backends import LocalProcesses, RayActors, Worker, Workers
 from discrete_grpo.rewards.pool_worker import find, resolve
 
-__all__ = ["RewardPool", "usable_cores"]
+__all__ = ["RewardPool"]
 
 
 @dataclass(frozen=True)
@@ -300,11 +301,6 @@ def _payload(reward: Any, init_args: dict[str, Any] | None) -> bytes:
     if b"__main__" in payload:
         raise ValueError(f"reward: {name} stands in the script itself, which workers cannot import; put it into a module")
     return payload
-
-
-def usable_cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _dismiss(seats: list[_Seat], owner: int) -> None:

@@ -107,11 +107,13 @@ def _checked(value: Any, sample: Any, failed: list[tuple[Any, str]]) -> tuple[fl
 
 def _number(value: Any) -> float:
     """As :func:`discrete_grpo.core.scoring.finite_number`, which a worker does not import."""
+    if value is None or type(value).__name__ == "MaskedConstant":  # of numpy, whose item() is 0
+        return math.nan
     try:
         value = value.item() if callable(getattr(value, "item", None)) else value
         if isinstance(value, str | bytes | bytearray | complex):
             raise TypeError
-        number = math.nan if value is None else float(value)
+        number = float(value)
     except OverflowError:
         number = math.inf
     except Exception:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from discrete_grpo.rewards.gaussian import gaussian
+
 if TYPE_CHECKING:
     from rdkit import Chem
 
@@ -135,8 +137,8 @@ class Isomer:
     def __call__(self, mol: Chem.Mol) -> float:
         """Compute the closeness, in [0, 1]; 1 for an isomer and only for an isomer."""
         wanted, found = formula_counts(self.formula), _atom_counts(mol)
-        terms = [_gaussian(found.get(element, 0) - count, 0.0, 1.0) for element, count in wanted.items()]
-        terms.append(_gaussian(sum(found.values()) - sum(wanted.values()), 0.0, 2.0))
+        terms = [gaussian(found.get(element, 0) - count, 0.0, 1.0) for element, count in wanted.items()]
+        terms.append(gaussian(sum(found.values()) - sum(wanted.values()), 0.0, 2.0))
         return _geometric_mean(terms)
 
 
@@ -175,7 +177,7 @@ class Gaussian:
         if isinstance(mean, str):
             assert isinstance(self.part, MoleculeProperty)
             mean = _property_of_target(self.part.name, mean)
-        return _gaussian(self.part(mol), mean, self.sigma)
+        return gaussian(self.part(mol), mean, self.sigma)
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ class MinGaussian:
 
     def __call__(self, mol: Chem.Mol) -> float:
         """Compute the half Gaussian."""
-        return _gaussian(max(self.part(mol), self.mean), self.mean, self.sigma)
+        return gaussian(max(self.part(mol), self.mean), self.mean, self.sigma)
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ class MaxGaussian:
 
     def __call__(self, mol: Chem.Mol) -> float:
         """Compute the half Gaussian."""
-        return _gaussian(min(self.part(mol), self.mean), self.mean, self.sigma)
+        return gaussian(min(self.part(mol), self.mean), self.mean, self.sigma)
 
 
 # -- means
@@ -235,10 +237,6 @@ class ArithmeticMean:
 
 
 # -- the formulas
-
-
-def _gaussian(x: float | int, mean: float, sigma: float) -> float:
-    return math.exp(-(((x - mean) / sigma) ** 2) / 2)
 
 
 def _geometric_mean(values: list[float]) -> float:

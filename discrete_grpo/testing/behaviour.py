@@ -43,6 +43,9 @@ def contexts(case: Case) -> Measured:
         "at most max_steps steps": rollout.max_steps is None or rollout.num_steps <= rollout.max_steps,
         "tensors on the policy's device": all(value.device == case.device for value in _tensors(rollout).values()),
     }
+    alone = [case.policy.sample([context], generator=case.generator(7)) for context in given]
+    found["the same max_units for every context"] = {one.max_units for one in alone} == {rollout.max_units}
+    found["the same max_steps for every context"] = {one.max_steps for one in alone} == {rollout.max_steps}
     if all(found.values()):
         rows = torch.arange(b - 1, -1, -1, device=case.device)
         found["index turns the rows round"] = same(rollout.index(rows).index(rows), replace(rollout, largest=None))

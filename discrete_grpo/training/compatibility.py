@@ -77,6 +77,8 @@ def check_conditions(columns: object) -> None:
     for k, condition in enumerate(columns):
         if not isinstance(condition, Mapping):
             raise ValueError(f"columns: entry {k} is {shown_value(condition)}, expected a mapping, such as {{'label': 3}}")
+        if "samples" in condition:
+            raise ValueError(f"columns: entry {k} has 'samples', expected another name: rewards take samples under it")
 
 
 def check_scorer(policy: Policy, config: GRPOConfig) -> None:
@@ -215,3 +217,7 @@ def _check_surrogate(surrogate_func: SurrogateFunc) -> None:
         found = own_surrogate(surrogate_func, log_prob, ratio, torch.tensor([1.0, -1.0])[:, None, None])
     if not found.requires_grad:
         raise ValueError("surrogate_func: returned a tensor without a gradient, expected one that depends on log_prob or ratio")
+    if not bool(found.isfinite().all()):
+        raise ValueError(
+            "surrogate_func: returned NaN or infinity for log_prob -1, ratio 1, advantages ±1, expected finite numbers"
+        )

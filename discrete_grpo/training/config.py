@@ -121,8 +121,8 @@ class GRPOConfig:
             coefficient go on.
         learning_rate: Learning rate of AdamW, more than 0.
         weight_decay: Weight decay of AdamW, at least 0.
-        adam_beta1: First momentum coefficient of AdamW, 0 to 1.
-        adam_beta2: Second momentum coefficient of AdamW, 0 to 1.
+        adam_beta1: First momentum coefficient of AdamW, at least 0 and below 1.
+        adam_beta2: Second momentum coefficient of AdamW, at least 0 and below 1.
         lr_scheduler_type: Learning rate after the warm-up: ``constant``, or ``linear`` or ``cosine`` decay to 0.
         warmup_steps: Number of updates of the linear warm-up of the learning rate, at least 0.
         max_grad_norm: Gradients are clipped to this norm, more than 0; None does not clip. Gradients of graph policies are often
@@ -240,7 +240,8 @@ class GRPOConfig:
         check_fields(self, "seed", least=0, most=LAST_SEED)
         check_fields(self, "entropy_coef entropy_coef_min entropy_coef_delta", least=0)
         check_fields(self, "entropy_coef_max", least=self.entropy_coef_min)
-        check_fields(self, "adam_beta1 adam_beta2 ema_decay refine_fraction ref_model_mixup_alpha", least=0, most=1)
+        check_fields(self, "adam_beta1 adam_beta2", least=0, below=1)
+        check_fields(self, "ema_decay refine_fraction ref_model_mixup_alpha", least=0, most=1)
         check_range("refine_time", self.refine_time, above=0, below=1)
         check_range("patience_threshold", self.patience_threshold, least=0, below=1)
         if self.reward_weights is not None and not isinstance(self.reward_weights, list | tuple):
@@ -371,5 +372,6 @@ class PretrainConfig:
         check_fields(self, "weight_decay warmup_steps", least=0)
         check_fields(self, "seed", least=0, most=LAST_SEED)
         check_fields(self, "ema_decay min_lr_rate", least=0, most=1)
+        check_choices(self)
         check_switch("bf16", self.bf16)
         _check_best(self)

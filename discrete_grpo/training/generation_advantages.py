@@ -37,8 +37,12 @@ def advantages_of(
     config: GRPOConfig,
     kl: Float[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, " batch"]:
-    """Advantages with the options of ``config``; ``kl`` of each trajectory is a penalty in the reward."""
-    return advantages(
+    """Advantages with the options of ``config``; ``kl`` of each trajectory is a penalty in the reward.
+
+    Raises:
+        ValueError: if an advantage is beyond float32, in which losses are computed.
+    """
+    found = advantages(
         rewards,
         group,
         weights=reward_weights(rewards, config),
@@ -49,6 +53,10 @@ def advantages_of(
         kl=kl,
         beta=config.beta,
     )
+    if bool((far := found.abs() > torch.finfo(torch.float32).max).any()):
+        told = f"advantage: {float(found[far][0]):g}, expected a number of float32"
+        raise ValueError(f"{told}; give smaller rewards, or scale_rewards 'group'")
+    return found
 
 
 def own_advantages(

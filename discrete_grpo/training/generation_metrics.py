@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 from discrete_grpo.core.sample_metrics import SampleMetrics
-from discrete_grpo.core.scoring import Accounts
+from discrete_grpo.core.scoring import Accounts, shown_value
 from discrete_grpo.training.distributed import ProcessGroup
 from discrete_grpo.training.log import RunLog
 from discrete_grpo.training.sampler import Generation
@@ -37,6 +37,7 @@ def generation_metrics(
         processes: all processes of the run.
 
     Raises:
+        ValueError: if ``of_samples`` returns anything but numbers by names, or a name that the trainer's own metrics have.
         Exception: in all processes, if a metric fails in any.
     """
     described = _described(of_samples, generation, processes)
@@ -46,12 +47,30 @@ def generation_metrics(
             return {}
         samples = [sample for batch in generation.batches for sample in batch.rollout.samples]
         if isinstance(of_samples, SampleMetrics) and described is not None:
-            found = of_samples.summarise(samples, described)
+            found = _numbers(of_samples.summarise(samples, described))
         else:
-            found = {} if of_samples is None else of_samples(samples)
+            found = {} if of_samples is None else _numbers(of_samples(samples))
         return log.metrics(generation, found, ledger, before)
 
     return processes.run_all(work)[0]
+
+
+def _numbers(found: object) -> dict[str, float]:
+    """What a function of samples returned.
+
+    Raises:
+        ValueError: unless it is a mapping of names to numbers.
+    """
+    if not isinstance(found, Mapping):
+        raise ValueError(f"sample_metrics: returned {shown_value(found)}, expected a mapping of names to numbers")
+    for name, value in found.items():
+        try:
+            if isinstance(value, str):
+                raise TypeError
+            float(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"sample_metrics: {name!r} is {shown_value(value)}, expected a number") from None
+    return dict(found)
 
 
 def _described(of_samples: OfSamples | None, generation: Generation, processes: ProcessGroup) -> list[Any] | None:

@@ -194,6 +194,8 @@ class RunLog:
         for name in self.names:
             told = [failed[name] for failed in generation.failures if name in failed]
             line |= {f"rewards/{name}/failed": float(sum(map(len, told)))} if told else {}
+        if taken := sorted(line.keys() & found.keys()):
+            raise ValueError(f"sample_metrics: {taken[0]!r} is a metric of the trainer, expected another name")
         line |= dict(found) | (ledger.metrics() if ledger is not None else {})
         return line if before is None else line | {"oracle/new_calls": line["oracle/calls"] - before}
 

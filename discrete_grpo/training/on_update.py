@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from discrete_grpo.core.checks import check_function
 
 if TYPE_CHECKING:
     from discrete_grpo.training.trainer import GRPOTrainer
@@ -26,17 +27,8 @@ that a resumed run has the same bits.
 
 def check_on_update(on_update: OnUpdate | None) -> None:
     """Raise ``ValueError`` unless there is no function, or one that takes a trainer and its metrics."""
-    if on_update is not None and not callable(on_update):
-        raise ValueError(f"on_update: {on_update!r}, expected a function (trainer, metrics) or None")
-    if on_update is None:
-        return
-    try:
-        inspect.signature(on_update).bind(None, {})
-    except TypeError as error:
-        named = getattr(on_update, "__name__", type(on_update).__name__)
-        raise ValueError(f"on_update: {named}{inspect.signature(on_update)}, expected a function (trainer, metrics)") from error
-    except ValueError:  # a function of C has no signature that can be read
-        return
+    if on_update is not None:
+        check_function("on_update", on_update, "(trainer, metrics)", 2)
 
 
 def ends_run(on_update: OnUpdate | None, trainer: GRPOTrainer, metrics: Mapping[str, float]) -> bool:

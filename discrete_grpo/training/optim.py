@@ -91,7 +91,7 @@ def entropy_controller(config: GRPOConfig) -> EntropyController | None:
 
 
 def ema_decay_at(decay: float, updates: int) -> float:
-    """Decay after n updates, min(decay, (1 + n)/(10 + n)): the initial weights lose their influence quickly.
+    """Decay after n updates, min(decay, (1 + n)/(10 + n)): the first weights in the average lose their influence quickly.
 
     >>> [round(ema_decay_at(0.999, n), 3) for n in (0, 100, 100_000)]
     [0.1, 0.918, 0.999]
@@ -100,7 +100,11 @@ def ema_decay_at(decay: float, updates: int) -> float:
 
 
 def averaged(module: nn.Module, decay: float) -> AveragedModel:
-    """A copy of ``module`` whose ``update_parameters`` computes the moving average θ' ← d θ' + (1 - d) θ."""
+    """A copy of ``module`` whose ``update_parameters`` computes the moving average θ' ← d θ' + (1 - d) θ.
+
+    The first update copies, θ' ← θ, so the initial weights are not in the average; d of the n-th one after it is that of
+    :func:`ema_decay_at`.
+    """
     return AveragedModel(module, multi_avg_fn=_ema(decay))
 
 

@@ -139,7 +139,8 @@ class Pretrainer:
         check_determinism(config.full_determinism, self.accelerator.device)
         self._on_device = data_on_device(data, policy, self.accelerator.device, config.batch_size)
         self.policy: Any = policy.to(self.accelerator.device)
-        self.processes.copy_from_first(list(self.policy.parameters()))  # a network of your own may differ in its first weights
+        first = [*self.policy.parameters(), *self.policy.buffers()]  # a network of your own may begin with others
+        self.processes.copy_from_first(first)
         if config.checkpoint_layers is not None:
             checkpoint_layers(self.policy, config.checkpoint_layers)
         self.average = averaged(self.policy, config.ema_decay)

@@ -9,6 +9,7 @@ that was ever scored, whoever proposed it. Log-probs are computed anew in every 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
@@ -363,8 +364,10 @@ class Rounds:
         loss = self.objective(seen)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        if self.config.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(as_module(self.policy).parameters(), self.config.max_grad_norm)
+        most = math.inf if self.config.max_grad_norm is None else self.config.max_grad_norm
+        norm = float(nn.utils.clip_grad_norm_(as_module(self.policy).parameters(), most))
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"gradient norm is {norm} after {len(self.everything)} samples; lower learning_rate")
         self.optimizer.step()
 
     def _known_draws(self) -> Draws:

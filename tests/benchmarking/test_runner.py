@@ -269,7 +269,7 @@ def test_idle_cores_score_samples_of_a_pooled_suite(jobs: int, tmp_path: Path, m
     def eight(task: Any, policy: Any, ledger: Any, seed: int) -> None:
         ledger.score([task], ["C" * n for n in range(1, 9)])
 
-    monkeypatch.setattr("discrete_grpo.benchmarking.plan.available_jobs", lambda: 2)
+    monkeypatch.setattr("discrete_grpo.benchmarking.plan.usable_cores", lambda: 2)
     monkeypatch.setitem(SUITES, "toy", replace(SUITES["pmo"], name="toy", module="tests.benchmarking.parts", pooled=True))
     method = replace(WALK, name="eight", run=eight, settings={})
     benchmark("toy", tasks=["process"], methods=[method], jobs=jobs, output_dir=tmp_path, **ASKED)

@@ -315,3 +315,11 @@ def test_equal_rewards_have_advantages_of_exactly_zero_however_they_are_summed()
         found = advantages(rewards, torch.arange(9) // 3, multi_objective_aggregation="normalize_then_sum")
         assert (found[6:] == 0).all()
         assert (found[:6] != 0).all()
+
+
+def test_rewards_whose_squares_are_infinite_are_refused_and_not_taken_for_equal() -> None:
+    group = torch.tensor([0, 0, 1, 1])
+    with pytest.raises(ValueError, match=r"^reward: -1e\+200, expected at most 1e\+150 in size$"):
+        group_advantages(torch.tensor([-1e200, 0.0, 0.0, 1.0], dtype=torch.float64), group)
+    found = group_advantages(torch.tensor([1e150, 0.0, 0.0, 1.0], dtype=torch.float64), group)
+    assert found.abs().tolist() == pytest.approx([0.5**0.5] * 4, rel=2e-4)

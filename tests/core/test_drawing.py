@@ -45,6 +45,7 @@ class Changed(torch.nn.Module):
         (lambda r: replace(r, group=torch.zeros(4, dtype=torch.long)), "group has other numbers than the contexts"),
         (lambda r: replace(r, size=r.size[0]), "size has shape (), expected (4,) for 4 contexts"),
         (lambda r: replace(r, logp=r.logp.sum(1)), "logp has shape (4,), expected (4, S) for 4 contexts and S steps"),
+        (lambda r: replace(r, logp=r.logp * torch.nan), "logp is NaN in 4 of 4 trajectories; see whether weights and outputs"),
         (lambda r: replace(r, units=r.units.sum(1)), "units has shape (4,), expected (4, 4) for 4 contexts"),
         (lambda r: replace(r, units=r.units[:, 1:]), "units has shape (4, 3), expected (4, 4) for 4 contexts"),
         (lambda r: replace(r, states={"x": torch.zeros(3, 1)}), "states['x'] has shape (3, 1), expected (4, ...) for 4 contexts"),

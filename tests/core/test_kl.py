@@ -213,3 +213,12 @@ def test_the_term_names_what_is_missing() -> None:
         kl_term("exact", "forward", scores)
     with pytest.raises(ValueError, match=r"^ref_logp: None, expected log-probs of the reference with kl_estimator 'k1'"):
         kl_term("k1", "reverse", scores)
+
+
+def test_an_infinite_kl_in_the_reward_is_refused_and_not_taken_for_a_constant_group() -> None:
+    kl, group = torch.tensor([1.0, torch.inf, 2.0, 1.0]), torch.tensor([0, 0, 1, 1])
+    said = r"^kl: inf for 1 of 4 samples, expected finite numbers: the policy gives probability to what the reference gives none$"
+    with pytest.raises(FloatingPointError, match=said):
+        kl_advantages(kl, torch.ones(4, dtype=torch.bool), group)
+    found = kl_advantages(kl, torch.tensor([True, False, True, True]), group)  # an unknown sample counts for nothing
+    assert found.tolist() == [0.0, 0.0, 0.5, -0.5]

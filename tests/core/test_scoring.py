@@ -22,6 +22,7 @@ from torch import Tensor
 from discrete_grpo.core.interrupt import interruptible
 from discrete_grpo.core.reward_arguments import as_rewards, check_callables, check_some, reward_name, reward_names
 from discrete_grpo.core.scoring import Failures, RewardError, finite_number, score_one, score_samples, take_failures
+from discrete_grpo.rewards import pool_worker
 from discrete_grpo.rewards.combine import WeightedSum
 from discrete_grpo.rewards.molecules import Target, qed
 
@@ -234,6 +235,20 @@ def test_finite_number() -> None:
     for wrong in (math.inf, "x", "0.5", b"1", 1j, 10**400, [], object()):
         with pytest.raises(ValueError, match="expected a"):
             finite_number(wrong)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, math.nan, True, 2, np.float32(0.5), np.int64(3), np.ma.masked, torch.tensor(1.5), np.array([2.0]), "1", 10**400],
+)
+def test_a_worker_of_a_pool_takes_the_same_values_as_the_process_of_a_run(value: Any) -> None:
+    def taken(function: Any) -> float | str:
+        try:
+            return float(function(value))
+        except ValueError as error:
+            return str(error)
+
+    assert taken(pool_worker._number) == pytest.approx(taken(finite_number), nan_ok=True)
 
 
 def test_failures_in_a_row_end_the_run_and_a_success_between_them_does_not() -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from discrete_grpo.core.processes import usable_cores
 from discrete_grpo.datasets import packing, parallel, smiles
 from discrete_grpo.datasets.molecules import load_molecules
-from discrete_grpo.datasets.parallel import available_jobs, map_blocks
+from discrete_grpo.datasets.parallel import map_blocks
 from discrete_grpo.datasets.smiles import load_smiles
 
 LINES = ["C[C@H](N)c1ccccc1", "OCC", "C1CC1C[NH3+]", "broken(", "c1ccncc1", "FC(Cl)Br", "[O-]C=O", "xx", "CCN"] * 3
@@ -44,11 +45,20 @@ def test_few_items_and_one_job_start_no_process(monkeypatch: pytest.MonkeyPatch)
 
 def test_cores_are_shared_by_the_processes_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert available_jobs() == 8
+    assert usable_cores() == 8
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert available_jobs() == 2
+    assert usable_cores() == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
-    assert available_jobs() == 1
+    assert usable_cores() == 1
+
+
+def test_a_result_that_cannot_be_sent_is_told_and_not_taken_for_a_lack_of_memory() -> None:
+    with pytest.raises(TypeError, match=r"^generator cannot be sent to the other process \("):
+        list(map_blocks(iter_of, ["ab", "cd"], jobs=2))
+
+
+def iter_of(text: str) -> Any:
+    return (letter for letter in text)
 
 
 def test_blocks_give_what_one_pass_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

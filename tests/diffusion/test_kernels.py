@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
+from discrete_grpo.diffusion.flow import FlowEuler, FlowInterpolation
 from discrete_grpo.diffusion.kernels import D3PM
 from discrete_grpo.diffusion.noise import Noise, absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import CosineSchedule, LinearSchedule
@@ -269,3 +271,21 @@ def test_evidence_is_finite_at_both_ends() -> None:
     assert (kernel.noise.evidence(state, f64(1.0)) == 0)[0, [0, 2]].all()
     assert kernel.noise.evidence(state, f64(0.0)).isfinite().all()
     assert kernel.noise.evidence(state, torch.tensor([0.0]).double())[0, 0].softmax(-1)[0] == 1
+
+
+@pytest.mark.parametrize("kernel", [D3PM, FlowInterpolation, FlowEuler])
+@pytest.mark.parametrize("noise", [uniform, absorbing])
+def test_a_prediction_that_is_no_number_gives_no_probabilities(kernel: Any, noise: Any) -> None:
+    step = kernel(noise(3, LinearSchedule()))
+    p_clean = torch.tensor([[[0.2, 0.3, 0.5], [torch.nan] * 3]])
+    found = step.transition(p_clean, torch.tensor([[2, 2]]), torch.tensor(0.5), torch.tensor(0.4))
+    assert found[0, 0].sum() == pytest.approx(1.0)
+    assert found[0, 1].isnan().any()
+
+
+@pytest.mark.parametrize("kernel", [D3PM, FlowInterpolation, FlowEuler])
+def test_one_site_per_row_needs_no_axis_of_sites(kernel: Any) -> None:
+    step, times = kernel(uniform(3, LinearSchedule())), (torch.tensor(0.5), torch.tensor(0.4))
+    p_clean, state = torch.tensor([[0.2, 0.3, 0.5], [0.6, 0.1, 0.3]]), torch.tensor([2, 1])
+    found = step.transition(p_clean, state, *times)
+    assert torch.equal(found, step.transition(p_clean[:, None], state[:, None], *times)[:, 0])

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import discrete_grpo
-from discrete_grpo.core.rollout import Context, is_size_drawer
+from discrete_grpo.core.rollout import Context, is_refinable, is_replayable, is_size_drawer
 from discrete_grpo.diffusion.flow import FlowEuler
 from discrete_grpo.diffusion.noise import absorbing, marginal, uniform
 from discrete_grpo.diffusion.schedules import LinearSchedule
@@ -98,3 +98,20 @@ def test_repr_of_bundled_token_policies(name: str, parts: tuple[str, ...]) -> No
         at = text.index(part, at) + len(part)
     assert at == len(text)
     assert text.startswith(parts[0])
+
+
+def test_a_sized_policy_replays_and_refines_only_if_the_policy_inside_it_does() -> None:
+    inner = tiny_policy()
+    sized = WRAPPERS["sized"](inner)
+    assert is_replayable(sized)
+    assert is_refinable(sized)
+
+    class Plain(nn.Module):
+        max_nodes, node_counts = inner.max_nodes, inner.node_counts
+
+        def sites(self) -> None: ...
+
+    plain = SizedPolicy(Plain(), LearnedSizes(inner.node_counts))
+    assert not is_replayable(plain)
+    assert not is_refinable(plain)
+    assert not hasattr(plain, "graphs_of")

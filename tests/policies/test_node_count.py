@@ -254,6 +254,14 @@ def test_it_refines_and_passes_on_what_it_wraps() -> None:
         (lambda: make().check_condition({"fixed": FixedSites({4: 0})}), "fixed: needs 5 nodes"),
         (lambda: make(counts=(0.0, 0.5, 0.5)).check_condition({"fixed": FixedSites({2: 0})}), "fixed: needs 3 nodes"),
         (lambda: make().sample([Context(0, {"num_nodes": 7})]), "num_nodes: 7, expected 1 to 4"),
+        (
+            lambda: tiny_policy().sample([Context(3, {"num_nodes": 2}), Context(3, {"num_nodes": 3})]),
+            "num_nodes: 2 and 3 in group 3, expected one number per group",
+        ),
+        (
+            lambda: tiny_policy().sample([Context(3, {"num_nodes": 2}), Context(3)]),
+            "num_nodes: 2 and None in group 3",
+        ),
     ],
 )
 def test_bad_arguments_are_named(call: Any, said: str) -> None:

@@ -68,10 +68,10 @@ def test_bits_survive_packing(count: int) -> None:
     [
         ({"temperature": 0.0}, "temperature: 0.0, expected more than 0"),
         ({"temperature": float("nan")}, "temperature: nan"),
-        ({"top_k": 0}, "top_k: 0, expected a whole number of at least 1 or None"),
-        ({"top_k": 2.5}, r"top_k: 2\.5, expected a whole number of at least 1 or None"),
+        ({"top_k": 0}, "top_k: 0, expected at least 1 or None"),
+        ({"top_k": 2.5}, r"top_k: 2\.5, expected a whole number, at least 1 or None"),
         ({"top_k": 2.0}, r"top_k: 2\.0, expected a whole number"),
-        ({"top_k": True}, "top_k: True, expected a whole number of at least 1 or None"),
+        ({"top_k": True}, "top_k: True, expected a whole number, at least 1 or None"),
         ({"top_p": 0.0}, "top_p: 0.0, expected more than 0 and at most 1"),
         ({"top_p": 1.5}, "top_p: 1.5"),
     ],

@@ -166,6 +166,8 @@ def test_conditions_come_from_lists_and_files(tmp_path: Path) -> None:
     assert read_columns([{"a": 1}]) == [{"a": 1}]
     path.write_text('{"kind": "a\u2028b\u0085c"}\n{"kind": "d"}\r\n\n', encoding="utf-8-sig")
     assert read_columns(str(path)) == [{"kind": "a\u2028b\u0085c"}, {"kind": "d"}]
+    path.write_text('\n{"a": 1}\n \n{"a": 2}\n')
+    assert read_columns(str(path)) == [{"a": 1}, {"a": 2}]
     for text, said in [
         ("", "no conditions"),
         ("{broken\n", "line 1 is no JSON"),

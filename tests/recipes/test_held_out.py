@@ -20,7 +20,7 @@ from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes import pretrain as recipes
 from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
-from discrete_grpo.recipes.held_out import NOISY_DRAWS, held_out_loss, hold_out, no_larger, with_held_out
+from discrete_grpo.recipes.held_out import NOISY_DRAWS, held_out_loss, hold_out, no_larger, of_drawn_sizes, with_held_out
 from discrete_grpo.recipes.preprocess import preprocess
 from discrete_grpo.recipes.smiles import PretrainSmilesRecipe, _data
 from discrete_grpo.recipes.spatial import PretrainSpatialRecipe, split_molecules
@@ -147,6 +147,23 @@ def test_the_loss_of_test_graphs_is_logged(directed: bool, tmp_path: Path) -> No
     assert losses(tmp_path / "none") == found  # samples are not drawn, and change no bit
 
 
+@pytest.mark.parametrize("directed", [False, True])
+def test_held_out_graphs_of_a_size_between_those_trained_on_do_not_stop_the_run(directed: bool, tmp_path: Path) -> None:
+    kind = nx.DiGraph if directed else nx.Graph
+    graphs = [nx.path_graph(n, create_using=kind) for n in range(3, 15)]
+    sizes = NetworkSizes(layers=1, heads=2, width=8, edge_width=4, global_width=4) if directed else SIZES
+    fixed: dict[str, Any] = {"num_steps": 3, "network": sizes, "pretrain": LOOP, "test_share": 0.4, "evaluation_samples": 0}
+    policy = load_policy(pretrain(PretrainGraphsRecipe(output_dir=str(tmp_path / "run"), **fixed), data=graphs))
+    assert min(n for n, p in enumerate(policy.node_counts) if p) < 12
+    assert any(p == 0 for p in policy.node_counts[4:]), "a size between is held out"
+    assert len(losses(tmp_path / "run")) == (0 if directed else 2)  # all that is held out has a size of its own
+
+
+def test_sizes_that_a_policy_of_several_fields_does_not_draw_are_left_out() -> None:
+    graphs = dataset_from_networkx([nx.path_graph(n) for n in (3, 9, 4, 3, 5)])
+    assert of_drawn_sizes(graphs, (0.0, 0.0, 0.0, 0.5, 0.0, 0.5)).sizes.tolist() == [3, 3, 5]
+
+
 def test_the_loss_of_molecules_in_space_is_logged(tmp_path: Path) -> None:
     data = written(tmp_path / "data.smi", ["O", "CO", "C#N", "C=O", "CC", "N", "C", "C#C"])
     sizes = EquivariantSizes(layers=1, heads=2, width=16, edge_width=8, global_width=8)
@@ -161,10 +178,16 @@ def test_the_loss_of_molecules_in_space_is_logged(tmp_path: Path) -> None:
     assert losses(tmp_path / "run")[0] != losses(tmp_path / "run")[1]
 
 
+def test_broken_lines_of_molecules_in_space_are_told(tmp_path: Path, capsys: Any) -> None:
+    data = written(tmp_path / "data.smi", ["O", "nothing", "CO", "C#N"])
+    split_molecules(PretrainSpatialRecipe(data=data, output_dir=str(tmp_path / "run"), max_broken=0.5))
+    assert "1 of 4 lines are no molecule: line 2: 'nothing'" in capsys.readouterr().err
+
+
 def test_molecules_in_space_that_the_policy_cannot_draw_are_left_out() -> None:
     stats = spatial_statistics(conformers(["CO", "C=O"]).molecules)
     shown = {text: fits(conformers([text]).molecules[0], stats) for text in ("CO", "OO", "C", "CC", "N", "C#C", "[OH-]")}
-    assert shown == {"CO": True, "OO": True, "C": True, "CC": False, "N": False, "C#C": False, "[OH-]": False}
+    assert shown == {"CO": True, "OO": True, "C": False, "CC": False, "N": False, "C#C": False, "[OH-]": False}
 
 
 def test_graphs_larger_than_all_that_are_trained_on_are_left_out() -> None:

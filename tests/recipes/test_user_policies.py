@@ -109,6 +109,11 @@ class Needy(Letters):
         super().__init__(letters)
 
 
+class Mistaken(Letters):
+    def __init__(self):
+        super().__init__("abc" + 1)
+
+
 def make():
     return Letters("xyz")
 
@@ -259,6 +264,12 @@ def test_a_class_is_trusted_only_where_it_is_named(mine: Path) -> None:
     for wrong in (5, None):
         with pytest.raises(ValueError, match=f"^policy: {wrong}, expected the name of a policy or its folder$"):
             load_policy(wrong)  # type: ignore[arg-type]
+
+
+def test_a_type_error_inside_a_class_of_ones_own_is_raised_as_it_is(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(mine))
+    with pytest.raises(TypeError, match="can only concatenate str"):
+        load_policy("my_words:Mistaken")
 
 
 def test_an_option_is_an_argument_of_the_class_or_refused(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

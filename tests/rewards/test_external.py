@@ -199,3 +199,10 @@ def test_a_program_that_prints_without_end_is_late(line: str) -> None:
         assert reward(["C"]) == [None]
         (failed,) = reward.take_failures()
     assert failed.reason == f"no answer within 1 s; stdout: {line}"
+
+
+@pytest.mark.parametrize("name", ["id", "sample"])
+def test_a_column_with_the_name_of_a_field_of_the_request_is_refused(make: Any, name: str) -> None:
+    said = f"^columns: '{name}', expected another name, as the program reads the {name} of the sample under it$"
+    with pytest.raises(ValueError, match=said):
+        make()(["a"], **{name: [1]})

@@ -9,6 +9,7 @@ import pytest
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.rewards.conditions import HitsProperty, keeps_scaffold
+from discrete_grpo.rewards.molecules import InRange, Target, logp
 
 
 def test_a_property_is_compared_with_the_samples_own_target() -> None:
@@ -42,3 +43,9 @@ def test_what_is_missing_or_wrong_is_named() -> None:
 
 def test_a_descriptor_that_divides_by_zero_is_unknown() -> None:
     assert HitsProperty("SPS")(["[H][H]", None], SPS=[1.0, 1.0]) == [None, 0.0]
+
+
+def test_a_miss_beyond_every_float_scores_0_and_what_has_no_value_is_unknown() -> None:
+    assert HitsProperty("MolLogP", scale=1e-200)(["CCO"], MolLogP=[5.0]) == [0.0]
+    assert Target(logp, value=5.0, scale=1e-200)(["CCO"]) == [0.0]
+    assert InRange(logp, low=5.0, high=6.0, scale=1e-200)(["CCO"]) == [0.0]

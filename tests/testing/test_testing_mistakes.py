@@ -21,6 +21,7 @@ MISTAKES: list[tuple[type[twins.Words], str]] = [
     (twins.NumberMask, "shapes"),
     (twins.ActionBeyond, "shapes"),
     (twins.DropsColumns, "contexts"),
+    (twins.MostDrawn, "contexts"),
     (twins.Unnormalised, "probabilities"),
     (twins.Unnormalised, "total mass"),
     (twins.CountsStops, "units"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -81,3 +82,27 @@ def test_a_budget_that_comes_with_a_resume_has_a_bar_too(tmp_path: Path, capsys:
     GRPOTrainer(tiny_policy(), share_of_class_two, replace(config, max_steps=1), run=tmp_path).train()
     resumed = budgeted(tmp_path, 1000, resume=True, num_iterations=2, save_steps=1)
     assert len(resumed.train()) == 3
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (3, "sample_metrics: returned 3, expected a mapping of names to numbers"),
+        ({"length": "3"}, "sample_metrics: 'length' is '3', expected a number"),
+        ({"length": [3.0]}, "sample_metrics: 'length' is [3.0], expected a number"),
+        ({"reward": 99.0}, "sample_metrics: 'reward' is a metric of the trainer, expected another name"),
+    ],
+)
+def test_metrics_of_samples_are_numbers_under_names_of_their_own(found: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        GRPOTrainer(tiny_policy(), equal, CONFIG, sample_metrics=lambda samples: found).train()
+
+
+def test_an_advantage_beyond_float32_is_told_before_an_update() -> None:
+    def huge(samples: Sequence[Any], **columns: Any) -> list[float]:
+        return [1e39 * k for k in range(len(samples))]
+
+    config = replace(CONFIG, scale_rewards="none")
+    said = r"^advantage: -?\S+e\+\d+, expected a number of float32; give smaller rewards, or scale_rewards 'group'$"
+    with pytest.raises(ValueError, match=said):
+        GRPOTrainer(tiny_policy(), huge, config).train()

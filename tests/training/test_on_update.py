@@ -92,10 +92,12 @@ def test_other_answers_and_other_things_are_refused() -> None:
     with pytest.raises(ValueError, match=re.escape(wanted)):
         trainer_of(on_update=lambda trainer, metrics: answer).train()
     nothing: Any = "stop"
-    with pytest.raises(ValueError, match=r"on_update: 'stop', expected a function \(trainer, metrics\) or None"):
+    with pytest.raises(ValueError, match=r"on_update: 'stop', expected a function of \(trainer, metrics\)"):
         trainer_of(on_update=nothing)
     short: Any = lambda: None  # noqa: E731
-    with pytest.raises(ValueError, match=r"on_update: <lambda>\(\), expected a function \(trainer, metrics\)"):
+    with pytest.raises(
+        ValueError, match=r"on_update: <lambda>\(\) \(too many positional arguments\), expected a function of \(trainer, metrics\)"
+    ):
         trainer_of(on_update=short)
 
 

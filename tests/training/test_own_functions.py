@@ -208,6 +208,7 @@ def broken(kind: str) -> Any:
             {},
             "surrogate_func: returned shape (2, 3, 1),",
         ),
+        ({"surrogate_func": lambda p, r, a: r * a * torch.nan}, {}, "surrogate_func: returned NaN or infinity for log_prob -1"),
         ({"surrogate_func": lambda p, r, a: 1.0}, {}, "surrogate_func: returned a float, expected a tensor"),
         ({"surrogate_func": lambda p, r, a: r.detach() * a}, {}, "surrogate_func: returned a tensor without a gradient"),
     ],

@@ -204,6 +204,9 @@ def test_the_cosine_ends_at_the_share_that_is_asked_for(last: float) -> None:
         assert decayed_rate(step, config) == pytest.approx(2.0 * (last + (1 - last) * half), abs=1e-12)
     with pytest.raises(ValueError, match=r"^min_lr_rate: 1.5, expected 0 to 1"):
         dataclasses.replace(CONFIG, min_lr_rate=1.5)
+    for name in ("tf32", "torch_compile", "full_determinism", "checkpoint_layers", "load_best_model_at_end"):
+        with pytest.raises(ValueError, match=f"^{name}: 'no', expected True or False$"):
+            PretrainConfig(**{name: "no"})  # type: ignore[arg-type]
 
 
 def test_layers_are_computed_again_or_compiled_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

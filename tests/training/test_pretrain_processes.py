@@ -16,7 +16,7 @@ from discrete_grpo.core.batch_share import WHOLE, BatchShare, Mean
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, read_policy
 from discrete_grpo.runs.recorder import read_metrics
 from discrete_grpo.training.distributed import ProcessGroup, RankShare
-from discrete_grpo.training.pretrain import batches, decayed_rate
+from discrete_grpo.training.pretrain import Pretrainer, batches, decayed_rate
 from tests.pretrain_cases import CONFIG, FAMILIES, pretrainer
 from tests.pretrain_worker import IDLE, OTHERS, gradient
 
@@ -193,3 +193,12 @@ def test_a_stopped_run_of_one_process_says_nothing_when_it_goes_on(tmp_path: Pat
     capsys.readouterr()
     pretrainer("graphs", tmp_path, resume=True).train()
     assert "processes:" not in capsys.readouterr().err
+
+
+def test_all_processes_begin_with_the_weights_and_buffers_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[torch.Tensor] = []
+    monkeypatch.setattr(ProcessGroup, "copy_from_first", lambda self, tensors: copied.extend(tensors))
+    policy, data = FAMILIES["graphs"](torch.float64)
+    policy.register_buffer("frequencies", torch.rand(3))
+    Pretrainer(policy, data, CONFIG, tmp_path)
+    assert {id(x) for x in copied} == {id(x) for x in [*policy.parameters(), *policy.buffers()]}

@@ -11,7 +11,7 @@ import torch
 
 from discrete_grpo import Rollout, score_sites
 from discrete_grpo.training.memory import ScoredMemory
-from discrete_grpo.training.objectives import GroupBalance, GroupRelative, TrajectoryBalance
+from discrete_grpo.training.objectives import GroupBalance, GroupRelative, MemoryBatch, TrajectoryBalance
 from tests.letters import letters_policy, worth
 from tests.training.rounds_parts import Ranking, Spy, asked, equal, rounds, spied, weights
 
@@ -144,3 +144,20 @@ def test_the_objective_is_trained_with_a_rate_of_its_own() -> None:
     before = weights(still)
     still.round()
     assert equal(before, weights(still))
+
+
+class Undefined:
+    needs_old = False
+
+    def __call__(self, batch: MemoryBatch) -> torch.Tensor:
+        return batch.logp.sum() * torch.nan
+
+
+def test_a_gradient_that_is_no_number_ends_the_loop_and_leaves_the_weights_alone() -> None:
+    policy = letters_policy()
+    loop = rounds(policy, draws=12, passes=1)
+    loop.objective = Undefined()
+    before = copy.deepcopy(weights(loop))
+    with pytest.raises(FloatingPointError, match=r"^gradient norm is nan after \d+ samples; lower learning_rate$"):
+        loop.round()
+    assert equal(before, weights(loop))

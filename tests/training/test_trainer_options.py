@@ -101,6 +101,8 @@ def test_a_policy_with_scores_of_its_own() -> None:
         ({"delta": 0.0}, "delta: 0.0, expected more than 0"),
         ({"off_policy_mask_threshold": -0.1}, "off_policy_mask_threshold: -0.1, expected at least 0"),
         ({"entropy_coef_min": 0.5, "entropy_coef_max": 0.1}, "entropy_coef_max: 0.1, expected at least 0.5"),
+        ({"adam_beta1": 1.0}, "adam_beta1: 1.0, expected at least 0 and less than 1"),
+        ({"adam_beta2": -0.1}, "adam_beta2: -0.1, expected at least 0 and less than 1"),
         ({"ref_model_mixup_alpha": 1.1}, "ref_model_mixup_alpha: 1.1, expected 0 to 1"),
         ({"ref_model_sync_steps": 0}, "ref_model_sync_steps: 0, expected at least 1"),
         ({"sapo_temperature_neg": 0.0}, "sapo_temperature_neg: 0.0, expected more than 0"),
