@@ -122,8 +122,8 @@ def _filled(lines: Iterable[str], layout: Layout) -> Iterator[tuple[int, list[st
     """Yield (line number, cells) of the header, where there is one, and of the rows below it."""
     header = layout.header
     for number, row in _numbered(lines, layout.delimiter):
-        if not any(cell.strip() for cell in row) and (header or len(row) < 2):
-            continue  # a blank line; a row of empty cells is a molecule without SMILES
+        if not any(cell.strip() for cell in row) and (header or (len(row) < 2 and row != [""])):
+            continue  # a blank line; a row of empty cells, also of one that is quoted, is a molecule without SMILES
         yield number, row
         header = False
 

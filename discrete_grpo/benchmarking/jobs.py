@@ -11,6 +11,7 @@ import contextlib
 import csv
 import gzip
 import io
+import math
 import os
 import random
 import shutil
@@ -210,6 +211,9 @@ def _seeded(seed: int) -> Iterator[None]:
 def _finish(job: Job, ledger: Ledger, more: dict[str, Any]) -> dict[str, Any]:
     from discrete_grpo.benchmarking.measures import measure
 
+    scores = ledger.history().of(job.task.name)
+    if scores and all(map(math.isnan, scores)):
+        raise ValueError(f"scores: all {len(scores)} of {job.task.name} are unknown (None or NaN), expected a number for some")
     row = {
         **job.identity,
         **measure(ledger, job.budget, job.task.kind, job.task.name),

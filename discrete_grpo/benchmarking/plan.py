@@ -185,7 +185,8 @@ def _classified(request: Request) -> dict[str, Task]:
     from discrete_grpo.rewards.classifier import CLASSIFIED, classifier_tasks
 
     if request.classifiers is not None:
-        return classifier_tasks(request.classifiers, trusted=request.trusted)
+        checked = None if request.tasks is None else [name for name in request.tasks if isinstance(name, str)]
+        return classifier_tasks(request.classifiers, trusted=request.trusted, checked=checked)
     if request.trusted:
         raise ValueError(f"trusted: {list(request.trusted)}, expected none without a folder of classifiers")
     wanted = next((name for name in request.tasks or () if isinstance(name, str) and name in CLASSIFIED), None)

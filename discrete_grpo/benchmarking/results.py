@@ -29,12 +29,14 @@ class Results:
         about: suite, tasks, methods, policies, seeds and commands of all runs in the folder.
         rows: one mapping per finished job, as in its ``row.json``.
         failed: one mapping per job that failed, with its ``error``.
+        failed_now: those of them that this call asked for.
     """
 
     folder: Path
     about: Mapping[str, Any]
     rows: tuple[Mapping[str, Any], ...]
     failed: tuple[Mapping[str, Any], ...]
+    failed_now: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def page(self) -> Path:

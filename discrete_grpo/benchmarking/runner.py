@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +119,10 @@ def benchmark(
         try:
             note_run(plan, command or "discrete_grpo.benchmark(...)")
             _run(plan, request)
-            return write_files(plan.folder)
+            found = write_files(plan.folder)
+            asked = [job.identity for job in plan.jobs]
+            now = tuple(row for row in found.failed if any(one.items() <= row.items() for one in asked))
+            return replace(found, failed_now=now)
         except OSError as error:
             why = error.strerror or error
             told = f"output_dir: {plan.folder} cannot be written ({why}); finished rows are kept, and the same command goes on"

@@ -102,8 +102,8 @@ def _benchmark(given: dict[str, Any]) -> None:
     found = benchmark(**given | {"methods": methods, "tasks": tasks}, command=command)
     found.print()
     print(found.page)
-    if found.failed:
-        raise ValueError(f"jobs: {len(found.failed)} failed, as told above; the same command tries them again")
+    if now := len(found.failed_now):
+        raise ValueError(f"jobs: {now} failed, as told above; the same command tries them again")
 
 
 def _named(option: str, names: list[str] | None, fits: Callable[[Any], bool], wanted: str) -> list[Any] | None:

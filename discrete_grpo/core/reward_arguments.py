@@ -41,7 +41,7 @@ def check_forgets(reward: Reward) -> None:
         ValueError: naming it.
     """
     if remembers(reward):
-        wanted = "expected one that does not; a reward that remembers takes the others inside it"
+        wanted = "expected one that does not; a reward that remembers must be the outermost"
         raise ValueError(f"reward: {reward_name(reward)} remembers earlier samples, {wanted}")
 
 

@@ -100,7 +100,7 @@ def field_restarts(contexts: Sequence[Context], layout: FieldLayout, num_nodes: 
     states = layout.storage(len(contexts), 1, num_nodes, torch.device("cpu"), torch.float32)
     for b, (context, one) in enumerate(zip(contexts, found, strict=True)):
         if by_group.setdefault(context.group, one) != one:
-            raise ValueError(f"restart: another one in group {context.group}, expected one per group")
+            raise ValueError(f"restart: differs within group {context.group}, expected one per group")
         if one is None:
             continue
         step[b], sizes[b] = one.step, one.num_nodes

@@ -52,13 +52,14 @@ def draw_sizes(
     """
     largest, host = len(prior) - 1, prior.cpu()
     asked: dict[int, int | None] = {}
+    firsts: dict[int, Context] = {}
     needs: dict[int, int] = {}  # the smallest size with room for what any context of the group fixes
     for context in contexts:
         fixed = context.columns.get("fixed")
-        size = asked_nodes(context)
-        if asked.setdefault(context.group, size) != size:
-            both = f"{asked[context.group]} and {size} in group {context.group}"
-            raise ValueError(f"num_nodes: {both}, expected one number per group")
+        asked.setdefault(context.group, asked_nodes(context))
+        size, first = (c.columns.get("num_nodes") for c in (context, firsts.setdefault(context.group, context)))
+        if size != first:
+            raise ValueError(f"num_nodes: {first} and {size} in group {context.group}, expected one number per group")
         if fixed is not None and not isinstance(fixed, FixedSites):
             raise ValueError(f"fixed: {fixed!r}, expected FixedSites")
         needs[context.group] = max(needs.get(context.group, 1), fixed.min_nodes if fixed is not None else 1)
@@ -206,7 +207,7 @@ class SizedPolicy(nn.Module):
         if asked_nodes(context) is None:
             least = torch.tensor([_least(context)], device=self.device)
             if bool(self._table(self.head.log_probs(), least).isneginf().all()):
-                raise ValueError(f"fixed: needs {int(least)} nodes, expected a number that has mass or fewer")
+                raise ValueError(f"fixed: needs {int(least)} nodes, but the head gives no probability to graphs that large")
 
     # -- Policy protocol
 
@@ -224,7 +225,7 @@ class SizedPolicy(nn.Module):
         table = self._table(self.head.log_probs(), least)
         chosen = torch.tensor([n is None for n in asked], device=self.device)
         if bool((stuck := chosen & table.isneginf().all(-1)).any()):
-            raise ValueError(f"fixed: needs {int(least[stuck][0])} nodes, expected a number that has mass or fewer")
+            raise ValueError(f"fixed: needs {int(least[stuck][0])} nodes, but the head gives no probability to graphs that large")
         given = torch.tensor([0 if n is None else n for n in asked], device=self.device)
         where = generator.device if generator is not None else self.device
         drawn = sample(table.exp().to(where), generator).to(self.device)

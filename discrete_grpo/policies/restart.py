@@ -106,7 +106,7 @@ def restart_graphs(
     pairs = torch.zeros(len(contexts), num_pairs(num_nodes), dtype=torch.long)
     for b, (context, restart) in enumerate(zip(contexts, found, strict=True)):
         if by_group.setdefault(context.group, restart) != restart:
-            raise ValueError(f"restart: another one in group {context.group}, expected one per group")
+            raise ValueError(f"restart: differs within group {context.group}, expected one per group")
         if restart is None:
             continue
         _check(restart, node_classes, edge_classes, num_steps)

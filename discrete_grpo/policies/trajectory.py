@@ -46,7 +46,7 @@ def check_alike(contexts: Sequence[Context], names: Sequence[str]) -> None:
         one = first.setdefault(context.group, context)
         for name in names:
             if context.columns.get(name) != one.columns.get(name):
-                raise ValueError(f"{name}: another one in group {context.group}, expected one per group with shared_steps")
+                raise ValueError(f"{name}: differs within group {context.group}, expected one value per group with shared_steps")
 
 
 def first_rows(groups: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:

@@ -201,7 +201,7 @@ class Evaluations:
         total = sum_rewards(scores, torch.tensor(self.run.grpo.reward_weights or (1.0,) * len(names), dtype=torch.float64))
         if step == 0 and total.isnan().all() and not self.ledger.exhausted:
             told = f"reward {', '.join(names)}: unknown (None or NaN) for all of {len(samples)} samples before training"
-            print_notes([f"{told}; nothing can be learned unless it is known for others"])
+            print_notes([f"{told}; GRPO cannot learn while every reward is unknown"])
         found = {"reward": total}
         if len(names) > 1:
             found |= {f"reward_{name}": scores[:, k] for k, name in enumerate(names)}

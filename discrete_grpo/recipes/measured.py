@@ -72,7 +72,7 @@ def measured_columns(recipe: _Recipe) -> tuple[str, ...]:
     with path_named("data"):
         found = measured_names(path, recipe.properties, **options)
     if taken := [name for name in found if name in TAKEN]:
-        raise ValueError(f"properties: a column named {taken[0]!r}, expected one of another name than {', '.join(TAKEN)}")
+        raise ValueError(f"properties: a column named {taken[0]!r}, expected another name: {', '.join(TAKEN)} are reserved")
     if (both := [name for name in found if name in descriptor_names()]) and is_first():
         print(f"{path}: {', '.join(both)}: read from the file, and not computed by RDKit", file=sys.stderr)
     return found

@@ -191,7 +191,7 @@ def train(
     pairs = zip(FUNCTIONS, (advantage_func, surrogate_func, on_update), strict=True)
     functions = {name: function for name, function in pairs if function is not None}
     if functions and not recipe.rewards:
-        raise ValueError(f"{next(iter(functions))}: given, expected none without a reward: it is of on-line updates")
+        raise ValueError(f"{next(iter(functions))}: given, expected none without a reward: only training on fresh samples uses it")
     if resume:
         tell_new_folder(Path(output_dir))
     with withdrawn_on_failure(Path(output_dir), resume=resume, calls_count=False):

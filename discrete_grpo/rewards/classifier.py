@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -107,6 +107,14 @@ class Classifier:
         found = iter(self._probabilities(np.stack([self._row(mol) for mol in valid])) if valid else ())
         return [0.0 if mol is None else float(next(found)) for mol in mols]
 
+    def check(self) -> None:
+        """Open the file once, and keep nothing of it.
+
+        Raises:
+            ValueError: if it is no file of a classifier, holds types that are not trusted, or takes another number of inputs.
+        """
+        self._opened()
+
     def probability(self, mol: Chem.Mol) -> float:
         """Compute the probability for one molecule."""
         return float(self._probabilities(self._row(mol)[None])[0])
@@ -122,6 +130,9 @@ class Classifier:
 
     @cached_property
     def _probabilities(self) -> Callable[[Int[np.ndarray, "batch size"]], Float[np.ndarray, " batch"]]:
+        return self._opened()
+
+    def _opened(self) -> Callable[[Int[np.ndarray, "batch size"]], Float[np.ndarray, " batch"]]:
         opened = _open_skops(self.path, self.trusted) if Path(self.path).suffix.lower() == ".skops" else _open_onnx(self.path)
         predict, inputs = opened
         if inputs is not None and inputs != self.size:
@@ -254,12 +265,13 @@ CLASSIFIED: dict[str, str] = {name: f"{about} (needs its classifier)" for name, 
 """Name of each PMO task that needs a classifier -> one line about it."""
 
 
-def classifier_tasks(folder: str | Path, *, trusted: Sequence[str] = ()) -> dict[str, Task]:
+def classifier_tasks(folder: str | Path, *, trusted: Sequence[str] = (), checked: Sequence[str] | None = ()) -> dict[str, Task]:
     """Make the PMO tasks whose classifiers a folder holds under their names, such as ``gsk3b.skops`` or ``drd2.onnx``.
 
     Args:
         folder: of the files; of both kinds, skops comes first.
         trusted: as of :class:`Classifier`.
+        checked: names of tasks whose files are opened here, so that a bad one is told before any work; None opens all.
 
     Returns:
         Name -> task, at least one.
@@ -274,4 +286,7 @@ def classifier_tasks(folder: str | Path, *, trusted: Sequence[str] = ()) -> dict
     if not tasks:
         names = ", ".join(f"{name}.skops" for name in _TASKS)
         raise ValueError(f"classifiers: {str(folder)!r} holds none of {names}, expected a folder with one of them (or .onnx)")
+    for name, task in tasks.items():
+        if checked is None or name in checked:
+            cast(_Probability, task.score).classifier.check()
     return tasks

@@ -53,8 +53,8 @@ class GRPOConfig:
         steps_per_generation: Number of updates in one pass over a generation batch, at least 1. Each update uses its own random
             part of the batch and normalises by it. TRL counts micro-batches here instead.
         timestep_fraction: Share of the steps of each trajectory that an update is trained on, more than 0 and at most 1.
-        timestep_selection: Which steps these are: ``random``, ``first``, ``last``, or ``window``, a run of neighbouring steps at
-            a random place. Steps without a choice never count.
+        timestep_selection: Which steps of a trajectory are trained on: ``random``, ``first``, ``last``, or ``window``, a run of
+            neighbouring steps at a random place. Steps without a choice never count.
         loss_type: Loss. ``grpo`` (mean of the means per trajectory), ``dapo`` (mean over all units) and ``dr_grpo`` (sum over
             units divided by a constant) clip the ratio; ``cispo`` (weighted like dapo) caps it; ``sapo`` (weighted like grpo)
             fades it out. As in TRL.
@@ -115,9 +115,9 @@ class GRPOConfig:
             None sets no limit.
         patience_threshold: Share of the samples of a generation, 0 to less than 1: a generation whose share of new calls is not
             above it counts as one without a new call.
-        when_stale: What follows then: ``stop`` ends the run; ``restart`` puts the weights from the start of the run back into
-            policy, reference and moving average and resets the optimizer, and ends the run if that brings no new call either.
-            Samples kept for replay and refinement, the ledger, the schedule of the learning rate and an adaptive entropy
+        when_stale: What happens when the policy is stale: ``stop`` ends the run; ``restart`` puts the weights from the start of the
+            run back into policy, reference and moving average and resets the optimizer, and ends the run if that brings no new call
+            either. Samples kept for replay and refinement, the ledger, the schedule of the learning rate and an adaptive entropy
             coefficient go on.
         learning_rate: Learning rate of AdamW, more than 0.
         weight_decay: Weight decay of AdamW, at least 0.

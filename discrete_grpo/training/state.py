@@ -52,7 +52,7 @@ def restore_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
     except RuntimeError as error:
         first = " ".join(str(error).strip().splitlines()[-1].split())
         wanted = f"expected the {type(module).__name__} that the run began with"
-        raise CheckpointError(f"policy: its weights are of another form than those of the run ({first}), {wanted}") from error
+        raise CheckpointError(f"policy: names or shapes of its weights differ from those of the run ({first}), {wanted}") from error
 
 
 def check_device_kind(state: Mapping[str, Any], generator: torch.Tensor, device: torch.device) -> None:
@@ -112,7 +112,7 @@ def stored_state(
         raise ValueError("resume: True, expected a run folder to resume from (run=...)")
     state = load_training(checkpoints.latest())
     if "shards" not in state:
-        raise CheckpointError(f"{checkpoints.latest()}: made by another version, which this one cannot go on from")
+        raise CheckpointError(f"{checkpoints.latest()}: was written by an incompatible version and cannot be resumed")
     check_device_kind(state, state["shards"][0]["generator"], processes.device)
     if state["rewards"] != reward_names(rewards):
         named = ", ".join(reward_names(rewards))
@@ -268,7 +268,7 @@ class RunState:
         same = conditions_digest(self.sampler.columns)
         other = None not in (same, state.get("conditions")) and same != state["conditions"]
         if other and self.processes.first and any(part.get("memory") or part.get("replay") for part in state["shards"]):
-            print_notes(["columns: other conditions than those of the run; its samples kept for refinement and replay are dropped"])
+            print_notes(["columns: the conditions differ from those of the run; samples kept for replay are discarded"])
         for shard in self.sampler.shards:
             kept = state["shards"][shard.number]
             shard.load({**kept, "memory": (), "replay": ()} if other else kept)  # they name conditions by number

@@ -146,6 +146,22 @@ def test_a_failed_job_runs_again_and_its_note_goes(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.usefixtures("here")
+def test_failures_of_an_earlier_call_are_not_those_of_this_one(tmp_path: Path) -> None:
+    first = benchmark([CARBONS], methods=[CRASH], output_dir=tmp_path, **ASKED)
+    assert len(first.failed) == len(first.failed_now) == 1
+    second = benchmark([CARBONS], methods=[WALK], output_dir=tmp_path, **ASKED)
+    assert (len(second.rows), len(second.failed), second.failed_now) == (1, 1, ())
+
+
+@pytest.mark.usefixtures("here")
+def test_a_row_whose_scores_are_all_unknown_is_a_failure(tmp_path: Path) -> None:
+    unknown = Task("unknown", "toy", "nothing known", "", lambda mol: None)
+    found = benchmark([unknown], methods=[WALK], output_dir=tmp_path, **ASKED)
+    assert found.rows == ()
+    assert found.failed[0]["error"].startswith("ValueError: scores: all 100 of unknown are unknown (None or NaN), expected")
+
+
+@pytest.mark.usefixtures("here")
 def test_ctrl_c_in_a_job_of_this_process_stops_and_goes_on(tmp_path: Path) -> None:
     pressed: list[int] = []
 
@@ -234,7 +250,7 @@ def test_the_command_fails_where_a_job_failed(tmp_path: Path, monkeypatch: pytes
     failed = {"task": "qed", "method": "random", "seed": 0, "error": "KeyError: 'x'"}
     monkeypatch.setattr(
         "discrete_grpo.benchmarking.runner.benchmark",
-        lambda *_, **__: SimpleNamespace(failed=(failed,), print=lambda: None, page=tmp_path),
+        lambda *_, **__: SimpleNamespace(failed_now=(failed,), print=lambda: None, page=tmp_path),
     )
     assert main(["benchmark", "pmo"]) == 2
     assert "jobs: 1 failed" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,15 @@ def test_a_column_of_scaffolds_is_not_trained_on(read: Callable[..., Any], tmp_p
 def test_the_column_is_found(name: str, text: str, tmp_path: Path) -> None:
     found = read_smiles(write(tmp_path / name, text))
     assert (found.smiles, found.broken) == (("CCO", "CN"), ())
+
+
+def test_an_empty_cell_in_quotes_is_a_broken_molecule_and_a_blank_line_none(tmp_path: Path) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([["smiles"], ["CCO"], [""], ["CN"], [""]])
+    for name, content, broken in (("written.csv", text.getvalue(), [3, 5]), ("blank.csv", "smiles\nCCO\n\nCN\n  \n", [])):
+        found = read_smiles(write(tmp_path / name, content), max_broken=0.5)
+        assert found.smiles == ("CCO", "CN")
+        assert [number for number, _ in found.broken] == broken
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_a_wrong_restart_is_named_before_any_work(columns: dict[str, Any], said:
 
 def test_restarts_of_a_group_agree_and_steps_are_not_negative() -> None:
     contexts = [Context(0, {"restart": MOLECULE}), Context(0, {"restart": replace(MOLECULE, step=1)})]
-    with pytest.raises(ValueError, match="restart: another one in group 0, expected one per group"):
+    with pytest.raises(ValueError, match="restart: differs within group 0, expected one per group"):
         policy().sample(contexts)
     with pytest.raises(ValueError, match="step of restart: -1, expected at least 0"):
         replace(MOLECULE, step=-1)

@@ -96,7 +96,7 @@ def test_wrong_restarts_are_refused_when_made() -> None:
         Restart((0, 1), (0, 0), 1)
     with pytest.raises(ValueError, match="step of restart: -1, expected at least 0"):
         Restart((0,), (), -1)
-    with pytest.raises(ValueError, match="restart: another one in group 0, expected one per group"):
+    with pytest.raises(ValueError, match="restart: differs within group 0, expected one per group"):
         tiny_policy().sample([*again(1), Context(0)])
     with pytest.raises(ValueError, match=r"time: 0\.0, expected more than 0 and at most 1"):
         grid_point(torch.tensor([1.0, 0.0]), 0.0)

@@ -113,6 +113,6 @@ def test_the_number_of_shared_steps_is_checked(shared: int) -> None:
 def test_a_group_has_one_condition(columns: Sequence[dict[str, Any]], said: str) -> None:
     contexts = [Context(3, c) for c in columns]
     conditional(shared_steps=0).sample(contexts)
-    with pytest.raises(ValueError, match=rf"^{said}: another one in group 3, expected one per group with shared_steps$"):
+    with pytest.raises(ValueError, match=rf"^{said}: differs within group 3, expected one value per group with shared_steps$"):
         conditional(shared_steps=1).sample(contexts)
     conditional(shared_steps=1).sample([replace(c, group=k) for k, c in enumerate(contexts)])  # two groups

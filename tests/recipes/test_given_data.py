@@ -160,7 +160,7 @@ def test_a_run_that_began_with_values_goes_on_with_them(tmp_path: Path, capsys: 
     assert load_metadata(moved)["data"]["source"] == str(tmp_path / "moved" / "data.txt")
     (tmp_path / "moved").rename(run)
     wide = NetworkSizes(layers=1, heads=2, width=32, edge_width=8, global_width=8)
-    with pytest.raises(CheckpointError, match=r"^policy: its weights are of another form than those of the run \(.*\), .*$"):
+    with pytest.raises(CheckpointError, match=r"^policy: names or shapes of its weights differ from those of the run \(.*\), .*$"):
         pretrain(recipe(5, network=wide), resume=True)
 
 

@@ -163,6 +163,19 @@ def test_a_folder_gives_the_tasks_whose_classifiers_it_holds(saved: tuple[Any, P
         classifier_tasks(tmp_path / "absent")
 
 
+def test_a_benchmark_opens_the_classifiers_of_its_tasks_before_any_work(saved: tuple[Any, Path], tmp_path: Path) -> None:
+    shutil.copy(saved[1], tmp_path / "gsk3b.skops")
+    (tmp_path / "jnk3.skops").write_bytes(b"nothing")
+    asked: dict[str, Any] = {"methods": ["random"], "budget": 20, "seeds": [0], "classifiers": str(tmp_path)}
+    for task, said in (("jnk3", "is no skops file"), ("gsk3b", "holds types that are not trusted")):
+        with pytest.raises(ValueError, match=said):
+            benchmark("pmo", tasks=[task], output_dir=tmp_path / "out", **asked)
+    with pytest.raises(ValueError, match=r"size: 2048, but the model of .*gsk3b\.skops takes 64 inputs"):
+        classifier_tasks(tmp_path, trusted=TREE, checked=None)
+    assert set(classifier_tasks(tmp_path, trusted=TREE, checked=["qed"])) == {"gsk3b", "jnk3"}
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_a_benchmark_has_the_tasks_of_the_user_s_classifiers(tmp_path: Path) -> None:
     model = forest(np.stack([bits(s, 2048) for s in MOLECULES]))
