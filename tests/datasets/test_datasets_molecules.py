@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from discrete_grpo.datasets.molecules import MoleculeStatistics, dataset_from_sm
 from discrete_grpo.datasets.reading import read_smiles
 from discrete_grpo.datasets.smiles import load_smiles
 from discrete_grpo.domains.molecules import decode, encode
+from tests.shared_data import SHARED
 
 SMILES = ["CCO", "c1ccccc1", "C[N+](C)(C)C", "N#CC=O", "F[C@H](Cl)Br"]
-SHARED = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[3] / "shared"))
 
 
 def write(path: Path, text: str) -> Path:
@@ -142,7 +141,7 @@ def test_statistics_by_hand() -> None:
 
 
 def test_qm9_priors(tmp_path: Path) -> None:
-    path = SHARED / "data" / "qm9.smi.gz"
+    path = SHARED / "qm9.smi.gz"
     if not path.is_file():
         pytest.skip("no shared data here")
     data = load_molecules(path, cache_dir=tmp_path)

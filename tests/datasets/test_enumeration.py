@@ -2,7 +2,6 @@
 
 import gzip
 import itertools
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from rdkit import Chem
 
 from discrete_grpo.datasets.enumeration import ENUMERATED_FILE, command_line, enumerate_molecules, gdb_like, load_enumerated
 from discrete_grpo.domains.molecules import decode
+from tests.shared_data import SHARED
 
 KEPT = {1: 4, 2: 13, 3: 32, 4: 147, 5: 735, 6: 4628, 7: 32516}
 
@@ -65,7 +65,7 @@ def test_bundled_list(bundled: list[str], upto5: list[str]) -> None:
 
 
 def test_every_small_qm9_molecule_is_found(upto5: list[str], bundled: list[str]) -> None:
-    path = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[3] / "shared")) / "data" / "qm9.smi.gz"
+    path = SHARED / "qm9.smi.gz"
     if not path.is_file():
         pytest.skip("no shared data here")
     lines = gzip.decompress(path.read_bytes()).decode().split()

@@ -2,8 +2,6 @@
 
 import itertools
 import math
-import os
-from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -29,9 +27,7 @@ from discrete_grpo.domains.graph_statistics import (
     wavelet_filters,
 )
 from tests.domains.test_isomorphism import shuffled
-
-SHARED = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[3] / "shared")) / "data"
-
+from tests.shared_data import SHARED
 
 SMALL = [nx.gnp_random_graph(4 + k % 6, (k % 9 + 1) / 9.5, seed=k) for k in range(40)]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from discrete_grpo.domains.fields import FieldBatch
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.domains.molecule_fields import AtomFields, as_fields, as_graphs, decode, encode
 from discrete_grpo.domains.molecules import Vocabulary
+from tests.shared_data import SHARED
 
 CHARGED = (
     "C[N+](C)(C)CC(=O)[O-]",
@@ -105,7 +104,7 @@ def test_random_graphs_are_valid_exactly_where_they_are_with_the_joint_vocabular
 
 
 def test_shared_data_round_trip() -> None:
-    place = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[3] / "shared")) / "data" / "zinc250k_test.smi.gz"
+    place = SHARED / "zinc250k_test.smi.gz"
     if not place.is_file():
         pytest.skip("no shared data here")
     lines = gzip.decompress(place.read_bytes()).decode().split()[:1000]

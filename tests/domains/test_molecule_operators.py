@@ -127,7 +127,8 @@ def test_mutations_change_atoms_and_rings(kind: str, atoms: int, ring_changes: s
     for child in map(molecule, made):
         assert child.GetNumAtoms() - parent.GetNumAtoms() == atoms
         assert rings(child) - rings(parent) in ring_changes
-        assert to_smiles(child) != to_smiles(parent) or kind == "change_bond_order"
+        if kind != "change_bond_order":  # which may give the molecule that it was given
+            assert to_smiles(child) != to_smiles(parent)
 
 
 def test_deleting_an_atom_takes_one_atom_and_keeps_the_rest_connected() -> None:

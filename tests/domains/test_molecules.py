@@ -1,7 +1,6 @@
 """SMILES to graphs and back."""
 
 import gzip
-import os
 import random
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from discrete_grpo.datasets.enumeration import enumerate_molecules
 from discrete_grpo.domains import molecule_properties
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, permute
 from discrete_grpo.domains.molecules import AtomType, Vocabulary, classes_to_mol, decode, encode, molecule_to_classes, parse
+from tests.shared_data import SHARED
 
 CNOF = Vocabulary(("C", "N", "O", "F"))
 WIDE = Vocabulary(("C", "N-1", "N", "N+1", "O-1", "O", "O+1", "F", "P", "S-1", "S", "S+1", "Cl", "Br", "I"))
@@ -70,17 +70,16 @@ def test_stereo_isotopes_and_explicit_hydrogens_are_dropped() -> None:
 
 
 def test_shared_data_round_trip(shared: Path) -> None:
-    lines = gzip.decompress((shared / "data" / "zinc250k_test.smi.gz").read_bytes()).decode().split()[:2000]
+    lines = gzip.decompress((shared / "zinc250k_test.smi.gz").read_bytes()).decode().split()[:2000]
     vocabulary = Vocabulary.from_molecules(Chem.MolFromSmiles(text) for text in lines)
     assert decode(encode(lines, vocabulary), vocabulary) == [canonical(text) for text in lines]
 
 
 @pytest.fixture
 def shared() -> Path:
-    place = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[3] / "shared"))
-    if not (place / "data" / "zinc250k_test.smi.gz").is_file():
+    if not (SHARED / "zinc250k_test.smi.gz").is_file():
         pytest.skip("no shared data here")
-    return place
+    return SHARED
 
 
 def test_encoding_is_the_kekulised_bond_table() -> None:

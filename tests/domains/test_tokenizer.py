@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +10,9 @@ import torch
 from discrete_grpo.datasets.enumeration import enumerated_smiles
 from discrete_grpo.datasets.text import mask_lines
 from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, NUM_SPECIAL, PAD, SMILES, Property, Tokenizer, matches, pad_left
+from tests.shared_data import SHARED
 
-ZINC = Path(__file__).parents[3] / "shared/data/zinc250k_test.smi.gz"
+ZINC = SHARED / "zinc250k_test.smi.gz"
 
 
 def test_special_ids_stand_apart() -> None:

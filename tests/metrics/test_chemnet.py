@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import math
-import os
 import random
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +14,7 @@ from discrete_grpo.metrics.distances import frechet_distance
 from discrete_grpo.metrics.guacamol import guacamol
 from discrete_grpo.metrics.moses import moses
 from discrete_grpo.metrics.suite import SuiteOptions
+from tests.shared_data import SHARED
 
 VALUES = SuiteOptions(bootstrap=0)
 GENERATED = ["CCO", "CC(=O)Nc1ccccc1", "c1ccc2[nH]ccc2c1", "CCOC(=O)c1ccc(N)cc1"]
@@ -43,13 +42,12 @@ def test_a_missing_package_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) 
         chemnet.activations(["CCO"])
 
 
-DATA = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[3] / "shared")) / "data"
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="the data sets are not beside the repository")
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the data sets are not beside the repository")
 def test_train_against_test_of_zinc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chemnet, "missing", lambda: "fcd: left out")
-    train, test = (gzip.decompress((DATA / f"zinc250k_{part}.smi.gz").read_bytes()).decode().split() for part in ("train", "test"))
+    train, test = (
+        gzip.decompress((SHARED / f"zinc250k_{part}.smi.gz").read_bytes()).decode().split() for part in ("train", "test")
+    )
     found = moses(random.Random(0).sample(train, 250), random.Random(0).sample(test, 250), options=VALUES).metrics
     assert found["valid"].value == 1.0
     assert 0.84 < found["int_div_1"].value < 0.89  # MOSES, also of ZINC: 0.857

@@ -28,8 +28,9 @@ from discrete_grpo.rewards.docking_targets import (
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.pool import RewardPool
 from tests.rewards.test_docking import FakeMeeko, FakeVina
+from tests.shared_data import SHARED
 
-RECEPTORS = Path(__file__).parents[3] / "shared/data/docking"
+RECEPTORS = SHARED / "docking"
 
 
 class ReadingVina(FakeVina):

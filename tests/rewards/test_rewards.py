@@ -2,10 +2,8 @@
 
 import gzip
 import math
-import os
 import pickle
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +26,7 @@ from discrete_grpo.rewards.molecules import (
     synthetic_accessibility,
     validity,
 )
+from tests.shared_data import SHARED
 
 ASPIRIN = "CC(=O)Oc1ccccc1C(=O)O"
 MOLECULES = [ASPIRIN, "CCO", "C1CCCCCCC1", "CCN(CC)CC", "c1ccc2ccccc2c1"]
@@ -75,7 +74,7 @@ def test_penalised_logp_by_its_parts() -> None:
 
 
 def test_penalised_logp_is_centred_on_zinc() -> None:
-    path = Path(os.environ.get("DISCRETE_GRPO_SHARED", Path(__file__).parents[3] / "shared")) / "data" / "zinc250k_test.smi.gz"
+    path = SHARED / "zinc250k_test.smi.gz"
     if not path.is_file():
         pytest.skip("no shared data here")
     found = penalised_logp(gzip.decompress(path.read_bytes()).decode().split()[:3000])
