@@ -14,6 +14,7 @@ import networkx as nx
 import numpy as np
 import torch
 from jaxtyping import Int, UInt8
+from torch import Tensor
 
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.graph_files import read_graph_objects
@@ -23,7 +24,7 @@ from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of
 from discrete_grpo.domains.graph6 import MAX_NODES
 from discrete_grpo.domains.named_graphs import ABSENT, NO_EDGE, Labels, ordered_names
 
-__all__ = ["MAX_CLASSES", "ListedGraphs", "any_directed", "listed_graphs", "split_rows"]
+__all__ = ["MAX_CLASSES", "ListedGraphs", "any_directed", "check_nodes", "listed_graphs", "split_rows"]
 
 MAX_CLASSES = 256
 """Most classes of nodes, and of pairs with "no edge" among them; classes are kept as bytes."""
@@ -136,6 +137,12 @@ def split_rows(count: int, parts: tuple[int, int, int] | None, test_share: float
     return sorted(order[held:]), sorted(order[:held] or order)
 
 
+def check_nodes(sizes: Int[Tensor, " graph"]) -> None:
+    """Raise ValueError for a graph without a node, which no policy draws."""
+    if bool((empty := sizes == 0).any()):
+        raise ValueError(f"data: graph {int(empty.nonzero()[0])} has no node, expected at least one")
+
+
 # -- graphs as lists
 
 
@@ -149,7 +156,7 @@ def _listed(
             both = ", not both" if isinstance(graph, nx.Graph) or hasattr(graph, "edge_index") else ""
             raise ValueError(f"data: graph {k} is a {type(graph).__name__}, expected networkx graphs or PyG Data{both}")
         count = len(graph) if networkx else int(graph.num_nodes or 0)
-        check_range(f"data: nodes of graph {k}", count, least=1, most=max_nodes, note=" (max_nodes)")
+        check_range(f"data: nodes of graph {k}", count, most=max_nodes, note=" (max_nodes)")
     directed = _first_directed(objects)
     if not networkx:
         from discrete_grpo.datasets import pyg_graphs  # which imports PyG

@@ -17,6 +17,7 @@ from discrete_grpo.core.option_names import known_options
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.graph_splits import load_splits
 from discrete_grpo.datasets.graph_tokens import GraphTokens, graph_tokens
+from discrete_grpo.datasets.listed_graphs import check_nodes
 from discrete_grpo.datasets.own_graphs import is_own, labelled_splits, own_graphs
 from discrete_grpo.datasets.synthetic_graphs import GraphSplits
 from discrete_grpo.datasets.text_files import MAX_BYTES
@@ -156,6 +157,7 @@ def _graphs(recipe: PretrainGraphSequencesRecipe) -> tuple[GraphSplits, Labels |
                 raise ValueError(f"{name}: {value!r}, expected none with {recipe.data}")
         return load_splits(recipe.data, **limits), None, {}
     own = own_graphs(recipe.data, **attributes, **limits)
+    check_nodes(own.sizes)
     labels = None if own.labels.plain else own.labels
     again = {**attributes, "test_share": recipe.test_share} if is_own(recipe.data) or labels is not None else {}
     return labelled_splits(own, recipe.test_share), labels, again

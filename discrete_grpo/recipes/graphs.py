@@ -18,6 +18,7 @@ from discrete_grpo.core.checks import check_choices, check_fields, check_sizes, 
 from discrete_grpo.core.description import describe
 from discrete_grpo.core.option_names import known_options
 from discrete_grpo.datasets.graph_splits import load_splits
+from discrete_grpo.datasets.listed_graphs import check_nodes
 from discrete_grpo.datasets.own_digraphs import OwnDigraphs, read_own
 from discrete_grpo.datasets.own_graphs import OwnGraphs, is_own, labelled_splits
 from discrete_grpo.datasets.synthetic_graphs import (
@@ -155,13 +156,15 @@ def own_graph_policy(
 
 
 def _own_graphs(recipe: PretrainGraphsRecipe) -> OwnGraphs | OwnDigraphs:
-    return read_own(
+    found = read_own(
         recipe.data,
         node_attribute=recipe.node_attribute,
         edge_attribute=recipe.edge_attribute,
         max_nodes=recipe.max_nodes,
         max_bytes=recipe.max_bytes,
     )
+    check_nodes(found.sizes)
+    return found
 
 
 def _named_graphs(recipe: PretrainGraphsRecipe) -> tuple[GraphSplits, GraphDataset]:

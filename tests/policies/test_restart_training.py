@@ -78,7 +78,7 @@ def test_good_samples_of_other_conditions_are_not_taken_along(
         buffer = shard.elites if kept == "memory" else shard.replay
         assert buffer is not None
         assert bool(buffer.kept) == same
-        assert ("are dropped" in " ".join(capsys.readouterr().err.split())) != same
+        assert ("are discarded" in " ".join(capsys.readouterr().err.split())) != same
     more = replace(config, max_steps=3)
     GRPOTrainer(tiny_policy(), share_of_class_two, more, columns=[{"kind": 2}], run=tmp_path, resume=True).train()
 

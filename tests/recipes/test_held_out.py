@@ -19,6 +19,7 @@ from discrete_grpo.datasets.synthetic_graphs import dataset_from_networkx
 from discrete_grpo.models.equivariant import EquivariantSizes
 from discrete_grpo.models.graph_transformer import NetworkSizes
 from discrete_grpo.recipes import pretrain as recipes
+from discrete_grpo.recipes.graph_sequences import PretrainGraphSequencesRecipe
 from discrete_grpo.recipes.graphs import PretrainGraphsRecipe
 from discrete_grpo.recipes.held_out import NOISY_DRAWS, held_out_loss, hold_out, no_larger, of_drawn_sizes, with_held_out
 from discrete_grpo.recipes.preprocess import preprocess
@@ -157,6 +158,17 @@ def test_held_out_graphs_of_a_size_between_those_trained_on_do_not_stop_the_run(
     assert min(n for n, p in enumerate(policy.node_counts) if p) < 12
     assert any(p == 0 for p in policy.node_counts[4:]), "a size between is held out"
     assert len(losses(tmp_path / "run")) == (0 if directed else 2)  # all that is held out has a size of its own
+
+
+@pytest.mark.parametrize("kind", [nx.Graph, nx.DiGraph])
+def test_a_graph_without_a_node_is_refused_before_any_work(kind: Any, tmp_path: Path) -> None:
+    graphs = [nx.path_graph(3, create_using=kind), kind(), nx.path_graph(4, create_using=kind)]
+    recipes: list[Any] = [PretrainGraphsRecipe(output_dir=str(tmp_path / "run"), pretrain=LOOP)]
+    if kind is nx.Graph:
+        recipes.append(PretrainGraphSequencesRecipe(output_dir=str(tmp_path / "run"), pretrain=LOOP))
+    for recipe in recipes:
+        with pytest.raises(ValueError, match=r"^data: graph 1 has no node, expected at least one$"):
+            pretrain(recipe, data=graphs)
 
 
 def test_sizes_that_a_policy_of_several_fields_does_not_draw_are_left_out() -> None:
