@@ -24,7 +24,7 @@ from discrete_grpo.policies.bridging import accepts
 from discrete_grpo.policies.conditions import FixedSites, columns_of
 from discrete_grpo.policies.delegation import IfInner, Inner, one_line
 from discrete_grpo.policies.restart import asked_nodes
-from discrete_grpo.policies.trajectory import all_steps
+from discrete_grpo.policies.trajectory import all_steps, check_alike
 
 __all__ = ["LearnedSizes", "RunningSizes", "SizedPolicy", "checked_counts", "draw_sizes"]
 
@@ -50,16 +50,13 @@ def draw_sizes(
         ValueError: if the contexts of a group ask for several sizes, or one asks for a size without mass in ``prior``'s range or
             fixes more than there is room for.
     """
+    check_alike(contexts, ("num_nodes",), note="")
     largest, host = len(prior) - 1, prior.cpu()
     asked: dict[int, int | None] = {}
-    firsts: dict[int, Context] = {}
     needs: dict[int, int] = {}  # the smallest size with room for what any context of the group fixes
     for context in contexts:
         fixed = context.columns.get("fixed")
         asked.setdefault(context.group, asked_nodes(context))
-        size, first = (c.columns.get("num_nodes") for c in (context, firsts.setdefault(context.group, context)))
-        if size != first:
-            raise ValueError(f"num_nodes: {first} and {size} in group {context.group}, expected one number per group")
         if fixed is not None and not isinstance(fixed, FixedSites):
             raise ValueError(f"fixed: {fixed!r}, expected FixedSites")
         needs[context.group] = max(needs.get(context.group, 1), fixed.min_nodes if fixed is not None else 1)

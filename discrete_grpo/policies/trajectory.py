@@ -39,14 +39,14 @@ def all_steps(rollout: Rollout) -> Int[Tensor, "batch step"]:
     return torch.arange(rollout.num_steps, device=rollout.size.device).expand(len(rollout), -1)
 
 
-def check_alike(contexts: Sequence[Context], names: Sequence[str]) -> None:
-    """Raise ValueError unless the contexts of a group have the same values in the columns ``names``."""
+def check_alike(contexts: Sequence[Context], names: Sequence[str], note: str = " with shared_steps") -> None:
+    """Raise ValueError, with ``note`` at its end, unless the contexts of a group agree in the columns ``names``."""
     first: dict[int, Context] = {}
     for context in contexts:
         one = first.setdefault(context.group, context)
         for name in names:
             if context.columns.get(name) != one.columns.get(name):
-                raise ValueError(f"{name}: differs within group {context.group}, expected one value per group with shared_steps")
+                raise ValueError(f"{name}: differs within group {context.group}, expected one value per group{note}")
 
 
 def first_rows(groups: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:

@@ -47,16 +47,16 @@ def generation_metrics(
             return {}
         samples = [sample for batch in generation.batches for sample in batch.rollout.samples]
         if isinstance(of_samples, SampleMetrics) and described is not None:
-            found = _numbers(of_samples.summarise(samples, described))
+            found = _checked(of_samples.summarise(samples, described))
         else:
-            found = {} if of_samples is None else _numbers(of_samples(samples))
+            found = {} if of_samples is None else _checked(of_samples(samples))
         return log.metrics(generation, found, ledger, before)
 
     return processes.run_all(work)[0]
 
 
-def _numbers(found: object) -> dict[str, float]:
-    """What a function of samples returned.
+def _checked(found: object) -> dict[str, float]:
+    """The metrics that a function of samples returned.
 
     Raises:
         ValueError: unless it is a mapping of names to numbers.

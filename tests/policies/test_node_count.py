@@ -256,11 +256,11 @@ def test_it_refines_and_passes_on_what_it_wraps() -> None:
         (lambda: make().sample([Context(0, {"num_nodes": 7})]), "num_nodes: 7, expected 1 to 4"),
         (
             lambda: tiny_policy().sample([Context(3, {"num_nodes": 2}), Context(3, {"num_nodes": 3})]),
-            "num_nodes: 2 and 3 in group 3, expected one number per group",
+            "num_nodes: differs within group 3, expected one value per group",
         ),
         (
             lambda: tiny_policy().sample([Context(3, {"num_nodes": 2}), Context(3)]),
-            "num_nodes: 2 and None in group 3",
+            "num_nodes: differs within group 3",
         ),
     ],
 )
