@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from discrete_grpo.core.atomic import atomic_write
+from discrete_grpo.core.digests import add_file
 
 __all__ = ["DOWNLOADS", "Download", "default_cache", "download"]
 
@@ -69,7 +70,7 @@ def download(name: str, cache_dir: str | Path | None = None) -> Path:
     known = entry.sha256 or (record.read_text().strip() if record.is_file() else None)
     if not path.is_file():
         _fetch(name, entry, folder)
-    found = _sha256(path)
+    found = add_file(hashlib.sha256(), path).hexdigest()
     if known is None:
         with atomic_write(record, "w") as file:
             file.write(found + "\n")
@@ -90,11 +91,3 @@ def _fetch(name: str, entry: Download, folder: Path) -> None:
         raise ConnectionError(
             f"name: {name!r} could not be fetched from {entry.url} ({reason[:200]}); pass the path of a file you have instead"
         ) from None
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

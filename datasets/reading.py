@@ -18,6 +18,7 @@ from rdkit.rdBase import rdkitVersion
 
 from discrete_grpo.core.atomic import atomic_write
 from discrete_grpo.core.checks import check_range
+from discrete_grpo.core.digests import add_file
 from discrete_grpo.datasets.downloads import default_cache
 from discrete_grpo.datasets.tables import HEAD, Layout, find_layout
 from discrete_grpo.datasets.text_files import MAX_BYTES, suffix_of, text_lines
@@ -240,10 +241,7 @@ def read_smiles(
 def content_key(path: Path, version: int | str) -> str:
     """Hash of the content, the ``version`` of the cache and the version of RDKit, on which canonical SMILES depend."""
     digest = hashlib.sha256(f"{version} {rdkitVersion} {''.join(path.suffixes)}\n".encode())
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()[:32]
+    return add_file(digest, path).hexdigest()[:32]
 
 
 def cache_file(cache_dir: str | Path | None, name: str, path: Path, version: str) -> Path | None:

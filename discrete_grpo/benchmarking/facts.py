@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from discrete_grpo.core.digests import add_file
+
 __all__ = ["circumstances", "file_digest", "policy_facts"]
 
 
@@ -63,11 +65,7 @@ def _processor() -> str:
 
 def file_digest(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file, its first 16 digits."""
-    digest = hashlib.sha256()
-    with Path(path).open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()[:16]
+    return add_file(hashlib.sha256(), path).hexdigest()[:16]
 
 
 def policy_facts(name: str | None, loaded: Any) -> dict[str, Any]:

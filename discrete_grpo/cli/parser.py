@@ -16,7 +16,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from discrete_grpo.cli.commands import UsageError, preset_path, recipe_of
 from discrete_grpo.cli.numbers import written_out
 from discrete_grpo.cli.reward_spec import complete_reward, make_reward, with_argument
-from discrete_grpo.cli.type_words import type_words
+from discrete_grpo.cli.type_words import takes_mapping, type_words
 from discrete_grpo.core.option_names import right_field
 
 __all__ = ["loaded", "loaded_columns", "parse"]
@@ -293,6 +293,8 @@ def _entries(node: yaml.MappingNode, names: _Names, group: str = "") -> Iterator
             yield from _entries(value, names, name)
             continue
         names.check(name)
+        if inner and not takes_mapping(names.types.get(name)):
+            raise UsageError(f"{name}: {text!r}, expected {type_words(names.types[name])}")
         if isinstance(value, yaml.ScalarNode) and (plain := names.plain(name, text)) != text:
             value.tag, value.value, text = "tag:yaml.org,2002:int", plain, plain
         if name.partition(".")[0] != "reward":

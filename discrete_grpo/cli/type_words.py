@@ -6,7 +6,7 @@ import types
 import typing
 from typing import Any
 
-__all__ = ["is_plain", "type_words"]
+__all__ = ["is_plain", "takes_mapping", "type_words"]
 
 
 def type_words(hint: Any) -> str:
@@ -26,10 +26,22 @@ def type_words(hint: Any) -> str:
     if typing.get_origin(hint) is tuple and len(set(typing.get_args(hint))) == 1:
         return f"a list of {len(typing.get_args(hint))} {type_words(typing.get_args(hint)[0])}"
     if typing.get_origin(hint) in (list, tuple):
-        return f"a list of {type_words(typing.get_args(hint)[0])}"
+        inner = type_words(typing.get_args(hint)[0])
+        return f"a list of {'mappings' if inner == 'a mapping' else inner}"
     if typing.get_origin(hint) is dict or hint is dict:
         return "a mapping"
     return getattr(hint, "__name__", str(hint))
+
+
+def takes_mapping(hint: Any) -> bool:
+    """Whether a value of a type may be a mapping; True for every type that is not plain.
+
+    >>> takes_mapping(str | list[dict[str, float]] | None), takes_mapping(int | dict[str, float])
+    (False, True)
+    """
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(map(takes_mapping, typing.get_args(hint)))
+    return typing.get_origin(hint) is dict or hint is dict or not is_plain(hint)
 
 
 def is_plain(hint: Any) -> bool:

@@ -272,8 +272,13 @@ def score_sites(
         forward_gradient: whether KL(π_ref ‖ π_θ) is differentiable as well.
 
     Raises:
-        ValueError: if the reference has another number of kinds or other shapes than the policy.
+        ValueError: if there is no kind of site, or the reference has another number of kinds or other shapes than the policy.
     """
+    for name, kinds in (("sites", sites), ("reference", reference)):
+        if kinds is not None and not isinstance(kinds, Sequence):
+            raise ValueError(f"{name}: {type(kinds).__name__}, expected a list with one entry per kind of site")
+    if not sites:
+        raise ValueError("sites: an empty list, expected at least one kind of site")
     if reference is not None:
         shapes, other = [s.shape for s in sites], [s.shape for s in reference]
         if shapes != other:

@@ -12,6 +12,7 @@ import torch
 
 from discrete_grpo.core.checks import check_choices, check_fields, check_sizes, check_text, check_whole
 from discrete_grpo.core.option_names import known_options
+from discrete_grpo.core.processes import is_first
 from discrete_grpo.core.rollout import group_contexts
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.datasets.text import TextDataset, is_sentence, mask_lines, read_lines, sentences, text_dataset
@@ -23,7 +24,7 @@ from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.truncation import Truncation
 from discrete_grpo.recipes.fitting import fit
 from discrete_grpo.runs.checkpoint import CheckpointError, find_checkpoint, read_policy
-from discrete_grpo.runs.console import progress
+from discrete_grpo.runs.console import print_notes, progress
 from discrete_grpo.training.config import PretrainConfig
 
 __all__ = [
@@ -201,6 +202,8 @@ def run_pretrain_text(recipe: PretrainTextRecipe, *, resume: bool = False) -> Pa
     shown = {"prompts": _prompts(recipe, data.lines[: recipe.num_prompts], seed + 1), "prompts-held-out": prompts}
     files = {f"{name}.jsonl": "".join(f"{json.dumps(p)}\n" for p in some) for name, some in shown.items()}
     evaluate = measure if prompts else None
+    if recipe.evaluation_samples and not held and is_first():
+        print_notes([f"data: {recipe.data}: {len(data)} different lines are too few to hold any out, so no fills are measured"])
     return fit(policy, data, recipe, metadata=metadata, evaluate=evaluate, files=files, resume=resume)
 
 

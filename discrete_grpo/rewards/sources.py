@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from discrete_grpo.core.digests import add_file
+
 __all__ = ["CodeSources", "Sources", "Unidentified", "file_digest", "imported_inside", "is_user_code", "path_digest", "source_file"]
 
 OWN = __name__.partition(".")[0]
@@ -49,11 +51,7 @@ def _digest(data: bytes) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _large_digest(path: Path, size: int, changed: int, inode: int) -> str:
-    found = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while part := file.read(_LARGE):
-            found.update(part)
-    return found.hexdigest()
+    return add_file(hashlib.blake2b(digest_size=16), path).hexdigest()
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from discrete_grpo.core.atomic import sync_folder
+from discrete_grpo.core.digests import add_file
 
 __all__ = ["SUMS", "changed_file", "clear_files", "explained", "real_name", "remove", "whole_folder", "write_sums"]
 
@@ -126,11 +127,7 @@ def changed_file(folder: Path, names: Sequence[str]) -> tuple[Path, str] | None:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    return add_file(hashlib.sha256(), path).hexdigest()
 
 
 # -- what went wrong

@@ -166,6 +166,7 @@ def test_bad_fields_of_a_run_are_one_line(refuse: Refuse, argument: str, said: s
         ("grpo: [1, 2\n", "Problems parsing config"),
         ("3\n", "config: 'mine.yaml' holds 3, expected a mapping of fields"),
         ("# nothing\n", "config: 'mine.yaml' holds no settings, expected a mapping of fields"),
+        ("columns: {label: 3}\n", "columns: '{label: 3}', expected str or a list of mappings or null"),
         ("grpo:\n  max_steps: 1\n  max_steps: 2\n", "'max_steps' is given twice, in lines 2 and 3, expected once"),
         (
             "evaluation_samples: 0\ngrpo: {seed: 1}\nevaluation_samples: 3\n",

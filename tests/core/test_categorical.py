@@ -209,6 +209,20 @@ def test_a_reference_of_other_shapes_is_refused() -> None:
             score_sites([one], reference)
 
 
+def test_no_kind_of_site_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^sites: an empty list, expected at least one kind of site$"):
+        score_sites([])
+
+
+@pytest.mark.skipif(hasattr(score_sites, "__wrapped__"), reason="under jaxtyping's hook its own error comes first")
+def test_one_kind_of_site_without_a_list_is_refused() -> None:
+    one: Any = make(1, 2, 3, 3, 0)
+    with pytest.raises(ValueError, match=r"^sites: Sites, expected a list with one entry per kind of site$"):
+        score_sites(one)
+    with pytest.raises(ValueError, match=r"^reference: Sites, expected a list with one entry per kind of site$"):
+        score_sites([one], one)
+
+
 # ---------------------------------------------------------------- what Sites refuses
 
 

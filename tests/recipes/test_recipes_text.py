@@ -149,6 +149,16 @@ def test_a_line_of_a_file_counts_once_and_is_seen_or_held_out(recipe: PretrainTe
     assert sorted([*pieces.lines, *out]) == sorted(["line ", *(f"{k:02}" for k in range(50))])
 
 
+def test_too_few_lines_to_hold_any_out_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("abc\nabd\n")
+    recipe = PretrainTextRecipe(data=str(text), output_dir=str(tmp_path / "a"), network=TINY, pretrain=replace(SHORT, max_steps=1))
+    run_pretrain_text(recipe)
+    assert "2 different lines are too few to hold any out" in capsys.readouterr().err
+    run_pretrain_text(replace(recipe, output_dir=str(tmp_path / "b"), evaluation_samples=0))
+    assert "too few" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("recipe", [PretrainTextRecipe(), JudgeRecipe()])
 def test_the_sentences_of_the_bundled_pair_stay_as_they_are_made(recipe: PretrainTextRecipe | JudgeRecipe) -> None:
     data, held = split_lines(replace(recipe, num_lines=2000), recipe.evaluation_samples)
