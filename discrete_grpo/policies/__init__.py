@@ -1,1 +1,1 @@
-"""Policies: a network and the rule by which it draws samples; one file each."""
+"""Policies: a network with the rule by which it draws samples, one file per policy."""

@@ -1,12 +1,12 @@
-"""Trajectories of finished graphs that no policy drew: the noising process given where it ends.
+"""Trajectories of given graphs that no policy drew: the noising process conditioned on its end point.
 
-x_1 ~ q(x_1), then x_s ~ q(x_s | x_t, x_0) from one grid point to the next, the kernel's own step for a known x_0. For D3PM and
-for an interpolation x_t then has the law q(x_t | x_0); for an Euler step, whose rows are clamped or guided, it has that of
-:func:`~discrete_grpo.diffusion.kernels.chain_law`. The step to the end of the grid gives x_0 itself, whatever noise a schedule
-leaves at t = 0.
+x_1 ~ q(x_1), then x_s ~ q(x_s | x_t, x_0) from one grid point to the next, which is the step of the kernel for a known x_0.
+For D3PM and for an interpolation x_t then has the law q(x_t | x_0); for an Euler step, whose rows are clamped or guided, it
+has that of :func:`~discrete_grpo.diffusion.kernels.chain_law`. The step to the end of the grid gives x_0 itself, whatever
+noise a schedule leaves at t = 0.
 
-A policy gives such a trajectory a probability above 0: p_θ(x_s | x_t) = Σ_c p̂_θ(c | x_t) q(x_s | x_t, c), of which the
-addend c = x_0 is positive for what was drawn from it, as p̂_θ is.
+A policy gives such a trajectory a probability above 0: p_θ(x_s | x_t) = Σ_c p̂_θ(c | x_t) q(x_s | x_t, c), whose term c
+= x_0 is positive for every x_s drawn this way, since p̂_θ is positive.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def bridges(
 ) -> tuple[UInt8[Tensor, "batch point node"], UInt8[Tensor, "batch point pair"]]:
     """Draw x_1 -> ... -> x_0 for every graph x_0 of ``clean``: packed node states and pair states at every grid point.
 
-    Graphs of like size are drawn together, so that the bits depend on which graphs are in the batch and in what order. Each
+    Graphs of similar size are drawn together, so the draws depend on which graphs are in the batch and on their order. Each
     graph's trajectory is independent of the others'. Padding is 0 in every state.
 
     Args:
@@ -137,16 +137,16 @@ def known_graphs(
     kernels: Kernels,
     node_counts: Sequence[float],
 ) -> GraphBatch:
-    """The graphs that samples stand for, all of which a policy can draw.
+    """Convert samples to graphs, and check that the policy can draw all of them.
 
     Args:
         samples: graph batches of one graph each, or what ``encode`` reads.
         encode: maps samples to graphs; None reads none.
-        kernels: their noise says how many classes of nodes and of edges there are.
+        kernels: kernels of nodes and pairs, whose noise gives the numbers of classes.
         node_counts: probability of 0, 1, 2, ... nodes.
 
     Raises:
-        ValueError: for a sample that is no graph, or one of a class or a size that the policy does not draw.
+        ValueError: for a sample that is not a graph, or has a class or a size that the policy does not draw.
     """
     if not samples:
         raise ValueError("samples: none given, expected at least one")
@@ -175,7 +175,7 @@ def _joined(samples: Sequence[Any]) -> GraphBatch:
 
 
 def check_known(graphs: GraphBatch, kernels: Kernels, max_nodes: int) -> None:
-    """Raise ValueError for a graph larger than ``max_nodes``, or of a class that the kernels' data does not have."""
+    """Raise ValueError for a graph larger than ``max_nodes``, or with a class outside the kernels' data."""
     check_range("nodes of graphs", graphs.num_nodes, most=max_nodes, note=" (max_nodes of the policy)")
     there = graphs.nodes.numel() > 0
     ends = torch.stack([*graphs.nodes.aminmax(), *graphs.edges.aminmax()]).tolist() if there else [0] * 4  # read at once
@@ -184,7 +184,7 @@ def check_known(graphs: GraphBatch, kernels: Kernels, max_nodes: int) -> None:
 
 
 def accepts(read: Callable[[Sequence[Any]], Any], sample: Any) -> bool:
-    """Whether ``read`` reads a sample without a ValueError."""
+    """Whether ``read`` accepts a sample without raising ValueError."""
     try:
         read([sample])
     except ValueError:

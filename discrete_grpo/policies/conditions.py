@@ -79,16 +79,16 @@ def columns_of(contexts: Sequence[Context]) -> dict[str, tuple[Any, ...]]:
 
 
 def check_network(network: nn.Module, tokenizer: Tokenizer, length: int, properties: int | None = None) -> None:
-    """Check that a network whose ``config`` tells its sizes fits a policy of texts.
+    """Check that the sizes in the ``config`` of a network match a text policy.
 
     Args:
-        network: of this package; another one is taken as it is.
+        network: network of this package; any other one is not checked.
         tokenizer: alphabet of the policy.
         length: the most tokens of a text.
         properties: number of properties that the policy conditions on; None where it has none.
 
     Raises:
-        ValueError: if it does not.
+        ValueError: if they do not match.
     """
     config = getattr(network, "config", None)
     tokens, block, own = (getattr(config, name, None) for name in ("num_tokens", "block_size", "num_properties"))
@@ -123,7 +123,7 @@ def property_table(
 def hide_properties(
     properties: Float[Tensor, "batch property"], share: float, generator: torch.Generator | None = None
 ) -> Float[Tensor, "batch property"]:
-    """Properties as a training batch shows them: in a ``share`` of rows none, in the rest each hidden with that probability."""
+    """Hide properties of a training batch: all of them in a ``share`` of the rows, and each with that probability in the others."""
     draws = torch.rand(len(properties), properties.shape[1] + 1, generator=generator, device=properties.device)
     return properties.masked_fill((draws[:, 1:] < share) | (draws[:, :1] < share), torch.nan)
 

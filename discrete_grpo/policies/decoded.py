@@ -26,12 +26,12 @@ __all__ = ["DecodedPolicy"]
 class DecodedPolicy(nn.Module):
     """``policy`` with every sample y replaced by decoder(y); states, log-probs and sites are the inner policy's.
 
-    A decoder that is an ``nn.Module`` is part of the checkpoint; it is frozen here and stays in eval mode. Any other
-    needs ``init_args()`` or must be a dataclass to be written to one.
+    A decoder that is an ``nn.Module`` is part of the checkpoint; it is frozen here and stays in eval mode. To be part
+    of a checkpoint, any other decoder must have ``init_args()`` or be a dataclass.
 
     Args:
-        policy: draws what the decoder reads, texts for the decoders of :mod:`discrete_grpo.policies.decoders`.
-        decoder: a list of samples -> as many objects for rewards to see, None for a text that is no object.
+        policy: policy that draws the inputs of the decoder: texts for those of :mod:`discrete_grpo.policies.decoders`.
+        decoder: maps a list of samples to as many objects, which rewards receive; None for a text that is not an object.
     """
 
     sites, check_condition = Inner[Callable[..., Sequence[Sites]]](), Inner[Callable[..., None]]()
@@ -80,8 +80,8 @@ class DecodedPolicy(nn.Module):
     def rollout_of(self) -> Callable[..., Rollout]:
         """The inner policy's trajectories of the texts that ``encode`` of the decoder gives; missing if it has none.
 
-        An ``encode`` with an argument ``generator`` draws one of the texts of a sample, another one than a drawn text that the
-        policy cannot draw.
+        An ``encode`` with an argument ``generator`` draws one of the texts of a sample; a text that the policy cannot draw is
+        replaced by another one.
         """
         encode, rollout_of = self.decoder.encode, self.policy.rollout_of
         draws = "generator" in inspect.signature(encode).parameters
@@ -107,7 +107,7 @@ class DecodedPolicy(nn.Module):
         """Draw one trajectory per context and decode its sample.
 
         Raises:
-            ValueError: if the decoder gives another number of objects than it was given samples.
+            ValueError: if the decoder returns a different number of objects than it received samples.
         """
         rollout = self.policy.sample(contexts, generator=generator)
         with full_precision(self.device):

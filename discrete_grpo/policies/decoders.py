@@ -1,6 +1,6 @@
 """Frozen decoders from the text of a token policy to images, molecules and graphs.
 
-A decoder is a callable ``texts -> objects`` that gives None for a text that is no object. One with a method ``encode``,
+A decoder is a callable ``texts -> objects`` that returns None for a text that is not an object. One with a method ``encode``,
 ``objects -> texts``, lets a policy learn from objects that it did not draw; with an argument ``generator`` it draws one of the
 texts of an object.
 
@@ -44,7 +44,7 @@ EDGE_LIST = r"[A-Z][a-z]?|;|\d+[-=#]\d+"
 
 
 def code_text(codes: Sequence[int]) -> str:
-    """Codes as the text a token policy reads and writes.
+    """Convert codes to the text that a token policy reads and writes.
 
     >>> code_text([12, 7])
     '<12><7>'
@@ -98,9 +98,9 @@ class VQDecoder(nn.Module):
 
 @dataclass(frozen=True)
 class SelfiesDecoder:
-    """SELFIES -> canonical SMILES; None for a text without atoms or that RDKit refuses.
+    """Decoder from SELFIES to canonical SMILES; None for a text without atoms or one that RDKit rejects.
 
-    Any sequence of symbols is a molecule by the grammar, so nearly every text is valid. Needs the extra ``selfies``.
+    Every sequence of symbols describes a molecule, so nearly every text is valid. It needs the extra ``selfies``.
     Source: Krenn et al. (2020), doi 10.1088/2632-2153/aba947.
 
     >>> SelfiesDecoder()(["[C][C][O]", "[C][=O]", ""])
@@ -125,11 +125,11 @@ class SelfiesDecoder:
         return [decode(text) for text in texts]
 
     def encode(self, samples: Sequence[str]) -> list[str]:
-        """A text of each SMILES string, one of the many that decode to it.
+        """Return one of the many texts that decode to each SMILES string.
 
         Raises:
             ImportError: if the package ``selfies`` is not installed.
-            ValueError: for a sample that is no SMILES string, or that SELFIES cannot write.
+            ValueError: for a sample that is not a SMILES string, or that SELFIES cannot represent.
 
         >>> SelfiesDecoder().encode(["CCO"])
         ['[C][C][O]']
@@ -198,8 +198,8 @@ _EDGES = "-=#"
 class EdgeListDecoder:
     """``NODES;i-j;i=j`` -> a graph: nodes by class, then edges by their ends, ``-``, ``=`` and ``#`` for classes 1, 2 and 3.
 
-    A text is no graph (None) if it breaks this form, has no node, or an edge goes to a node that is not there, to its own
-    start, or is listed twice. The order of edges and of their ends does not matter.
+    A text gives None if it breaks this form, has no node, or has an edge that goes to a missing node, is a self-loop, or
+    is listed twice. The order of edges and of their ends does not matter.
 
     >>> [str(graph) for graph in EdgeListDecoder()(["CCO;2-1;0=1", "CO;0-1;1-0", "C;0-1"])]
     ['CCO;0=1;1-2', 'None', 'None']
@@ -210,10 +210,10 @@ class EdgeListDecoder:
         return [self._decode(text) for text in texts]
 
     def encode(self, samples: Sequence[LabelledGraph]) -> list[str]:
-        """The text of each graph with its edges in order, one of the many that decode to it.
+        """Return the text of each graph with sorted edges, one of the many that decode to it.
 
         Raises:
-            ValueError: for a sample that is no :class:`LabelledGraph`.
+            ValueError: for a sample that is not a :class:`LabelledGraph`.
         """
         wrong = [sample for sample in samples if not isinstance(sample, LabelledGraph)]
         if wrong:

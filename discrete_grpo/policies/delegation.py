@@ -45,7 +45,7 @@ class Inner(Generic[Value]):
 
 
 class IfInner(Generic[Arguments, Value]):
-    """Decorator of a wrapper's method that is there only if ``self.policy`` has one of the same name.
+    """Decorator of a wrapper's method that exists only if ``self.policy`` has one of the same name.
 
     >>> class Wrapper:
     ...     def __init__(self, policy):
@@ -82,7 +82,7 @@ def network_size(network: nn.Module) -> str:
 
 
 def one_line(policy: object, *facts: object) -> str:
-    """``repr`` of a policy: the name of its class and what tells it from others, on one line.
+    """Return the ``repr`` of a policy: its class name and its main settings, on one line.
 
     >>> one_line(nn.Identity(), "8 steps", "uniform noise")
     'Identity(8 steps, uniform noise)'

@@ -1,4 +1,4 @@
-"""Fields of a graph, their noise and their losses: what does not depend on a network."""
+"""Fields of a graph with their noise and losses, independent of any network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Field:
     """A categorical field of nodes or of pairs.
 
     Attributes:
-        name: name by which the network knows it.
+        name: name of the field in the network.
         kernel: reverse step, which holds the noise.
         weight: weight of its cross-entropy in likelihood training, at least 0.
         directed: for a field of pairs, whether (i, j) and (j, i) are two sites; a field of nodes has no direction.
@@ -70,7 +70,7 @@ Fields = Sequence[Field]
 
 
 def wide(values: Tensor) -> Tensor:
-    """Values in at least float32."""
+    """Convert values to at least float32."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
@@ -169,7 +169,7 @@ def field_losses(
 ) -> dict[str, Tensor]:
     """The weighted loss of a prediction of clean graphs, and that of each field without its weight and without gradient.
 
-    Graphs are the rows of this process; the losses are those of the whole batch that it has the ``share`` of.
+    The graphs are the rows of this process, and the losses are those of the whole batch, of which it has the ``share``.
     """
     own, weights = dict[str, Mean](), list[float]()
     for field in (*node_fields, *edge_fields):

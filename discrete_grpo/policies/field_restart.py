@@ -1,4 +1,4 @@
-"""Starting again from a finished graph with several fields: the column ``restart``, read and made.
+"""Restarts from a finished graph with several fields: reading and making the column ``restart``.
 
 As in :mod:`discrete_grpo.policies.restart`, x_t ~ q(x_t | x_0) at grid point k_0 is drawn by the noise and not by the policy, so
 that the steps before k_0 have no log-prob; given x_t the log-prob of the rest, Σ_{k >= k_0} log p_θ(x_{k+1} | x_k), is exact.
@@ -25,12 +25,12 @@ __all__ = ["FieldRestart", "FieldRestarts", "field_restarts", "field_restarts_of
 
 @dataclass(frozen=True)
 class FieldRestart:
-    """A finished graph and where on the sampler's grid to start again from it; a context's ``restart`` column.
+    """A finished graph and the point of the sampler's grid from which it is regenerated: the ``restart`` column of a context.
 
     Attributes:
         nodes: clean classes of all nodes, one tuple per node field in the policy's order.
         pairs: clean classes of all pairs in the order of :func:`~discrete_grpo.domains.fields.pairs_of`, one tuple per pair field.
-        step: k_0, the first step to be drawn anew, at least 0; 0 is a whole trajectory.
+        step: k_0, the first step to be redrawn, at least 0; 0 redraws the whole trajectory.
         positions: clean positions; None without positions.
 
     Raises:
@@ -68,7 +68,7 @@ def sized(contexts: Sequence[Context]) -> list[Context]:
     """The contexts with the node count of the graph they restart from in the place of the restart.
 
     Raises:
-        ValueError: for a ``restart`` that is none, or a ``num_nodes`` that differs from it.
+        ValueError: for a ``restart`` that is not a :class:`FieldRestart`, or a ``num_nodes`` that differs from it.
     """
     return [_sized(context) for context in contexts]
 

@@ -1,4 +1,4 @@
-"""Steps of a sampler over fields: the law of a step, a draw from it, and a walk of many, recorded as a CUDA graph where asked for.
+"""Sampling steps over fields: the law of a step, a draw from it, and a walk over many, optionally recorded as a CUDA graph.
 
 A step is a function of tensors alone: the state, the number of the step, random numbers. It copies nothing to the device and reads
 nothing from it, so that a GPU can repeat it without the host.

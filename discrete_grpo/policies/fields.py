@@ -54,7 +54,7 @@ KNOTS = 33
 """Times from 0 to 1 at which a learned variance is a parameter, whatever the number of steps."""
 
 OFF_CENTRE = 1e-4
-"""Distance of the centre from 0 above which positions are moved; that of drawn ones is rounding."""
+"""Distance of the centre from 0 above which positions are centred; that of drawn positions is only rounding."""
 
 
 class FieldPolicy(nn.Module):
@@ -169,7 +169,7 @@ class FieldPolicy(nn.Module):
         (:class:`~discrete_grpo.policies.field_restart.FieldRestart`, one per group).
 
         Raises:
-            ValueError: if there is no context, or one asks for a size or a class that this policy does not know or fixes sites.
+            ValueError: if there is no context, or one that requests an unknown size or class, or fixes sites.
         """
         if not contexts:
             raise ValueError("contexts: none given, expected at least one")

@@ -1,14 +1,14 @@
-"""Grammars: which tokens may follow the beginning of a text, so that a policy draws no text that breaks the rules.
+"""Grammars: which tokens may follow a prefix of a text, so that a policy draws only texts that follow the rules.
 
 With legal tokens G(x_<t), a step draws from the network's probabilities restricted to them and renormalised,
 
     π(x_t | x_<t) = p(x_t | x_<t) 1[x_t ∈ G(x_<t)] / Σ_{G(x_<t)} p,
 
 and log π is exact, since G depends on the text alone. The state of a grammar is a dict of tensors with one row per text; its
-methods look at no value on the host, so that drawing waits for nothing on an accelerator.
+methods read no value on the host, so that sampling never waits for an accelerator.
 
-A grammar may also describe its states, by a few whole numbers each, to a network that reads them beside the tokens: what a network
-would have to count over the whole text stands there.
+A grammar may also describe each state by a few integers, which a network reads beside the tokens: they hold what the network would
+otherwise have to count over the whole text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ State = dict[str, Tensor]
 
 @runtime_checkable
 class TokenGrammar(Protocol):
-    """The legal continuations of a text. In each state that is reached by legal tokens at least one token is legal.
+    """The legal continuations of a text. Every state reached by legal tokens has at least one legal token.
 
     Attributes:
         num_tokens: size of the alphabet with its four special tokens, that of the tokenizer.
@@ -82,10 +82,10 @@ def legal_along(grammar: TokenGrammar, tokens: Int[Tensor, "row step"]) -> Bool[
 
 
 def check_grammar(grammar: TokenGrammar | None, network: Any, num_tokens: int) -> tuple[int, ...]:
-    """Sizes of the features that a network reads, which have to be those of the grammar.
+    """Check that the features that a network reads have the sizes that the grammar gives.
 
     Raises:
-        ValueError: if they are not, or the grammar is one of another alphabet.
+        ValueError: if they differ, or the grammar has another alphabet.
     """
     wanted, given = (tuple(getattr(one, "feature_sizes", ())) for one in (network, grammar))
     if wanted and wanted != given:

@@ -67,14 +67,14 @@ class GraphPolicy(nn.Module):
         temperature: above 0; divides the network's logits (and not what ``precondition`` adds), in drawing and in scoring.
         share_initial_noise: whether the rows of a group start from the same x_1.
         shared_steps: number of first steps that the rows of a group share, from one x_1, before they separate; 0 to
-            ``num_steps`` - 1. Only later steps differ within a group and are learned from. A group of one row shares nothing.
+            ``num_steps`` - 1. Only later steps differ within a group and are trained on. A group of one row shares nothing.
         precondition: whether logits are the network's plus log q(x_t|x_0) of each site, see
-            :func:`~discrete_grpo.diffusion.kernels.evidence`. A network is trained with it or without, and used the same way.
+            :func:`~discrete_grpo.diffusion.kernels.evidence`. It must have the same value in training and in sampling.
         properties: numbers the network is conditioned on, each a context column of that name.
         guidance: w, weight of the conditional branch; 1 uses it alone.
         condition_dropout: share of training graphs whose properties are hidden, in [0, 1].
-        train_distortion: f of the times trained at, 1 - t = f(U) with U uniform in [0, 1]; None is uniform times.
-        sample_distortion: f of the sampler's grid, 1 - t_k = f(k/T); None is equal steps. Source of both: Qin et al. (2024),
+        train_distortion: f of the training times, 1 - t = f(U) with U uniform in [0, 1]; None means uniform times.
+        sample_distortion: f of the sampler's grid, 1 - t_k = f(k/T); None means equal steps. Source of both: Qin et al. (2024),
             DeFoG, section 4.1, arXiv 2410.04263.
         decode: maps finished graphs to the samples that rewards see; None gives a :class:`GraphBatch` of one graph each.
         encode: maps samples that rewards see to finished graphs; None knows a :class:`GraphBatch` of one graph each only.

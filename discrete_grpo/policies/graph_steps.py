@@ -1,4 +1,4 @@
-"""Steps of a graph sampler: one draw from the transition, and a walk of many, recorded as a CUDA graph where that is asked for.
+"""Steps of a graph sampler: one draw from the transition, and a walk over many, optionally recorded as a CUDA graph.
 
 A step is a function of tensors alone: the state, the number of the step, uniform random numbers. It copies nothing to the device
 and reads nothing from it, so that a GPU can repeat it without the host.
@@ -55,7 +55,7 @@ class Stepper:
         dtype: type of the tables.
         generator: of the draws.
         fixed: clean classes of fixed sites, -1 where free; None if no site is fixed.
-        properties: what the graphs are conditioned on; None for nothing.
+        properties: properties that the graphs are conditioned on; None without.
         record: whether steps are recorded as a CUDA graph.
     """
 

@@ -60,8 +60,8 @@ class MaskedTextPolicy(nn.Module):
         tokenizer: the alphabet; its special ids are never drawn.
         block_size: the longest text in tokens.
         truncation: temperature, top-k and top-p of drawing and scoring alike.
-        rounds: S, of unmasking; 1 fills all blanks at once. At most 255.
-        blank: the one character that marks a blank in a prompt; not in the alphabet. One blank is one token.
+        rounds: S, the number of rounds of unmasking, at most 255; 1 fills all blanks at once.
+        blank: the character that marks a blank, which is one token, in a prompt; not in the alphabet.
         decode: maps filled texts to the samples that rewards see; None gives the texts.
 
     Raises:
@@ -189,7 +189,7 @@ class MaskedTextPolicy(nn.Module):
     # -- prompts
 
     def check_condition(self, columns: Mapping[str, Any]) -> None:
-        """Refuse a condition that :meth:`sample` would refuse, before a run and not in the middle of it; raises as it does."""
+        """Raise the error that :meth:`sample` would raise for a condition, so that a run fails before it starts."""
         self.encode(columns.get("masked"))
 
     def encode(self, masked: Any) -> list[int]:

@@ -1,7 +1,7 @@
 """Node count of graphs, drawn from a histogram once per group, or once per sample as a step with its own log-prob.
 
-π(n, τ) = π_size(n) π_graph(τ | n). Members of a group then differ in size, so a group-relative advantage says which sizes
-are good; where a whole group shares one size it cannot. Then the graph is drawn as before.
+π(n, τ) = π_size(n) π_graph(τ | n). Members of a group then differ in size, so the group-relative advantage depends on the
+size; it cannot if a group shares one size. Given n, the graph is drawn as before.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class LearnedSizes(nn.Module):
 
     Args:
         node_counts: h, probability of a graph of 0, 1, 2, ... nodes at the start; a size of no mass never gets any.
-        gain: g; Adam moves each logit by about g · ``learning_rate`` per update, and a network's rate alone is too small.
+        gain: g; Adam changes each logit by about g · ``learning_rate`` per update, which is too slow with g = 1.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -115,7 +115,7 @@ class LearnedSizes(nn.Module):
         return empty.index_copy(0, self.support, wide.log_softmax(-1))
 
     def observe(self, sizes: Int[Tensor, " batch"], advantage: Float[Tensor, " batch"]) -> None:
-        """Do nothing: this head learns by the gradient."""
+        """Do nothing, as this head learns by gradient descent."""
 
 
 class RunningSizes(nn.Module):
@@ -164,16 +164,16 @@ class SizedPolicy(nn.Module):
     """``policy`` with the node count as its first step: one site, drawn per sample and not per group.
 
     A context that gives ``num_nodes`` or a ``restart`` fixes the choice; ``fixed`` bounds it from below, and what is left is
-    normalised. What was possible is stored with the rollout, with the table itself for a :class:`RunningSizes`, so the log-prob
-    of a choice is that under the head that drew it. With ``shared_steps`` the members of a group that chose the same size
-    take their first steps together; a member whose size no other has draws, and learns from, all its steps.
+    normalised. The possible sizes are stored with the rollout, and for a :class:`RunningSizes` also the table, so the log-prob
+    of a choice is that under the head that drew it. With ``shared_steps`` the members of a group that chose the same size take
+    their first steps together; a member with a unique size draws, and is trained on, all its steps.
 
     Args:
         policy: a graph policy that reads the column ``num_nodes``.
-        head: gives π_size.
+        head: head that computes π_size.
 
     Raises:
-        ValueError: if the head knows larger graphs than the policy, or the policy scores itself (wrap the other way round).
+        ValueError: if the head allows larger graphs than the policy, or the policy computes its own scores (swap the wrappers).
     """
 
     device, max_nodes, decode, encode = Inner[torch.device](), Inner[int](), Inner[Any](), Inner[Any]()
@@ -281,7 +281,7 @@ class SizedPolicy(nn.Module):
 
     @property
     def observed_states(self) -> tuple[str, ...]:
-        """The states that :meth:`observe` reads, which is all that processes tell each other of a trajectory."""
+        """The states that :meth:`observe` reads, the only part of a trajectory that processes exchange."""
         return ("size_chosen", "size_count")
 
     def observe(self, rollout: Rollout, advantage: Float[Tensor, " batch"]) -> None:

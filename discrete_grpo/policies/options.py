@@ -24,7 +24,7 @@ def graph_part(policy: Any) -> GraphPolicy | None:
 
 
 def change_graph_policy(policy: Any, change: Callable[[GraphPolicy], GraphPolicy]) -> Any:
-    """The same wrappers around ``change`` of the graph policy inside."""
+    """Apply ``change`` to the graph policy inside the wrappers, and wrap the result in the same way."""
     if isinstance(policy, WRAPPERS):
         made: Any = type(policy)
         return made(**policy.init_args() | {"policy": change_graph_policy(policy.policy, change)}).eval()
@@ -32,7 +32,7 @@ def change_graph_policy(policy: Any, change: Callable[[GraphPolicy], GraphPolicy
 
 
 def without_likelihood(policy: Any) -> Any:
-    """The policy that draws, without a surrogate likelihood around it: what is exported."""
+    """Remove a surrogate likelihood around the policy that draws; the result is what is exported."""
     return policy.policy if isinstance(policy, EagerLikelihood | ElboLikelihood) else policy
 
 
@@ -40,13 +40,13 @@ def with_options(policy: Any, likelihood: Likelihood = "transition", node_count:
     """A graph policy with the likelihood and the choice of the node count that GRPO is to use; wrappers it has are kept.
 
     Args:
-        policy: any policy; only graph policies have other choices than the first ones.
+        policy: any policy; only graph policies support other choices than the first ones.
         likelihood: ``transition`` (exact), ``eager`` or ``elbo``.
         node_count: ``prior`` (the histogram, drawn once per group), ``learned`` or ``running`` (a step of the policy).
-        elbo_draws: states an ELBO is estimated at.
+        elbo_draws: number of states at which the ELBO is estimated.
 
     Raises:
-        ValueError: if the policy has no such choice, or for a choice that is unknown.
+        ValueError: for an unknown choice, or one that the policy does not support.
     """
     if node_count not in ("prior", "learned", "running"):
         raise ValueError(f"node_count: {node_count!r}, expected prior, learned or running")

@@ -1,4 +1,4 @@
-"""A sampling step recorded as a CUDA graph, whose kernels are then launched at once."""
+"""A sampling step recorded as a CUDA graph, so that one launch runs all its kernels."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ and reads nothing from it."""
 class RecordedStep:
     """A step recorded as a CUDA graph.
 
-    State, number of the step and random numbers lie in memory that every replay reads, and the graph writes the next state and
-    number there. Weights are read where they lie, so that a recording must not outlive them. Random numbers are drawn into
-    ``noise`` before each replay, by the same calls as without a recording.
+    State, step number and random numbers are in static memory that every replay reads, and the graph writes the next state and
+    number there. Weights are read in place, so a recording must not outlive them. Random numbers are drawn into ``noise``
+    before each replay, by the same calls as without a recording.
 
     Args:
-        step: draws a step; it has run once on inputs of these shapes.
+        step: function that draws a step; it must have run once on inputs of these shapes.
         state: state of the next step.
         at: number of the next step.
         noise: memory for the random numbers.
@@ -50,7 +50,7 @@ class RecordedStep:
 
 @contextmanager
 def _casts_inside() -> Iterator[None]:
-    """Let autocast convert weights inside the recorded graph, as conversions kept from before would be of old weights later."""
+    """Make autocast convert weights inside the recorded graph, as cached conversions would become stale when the weights change."""
     kept = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:

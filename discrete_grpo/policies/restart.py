@@ -1,4 +1,4 @@
-"""Starting again from a finished graph: re-noise it to a time of the grid and regenerate from there.
+"""Restarts from a finished graph: re-noise it to a time of the grid and regenerate from there.
 
 x_t ~ q(x_t | x_0) at grid point k_0 is drawn by the kernel and not by the policy, so the steps before k_0 have no log-prob;
 given x_t the log-prob of the rest, Σ_{k >= k_0} log p_θ(x_{k+1} | x_k), is exact.
@@ -23,15 +23,15 @@ __all__ = ["Restart", "Restarts", "asked_nodes", "grid_point", "restart_graphs",
 
 @dataclass(frozen=True)
 class Restart:
-    """A finished graph and where on the sampler's grid to start again from it; a context's ``restart`` column.
+    """A finished graph and the point of the sampler's grid from which it is regenerated: the ``restart`` column of a context.
 
     Attributes:
         nodes: clean class of every node, at least one.
         pairs: clean class of every pair, in the order (0,1), (0,2), (1,2), (0,3), ...
-        step: k_0, the first step to be drawn anew; 0 is a whole trajectory.
+        step: k_0, the first step to be redrawn; 0 redraws the whole trajectory.
 
     Raises:
-        ValueError: if the numbers do not fit each other.
+        ValueError: if the numbers are inconsistent.
     """
 
     nodes: tuple[int, ...]
@@ -74,7 +74,7 @@ def asked_nodes(context: Context) -> int | None:
     """The node count a context asks for by ``num_nodes`` or by the graph it restarts from; None if it does not.
 
     Raises:
-        ValueError: if it is no whole number, or the two differ.
+        ValueError: if it is not an integer, or the two differ.
     """
     size, restart = plain_number(context.columns.get("num_nodes")), context.columns.get("restart")
     if restart is not None and not isinstance(getattr(restart, "num_nodes", None), int):
@@ -124,7 +124,7 @@ def _check(restart: Restart, node_classes: int, edge_classes: int, num_steps: in
 
 
 def grid_point(grid: Float[Tensor, " point"], time: float) -> int:
-    """Number of the point of a falling grid nearest to ``time``, the end t = 0 left out; of two as near, the noisier.
+    """Number of the point of a falling grid nearest to ``time``, except the end t = 0; ties go to the noisier point.
 
     Raises:
         ValueError: if ``time`` is not above 0 and at most 1.

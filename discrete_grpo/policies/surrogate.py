@@ -68,8 +68,8 @@ def _final(rollout: Rollout, count: int) -> list[Tensor]:
 class EagerLikelihood(nn.Module):
     """log p_θ(G_0 | G_t) = Σ_sites log p̂_θ(c = G_0[site] | G_t) in place of each step's log p_θ(G_s | G_t).
 
-    The states G_t are those of the trajectory. It is biased, as it is not the gradient of the expected reward, and has far
-    less variance; the KL is that of the tables p̂. Source: Liu et al. (2024), GDPO, arXiv 2402.16302.
+    The states G_t are those of the trajectory. The estimator is biased, as it is not the gradient of the expected reward,
+    but has far less variance; the KL is that of the tables p̂. Source: Liu et al. (2024), GDPO, arXiv 2402.16302.
 
     Args:
         policy: graph policy that draws the samples.
@@ -125,8 +125,8 @@ class ElboLikelihood(nn.Module):
     over the draws, t = t_j. q is the chain of the kernel's steps for a known x_0, so x_t has the law that
     :func:`~discrete_grpo.diffusion.kernels.chain_law` gives. Its last step gives x_0 itself, whatever noise the schedule leaves at
     t = 0: the reconstruction term log p_θ(x_0 | x_t).
-    The J states are drawn once, with the rollout: new, old and reference policy see the same, so that ratios differ by the
-    policies alone. The sum over k is exact. A rollout has J steps, one per state.
+    The J states are drawn once, with the rollout, and shared by the new, old and reference policy, so ratios depend only
+    on the policies. The sum over k is exact. A rollout has J steps, one per state.
 
     The T/J stands in :meth:`bound` and not in :meth:`score`: the weights of the loss are means over the sites of J states, and
     with it they would grow with T/J against those of the other likelihoods. A sequence ratio is thus the difference of
@@ -216,18 +216,18 @@ class ElboLikelihood(nn.Module):
         return replace(bare, units=step_units(bare))
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None) -> Sequence[Sites]:
-        """Not available for this likelihood.
+        """Raise TypeError, as this likelihood has no site tables.
 
         Raises:
-            TypeError: always; :meth:`score` is what this policy gives.
+            TypeError: always; use :meth:`score`.
         """
         raise TypeError("sites: ElboLikelihood keeps no steps of the sampler, expected a call of score")
 
     def score(self, rollout: Rollout, steps: Int[Tensor, "batch step"] | None = None, reference: Any | None = None) -> Scores:
         """Σ_k q(k | x_t, x_0) log p_θ(k | x_t) of every site at the chosen states; entropy of p_θ, exact KL in both directions.
 
-        The KL is that of the steps at the re-noised states; the forward one is Σ_sites KL(p_ref(·| x_t) ‖ p_θ(·| x_t)). It is not
-        the difference of losses that MiDi's GRPO system has in its place (``docs/offline.md``).
+        The KL is that of the steps at the re-noised states; the forward KL is Σ_sites KL(p_ref(·| x_t) ‖ p_θ(·| x_t)). It
+        differs from the difference of losses that MiDi's GRPO system uses instead (``docs/offline.md``).
         """
         steps = all_steps(rollout) if steps is None else steps
         now, points = moments(rollout, steps), rollout.states["time"].gather(1, steps)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["draw_tokens"]
 
 CHECK_EVERY = 8
-"""Tokens between two looks at how many rows are unfinished, on an accelerator: the host waits for the answer."""
+"""Number of tokens between two counts of the unfinished rows on an accelerator, since the host waits for each count."""
 LIVE_SHARE = 0.8
-"""Finished rows leave the batch when fewer than this share of it is unfinished: copying the cache costs time too."""
+"""Finished rows leave the batch when less than this share of it is unfinished, since copying the cache also takes time."""
 
 
 def draw_tokens(

@@ -35,17 +35,17 @@ class TokenPolicy(nn.Module):
     """An autoregressive policy π_θ(x | c) = Π_t π_θ(x_t | x_<t, c), up to and with EOS.
 
     Args:
-        network: see the module's first lines.
+        network: network with the signature described at the top of this module.
         tokenizer: the alphabet.
         max_length: the most tokens of a text, EOS not counted; at least 1.
-        min_length: EOS is not drawn before; equal to ``max_length`` for texts of one length.
+        min_length: number of tokens before which EOS is not drawn; equal to ``max_length`` for texts of fixed length.
         prompt: name of the context column whose text the network reads first (a scaffold, a label); None for none.
         max_prompt: the most tokens of a prompt; None means ``max_length``.
-        properties: numbers the network is conditioned on, each a context column of that name.
-        truncation: temperature, top-k and top-p, in drawing and in scoring alike.
+        properties: names of the numbers that the network is conditioned on, each a context column. truncation:
+        temperature, top-k and top-p, in drawing and in scoring alike.
         only: the tokens that may be drawn (prompts may have others); None means all.
         grammar: which tokens may follow the beginning of a text, in drawing and in scoring alike; None means all.
-        condition_dropout: share of training in which the prompt is hidden, and likewise each property, in [0, 1].
+        condition_dropout: probability in training of hiding the prompt, and of hiding each property, in [0, 1].
         decode: maps finished texts to the samples that rewards see; None gives the texts.
 
     Raises:
@@ -123,7 +123,7 @@ class TokenPolicy(nn.Module):
 
     @property
     def restricts(self) -> bool:
-        """Whether the tokens that a step draws from depend on more than its number; they are stored then."""
+        """Whether the tokens that a step may draw depend on more than its number; if so, they are stored."""
         return self.truncation.restricts or self.grammar is not None
 
     def tables(
@@ -139,7 +139,7 @@ class TokenPolicy(nn.Module):
             logits: the network's.
             step: number of each step.
             packed: stored kept sets; None decides them here.
-            legal: what the grammar allows, where there is one and nothing is stored.
+            legal: tokens that the grammar allows, if there is one and no sets are stored.
         """
         if packed is not None:
             kept = unpack_bits(packed, len(self.tokenizer))
@@ -166,7 +166,7 @@ class TokenPolicy(nn.Module):
     def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
         """Draw one text per context.
 
-        Columns read: the one named ``prompt`` and those named in ``properties``; a missing one or None is not given.
+        Columns read: the one named by ``prompt`` and those named in ``properties``; a missing column or None means not given.
 
         Raises:
             ValueError: if a prompt has a token outside the alphabet or is too long, or a property is no finite number.
@@ -230,11 +230,11 @@ class TokenPolicy(nn.Module):
     def rollout_of(self, samples: Sequence[str], *, generator: torch.Generator | None = None) -> Rollout:
         """The trajectory of each text, without a prompt and properties: the tokens into which the alphabet cuts it.
 
-        It is the only one where every text can be cut in one way, as with SMILES. With other alphabets, such as byte pairs or the
-        tokens of graph sequences, a policy can draw other tokens of the same text, and log π of this trajectory is less than that
-        of the text.
+        It is the only trajectory if every text has a unique tokenization, as with SMILES. With other alphabets, such as byte
+        pairs or the tokens of graph sequences, the policy can also draw the same text by other tokens, and log π of this
+        trajectory is less than that of the text.
 
-        ``logp`` is NaN, as nobody drew them. The samples are texts as the alphabet spells them, whatever ``decode`` makes of them.
+        ``logp`` is NaN, as the texts were not drawn. The samples are the texts as the alphabet spells them, without ``decode``.
 
         Raises:
             ValueError: for a text that this policy cannot draw, or if its tables depend on top-k or top-p.
@@ -254,7 +254,7 @@ class TokenPolicy(nn.Module):
             inside, tried = (steps < length[:, None]).unsqueeze(2).to(self.device), tokens.to(self.device)
             follows = legal_along(self.grammar, tried).gather(2, tried.unsqueeze(2)) | ~inside
             _refuse((~follows.all(1)[:, 0]).tolist(), samples)
-            legal, read = self._along(tried)  # of legal texts: the features of others are not defined
+            legal, read = self._along(tried)  # only for legal texts: the features of others are undefined
             states["kept"] = pack_bits(legal & self.allowed(steps.to(self.device)) & inside)
             states |= {name: values.to(torch.uint8) for name, values in read.items()}
         return Rollout(
@@ -347,14 +347,14 @@ class TokenPolicy(nn.Module):
 
 
 def _check_rules(min_length: int, only: Sequence[str] | None) -> None:
-    """Raise ValueError for a rule beside a grammar, which could leave a step without a token."""
+    """Raise ValueError for a further rule besides a grammar, which could leave a step without a token."""
     if min_length or only is not None:
         name, value, other = ("only", only, None) if only is not None else ("min_length", min_length, 0)
         raise ValueError(f"{name}: {value!r}, expected {other} with a grammar")
 
 
 def _longest(rollout: Rollout, length: Tensor) -> int:
-    """The largest ``length``; on an accelerator a bound of it that the host knows, if there is one."""
+    """The largest ``length``; on an accelerator, an upper bound that is known on the host, if there is one."""
     if rollout.largest is None or length.device.type == "cpu":
         return int(length.max())
     return min(rollout.num_steps, rollout.largest)

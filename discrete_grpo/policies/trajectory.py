@@ -1,8 +1,8 @@
 """Trajectories of graphs as a rollout stores them: packed states [B, S+1, N] and [B, S+1, P], the finished graph last.
 
 Further states, where there are any: ``properties`` [B, K]; ``free_nodes`` and ``free_pairs`` (False where a context fixes
-the site); ``start`` [B], the first step that a row drew for itself: what comes before was re-noised, or drawn once for its
-group. Those steps have no units and log-prob 0, so that Σ_steps log-prob is log p(the rest of the trajectory | x at ``start``).
+the site); ``start`` [B], the first step that a row drew for itself: earlier steps were re-noised, or drawn once for its group.
+Those steps have no units and log-prob 0, so that Σ_steps log-prob is log p(the rest of the trajectory | x at ``start``).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def first_own_steps(groups: Int[Tensor, " batch"], start: Int[Tensor, " batch"],
 
 
 LAUNCH_SITES = 65_536
-"""Number of sites that a GPU computes in the time of the launches of a step; an estimate, which decides about speed alone."""
+"""Number of sites that a GPU computes in the time that the launches of a step take; an estimate that affects only speed."""
 
 
 def launch_sites(device: torch.device) -> int:
@@ -84,7 +84,7 @@ def size_buckets(sizes: Int[Tensor, " batch"], waste: float = 0.25, launch: int 
     Args:
         sizes: node counts.
         waste: largest share of padding in a row.
-        launch: a bucket also takes in smaller graphs as long as another bucket would save at most so many sites.
+        launch: a bucket also includes smaller graphs as long as a separate bucket would save at most this many sites.
 
     >>> [rows.tolist() for rows in size_buckets(torch.tensor([9, 4, 8, 9]), launch=100)]
     [[0, 3, 2, 1]]
@@ -173,7 +173,7 @@ def graph_rollout(
 
     Args:
         contexts: B of them.
-        states: what the top of this module describes.
+        states: states as described at the top of this module.
         logp: log-prob of each step as drawn [B, S].
         group: number of each row's group [B].
         size: node count of each row [B].

@@ -20,7 +20,7 @@ from discrete_grpo.core.checks import check_range, check_whole
 __all__ = ["Truncation", "pack_bits", "unpack_bits"]
 
 LEAST = 1e-30
-"""Smallest temperature; logits divided by less overflow."""
+"""Smallest temperature; division of logits by a smaller one would overflow."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Truncation:
 
     @property
     def restricts(self) -> bool:
-        """Whether the kept set can be smaller than what is allowed."""
+        """Whether the kept set can be smaller than the allowed set."""
         return self.top_k is not None or self.top_p < 1
 
     def keep(self, logits: Float[Tensor, "*any class"], allowed: Bool[Tensor, "*any class"]) -> Bool[Tensor, "*any class"]:

@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 class Job(Generic[T]):
-    """A function that runs in a thread, which starts at once and never keeps the process from ending.
+    """Runs a function in a daemon thread, which starts at once and does not keep the process alive.
 
     Args:
-        work: the function.
-        device: device of this process; CUDA work of the thread goes there too.
+        work: the function to run.
+        device: device of this process, which becomes the current CUDA device of the thread as well.
     """
 
     def __init__(self, work: Callable[[], T], device: torch.device) -> None:
@@ -31,9 +31,9 @@ class Job(Generic[T]):
     def _run(self) -> None:
         try:
             if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # a new thread has the first one
+                torch.cuda.set_device(self._device)  # the current device of a new thread is the first one
             self._found = self._work()
-        except BaseException as error:  # raised again where the result is asked for
+        except BaseException as error:  # :meth:`result` raises it again
             self._error = error
 
     def wait(self) -> None:
@@ -44,7 +44,7 @@ class Job(Generic[T]):
         """Wait, and return what the function returned.
 
         Raises:
-            BaseException: what it raised.
+            BaseException: the exception that the function raised.
         """
         self.wait()
         if self._error is not None:

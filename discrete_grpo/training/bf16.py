@@ -1,4 +1,4 @@
-"""bfloat16 autocast: detection of hardware support, and the decision of the setting ``bf16: auto``."""
+"""bfloat16 autocast: detection of hardware support, and the choice that ``bf16: auto`` stands for."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from discrete_grpo.training.distributed import ProcessGroup
 __all__ = ["bf16_units", "decide_and_tell", "decide_bf16"]
 
 CPU_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "sve_bf16": "SVE BF16", "bf16": "ARM BF16"}
-"""Names of the bfloat16 matrix units of processors, by torch's name, fastest first."""
+"""Names of the bfloat16 matrix units of CPUs, keyed by torch's names, fastest first."""
 
 
 def bf16_units(device: torch.device) -> str | None:
-    """Name of the bfloat16 matrix units of a device; None if torch reports none.
+    """Return the name of the bfloat16 matrix units of a device; None if torch reports none.
 
-    Without such units bfloat16 is emulated, which is slower than float32.
+    Without such units, bfloat16 is emulated and slower than float32.
     """
     if device.type == "cuda":
         return "CUDA" if torch.cuda.is_bf16_supported(including_emulation=False) else None
@@ -47,15 +47,15 @@ def _arm_units() -> bool:
 
 
 def decide_bf16(setting: bool | Literal["auto"], device: torch.device, *, kept: bool | None = None) -> tuple[bool, str | None]:
-    """Whether networks run under bfloat16 autocast, and the line to show at the start of the run.
+    """Decide whether networks run under bfloat16 autocast, and return the line to show at the start of the run.
 
     Args:
-        setting: True, False, or ``auto``: on where the device has units for it.
+        setting: True, False, or ``auto``, which means True where the device has bfloat16 units.
         device: device of the networks.
-        kept: decision of ``auto`` when the run began, which a resumed run keeps; None for a new run.
+        kept: choice that ``auto`` made when the run began, which a resumed run keeps; None for a new run.
 
     Returns:
-        The decision, and one line that reports the decision of ``auto`` or that True is slow here; None where neither applies.
+        The decision, and one line that reports what ``auto`` chose or that True is slow on this device; None if neither applies.
     """
     if setting is False:
         return False, None
@@ -74,7 +74,7 @@ def decide_bf16(setting: bool | Literal["auto"], device: torch.device, *, kept: 
 
 
 def decide_and_tell(setting: bool | Literal["auto"], processes: ProcessGroup, *, kept: bool | None = None) -> bool:
-    """Whether all processes run their networks in bfloat16: :func:`decide_bf16` of the first one, which prints its line."""
+    """Decide whether the networks of all processes run in bfloat16; the first process decides and prints the line."""
     on, told = processes.run_all(lambda: decide_bf16(setting, processes.device, kept=kept))[0]
     if told is not None and processes.first:
         print(told, file=sys.stderr)

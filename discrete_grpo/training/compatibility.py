@@ -1,4 +1,4 @@
-"""Checks that the policy, the rewards, the conditions and the settings given to a trainer go together."""
+"""Checks that the policy, the rewards, the conditions and the settings of a trainer are compatible."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ __all__ = [
 
 ADVANTAGE_FIELDS = ("scale_rewards", "baseline", "advantage_clip")
 FIRST_STEPS = 4
-"""Number of steps whose tables are checked before the first update of a run."""
+"""Number of sampling steps whose probability tables are checked before the first update of a run."""
 MAX_OFF = 0.05
-"""Largest difference of the sum of a table from 1 there, which tables in bfloat16 keep."""
+"""Largest accepted difference between the sum of a table and 1; tables in bfloat16 stay within it."""
 SURROGATE_FIELDS = ("epsilon", "epsilon_high", "delta", "sapo_temperature_pos", "sapo_temperature_neg")
 
 
@@ -45,7 +45,7 @@ def check_given(rewards: Sequence[Reward], config: GRPOConfig, columns: Sequence
     """
     if not isinstance(config, GRPOConfig):
         raise ValueError(f"config: {config!r}, expected a GRPOConfig")
-    if rewards and all(isinstance(reward, str) and len(reward) == 1 for reward in rewards):  # the letters of a name
+    if rewards and all(isinstance(reward, str) and len(reward) == 1 for reward in rewards):  # a string given as a list
         raise ValueError(f"reward_funcs: {''.join(map(str, rewards))!r}, expected a function reward(samples, **columns) or several")
     if not rewards:
         raise ValueError("reward_funcs: none given, expected at least one")
@@ -63,10 +63,10 @@ def check_given(rewards: Sequence[Reward], config: GRPOConfig, columns: Sequence
 
 
 def check_conditions(columns: object) -> None:
-    """Check that conditions are a list of mappings with at least one, or None.
+    """Check that conditions are None or a list of at least one mapping.
 
     Raises:
-        ValueError: naming the first entry that is none.
+        ValueError: naming the first entry that is not a mapping.
     """
     if columns is None:
         return
@@ -102,18 +102,18 @@ def check_scorer(policy: Policy, config: GRPOConfig) -> None:
 
 
 def check_tables(policy: Policy, rollout: Rollout, steps: Int[Tensor, "batch step"]) -> None:
-    """Check that the tables of the first trajectory at its first steps are log-probabilities with a gradient, of these steps alone.
+    """Check that the policy returns normalised log-probs with a gradient for exactly the steps asked for, on one trajectory.
 
-    Policies that compute their own scores have no tables. :func:`discrete_grpo.testing.check_policy` measures much more.
+    For a policy that computes its own scores, these are checked. :func:`discrete_grpo.testing.check_policy` has many more checks.
 
     Raises:
-        ValueError: naming the policy and the sum of a table, or the shape of what it returned.
+        ValueError: naming the policy and the sum of a table, or the shape of what the policy returned.
     """
     if not steps.numel():
         return
     first = torch.zeros(1, dtype=torch.long)
     one = replace(rollout.index(place(first, steps.device), first), largest=rollout.largest)
-    few = steps[:1, : max(1, min(FIRST_STEPS, rollout.num_steps - 1))]  # fewer than all, which shows who leaves them unread
+    few = steps[:1, : max(1, min(FIRST_STEPS, rollout.num_steps - 1))]  # not all, to detect a policy that ignores them
     name = type(policy).__name__
     if is_scorer(policy):
         with torch.enable_grad():
@@ -155,18 +155,18 @@ def _check_sums(parts: Sequence[Sites], name: str) -> None:
 
 
 def exact_forward(config: GRPOConfig) -> bool:
-    """Whether the KL of the loss is the exact one from the reference to the policy."""
+    """Whether the KL of the loss is the exact KL(π_ref ‖ π_θ)."""
     return (config.kl_estimator, config.kl_direction) == ("exact", "forward")
 
 
 def check_own_functions(
     advantage_func: AdvantageFunc | None, surrogate_func: SurrogateFunc | None, config: GRPOConfig, rewards: int
 ) -> None:
-    """Check functions of one's own on a small example, and that no setting is given which they take the place of.
+    """Check custom functions on a small example, and that no setting is given which they replace.
 
     Args:
-        advantage_func: function that computes the advantages; None for that of the settings.
-        surrogate_func: function that computes the surrogate; None likewise.
+        advantage_func: function that computes the advantages; None follows the settings.
+        surrogate_func: function that computes the surrogate; None follows the settings.
         config: settings.
         rewards: number of rewards.
 
@@ -194,7 +194,7 @@ def check_own_functions(
 
 @contextmanager
 def _named(function: str, example: str) -> Iterator[None]:
-    """Within the block, errors that a function of one's own raises itself become a ValueError that names it and the example."""
+    """Turn an error that a custom function raises inside the block into a ValueError that names the function and the example."""
     try:
         yield
     except Exception as error:

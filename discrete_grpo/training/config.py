@@ -16,7 +16,7 @@ OF_TRAIN = (
 )
 """Arguments of ``train`` that are fields of the settings of other trainers."""
 BY_FUNCTION = ("callbacks", "callback", "eval_steps", "eval_strategy", "eval_every")
-"""Settings of other trainers for what a function of one's own does here after every update."""
+"""Settings of other trainers whose purpose a custom function serves here, called after every update."""
 
 
 def _check_auto(config: GRPOConfig, name: str, *, least: int) -> None:

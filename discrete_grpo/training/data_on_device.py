@@ -1,7 +1,7 @@
-"""Training sets that fit a GPU are kept there, one byte per class, so that the host sends row numbers alone.
+"""Keeps a training set on the GPU if it fits, with one byte per class, so that the host sends only row numbers.
 
-A batch of 64 graphs of 64 nodes is 2 MB once its edges are written out as int64, and an update of a small network waits for the
-host that writes them.
+A batch of 64 graphs of 64 nodes takes 2 MB once its edges are expanded to int64, and an update of a small network would wait
+for the host to expand them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_BYTES = 1 << 30
 
 @runtime_checkable
 class MemoryDataset(Protocol):
-    """A data set in memory, of one byte per class, that can make its batches on another device."""
+    """An in-memory data set with one byte per class that can form its batches on another device."""
 
     @property
     def sizes(self) -> Tensor:
@@ -28,7 +28,7 @@ class MemoryDataset(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes that are moved."""
+        """Number of bytes that :meth:`to` moves."""
         ...
 
     def __len__(self) -> int:
@@ -45,16 +45,16 @@ class MemoryDataset(Protocol):
 
 
 def data_on_device(data: Any, policy: Any, device: torch.device, batch_size: int) -> MemoryDataset | None:
-    """Move a training set to a GPU, after every sample of it is checked: a look at a batch on the GPU would make the host wait.
+    """Check every sample of a training set and move it to a GPU; checks of batches on the GPU would make the host wait.
 
     Args:
         data: the training set, on the CPU.
-        policy: may have a method ``check_batch``, which raises ValueError for a batch that it cannot be trained on.
+        policy: policy to train; its method ``check_batch``, if any, raises ValueError for a batch that it cannot be trained on.
         device: where the policy is trained.
-        batch_size: number of samples that are checked at once, since no more of them need to fit in memory.
+        batch_size: number of samples that are checked at once; only so many need to fit in memory.
 
     Returns:
-        The set on ``device``; None if batches are to be moved one by one, because ``device`` is the CPU, the set is no
+        The set on ``device``; None if batches must be moved one by one, because ``device`` is the CPU, the set is not a
         :class:`MemoryDataset`, or it has more than ``MOST_BYTES`` bytes.
     """
     if device.type == "cpu" or not isinstance(data, MemoryDataset) or data.nbytes > MOST_BYTES:

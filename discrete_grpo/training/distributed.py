@@ -1,4 +1,4 @@
-"""Communication between the processes of a distributed run, which fail and stop together.
+"""Communication between the processes of a distributed run; an error or a stop in one of them ends all.
 
 A run is distributed by ``torchrun`` or ``accelerate launch``. In a single process every function here is the identity.
 """
@@ -27,14 +27,14 @@ __all__ = ["ProcessGroup", "RankShare", "accelerator", "leave"]
 
 T = TypeVar("T")
 PATIENCE = datetime.timedelta(hours=12)
-"""Time that a process waits for the others, as scoring can be slow on one of them; if one dies, all end at once."""
+"""Longest time that a process waits for the others, since scoring can be slow in one of them; if one dies, all end at once."""
 
 
 def accelerator() -> Accelerator:
-    """The Accelerator of this process; processes without a GPU communicate through gloo.
+    """Create the Accelerator of this process; processes without a GPU communicate through gloo.
 
     Raises:
-        RuntimeError: if a launcher started several processes that do not find each other.
+        RuntimeError: if a launcher started several processes that cannot connect to each other.
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
     alone = started == 1 or torch.accelerator.is_available()
@@ -51,7 +51,7 @@ def accelerator() -> Accelerator:
 
 
 def leave() -> None:
-    """Destroy a gloo group and end its threads, as a thread that runs at interpreter exit would abort the process."""
+    """Destroy a gloo group and end its threads; a thread that still runs at interpreter exit would abort the process."""
     if dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
 
@@ -82,7 +82,7 @@ class ProcessGroup:
         return cast(list[T], found)
 
     def gather_to_first(self, value: T) -> list[T] | None:
-        """As :meth:`gather` in the first process; None in the others, which are sent nothing."""
+        """Like :meth:`gather` in the first process; None in the others, to which nothing is sent."""
         if self.count == 1:
             return [value]
         found: list[Any] | None = [None] * self.count if self.first else None
@@ -112,7 +112,7 @@ class ProcessGroup:
         raise _rebuilt(rank, *cast(tuple[str, str], told[rank][1])) from error
 
     def after_first(self, work: Callable[[], T]) -> T:
-        """Call ``work`` in the first process, then in the others, which find the files that it has downloaded or kept.
+        """Call ``work`` in the first process, then in the others, which can use the files that the first one wrote.
 
         Raises:
             Exception: as :meth:`run_all`.
@@ -150,14 +150,14 @@ class ProcessGroup:
 
 @dataclass(frozen=True)
 class RankShare:
-    """The rows of a batch that a process has, see :class:`~discrete_grpo.core.batch_share.BatchShare`.
+    """The rows of a batch that one process computes, see :class:`~discrete_grpo.core.batch_share.BatchShare`.
 
-    Rows are dealt like cards: as those of a batch stand in order of size, all processes get about the same numbers of sites.
+    Rows are dealt in turn. Since the rows of a batch are sorted by size, all processes get about the same number of sites.
 
     Attributes:
         processes: all processes of the run.
-        count: number of rows of the batch; where it is below the number of processes, the last ones compute the first row and
-            weigh it by 0.
+        count: number of rows of the batch; if it is below the number of processes, the last processes compute the first row
+            with weight 0.
     """
 
     processes: ProcessGroup
@@ -173,7 +173,7 @@ class RankShare:
         return self.processes.rank < self.count
 
     def means(self, *own: Mean) -> tuple[Tensor, ...]:
-        """The means over the whole batch, in one message; the gradient is that of this process's part."""
+        """Means over the whole batch, exchanged in one message; the gradient is that of this process's rows only."""
         counts = torch.stack([widen(count) for _, count in own]) * float(self._has_rows)
         sums = [widen(mean.detach()) * n for (mean, _), n in zip(own, counts, strict=True)]
         numbers = counts.clone()
@@ -187,7 +187,7 @@ class RankShare:
 
 
 def _told(error: Exception) -> tuple[str, str]:
-    """Kind and text of an error, as they are sent to other processes."""
+    """Class and message of an error, in the form that is sent to other processes."""
     if isinstance(error, BudgetExhausted):
         return "budget", str(error)
     if isinstance(error, RewardError):

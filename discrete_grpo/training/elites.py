@@ -1,4 +1,4 @@
-"""The best unique samples of a run, from which later groups can start again.
+"""A buffer of the best unique samples of a run, from which later groups can restart.
 
 The operator is a method of the policy (:class:`~discrete_grpo.core.rollout.Refinable`): a finished sample is re-noised to time t
 and regenerated. In training, a whole group restarts from one elite and its samples are compared with each other; the
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def best_unique(entries: Iterable[tuple[Hashable, float, T]], size: int) -> list[T]:
-    """The ``size`` entries of highest reward, one per key, best first; among equals the one given first.
+    """Return the ``size`` entries of highest reward, one per key, best first; ties go to the entry given first.
 
     >>> best_unique([("a", 0.5, 0), ("b", 0.7, 1), ("a", 0.9, 2), ("c", 0.7, 3)], 2)
     [2, 1]
@@ -45,7 +45,7 @@ class Elite:
     """A sample that a group can start from.
 
     Attributes:
-        key: identity of the sample: the number of its condition and its text; the restart itself where samples are not text.
+        key: identity of the sample: the number of its condition and its text, or the restart itself if samples are not text.
         reward: its total reward.
         restart: columns that make the policy start from it.
         origin: number of the condition it was drawn under; None without conditions.
@@ -60,10 +60,7 @@ class Elite:
 
 
 class EliteBuffer:
-    """The best unique samples seen, best first; among equals the older first.
-
-    Args:
-        policy: policy that makes the restarts.
+    """The best unique samples seen, best first; ties go to the older one. Args: policy: policy that makes the restarts.
         size: number of samples kept, at least 1.
         time: time to which a restart re-noises its sample, 0 (data) < t < 1 (noise).
 
@@ -100,7 +97,7 @@ class EliteBuffer:
         return sum(elite.key not in before for elite in self.kept)
 
     def draw(self, count: int, generator: torch.Generator | None = None) -> list[Elite]:
-        """``count`` elites at random, none twice before all were drawn; an empty list while the buffer is empty."""
+        """Draw ``count`` elites at random, none of them again before all were drawn; an empty list while the buffer is empty."""
         if not self.kept or count < 1:
             return []
         device = "cpu" if generator is None else generator.device
@@ -109,11 +106,11 @@ class EliteBuffer:
         return [self.kept[k] for k in order[:count].tolist()]
 
     def state(self) -> list[dict[str, Any]]:
-        """The buffer as plain values, for a checkpoint."""
+        """Return the buffer as plain values, for a checkpoint."""
         return [{"key": e.key, "reward": e.reward, "restart": describe(e.restart), "origin": e.origin} for e in self.kept]
 
     def load(self, state: Iterable[Mapping[str, Any]]) -> None:
-        """Restore the result of :meth:`state`; only classes of this package and of the policy's package are built."""
+        """Restore the result of :meth:`state`; only classes of this package and of the policy's package are instantiated."""
         trusted = ("discrete_grpo", type(self.policy).__module__.split(".")[0])
         self.kept = [Elite(str(s["key"]), float(s["reward"]), build(s["restart"], trusted), s["origin"]) for s in state]
 

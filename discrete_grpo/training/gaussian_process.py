@@ -1,6 +1,6 @@
-"""A Gaussian process of the score that chooses which candidates to score: Tanimoto kernels of counts and a kernel of numbers.
+"""A Gaussian process surrogate of the score that selects candidates: Tanimoto kernels of counts and a kernel of descriptors.
 
-It is fitted to scored samples only, so what it knows was paid for. The prior covariance is k = Σ_j w_j T_j + v D + Σ_j u_j T_j D
+It is fitted to scored samples only, each of which cost a call. The prior covariance is k = Σ_j w_j T_j + v D + Σ_j u_j T_j D
 with Σ_j w_j + v + Σ_j u_j = 1, T_j the Tanimoto similarity of the j-th counts and D a Gaussian kernel of standardised numbers.
 
 Source: Rasmussen and Williams (2006), Algorithm 2.1; Tanimoto kernels: Ralaivola et al. (2005), doi 10.1016/j.neunet.2005.07.009.
@@ -24,23 +24,23 @@ from discrete_grpo.training.bf16 import bf16_units
 __all__ = ["Features", "GaussianProcessScreen", "Hyperparameters", "tanimoto_table", "unary_bits"]
 
 WIDTH = 8192
-"""Bits of a folded fingerprint."""
+"""Number of bits of a folded fingerprint."""
 EXACT = 256
-"""Whole numbers up to this are exact in bfloat16, and so are sums over as many bits."""
+"""Integers up to this value are exact in bfloat16, and so are sums over as many bits."""
 BLOCK = 64
-"""Rows of products in bfloat16 are a multiple of this."""
+"""The number of rows of a matrix product in bfloat16 is a multiple of this."""
 LEVELS = 16
-"""Counts above this are taken for this."""
+"""Counts above this value are clipped to it."""
 LENGTHS = (2.0, 4.0, 8.0)
 NOISES = (1e-3, 1e-2, 1e-1)
 
 
 @dataclass(frozen=True)
 class Features:
-    """Features of a sample, as the kernels see them.
+    """Features of a sample, the input of the kernels.
 
     Attributes:
-        counts: fingerprints, each a mapping from a feature's number to how often it occurs.
+        counts: fingerprints, each a mapping from the number of a feature to its count.
         numbers: descriptors on any scale.
     """
 
@@ -59,7 +59,7 @@ class Hyperparameters:
 
 
 def unary_bits(counts: Mapping[int, int]) -> np.ndarray:
-    """Numbers of the bits (feature, level) with level ≤ count, folded to ``WIDTH``.
+    """Return the numbers of the bits (feature, level) with level ≤ count, folded to ``WIDTH``.
 
     Up to collisions, the Tanimoto similarity of two such sets is Σ min / Σ max of the counts.
     """
@@ -78,7 +78,7 @@ def tanimoto_table(x: Float[Tensor, "row bit"], y: Float[Tensor, "column bit"]) 
 
     Sums are exact in bfloat16 too, as they are formed over pieces in which no row has more than ``EXACT`` bits.
     """
-    if x.dtype == torch.bfloat16:  # rows in blocks: each new shape of a product stays in a cache
+    if x.dtype == torch.bfloat16:  # the number of rows is padded to a multiple, since every new shape of a product stays in a cache
         long, wide = (nn.functional.pad(table, (0, 0, 0, -len(table) % BLOCK)) for table in (x, y))
         size = _piece(x if len(x) < len(y) else y)
         pieces = [long[:, k : k + size] @ wide[:, k : k + size].T for k in range(0, x.shape[1], size)]
@@ -90,7 +90,7 @@ def tanimoto_table(x: Float[Tensor, "row bit"], y: Float[Tensor, "column bit"]) 
 
 
 def _piece(rows: Float[Tensor, "row bit"]) -> int:
-    """The most columns, ``EXACT`` times a power of two, such that no row has more than ``EXACT`` bits in any piece of so many."""
+    """Return the largest piece size, ``EXACT`` times a power of two, such that no row has more than ``EXACT`` bits in any piece."""
     count = nn.functional.pad(rows, (0, -rows.shape[1] % EXACT)).unflatten(1, (-1, EXACT)).sum(-1, dtype=torch.float32)
     size = EXACT
     while size < rows.shape[1]:
@@ -153,7 +153,7 @@ def _covariance(kernels: Sequence[Tensor], found: Hyperparameters) -> Tensor:
 
 
 def _simplex(count: int) -> Iterator[tuple[float, ...]]:
-    """Weights of ``count`` kernels: one alone, two alike, all alike, and one with most."""
+    """Candidate weights of ``count`` kernels: a single one, two with equal weights, all with equal weights, and one dominant."""
     yield from (tuple(float(k == j) for k in range(count)) for j in range(count))
     yield from (tuple(0.5 if k in (i, j) else 0.0 for k in range(count)) for i in range(count) for j in range(i))
     if count > 2:
@@ -162,14 +162,14 @@ def _simplex(count: int) -> Iterator[tuple[float, ...]]:
 
 
 class GaussianProcessScreen:
-    """Merit of a candidate: posterior mean + κ posterior deviation of its score, an upper confidence bound.
+    """Ranks candidates by an upper confidence bound of their score: posterior mean + κ · posterior standard deviation.
 
     Args:
-        featurize: features of a valid sample.
+        featurize: function from a valid sample to its features.
         kappa: κ, at least 0.
-        start: scored samples before which :meth:`merit` gives None, at least 2.
-        size: most samples that the process is fitted to: half the best, a quarter the newest, the rest drawn; at least 4.
-        generator: of that draw.
+        start: number of scored samples below which :meth:`merit` returns None, at least 2.
+        size: largest number of samples in a fit: half are the best, a quarter the newest, the rest random; at least 4.
+        generator: random generator that chooses the rest.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -198,7 +198,7 @@ class GaussianProcessScreen:
         self._tables: list[Tensor] = []  # their Tanimoto tables
 
     def observe(self, samples: Sequence[Any], scores: Float[Tensor, " batch"]) -> None:
-        """Learn from scored samples; NaN is left out."""
+        """Add scored samples; those with a NaN score are ignored."""
         for sample, score in zip(samples, scores.tolist(), strict=True):
             if score == score:
                 self._samples.append(sample)
@@ -206,17 +206,17 @@ class GaussianProcessScreen:
                 self._scores.append(score)
 
     def forget(self) -> None:
-        """Forget all samples, and the weights that were found for them."""
+        """Remove all samples, and the hyperparameters that were fitted to them."""
         self._samples, self._rows, self._scores, self._fitted, self._tables = [], [], [], [], []
         self.found, self._fits = None, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The samples with their scores, the weights that were found, and the generator; features are computed again."""
+        """Return the samples with their scores, the fitted hyperparameters and the generator; features are computed again."""
         kept = {"samples": list(self._samples), "scores": list(self._scores), "fits": self._fits}
         return kept | {"found": None if self.found is None else asdict(self.found), "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; merits that follow have the same bits."""
+        """Restore a checkpoint; the merits that follow are bit-identical."""
         self.forget()
         self._samples, self._scores, self._fits = list(state["samples"]), list(state["scores"]), int(state["fits"])
         self._rows = [self._features(sample) for sample in self._samples]
@@ -224,7 +224,7 @@ class GaussianProcessScreen:
         self.generator.set_state(state["generator"])
 
     def merit(self, samples: Sequence[Any]) -> Float[Tensor, " batch"] | None:
-        """Upper confidence bound of each sample; None while fewer than ``start`` were observed, or equal scores only are fitted."""
+        """Upper confidence bound of each sample; None below ``start`` observed samples, or if all fitted scores are equal."""
         if len(self._rows) < self.start or not samples:
             return None
         chosen = self._chosen()
@@ -238,7 +238,7 @@ class GaussianProcessScreen:
         return _Row(tuple(unary_bits(counts) for counts in found.counts), found.numbers)
 
     def _chosen(self) -> list[int]:
-        """The samples to fit to."""
+        """Choose the samples of the fit."""
         n, scores = len(self._scores), torch.tensor(self._scores)
         if n <= self.size:
             return list(range(n))
@@ -251,7 +251,7 @@ class GaussianProcessScreen:
         return torch.randperm(count, generator=self.generator, device=self.generator.device).cpu()
 
     def _posterior(self, rows: Sequence[_Row], chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of the score of each row given the chosen samples, float64."""
+        """Posterior mean and standard deviation of the score of each row given the chosen samples, float64."""
         seen = _Inputs.of([self._rows[k] for k in chosen])
         mean = seen.numbers.mean(0)
         std = (seen.numbers.std(0) if len(mean) else mean) + 1e-3
@@ -270,7 +270,7 @@ class GaussianProcessScreen:
         return across @ alpha * spread + centre, variance.sqrt() * spread
 
     def _tanimoto_of(self, seen: _Inputs, chosen: Sequence[int]) -> list[Tensor]:
-        """Tanimoto tables of the chosen samples with each other; pairs that the last fit had too are taken from it."""
+        """Tanimoto tables between the chosen samples; pairs that were in the last fit are reused."""
         known = {sample: k for k, sample in enumerate(self._fitted)}
         old = torch.tensor([k for k, sample in enumerate(chosen) if sample in known], dtype=torch.long)
         new = torch.tensor([k for k, sample in enumerate(chosen) if sample not in known], dtype=torch.long)
@@ -285,7 +285,7 @@ class GaussianProcessScreen:
         return tables
 
     def _best_hyperparameters(self, kernels: Sequence[Tensor], z: Tensor, most: int = 400) -> Hyperparameters:
-        """The largest marginal likelihood on a grid, of the best and as many others; the scale has a closed form, zᵀ K⁻¹ z / n."""
+        """Maximise the marginal likelihood of the best and as many other samples on a grid; the optimal scale is zᵀ K⁻¹ z / n."""
         best = z.topk(min(len(z), most // 2)).indices
         rows = torch.cat([best, self._shuffled(len(z))[: most // 2]]).unique()
         part, target = [k[rows][:, rows] for k in kernels], z[rows]

@@ -1,4 +1,4 @@
-"""Advantages of the rows of a generation: by the settings of a run, or by a function of one's own."""
+"""Advantages of the rows of a generation, computed as the settings of a run say or by a custom function."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def advantages_of(
 def own_advantages(
     advantage_func: AdvantageFunc, rewards: Float[Tensor, "batch reward"], group: Int[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
-    """Advantages by ``advantage_func`` in float64; 0 for rows whose rewards are all unknown.
+    """Compute the advantages by ``advantage_func`` in float64; 0 for rows whose rewards are all unknown.
 
     Raises:
-        ValueError: if they are no tensor of one finite number per row.
+        ValueError: if the function does not return a tensor with one finite number per row.
     """
     found = advantage_func(rewards.clone(), group.clone())
     if not isinstance(found, Tensor) or found.shape != group.shape:

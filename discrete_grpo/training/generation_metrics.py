@@ -1,4 +1,4 @@
-"""Metrics of a generation: each process describes its own samples, the first one takes the numbers of all."""
+"""Metrics of a generation: each process describes its own samples, and the first one combines the descriptions."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def generation_metrics(
             :class:`~discrete_grpo.core.sample_metrics.SampleMetrics` has every process describe its own samples.
         log: log of the first process; None in the others.
         ledger: counter of reward calls; None if calls are not counted.
-        before: calls before the generation was drawn; None leaves its new calls out.
+        before: number of calls before the generation was drawn; None omits the metric of new calls.
         processes: all processes of the run.
 
     Raises:
-        ValueError: if ``of_samples`` returns anything but numbers by names, or a name that the trainer's own metrics have.
+        ValueError: if ``of_samples`` returns anything but a mapping of names to numbers, or a name of the trainer's own metrics.
         Exception: in all processes, if a metric fails in any.
     """
     described = _described(of_samples, generation, processes)

@@ -20,9 +20,9 @@ class GroupStart:
     """The start of one group: noise, or an elite.
 
     Attributes:
-        columns: columns of its contexts.
+        columns: columns of the contexts of the group.
         origin: number of its condition; None without conditions.
-        added: names of the columns that are none of its condition: those of a restart, and a size that was dealt to it.
+        added: names of the columns that do not belong to its condition: those of a restart, and a size that was dealt to it.
         refined: whether it starts from an elite.
     """
 
@@ -32,7 +32,7 @@ class GroupStart:
     refined: bool = False
 
     def of_size(self, size: int) -> GroupStart:
-        """The start with a given size."""
+        """Return the start with a given size."""
         return replace(self, columns={**self.columns, "num_nodes": size}, added=self.added | {"num_nodes"})
 
 
@@ -57,7 +57,7 @@ def group_starts(
 
 
 def seen_columns(rollout: Rollout, starts: Sequence[GroupStart]) -> Mapping[str, tuple[Any, ...]]:
-    """The columns that rewards receive: those of the conditions, without the ones that were added."""
+    """Return the columns that rewards receive: those of the conditions, without the added ones."""
     added = {name for start in starts for name in start.added}
     own = {name for start in starts for name in start.columns.keys() - start.added}
     return {name: value for name, value in rollout.columns.items() if name not in added - own}

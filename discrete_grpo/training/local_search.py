@@ -55,11 +55,11 @@ class _Round:
     ledger: Accounts | None
 
     def run(self, starts: Sequence[Mapping[str, Any]], buffer: EliteBuffer) -> tuple[list[float], int]:
-        """The known total rewards of one sample per start, and the number of samples that entered the buffer."""
+        """Draw one sample per start; return the known total rewards and the number of samples that entered the buffer."""
         totals, entered = [], 0
         for first in range(0, len(starts), self.batch_size):
             part = starts[first : first + self.batch_size]
-            # Each sample is a group of its own, so that what a group shares (a node count, the noise) ties no two samples.
+            # Each sample is a group of its own, so that no two samples share what a group shares (a node count, the noise).
             added = {name for columns in part for name in columns} - self.columns
             rollout = draw(self.policy, [Context(b, c) for b, c in enumerate(part)], generator=self.generator, added=added)
             seen = {name: value for name, value in rollout.columns.items() if name in self.columns}
@@ -109,7 +109,7 @@ def local_search(
         batch_size: number of samples drawn at once; it changes the memory needed.
         generator: random generator of all draws.
         ledger: counter of reward calls; the search ends with the round in which its budget is used up.
-        on_round: is called after each round with what was found so far.
+        on_round: function that is called after each round with the result so far.
 
     Raises:
         ValueError: if the policy cannot start from a finished sample, or for an argument out of its range.

@@ -47,7 +47,7 @@ def training_bar(step: int, max_steps: int, ledger: Accounts | None = None) -> I
 
         def show(at: int, line: Mapping[str, float]) -> None:
             fields = {name: line[name] for name in ("reward", "valid", "kl") if name in line}
-            if budget and "oracle/calls" in line:  # a generation of a run that had no ledger has no calls
+            if budget and "oracle/calls" in line:  # a generation of a run without a ledger has no calls
                 bar.reach(int(line["oracle/calls"]), update=f"{at}/{max_steps}", **fields)
             elif not budget:
                 bar.reach(at, **fields)
@@ -114,15 +114,15 @@ def sample_table(
 
 
 def _written(conditions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of the conditions that a table can hold, as they are texts or numbers wherever they are given."""
+    """Names of the conditions that the table can hold: those whose values are all texts or numbers."""
     names = dict.fromkeys(name for condition in conditions for name in condition)
     return [name for name in names if all(isinstance(c.get(name), str | int | float | None) for c in conditions)]
 
 
 def _as_begun(table: Mapping[str, Sequence[Any]], begun: Sequence[str] | None) -> Mapping[str, Sequence[Any]]:
-    """The table with the columns of its file: ``refined`` and the conditions can be other ones in a resumed run.
+    """The table with the columns of its file; a resumed run can have another ``refined`` column and other conditions.
 
-    A column that the file does not have is left out; of one that the run no longer has, its cells are 0 or empty.
+    A column that the file lacks is left out; a column that the run no longer has is filled with 0 or left empty.
     """
     if begun is None or _always(begun) != _always(list(table)):
         return table
@@ -131,7 +131,7 @@ def _as_begun(table: Mapping[str, Sequence[Any]], begun: Sequence[str] | None) -
 
 
 def _always(names: Sequence[str]) -> list[str]:
-    """The columns that a run has whatever it was resumed with."""
+    """The columns that every run has, however it was resumed."""
     end = names.index("advantage") + 1 if "advantage" in names else len(names)
     return [name for name in names[:end] if name != "refined"]
 
@@ -155,7 +155,7 @@ class RunLog:
         names: names of the rewards.
         run: folder of the run; None writes nothing to disk.
         tracker: tracker that receives all metrics, and the best samples every ``save_steps`` updates.
-        conditions: of the run, one mapping per condition, for the table of samples; None without conditions.
+        conditions: one mapping per condition of the run, for the table of samples; None without conditions.
     """
 
     def __init__(
@@ -181,9 +181,9 @@ class RunLog:
 
         Args:
             generation: the generation.
-            found: metrics of its samples.
+            found: metrics of the samples of the generation.
             ledger: counter of reward calls; None if calls are not counted.
-            before: calls before it was drawn, for the metric of its new calls; None leaves that metric out.
+            before: number of calls before it was drawn, for the metric of its new calls; None omits that metric.
         """
         batches = generation.batches
         line = reward_metrics(batches, generation.advantage, self.names, self.config)
@@ -220,7 +220,7 @@ class RunLog:
             self.tracker.log(step, line)
 
     def start(self, step: int) -> None:
-        """Tell the tracker that the run stands after update ``step``."""
+        """Set the step of the tracker to update ``step``, after which the run starts or resumes."""
         if self.tracker is not None:
             self.tracker.start(step)
 

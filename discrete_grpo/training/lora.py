@@ -51,7 +51,7 @@ class LoraOptions:
     Attributes:
         r: rank of the corrections; 0 trains all weights instead.
         lora_alpha: α, more than 0; corrections are scaled by α/r.
-        target_modules: names of the layers to adapt, as their full names end (``qkv``, ``blocks.0.qkv``), or ``all-linear``.
+        target_modules: names of the layers to adapt, in full or as suffixes (``qkv``, ``blocks.0.qkv``), or ``all-linear``.
 
     Raises:
         ValueError: for a value out of its range.
@@ -81,7 +81,7 @@ class LowRank(nn.Module):
         layer: the layer to adapt; its ``weight`` gives shape, type and device.
         r: rank.
         lora_alpha: α.
-        generator: on the CPU; draws A, or B where the layer is an embedding.
+        generator: random generator on the CPU that draws A, or B if the layer is an embedding.
     """
 
     def __init__(self, layer: nn.Module, r: int, lora_alpha: float, generator: torch.Generator) -> None:
@@ -114,8 +114,8 @@ def add_lora(
 ) -> list[str]:
     """Add adapters to a policy's network, in place, freeze the rest of it, and return the full names of the adapted layers.
 
-    What is outside the network (a learned node count) stays as trainable as it was, and decoders stay frozen. Give the
-    optimizer the parameters with ``requires_grad``. :func:`merge_lora` makes the policy a plain one again.
+    Parameters outside the network (a learned node count) stay as trainable as they were, and decoders stay frozen. Give
+    the optimizer the parameters with ``requires_grad``. :func:`merge_lora` makes the policy a plain one again.
 
     Args:
         policy: any policy whose network has Linear, Embedding, Conv1d or Conv2d layers.
@@ -192,8 +192,8 @@ def current_names(state: Mapping[str, Any]) -> dict[str, Any]:
 def _initialise(a: Tensor, b: Tensor, embedding: bool, generator: torch.Generator) -> None:
     """Draw A and zero B, or draw B and zero A for an embedding, in place.
 
-    Both are drawn once before, and those numbers are dropped: so do the layers that peft makes, whose adapters these are to
-    the bit.
+    Both are drawn once before and these numbers are dropped, as the layers of peft do, so that the adapters equal those of
+    peft to the bit.
     """
     drawn, zero = (b, a) if embedding else (a, b)
     for factor in (a, b, drawn):
@@ -214,7 +214,7 @@ def _adapt(layer: nn.Module, adapter: LowRank) -> None:
 def _adapted_class(kind: type[nn.Module]) -> type[nn.Module]:
     """Return the class of adapted layers of a kind.
 
-    ``register_parametrization`` makes one class per layer. With a class of their own, compiled layers would not share programs.
+    ``register_parametrization`` makes one class per layer, and compiled layers of different classes would not share programs.
     """
     return type(f"Parametrized{kind.__name__}", (kind,), {"weight": property(lambda layer: layer.parametrizations.weight())})
 
@@ -226,7 +226,7 @@ def _is_adapted(part: Any) -> bool:
 def _restore(layer: Any, weight: Tensor) -> None:
     """Make an adapted layer a plain one with this weight.
 
-    ``remove_parametrizations`` is of no use here: it deletes the property from the class, which the layer's copies share.
+    ``remove_parametrizations`` cannot be used here: it deletes the property from the class, which copies of the layer share.
     """
     original = layer.parametrizations.weight.original
     original.data = weight
@@ -238,7 +238,7 @@ def _restore(layer: Any, weight: Tensor) -> None:
 
 
 def _targets(network: nn.Module, wanted: str | list[str]) -> list[str]:
-    """Return the full names of the layers that ``wanted`` means, in the order of the network."""
+    """Return the full names of the layers that ``wanted`` selects, in the order of the network."""
     layers = {name: part for name, part in network.named_modules() if name and _can_be_adapted(part)}
     if wanted == ALL_LINEAR:
         linear = [name for name, part in layers.items() if isinstance(part, nn.Linear) or _is_conv1d(part)]
@@ -293,5 +293,5 @@ def _can_be_adapted(layer: nn.Module) -> bool:
 
 
 def _is_conv1d(layer: nn.Module) -> bool:
-    """Whether a layer is the ``Conv1D`` of transformers, a linear map with a transposed weight; asked without an import of it."""
+    """Whether a layer is the ``Conv1D`` of transformers, a linear map with a transposed weight; checked without importing it."""
     return any((kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D") for kind in type(layer).__mro__)

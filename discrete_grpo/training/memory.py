@@ -1,8 +1,8 @@
-"""Memory of scored samples, whoever proposed them: the best unique ones in order, drawn by rank.
+"""Memory of scored samples from any source: the best unique ones in order, drawn with weights by rank.
 
-Unlike :class:`~discrete_grpo.training.replay_buffer.ReplayBuffer`, which keeps trajectories that the policy drew, it keeps samples
-alone: those of a policy, of genetic operators, of a file. A policy with ``rollout_of``
-(:class:`~discrete_grpo.core.rollout.Replayable`) computes their log-probs anew whenever it learns from them.
+Unlike :class:`~discrete_grpo.training.replay_buffer.ReplayBuffer`, which keeps trajectories that the policy drew, it keeps only
+samples: those of a policy, of genetic operators or of a file. A policy with ``rollout_of``
+(:class:`~discrete_grpo.core.rollout.Replayable`) recomputes their log-probs whenever it learns from them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def rank_weights(count: int, coefficient: float) -> Float[Tensor, " rank"]:
 
     Args:
         count: N.
-        coefficient: k, more than 0; the smaller, the more weight the best have.
+        coefficient: k, more than 0; smaller values give the best entries more weight.
 
     Source: Tripp et al. (2020), Eq. 2, arXiv 2006.09191.
 
@@ -46,7 +46,7 @@ class Remembered:
         key: identity of the sample, such as its canonical SMILES.
         sample: the sample as the policy and the rewards take it.
         score: its score, finite.
-        source: who proposed it.
+        source: name of the source that proposed it.
     """
 
     key: Hashable
@@ -57,7 +57,7 @@ class Remembered:
 
 @dataclass
 class ScoredMemory:
-    """The best unique samples seen, best first; among equals the older first.
+    """The best unique samples seen, best first; ties go to the older one.
 
     Args:
         size: number of samples kept, at least 1; None keeps all.
@@ -95,7 +95,7 @@ class ScoredMemory:
         return self.size is None or len(self.kept) < self.size or score > self.kept[-1].score
 
     def add(self, entries: Sequence[tuple[Hashable, Any, float]], source: str = "") -> int:
-        """Add scored samples as (key, sample, score); returns how many entered, those that left again included.
+        """Add scored samples as (key, sample, score); return how many entered, counting those that were displaced again.
 
         A known key keeps its first score. Unknown scores (NaN) are skipped.
         """
@@ -111,12 +111,12 @@ class ScoredMemory:
         return entered
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         self.kept.clear()
         self._keys.clear()
 
     def replace(self, entries: Sequence[Remembered]) -> None:
-        """Hold these entries, best first, in the place of all others."""
+        """Replace all entries by these, which are sorted best first."""
         self.kept = list(entries)
         self._keys = {entry.key for entry in self.kept}
 

@@ -16,7 +16,7 @@ __all__ = ["check_determinism", "checkpoint_layers", "compile_network", "determi
 CUBLAS, WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
 """The variable that cuBLAS reads, and the values with which its products give the same bits."""
 VARIANTS = 64
-"""The most programs compiled for one layer: sizes are symbols, but 0, 1 and many are told apart, and so are types and devices."""
+"""Most programs compiled per layer: sizes are symbolic, but 0, 1 and larger sizes, types and devices need different programs."""
 
 
 def network_of(policy: nn.Module) -> nn.Module:
@@ -68,7 +68,7 @@ def compile_network(policy: nn.Module, backend: str | Callable[..., Any] = "indu
     Args:
         policy: its network has a method ``compiled_parts()``, modules that take positional tensors (or containers of them)
             and return a tensor or a tuple of tensors. Adapters (LoRA) must be added before.
-        backend: of ``torch.compile``.
+        backend: backend of ``torch.compile``.
 
     Raises:
         ValueError: if the network has no such method.
@@ -93,8 +93,8 @@ def compile_network(policy: nn.Module, backend: str | Callable[..., Any] = "indu
 def tf32_products(on: bool, device: torch.device) -> Iterator[None]:
     """Compute float32 matrix products in TF32 (10 bits of mantissa) inside the block, if ``on`` and on CUDA.
 
-    The setting of torch is restored after the block. What follows a network (softmax, kernels, log-probs, losses) has no matrix
-    products, so that probabilities still sum to 1.
+    The setting of torch is restored after the block. The computations after a network (softmax, kernels, log-probs, losses)
+    have no matrix products, so probabilities still sum to 1.
     """
     kept = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = kept or (on and device.type == "cuda")
@@ -117,9 +117,9 @@ def check_determinism(on: bool, device: torch.device) -> None:
 
 @contextmanager
 def deterministic(on: bool) -> Iterator[None]:
-    """Let torch take ordered algorithms alone inside the block, if ``on``; its setting is restored after it.
+    """Restrict torch to deterministic algorithms inside the block, if ``on``; its setting is restored afterwards.
 
-    An operation without one raises an error that names it.
+    An operation without a deterministic algorithm raises an error that names the operation.
     """
     if not on:
         yield

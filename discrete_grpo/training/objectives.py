@@ -1,4 +1,4 @@
-"""Objectives of learning from remembered samples: squared losses, likelihood, GRPO's clipped loss and self-imitation by it.
+"""Objectives for learning from a memory of samples: squared losses, likelihood, GRPO's clipped loss and self-imitation with it.
 
 An objective maps a :class:`MemoryBatch` to a loss. Those with parameters of their own, such as log Z, are modules, whose
 parameters the loop trains along with the policy's.
@@ -41,10 +41,10 @@ TEMPERATURES = (0.001, 0.05)
 
 @dataclass(frozen=True)
 class Draws:
-    """Draws of the policy in a round: the valid ones whose score is known, repeated ones each time.
+    """Draws of the policy in a round: the valid ones whose score is known, with repetitions.
 
     Attributes:
-        reward: R(x) of every draw; there may be none.
+        reward: R(x) of every draw; may be empty.
         logp: log π(x) of every draw as it was drawn.
         new_share: share of different new valid samples among all draws of the round, in [0, 1].
     """
@@ -64,7 +64,7 @@ class MemoryBatch:
         ref_logp: log π_ref(x) of every sample; NaN for an objective whose attribute ``needs_ref`` is False, which saves a pass.
         old_logp: log π_old of every site at the beginning of the round; None in the first pass of a round, where it is π_θ.
         max_units: the most sites that a trajectory can have.
-        draws: what the policy drew in this round; None if that is unknown.
+        draws: draws of the policy in this round; None if unknown.
     """
 
     scores: Scores
@@ -96,14 +96,14 @@ class Adaptive(Protocol):
     """An objective that changes from round to round."""
 
     def begin_round(self, draws: Draws) -> None:
-        """Adapt to what the policy drew in the round that begins."""
+        """Adapt to the draws of the policy in the round that begins."""
         ...
 
 
 class TrajectoryBalance(nn.Module):
     """:func:`~discrete_grpo.core.squared_loss.trajectory_balance_loss` with a learned log Z, plus c times the mean log π_θ/π_ref.
 
-    On remembered samples that mean is no estimate of a KL: its gradient lowers their likelihood, as in the source.
+    Over remembered samples, that mean does not estimate a KL: its gradient lowers their likelihood, as in the source.
 
     Args:
         beta: β, more than 0.
@@ -133,7 +133,7 @@ class AugmentedLikelihood:
     """REINVENT's loss, see :func:`~discrete_grpo.core.squared_loss.augmented_likelihood_loss`.
 
     Attributes:
-        sigma: σ, more than 0; 500 is what PMO found best for REINVENT.
+        sigma: σ, more than 0; 500 was the best value for REINVENT in PMO.
     """
 
     sigma: float = 500.0
@@ -149,7 +149,7 @@ class AugmentedLikelihood:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Minus the mean log π_θ per site: the policy imitates what it is given, the loss of hill climbing."""
+    """The negative mean log π_θ per site, so that the policy imitates the samples: the loss of hill climbing."""
 
     needs_old = False
     needs_ref = False
@@ -194,7 +194,7 @@ class GroupRelative:
 
     L = -Σ_units w · surrogate(r, A) + β · mean log π_θ/π_ref per site, A = (R - mean R) / (std R + 1e-4).
 
-    The last term is over remembered samples, not over draws of π_θ, and is therefore no estimate of the KL.
+    The last term is a mean over remembered samples, not over draws of π_θ, and therefore does not estimate the KL.
 
     Attributes:
         epsilon: ε, in (0, 1).
@@ -245,20 +245,20 @@ class GroupRelative:
 
 @dataclass
 class SelfImitation:
-    """The clipped loss of GRPO on remembered samples that are better than the policy's own draws, which are the group.
+    """The clipped loss of GRPO on remembered samples that are better than the policy's own draws, which form the group.
 
     L = -Σ_units w · min(r A, clip(r, 1-ε, 1+ε_high) A), w = 1/(B n_max), A_i = max(0, R_i - τ log π_θ(x_i) - V),
     V = mean_j (R_j - τ log π(x_j)) over the policy's valid draws j of this round whose score is known.
 
     A has no gradient. The term τ log π makes a sample that the policy draws often count less, so that learning ends at
-    log π_θ(x) = (R(x) - V) / τ instead of at one molecule. Negative advantages are left out: to lower the probability of remembered
-    samples moves it to strings that nobody has scored, most of them invalid. If no draw is known, V is the mean over the batch.
+    log π_θ(x) = (R(x) - V) / τ instead of at one molecule. Negative advantages are left out: lowering the probability of remembered
+    samples moves it to unscored strings, most of them invalid. If no draw is known, V is the mean over the batch.
 
     τ can follow the share of new samples among the draws: below ``new_share`` it is multiplied by ``rate`` at the beginning of a
     round, which spreads the policy over more of the memory, otherwise divided, within ``TEMPERATURES``.
 
     Attributes:
-        temperature: τ, the reward that a factor e of probability is worth, at least 0; where it adapts, the present one, more than
+        temperature: τ, the reward that a factor e of probability is worth, at least 0; if it adapts, the current value, more than
             0. A policy whose samples have several trajectories, such as one of graphs, needs 0, as log π_θ(x) is not known there.
         new_share: share of new samples that τ aims at, in [0, 1]; None leaves τ as it is.
         rate: factor by which τ changes per round, at least 1.
@@ -308,11 +308,11 @@ class SelfImitation:
             self.temperature = min(most, max(least, self.temperature * factor))
 
     def state_dict(self) -> dict[str, Any]:
-        """The present τ."""
+        """Return the current τ."""
         return {"temperature": self.temperature}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the τ of a checkpoint."""
+        """Restore τ from a checkpoint."""
         self.temperature = float(state["temperature"])
 
     def advantages(self, batch: MemoryBatch) -> Float[Tensor, " batch"]:

@@ -1,13 +1,13 @@
-"""Off-line updates: the GRPO loss on samples whose scores somebody else measured, against a frozen reference.
+"""Off-line updates: the GRPO loss on samples with given scores, against a frozen reference.
 
 The samples become trajectories of the policy by :class:`~discrete_grpo.core.rollout.Replayable`, drawn anew for every update: a
-graph is noised again, a text is cut into tokens in one way. Nobody knows with what probability they were chosen, so π_old of the
-ratio is the reference:
+graph is noised again, a text is tokenized deterministically. The probability with which the samples were drawn is unknown, so
+π_old of the ratio is the reference:
 
     L = -Σ_units w · surrogate(π_θ/π_ref, A) + β Σ_units w · KL(π_θ, π_ref)
 
 The clipped surrogate is constant once a unit of a good sample is 1+ε times as probable as under the reference, or a unit of a bad
-one 1-ε times; without such a bound the log-prob of bad samples would fall for ever. No reward is called.
+one 1-ε times; without such a bound, the log-prob of bad samples would fall without limit. No reward is called.
 
 Source: the ratio to the policy that the data come from, clipped: Zhuang et al. (2023), BPPO, arXiv 2302.11312.
 """
@@ -50,7 +50,7 @@ __all__ = ["OfflineTrainer", "ScoredSamples", "offline_config", "row_numbers"]
 
 @dataclass(frozen=True)
 class ScoredSamples:
-    """Samples with scores that are known.
+    """Samples with known scores.
 
     Attributes:
         samples: M samples of the kind that the policy's ``rollout_of`` takes.
@@ -58,7 +58,7 @@ class ScoredSamples:
         groups: number of the group of each sample; None compares the samples of an update with each other.
 
     Raises:
-        ValueError: for other lengths, no samples, or a score that is not finite.
+        ValueError: for lengths that differ, no samples, or a score that is not finite.
     """
 
     samples: Sequence[Any]
@@ -78,7 +78,7 @@ class ScoredSamples:
         return len(self.samples)
 
     def advantages(self, rows: Int[Tensor, " row"], config: GRPOConfig) -> tuple[Float[Tensor, " row"], Bool[Tensor, " row"]]:
-        """Advantages of some samples, and whether each has a signal, which is that its group has different scores.
+        """Compute the advantages of some samples, and whether each has a signal: its group has different scores.
 
         With groups, a sample is compared with all samples of its group, whichever are in ``rows``: A = (r - b_g) / (σ + 1e-4) by
         :func:`~discrete_grpo.core.advantages.group_advantages`. Without, the samples at ``rows`` are the group.
@@ -96,8 +96,8 @@ class ScoredSamples:
 def offline_config(config: GRPOConfig, steps: int) -> GRPOConfig:
     """The settings of on-line training as they apply to ``steps`` off-line updates.
 
-    What concerns drawing, rewards and several updates per generation has no meaning here: the entropy bonus, replay, refinement,
-    patience, a KL in the reward, a reference that moves and the moving average are off.
+    Settings of sampling, rewards and several updates per generation do not apply: the entropy bonus, replay, refinement,
+    patience, a KL in the reward, a moving reference and the moving average are off.
 
     Raises:
         ValueError: if ``steps`` is below 1, or for an estimated KL, which needs samples of the policy.
@@ -153,7 +153,7 @@ class OfflineTrainer:
             reference has. One that is a :class:`~discrete_grpo.core.rollout.Scorer` (an ELBO, clean-class likelihoods) gives
             log-probs and KL itself.
         data: samples with their scores.
-        config: settings of GRPO; what applies here is said in :func:`offline_config`. ``generation_batch_size`` is the number of
+        config: settings of GRPO; :func:`offline_config` lists those that apply. ``generation_batch_size`` is the number of
             samples per update.
         steps: number of updates, at least 1.
         run: folder for metrics and checkpoints; None writes nothing to disk.
@@ -182,7 +182,7 @@ class OfflineTrainer:
         check_determinism(config.full_determinism, self.accelerator.device)
         self.module: nn.Module = as_module(policy).to(self.accelerator.device).eval()
         probe = torch.Generator(self.accelerator.device)
-        cast(Replayable, policy).rollout_of([data.samples[0]], generator=probe)  # with top-k or top-p it raises, here and not later
+        cast(Replayable, policy).rollout_of([data.samples[0]], generator=probe)  # raises early for a policy with top-k or top-p
         self.checkpoints = None if run is None else Checkpoints(run, config.save_total_limit)
         stored = None
         if resume and self.checkpoints is not None and self.checkpoints.all():

@@ -1,4 +1,4 @@
-"""A function of one's own that is called after every update that a run makes, to measure, to log or to end the run."""
+"""A custom function that is called after every update of a run, to measure, to log or to end the run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["OnUpdate", "check_on_update", "ends_run"]
 
 OnUpdate = Callable[[Any, Mapping[str, float]], "bool | None"]
-"""Function ``(trainer, metrics) -> bool | None`` of the trainer and of the metrics of its last update.
+"""Function ``(trainer, metrics) -> bool | None`` of the trainer and the metrics of its last update.
 
-It is called in every process, after the checkpoint where the update has one; a resumed run does not call it again for that update.
-True ends the run after a checkpoint; if any process says so, all end. What it draws should come from a generator of its own, so
-that a resumed run has the same bits.
+It is called in every process, after the checkpoint if one is written; a resumed run does not call it again for that update. True
+in any process ends the run in all of them, after a checkpoint. The function should draw from a random generator of its own, so
+that a resumed run is bit-identical.
 """
 
 
@@ -32,11 +32,11 @@ def check_on_update(on_update: OnUpdate | None) -> None:
 
 
 def ends_run(on_update: OnUpdate | None, trainer: GRPOTrainer, metrics: Mapping[str, float]) -> bool:
-    """Call the function, if there is one, in every process; returns whether the run ends here, after a checkpoint was written.
+    """Call the function, if there is one, in every process; return whether the run ends here, after a checkpoint was written.
 
     Raises:
         ValueError: if it returns anything but True, False or None.
-        Exception: what it raises itself. In both cases a checkpoint was written.
+        Exception: any error of the function. In both cases a checkpoint is written first.
     """
     if on_update is None:
         return False

@@ -39,10 +39,10 @@ def learning_rate(step: int, config: GRPOConfig) -> float:
 
 
 def adamw(parameters: Sequence[nn.Parameter], config: GRPOConfig) -> torch.optim.AdamW:
-    """AdamW with the settings of a run; on CUDA in one kernel for many weights, as torch calls ``fused``.
+    """Create AdamW with the settings of a run; on CUDA it is ``fused``, one kernel for many weights.
 
     Raises:
-        ValueError: if there is no parameter.
+        ValueError: if there are no parameters.
     """
     if not parameters:
         raise ValueError("policy: it has no weights to train, expected at least one parameter that requires a gradient")
@@ -60,7 +60,7 @@ class GradientSum:
     therefore compute the same sum to the bit.
 
     Args:
-        parameters: their ``grad`` is read after each shard and set at the end.
+        parameters: parameters whose ``grad`` is read after each shard and set at the end.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -110,7 +110,7 @@ def averaged(module: nn.Module, decay: float) -> AveragedModel:
 
 @torch.no_grad()
 def update_average(average: AveragedModel, module: nn.Module) -> None:
-    """The same as ``average.update_parameters(module)`` to the bit, without a wait for an accelerator.
+    """Update the average, bit-identical to ``average.update_parameters(module)`` but without waiting for an accelerator.
 
     The number of updates lies on the CPU, as :func:`averaged` makes it, and is not moved to the device of the weights and back.
     """

@@ -1,4 +1,4 @@
-"""Forward passes as large as memory allows: the decision of ``per_device_batch_size: auto`` and ``timestep_chunk: auto``.
+"""Chooses the size of forward passes for ``per_device_batch_size: auto`` and ``timestep_chunk: auto``: as large as memory allows.
 
 A pass of R trajectories and S of their steps needs about R · (a + b · S) bytes at its peak. Both terms are measured before the
 first update, in small passes with gradients, and the decision holds for the whole run: a resumed run keeps it, as the order of
@@ -45,17 +45,17 @@ __all__ = [
 ]
 
 SHARE = 0.7
-"""Share of the free memory that a pass may need; the rest is for what sampling and the pieces of freed blocks take."""
+"""Share of the free memory that a pass may use; the rest is left for sampling and for fragmentation."""
 OVERHEAD = 1.2
-"""The most that cutting trajectories into steps may cost: where a pass computes all steps whatever is asked, they are not cut."""
+"""Largest relative cost of splitting trajectories into chunks of steps; if a pass computes all steps anyway, none are split."""
 CPU_BYTES = 2**30
-"""The largest pass on a processor: there is nothing to gain from larger ones."""
+"""Bytes of the largest pass on a CPU, where larger ones bring no gain."""
 CPU_ROWS = 64
-"""The most trajectories in a pass on a processor."""
+"""Largest number of trajectories in a pass on a CPU."""
 TRIAL_GROUPS, TRIAL_ROWS = 8, 2
 """Groups of the trajectories that are drawn for a trial, and trajectories in each; the larger half is used."""
 GRADIENTS = 4
-"""A trial ends at a pass of this many times the memory of the gradients."""
+"""A trial stops at a pass that needs this many times the memory of the gradients."""
 
 
 class PassSize(NamedTuple):
@@ -70,10 +70,10 @@ class PassCost:
     """Memory of forward and backward passes.
 
     Attributes:
-        per_row: a, bytes per trajectory whatever the number of its steps.
+        per_row: a, bytes per trajectory, independent of the number of its steps.
         per_step: b, bytes per trajectory and step.
         steps: largest number of steps that an update is trained on, at least 1.
-        constant: bytes that the run needs besides: gradients, moments of the optimizer, reference and average.
+        constant: further bytes that the run needs: gradients, moments of the optimizer, reference and average.
     """
 
     per_row: float
@@ -87,9 +87,9 @@ class PassCost:
 
     @property
     def fewest(self) -> int:
-        """The fewest steps worth a pass: P passes, whose work grows as P · a + b · S, cost at most 1.2 times as much as one.
+        """Fewest steps per pass such that P passes, whose work grows as P · a + b · S, cost at most 1.2 times as much as one.
 
-        It is 1 where a step needs nothing of the others (graphs), and S where each pass runs through the whole sample (texts).
+        It is 1 if a step does not depend on the others (graphs), and S if each pass processes the whole sample (texts).
         """
         once = self.per_row + self.per_step * self.steps
         affordable = (OVERHEAD * once - self.per_step * self.steps) / max(1.0, self.per_row)
@@ -100,7 +100,7 @@ class PassCost:
 
 
 class _Account(TorchDispatchMode):
-    """Counts the bytes of the storages that operations make, for as long as these live."""
+    """Counts the bytes of the storages that operations allocate, until these are freed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class _Account(TorchDispatchMode):
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The most bytes that ``work`` has allocated at once in tensors, on any device; what torch's kernels use inside is left out."""
+    """Return the peak bytes in tensors that ``work`` allocates on any device, without the workspaces of torch's kernels."""
     with _Account() as account:
         work()
     return account.peak
@@ -137,12 +137,12 @@ def measure_passes(
     precision: Callable[[], AbstractContextManager[Any]],
     free: float = math.inf,
 ) -> PassCost:
-    """Measure small passes over a few trajectories, which are drawn with a generator of their own.
+    """Measure the memory of small passes over a few trajectories, which are drawn with a separate generator.
 
     The number of steps is doubled until a pass needs several times the memory of the gradients, or a quarter of the ``free`` bytes.
-    Where all steps would need less than that quarter they are measured too: a peak is the largest of what several moments need, so
-    that it can rise faster with many steps than with few. Gradients are a part of what is measured, so that the cost errs on the
-    safe side where they are large. It is scaled to the largest trajectory that the policy can draw, by its number of sites.
+    If all steps would need less than that quarter, they are measured too: a peak is a maximum over several moments, so it can rise
+    faster with many steps than with few. Gradients are included in the measurement, so the cost errs on the safe side if they are
+    large. It is scaled to the largest trajectory that the policy can draw, by its number of sites.
     """
     module = as_module(policy)
     weights = [p for p in module.parameters() if p.requires_grad]
@@ -197,7 +197,7 @@ def _peak_of(policy: Policy, config: GRPOConfig, rollout: Rollout, steps: int, w
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that a process can still allocate on a device: what torch and the driver, or the system and its limits, call free."""
+    """Memory that a process can still allocate, as reported free by torch and the driver, or by the system and its limits."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -205,9 +205,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _free_on_host(system: Path = Path("/")) -> int:
-    """Free memory of the machine, or of the control group of a container where that is less; half of all where neither is known.
+    """Free memory of the machine, or of the container's control group if that is less; half of the total if neither is known.
 
-    Pages of files that a control group holds can be dropped, and are free.
+    File pages in the cache of a control group can be dropped and therefore count as free.
     """
     found = []
     try:
@@ -228,14 +228,14 @@ def _free_on_host(system: Path = Path("/")) -> int:
 
 
 def pass_size(config: GRPOConfig, cost: PassCost, free: int, device: torch.device, processes: int = 1) -> PassSize:
-    """The largest pass that fits: as many trajectories as there are, then as many of their steps as memory allows.
+    """Return the largest pass that fits: as many trajectories as there are, then as many of their steps as memory allows.
 
-    A pass has at least the steps that are worth it; where these do not fit, there are fewer trajectories. A number that the
+    A pass has at least :attr:`PassCost.fewest` steps; if these do not fit, it has fewer trajectories. A number that the
     settings give is kept.
 
     Args:
-        config: settings; one of both numbers, or both, are ``auto``.
-        cost: as measured.
+        config: settings; at least one of the two numbers is ``auto``.
+        cost: measured cost of passes.
         free: free bytes of the device.
         device: on any but CUDA a pass is at most 64 trajectories and 1 GiB.
         processes: number of processes that share a generation.
@@ -268,12 +268,12 @@ def with_passes(
     """The settings with numbers in place of ``auto``, the same in all processes; the first one prints them.
 
     Args:
-        policy: on its device, with activation checkpointing as it will be.
+        policy: policy on its device, with the activation checkpointing of the run.
         config: settings.
         columns: conditions of the run; None for unconditional policies.
         precision: function that returns the autocast context of the networks.
         processes: all processes of the run; None for one.
-        kept: what was decided when the run began, which a resumed run keeps; None for a new run.
+        kept: choice made when the run began, which a resumed run keeps; None for a new run.
     """
     asked = (config.per_device_batch_size, config.timestep_chunk)
     if "auto" not in asked:
@@ -311,7 +311,7 @@ def _told(size: PassSize, cost: PassCost | None, free: int) -> str:
 def memory_advice(
     work: str, ways: str = "lower per_device_batch_size or timestep_chunk, or set checkpoint_layers"
 ) -> Iterator[None]:
-    """Say which settings need less memory, where a device has none left for ``work``."""
+    """Add to an out-of-memory error of ``work`` which settings need less memory."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -319,7 +319,7 @@ def memory_advice(
 
 
 def smallest(sizes: Sequence[PassSize]) -> PassSize:
-    """The pass that fits in every process.
+    """Return the pass that fits in every process.
 
     >>> smallest([PassSize(64, None), PassSize(32, 5)])
     PassSize(rows=32, steps=5)

@@ -1,6 +1,6 @@
-"""Patience on the ledger: a policy whose samples were all scored before ends the run, or goes back to its first weights.
+"""Patience on the ledger: ends the run, or restores the initial weights, if the policy draws only samples that were scored before.
 
-Such a policy has collapsed: it makes updates without spending a call, so a budget of calls never ends the run.
+Such a policy has collapsed: its updates spend no calls, so a budget of calls would never end the run.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["Patience", "calls_made", "changing_weights", "new_patience"]
 
 
 class Patience:
-    """Counts updates without a new call of the ledger, and keeps the weights that a restart puts back.
+    """Counts updates without a new call of the ledger, and keeps the weights that a restart restores.
 
-    A generation that brings no new call, or at most ``few``, adds all its updates to the count when they are made; one that brings
-    more sets the count to 0. A restart that brought no new call at all ends the run, as another would bring none either. The
-    numbers come from metrics that all processes share, so that all decide alike.
+    A generation with at most ``few`` new calls adds all its updates to the count when they are made; any other one sets the count
+    to 0. If a restart brought no new call at all, the run ends, as another restart would bring none either. The numbers come from
+    metrics that all processes share, so that all reach the same decision.
 
     Args:
         limit: number of updates without a new call after which the policy is stale, at least 1.
-        weights: as of :func:`changing_weights`, whose present values a restart puts back; None if a stale policy ends the run.
-        few: largest number of new calls of a generation that counts as none.
+        weights: result of :func:`changing_weights`, whose current values a restart restores; None if a stale policy ends the run.
+        few: largest number of new calls of a generation that is still treated as no new call.
 
     >>> patience = Patience(2)
     >>> for new_calls in (3, 0, 0):
@@ -48,7 +48,7 @@ class Patience:
 
     @property
     def restarts_now(self) -> bool:
-        """Whether the policy goes back to its first weights before it draws again."""
+        """Whether the initial weights are restored before the policy draws again."""
         return self.stale >= self.limit and not self.ends
 
     def count(self, new_calls: float, updates: int) -> None:
@@ -64,14 +64,14 @@ class Patience:
 
     @torch.no_grad()
     def restart(self, weights: Sequence[Tensor], optimizer: Any) -> None:
-        """Put the first weights back, and forget the moments of their optimizer."""
+        """Restore the initial weights and reset the moments of their optimizer."""
         for weight, first in zip(weights, self.first or (), strict=True):
             weight.copy_(first)
         optimizer.state.clear()
         self.stale, self.restarts, self.brought = 0, self.restarts + 1, 0.0
 
     def begin_here(self, weights: Sequence[Tensor]) -> None:
-        """Take the present weights as those that a restart puts back."""
+        """Make the current weights those that a restart restores."""
         if self.first is not None:
             self.first = [w.detach().clone() for w in weights]
 
@@ -96,7 +96,7 @@ def changing_weights(module: nn.Module) -> list[Tensor]:
 
 
 def new_patience(config: GRPOConfig, ledger: Accounts | None, module: nn.Module) -> Patience | None:
-    """The patience that ``config`` asks for; None if it sets none.
+    """Create the patience that ``config`` sets; None if it sets none.
 
     Raises:
         ValueError: if there is no ledger whose calls could be counted.

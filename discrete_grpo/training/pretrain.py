@@ -2,10 +2,10 @@
 
 Works for any policy with ``likelihood_loss(batch, generator=...)`` and any data set with ``batch(rows)``.
 
-Under ``torchrun`` or ``accelerate launch`` the processes share every batch, and a run is that of one process up to the rounding of
-sums. Each draws the times and the noise of the whole batch, which costs little beside a pass of the network, from a generator
-that is in the same state in all of them; then it computes its own rows. So a checkpoint has one generator, and a run may go on
-with any number of processes. Dropout alone differs, as each process draws its own.
+Under ``torchrun`` or ``accelerate launch`` the processes share every batch, and a run equals that of one process up to the
+rounding of sums. Each process draws the times and the noise of the whole batch, which is cheap compared with a forward pass, from
+a generator that is in the same state in all of them, and then computes its own rows. A checkpoint therefore has one generator, and
+a run can be resumed with any number of processes. Only dropout differs, as each process draws its own.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ class Pretrainer:
         data: the training set.
         config: settings.
         run: folder for ``metrics.jsonl``, checkpoints and the exported ``policy/``.
-        metadata: JSON values kept with every checkpoint, to which today's ``date`` is added.
+        metadata: JSON values that every checkpoint stores, together with the current ``date``.
         resume: whether to continue from the newest checkpoint of ``run``, or from the start if it was killed before the first.
         evaluate: computes metrics of the policy with averaged weights, which are logged at every checkpoint. The checkpoint is
-            written before, so that a run that is killed or stopped meanwhile loses no update; it evaluates again when it goes on.
+            written first, so that a run that is killed or stopped meanwhile loses no update; a resumed run evaluates again.
 
     Raises:
         ValueError: if ``data`` is empty; if ``run`` holds another run and ``resume`` is false; or with several processes, if
@@ -165,7 +165,7 @@ class Pretrainer:
         self._unmeasured = False  # whether the evaluation of that checkpoint is still to be made
         self._stop = Interrupt()
         self._sums: dict[str, float] = {}  # sums of the values since the last line of metrics
-        self._summed = 0  # how many updates they are of
+        self._summed = 0  # number of updates in these sums
         if not resume:
             self.checkpoints.check_new()
         stored = load_training(self.checkpoints.latest()) if resume and self.checkpoints.all() else None
@@ -237,7 +237,7 @@ class Pretrainer:
                     self._save()
 
     def _check_metric(self, found: Mapping[str, float]) -> None:
-        """At the first update, refuse a ``metric_for_best_model`` that no line will have; metrics of an evaluation wait."""
+        """At the first update, refuse a ``metric_for_best_model`` that no line will have; evaluation metrics are checked later."""
         name = self.config.metric_for_best_model
         if name is not None and not (name.startswith("eval/") and self.evaluate is not None):
             self.checkpoints.check_metric(found)
@@ -290,13 +290,13 @@ class Pretrainer:
     def _batch(self, rows: Tensor, device: torch.device) -> Any:
         """A batch that is made on the CPU and moved to ``device``."""
         host = self.data.batch(rows)
-        check = getattr(self.policy, "check_batch", None)  # of the loss it is the part that does not look at what is on a GPU
+        check = getattr(self.policy, "check_batch", None)  # the part of the loss that reads nothing from a GPU
         if device.type != "cpu" and check is not None:
             check(host)
         return place(host, device) if isinstance(host, Tensor) else host.to(device)
 
     def _save(self) -> None:
-        """Write a checkpoint, and then evaluate where one is due, which takes long: it is written again with what was found."""
+        """Write a checkpoint, then evaluate if due, which can take long, and write the checkpoint again with the result."""
         due = self._due()
         self._unmeasured = due and self.evaluate is not None
         self._write(regular=due and not self._unmeasured)
@@ -311,7 +311,7 @@ class Pretrainer:
         """Evaluate in the first process and complete the checkpoint of this step.
 
         Raises:
-            Interrupted: if a stop was requested before the end of the evaluation, of which nothing is logged then.
+            Interrupted: if a stop was requested before the end of the evaluation, which then logs nothing.
         """
         if not self.processes.run_all(lambda: self._evaluated(self.recorder) if self.recorder is not None else True)[0]:
             raise Interrupted(f"stopped at update {self.step} of {self.config.max_steps}, before the end of its evaluation")

@@ -1,4 +1,4 @@
-"""Proposers: whoever suggests samples to score besides the policy, and screens, which choose among suggestions."""
+"""Interfaces of proposers, the sources of candidates besides the policy, and of screens, which select among candidates."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ __all__ = ["Proposer", "Regeneration", "Screen"]
 
 
 class Proposer(Protocol):
-    """A source of samples that learns from what was scored, such as genetic operators or a fragment library."""
+    """A source of candidates that depends on the scored samples, such as genetic operators or a fragment library."""
 
     @property
     def name(self) -> str:
-        """Short name, by which the ledger counts the calls of its samples."""
+        """Short name under which the ledger counts the calls of its samples."""
         ...
 
     def propose(self, memory: ScoredMemory, count: int, generator: torch.Generator) -> list[Any]:
-        """Return at most ``count`` samples, made from what the memory holds; none while it holds too little.
+        """Return at most ``count`` samples made from the entries of the memory; none while it has too few.
 
-        Invalid, known and repeated samples are left out by the caller, and cost nothing.
+        The caller drops invalid, known and repeated samples, which cost no call.
         """
         ...
 
 
 class Screen(Protocol):
-    """A model of the score, fitted to what was scored, that ranks candidates before they are paid for."""
+    """A model of the score, fitted to scored samples, that ranks candidates before they are scored."""
 
     def observe(self, samples: Sequence[Any], scores: Float[Tensor, " batch"]) -> None:
-        """Learn from scored samples; NaN is unknown."""
+        """Add scored samples; a NaN score is unknown."""
         ...
 
     def forget(self) -> None:
-        """Forget everything that was observed."""
+        """Remove all observations."""
         ...
 
     def merit(self, samples: Sequence[Any]) -> Float[Tensor, " batch"] | None:
-        """Expected use of scoring each sample, higher is better; None as long as too little was observed."""
+        """Return the merit of scoring each sample, higher is better; None while too few samples were observed."""
         ...
 
 
 @dataclass(frozen=True)
 class Regeneration:
-    """Parents drawn from the memory by rank, noised again and finished by the policy as it is at present.
+    """A proposer that draws parents from the memory by rank, re-noises them and regenerates them with the current policy.
 
     Attributes:
         policy: can start again from finished samples (:class:`~discrete_grpo.core.rollout.Refinable`), also from ones that it did
@@ -60,8 +60,8 @@ class Regeneration:
         time: time to which a parent is noised, 0 (data) < t < 1 (noise), rounded to the grid of the sampler.
         population: number of the best that can be parents, at least 1; None takes all that the memory holds.
         rank_coefficient: k of :func:`~discrete_grpo.training.memory.rank_weights` for the parents.
-        name: of the source in the ledger.
-        memory: where parents are drawn from in place of the memory that :meth:`propose` is given, such as ``drawable`` of
+        name: name of the source in the ledger.
+        memory: memory of the parents in place of the one that :meth:`propose` receives, such as ``drawable`` of
             :class:`~discrete_grpo.training.rounds.Rounds`.
 
     Raises:
@@ -87,7 +87,7 @@ class Regeneration:
         check_range("rank_coefficient", self.rank_coefficient, above=0)
 
     def propose(self, memory: ScoredMemory, count: int, generator: torch.Generator) -> list[Any]:
-        """``count`` samples, each from a parent of its own draw, of those that the policy can draw; none without such a parent."""
+        """Return ``count`` samples, each from a separately drawn parent that the policy can draw; none without such a parent."""
         known, memory = cast(Replayable, self.policy), memory if self.memory is None else self.memory
         parents = [entry.sample for entry in memory.kept[: self.population] if known.can_draw(entry.sample)]
         if not parents or count < 1:

@@ -1,4 +1,4 @@
-"""The tables of the reference policy, computed once per generation where several passes are made over it."""
+"""A cache of the tables of the reference policy, computed once per generation if several passes are made over it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ MAX_BYTES = 512 * 1024**2
 
 
 def reference_tables(policy: Policy, reference: Policy | None, config: GRPOConfig) -> ReferenceTables | None:
-    """The tables to keep in a run; None where they are needed once only, and for a policy that computes its own scores."""
+    """Create the cache of a run; None if tables are needed only once, or for a policy that computes its own scores."""
     wanted = config.num_iterations > 1 and not is_scorer(policy)
     return ReferenceTables(reference) if reference is not None and wanted else None
 
 
 class ReferenceTables:
-    """``sites`` of a frozen reference, kept for the micro-batches that come again.
+    """Caches ``sites`` of a frozen reference for micro-batches that are scored again.
 
-    With ``num_iterations`` > 1 each micro-batch of a generation is scored that many times, and the reference answers the same each
-    time.
+    With ``num_iterations`` > 1 each micro-batch of a generation is scored that many times, and the reference gives the same tables
+    each time.
 
     Args:
-        reference: the reference.
+        reference: the reference policy.
         max_bytes: most bytes of tables that are kept.
     """
 
@@ -42,7 +42,7 @@ class ReferenceTables:
         self._kept: dict[tuple[int, int], tuple[Rollout, Tensor, Sequence[SiteKind]]] = {}
 
     def sites(self, rollout: Rollout, steps: Int[Tensor, "batch step"]) -> Sequence[SiteKind]:
-        """The distributions of the reference at these steps; those kept are of the same two objects, not of equal ones."""
+        """The distributions of the reference at these steps; a cached result needs the same two objects, not equal ones."""
         key = (id(rollout), id(steps))
         if key in self._kept:
             return self._kept[key][-1]

@@ -1,4 +1,4 @@
-"""Node counts of good samples, as what a policy of graphs is asked for in optimisation in rounds."""
+"""Node counts of good samples, requested from a graph policy in optimisation in rounds."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["RememberedSizes"]
 
 @dataclass(frozen=True)
 class RememberedSizes:
-    """Contexts for the draws of a graph policy, of which a share asks for about as many nodes as good samples have.
+    """Makes contexts for a graph policy, a share of which request about as many nodes as good samples have.
 
     With probability ``share`` a draw has n = n_i + d nodes, where n_i is the node count of a sample i drawn from the memory by rank
-    and d is uniform in {-``spread``, ..., ``spread``}; where the policy gives n no mass, it has n_i. Otherwise the policy draws
-    its node count as ever. A policy whose node counts are those of its training data would else go on to draw sizes at which
-    nothing good was found.
+    and d is uniform in {-``spread``, ..., ``spread``}; if n has no mass under the policy, it has n_i. Otherwise the policy
+    draws the node count as usual. Without this, a policy with the node counts of its training data would keep drawing sizes at
+    which no good sample was found.
 
     Attributes:
         policy: a graph policy with ``graphs_of`` and ``can_draw``, whose contexts may have a column ``num_nodes``.
-        share: in [0, 1].
-        spread: at least 0.
+        share: probability of such a request, in [0, 1].
+        spread: largest |d|, at least 0.
         rank_coefficient: k of :func:`~discrete_grpo.training.memory.rank_weights`.
 
     Raises:
@@ -48,7 +48,7 @@ class RememberedSizes:
         check_range("rank_coefficient", self.rank_coefficient, above=0)
 
     def __call__(self, memory: ScoredMemory, count: int, generator: torch.Generator) -> list[Context]:
-        """``count`` contexts, each a group of its own."""
+        """Return ``count`` contexts, each a group of its own."""
         known = [entry.sample for entry in memory.kept if self.policy.can_draw(entry.sample)]
         if not known:
             return [Context(k) for k in range(count)]

@@ -47,14 +47,14 @@ class ReplayedSample:
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """Key of rows that can share one rollout: their sites keep the positions that they had when each was scored alone."""
+        """Key of rows that can share a rollout: in it, their sites have the same positions as when each row is scored alone."""
         one = self.rollout
         shapes = tuple((name, value.shape) for name, value in one.states.items())
         return shapes, one.logp.shape, int(one.size), tuple(one.columns)
 
 
 class ReplayBuffer:
-    """The best unique samples drawn, best first; among equals the older first.
+    """The best unique samples drawn, best first; ties go to the older one.
 
     Args:
         policy: policy that draws the samples.

@@ -27,16 +27,16 @@ MOST = ("max_units", "max_steps")
 
 
 def cut_of(queue: MiniBatches) -> dict[str, Any]:
-    """The settings by which a generation was cut into updates and forward passes, for a checkpoint."""
+    """Return the settings by which a generation was split into updates and forward passes, for a checkpoint."""
     rows, steps = queue.config.passes
     told = {name: getattr(queue.config, name) for name in ("num_iterations", "steps_per_generation")}
     return {**told, "per_device_batch_size": rows, "timestep_chunk": steps}
 
 
 def cut_as_before(config: GRPOConfig, cut: Mapping[str, Any]) -> GRPOConfig:
-    """The settings with those of :func:`cut_of`, which hold until the generation is used up, whatever a resumed run asks for.
+    """Return the settings with those of :func:`cut_of`, which a resumed run must keep until the generation is used up.
 
-    The log-probs of the policy that drew the rows are kept by forward pass, so that other passes could not use them.
+    The log-probs of the policy that drew the rows are stored per forward pass, so other passes could not use them.
     """
     found = copy.copy(config)
     for name, value in cut.items():  # not by replace: they need not fit a changed size of generations

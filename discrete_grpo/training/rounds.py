@@ -1,9 +1,9 @@
 """Optimisation in rounds: propose, score, remember, and learn from the memory in several passes.
 
 A round takes samples of the policy and of other proposers, scores the new ones through the ledger, keeps them in a
-:class:`~discrete_grpo.training.memory.ScoredMemory`, and makes a number of updates on samples drawn from it by rank. Where
-:class:`~discrete_grpo.training.trainer.GRPOTrainer` learns from what its policy has just drawn, this loop learns from everything
-that was ever scored, whoever proposed it. Log-probs are computed anew in every pass.
+:class:`~discrete_grpo.training.memory.ScoredMemory`, and makes a number of updates on samples drawn from it by rank. While
+:class:`~discrete_grpo.training.trainer.GRPOTrainer` learns from the latest draws of its policy, this loop learns from all
+samples scored so far, from any source. Log-probs are recomputed in every pass.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ class Rounds:
 
     Args:
         policy: policy that draws and learns; with ``passes`` above 0 it must be an :class:`~discrete_grpo.core.rollout.Replayable`.
-        reward: what is optimised.
+        reward: reward to optimise.
         ledger: counter of the calls; its budget ends the run.
         key: canonical form of a sample, None for an invalid one; the canonical form must itself be a sample.
         objective: loss of an update.
         config: settings.
-        memory: where scored samples are kept; what it holds already, such as a warm start, takes part from the first round,
-            in the screen too.
+        memory: memory of scored samples; entries that it has already, such as a warm start, are used from the first round
+            on, also by the screen.
         known: scored samples for which the memory has no room; they are not proposed again, and the screen sees them.
-        proposers: whoever makes samples besides the policy.
+        proposers: sources of candidates besides the policy.
         screen: model that chooses among the candidates; None scores all of them.
-        rewrite: another text of the same sample for a pass, such as a SMILES in random order; None learns from the sample as it is.
-        contexts: what the policy is asked for in its draws: maps a memory, a number of draws and a generator to as many contexts,
-            such as :class:`~discrete_grpo.training.remembered_sizes.RememberedSizes`; None asks for nothing.
-        drawable: memory of the scored samples that the policy can draw, from which its updates and ``contexts`` take, so that what
-            proposers add beyond the policy's reach does not leave them without samples; empty at first. None: they take from
-            ``memory``, and leave out what the policy cannot draw.
-        generator: of all draws, on the policy's device.
+        rewrite: maps a sample to another text of it for a pass, such as a SMILES in random order; None keeps the sample.
+        contexts: function that maps a memory, a number of draws and a generator to as many contexts for the policy, such as
+            :class:`~discrete_grpo.training.remembered_sizes.RememberedSizes`; None uses empty contexts.
+        drawable: memory of the scored samples that the policy can draw, empty at first. Updates and ``contexts`` use it, so that
+            samples of proposers that the policy cannot draw do not displace all others. With None they use ``memory`` and skip
+            samples that the policy cannot draw.
+        generator: random generator of all draws, on the policy's device.
 
     Raises:
         ValueError: if the policy cannot learn from samples that it did not draw, for a screen with several generations, and for a
-            part without what the loop asks of it, such as a proposer without ``propose``.
+            component that lacks a required method, such as a proposer without ``propose``.
     """
 
     policy: Policy
@@ -107,7 +107,7 @@ class Rounds:
         self._new_share = 0.0
         self._drawn = False  # whether the policy draws the trajectories of samples
         self.progress = Progress()
-        self.latest: list[Remembered] = []  # what the last round scored
+        self.latest: list[Remembered] = []  # scores of the last round
         self._first_objective = copy.deepcopy(self.objective)
         self.optimizer = self._new_optimizer()
 
@@ -124,9 +124,9 @@ class Rounds:
     # -- the loop
 
     def run(self, after_round: Callable[[], None] | None = None) -> ScoredMemory:
-        """Make rounds until the budget is used up, the goal is reached, or the run is stale or flat; returns everything scored.
+        """Run rounds until the budget is used up, the goal is reached, or the run is stale or flat; return all scored samples.
 
-        A restart that brings nothing, no new sample or no better one, ends the run.
+        A restart that brings no new sample, or no better one, ends the run.
 
         Args:
             after_round: called after every round, where :meth:`state_dict` is the whole state; None does nothing.
@@ -138,7 +138,7 @@ class Rounds:
         return self.everything
 
     def _advance(self) -> None:
-        """Make a round; where the run is stale or flat, begin again or end."""
+        """Make a round; if the run is stale or flat, restart or end it."""
         c, p = self.config, self.progress
         p.idle = 0 if self.round() else p.idle + 1
         stale, flat = p.idle >= c.patience, self._on_plateau()
@@ -178,7 +178,7 @@ class Rounds:
         self.progress.restarts += 1
 
     def _leave_island(self) -> None:
-        """Begin an empty island, or at every second time one with all that was scored."""
+        """Start an empty island, or every second time one with all scored samples."""
         self.objective = copy.deepcopy(self._first_objective)
         self.memory.clear()
         if self.drawable is not None:
@@ -200,7 +200,7 @@ class Rounds:
             self.screen.observe([entry.sample for entry in entries], torch.tensor([entry.score for entry in entries]))
 
     def remember_drawable(self, entries: Sequence[Remembered]) -> None:
-        """Put those that the policy can draw into the memory of these, if there is one."""
+        """Add the samples that the policy can draw to ``drawable``, if there is one."""
         if self.drawable is None:
             return
         known = cast(Replayable, self.policy)
@@ -236,7 +236,7 @@ class Rounds:
         return rounds_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint of a loop that was made with the same arguments: what follows has the same bits."""
+        """Restore the checkpoint of a loop that was created with the same arguments; what follows is bit-identical."""
         restore_rounds(self, state)
 
     # -- proposing and scoring
@@ -300,7 +300,7 @@ class Rounds:
             scores = self.ledger.score([self.reward], samples, source=sources)[:, 0]
         except BudgetExhausted as spent:
             scores = spent.scores[:, 0]
-        if not self.ledger.exhausted:  # else some are unknown because the budget did not reach
+        if not self.ledger.exhausted:  # otherwise some are unknown because the budget ran out
             self.unknown |= {one[0]: None for one, score in zip(chosen, scores.tolist(), strict=True) if score != score}
         if self.screen is not None:
             self.screen.observe(samples, scores)
@@ -376,7 +376,7 @@ class Rounds:
         return Draws(table[:, 0], table[:, 1], self._new_share)
 
     def _reference_logp(self, batch: Sequence[Remembered], rollout: Rollout) -> Float[Tensor, " batch"]:
-        """log π_ref of the samples, computed once per sample that has one trajectory only, as the reference never changes."""
+        """log π_ref of the samples, computed once for samples with a single trajectory, as the reference never changes."""
         if self._drawn:
             self.ref_logp.clear()
         rows = [k for k, entry in enumerate(batch) if entry.sample not in self.ref_logp]

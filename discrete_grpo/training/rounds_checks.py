@@ -1,4 +1,4 @@
-"""Checks of the parts of the loop over rounds, before any of them is asked."""
+"""Checks the components of the loop over rounds before any of them is called."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from discrete_grpo.training.rounds_config import RoundsConfig
 __all__ = ["check_parts"]
 
 METHODS = {"ledger": ("score",), "screen": ("observe", "forget", "merit"), "proposers": ("propose",)}
-"""Argument -> the methods that it must have."""
+"""Mapping of an argument to the methods that it must have."""
 
 
 def check_parts(**parts: Any) -> None:
-    """Refuse parts of :class:`~discrete_grpo.training.rounds.Rounds` that lack what the loop asks of them.
+    """Refuse components of :class:`~discrete_grpo.training.rounds.Rounds` that lack a required method.
 
     Args:
         **parts: the arguments of the loop by name.

@@ -15,21 +15,21 @@ class RoundsConfig:
     """Settings of :class:`~discrete_grpo.training.rounds.Rounds`; the defaults are those of Genetic GFN, arXiv 2402.05961.
 
     Attributes:
-        draws: samples that the policy draws per round, at least 1.
-        children: samples that each proposer makes per generation, at least 0.
-        generations: how often per round the proposers make children, at least 1: the first time beside the policy's samples, then
-            with parents also among all that the round has scored so far. With a screen it must be 1.
+        draws: number of samples that the policy draws per round, at least 1.
+        children: number of samples that each proposer makes per generation, at least 0.
+        generations: number of times per round that the proposers make children, at least 1: first together with the policy's
+            samples, then with parents that include all samples scored in the round so far. With a screen it must be 1.
         passes: updates per round, at least 0.
         batch_size: remembered samples per update, at least 0.
-        explore: how many of a batch are drawn from all scored samples with equal odds instead of by rank, in [0, ``batch_size``];
+        explore: number of samples of a batch drawn uniformly from all scored samples instead of by rank, in [0, ``batch_size``];
             one that is in the batch already is not added again.
-        fresh_passes: how many of the passes learn from what the round has just scored too, in [0, ``passes``].
-        learning_rate: of Adam, on the weights of the policy.
-        objective_learning_rate: the same on the objective's own parameters, such as log Z.
+        fresh_passes: number of passes that also learn from the samples just scored in the round, in [0, ``passes``].
+        learning_rate: learning rate of Adam for the weights of the policy.
+        objective_learning_rate: learning rate of Adam for the objective's own parameters, such as log Z.
         max_grad_norm: norm to which the gradient of the policy's weights is clipped; None does not clip.
-        take: candidates per round that are scored if there is a screen, at least 1; the policy's come first until it is fitted.
-        unscreened: of these, samples of the policy that are scored whatever the screen says; in [0, ``take``].
-        take_children: of these, at most so many that proposers made; None sets no limit, nor does one above ``take``.
+        take: number of candidates scored per round with a screen, at least 1; those of the policy come first until it is fitted.
+        unscreened: number of these that are samples of the policy scored without the screen, in [0, ``take``].
+        take_children: largest number of these that come from proposers; None, or a value above ``take``, sets no limit.
         patience: rounds in a row without a new sample after which the run is stale, at least 1.
         plateau: scored samples without a change of the ten best scores after which the run is stale too, at least 1; None goes on.
         when_stale: ``stop`` ends the run; ``restart`` puts back the weights that the policy began with, keeps the memory, the
@@ -37,7 +37,7 @@ class RoundsConfig:
             the last restart. ``islands`` begins anew, with the first weights, an empty memory and screen and the first objective,
             and at every second time with all that was scored in the memory and the screen; it ends the run only if nothing new was
             scored since the last time.
-        goal: score that ends the run once the ten best have it, to 1e-9; None goes on.
+        goal: score that ends the run once the ten best samples reach it, to 1e-9; None sets no goal.
         bf16: whether the passes run under bfloat16 autocast, ``auto`` if the device has units for it; samples are drawn without.
 
     Raises:

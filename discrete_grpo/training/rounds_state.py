@@ -25,10 +25,10 @@ class Progress:
         rounds: rounds made.
         restarts: restarts made.
         idle: rounds in a row without a new sample.
-        known: samples that were scored at the last restart; -1 before the first.
+        known: number of samples scored at the last restart; -1 before the first.
         best: the ten best scores of the memory at the last restart.
         top: the ten best scores of the memory now.
-        risen_at: samples that were scored when they last changed.
+        risen_at: number of samples scored when ``top`` last changed.
         ended: whether the loop ended by itself.
     """
 
@@ -47,11 +47,11 @@ class Stateful(Protocol):
     """An object with a state for checkpoints: a module, a screen, an objective that changes from round to round."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that has changed since the object was made."""
+        """Return all state that has changed since the object was created."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Any:
-        """Go on from :meth:`state_dict`."""
+        """Restore the result of :meth:`state_dict`."""
         ...
 
 
@@ -89,7 +89,7 @@ def rounds_state(loop: Rounds) -> dict[str, Any]:
 
 
 def restore_rounds(loop: Rounds, state: Mapping[str, Any]) -> None:
-    """Restore the state in a new loop with the same arguments; its next round has the same bits."""
+    """Restore the state in a new loop with the same arguments; its next round is bit-identical."""
     as_module(loop.policy).load_state_dict(state["policy"])
     for part, kept in ((loop.objective, state["objective"]), (loop.screen, state["screen"])):
         if kept is not None:

@@ -1,4 +1,4 @@
-"""Draws the groups of a generation and has them scored.
+"""Draws and scores the groups of a generation.
 
 The groups are drawn in *shards*, independent random streams that are distributed evenly over the processes. Samples depend on the
 number of shards and not on the number of processes: two processes with one shard each draw the same as one process with two.
@@ -103,8 +103,8 @@ def check_shards(count: int, config: GRPOConfig, processes: int) -> None:
 def scores_while_drawing(config: GRPOConfig, rewards: Sequence[Reward], shards: int) -> bool:
     """Whether a process with ``shards`` shards scores the groups of one while it draws those of the next.
 
-    ``auto`` means where every reward runs in a pool of worker processes: the thread that waits for them takes no processor time
-    from drawing, and no reward finds itself outside of the main thread, where handlers of signals are not allowed.
+    ``auto`` means yes if every reward runs in a pool of worker processes: the thread that waits for them then takes no CPU time
+    from sampling, and no reward runs outside the main thread, where signal handlers are not allowed.
     """
     pooled = all(map(elsewhere, rewards))
     return shards > 1 and (pooled if config.score_while_drawing == "auto" else bool(config.score_while_drawing))
@@ -142,8 +142,8 @@ class Generation:
 
     Attributes:
         mine: batches of each shard of this process.
-        every: batches of each shard of the run; of other processes without trajectories, but for the states that the policy learns
-            from, and with samples in the first process alone.
+        every: batches of each shard of the run. Those of other processes lack trajectories, except for the states that the policy
+            learns from, and have samples only in the first process.
         rows: rows to train on, one list per shard of this process.
         advantage: advantage of each row drawn in the run, on the CPU.
         failures: samples that could not be scored, by process and reward.
@@ -167,7 +167,7 @@ class Generation:
 
 
 def observed_states(policy: Policy) -> tuple[str, ...] | None:
-    """Names of the states that a policy reads when it observes a generation; None if it does not say and may read all."""
+    """Names of the states that a policy reads when it observes a generation; None if it declares none and may read all."""
     if not is_observer(policy):
         return ()
     names = getattr(policy, "observed_states", None)
@@ -175,7 +175,7 @@ def observed_states(policy: Policy) -> tuple[str, ...] | None:
 
 
 def with_samples(batch: Batch, samples: Sequence[Any]) -> Batch:
-    """The batch with other samples; none, where they need not be sent."""
+    """The batch with other samples, or without samples if they need not be sent."""
     return replace(batch, rollout=replace(batch.rollout, samples=tuple(samples) or (None,) * len(batch.rollout)))
 
 
@@ -187,7 +187,7 @@ def gather_samples(mine: Sequence[Sequence[Batch]], processes: ProcessGroup) -> 
 
 @dataclass(frozen=True)
 class GroupSampler:
-    """Draws whole groups from a policy and has them scored.
+    """Draws whole groups from a policy and scores them.
 
     Attributes:
         policy: policy that draws the samples.
@@ -256,7 +256,7 @@ class GroupSampler:
     def _share(self, drawn: Drawn) -> Tensor:
         """Return the rewards of the groups that a shard draws first.
 
-        Where earlier shards of the generation used the budget up, new samples have none: what was paid for is trained on.
+        If earlier shards of the generation used up the budget, new samples have no reward; the run trains on those scored before.
         """
         try:
             return self._score(drawn)
@@ -271,7 +271,7 @@ class GroupSampler:
         return replace(batch, kl=self.reward_kl(batch))
 
     def _dealt_sizes(self) -> Sequence[Sequence[int] | None]:
-        """Sizes of the groups of each shard of this process, which the first one deals; None where a shard draws its own."""
+        """Sizes of the groups of each shard of this process, dealt by the first process; None if shards draw their own."""
         count = len(self.shards) * self.processes.count
         if not sizes_are_dealt(self.policy, self.columns, shards=count, refines=self.config.refine_fraction > 0):
             return [None] * len(self.shards)
@@ -300,7 +300,7 @@ class GroupSampler:
             try:
                 ahead = self._drawn(self.shards[k + 1], sizes=sizes[k + 1]) if k + 1 < len(self.shards) else None
             except Exception:
-                job.wait()  # nothing is scored behind the back of whoever handles the error
+                job.wait()  # no scoring continues while the error is handled
                 raise
             found.append(self._completed(shard, self._scored(drawn, job.result())))
             drawn = ahead or drawn
@@ -319,7 +319,7 @@ class GroupSampler:
                 break
             try:
                 found.append(self.batch(shard, missing))
-            except BudgetExhausted:  # what was paid for is trained on
+            except BudgetExhausted:  # the scored samples are trained on
                 break
         return found if shard.replay is None else found + shard.replay.join(found[0], shard.generator)
 
@@ -352,7 +352,7 @@ class GroupSampler:
         return Generation(mine, every, self._own(mine, every, rows), advantage, [told for _, _, told in found])
 
     def _rows(self, batches: Sequence[Batch]) -> list[TrainRows]:
-        """The rows with their advantages; an error of a function of one's own ends the run as that of a reward does."""
+        """The rows with their advantages; an error of a custom function ends the run as an error of a reward does."""
         if self.advantage_func is None:
             return train_rows(batches, self.config)
         found = list[TrainRows]()

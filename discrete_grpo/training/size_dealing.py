@@ -1,8 +1,8 @@
-"""Sizes of the groups of a generation, drawn together and dealt so that all shards have about the same work.
+"""Distributes the sizes of the groups of a generation so that all shards have about the same work.
 
-The work of a graph grows with its pairs of nodes. Where every shard draws the sizes of its own few groups, the process with the
-largest graphs keeps the others waiting. Groups are exchangeable, so which shard has which of them does not change the law of a
-generation.
+The work per graph grows with its number of node pairs. If every shard drew the sizes of its own few groups, the others would
+wait for the process with the largest graphs. Groups are exchangeable, so their assignment to shards does not change the law of
+a generation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from discrete_grpo.core.rollout import is_size_drawer
 __all__ = ["dealt", "sizes_are_dealt"]
 
 OWN_SIZES = frozenset({"num_nodes", "fixed", "restart"})
-"""Columns of a condition that have a say in the size of its groups."""
+"""Columns of a condition that influence the size of its groups."""
 
 
 def sizes_are_dealt(policy: object, conditions: Sequence[Mapping[str, Any]] | None, *, shards: int, refines: bool) -> bool:
@@ -35,7 +35,7 @@ def dealt(sizes: Sequence[int], shards: int) -> list[list[int]]:
     """Deal the sizes of groups: as many to each shard, and about equal sums of n².
 
     In each round the largest sizes that are left, one per shard, are dealt: the largest to the shard that has the least so far.
-    A shard keeps its sizes in the order in which they were drawn, so that the place of a group says nothing of its size.
+    A shard keeps its sizes in the order of the draws, so that the position of a group is independent of its size.
 
     >>> dealt([9, 1, 2, 8, 7, 3], 2)
     [[9, 2, 3], [1, 8, 7]]

@@ -45,7 +45,7 @@ def restore_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
     """Put the weights of a checkpoint into a module.
 
     Raises:
-        CheckpointError: in one line, for weights of a module of another form.
+        CheckpointError: in one line, for weights of a module with other parameters.
     """
     try:
         module.load_state_dict(weights)
@@ -95,14 +95,14 @@ def checkpoints_of(run: str | Path | None, config: GRPOConfig) -> Checkpoints | 
 def stored_state(
     checkpoints: Checkpoints | None, rewards: Sequence[Reward], functions: Mapping[str, str | None], processes: ProcessGroup
 ) -> dict[str, Any]:
-    """The training state of the newest checkpoint of a run; a line says which functions of the user are others now.
+    """Return the training state of the newest checkpoint of a run; print a line if custom functions have changed.
 
     Args:
         checkpoints: those of the run; None where it has no folder.
-        rewards: rewards with which it goes on.
-        functions: names of the functions with which it goes on, by the argument of the trainer that takes them; see
-            :func:`~discrete_grpo.core.reward_arguments.function_names`. Two functions of one name are taken to be the same.
-        processes: processes that go on, and their device.
+        rewards: rewards of the resumed run.
+        functions: names of the custom functions of the resumed run, by the argument of the trainer; see
+            :func:`~discrete_grpo.core.reward_arguments.function_names`. Functions of the same name are considered the same.
+        processes: processes of the resumed run, and their device.
 
     Raises:
         ValueError: without a folder, for another kind of device, or for rewards of other names.
@@ -117,7 +117,7 @@ def stored_state(
     if state["rewards"] != reward_names(rewards):
         named = ", ".join(reward_names(rewards))
         raise ValueError(f"reward_funcs: {named}, expected {', '.join(state['rewards'])} as in the run to resume")
-    if processes.first and not (checkpoints.folder.parent / SETTINGS).is_file():  # where it is, `train` tells of them
+    if processes.first and not (checkpoints.folder.parent / SETTINGS).is_file():  # with that file, `train` reports these
         before = state.get("functions", functions)  # checkpoints of earlier versions do not say
         others = [name for name, now in functions.items() if before.get(name) != now]
         print_notes(f"{name}: was {before.get(name)} in the run so far, is {functions[name]} from here on" for name in others)
@@ -153,7 +153,7 @@ def restore_global_state(state: Mapping[str, Any]) -> None:
 
 
 def conditions_digest(columns: Sequence[Mapping[str, Any]] | None) -> str | None:
-    """A digest of conditions, to notice other ones; None where there are none or they cannot be described."""
+    """A digest of conditions, to detect changed ones; None if there are none or they cannot be described."""
     try:
         return None if columns is None else hashlib.sha256(json.dumps(describe(columns)).encode()).hexdigest()
     except (TypeError, ValueError):
@@ -194,14 +194,14 @@ class RunState:
         return [p for p in self.module.parameters() if p.requires_grad]
 
     def restart_stale(self) -> None:
-        """If the policy is stale and is to be restarted, begin again with the first weights; memory and ledger stay."""
+        """If the policy is stale and is to be restarted, restore the initial weights; memory and ledger are kept."""
         if self.patience is None or not self.patience.restarts_now:
             return
         self.patience.restart(changing_weights(self.module), self.optimizer)
         self._follow()  # the reference has moved with sync_ref_model
 
     def begin_here(self) -> None:
-        """Make the present weights those that the run begins with: of the reference, the moving average and a restart."""
+        """Make the current weights the initial ones of the run: those of the reference, the moving average and a restart."""
         self._follow()
         if self.patience is not None:
             self.patience.begin_here(changing_weights(self.module))

@@ -205,7 +205,7 @@ class GRPOTrainer:
         """
         kept = self.checkpoints
         if kept is not None and self.processes.run_all(lambda: self.step == 0 and not kept.all())[0]:
-            if self.pending is None:  # what was scored since this object was made, as by an evaluation, counts and draws too
+            if self.pending is None:  # calls and draws since this object was created, such as those of an evaluation, count too
                 self._safe = self.state.snapshot()
             self.save()
         try:
@@ -345,7 +345,7 @@ class GRPOTrainer:
         if queue.done >= queue.updates:
             self.pending = None
             self.learner.forget_tables()
-            if self.patience is not None and "oracle/new_calls" in line:  # not counted where patience came in the middle of it
+            if self.patience is not None and "oracle/new_calls" in line:  # not counted if patience was set in the middle of it
                 self.patience.count(line["oracle/new_calls"], queue.done)
         return line if self.patience is None else line | self.patience.metrics()
 

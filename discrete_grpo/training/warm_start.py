@@ -1,4 +1,4 @@
-"""Warm start: samples from elsewhere, such as the lines of a file, scored through the ledger and put into a memory.
+"""Warm start: scores given samples, such as the lines of a file, through the ledger and adds them to a memory.
 
 Each new sample is a call like any other: a start that is not counted would make a comparison at equal budgets unfair.
 """
@@ -60,11 +60,11 @@ class WarmStart:
     """Outcome of a warm start.
 
     Attributes:
-        read: samples taken.
+        read: number of samples read.
         invalid: those of them that are invalid; they cost no call and enter no memory.
         unknown: those whose reward is unknown, or for which the budget was too small; they enter no memory either.
-        added: samples that entered the memory.
-        calls: calls that the ledger added.
+        added: number of samples that entered the memory.
+        calls: number of calls that the ledger counted for them.
     """
 
     read: int = 0
@@ -87,8 +87,8 @@ def warm_start(
 ) -> WarmStart:
     """Score samples through the ledger, in their order, and put those with a known reward into a memory.
 
-    It ends after ``limit`` samples, with the samples, or with the budget of the ledger, whichever comes first. A used budget is no
-    error here: the next sample of whoever goes on raises it.
+    It ends after ``limit`` samples, with the last sample, or with the budget of the ledger, whichever comes first. A used-up
+    budget is not an error here: scoring the next new sample raises it.
 
     Args:
         samples: samples of the kind that the rewards take; an iterator is not read further than needed.
