@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 EPS = 1e-4
-"""Added to every standard deviation that divides (TRL's value)."""
+"""Constant added to every standard deviation before a division, as in TRL."""
 ROUNDING = 1e-12
 """Rewards of a group are equal if they differ by at most this times the largest magnitude that was summed for any of them.
 
@@ -211,7 +211,7 @@ def advantages(
         beta: β.
 
     Raises:
-        ValueError: if ``weights`` has another length than there are rewards.
+        ValueError: if the number of ``weights`` differs from that of the rewards.
     """
     if weights is not None and len(weights) != rewards.shape[1]:
         raise ValueError(f"reward_weights: {len(weights)} weights, expected one per reward ({rewards.shape[1]})")

@@ -21,10 +21,10 @@ Mean: TypeAlias = tuple[Tensor, Tensor]
 
 @runtime_checkable
 class BatchShare(Protocol):
-    """The share that a process has in a batch, as the ``likelihood_loss`` of a policy is given it.
+    """The share that a process has in a batch: an argument of the ``likelihood_loss`` of a policy.
 
-    What is random is drawn for the whole batch, from a generator that is in the same state in all processes; then each computes
-    its own rows. Every term of the loss goes through :meth:`means`, in one call per batch.
+    Random numbers are drawn for the whole batch, from a generator that is in the same state in all processes; each process then
+    computes its own rows. Every term of the loss goes through :meth:`means`, in one call per batch.
     """
 
     @property
@@ -58,11 +58,11 @@ class WholeBatch:
 
 WHOLE = WholeBatch()
 IGNORED = -100
-"""In the place of the class of a site that does not exist."""
+"""Class number that stands for the class of a site that does not exist."""
 
 
 def mean_of(values: Float[Tensor, "*site"], exists: Bool[Tensor, "*site"] | None = None) -> Mean:
-    """Mean of the values, or of those that exist, and their number; nothing makes a GPU wait.
+    """Mean of the values, or of those under the mask, and their number, without synchronising with a GPU.
 
     >>> import torch
     >>> [float(x) for x in mean_of(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([True, True, False]))]
@@ -75,7 +75,7 @@ def mean_of(values: Float[Tensor, "*site"], exists: Bool[Tensor, "*site"] | None
 
 
 def cross_entropy(logits: Float[Tensor, "*site class"], classes: Int[Tensor, " *site"], exists: Bool[Tensor, " *site"]) -> Mean:
-    """Mean of -log softmax(logits)[class] over the sites that exist, and their number; nothing makes a GPU wait.
+    """Mean of -log softmax(logits)[class] over the existing sites, and their number, without synchronising with a GPU.
 
     >>> import torch
     >>> classes = torch.tensor([[0, 1]])
@@ -83,7 +83,7 @@ def cross_entropy(logits: Float[Tensor, "*site class"], classes: Int[Tensor, " *
     >>> round(float(mean.exp()), 6), int(count)
     (4.0, 1)
     """
-    known = torch.where(exists[..., None], logits, 0.0)  # those of padding may be anything, also -inf
+    known = torch.where(exists[..., None], logits, 0.0)  # logits of padding may have any value, also -inf
     wanted = torch.where(exists, classes, IGNORED)
     total = nn.functional.cross_entropy(known.flatten(0, -2), wanted.flatten(), ignore_index=IGNORED, reduction="sum")
     count = exists.sum()

@@ -33,11 +33,11 @@ __all__ = [
 
 
 MIRRORED = 1e-6
-"""Largest difference of two probabilities that count as mirror images."""
+"""Largest difference of two probabilities that are regarded as mirror images."""
 DISTINCT = 1e-3
-"""Least difference of two probabilities that makes tables distinct."""
+"""Smallest difference of two probabilities from which tables are regarded as distinct."""
 ENOUGH_PAIRS = 8
-"""Number of mirrored pairs that cannot be a coincidence, even if all tables are the same."""
+"""Number of mirrored pairs that is no coincidence even if all tables are the same."""
 
 
 def _is_edge_matrix(log_probs: Tensor, action: Tensor, mask: Tensor) -> bool:
@@ -70,7 +70,7 @@ class Sites:
         action: the class drawn at every site [B, S, U].
         mask: True where the site exists and the policy chose it [B, S, U]. A fixed or padded site is False and
             contributes nothing, in value or gradient, whatever the other fields hold there.
-        name: name of this kind of site, by which metrics tell kinds apart; empty for none.
+        name: name of this kind of site in metrics; empty for none.
 
     An unordered pair is one site. A full edge matrix [B, N, N, C], in which it would count twice, is refused: where S = U > 1,
     the values are compared with their mirror images, which synchronises with an accelerator; other shapes cost nothing.
@@ -85,7 +85,7 @@ class Sites:
     name: str = ""
 
     def __post_init__(self) -> None:
-        """Check the shapes and dtypes, and that no pair stands twice."""
+        """Check the shapes and dtypes, and that no pair occurs twice."""
         tables = tuple(self.log_probs.shape)
         if len(tables) != 4:
             raise ValueError(f"log_probs: shape {tables}, expected [B, S, U, C] (pairs of nodes are packed by graphs.upper)")
@@ -125,8 +125,8 @@ class Scores:
         entropy: H(π_θ), without gradient.
         mask: True for sites that count.
         kl: exact KL(π_θ ‖ π_ref), differentiable; None without a reference.
-        kl_forward: exact KL(π_ref ‖ π_θ), which sees classes the policy has dropped; without gradient unless :func:`score_sites`
-            was asked for it. None without a reference.
+        kl_forward: exact KL(π_ref ‖ π_θ), which includes classes that the policy has dropped; without gradient unless
+            :func:`score_sites` was called with ``forward_gradient``. None without a reference.
         kinds: name and number of sites U of each kind, in order; empty if no kind has a name.
     """
 
@@ -268,7 +268,7 @@ def score_sites(
 
     Args:
         sites: sites of the policy, one entry per kind of site; kinds may differ in U and C.
-        reference: those of the frozen reference for the same steps, or None.
+        reference: sites of the frozen reference for the same steps, or None.
         forward_gradient: whether KL(π_ref ‖ π_θ) is differentiable as well.
 
     Raises:

@@ -33,7 +33,7 @@ __all__ = [
 FINITE = "a finite number"
 
 LAST_SEED = 2**32 - 1
-"""The largest random seed, that of numpy. It stands here because the settings, which the help reads, import no torch."""
+"""The largest random seed of numpy. It is defined here because the modules of the settings must not import torch."""
 
 
 def check_range(
@@ -72,7 +72,7 @@ def check_range(
         raise ValueError(f"{name}: {value!r}, expected {told if told == FINITE else f'a number, {told}'}{note}")
     inside = (least is None or value >= least) and (above is None or value > above)
     inside = inside and (most is None or value <= most) and (below is None or value < below)
-    finite = isinstance(value, Integral) or math.isfinite(value)  # a large whole number has no float
+    finite = isinstance(value, Integral) or math.isfinite(value)  # a large integer has no float
     if inside and not finite:  # the range alone would not tell
         raise ValueError(f"{name}: {value}, expected {FINITE}{note}")
     if not inside:
@@ -138,7 +138,7 @@ def check_fields(
 
 
 def check_sizes(name: str, sizes: object, kind: type) -> None:
-    """Raise ``ValueError`` unless ``sizes`` is a ``kind``, a dataclass, whose fields of type int are whole; ranges are its own."""
+    """Raise ``ValueError`` unless ``sizes`` is a dataclass ``kind`` whose int fields are whole; it checks their ranges itself."""
     if not isinstance(sizes, kind):
         raise ValueError(f"{name}: a {type(sizes).__name__}, expected {kind.__name__}")
     for field_name, kinds in _kinds(cast(Hashable, type(sizes))).items():
@@ -147,7 +147,7 @@ def check_sizes(name: str, sizes: object, kind: type) -> None:
 
 
 def plain_number(value: Any) -> Any:
-    """A number of Python in the place of one of another library, such as numpy; other values as they are."""
+    """Convert a number of another library, such as numpy, to Python's; return other values unchanged."""
     if isinstance(value, Integral) and not isinstance(value, int):
         return int(value)
     return float(value) if isinstance(value, Real) and not isinstance(value, int | float) else value
@@ -170,7 +170,7 @@ def check_choices(settings: object) -> None:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature of a function; None for those that have none, such as some that are written in C."""
+    """The signature of a function; None if it has none, as some functions written in C."""
     try:
         return inspect.signature(function)
     except (ValueError, TypeError):
@@ -208,7 +208,7 @@ def check_text(name: str, value: object, expected: str) -> None:
 
 
 def check_folder_name(name: str, value: object) -> None:
-    """Raise ``ValueError`` unless ``value`` names a folder; blank text would be the present one.
+    """Raise ``ValueError`` unless ``value`` names a folder; blank text would mean the current folder.
 
     >>> check_folder_name("output_dir", "")
     Traceback (most recent call last):
@@ -226,7 +226,7 @@ def check_switch(name: str, value: object) -> None:
 
 @cache
 def _kinds(settings: Any) -> dict[str, tuple[Any, ...]]:
-    """The types of every field of a dataclass, of which its value has one."""
+    """The types that the value of each field of a dataclass may have."""
     hints = get_type_hints(settings)
     found = {field.name: hints[field.name] for field in fields(settings)}
     return {name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,) for name, hint in found.items()}
@@ -252,7 +252,7 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
 
 @contextmanager
 def told_as(argument: str, was: str = "data") -> Iterator[None]:
-    """Let errors that begin with the name ``was`` begin with the name of the argument that the caller was given.
+    """Replace the name ``was`` at the beginning of an error by the name of the caller's own argument.
 
     >>> with told_as("reference"):
     ...     raise ValueError("data: no graphs, expected at least one")

@@ -1,4 +1,4 @@
-"""What a checkpoint must say of a policy, so that its samples can be decoded again: kept on the policy itself."""
+"""Metadata that a checkpoint stores about a policy to decode its samples, kept as an attribute of the policy."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ P = TypeVar("P")
 
 
 def describe(policy: P, metadata: Mapping[str, Any]) -> P:
-    """Keep ``metadata`` on a policy, or on the one that it wraps, and return the policy.
+    """Attach ``metadata`` to a policy, or to the one that it wraps, and return the policy.
 
     Args:
-        policy: a policy; a wrapper has the other one as its attribute ``policy``.
+        policy: a policy; a wrapper has the inner policy as its attribute ``policy``.
         metadata: JSON values, such as ``kind`` and ``statistics``; they are stored with every checkpoint of the policy.
     """
     _innermost(policy).sample_metadata = dict(metadata)
@@ -22,7 +22,7 @@ def describe(policy: P, metadata: Mapping[str, Any]) -> P:
 
 
 def description(policy: Any) -> dict[str, Any]:
-    """The metadata that :func:`describe` kept on a policy; empty for any other.
+    """Return the metadata that :func:`describe` attached to a policy; empty if there is none.
 
     >>> class Policy: ...
     >>> description(describe(Policy(), {"kind": "text"})), description(Policy())

@@ -1,4 +1,4 @@
-"""Drawing from a policy, with checks of what its ``sample`` returns and the place of an error in a user's own code."""
+"""Sampling from a policy, with checks of the rollout and error messages that name the line in a user's own code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["PolicyError", "draw"]
 
 
 class PolicyError(RuntimeError):
-    """Raised when the method ``sample`` of a policy raises in a user's own code, or returns no rollout of its contexts."""
+    """Raised when the method ``sample`` of a user's policy raises, or does not return a rollout of its contexts."""
 
 
 def draw(
@@ -23,17 +23,17 @@ def draw(
 ) -> Rollout:
     """Draw one trajectory per context.
 
-    Ids of groups and log-probs are looked at on the CPU only, as reading them from an accelerator makes the host wait.
+    Group ids and log-probs are checked on the CPU only, as reading them from an accelerator makes the host wait.
 
     Args:
-        policy: is drawn from.
+        policy: policy to draw from.
         contexts: one per trajectory.
-        generator: of the draws.
-        added: columns that the policy need not return, such as those that start it from a finished sample.
+        generator: random generator of the draws.
+        added: columns that the policy need not return, such as those of a restart from a finished sample.
 
     Raises:
-        PolicyError: in one line, if a user's own policy raises, or what it returns has another length, shape, group or set of
-            columns than the contexts ask for.
+        PolicyError: in one line, if a user's own policy raises, or the length, shapes, groups or columns of its rollout do
+            not match the contexts.
     """
     name = f"policy {type(policy).__name__}.sample"
     try:
@@ -53,7 +53,7 @@ def draw(
 
 
 def _fault(found: Any, contexts: Sequence[Context], added: Collection[str]) -> str | None:
-    """Describe what is wrong with a rollout of these contexts; None if nothing is."""
+    """Describe what is wrong with a rollout of these contexts; None if it is valid."""
     if not isinstance(found, Rollout):
         return f"returned {'None' if found is None else f'a {type(found).__name__}'}, expected a Rollout"
     if (fault := _lengths(found, len(contexts)) or _shapes(found, len(contexts))) is not None:

@@ -1,4 +1,4 @@
-"""Where an error was raised in code that is neither this package's nor a library's."""
+"""The place in a user's own code where an error was raised."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def error_place(error: BaseException) -> str:
-    r"""Return the file and line in a user's code where an error was raised, in brackets after a space, for the end of its message.
+    r"""Return the file and line in a user's code where an error was raised, as a suffix in brackets for its message.
 
-    The line is the innermost one on the way to the error that stands in a file outside this package, the standard library and
-    installed packages; the text is empty if there is none, and for a ``SyntaxError``, whose own message ends with its place.
+    It is the innermost line of the traceback in a file outside this package, the standard library and installed packages. The
+    text is empty if there is none, and for a ``SyntaxError``, whose own message ends with its place.
 
     >>> try:
     ...     exec(compile("scores = {}\nscores['CCO']", "/home/me/my_reward.py", "exec"))

@@ -1,8 +1,8 @@
 """Isotropic Gaussians as sites of a step: exact log-density, entropy and KL, also on the subspace of zero mean.
 
-A site is a point in D dimensions, such as the position of an atom. Points of a molecule that move in the subspace of zero mean have
-D (N - 1) dimensions together; every one of them then counts D (N - 1) / N, so that the sum over the molecule is the log-density
-with respect to the Lebesgue measure of the subspace.
+A site is a point in D dimensions, such as the position of an atom. N points of a molecule in the subspace of zero mean have D (N -
+1) dimensions together; each of them then counts as D (N - 1) / N, so that the sum over the molecule is the log-density with respect
+to the Lebesgue measure of the subspace.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GaussianSites:
         std: σ [B, S, U], more than 0.
         action: the point drawn at every site [B, S, U, D].
         mask: True where the site exists and the policy chose it [B, S, U]; whatever the other fields hold elsewhere does not count.
-        dimension: d [B, S, U], the number of dimensions that a site counts; None is D. With zero-mean points it is D (N - 1) / N.
+        dimension: d [B, S, U], the number of dimensions of each site; None means D. For zero-mean points it is D (N - 1) / N.
         name: name of this kind of site, as in :class:`~discrete_grpo.core.categorical.Sites`.
 
     Raises:

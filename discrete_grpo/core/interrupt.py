@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM: a run stops where no work is lost."""
+"""Handling of Ctrl-C and SIGTERM: a run stops at a point where no work is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Interrupted(Exception):
 
 
 class Interrupt:
-    """Flag that is true once a stop was requested; training loops check it between updates."""
+    """Flag that is true after a stop was requested; training loops check it between updates."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -33,7 +33,7 @@ class Interrupt:
 
     @contextmanager
     def cutting(self) -> Iterator[None]:
-        """Within the block, whose work can be done again, a request to stop ends the work at once; so does one made before it.
+        """Make a stop request, also an earlier one, end the work of the block at once; the work must be repeatable.
 
         Raises:
             Interrupted: if a stop was requested, even where code of the block has caught the ``KeyboardInterrupt`` that ends it.
@@ -53,7 +53,7 @@ class Interrupt:
 
 @contextmanager
 def interruptible(told: bytes = STOPPING) -> Iterator[Interrupt]:
-    """Within the block, the first Ctrl-C or SIGTERM only sets the flag and says so; a second Ctrl-C raises as usual.
+    """Make the first Ctrl-C or SIGTERM inside the block only set the flag and print a line; a second Ctrl-C raises as usual.
 
     Within :meth:`Interrupt.cutting` the first one also ends the work at once. Outside the main thread, where Python allows no
     handlers, the flag simply stays unset.

@@ -1,4 +1,4 @@
-"""JSON files that are written as a whole, and the values that JSON knows."""
+"""Atomic writes of JSON files, and conversion of values to JSON types."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["plain", "read_json", "write_json"]
 
 
 def plain(value: Any) -> Any:
-    """A value as it is after it was written as JSON and read again.
+    """Convert a value to what it is after it was written as JSON and read again.
 
-    Numbers and truth values of other libraries, 0-d arrays and tensors become those of Python; numbers that are not finite become
-    None. What JSON does not know becomes its text, and so does a number that no float is near.
+    Numbers and booleans of other libraries, 0-d arrays and tensors become those of Python; numbers that are not finite become
+    None. Values of types that JSON lacks become text, as does a number beyond the range of a float.
 
     >>> plain({1: (2.5, float("nan")), "folder": Path("runs")})
     {'1': [2.5, None], 'folder': 'runs'}
@@ -48,7 +48,7 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The mapping in a JSON file; None where there is no such file, or it holds something else."""
+    """Read the mapping in a JSON file; None if there is no such file, or it has other content."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -41,11 +41,11 @@ __all__ = [
 Estimator = Literal["exact", "k1", "k2", "k3"]
 Direction = Literal["reverse", "forward"]
 MAX_GAP = 20.0
-"""d is clamped to ± this, so that a class which the reference never draws gives a large number and not infinity."""
+"""d is clamped to ± this value, so that a class of probability 0 under the reference gives a large finite number."""
 
 
 def k1(d: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-    """-d = log π_θ/π_ref: unbiased, and negative where the policy is less sure than the reference.
+    """-d = log π_θ/π_ref: unbiased, and negative where π_θ < π_ref.
 
     Source: Schulman (2020), Approximating KL Divergence, http://joschu.net/blog/kl-approx.html, as k2 and k3.
     """
@@ -112,8 +112,8 @@ def importance_corrected(
 ) -> Float[Tensor, "batch step site"]:
     """r·k, for k2 sg(r)·k: with samples of π_old its expected gradient is that of the KL itself.
 
-    r is each site's own ratio, whatever the level of the loss's ratio. ``old_logp`` None means π_old = π_θ: the value is the
-    estimate's, and the gradient has the score that the estimate alone lacks.
+    r is each site's own ratio, whatever the level of the loss's ratio. ``old_logp`` None means π_old = π_θ: the value is
+    that of the estimate, and the gradient includes the score term that the estimate lacks.
 
     Source: DeepSeek-AI (2025), DeepSeek-V3.2, section 3.1, arXiv 2512.02556 (k3), as in TRL's ``use_bias_correction_kl``.
     """
@@ -141,7 +141,7 @@ def kl_term(
     Args:
         estimator: ``exact`` takes the sum over classes that ``scores`` hold; k1, k2 and k3 use the class drawn.
         direction: ``reverse`` is KL(π_θ ‖ π_ref), ``forward`` is KL(π_ref ‖ π_θ).
-        scores: of the policy, computed with a reference where the KL is exact.
+        scores: scores of the policy, computed with a reference if the KL is exact.
         ref_logp: log π_ref of the classes drawn; only the estimators need it.
         old_logp: log π_old of the classes drawn, for the correction; None means π_old = π_θ.
         corrected: whether an estimate is multiplied by the ratio, see :func:`importance_corrected`.

@@ -300,7 +300,7 @@ def grpo_loss(
     """L = -Σ_units w · surrogate(r, A) + β Σ_units w · KL(π_θ ‖ π_ref).
 
     Args:
-        scores: of the policy, with gradient; ``scores.kl`` must be there if ``beta`` > 0 and no ``penalty`` is given.
+        scores: scores of the policy, with gradient; ``scores.kl`` is required if ``beta`` > 0 and no ``penalty`` is given.
         old_logp: log π_old of the same sites; None means π_old = π_θ (ratio 1: the gradient is REINFORCE's).
         advantage: A, one per trajectory.
         weight: w of each trajectory, from :func:`row_weights`.

@@ -1,4 +1,4 @@
-"""Names of options: the right one for a name that another program has, or for a mistyped one, on command lines and in Python."""
+"""Suggests the right option for a mistyped name or one of another program, on command lines and in Python."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ OTHER_NAMES: dict[str, str] = {
 and REINVENT give them."""
 
 STAND_INS = {"generation_batch_size": "batch_size", "per_device_batch_size": "batch_size", "num_generations": "n"}
-"""The name of an option in a command that has none of the usual name."""
+"""Names of options in commands that lack the usual name."""
 
 NO_FIELD = {
     **dict.fromkeys(
@@ -89,7 +89,7 @@ NO_FIELD = {
 
 
 def right_field(key: str, names: Sequence[str]) -> str:
-    """A hint for an unknown option: the right one, the nearest one, why there is none, or all that are known."""
+    """Return a hint for an unknown option: the right one, the nearest one, the reason why there is none, or all known ones."""
     plain = key.replace("-", "_")
     leaf = plain.rpartition(".")[2].casefold()
     found = [n for n in names if n.rpartition(".")[2] in _known_as(leaf)]
@@ -110,10 +110,10 @@ def _known_as(leaf: str) -> set[str]:
 
 
 def known_options(elsewhere: Mapping[str, str] | None = None) -> Callable[[type[T]], type[T]]:
-    """Class decorator of a dataclass of settings: an argument that it does not know is answered with the right name.
+    """Class decorator of a dataclass of settings that makes the error for an unknown argument suggest the right name.
 
     Args:
-        elsewhere: names of arguments of other functions that are often given here -> where they belong.
+        elsewhere: maps names of arguments of other functions that are often given here to where they belong.
 
     >>> from dataclasses import dataclass
     >>> @known_options({"output_dir": "an argument of train"})
@@ -153,7 +153,7 @@ def known_options(elsewhere: Mapping[str, str] | None = None) -> Callable[[type[
 def check_options(given: Iterable[str], settings: type, also: Iterable[str] = ()) -> None:
     """Raise ``ValueError`` for a name that is no field of a dataclass of settings; the right or the nearest one is given.
 
-    A field of settings that are themselves a field of it, or the name that another program has for one, is told to belong there.
+    For a field of nested settings, or another program's name of one, the error names the settings that it belongs to.
 
     Args:
         given: the names.

@@ -1,4 +1,4 @@
-"""Surrogates of one's own in place of those of :mod:`discrete_grpo.core.loss`."""
+"""Custom surrogates in place of those of :mod:`discrete_grpo.core.loss`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ SurrogateFunc = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 ``log_prob`` is log π_θ and ``ratio`` is r = π_θ/π_old of each unit as :func:`~discrete_grpo.core.loss.unit_values` combines sites:
 sums at level ``step``, means at ``step_mean`` and ``sequence``. Both have a gradient and one shape, which the result has too.
-``advantage`` [B, 1, 1] broadcasts against them. Weights, masks and the KL are applied to the result; what it is at masked units,
-where ``log_prob`` is 0, does not matter.
+``advantage`` [B, 1, 1] broadcasts against them. Weights, masks and the KL are applied to the result; its values at masked units,
+where ``log_prob`` is 0, are ignored.
 """
 
 
 def own_surrogate(
     surrogate_func: SurrogateFunc, log_prob: Float[Tensor, "*unit"], ratio: Float[Tensor, "*unit"], advantage: Tensor
 ) -> Float[Tensor, "*unit"]:
-    """Surrogate of each unit by a function of one's own.
+    """Compute the surrogate of each unit by a custom function.
 
     Raises:
-        ValueError: if it gives no tensor of the shape of ``ratio``.
+        ValueError: if the function does not return a tensor of the shape of ``ratio``.
     """
     found = surrogate_func(log_prob, ratio, advantage)
     if not isinstance(found, Tensor) or found.shape != ratio.shape:

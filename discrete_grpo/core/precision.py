@@ -41,7 +41,7 @@ def place(values: Tensor, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Fixed numbers as a tensor that is copied to a device once: every copy of a constant makes an accelerator wait.
+    """Return constant numbers as a cached tensor on a device, since every copy of a constant makes an accelerator wait.
 
     The result is shared by all callers, who must not change it in place.
 

@@ -1,4 +1,4 @@
-"""Which of the processes of a run this one is, before they communicate, and the processor cores that it may use."""
+"""The rank of this process before the processes of a run communicate, and the CPU cores that it may use."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["check_one_process", "is_first", "usable_cores"]
 
 
 def is_first() -> bool:
-    """Whether this process writes the files and prints; true where a launcher has set no ``RANK``."""
+    """Whether this process writes the files and prints; true if no launcher has set ``RANK``."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def check_one_process(command: str) -> None:
-    """Raise ``ValueError`` if a launcher such as torchrun has started several processes for what runs in one."""
+    """Raise ``ValueError`` if a launcher such as torchrun has started several processes for work that runs in one."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started > 1:
         raise ValueError(f"processes: {started}, expected 1; {command} runs in one process")

@@ -1,4 +1,4 @@
-"""Rewards as arguments, before any call: their names, what they remember, and whether they can be called as a run calls them."""
+"""Checks of rewards before any call: their names, whether they have a memory, and whether a run can call them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def remembers(reward: Reward) -> bool:
 
 
 def check_forgets(reward: Reward) -> None:
-    """Refuse a reward that remembers as a part of another one, whose checkpoints and caches know nothing of its memory.
+    """Refuse a reward with a memory inside another one, whose checkpoints and caches would not include that memory.
 
     Raises:
         ValueError: naming it.
@@ -46,7 +46,7 @@ def check_forgets(reward: Reward) -> None:
 
 
 def elsewhere(reward: Reward) -> bool:
-    """Whether a reward is computed outside of this process, so that a thread that asks it does nothing but wait.
+    """Whether a reward is computed outside of this process, so that a thread that calls it only waits.
 
     Such a reward has a true attribute ``elsewhere``, as a pool of worker processes has.
     """
@@ -87,7 +87,7 @@ def shape_or_type(value: object) -> str:
 
 
 def as_rewards(given: Any) -> Any:
-    """A reward, or a list of several, as an argument ``reward`` takes them.
+    """Return the list of rewards of an argument ``reward``, which is a reward or a list of several.
 
     Raises:
         ValueError: for anything that cannot be called.
@@ -103,14 +103,14 @@ def as_rewards(given: Any) -> Any:
 
 
 def check_callables(rewards: Sequence[Any], columns: Collection[str] | None = None) -> list[Any]:
-    """The rewards, after a check that each can be called with a list of samples.
+    """Check that each reward can be called with a list of samples, and return the rewards.
 
     Args:
         rewards: the rewards.
-        columns: names of the conditions, which each gets as keywords; None where they are not known yet.
+        columns: names of the conditions, which each reward receives as keyword arguments; None if they are not known yet.
 
     Raises:
-        ValueError: naming the first that cannot.
+        ValueError: naming the first one that cannot.
     """
     for reward in rewards:
         if isinstance(reward, type):
@@ -129,7 +129,7 @@ def check_callables(rewards: Sequence[Any], columns: Collection[str] | None = No
 
 
 def check_some(rewards: Sequence[Any], columns: Collection[str] | None = None) -> list[Any]:
-    """The rewards after :func:`check_callables`, where there is at least one.
+    """Check that there is at least one reward, and return the rewards after :func:`check_callables`.
 
     Raises:
         ValueError: for none, and as :func:`check_callables`.
@@ -148,7 +148,7 @@ def _bind(signature: inspect.Signature, columns: Collection[str] | None) -> None
 
 
 def reward_names(rewards: Sequence[Reward]) -> list[str]:
-    """The names of several rewards, made distinct by a number where they repeat."""
+    """The names of several rewards, made distinct by a number if they repeat."""
     names: list[str] = []
     for reward in rewards:
         base = name = reward_name(reward)

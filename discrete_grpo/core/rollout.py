@@ -67,7 +67,7 @@ class Rollout:
         group: group id of each trajectory [B]; ids need not be contiguous or sorted.
         logp: log-probability of each step as drawn [B, S], summed over its sites, in float32 or wider.
         units: number of sites that the policy chooses at each step [B, S], which normalisers count.
-        size: a policy's measure of length or graph size [B]; rows of like size waste no padding together.
+        size: a policy's measure of length or graph size [B]; rows of similar size need little padding together.
         max_units: the most sites a trajectory of this policy can have (Dr. GRPO's constant).
         samples: objects that rewards score, one per trajectory.
         columns: conditions, with one value per trajectory each.
@@ -91,7 +91,7 @@ class Rollout:
         return self.group.shape[0]
 
     def __repr__(self) -> str:
-        """Numbers of trajectories, groups and steps; the tensors would fill pages."""
+        """Show the numbers of trajectories, groups and steps instead of the tensors."""
         groups = len(set(self.group.tolist()))
         return f"Rollout({len(self)} trajectories, {groups} groups, {self.num_steps} steps, {self.group.device})"
 
@@ -166,7 +166,7 @@ class Scorer(Protocol):
     drawn in ``sample`` and stored in the rollout, so that new, old and reference policy are compared at equal numbers.
     ``docs/extending.md`` has an example.
 
-    An attribute ``forward_kl_gradient`` that is True says that ``kl_forward`` of its scores is differentiable, so that
+    If an attribute ``forward_kl_gradient`` is True, ``kl_forward`` of its scores is differentiable, so that
     ``kl_direction: forward`` can be used with ``kl_estimator: exact``.
     """
 
@@ -197,8 +197,8 @@ class Replayable(Protocol):
     def rollout_of(self, samples: Sequence[Any], *, generator: torch.Generator | None = None) -> Rollout:
         """The trajectories by which this policy could have drawn these samples, one each, in groups of their own.
 
-        ``logp`` is NaN, as nobody drew them; :meth:`Policy.sites` gives log π_θ. Where a sample has many trajectories, one is drawn
-        with ``generator``.
+        ``logp`` is NaN, as the policy did not draw them; :meth:`Policy.sites` gives log π_θ. If a sample has many trajectories, one
+        is drawn with ``generator``.
 
         Raises:
             ValueError: for a sample that the policy cannot draw; see :meth:`can_draw`.
@@ -211,7 +211,7 @@ class Replayable(Protocol):
 
 
 def is_replayable(policy: Any) -> bool:
-    """Whether a policy is :class:`Replayable`, which of two wrappers of one class can be true of one alone."""
+    """Whether a policy is :class:`Replayable`, which for a wrapper depends on the policy inside it."""
     return hasattr(policy, "rollout_of") and hasattr(policy, "can_draw")
 
 
@@ -219,11 +219,11 @@ def is_replayable(policy: Any) -> bool:
 class SizeDrawer(Protocol):
     """A policy that draws one size per group before its trajectories, and reads it from the column ``num_nodes`` if it is given.
 
-    The trainer then draws the sizes of all groups of a generation at once, and deals them so that all processes have as much work.
+    The trainer then draws the sizes of all groups of a generation at once, and distributes them to balance the work.
     """
 
     def draw_sizes(self, count: int, *, generator: torch.Generator | None = None) -> list[int]:
-        """Draw the sizes of ``count`` groups, which :meth:`Policy.sample` would draw."""
+        """Draw the sizes of ``count`` groups from the law that :meth:`Policy.sample` uses."""
         ...
 
 
@@ -231,8 +231,8 @@ class SizeDrawer(Protocol):
 class Observer(Protocol):
     """A policy that learns from each generation without a gradient, such as a running histogram.
 
-    It may have an attribute ``observed_states``, the names of the states that :meth:`observe` reads; processes then send each other
-    no others.
+    It may have an attribute ``observed_states``, the names of the states that :meth:`observe` reads; processes then exchange only
+    these.
     """
 
     def observe(self, rollout: Rollout, advantage: Float[Tensor, " batch"]) -> None:
@@ -241,7 +241,7 @@ class Observer(Protocol):
 
 
 def is_scorer(policy: Any) -> TypeGuard[Scorer]:
-    """Whether a policy is a :class:`Scorer`; what a wrapper passes on is there only if the policy inside it has it."""
+    """Whether a policy is a :class:`Scorer`; a wrapper is one only if the policy inside it is."""
     return hasattr(policy, "score")
 
 
@@ -264,8 +264,8 @@ def is_size_drawer(policy: Any) -> TypeGuard[SizeDrawer]:
 class Reward(Protocol):
     """A callable ``reward(samples, **columns)`` that scores finished samples.
 
-    It receives the samples as a list and every condition column as a keyword argument with one value per sample; it may name
-    the columns it reads. None or NaN means unknown, and such samples are left out of the baseline and of the loss.
+    It receives the samples as a list and every condition column as a keyword argument with one value per sample; its signature
+    may name the columns that it reads. None or NaN means unknown, and such samples are left out of the baseline and of the loss.
     """
 
     def __call__(self, *samples: Any, **columns: Any) -> Sequence[float | None]:

@@ -1,4 +1,4 @@
-"""Metrics of samples in two parts, the first of which can be computed where samples were drawn."""
+"""Metrics of samples in two stages, the first of which runs in the process that drew the samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["SampleMetrics"]
 
 @dataclass(frozen=True)
 class SampleMetrics:
-    """Metrics in two parts: each sample is described where it was drawn, and numbers are taken of all descriptions.
+    """Metrics in two stages: each process describes its own samples, and the first process summarises all descriptions.
 
     Every process of a run calls ``describe`` with its own samples, which should be the costly part, and the first one calls
     ``summarise`` with all of them. A plain function of samples in its place is called by the first process alone.

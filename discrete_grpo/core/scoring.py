@@ -40,11 +40,11 @@ class RewardError(RuntimeError):
 
 
 class NoScores(RewardError):
-    """Raised when a run has used up its budget and knows no score, so that nothing is left to go on with."""
+    """Raised when a run has used up its budget without a known score, so that it cannot continue."""
 
 
 class BudgetExhausted(RuntimeError):
-    """Raised when new samples should be scored after the budget was used up.
+    """Raised when new samples are to be scored after the budget was used up.
 
     Attributes:
         scores: known scores of the batch [B, R], float64, from the cache or free of charge; NaN elsewhere.
@@ -143,7 +143,7 @@ class Failures:
 
 
 def take_failures(rewards: Sequence[Reward]) -> dict[str, list[Failure]]:
-    """Failures since the last call by name of the reward, for rewards that record them, such as a pool, or have such ones inside.
+    """Failures since the last call by name of the reward, for rewards that record them, such as a pool, or that contain one.
 
     A reward made of others has them in its attribute ``inner``, a tuple.
     """
@@ -154,7 +154,7 @@ def take_failures(rewards: Sequence[Reward]) -> dict[str, list[Failure]]:
 def _takes(reward: object) -> list[Callable[[], list[Failure]]]:
     """The methods ``take_failures`` of a reward and of those inside it."""
     own, inner = getattr(reward, "take_failures", None), getattr(reward, "inner", ())
-    parts = inner if isinstance(inner, tuple) else ()  # a reward of somebody else may have an attribute of that name
+    parts = inner if isinstance(inner, tuple) else ()  # a user's reward may have an attribute of that name
     return [*([own] if callable(own) else []), *(take for part in parts for take in _takes(part))]
 
 
@@ -243,7 +243,7 @@ def score_one(
         RewardError: in one line, if the reward raises (including ``SystemExit``; with the line of a user's own file), does not
             return a sequence of one value per sample (generators, mappings and sets are refused), or returns a value that is not a
             finite number.
-        KeyboardInterrupt: after Ctrl-C, if the handler of the signal raises it; if the reward raises it, that is its failure.
+        KeyboardInterrupt: after Ctrl-C, if the handler of the signal raises it; if the reward itself raises it, it is a failure.
     """
     if isinstance(samples, str):
         raise ValueError(f"samples: {samples!r}, expected a list of samples, such as [{samples!r}]")
@@ -285,7 +285,7 @@ def score_samples(
         samples: samples to score.
         columns: conditions by name, with one value per sample.
         ledger: counter of calls, which returns repeated samples from its cache; None scores every sample.
-        source: who proposed the samples, for the ledger.
+        source: source of the samples, for the ledger.
 
     Raises:
         RewardError: in one line, if a reward raises, does not return one value per sample, or returns a value that is not a finite

@@ -1,7 +1,7 @@
 """Squared losses on the log-probability of whole samples: trajectory balance, its group relative form, augmented likelihood.
 
-They compare log π_θ(x) of a finished sample with a number that its reward decides. The sample may come from anywhere, as no
-ratio to the distribution that drew it takes part.
+They compare log π_θ(x) of a finished sample with a number that depends on its reward. The sample may come from any source,
+as no ratio to the distribution that drew it is needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def trajectory_balance_loss(
 ) -> Float[Tensor, ""]:
     """Mean of (log Z + log π_θ(x) - β R(x))²; where it is 0 on all of a space, π_θ(x) = exp(β R(x)) / Z.
 
-    A text, or any sample that is built in one order only, has a backward policy of probability 1, which is why none appears.
+    The backward policy is omitted, as its probability is 1 for a text and for any sample that is built in one order only.
 
     Args:
         logp: log π_θ(x) of whole samples.
@@ -39,7 +39,7 @@ def group_balance_loss(
 ) -> Float[Tensor, ""]:
     """Mean of (δ_i - mean δ)² over a group, δ = log π_θ(x) - α log π_ref(x) - β R(x).
 
-    It is trajectory balance with the group's own estimate of log Z, and GRPO's gradient with one term more: each sample has
+    It is trajectory balance with log Z estimated from the group, and has GRPO's gradient with one more term: each sample has
     -2/B A_i ∇ log π_θ(x_i) with A_i = β (R_i - mean R) - (log π_θ/π_ref^α - its mean), which vanishes at
     π_θ ∝ π_ref^α exp(β R). No sample has to be drawn by the policy, and no ratio is clipped.
 

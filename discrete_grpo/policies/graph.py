@@ -70,7 +70,7 @@ class GraphPolicy(nn.Module):
             ``num_steps`` - 1. Only later steps differ within a group and are trained on. A group of one row shares nothing.
         precondition: whether logits are the network's plus log q(x_t|x_0) of each site, see
             :func:`~discrete_grpo.diffusion.kernels.evidence`. It must have the same value in training and in sampling.
-        properties: numbers the network is conditioned on, each a context column of that name.
+        properties: properties that the network is conditioned on, each a context column of that name.
         guidance: w, weight of the conditional branch; 1 uses it alone.
         condition_dropout: share of training graphs whose properties are hidden, in [0, 1].
         train_distortion: f of the training times, 1 - t = f(U) with U uniform in [0, 1]; None means uniform times.

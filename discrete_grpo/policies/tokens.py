@@ -41,8 +41,8 @@ class TokenPolicy(nn.Module):
         min_length: number of tokens before which EOS is not drawn; equal to ``max_length`` for texts of fixed length.
         prompt: name of the context column whose text the network reads first (a scaffold, a label); None for none.
         max_prompt: the most tokens of a prompt; None means ``max_length``.
-        properties: names of the numbers that the network is conditioned on, each a context column. truncation:
-        temperature, top-k and top-p, in drawing and in scoring alike.
+        properties: properties that the network is conditioned on, each a context column of that name.
+        truncation: temperature, top-k and top-p, in drawing and in scoring alike.
         only: the tokens that may be drawn (prompts may have others); None means all.
         grammar: which tokens may follow the beginning of a text, in drawing and in scoring alike; None means all.
         condition_dropout: probability in training of hiding the prompt, and of hiding each property, in [0, 1].

@@ -1,4 +1,4 @@
-"""The area under the curve of the best scores against oracle calls, the figure of merit of the PMO benchmark."""
+"""The area under the curve of the best scores over oracle calls, the metric of the PMO benchmark."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def auc_top_k(history: Iterable[float], k: int = 10, budget: int = 10_000, freq_
     m(0) = 0, and after the last call m keeps its value up to T. PMO's headline number is k = 10, T = 10,000.
 
     Args:
-        history: one score per call, in order of the calls; unknown ones (NaN) take their place and no part in m.
-        k: how many of the best, at least 1.
+        history: one score per call, in order of the calls; unknown ones (NaN) count as calls but not in m.
+        k: number of best scores in the mean, at least 1.
         budget: T, at least 1; calls beyond it are left out.
-        freq_log: calls between two points, at least 1.
+        freq_log: number of calls between two points, at least 1.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -51,7 +51,7 @@ def auc_top_k(history: Iterable[float], k: int = 10, budget: int = 10_000, freq_
 
 
 def auc_spacing(budget: int) -> int:
-    """Calls between two points of the area under the curve: 100 as in PMO from 10,000 calls on, else a hundredth of the budget.
+    """Number of calls between two points of the curve: 100 as in PMO from 10,000 calls on, else a hundredth of the budget.
 
     >>> auc_spacing(10_000), auc_spacing(1_000), auc_spacing(50)
     (100, 10, 1)

@@ -1,7 +1,7 @@
 """Cache of scores in memory and, by option, in an SQLite file that runs and processes share.
 
-Only numbers are stored, under a digest of what they belong to, each with a checksum. Nothing is unpickled or executed. A row
-whose checksum does not fit is scored again.
+Only numbers are stored, each with a checksum, under a digest of reward, sample and conditions. Nothing is unpickled or
+executed. A row whose checksum does not match is scored again.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = ["SCORES", "ScoreCache", "check_cache_file"]
 
 T = TypeVar("T")
 SCORES = {"scores": "id BLOB PRIMARY KEY, value REAL, checksum BLOB"}
-"""The table of the file: name -> columns, as SQL."""
+"""The tables of the file, as a mapping of name to columns in SQL."""
 
 
 def check_cache_file(path: str | os.PathLike[str], argument: str = "reward_cache") -> None:
-    """Refuse a file that was named as a cache by mistake, and leave it as it is.
+    """Refuse a file that is not a cache, and leave it unchanged.
 
     Args:
         path: the file.
-        argument: what the error calls it.
+        argument: name of the argument in the error.
 
     Raises:
         ValueError: as :func:`~discrete_grpo.runs.database.check_file`.
@@ -48,11 +48,11 @@ class ScoreCache:
     """Scores by reward, sample and conditions.
 
     Args:
-        path: SQLite file shared with other runs and processes of this machine; None: in memory only.
-        most: scores that are held in memory beside the file, the newest, at least 1.
+        path: SQLite file shared with other runs and processes of this machine; None keeps scores in memory only.
+        most: number of newest scores that are held in memory besides the file, at least 1.
 
     Raises:
-        ValueError: for a file of something else, which is left as it is; a damaged database is moved aside.
+        ValueError: for a file of another kind, which is left unchanged; a damaged database is moved aside.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, most: int = 65536) -> None:
@@ -82,7 +82,7 @@ class ScoreCache:
         return hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, float]:
-        """Look up the known scores. Rows whose checksum does not fit are removed and counted in ``damaged``."""
+        """Look up the known scores. Rows whose checksum does not match are removed and counted in ``damaged``."""
         held = {key: self._scores[key] for key in keys if key in self._scores}
         missing = [key for key in dict.fromkeys(keys) if key not in held]
         if self._file is not None and missing:
@@ -96,7 +96,7 @@ class ScoreCache:
         return {key: held[key] for key in keys if key in held}
 
     def _hold(self, scores: Mapping[bytes, float]) -> None:
-        """Keep scores in memory; beside a file the newest only, so that memory does not grow with the length of a run."""
+        """Keep scores in memory; with a file only the newest, so that memory does not grow with the length of a run."""
         self._scores.update(scores)
         if self._file is not None and self._written:
             for key in list(self._scores)[: max(0, len(self._scores) - self.most)]:
@@ -116,7 +116,7 @@ class ScoreCache:
         return found
 
     def put(self, scores: Mapping[bytes, float]) -> None:
-        """Store scores. A file that cannot be written costs a warning, not the run."""
+        """Store scores. If the file cannot be written, a warning is issued and the run continues."""
         if self._file is not None and scores:
             rows = [(key, float(value), _checksum(key, float(value))) for key, value in scores.items()]
             query = "INSERT OR REPLACE INTO scores VALUES (?, ?, ?)"
@@ -124,7 +124,7 @@ class ScoreCache:
         self._hold(scores)
 
     def _try(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
-        """Run ``work`` on the file; an error costs a warning, and a damaged file is started anew."""
+        """Run ``work`` on the file; an error becomes a warning, and a damaged file is replaced by a new one."""
         assert self._file is not None
         for attempt in range(2):
             try:

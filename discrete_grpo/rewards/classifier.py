@@ -1,7 +1,7 @@
 """A classifier on molecular fingerprints as a reward: scikit-learn models from skops files, any model from ONNX files.
 
-The three tasks of PMO that need one, drd2, gsk3b and jnk3, are published as pickles, which run code when they are read and so are
-refused here. Convert one where its origin is trusted::
+The classifiers of three PMO tasks, drd2, gsk3b and jnk3, are published as pickles, which run code when they are read and are
+therefore refused here. Convert one if you trust its origin::
 
     python -c "import pickle, skops.io; skops.io.dump(pickle.load(open('gsk3b.pkl', 'rb')), 'gsk3b.skops')"
 
@@ -38,17 +38,17 @@ PICKLES = (".pkl", ".pickle", ".joblib", ".sav")
 
 @dataclass(frozen=True)
 class Classifier:
-    """Probability of the second class that a fitted classifier gives to the fingerprint of a molecule.
+    """Probability of the second class under a fitted classifier of molecular fingerprints.
 
     Args:
         path: a ``.skops`` file of a scikit-learn classifier with ``predict_proba``, or an ``.onnx`` file whose last output are the
             probabilities.
         fingerprint: ``"morgan"`` or ``"atom_pairs"`` (at most 10 bonds).
-        radius: of the Morgan fingerprint in bonds, at least 0.
+        radius: radius of the Morgan fingerprint in bonds, at least 0.
         size: number of positions to which the fingerprint is folded, at least 1; the model must take as many.
-        counts: whether a position holds the number of occurrences; else 0 or 1.
+        counts: whether a position has the number of occurrences; otherwise 0 or 1.
         features: whether the Morgan fingerprint tells atoms apart by their pharmacophoric role (FCFP) and not by element (ECFP).
-        trusted: types in the skops file that may be made, beyond those that skops trusts. A forest holds
+        trusted: types in the skops file that may be instantiated, in addition to those that skops trusts. A forest holds
             ``sklearn.tree._tree.Tree``, in which a forged file can hide indices out of range: list it for files you trust.
 
     Raises:
@@ -108,10 +108,10 @@ class Classifier:
         return [0.0 if mol is None else float(next(found)) for mol in mols]
 
     def check(self) -> None:
-        """Open the file once, and keep nothing of it.
+        """Open the file once to check it, without keeping the model.
 
         Raises:
-            ValueError: if it is no file of a classifier, holds types that are not trusted, or takes another number of inputs.
+            ValueError: if it is not a classifier, has types that are not trusted, or takes another number of inputs.
         """
         self._opened()
 
@@ -199,7 +199,7 @@ def _open_onnx(path: str) -> Opened:
 
 @dataclass(frozen=True)
 class _Probability:
-    """The probability as a part: a number of a molecule."""
+    """The probability as a scoring part, a function of a molecule."""
 
     classifier: Classifier
 
@@ -240,8 +240,8 @@ _TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def classifier_task(name: str, path: str, *, trusted: Sequence[str] = ()) -> Task:
     """Make the PMO task drd2, gsk3b or jnk3 from a file with its classifier.
 
-    Only the published classifier gives the numbers of PMO; a task of another one is a surrogate, and its results are to be called
-    so.
+    Only the published classifier gives the numbers of PMO; a task with another one is a surrogate, and its results should be
+    labelled so.
 
     Args:
         name: ``"drd2"``, ``"gsk3b"`` or ``"jnk3"``.
@@ -269,9 +269,9 @@ def classifier_tasks(folder: str | Path, *, trusted: Sequence[str] = (), checked
     """Make the PMO tasks whose classifiers a folder holds under their names, such as ``gsk3b.skops`` or ``drd2.onnx``.
 
     Args:
-        folder: of the files; of both kinds, skops comes first.
+        folder: folder of the files; if both kinds exist, the skops file is used.
         trusted: as of :class:`Classifier`.
-        checked: names of tasks whose files are opened here, so that a bad one is told before any work; None opens all.
+        checked: names of the tasks whose files are opened here, so that a bad file is reported early; None opens all.
 
     Returns:
         Name -> task, at least one.

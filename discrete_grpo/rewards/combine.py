@@ -18,7 +18,7 @@ __all__ = ["Gated", "WeightedSum"]
 class WeightedSum:
     """Weighted sum of several rewards, Σ_k w_k r_k(sample).
 
-    To normalise each reward within its group before the sum, give the trainer the list of rewards instead.
+    To normalise each reward within its group before the sum, pass the list of rewards to the trainer instead.
 
     Args:
         rewards: at least one callable from samples to one number per sample.
@@ -82,15 +82,15 @@ class WeightedSum:
 class Gated:
     """Reward under constraints, p r(sample) + (1 - p) otherwise with p = Π_k g_k(sample).
 
-    Gates are computed in their order, each on the samples for which no earlier gate was 0, and the reward on what is left. With
-    cheap gates an expensive reward, such as docking, is not computed for samples that fail. A ledger counts a call for every
-    sample all the same.
+    Gates are computed in order, each on the samples for which no earlier gate was 0, and the reward on the remaining samples. With
+    cheap gates an expensive reward, such as docking, is not computed for samples that fail. A ledger nevertheless counts a
+    call for every sample.
 
     Args:
         reward: a callable from samples to one number per sample.
         gates: at least one such callable with scores in [0, 1], such as
-            :class:`~discrete_grpo.rewards.molecules.InRange`: 1 is passed, 0 is not, and what lies between weakens the reward.
-        otherwise: the score of a sample that does not pass, a finite number. Choose it below what the reward gives.
+            :class:`~discrete_grpo.rewards.molecules.InRange`: 1 passes, 0 fails, and values between reduce the reward.
+        otherwise: the score of a sample that does not pass, a finite number. Choose it below the values of the reward.
 
     Raises:
         ValueError: if there are no gates, one of the rewards remembers earlier samples (such a filter stands around the whole),
@@ -130,8 +130,7 @@ class Gated:
         """Score the samples that pass.
 
         Returns:
-            One number per sample, between ``otherwise`` and what the reward gives; None where a gate that was asked or the reward
-            is unknown.
+            One number per sample, between ``otherwise`` and the reward; None where a computed gate or the reward is unknown.
 
         Raises:
             RewardError: if a reward fails, or a gate has a score outside of [0, 1].

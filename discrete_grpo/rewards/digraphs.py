@@ -20,7 +20,7 @@ Samples = Sequence[str | None]
 def acyclic(samples: Samples, **columns: Sequence[Any]) -> list[float]:
     """Test whether a directed graph has no cycle.
 
-    A graph without arcs has none, and a policy finds that out; ``dag_valid`` asks for one part too.
+    A graph without arcs has no cycle, which a policy can exploit; ``dag_valid`` also requires weak connectivity.
 
     Returns:
         1 for a graph without a cycle, 0 for any other sample.
@@ -59,7 +59,7 @@ def acyclic_share(samples: Samples, **columns: Sequence[Any]) -> list[float]:
 
 @dataclass(frozen=True)
 class Depth:
-    """Number of arcs of the longest path over a scale.
+    """Number of arcs of the longest path, divided by a scale.
 
     Args:
         scale: length of a path that scores 1, above 0.

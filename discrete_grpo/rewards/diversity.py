@@ -80,22 +80,22 @@ _SCAFFOLDS: dict[FilterKind, Callable[[str], str] | None] = {
 
 
 class DiversityFilter:
-    """Another reward on molecules, reduced for what the run has found before, as by REINVENT4's diversity filter.
+    """Reduces another reward on molecules for scaffolds that the run has found before, as REINVENT4's diversity filter does.
 
     Samples are taken in order, so only the first of two equal ones in a batch is new. With a scaffold kind, a SMILES that was
     remembered scores 0. A new one of score >= ``minscore`` is remembered, counts in the bucket of its scaffold and keeps
     ``penalty(n, bucket_size)`` of its score, n being the bucket's count with it; a lower score stays as it is. All molecules
     without rings share one bucket. ``PenalizeSameSmiles`` has no buckets: it remembers every valid SMILES and multiplies the
-    score of a repeat by ``penalty_multiplier``.
+    score of each repeat by ``penalty_multiplier``.
 
     The wrapped reward is not called for a SMILES whose repeat scores 0. An unknown score stays unknown and is not remembered. Each
-    process has a memory of its own, so a pool is wrapped by the filter and not the filter by a pool. The evaluations of a run score
-    from the memory that the filter had when the run began, and are not remembered.
+    process has a separate memory, so wrap a pool in the filter and not the filter in a pool. The evaluations of a run score from
+    the memory that the filter had when the run began, and are not remembered.
 
     Args:
         reward: any reward on SMILES, above 0 for a good molecule.
-        kind: what defines a bucket: the Murcko scaffold, its topology (all carbon, all single bonds), the most similar
-            remembered scaffold (Dice similarity of atom pair counts), or nothing but the SMILES itself.
+        kind: definition of a bucket: the Murcko scaffold, its topology (all carbon, all single bonds), the most similar
+            remembered scaffold (Dice similarity of atom pair counts), or only the SMILES itself.
         bucket_size: molecules per bucket, at least 1.
         minscore: the score from which a molecule is remembered, at least 0.
         minsimilarity: the similarity from which a scaffold counts as a remembered one, 0 to 1 (``ScaffoldSimilarity``).
@@ -353,8 +353,8 @@ class MeanDistance:
 def diversity_metrics(samples: Sequence[str | None], max_samples: int = 256) -> dict[str, float]:
     """Compute the metrics ``unique_scaffolds`` and ``internal_diversity`` of a batch of samples.
 
-    They are distinct Murcko scaffolds / valid samples, and 1 - mean T_ij over all pairs, self pairs included. They are cheap
-    enough for every step: of more than ``max_samples`` samples, evenly spaced ones are taken. Both are 0 where none of them is
+    They are distinct Murcko scaffolds / valid samples, and 1 - mean T_ij over all pairs, self pairs included. To be cheap
+    enough for every step, they use evenly spaced ones of more than ``max_samples`` samples. Both are 0 if none of them is
     valid. Molecules without rings share the empty scaffold.
 
     Raises:

@@ -32,20 +32,20 @@ __all__ = ["Docking"]
 class Docking:
     """Negative Vina score of the best pose of a molecule in a receptor, in kcal/mol.
 
-    The conformer, the search and so the score depend on ``seed`` and on every setting here. All of them are part of the reward's
-    identity in a cache, as are the receptor's content and the versions of both packages.
+    The conformer, the search and therefore the score depend on ``seed`` and on every setting here. All of them are part of the
+    identity of the reward in a cache, as are the content of the receptor file and the versions of both packages.
 
     Args:
         receptor: path of a PDBQT file, which may be compressed (``.gz``).
         center: x, y, z of the box's centre in Å, finite.
         box_size: edges of the box in Å, each more than 0.
-        exhaustiveness: of the search, at least 1.
+        exhaustiveness: exhaustiveness of the search, at least 1.
         n_poses: number of poses kept, at least 1.
-        seed: of the conformer and the search, at least 1 (0 means "at random" to Vina).
+        seed: random seed of conformer and search, at least 1 (Vina takes 0 to mean a random seed).
         cpu: cores per docking, at least 1.
 
     Raises:
-        ValueError: for an argument out of its range, or a receptor that is no file or cannot be unpacked.
+        ValueError: for an argument out of its range, or a receptor that is not a file or cannot be unpacked.
         ImportError: when called, if vina or meeko is not installed.
 
     Source: Trott and Olson (2010); Eberhardt et al. (2021), https://doi.org/10.1021/acs.jcim.1c00203
@@ -94,7 +94,7 @@ class Docking:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that a score depends on, by name, for the table that shows it; the versions of vina, meeko and RDKit included.
+        """All settings that a score depends on, by name, for tables of results, including the versions of vina, meeko and RDKit.
 
         Raises:
             ImportError: if vina or meeko is not installed.

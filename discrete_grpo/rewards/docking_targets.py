@@ -35,11 +35,11 @@ __all__ = [
 ]
 
 MIN_QED = 0.5
-"""A hit has a larger QED."""
+"""QED that a hit must exceed."""
 MAX_SA = 5.0
-"""A hit has a smaller synthetic accessibility score, on RDKit's scale from 1 (easy) to 10."""
+"""Synthetic accessibility score below which a hit must lie, on RDKit's scale from 1 (easy) to 10."""
 MAX_SIMILARITY = 0.4
-"""A hit has a smaller Tanimoto similarity to each molecule of the training set."""
+"""Tanimoto similarity to every molecule of the training set below which a hit must lie."""
 SOURCE = "Yang et al. (2021), FREED, arXiv 2110.01219; boxes and thresholds as in Lee et al. (2023), MOOD, arXiv 2206.07632"
 
 
@@ -53,7 +53,7 @@ class DockingTarget:
         about: the protein in words.
         center: x, y, z of the box's centre in Å.
         box_size: edges of the box in Å.
-        threshold: a hit docks with more than this, in kcal/mol with the sign turned (a Vina score below its negative).
+        threshold: negative Vina score in kcal/mol that a hit must exceed.
     """
 
     name: str
@@ -158,7 +158,7 @@ def docking_task(
     path = find_receptor(found, receptor, data)
     docking = Docking(str(path), found.center, found.box_size, exhaustiveness, n_poses, seed, cpu)
     score = DockingScore(found, docking, None if reference is None else str(reference))
-    _ = score.settings  # a package that is missing is named now, not after the first samples were drawn
+    _ = score.settings  # a missing package is reported now, not after the first samples were drawn
     about = f"Vina score of docking into {found.about} ({found.protein}), sign turned, in kcal/mol"
     return Task(found.name, "docking", about, SOURCE, score)
 
@@ -261,16 +261,16 @@ def novel_hits(
     """Count the novel hits among samples: the hit ratio and the top-5 % score of the published docking tables.
 
     Args:
-        samples: SMILES or None; all that was drawn, since the ratio is over all of it.
+        samples: SMILES or None; all drawn samples, since the ratio is over all of them.
         scores: score of each sample by the docking task, kcal/mol with the sign turned; None or NaN where docking failed.
-        target: the target or its name, for the threshold.
-        reference: the training set; make a :class:`TrainingSet` once to use it several times.
+        target: target or its name, which sets the threshold.
+        reference: the training set; create a :class:`TrainingSet` once to use it several times.
 
     Raises:
         ValueError: if there are not as many scores as samples, for an unknown target, or a bad training set.
 
-    Source: ``evaluate`` of the published code of GDPO (Liu et al. (2024), arXiv 2402.16302), which takes failed dockings out of the
-    denominator; MOOD, where it comes from, leaves them in.
+    Source: ``evaluate`` of the published code of GDPO (Liu et al. (2024), arXiv 2402.16302), which excludes failed dockings from
+    the denominator; MOOD, its origin, includes them.
     """
     if len(scores) != len(samples):
         raise ValueError(f"scores: {len(scores)} given, expected one per sample ({len(samples)})")
@@ -300,12 +300,12 @@ def novel_hits(
 
 
 def _passes(mol: Chem.Mol, reference: TrainingSet) -> bool:
-    """The gates of a novel hit; the similarity, which is the slowest, last."""
+    """Whether a molecule passes the gates of a novel hit; the slowest, the similarity, is computed last."""
     return qed_score(mol) > MIN_QED and sa_score(mol) < MAX_SA and reference.similarity(mol) < MAX_SIMILARITY
 
 
 def row_numbers(task: Task, samples: Sequence[str], scores: Sequence[float]) -> dict[str, float | None]:
-    """The entries of a benchmark's row about novel hits among its calls, as :func:`novel_hits` counts them.
+    """Compute the novel hits among the calls of a benchmark run by :func:`novel_hits`, as entries of its row.
 
     Published tables count them among molecules that a trained policy draws afterwards; here they are those that a method found
     within its budget.

@@ -2,7 +2,7 @@
 
 The space is the bundled list: 38,075 molecules of at most 7 C, N, O and F atoms. Other molecules of this size, and all with other
 elements, charges, radicals, isotopes or stereo marks, score 0. A molecule of n > 7 atoms scores s / 2^(n - 7), where s in [0, 1] is
-what the definition gives: less than the ten best of the list, so that optima and best ten are those of the list.
+the value of the definition: less than the ten best of the list, which therefore stay the optima.
 
 ``python -m discrete_grpo.rewards.enumerated_tasks`` computes the optima over the whole list again, in one or two minutes.
 """
@@ -22,9 +22,9 @@ from discrete_grpo.rewards.task import Task
 __all__ = ["TASKS", "TOP10_OPTIMUM", "ListedMolecule", "Trap", "optima"]
 
 HIDDEN = "N#CC1CCOC1"
-"""The molecule to be found again."""
+"""The molecule to rediscover."""
 TRAPPED = "CC1OC1C(N)=O"
-"""The molecule in the middle of the trap."""
+"""The molecule at the optimum, which the trap surrounds."""
 _ELEMENTS = frozenset("CNOF")
 
 

@@ -6,7 +6,7 @@ The program reads one line per sample and writes one, in order, and keeps runnin
     {"id": 0, "reward": 0.41}                      # null: unknown
 
 In Python that is a loop ``for line in sys.stdin`` with ``print(json.dumps(...), flush=True)``: without the flush the answer
-stays in the program. Lines on stdout that are no answer are ignored; stderr is shown when a sample fails.
+stays in the program. Other lines on stdout are ignored; stderr is shown when a sample fails.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Refused(_Failed):
 
 
 class _Program:
-    """A running program, with threads that carry its lines so that no call here waits for a pipe."""
+    """A running program, with threads that transfer its lines so that no call here blocks on a pipe."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         pipe = subprocess.PIPE
@@ -70,7 +70,7 @@ class _Program:
     def _read(self, pipe: IO[bytes]) -> None:
         with contextlib.suppress(OSError, ValueError), pipe:
             for line in pipe:
-                if (found := _answer(line)) is None:  # not kept: a program may print faster than anybody waits for it
+                if (found := _answer(line)) is None:  # not queued: a program may print faster than it is read
                     self.asides.append(_shortened(line))
                 else:
                     self.answers.put(found)
@@ -120,7 +120,7 @@ class _Program:
 
 
 def _answer(line: bytes) -> dict[str, Any] | None:
-    """An answer of the program; None for another line, such as one that tells how far it is."""
+    """Parse an answer of the program; None for another line, such as one that reports progress."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -135,18 +135,18 @@ def _shortened(line: bytes) -> str:
 class ExternalReward:
     """Scores of an external program that reads one JSON line per sample, kept running and restarted when it ends.
 
-    A sample for which it ends, is late or gives no number is unknown (None), and stands in :meth:`take_failures`. For several
-    processes at once, or for further tries, wrap it in a :class:`~discrete_grpo.rewards.pool.RewardPool`. The program is started
-    without a shell: nothing in a sample or in ``command`` is expanded.
+    A sample for which the program ends, is late or returns no number is unknown (None), and is listed by :meth:`take_failures`.
+    For several processes or for retries, wrap it in a :class:`~discrete_grpo.rewards.pool.RewardPool`. The
+    program is started without a shell: nothing in a sample or in ``command`` is expanded.
 
     Args:
         command: the program and its arguments.
         timeout: seconds per sample, more than 0; the first sample after a start has ``start_timeout`` more.
         start_timeout: seconds before the first answer, more than 0.
-        max_failures: this many failures in a row, without one success, end the run; None: never.
-        environment: variables to set for the program.
-        name: for metrics and tables; None: the file name of the script or program.
-        version: of the program's scores; change it when they change for a reason outside the files that ``command`` names, so that
+        max_failures: number of failures in a row, without one success, that ends the run; None sets no limit.
+        environment: environment variables to set for the program.
+        name: name in metrics and tables; None uses the file name of the script or program.
+        version: version of the scores; change it when they change for a reason outside the files that ``command`` names, so that
             cached scores are not used.
 
     Raises:
@@ -194,7 +194,7 @@ class ExternalReward:
         return (None if program is None else Path(program), self.command, _modules(self.command), self.environment, self.version)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The settings, since a copy has a program of its own."""
+        """Return only the settings, since a copy starts its own program."""
         names = ("command", "timeout", "start_timeout", "environment", "name", "version")
         return {name: getattr(self, name) for name in names} | {"max_failures": self.failures.limit}
 
@@ -230,7 +230,7 @@ class ExternalReward:
                 raise ValueError(
                     f"columns: {name!r}, expected another name, as the program reads the {name} of the sample under it"
                 )
-        if self._owner != os.getpid():  # in a fork, which leaves the program to its parent
+        if self._owner != os.getpid():  # in a forked process, which leaves the program to its parent
             self._begin()
         return [self._one(sample, {name: values[k] for name, values in columns.items()}) for k, sample in enumerate(samples)]
 
@@ -248,7 +248,7 @@ class ExternalReward:
                 self.close()
             self.failures.add(sample, str(error))
             return None
-        except BaseException:  # Ctrl-C: its answer would belong to no question
+        except BaseException:  # Ctrl-C: the pending answer would belong to no request
             self.close()
             raise
         self.failures.success()

@@ -1,8 +1,8 @@
 """Benchmark tasks on plain graphs of 16 nodes, for policies such as ``planar-16`` and ``tree-16``, most with a known optimum.
 
-Each task has a gate: a graph that does not have its shape (planar and connected, a tree, connected), or has not 16 nodes, scores 0.
-The rest is the distance of one number q of the graph from a target, in [0, 1]: max(0, 1 - |q - target| / width). A target at the
-largest possible q with the same width is the share q / target.
+Each task has a gate: a graph without the required shape (planar and connected, a tree, connected), or without 16 nodes, scores 0.
+Otherwise the score measures the distance of one number q of the graph from a target, in [0, 1]: max(0, 1 - |q - target| / width).
+If the target is the largest possible q and the width equals it, the score is q / target.
 """
 
 from __future__ import annotations

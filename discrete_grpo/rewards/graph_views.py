@@ -1,4 +1,4 @@
-"""Rewards that see graphs as objects of a library: networkx graphs, or PyG data."""
+"""Rewards that receive graphs as objects of a library: networkx graphs, or PyG data."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _VIEWS: Mapping[str, Callable[[str, Labels | None], Any]] = {"networkx": to_netw
 
 @dataclass(frozen=True)
 class GraphView:
-    """Another reward, which is given graphs as objects in the place of lines.
+    """Passes graphs to another reward as objects instead of text lines.
 
     Args:
-        reward: a reward on such objects, with None for an invalid sample.
+        reward: a reward on such objects; it receives None for an invalid sample.
         view: ``networkx``, graphs whose nodes and edges have the name of their class as the attribute that ``labels`` names; or
             ``pyg``, ``Data`` with node classes ``x`` [n, 1] and edge classes ``edge_attr`` [E], numbers in the order of ``labels``.
         labels: names of the classes; None for plain graphs.
 
     Raises:
-        ValueError: if ``reward`` is no callable or remembers earlier samples, or for another view.
+        ValueError: if ``reward`` is not callable or remembers earlier samples, or for an unknown view.
 
     >>> GraphView(lambda graphs: [g.number_of_edges() for g in graphs], "networkx")(["Bg"])
     [2]
@@ -54,6 +54,6 @@ class GraphView:
         return (self.reward,)
 
     def __call__(self, lines: Sequence[str | None], **columns: Sequence[Any]) -> Sequence[float | None]:
-        """The inner reward's numbers."""
+        """Compute the numbers of the inner reward."""
         view = _VIEWS[self.view]
         return self.reward([None if line is None else view(line, self.labels) for line in lines], **columns)

@@ -132,12 +132,12 @@ def _splits(data: str) -> GraphSplits:
 
 @dataclass(frozen=True)
 class ShapeMatch:
-    """Validity times likeness to the training graphs: valid · (1 + 0.2 s_deg + 0.2 s_clus + 0.2 s_orb) / 1.6.
+    """Validity times similarity to the training graphs: valid · (1 + 0.2 s_deg + 0.2 s_clus + 0.2 s_orb) / 1.6.
 
     s_deg = exp(-5 JS) of the graph's degrees and those of all training nodes, s_clus is the same of clustering coefficients (JS is
     the Jensen-Shannon divergence in nats), and s_orb = exp(-mean |o - ō|) of the mean orbit counts. Validity is the test of
     ``shape``. The published code divides by 1.6 for planar graphs only, and its test of block models is weaker. Degrees above the
-    largest of the training set count here; the published code leaves them out.
+    largest of the training set count here; the published code ignores them.
 
     Args:
         data: the set, a name or an npz file; the comparison is with its training graphs.
@@ -207,7 +207,7 @@ def jensen_shannon(p: Vector, q: Vector) -> float:
 
 @dataclass(frozen=True)
 class SingleMMD:
-    """Likeness to the training graphs by MMD plus validity: 0.2 · mean over statistics of exp(-MMD / 0.01) + 0.8 · valid.
+    """Similarity to the training graphs by MMD, plus validity: 0.2 · mean over statistics of exp(-MMD / 0.01) + 0.8 · valid.
 
     The statistics are degree, clustering and orbit. MMD({g}, train) = |1 + E k(x, x') - 2 E k(x, g)| over training graphs x. An
     invalid graph keeps the first term.
@@ -267,14 +267,14 @@ class SingleMMD:
 class NovelTo:
     """Another reward, set to 0 for a graph isomorphic to a training graph or to an earlier sample of the batch.
 
-    A graph whose test of isomorphism is given up counts as known. A 0 or None of the inner reward stays.
+    A graph whose isomorphism test reaches its limit counts as known. A 0 or None of the inner reward is kept.
 
     Args:
         reward: any reward on graphs.
         data: the set, a name or an npz file, whose training graphs are known.
 
     Raises:
-        ValueError: if ``reward`` is no callable or remembers earlier samples, or the set is unknown.
+        ValueError: if ``reward`` is not callable or remembers earlier samples, or the set is unknown.
         FileNotFoundError: if there is no such file.
 
     >>> NovelTo(tree_valid, "tree-16")(["Bg", "BW", "Bw"])  # a path, the same path, a triangle
@@ -282,7 +282,7 @@ class NovelTo:
     """
 
     cached_as: ClassVar[None] = None
-    """It compares the samples of a batch, so none of its scores is kept."""
+    """None, since it compares the samples of a batch and must not be cached."""
 
     reward: Callable[..., Sequence[float | None]]
     data: str

@@ -1,7 +1,7 @@
 """The 20 tasks of GuacaMol's goal-directed suite, version 2, and its score.
 
 Eighteen are tasks of :mod:`discrete_grpo.rewards.pmo` under the same name and with the same definition; the similarity to
-aripiprazole and the isomers of C11H24 are added. GuacaMol counts no calls: a method hands in its best molecules, and
+aripiprazole and the isomers of C11H24 are added. GuacaMol counts no calls: a method submits its best molecules, and
 :func:`guacamol_score` is a mean over them.
 
 Source: Brown et al. (2019), GuacaMol, https://doi.org/10.1021/acs.jcim.8b00839
@@ -86,7 +86,7 @@ def guacamol_score(task: Task | str, scores: Iterable[float]) -> float:
 
     Args:
         task: a task of this suite, or its name.
-        scores: one per distinct molecule. GuacaMol drops stereo before it tells molecules apart.
+        scores: one score per distinct molecule. GuacaMol removes stereochemistry before it compares molecules.
 
     Returns:
         A number in [0, 1], higher is better.

@@ -1,7 +1,7 @@
-"""Which reward a score belongs to: its source code, its settings and the files it reads, as one digest.
+"""The identity of a reward: one digest of its source code, its settings and the files that it reads.
 
-A score that is served although the reward was edited is a wrong result, while one that is computed twice only costs time. So
-everything counts that may matter, and a reward of which a part cannot be seen has no identity.
+A cached score of a reward that was edited is a wrong result, while a score that is computed twice only costs time. The
+digest therefore covers everything that may matter, and a reward with a part that cannot be inspected has no identity.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def reward_identity(reward: object) -> str | None:
 
 
 def identify(reward: object, ignore: Iterable[str | os.PathLike[str]] = ()) -> str:
-    """A digest of a reward's source, settings and files: equal digests mean equal scores.
+    """Return a digest of a reward's source, settings and files; equal digests mean equal scores.
 
     It covers
 
@@ -54,21 +54,21 @@ def identify(reward: object, ignore: Iterable[str | os.PathLike[str]] = ()) -> s
     * the content of files: those named by a text or a path in its state, and those named by a literal in its source, seen from
       the module's folder or from the working folder.
 
-    Functions count as they are in memory and as they are on disk. So a file that is edited while a process runs gives this
-    process an identity of its own, which neither the old nor the new version has. Values that a ``cached_property`` or an
-    ``lru_cache`` keeps are left out.
+    Functions are hashed both in memory and on disk. If a file is edited while a process runs, the identity in this process
+    therefore differs from those of the old and the new version. Values cached by ``cached_property`` or ``lru_cache`` are
+    ignored.
 
-    What is not seen: files and modules whose names are put together at run time, environment variables that are read in a call,
-    and services that are asked. An attribute ``cached_as`` decides for such rewards: a text, which must change when the scores
-    do, another reward that gives the same scores, or None for a reward that must not be cached (because it compares the samples
-    of a batch, or is random).
+    The digest cannot cover files and modules whose names are composed at run time, environment variables that are read in a
+    call, and external services. For such rewards an attribute ``cached_as`` sets the identity: a text, which must change when
+    the scores do, another reward that gives the same scores, or None for a reward that must not be cached (because it compares
+    the samples of a batch, or is random).
 
     Args:
         reward: any reward.
-        ignore: files that do not count where they are named, since the caller writes them.
+        ignore: files to ignore where they are named, since the caller writes them.
 
     Raises:
-        Unidentified: if a part of the reward cannot be seen, such as an object of a C library; the text names it.
+        Unidentified: naming the part of the reward that cannot be inspected, such as an object of a C library.
     """
     view = _View(Sources(ignore))
     try:
@@ -76,16 +76,16 @@ def identify(reward: object, ignore: Iterable[str | os.PathLike[str]] = ()) -> s
         return _digest_of((described, view.sources.digests()))
     except Unidentified:
         raise
-    except Exception as error:  # somebody else's properties and descriptors are run here
+    except Exception as error:  # properties and descriptors of other code run here
         raise Unidentified(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def code_identity(reward: object) -> str | None:
-    """A digest of a reward's own code and values, or None for a reward without one.
+    """Return a digest of a reward's own code and values, or None for a reward without one.
 
-    Files do not count, neither those that it reads nor the rest of those that hold its code. So it is the same after an edit beside
-    the reward in the script that defines it, and after the reward has written to a file. Modules that a function imports when it is
-    called count as a whole, with those of the user's that they import, as they may not be loaded yet.
+    Files are ignored, both those that it reads and other code in the files that define it. The digest is therefore unchanged after
+    an edit elsewhere in the script that defines the reward, and after the reward has written to a file. Modules that a function
+    imports when it is called count as a whole, with the user's modules that they import, as they may not be loaded yet.
 
     >>> code_identity(len) == code_identity(len), code_identity(len) == code_identity(sum)
     (True, False)
@@ -104,7 +104,7 @@ def _digest_of(described: Any) -> str:
 
 
 class _View:
-    """Describes values as nested tuples of plain ones, and notes the modules they come from."""
+    """Describes values as nested tuples of plain values, and collects the modules that they come from."""
 
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
@@ -113,10 +113,10 @@ class _View:
         """Digests of functions and classes; with the objects, so that no id is used twice."""
 
     def describe(self, value: Any) -> Any:
-        """``value`` as nested tuples of plain values.
+        """Describe ``value`` as nested tuples of plain values.
 
         Raises:
-            Unidentified: if it holds something that cannot be described.
+            Unidentified: if it contains an object that cannot be described.
         """
         if type(value) in _PLAIN:
             return value
@@ -199,9 +199,9 @@ class _View:
         return (kind.__name__, *own, *map(self.describe, value))
 
     def _text(self, value: str) -> Any:
-        """A text; with the content of the file it names, also as a program's option ``--name=file``.
+        """Describe a text, with the content of the file that it names, also as an option ``--name=file`` of a program.
 
-        A single character, and a text of dots and slashes alone, is a sign of SMILES and names no file.
+        A single character, or a text of only dots and slashes, is taken for SMILES and not for the name of a file.
         """
         for part in dict.fromkeys((value, value.rpartition("=")[2])):
             found = self.sources.named(part) if len(part) > 1 and part.strip("./") else None
@@ -297,7 +297,7 @@ class _View:
             raise Unidentified(f"{type(owner).__name__}.{name}: {error}") from None
 
     def _reduced(self, value: Any) -> Any:
-        """An object that is not all Python by what pickle would be told of it."""
+        """Describe an object that is not pure Python by the result of its pickle reduction."""
         try:
             registered: Any = copyreg.dispatch_table.get(type(value))
             found: Any = value.__reduce_ex__(4) if registered is None else registered(value)
@@ -347,7 +347,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_bookkeeping(name: str, part: Any) -> bool:
-    """Whether Python, and not the author, put an attribute into a class."""
+    """Whether Python itself, and not the author, added an attribute to a class."""
     code = callable(part) or isinstance(part, classmethod | staticmethod | property)
     return name.startswith("_abc_") or (name.startswith("__") and name.endswith("__") and not code)
 
@@ -369,7 +369,7 @@ def _is_python(metaclass: type) -> bool:
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether attributes and slots are all there is of an object: its memory has room for nothing else."""
+    """Whether an object consists of its attributes and slots only: its memory has room for nothing else."""
     pointer = object.__basicsize__ // 2
     offsets = (kind.__dictoffset__, kind.__weakrefoffset__)
     slots = sum(isinstance(part, _SLOT) for c in kind.__mro__ if not _is_static(c) for part in vars(c).values())
@@ -377,5 +377,5 @@ def _is_plain(kind: type) -> bool:
 
 
 def _order(value: Any) -> tuple[str, str]:
-    """A place for members of a set that is the same in every process, where they have one."""
+    """A sort key for members of a set that is the same in every process, if they have one."""
     return type(value).__name__, str(getattr(value, "__qualname__", repr(value) if isinstance(value, str | int | float) else ""))

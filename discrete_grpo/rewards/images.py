@@ -1,7 +1,7 @@
 """Rewards on images: callables from :class:`~discrete_grpo.domains.images.Image` samples to one number per sample.
 
 A sample that is None scores 0. :class:`SSIMToClassMean` and :class:`ClassifierProbability` read the column ``label``, the class
-that each image was asked for.
+that was requested for each image.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _labels(labels: Sequence[Any] | None, count: int, classes: int) -> list[int]
 
 @dataclass(frozen=True)
 class SSIMToClassMean:
-    """Structural similarity of an image to the mean training image of the class it was asked for.
+    """Structural similarity of an image to the mean training image of its requested class.
 
     SSIM(x, y) = mean over windows of (2 μ_x μ_y + C₁)(2 σ_xy + C₂) / ((μ_x² + μ_y² + C₁)(σ_x² + σ_y² + C₂)), by scikit-image.
 
@@ -157,13 +157,13 @@ class SSIMToClassMean:
 
 
 class ClassifierProbability:
-    """Probability p(label | image) that a frozen classifier gives to the class the image was asked for.
+    """Probability p(label | image) of the requested class of an image under a frozen classifier.
 
     Args:
         checkpoint: name of a bundled classifier, a checkpoint folder or a run folder. It holds a module
             ``ink [B, height, width] -> logits [B, classes]``.
         batch_size: images per forward pass, at least 1.
-        trusted: top-level packages whose classes may be built; add yours for a network of your own.
+        trusted: top-level packages whose classes may be instantiated; add your own package for a custom network.
 
     Raises:
         CheckpointError: if there is no such checkpoint or it is damaged.
@@ -188,7 +188,7 @@ class ClassifierProbability:
         """Compute the probability of each image's class.
 
         Returns:
-            A number in [0, 1] per sample, higher where the classifier is surer of the class; 0 for None.
+            A number in [0, 1] per sample, higher where the classifier is more certain of the class; 0 for None.
 
         Raises:
             ValueError: if the column ``label`` is missing or holds no class, or for images of another size than the classifier's.

@@ -1,7 +1,7 @@
-"""Frozen networks as rewards: a judge of text loaded from a checkpoint, or any module that gives one number per sample.
+"""Frozen networks as rewards: a judge of text loaded from a checkpoint, or any module that returns one number per sample.
 
-The judge is trained separately (:class:`TextScorer` has the ``likelihood_loss`` that a pretrainer needs). Its weights take no
-gradient, are in eval mode and belong to no policy.
+The judge is trained separately (:class:`TextScorer` has the ``likelihood_loss`` that a pretrainer needs). It is frozen, in
+eval mode, and not part of any policy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Judge", "ModuleReward", "TextScorer"]
 
 Output = Literal["probability", "logit"]
 SURELY_NOT = -20.0
-"""Log-odds that a missing text gets."""
+"""Log-odds of a missing text."""
 
 
 class TextScorer(nn.Module):
@@ -75,7 +75,7 @@ class TextScorer(nn.Module):
 
         Args:
             batch: has ``tokens`` [B, L] and ``real`` [B], 1 or 0.
-            generator: not used, since nothing is random here.
+            generator: not used, since the loss is deterministic.
             share: rows that this process computes, and the means over all.
         """
         tokens, real = batch.tokens[share.own], batch.real[share.own]
@@ -163,10 +163,10 @@ class Judge:
         output: ``probability`` in (0, 1), or ``logit``, its log-odds.
         batch_size: samples per forward pass, at least 1.
         device: device of the judge.
-        trusted: top-level packages whose classes may be built; add yours for a network of your own.
+        trusted: top-level packages whose classes may be instantiated; add your own package for a custom network.
 
     Raises:
-        CheckpointError: if there is no such checkpoint, it is damaged, or it is no judge of text.
+        CheckpointError: if there is no such checkpoint, it is damaged, or it is not a judge of text.
 
     Example::
 

@@ -1,7 +1,7 @@
 """The oracle ledger: counts the different samples that a run has scored in training, evaluation and search.
 
-A call is a new sample in canonical form; repeats cost nothing, invalid samples neither. What counts is being asked for: a
-score that a cache shared with another run knows is a call of this run all the same, and so is one that stayed unknown.
+A call is a new sample in canonical form; repeats and invalid samples cost nothing. Requests are counted: a score found in
+a cache shared with another run is still a call of this run, and so is one that stayed unknown.
 
 Source of the counting rule and of the area under the curve: Gao et al. (2022), PMO, https://arxiv.org/abs/2206.12411
 """
@@ -51,7 +51,7 @@ def molecule_key(sample: Any) -> str | None:
 
 
 def text_key(sample: Any) -> str | None:
-    """The sample as text that tells it apart, see :func:`~discrete_grpo.domains.sample_text.sample_text`; None only for None."""
+    """The text that identifies a sample, see :func:`~discrete_grpo.domains.sample_text.sample_text`; None only for None."""
     return None if sample is None else sample_text(sample).encode("utf-8", "backslashreplace").decode()
 
 
@@ -64,9 +64,9 @@ class History:
 
     Attributes:
         keys: n canonical samples.
-        names: of the R rewards.
-        scores: what each reward gave [n, R], float64; NaN where it is unknown or was not asked.
-        sources: where each sample came from, as :meth:`Ledger.score` was told; empty where it was not told.
+        names: names of the R rewards.
+        scores: score by each reward [n, R], float64; NaN where it is unknown or was not computed.
+        sources: source of each sample, as given to :meth:`Ledger.score`; empty if none was given.
     """
 
     keys: tuple[str, ...]
@@ -75,7 +75,7 @@ class History:
     sources: tuple[str, ...] = ()
 
     def of(self, name: str) -> list[float]:
-        """Scores of all calls by the reward of this name; NaN where the score is unknown or the reward was not asked."""
+        """Scores of all calls by the reward of this name; NaN where the score is unknown or was not computed."""
         if name not in self.names:
             return [math.nan] * len(self.keys)
         found: list[float] = self.scores[:, self.names.index(name)].tolist()
@@ -83,25 +83,25 @@ class History:
 
 
 class Ledger:
-    """Scores samples for every part of a run, counts the different ones and gives repeats from a cache.
+    """Scores samples for every part of a run, counts the different ones and serves repeats from a cache.
 
     Each use of :meth:`score` is a *turn*. Calls are ordered by turn, process and position in the batch, so the order does not
-    depend on which of several processes was faster; :attr:`calls` counts those up to the present turn. After a resume the turns
-    since the checkpoint are taken again, and what they had scored already is not counted twice.
+    depend on which of several processes was faster; :attr:`calls` counts those up to the current turn. After a resume the turns
+    since the checkpoint are repeated, and samples that they had scored already are not counted twice.
 
     Attributes:
-        asked: samples handed to :meth:`score` by this object, repeats and invalid ones included.
-        invalid: those of them that are invalid.
-        scoring: the reward that is being asked at this moment, None outside of :meth:`score`.
-        owners: name -> the one reward that may have it, so that no other's scores are taken for its own.
+        asked: number of samples passed to :meth:`score` of this object, repeats and invalid ones included.
+        invalid: number of invalid ones among them.
+        scoring: the reward that is being computed, None outside of :meth:`score`.
+        owners: maps a name to the only reward that may have it, so that scores of different rewards are not mixed.
 
     Args:
         path: SQLite file in the run folder that all processes of the run on this machine share, with a log of the same rows
-            beside it, ``PATH.log``, from which a damaged file is restored; checkpoints hold the number of calls only. None: in
-            memory; checkpoints hold all calls, and what was scored after the last one is forgotten when the run is killed.
+            beside it, ``PATH.log``, from which a damaged file is restored; checkpoints hold the number of calls only. None keeps
+            calls in memory; checkpoints then hold all calls, and scores after the last checkpoint are lost if the run is killed.
         key: canonical form of a sample, None for an invalid one: :func:`molecule_key` or :func:`text_key`.
-        max_oracle_calls: budget; None: no end.
-        cache: where scores are kept and looked up; None: every sample is scored again, also within a batch.
+        max_oracle_calls: budget of calls; None sets no limit.
+        cache: cache of scores; None scores every sample again, also repeats within a batch.
         rank: number of this process.
 
     Raises:
@@ -138,7 +138,7 @@ class Ledger:
 
     @property
     def calls(self) -> int:
-        """Different valid samples scored up to now."""
+        """Number of different valid samples scored so far."""
         return self._rows.calls(self.turn)
 
     @property
@@ -147,12 +147,12 @@ class Ledger:
         return self.max_oracle_calls is not None and self.calls >= self.max_oracle_calls
 
     def calls_by_reward(self) -> dict[str, int]:
-        """The same for each reward: different valid samples that it was asked for."""
+        """Number of calls per reward: different valid samples that it was to score."""
         query = "SELECT reward, COUNT(*) FROM scores JOIN calls USING (key) WHERE turn <= ? GROUP BY reward ORDER BY reward"
         return dict(self._ask(query, (self.turn,)))
 
     def sources(self) -> dict[str, int]:
-        """Calls up to now by source, as :meth:`score` was told; those without a source under the empty text."""
+        """Calls so far by source, as given to :meth:`score`; those without a source are under the empty text."""
         query = "SELECT COALESCE(source, '') AS name, COUNT(*) FROM calls WHERE turn <= ? GROUP BY name ORDER BY name"
         return dict(self._ask(query, (self.turn,)))
 
@@ -173,11 +173,11 @@ class Ledger:
     # -- scoring
 
     def skip(self) -> None:
-        """Another process scores something alone (an evaluation): keep the turns of all processes in step."""
+        """Count a turn in which another process scores alone (an evaluation), so that the turns of all processes agree."""
         self.turn += 1
 
     def catch_up(self) -> None:
-        """Take the file's last turn for the present one: to read the ledger of a run that is over."""
+        """Make the last turn of the file the current one, to read the ledger of a finished run."""
         self.turn = int(self._ask("SELECT COALESCE(MAX(turn), 0) FROM calls")[0][0])
 
     def score(
@@ -187,15 +187,15 @@ class Ledger:
         columns: Mapping[str, Sequence[Any]] | None = None,
         source: str | Sequence[str] = "",
     ) -> Float[Tensor, "batch reward"]:
-        """Every reward of every sample, float64; unknown is NaN, also for new samples that no longer fit into the budget.
+        """Score every sample by every reward, float64; NaN is unknown, also for new samples beyond the budget.
 
-        Invalid samples are handed to the rewards as they are, which say what they are worth.
+        Invalid samples are passed to the rewards unchanged, which define their scores.
 
         Args:
             rewards: one reward or several.
             samples: B samples.
             columns: conditions by name, with one value per sample.
-            source: where the samples come from, such as ``"policy"``; one text, or one per sample. Of repeats the first stands.
+            source: source of the samples, such as ``"policy"``; one text, or one per sample. The first source of repeats is kept.
 
         Raises:
             RewardError: as :func:`discrete_grpo.core.scoring.score_one`, and if the file cannot be written.
@@ -218,7 +218,7 @@ class Ledger:
                 raise ValueError(f"rewards: {name!r} is the name of the task, expected the task that was given, or another name")
             check_same_reward(name, self._named.setdefault(name, reward), reward)
         self.turn += 1
-        chemistry.reserve(len(samples))  # whoever scores and measures these samples next finds their molecules parsed
+        chemistry.reserve(len(samples))  # the next scoring or metric of these samples finds their molecules parsed
         keys = [self.key(sample) for sample in samples]
         self.asked, self.invalid = self.asked + len(keys), self.invalid + keys.count(None)
         paid, spent = self._claim(keys, sources)
@@ -228,7 +228,7 @@ class Ledger:
         for j, (name, reward) in enumerate(named):
             found = self._scored(name, reward, [samples[k] for k in rows], [keys[k] for k in rows], picked)
             result[rows, j] = torch.tensor(found, dtype=torch.float64)
-            pairs = reversed(list(zip(rows, found, strict=True)))  # of equal samples the first stands
+            pairs = reversed(list(zip(rows, found, strict=True)))  # the first of equal samples is kept
             self._keep(name, {key: value for k, value in pairs if (key := keys[k]) is not None})
         if spent and len(rows) < len(samples):
             raise BudgetExhausted(f"max_oracle_calls: all {self.max_oracle_calls} are used up", result)
@@ -254,7 +254,7 @@ class Ledger:
     def _scored(
         self, name: str, reward: Reward, samples: Sequence[Any], keys: Sequence[str | None], columns: Mapping[str, Sequence[Any]]
     ) -> list[float]:
-        """One reward of these samples; equal ones once, known ones not at all."""
+        """Compute one reward of these samples: equal samples once, known ones not at all."""
         ids = self._cache_keys(name, reward, keys, columns)
         known = {} if self.cache is None else self.cache.get([key for key in ids if key is not None])
         first = {key: k for k, key in reversed(list(enumerate(ids))) if key is not None}
@@ -302,16 +302,16 @@ class Ledger:
         return self._identities[id(reward)][1]
 
     def _keep(self, name: str, values: Mapping[str, float]) -> None:
-        """Note what a reward gave for calls; the first known value stands."""
+        """Record the scores of a reward for calls; the first known value is kept."""
         self._rows.add(scores=[(name, key, None if math.isnan(value) else value) for key, value in values.items()])
 
     # -- checkpoints
 
     def state_dict(self, turn: int | None = None) -> dict[str, Any]:
-        """The ledger up to ``turn`` (None: the present one), for a checkpoint.
+        """Return the state up to ``turn`` (None means the current one), for a checkpoint.
 
-        With a file it is the number of its rows, which it must have when the run goes on; in memory it is the calls themselves
-        and what each reward gave.
+        With a file, it is the number of rows, which the file must have when the run is resumed; in memory, it is the calls
+        themselves and the scores of each reward.
         """
         turn = self.turn if turn is None else turn
         cache = None if self.cache is None else self.cache.state_dict()
@@ -321,7 +321,7 @@ class Ledger:
         return {"turn": turn, "calls": self._rows.calls(turn), "scored": self._rows.scores(), "cache": cache}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint. What the file knows beyond it was paid for too and is not charged again.
+        """Restore a checkpoint. Calls in the file beyond it have been counted and are not counted again.
 
         Raises:
             ValueError: if calls that the checkpoint has seen are neither in the file nor in its log.
@@ -349,7 +349,7 @@ def _refuses_cache(reward: Reward) -> bool:
     """Whether a reward itself says that it must not be cached."""
     try:
         return getattr(reward, "cached_as", reward) is None
-    except Exception:  # a property that fails; the reward says so when it is called
+    except Exception:  # a property that fails; calling the reward will raise the error
         return False
 
 
@@ -368,7 +368,7 @@ def open_ledger(
     """Open ``ledger.sqlite`` of a run folder, with scores in ``scores.sqlite`` beside it or in a file that several runs share.
 
     Raises:
-        ValueError: if ``reward_cache`` is a file of something else.
+        ValueError: if ``reward_cache`` is a file of another kind.
     """
     if reward_cache is not None:
         check_cache_file(reward_cache)
@@ -386,7 +386,7 @@ def open_ledger(
 
 @contextmanager
 def reserved(ledger: Ledger, calls: int) -> Iterator[None]:
-    """Keep ``calls`` of the budget back for what comes after the block."""
+    """Reserve ``calls`` of the budget for the time after the block."""
     whole = ledger.max_oracle_calls
     if whole is not None:
         ledger.max_oracle_calls = whole - calls

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def check_ledger_file(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that was named as a ledger by mistake, and leave it as it is; one with the log of a ledger beside it passes.
+    """Refuse a file that is not a ledger, and leave it unchanged; a file with the log of a ledger beside it is accepted.
 
     Raises:
         ValueError: as :func:`~discrete_grpo.runs.database.check_file`.
@@ -48,7 +48,7 @@ def check_ledger_file(path: str | os.PathLike[str]) -> None:
 class LedgerFile:
     """An SQLite file of calls and scores that several processes share, and a log of what was added to it.
 
-    Rows that are not what was written are left out with a warning when the file is opened.
+    Damaged rows are dropped with a warning when the file is opened.
 
     Attributes:
         database: the SQLite file.
@@ -69,7 +69,7 @@ class LedgerFile:
             warnings.warn(f"{path}: {damaged} damaged rows were left out", RuntimeWarning, stacklevel=3)
 
     def _is_sound(self) -> bool:
-        """Whether every row is what was written; a file that cannot be read to its end is moved aside first."""
+        """Whether no row is damaged; a file that cannot be read to its end is moved aside first."""
         try:
             return self.database.read(sound)
         except OSError:
@@ -80,7 +80,7 @@ class LedgerFile:
         """Call ``work`` within one writing transaction.
 
         Raises:
-            RewardError: if the file cannot be written, as nothing may be scored that cannot be counted.
+            RewardError: if the file cannot be written, as a sample that cannot be counted must not be scored.
         """
         try:
             return self.database.run(work)
@@ -116,7 +116,7 @@ class LedgerFile:
         added: tuple[Sequence[Call], Sequence[Score]] = write_calls(connection, calls), write_scores(connection, scores)
         if self.log is None or not any(added):
             return
-        if empty:  # what a log says there belongs to a ledger that was removed
+        if empty:  # an existing log belongs to a ledger that was removed
             self.log.clear()
         elif not self.log.exists():  # of a file of an older version
             added = all_calls(connection), all_scores(connection)
@@ -126,7 +126,7 @@ class LedgerFile:
             self.log.add("scores", rows)
 
     def restore(self) -> None:
-        """Put what the log knows back into the file."""
+        """Restore the rows of the log in the file."""
 
         def work(connection: sqlite3.Connection) -> None:
             for kind, rows in () if self.log is None else self.log.read():

@@ -21,7 +21,7 @@ Kind = Literal["calls", "scores"]
 
 
 class LedgerLog:
-    """A file beside that of the ledger, which whoever holds the ledger's lock may write.
+    """A file beside that of the ledger, written only by the process that holds the ledger's lock.
 
     Args:
         path: the file; it is made by the first :meth:`add`.
@@ -35,7 +35,7 @@ class LedgerLog:
         return self.path.exists()
 
     def clear(self) -> None:
-        """Begin anew: the rows are those of a ledger that is no more."""
+        """Delete the log, whose rows belong to a ledger that no longer exists."""
         self.path.unlink(missing_ok=True)
 
     def add(self, kind: Kind, rows: Sequence[Sequence[Any]]) -> None:

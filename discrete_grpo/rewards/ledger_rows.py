@@ -72,7 +72,7 @@ def row_checksum(*values: str | int | float) -> bytes:
 
 
 def sound(connection: sqlite3.Connection) -> bool:
-    """Whether each row is what was written, with a checksum of this version, and the counts are those of the calls."""
+    """Whether no row is damaged, all checksums are of this version, and the counts match the calls."""
     calls, turns, fit = connection.execute(f"SELECT COUNT(*), TOTAL(turn), TOTAL({_CALL_FITS}) FROM calls").fetchone()
     if fit != calls or connection.execute(f"SELECT COUNT(*) FROM scores WHERE NOT {_SCORE_FITS}").fetchone()[0]:
         return False
@@ -82,7 +82,7 @@ def sound(connection: sqlite3.Connection) -> bool:
 
 
 def forget_damaged(connection: sqlite3.Connection) -> int:
-    """Delete rows that are not what was written, count the calls anew, and give rows of older versions the checksum of this one.
+    """Delete damaged rows, recount the calls, and give rows of older versions the checksum of this version.
 
     Returns:
         The number of deleted rows.
@@ -104,7 +104,7 @@ def forget_damaged(connection: sqlite3.Connection) -> int:
 
 
 def _older(values: Sequence[Any], checksum: Any, kinds: Sequence[type]) -> bool:
-    """Whether a row fits its checksum of an older version."""
+    """Whether a row matches its checksum of an older version."""
     return all(type(v) is kind for v, kind in zip(values, kinds, strict=True)) and checksum == row_checksum(*values)
 
 
@@ -129,10 +129,10 @@ def known_calls(connection: sqlite3.Connection, keys: Sequence[str]) -> dict[str
 
 
 def write_calls(connection: sqlite3.Connection, calls: Iterable[Call]) -> list[Call]:
-    """Add calls; one that is there keeps the earliest time and the source it had then.
+    """Add calls; an existing call keeps its earliest time and the source of that time.
 
     Returns:
-        Those that were not there at an earlier or the same time.
+        The calls that did not exist at an earlier or the same time.
     """
     first: dict[str, Call] = {}
     for call in calls:
@@ -179,10 +179,10 @@ def all_calls(connection: sqlite3.Connection, turn: int | None = None) -> list[C
 
 
 def write_scores(connection: sqlite3.Connection, scores: Iterable[Score]) -> list[Score]:
-    """Add what rewards gave; the first known value stands.
+    """Add scores; the first known value is kept.
 
     Returns:
-        Those that were not there.
+        The scores that did not exist.
     """
     first: dict[tuple[str, str], float | None] = {}
     for name, key, value in scores:
@@ -206,5 +206,5 @@ def _score_row(name: str, key: str, value: float | None) -> tuple[str, str, floa
 
 
 def all_scores(connection: sqlite3.Connection) -> list[Score]:
-    """Everything that rewards gave, by the names of the rewards."""
+    """Return all scores, by the names of the rewards."""
     return connection.execute("SELECT reward, key, value FROM scores ORDER BY reward").fetchall()

@@ -60,7 +60,10 @@ class Elite:
 
 
 class EliteBuffer:
-    """The best unique samples seen, best first; ties go to the older one. Args: policy: policy that makes the restarts.
+    """The best unique samples seen, best first; ties go to the older one.
+
+    Args:
+        policy: policy that makes the restarts.
         size: number of samples kept, at least 1.
         time: time to which a restart re-noises its sample, 0 (data) < t < 1 (noise).
 
