@@ -36,7 +36,7 @@ Results: TypeAlias = dict[str, dict[str, float]]
 
 
 MEMORIES = "memories.pt"
-"""File of a run folder: what rewards that remember had in their memories when the run began."""
+"""File of a run folder with the memories of stateful rewards at the beginning of the run."""
 
 
 class EvaluatedRun(Protocol):
@@ -44,7 +44,7 @@ class EvaluatedRun(Protocol):
 
     @property
     def rewards(self) -> Sequence[Reward]:
-        """Rewards of the run; none in a run of off-line updates alone."""
+        """Rewards of the run; empty in a run with only off-line updates."""
         ...
 
     @property
@@ -54,21 +54,21 @@ class EvaluatedRun(Protocol):
 
     @property
     def evaluation_samples(self) -> int:
-        """Number of samples; 0 draws none."""
+        """Number of samples per evaluation; 0 draws none."""
         ...
 
 
 class Memories:
-    """The memories of rewards as they were when the run began, from which every evaluation scores.
+    """The memories of rewards at the beginning of the run, which every evaluation uses.
 
-    Rewards such as a diversity filter score by what they remember. Evaluated with the memory of the training between them, the
-    numbers before and after would not be comparable; and what an evaluation scores is not to be remembered in training.
+    The scores of rewards such as a diversity filter depend on their memory. If the memory included the training between both
+    evaluations, their numbers would not be comparable; and training must not remember the samples of an evaluation.
 
     Args:
-        rewards: of the run.
-        file: keeps the memories in the run folder, for a run that goes on in the same program with the same rewards; None keeps
-            nothing.
-        resume: whether they are read from the file where it is there.
+        rewards: rewards of the run.
+        file: file of the memories in the run folder, for a run that is resumed in the same program with the same rewards; None
+            writes none.
+        resume: whether to read them from the file if it exists.
     """
 
     def __init__(self, rewards: Sequence[Reward], file: Path | None = None, *, resume: bool = False) -> None:
@@ -82,15 +82,15 @@ class Memories:
             with atomic_write(file) as out:
                 torch.save(self._first, out)
         elif file is not None and not resume:
-            file.unlink(missing_ok=True)  # of another run, whose results were removed
+            file.unlink(missing_ok=True)  # the file of another run, whose results were removed
 
     def begin(self) -> None:
-        """Give the rewards their first memories, with which a run begins."""
+        """Set the rewards to their initial memories, with which a run begins."""
         self._load(self._first)
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """Within the block rewards have their first memories; after it, those that they had before it."""
+        """Set the rewards to their initial memories inside the block, and restore the current ones afterwards."""
         now = [copy.deepcopy(reward.state_dict()) for reward in self._rewards]
         self._load(self._first)
         try:
@@ -107,7 +107,7 @@ def _read_memories(file: Path, rewards: int) -> list[Any]:
     """The memories of a file, one per reward.
 
     Raises:
-        CheckpointError: if it is damaged, or holds another number of them.
+        CheckpointError: if the file is damaged, or holds another number of memories.
     """
     try:
         found = torch.load(file, weights_only=True)
@@ -125,11 +125,11 @@ class Evaluations:
 
     Attributes:
         run: settings of the run.
-        family: of the policy.
+        family: family of the policy.
         folder: the run folder.
         columns: conditions of the samples.
         ledger: counter of reward calls.
-        memories: of the rewards, from before the run.
+        memories: initial memories of the rewards.
         device: where the samples are drawn.
     """
 
@@ -144,8 +144,8 @@ class Evaluations:
     def before(self, policy: Any) -> Results:
         """Evaluate the policy that training starts from.
 
-        Once training has a checkpoint, what was measured is kept, and nothing is measured any more: ``policy`` may then be that of
-        the checkpoint. Until then it is measured again, with the same result, as no checkpoint has what it drew and counted.
+        Once training has a checkpoint, the first evaluation is kept and not repeated, as ``policy`` may then be that of the
+        checkpoint. Until then it is repeated with the same result, as no checkpoint includes its draws and calls.
         """
         if not self._has_begun():
             return self._measure(policy, "before", 0)
@@ -182,7 +182,7 @@ class Evaluations:
     def _scored(
         self, samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], step: int
     ) -> tuple[dict[str, Sequence[Any]], dict[str, float]]:
-        """The rewards of samples, as columns of a table and as means; where the budget ends, the others are unknown."""
+        """The rewards of samples, as columns of a table and as means; scores beyond the budget are unknown."""
         rewards = self.run.rewards
         if not rewards:
             return {}, {}
@@ -209,6 +209,6 @@ class Evaluations:
 
 
 def _mean_known(values: Tensor) -> float:
-    """The mean; an unknown reward is left out, here as in training."""
+    """The mean of the known rewards, as in training."""
     known = values[~values.isnan()]
     return float(known.mean()) if len(known) else math.nan

@@ -1,4 +1,4 @@
-"""Condition columns of commands: read from lists and files, and put into the form that a policy reads."""
+"""Condition columns of commands: reads them from lists and files, and converts them to the form that a policy reads."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ READ_WITH: Mapping[str, tuple[str, ...]] = {
 }
 """Conditions that are read by a policy with an attribute of that name."""
 CARRIED: Mapping[str, tuple[str, ...]] = {"blank": ("original",)}
-"""Columns that the files of conditions for such a policy hold beside those that it reads."""
+"""Further columns in the files of conditions for such a policy, which it does not read."""
 
 
 def read_columns(given: str | Sequence[Columns]) -> list[Columns]:
-    """Conditions as a list of mappings: as given, or from a JSON-lines file (a path, or one inside the bundled policies).
+    """Return conditions as a list of mappings, from such a list or a JSON-lines file (a path, or one inside the bundled policies).
 
     Raises:
-        ValueError: if there are none, or a line is no JSON object.
+        ValueError: if there are none, or a line is not a JSON object.
         FileNotFoundError: if there is no such file.
     """
     if not isinstance(given, str):
@@ -57,7 +57,7 @@ def read_columns(given: str | Sequence[Columns]) -> list[Columns]:
 
 
 def _lines_of(given: str) -> tuple[list[Any], str]:
-    """The values of a file of JSON lines, and what errors call it."""
+    """Return the values of a file of JSON lines, and the name of the file in errors."""
     path = next((p for p in (Path(given), BUNDLED / given) if p.is_file()), None)
     if path is None:
         raise FileNotFoundError(f'columns: {given!r} is no file of JSON lines, expected one, or a list such as [{{"label": 3}}]')
@@ -75,23 +75,23 @@ def _lines_of(given: str) -> tuple[list[Any], str]:
 
 
 def column_names(policy: Any, conditions: Sequence[Columns] | None) -> Collection[str] | None:
-    """The names of the columns that rewards get; None for a policy of another package without any, which may have its own."""
+    """The names of the columns that rewards receive; None for a policy of another package without any, which may add its own."""
     if conditions is not None:
         return conditions[0]
     return () if type(innermost(policy)).__module__.split(".")[0] in TRUSTED else None
 
 
 def prepare_columns(loaded: LoadedPolicy, given: Sequence[Columns] | None, scaffold: str | None = None) -> list[Columns] | None:
-    """The conditions as the policy reads them, each tried once so that a bad one is named before any work.
+    """Convert conditions to the form that the policy reads, and check each once so that errors are raised before any work.
 
     Args:
         loaded: the policy.
         given: conditions; None together with no scaffold means none.
-        scaffold: added to each condition. A graph policy reads it as fixed atoms and bonds, a SMILES policy as a prompt in the
-            form it was trained on; rewards see it as the column ``scaffold``.
+        scaffold: scaffold added to each condition. A graph policy reads it as fixed atoms and bonds, a SMILES policy as a
+            prompt in the form it was trained on; rewards receive it as the column ``scaffold``.
 
     Raises:
-        ValueError: if a condition is one the policy cannot follow.
+        ValueError: if the policy cannot follow a condition.
     """
     if given is None and scaffold is None:
         return None
@@ -112,12 +112,12 @@ def prepare_columns(loaded: LoadedPolicy, given: Sequence[Columns] | None, scaff
 
 
 def check_read(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool = False) -> None:
-    """Raise ``ValueError`` for a condition that a policy of this package does not read, where no reward reads it either.
+    """Raise ``ValueError`` for a condition that neither a policy of this package nor any reward reads.
 
-    Without conditions it is raised for a policy that cannot draw without them.
+    It is also raised without conditions for a policy that needs them.
 
     Args:
-        policy: the policy; of one of another package nothing is known, and all conditions are accepted.
+        policy: the policy; all conditions are accepted for a policy of another package.
         given: the conditions; None for none.
         scaffolds: whether a condition ``scaffold`` is put into the form that the policy reads.
     """
@@ -137,7 +137,7 @@ def check_read(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool 
 
 
 def tell_unread(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool = False) -> None:
-    """Say on standard error which conditions a policy of this package does not read, where rewards may read them.
+    """Print on standard error which conditions a policy of this package does not read, if rewards may read them.
 
     Args:
         policy: as for :func:`check_read`, as is ``scaffolds``.
@@ -159,7 +159,7 @@ def _known(policy: Any) -> bool:
 
 
 def _unread(policy: Any, conditions: Sequence[Columns], scaffolds: bool) -> tuple[list[str], list[str]]:
-    """Names in conditions that a policy does not read, and those that it reads; of another package's nothing is known."""
+    """Names in conditions that a policy does not read, and those that it reads; empty for a policy of another package."""
     if not _known(policy):
         return [], []
     inner = innermost(policy)
@@ -176,7 +176,7 @@ def _reads(inner: Any) -> list[str]:
 
 
 def _check_names(policy: Any, condition: Columns) -> None:
-    """Refuse a name that is nearly one the policy reads; others are the rewards' own."""
+    """Refuse a name that is close to one that the policy reads; other names are for rewards."""
     reads = _reads(innermost(policy))
     for name in condition:
         near = difflib.get_close_matches(name, reads, 1, 0.8)

@@ -1,4 +1,4 @@
-"""Graph diffusion and flow policies from named options, shared by the recipes of molecules and of plain graphs."""
+"""Builds graph diffusion and flow policies from named options, for the recipes of molecules and of plain graphs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DiffusionOptions:
         sample_distortion: distortion of the sampler's time grid, with the same choices.
         eta: stochasticity of kernel flow_euler.
         omega: target guidance of kernel flow_euler.
-        num_steps: steps of the sampler, which is kept with the policy.
+        num_steps: number of steps of the sampler, stored with the policy.
         precondition: whether log q(x_t given x_0) of each site is added to the network's logits, so that the network only
             learns what the other sites imply.
 
@@ -80,22 +80,22 @@ def diffusion_policy(
     encode: Callable[[Sequence[Any]], GraphBatch] | None = None,
     seed: int = 42,
 ) -> GraphPolicy:
-    """An untrained graph diffusion or flow policy.
+    """Build an untrained graph diffusion or flow policy.
 
     Args:
         shares: frequencies of the node classes and of the edge classes in the training data.
         node_counts: probability of a graph of 0, 1, 2, ... nodes.
-        network: sizes of a graph transformer, or a network of your own, see :class:`Denoiser`; None means default sizes.
+        network: sizes of a graph transformer, or a custom network, see :class:`Denoiser`; None means default sizes.
         options: noise and sampler; None means the defaults.
-        schedule: a noise schedule of your own, in place of ``options.schedule``.
-        properties: numbers the policy is conditioned on.
+        schedule: a custom noise schedule, in place of ``options.schedule``.
+        properties: properties that the policy is conditioned on.
         condition_dropout: share of training graphs whose properties are hidden.
         decode: turns finished graphs into the samples that rewards see.
         encode: turns samples that rewards see into finished graphs.
         seed: random seed of the initial weights of a graph transformer; the global random state is not changed.
 
     Raises:
-        ValueError: if ``network`` is neither sizes nor a module, or a network of your own does not fit.
+        ValueError: if ``network`` is neither sizes nor a module, or a custom network does not fit.
     """
     options = options or DiffusionOptions()
     nodes, edges = (options.make_kernel(share, schedule) for share in shares)
@@ -147,7 +147,7 @@ class Denoiser(Protocol):
         mask: Bool[Tensor, "batch node"],
         properties: Float[Tensor, "batch property"] | None = None,
     ) -> tuple[Float[Tensor, "batch node node_class"], Float[Tensor, "batch node node edge_class"]]:
-        """Logits over the clean classes of nodes and edges, of which those of padding and the lower triangle are ignored.
+        """Return logits over the clean classes of nodes and edges; those of padding and the lower triangle are ignored.
 
         Logits of existing sites must not depend on padding, since a batch holds graphs of several sizes.
 
@@ -157,16 +157,16 @@ class Denoiser(Protocol):
                 ``absorbing`` the last class means "masked".
             time: in [0, 1]; 0 is data and 1 is noise.
             mask: which nodes exist.
-            properties: of a policy with properties only, and not in every call: NaN where a property is not given.
+            properties: given only for a policy with properties, and not in every call; NaN where a property is not given.
         """
         ...
 
 
 def check_denoiser(policy: GraphPolicy) -> None:
-    """Call the network of a policy on two small noisy graphs, as :class:`Denoiser` says, and check the logits.
+    """Call the network of a policy on two small noisy graphs as :class:`Denoiser` specifies, and check the logits.
 
     Raises:
-        ValueError: in one line, if the network has no parameters, cannot be called so, or returns something of another shape.
+        ValueError: in one line, if the network has no parameters, cannot be called this way, or returns other shapes.
     """
     network, n = policy.network, min(3, policy.max_nodes)
     if next(network.parameters(), None) is None:

@@ -1,4 +1,4 @@
-"""Directed graphs as a kind of samples: lines that begin with ``&``, followed by classes where there are some, and files."""
+"""Directed graphs as a kind of samples: lines that begin with ``&``, followed by classes if there are any, and files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["digraph_family", "load_reference", "reference_of"]
 
 
 def reference_of(metadata: Columns) -> metrics.DigraphReference | None:
-    """The set that a checkpoint was trained on, to measure samples against; None where it cannot be had any more."""
+    """The set that a checkpoint was trained on, as a reference for its samples; None if it is no longer available."""
     data, labels = metadata.get("data"), labels_of(metadata)
     if not isinstance(data, Mapping) or labels is None:
         return None
@@ -71,7 +71,7 @@ def _sizes(samples: Sequence[str | None]) -> dict[str, list[int | None]]:
 
 
 def _decode(policy: Any, metadata: Columns) -> None:
-    """Let rewards see lines, with the names of the classes that the checkpoint has."""
+    """Make the policy decode to lines, with the names of the classes in the checkpoint."""
     labels, inner = labels_of(metadata), innermost(policy)
     if labels is None:
         raise CheckpointError("checkpoint: it has no labels, expected the names of the classes of a policy of kind digraphs")
@@ -110,7 +110,7 @@ def _read(file: str, options: FileOptions) -> tuple[Sequence[Any], Mapping[str, 
 
 
 def _compare(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], options: FileOptions) -> Mapping[str, float]:
-    """V.U.N., distances and classes against a set; without a set what can be said without one."""
+    """V.U.N., distances and classes against a set; without a set, the metrics that need none."""
     reference = None if options.reference is None else load_reference(options)
     labels = None if reference is None else reference.labels
     samples = lines_of(samples, options, labels, "digraphs")

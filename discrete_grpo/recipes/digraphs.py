@@ -1,4 +1,4 @@
-"""Policies of directed graphs, such as acyclic ones, and their pretraining by the command of undirected graphs.
+"""Policies of directed graphs, such as acyclic ones, and their pretraining, which shares the command of undirected graphs.
 
 Samples are lines that begin with ``&``, with the names of the classes of nodes and arcs where the data has classes.
 """
@@ -120,8 +120,8 @@ def run_pretrain_digraphs(
     Args:
         own: the graphs of ``recipe.data``.
         recipe: the settings.
-        about: what it takes to read the data again, kept with the checkpoint.
-        network: None, as a network of your own is for undirected graphs.
+        about: metadata needed to read the data again, stored with the checkpoint.
+        network: None, since custom networks are supported for undirected graphs only.
         resume: whether to continue a stopped run.
 
     Raises:

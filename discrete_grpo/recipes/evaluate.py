@@ -26,7 +26,7 @@ from discrete_grpo.runs.recorder import write_json
 __all__ = ["evaluate", "evaluate_file"]
 
 REFERENCES = ("reference", "train")
-"""Options that name a file, or from Python give a data set as values."""
+"""Options that name a file, or that give a data set as values in Python."""
 SUITE_OPTIONS = ("train", "bootstrap", "folds", "sbm_method")
 
 
@@ -49,9 +49,9 @@ def evaluate(samples: str | Path | Iterable[Any], *, suite: str, **options: Any)
 def evaluate(
     samples: str | Path | Iterable[Any], *, kind: str | None = None, suite: str | None = None, **options: Any
 ) -> dict[str, float] | dict[str, Estimate]:
-    """Compute the numbers of an evaluation: validity, uniqueness, novelty and what else the kind of samples has.
+    """Compute the metrics of an evaluation: validity, uniqueness, novelty and others that depend on the kind of samples.
 
-    With a suite, distribution metrics with intervals (``docs/metrics.md``); what could not be computed is told on standard error.
+    A suite computes distribution metrics with intervals (``docs/metrics.md``); those it cannot compute are listed on stderr.
 
     Args:
         samples: the samples as rewards see them, with None for an invalid one, or a file of samples.
@@ -115,7 +115,7 @@ def _file(family: Family, name: str, options: Mapping[str, Any], folder: str) ->
 
 @contextlib.contextmanager
 def _named_as_list(folder: str) -> Iterator[None]:
-    """Let errors that name a file in ``folder``, which holds values of the caller, speak of the list that these were."""
+    """Make errors that name a file in ``folder``, which holds values of the caller, name the caller's list instead."""
     try:
         yield
     except ValueError as error:
@@ -126,7 +126,7 @@ def _named_as_list(folder: str) -> Iterator[None]:
 
 
 def _check_not_read(path: Path, file: str, options: FileOptions) -> None:
-    """Raise ``ValueError`` if the numbers would be written over a file that is read."""
+    """Raise ``ValueError`` if the output would overwrite a file that is read."""
     for name, given in (("file", file), *((name, getattr(options, name, None)) for name in ("reference", "train"))):
         if isinstance(given, str) and path.resolve() == Path(given).resolve():
             raise ValueError(f"out: {str(path)!r} is read as {name}, expected another name")
@@ -163,7 +163,7 @@ def evaluate_file(
     family = KINDS[kind]({}) if kind else _recognised(file, options.max_bytes)
     _check_options(family, options)
     samples, columns = _read(family, file, options)
-    of_run = Path(file).name.removesuffix(".gz").endswith((".csv", ".tsv"))  # its samples may all be invalid
+    of_run = Path(file).name.removesuffix(".gz").endswith((".csv", ".tsv"))  # all of its samples may be invalid
     if samples and not of_run and all(sample is None for sample in samples):
         raise ValueError(f"file: {file!r} holds no sample of the kind {family.name} ({len(samples)} were looked at)")
     settings: dict[str, Any] = {name: getattr(options, name) for name in ("reference", "shape") if name in family.options}
@@ -192,7 +192,7 @@ def _check_kind(kind: str | None) -> None:
 
 
 def _recognised(file: str | Path, max_bytes: int) -> Family:
-    """The family of the samples in a file, by its name and first line; molecules where nothing else is recognised.
+    """The family of the samples in a file, by its name and first line; molecules if no other kind is recognised.
 
     Raises:
         FileNotFoundError: if there is no such file or folder, before the modules of the kinds are imported.
@@ -200,7 +200,7 @@ def _recognised(file: str | Path, max_bytes: int) -> Family:
     path, first = Path(file), ""
     if not path.exists():
         raise FileNotFoundError(f"file: {str(file)!r} is no file, expected one of samples")
-    with contextlib.suppress(OSError, ValueError):  # a folder, or no text; whoever reads it says so
+    with contextlib.suppress(OSError, ValueError):  # a folder, or no text; the reader raises the error
         first = next(text_lines(path, max_bytes), "").strip()
     return next((found for make in KINDS.values() if (found := make({})).holds(path, first)), KINDS["molecules"]({}))
 
@@ -212,7 +212,7 @@ def _read(family: Family, file: str | Path, options: FileOptions) -> tuple[Seque
 
 
 def _check_options(family: Family, options: FileOptions) -> None:
-    """Raise ``ValueError`` for an option that is given and makes no difference to the family, or an unknown suite."""
+    """Raise ``ValueError`` for an option that the family does not use, or an unknown suite."""
     if options.suite is not None:
         check_suite(options.suite, family.name)
         _suite_options(options)
@@ -240,7 +240,7 @@ def _suite(family: Family, samples: Sequence[Any], options: FileOptions) -> Suit
 
 
 def _report(title: str, result: SuiteResult) -> None:
-    """Print the estimates that there are, and what was left out."""
+    """Print the estimates, and notes on metrics that were left out."""
     rows = {name: asdict(estimate) for name, estimate in result.metrics.items()}
     used = [column for column in ("value", "low", "high", "perfect", "mean", "deviation") if any(_known(rows, column))]
     print_table(title, {name: {column: row[column] for column in used} for name, row in rows.items()})

@@ -1,4 +1,4 @@
-"""The kinds of samples that commands know, one value per kind: how samples are measured, keyed, shown, written and read.
+"""The kinds of samples that commands support, one value per kind: how samples are measured, keyed, shown, written and read.
 
 The modules of a kind are imported when one of its policies or files is used, and not before.
 """
@@ -49,7 +49,7 @@ View = Literal["text", "networkx", "pyg", "smiles"]
 @known_options()
 @dataclass(frozen=True, kw_only=True)
 class SamplerOptions:
-    """Changes to the sampler of a loaded policy; None keeps what the checkpoint says.
+    """Changes to the sampler of a loaded policy; None keeps the value of the checkpoint.
 
     Attributes:
         num_steps: steps of a graph policy's sampler; None keeps the policy's.
@@ -138,11 +138,11 @@ def _no_columns(samples: Samples) -> Table:
 
 
 def _keep(policy: Any, metadata: Columns) -> None:
-    """Leave what rewards see as the policy gives it."""
+    """Leave the decoding of the policy unchanged."""
 
 
 def _no_scaffold(policy: Any, metadata: Columns, condition: Columns) -> Columns:
-    """The condition as it is."""
+    """Return the condition unchanged."""
     return condition
 
 
@@ -165,21 +165,21 @@ class Family:
         draw: turns a sample's text into an SVG element, or None where it cannot be drawn.
         picture: draws several samples with captions as one PNG image, for trackers.
         sheet: writes the samples as one PNG file.
-        writers: the content of a file of samples, by the file's ending, where it is no table and no list of lines.
-        lines: endings of files of one sample per line; None takes every ending that is of no other file.
+        writers: functions that make the content of a file of samples, by its ending, if it is neither a table nor a list of lines.
+        lines: endings of files with one sample per line; None takes every ending of no other format.
         reward_view: makes a reward that sees samples as objects of another library (``networkx``, ``pyg``, ``smiles``) one
             that sees them as the policy gives them, from the reward and the name of the library.
         key: canonical form of a sample for the ledger; None for an invalid one.
-        decode: sets what rewards see of a policy's samples, from the checkpoint's metadata.
-        condition: a condition as the policy reads it.
+        decode: sets the decoder of a policy's samples from the metadata of the checkpoint.
+        condition: converts a condition to the form that the policy reads.
         scaffolds: whether a policy can be conditioned on a scaffold.
         check_rewards: raises ``ValueError`` for rewards that cannot read a policy's samples, such as those of this package for
             another kind.
-        holds: whether a file is of such samples, by its name and its first line.
+        holds: whether a file contains such samples, by its name and its first line.
         read: the samples of a file and its columns of labels.
         compare: the numbers of an evaluation of a file, against the reference of its options.
         measure: the metrics of a suite, against the reference of the options.
-        options: the fields of :class:`FileOptions` that make a difference, beside ``max_bytes``.
+        options: the fields of :class:`FileOptions` that the family uses, besides ``max_bytes``.
     """
 
     name: str
@@ -266,7 +266,7 @@ def check_view(view: str) -> None:
 
 
 def seen_by(rewards: Sequence[Any], family: Family, view: View) -> list[Any]:
-    """The rewards, each given samples in the form that it sees.
+    """Wrap the rewards so that each receives samples in the form that it expects.
 
     Raises:
         ValueError: if samples of the kind do not have that form.
@@ -288,16 +288,16 @@ def innermost(policy: Any) -> Any:
 def family_of(metadata: Columns, policy: Any = None) -> Family:
     """The family of a policy's samples.
 
-    It is the policy's own attribute ``family``, where the policy has one: a :class:`Family` or the name of a kind. Else it is
-    what the checkpoint's ``kind`` says. Without either, a policy of another package makes any samples, and all others make
+    It is the attribute ``family`` of the policy, if any: a :class:`Family` or the name of a kind. Otherwise the ``kind`` of
+    the checkpoint decides. Without either, the samples of a policy of another package are of unknown kind, and all others are
     molecules.
 
     Args:
-        metadata: of the checkpoint.
-        policy: None where only the checkpoint is known.
+        metadata: metadata of the checkpoint.
+        policy: the policy; None if only the checkpoint is known.
 
     Raises:
-        CheckpointError: for a kind that is unknown.
+        CheckpointError: for an unknown kind.
     """
     own = getattr(policy, "family", None)
     if own is not None and not isinstance(own, str):
@@ -317,7 +317,7 @@ def _default_kind(metadata: Columns, policy: Any) -> str:
 
 
 def run_family(run: Path) -> Family:
-    """The family of a run folder's samples, by its newest checkpoint or the policy of a search; molecules where it has none."""
+    """The family of a run folder's samples, by its newest checkpoint or the policy of a search; molecules if it has neither."""
     from discrete_grpo.runs.checkpoint import Checkpoints, load_metadata
 
     made = [*reversed(Checkpoints(run).all()), *reversed(Checkpoints(run / "offline").all())]

@@ -1,4 +1,4 @@
-"""Options of policies over fields, from those of graph policies."""
+"""Conversion of options of graph policies to those of policies over fields."""
 
 from __future__ import annotations
 

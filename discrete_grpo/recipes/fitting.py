@@ -1,4 +1,4 @@
-"""The end of every pretraining recipe: the fit by likelihood, what is measured of the policy, and the report."""
+"""The last part of every pretraining recipe: the likelihood training, the metrics of the policy, and the report."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from discrete_grpo.training.pretrain import Dataset, Pretrainer
 __all__ = ["Measure", "PretrainSettings", "fit", "fresh_metrics"]
 
 Measure: TypeAlias = Callable[[Any], tuple[Mapping[str, float], Sequence[Any]]]
-"""The numbers of a policy and the samples that they are of, of which there may be none."""
+"""Function that returns the metrics of a policy and the samples they were computed from, which may be empty."""
 
 
 def fresh_metrics(count: int, metrics: Callable[[list[Any]], Mapping[str, float]], *, batch_size: int = 256) -> Measure | None:
-    """A function that draws ``count`` samples from a policy and returns their metrics, and them; None for 0.
+    """Return a function that draws ``count`` samples from a policy and returns their metrics and the samples; None for 0.
 
     Args:
         count: number of samples.
-        metrics: the numbers of samples.
+        metrics: function that computes the metrics of samples.
         batch_size: number of samples drawn at a time.
     """
 
@@ -58,7 +58,7 @@ class PretrainSettings(Protocol):
 
 
 class _Kept:
-    """Measures a policy, and keeps what it found last."""
+    """Measures a policy, and keeps the last result."""
 
     def __init__(self, measure: Measure) -> None:
         self.measure = measure
@@ -86,11 +86,11 @@ def fit(
     Args:
         policy: see :class:`~discrete_grpo.training.pretrain.Pretrainer`, as for ``data``, ``metadata`` and ``resume``.
         data: the training set.
-        recipe: gives the run folder and the settings of the training loop.
+        recipe: recipe with the run folder and the settings of the training loop.
         metadata: kept with every checkpoint.
-        evaluate: is called at every checkpoint, the last of which gives the numbers and samples of the report; None means none.
+        evaluate: function called at every checkpoint, whose last result gives the metrics and samples of the report; None for none.
         files: contents of further files of the run folder, by name.
-        before: whether the policy as it is given is measured as well.
+        before: whether the given policy is also measured before training.
         resume: whether to continue a stopped run.
     """
     folder, kept = Path(recipe.output_dir), None if evaluate is None else _Kept(evaluate)
@@ -124,7 +124,7 @@ def _fit(
             check_length(folder, "pretrain", recipe.pretrain, changed)
         for name, text in files.items():
             write_text(folder / name, text)
-        if trainer.step < recipe.pretrain.max_steps:  # of a run that had ended, and goes on
+        if trainer.step < recipe.pretrain.max_steps:  # a run that had ended and is extended
             _forget(folder)
             if resume:
                 withdraw_export(folder)
@@ -137,7 +137,7 @@ def _fit(
 
 
 def _forget(folder: Path) -> None:
-    """Take the numbers after the training out of a run that goes on."""
+    """Remove the metrics after training from a run that is continued."""
     found = read_evaluation(folder)
     (folder / EVALUATION).unlink(missing_ok=True)
     if "before" in found:
@@ -145,9 +145,9 @@ def _forget(folder: Path) -> None:
 
 
 def _measure_before(folder: Path, kept: _Kept, trainer: Pretrainer) -> None:
-    """Write the numbers of the policy as it was given, and its samples."""
+    """Write the metrics and samples of the policy before training."""
     kept(trainer.averaged)
-    if (trainer.config.metric_for_best_model or "").startswith("eval/"):  # a wrong name costs no update
+    if (trainer.config.metric_for_best_model or "").startswith("eval/"):  # a wrong name is found before any update
         trainer.checkpoints.check_metric({f"eval/{name}" for name in kept.numbers})
     if len(kept.samples):
         table = {"sample": as_text(kept.samples), **family_of(trainer.metadata).table(kept.samples)}
@@ -159,8 +159,8 @@ def _measure_before(folder: Path, kept: _Kept, trainer: Pretrainer) -> None:
 def _finish(folder: Path, kept: _Kept | None, exported: Any, best: bool) -> None:
     """Write and print the numbers of the exported policy and its samples, and write the report.
 
-    A run that had ended before, or was killed here, measures its policy if its numbers are not there; one that ends with its best
-    policy measures it.
+    A run that had ended before, or was killed here, measures its policy if its metrics are missing, as does one that ends with
+    its best policy.
     """
     from discrete_grpo.runs.report.report import write_report
 
@@ -172,7 +172,7 @@ def _finish(folder: Path, kept: _Kept | None, exported: Any, best: bool) -> None
             table = {"sample": as_text(kept.samples), **family.table(kept.samples)}
             write_table(folder / "evaluation_after.csv.gz", table)
         stages = {name: found[name] for name in ("before",) if name in found} | {"after": dict(kept.numbers)}
-        write_json(folder / EVALUATION, stages)  # last: it says that all is there
+        write_json(folder / EVALUATION, stages)  # written last, as it marks the run as complete
         shown = {name: {k: None if v is None or math.isnan(v) else v for k, v in row.items()} for name, row in stages.items()}
         print_table(str(folder), shown)
     write_report(folder, render=family.draw)

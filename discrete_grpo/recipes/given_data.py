@@ -1,4 +1,4 @@
-"""Training data that is given as values: it is written into the run folder, where a recipe reads it as it reads a user's file."""
+"""Training data given as values, which is written into the run folder so that a recipe can read it like a user's file."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _KINDS: Sequence[tuple[type, str]] = (
 
 
 def with_data(recipe: Recipe, data: Iterable[Any], *, resume: bool) -> Recipe:
-    """The recipe with a file in its ``output_dir`` as its data, which holds ``data``.
+    """Write ``data`` to a file in the ``output_dir`` of a recipe, and return the recipe with this file as its data.
 
     Args:
-        recipe: of pretraining.
+        recipe: recipe of pretraining.
         data: as for :func:`~discrete_grpo.datasets.values.file_of_values`, as fits the recipe.
-        resume: whether the run goes on, with the data that it began with.
+        resume: whether the run is resumed, with the data that it began with.
 
     Raises:
         ValueError: for data that the recipe cannot read, for other data than a resumed run began with, and for a folder that
@@ -71,14 +71,14 @@ def with_data(recipe: Recipe, data: Iterable[Any], *, resume: bool) -> Recipe:
 
 
 def _kind_of(recipe: Any) -> str:
-    """The kind of samples that a recipe reads; its own name where that is none that has files."""
+    """The kind of samples that a recipe reads; the name of the recipe if that kind has no files."""
     if isinstance(recipe, SFTRecipe):
         return load(recipe.policy).family.name
     return next((kind for type_, kind in _KINDS if isinstance(recipe, type_)), type(recipe).__name__)
 
 
 def with_kept_data(recipe: Recipe) -> Recipe:
-    """The recipe of a run that goes on, with the file of values that the run began with where it began with values."""
+    """The recipe of a resumed run, with the file of values that the run began with, if any."""
     folder = Path(recipe.output_dir)
     file = folder / Path(str(read_entries(folder / SETTINGS).get("data", ""))).name  # the folder may have been moved
     if not file.is_file():

@@ -42,7 +42,7 @@ __all__ = [
 LINES = (".g6", ".d6", ".txt")
 """Endings of files of lines."""
 LOOKED_AT = 100
-"""Number of cells of a column ``sample`` that tell whether it holds graphs; a few short texts could be SMILES too."""
+"""Number of cells of a column ``sample`` that are read to decide whether it holds graphs; a few short texts could be SMILES too."""
 
 
 def shape_of(name: str) -> Shape:
@@ -56,7 +56,7 @@ def shape_of(name: str) -> Shape:
 
 
 def labels_of(metadata: Columns) -> Labels | None:
-    """The names of the classes that a checkpoint's policy makes; None where it has none.
+    """The names of the classes of a checkpoint's policy; None if it has none.
 
     Raises:
         CheckpointError: if they cannot be read.
@@ -70,7 +70,7 @@ def labels_of(metadata: Columns) -> Labels | None:
 
 
 def reference_of(metadata: Columns) -> metrics.GraphReference | None:
-    """The set that a checkpoint was trained on, to measure samples against; None where it cannot be had any more."""
+    """The set that a checkpoint was trained on, as a reference for its samples; None if it is no longer available."""
     data = metadata.get("data")
     if not isinstance(data, Mapping):
         return None
@@ -118,7 +118,7 @@ def load_reference(options: FileOptions) -> metrics.GraphReference:
 
 
 def view_of(labels: Labels | None) -> Callable[[Any, Any], GraphView]:
-    """Rewards that see graphs as objects, whose classes have the names of ``labels``."""
+    """Wrap rewards that expect graphs as objects, whose classes have the names of ``labels``."""
 
     def seen(reward: Any, view: Any) -> GraphView:
         if view not in ("networkx", "pyg"):
@@ -138,9 +138,9 @@ def _sizes(samples: Sequence[str | None]) -> dict[str, list[int | None]]:
 
 
 def _decode(policy: Any, metadata: Columns) -> None:
-    """Let rewards see graph6 lines, followed by the classes where a policy has more of them than one of nodes and two of edges.
+    """Make the policy decode to graph6 lines, followed by the classes if it has more than one of nodes or two of edges.
 
-    Classes are written by name where the checkpoint has names.
+    Classes are written by name if the checkpoint has names.
     """
     inner, labels = innermost(policy), labels_of(metadata)
     if not hasattr(inner, "node_kernel"):  # a policy of sequences, whose decoder is part of it
@@ -173,10 +173,10 @@ def writers_of(labels: Labels | None) -> dict[str, Callable[[Sequence[Any]], byt
 
 
 def _holds(path: Path, first: str) -> bool:
-    """Whether a file is of graphs: by its ending, which says so of all but .txt and .csv, or a table with a column ``graph``.
+    """Whether a file contains graphs: by its ending, except for .txt and .csv, or as a table with a column ``graph``.
 
-    A .txt file is of graphs if its first line names the classes of one. In the tables of a run the column is ``sample``, as for all
-    kinds; they are of graphs if its first cells are.
+    A .txt file contains graphs if its first line is a graph with classes. The tables of a run have a column ``sample`` for all
+    kinds; they contain graphs if its first cells do.
     """
     kind = suffix_of(path)
     if kind != ".csv":
@@ -204,7 +204,7 @@ def _read(file: str, options: FileOptions) -> tuple[Sequence[Any], Mapping[str, 
 
 
 def _compare(samples: Sequence[Any], columns: Mapping[str, Sequence[Any]], options: FileOptions) -> Mapping[str, float]:
-    """V.U.N., MMDs, ratio and classes against a set; without a set what can be said without one."""
+    """V.U.N., MMDs, ratio and classes against a set; without a set, the metrics that need none."""
     reference = None if options.reference is None else load_reference(options)
     labels = None if reference is None else reference.labels
     samples = lines_of(samples, options, labels, "graphs")

@@ -1,4 +1,4 @@
-"""Samples that are networkx graphs or PyG data, as the lines that metrics and policies read."""
+"""Conversion of networkx graphs and PyG data to the lines that metrics and policies read."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from discrete_grpo.recipes.families import FileOptions
 __all__ = ["is_graph", "kind_of_samples", "lines_of"]
 
 CLASS = "label"
-"""The attribute of a class in a graph that a policy drew."""
+"""The attribute that holds the class in graphs drawn by a policy."""
 
 
 def lines_of(samples: Sequence[Any], options: FileOptions, labels: Labels | None, kind: str) -> list[str | None]:
-    """The samples with a line of graph6 or digraph6 in the place of each graph object; lines and None stay as they are.
+    """Replace each graph object among samples by a line of graph6 or digraph6; lines and None are kept.
 
     Args:
         samples: lines, networkx graphs, PyG ``Data`` or None.
         options: attributes that hold the classes.
-        labels: classes of the reference; None where it has none, and then attributes but ``label`` say nothing.
+        labels: classes of the reference; None if it has none, and then attributes other than ``label`` are ignored.
         kind: graphs or digraphs.
 
     Raises:
@@ -60,7 +60,7 @@ def is_graph(value: Any) -> bool:
 
 
 def kind_of_samples(samples: Sequence[Any]) -> str:
-    """The kind of samples that are unmistakable; molecules for all others."""
+    """The kind of samples if their type identifies it; molecules for all others."""
     first = next((sample for sample in samples if sample is not None), None)
     if isinstance(first, nx.Graph):
         return "digraphs" if first.is_directed() else "graphs"
@@ -73,7 +73,7 @@ def kind_of_samples(samples: Sequence[Any]) -> str:
 
 
 def _bare(graph: Any) -> Any:
-    """A graph without attributes but ``label``."""
+    """The graph without attributes other than ``label``."""
     if not isinstance(graph, nx.Graph):
         return graph if not hasattr(graph, "edge_index") else type(graph)(edge_index=graph.edge_index, num_nodes=graph.num_nodes)
     bare = graph.__class__()

@@ -40,7 +40,7 @@ from discrete_grpo.training.config import PretrainConfig
 __all__ = ["PretrainGraphSequencesRecipe", "graph_sequence_policy", "run_pretrain_graph_sequences"]
 
 TEST_ORDERS = 8
-"""Number of random orders that a held-out graph is written in, at most."""
+"""Largest number of random orders in which a held-out graph is written."""
 
 
 @known_options()
@@ -113,11 +113,11 @@ def graph_sequence_policy(
     temperature: float = 1.0,
     seed: int = 42,
 ) -> DecodedPolicy:
-    """An untrained autoregressive policy of graphs, which draws lines of graphs of at most ``max_nodes`` nodes.
+    """Build an untrained autoregressive policy, which draws lines of graphs of at most ``max_nodes`` nodes.
 
-    A grammar leaves only tokens that go on with the text of a graph, so that a sample is None only where the class of the last node
-    or edge is cut off at ``max_length``. The network reads the numbers of nodes, the lengths of the queues and the degrees at the
-    ends of the queue beside each token.
+    A grammar allows only tokens that continue the text of a graph, so a sample is None only if the class of the last node or edge
+    is cut off at ``max_length``. The network reads the numbers of nodes, the lengths of the queues and the degrees at the ends of
+    the queue beside each token.
 
     Args:
         max_nodes: largest number of nodes of a graph.

@@ -192,7 +192,7 @@ def run_pretrain_graphs(recipe: PretrainGraphsRecipe, *, network: nn.Module | No
     if recipe.data.endswith(".npz") or is_own(recipe.data):
         own = _own_graphs(recipe)
         attributes = {"node_attribute": recipe.node_attribute, "edge_attribute": recipe.edge_attribute}
-        again = {**attributes, "test_share": recipe.test_share}  # what it takes to read the file again
+        again = {**attributes, "test_share": recipe.test_share}  # metadata needed to read the file again
         if isinstance(own, OwnDigraphs):
             return run_pretrain_digraphs(own, recipe, about=again, network=network, resume=resume)
         train, held_out = map(own.index, own.split(recipe.test_share))

@@ -1,12 +1,12 @@
-"""The method ``grpo-memory`` for any reward: its settings, what it is made of, and its warm start.
+"""The method ``grpo-memory`` for any reward: its settings, its components, and its warm start.
 
-What follows is of SMILES policies; :mod:`discrete_grpo.recipes.memory_methods` has what differs for graph policies.
+This description applies to SMILES policies; :mod:`discrete_grpo.recipes.memory_methods` has the differences for graph policies.
 
-A round draws candidates from the policy and from a graph genetic algorithm, a Gaussian process fitted to what was scored so far
-chooses which of them are worth a call, and the policy makes updates with GRPO's clipped loss on samples drawn by rank from the best
-that was scored, with advantages relative to its own draws and exact ratios to the beginning of the round. The Gaussian process is
-fitted to scored molecules only, each of which is a counted call. Where the ten best stay as they are for 800 calls, policy, memory
-and Gaussian process are reset, and at every second time they keep everything that was scored.
+A round draws candidates from the policy and from a graph genetic algorithm, a Gaussian process fitted to all scored samples selects
+those to score, and the policy makes updates with GRPO's clipped loss on samples drawn by rank from the best scored ones, with
+advantages relative to its own draws and exact ratios to the policy at the beginning of the round. The Gaussian process is fitted to
+scored molecules only, each of which is a counted call. If the ten best do not change for 800 calls, policy, memory and Gaussian
+process are reset; every second reset keeps everything that was scored.
 """
 
 from __future__ import annotations
@@ -118,10 +118,10 @@ def parts_of_method(
     """Objective, memory, proposers and screen, as :class:`~discrete_grpo.training.rounds.Rounds` takes them.
 
     Args:
-        generator: of the screen.
-        memory_size: number of the best from which the passes draw.
-        mutation_rate: of the genetic operators.
-        kappa: weight of the uncertainty in the choice.
+        generator: random generator of the screen.
+        memory_size: number of best samples from which the passes draw.
+        mutation_rate: mutation rate of the genetic operators.
+        kappa: weight of the uncertainty in the upper confidence bound.
         screen: whether a Gaussian process chooses among the candidates.
         objective: fields of :class:`~discrete_grpo.training.objectives.SelfImitation`.
     """
@@ -146,11 +146,11 @@ def _features(smiles: str) -> Features:
 
 
 def check_warm_start(file: str, key: Callable[[Any], str | None], argument: str = "warm_start") -> None:
-    """Raise ``ValueError`` for a file without one molecule, or whose column of SMILES strings cannot be told.
+    """Raise ``ValueError`` for a file without a molecule, or whose column of SMILES strings cannot be identified.
 
     Args:
         file: SMILES file.
-        key: as of a ledger.
+        key: canonical form of a sample, as for a ledger.
         argument: name of the argument in the error.
     """
     try:
@@ -173,12 +173,12 @@ def fill_memory(
     """Score the first different valid molecules of a SMILES file, in their order, and remember them under the source ``file``.
 
     Args:
-        reward: what is optimised.
-        ledger: counts each as a call.
-        memory: takes the best of them.
+        reward: reward to optimise.
+        ledger: ledger that counts each as a call.
+        memory: memory that keeps the best of them.
         file: SMILES file.
-        calls: how many molecules; None takes all that the budget covers.
-        skipped: takes a line about each text that was read and is no molecule; None drops these.
+        calls: number of molecules; None takes all that the budget covers.
+        skipped: function that receives a line about each text that is not a molecule; None ignores these.
 
     Returns:
         The scored molecules for which the memory has no room.

@@ -17,12 +17,12 @@ from discrete_grpo.training.pretrain import Dataset
 __all__ = ["NOISY_DRAWS", "DatasetRows", "held_out_loss", "hold_out", "no_larger", "of_drawn_sizes", "with_held_out"]
 
 NOISY_DRAWS = 512
-"""Number of draws of times and noise that a held-out loss of diffusion or of blanks is the mean of, at least."""
+"""Least number of draws of times and noise over which a held-out loss of diffusion or of blanks is averaged."""
 
 
 @dataclass(frozen=True)
 class DatasetRows:
-    """Some rows of a data set as one.
+    """A subset of the rows of a data set, as a data set.
 
     Attributes:
         data: the data set.
@@ -82,18 +82,18 @@ def hold_out(data: Any, names: Sequence[Hashable], test_share: float) -> tuple[A
 
 
 def no_larger(data: Dataset, largest: int) -> DatasetRows:
-    """The samples of at most ``largest`` nodes: a policy of graphs gives no probability to others than it draws."""
+    """The samples with at most ``largest`` nodes, since larger graphs have probability 0 under the policy."""
     return DatasetRows(data, (data.sizes <= largest).nonzero().flatten())
 
 
 def of_drawn_sizes(data: Dataset, node_counts: Sequence[float]) -> DatasetRows:
-    """The samples of a size that a policy of several fields draws, which refuses the loss of others."""
+    """The samples of a size that a policy over fields draws, since it has no loss for other sizes."""
     drawn = torch.tensor([*node_counts, *[0.0] * (int(data.sizes.max()) + 1 - len(node_counts))]) > 0
     return DatasetRows(data, drawn[data.sizes].nonzero().flatten())
 
 
 def with_held_out(measure: Measure | None, held_out: Dataset | None, batch_size: int, *, draws: int = 1) -> Measure | None:
-    """``measure`` with the loss of held-out samples as ``test_loss`` before its numbers.
+    """Return ``measure`` extended by the loss of held-out samples, ``test_loss``.
 
     Args:
         measure: measures a policy; None measures nothing else.

@@ -1,4 +1,4 @@
-"""Judges of text: training on real lines against corrupted and filled ones."""
+"""Judges of text, trained to separate real lines from corrupted and filled ones."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class JudgeRecipe(TextOptions):
         policy: whose fills are shown as not real: a bundled policy, a checkpoint or a run folder; None means no fills.
         fills: filled copies per line, with random shares of blanks.
         fill_rounds: rounds of unmasking of the fills; several values take turns.
-        fill_temperatures: temperatures of the fills; several values take turns. Low ones give the fills a policy is surest of,
-            which are where fine-tuning goes first.
+        fill_temperatures: temperatures of the fills; several values take turns. Low ones give the most probable fills, which
+            fine-tuning reaches first.
         evaluation_samples: held-out lines that are judged at every checkpoint, with as many corrupted ones; 0 means none.
     """
 
@@ -102,7 +102,7 @@ def run_judge(recipe: JudgeRecipe, *, resume: bool = False) -> Path:
 
 
 def _fakes(recipe: JudgeRecipe, lines: Sequence[str], seed: int) -> list[str]:
-    """Corrupted copies of lines and a policy's fills of them, without those that are equal to a line."""
+    """Corrupted copies of lines and a policy's fills of them, except those that equal a line."""
     generator = torch.Generator().manual_seed(seed)
     pattern = PATTERNS[recipe.tokens]
     made = [fake for _ in range(recipe.corruptions) for fake in corrupt_lines(lines, generator, pattern=pattern)]
@@ -127,10 +127,10 @@ def _any_blanks(lines: Sequence[str], blank: str, pattern: str, generator: torch
 
 
 def check_rewards(policy: MaskedTextPolicy, rewards: Sequence[Reward]) -> None:
-    """Check that the judges among ``rewards`` know the alphabet of ``policy``.
+    """Check that the judges among ``rewards`` can read the alphabet of ``policy``.
 
     Raises:
-        ValueError: naming the first character the judge does not know.
+        ValueError: naming the first character that the judge cannot read.
     """
     for reward in rewards:
         if isinstance(reward, Judge):

@@ -1,4 +1,4 @@
-"""Runs that go on with another number of updates than they began with."""
+"""Resuming a run with another number of updates than it began with."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["check_length"]
 
 
 def check_length(folder: Path, group: str, config: GRPOConfig | PretrainConfig, changed: Mapping[str, Any]) -> None:
-    """Say in a line how another number of updates changes the learning rate of a run that goes on.
+    """Print how another number of updates changes the learning rate of a resumed run.
 
     Args:
         folder: the run folder.
         group: name of the settings of the training loop in those of the run.
         config: the settings of the training loop.
-        changed: what settings were that are other ones now, by name.
+        changed: previous values of the changed settings, by name.
 
     Raises:
-        ValueError: for fewer updates than were made.
+        ValueError: for fewer updates than were made so far.
     """
     before, made = changed.get(f"{group}.max_steps"), Checkpoints(folder).all()
     if before is None or not made:

@@ -36,7 +36,7 @@ class LoadedPolicy:
     """A policy and what commands need to use it.
 
     Attributes:
-        policy: draws what rewards see; in eval mode.
+        policy: the policy, which decodes its samples for rewards; in eval mode.
         family: the kind of its samples.
         metadata: of its checkpoint.
     """
@@ -53,8 +53,7 @@ def load_policy(name: str | Path, options: SamplerOptions | None = None, *, trus
         name: a bundled policy's name, a checkpoint folder, a run folder, or a policy class of your own: ``module:Class`` for a
             new policy, ``module:Class@FOLDER`` for one that is read from a checkpoint or run folder, where ``Class`` may also be
             that of its network.
-        options: changes to how it draws.
-        trusted: top-level packages whose classes a checkpoint may name beside this one, such as that of a network of your own.
+        x packages whose classes a checkpoint may name beside this one, such as that of a network of your own.
 
     Raises:
         CheckpointError: if the checkpoint is missing or damaged, or names a class of another package.
@@ -99,7 +98,7 @@ def _check_class(policy: Any, owner: type, folder: Path) -> None:
 
 
 def class_name(name: str | Path) -> str | None:
-    """The part ``module:Class`` of the name of a policy class, with ``@FOLDER`` or without; None for any other policy.
+    """Return the part ``module:Class`` of the name of a policy class, with or without ``@FOLDER``; None for any other policy.
 
     >>> class_name("my_policy:MyPolicy@runs/a"), class_name("qm9-small")
     ('my_policy:MyPolicy', None)
@@ -120,10 +119,10 @@ def _imported(module: str, name: str) -> Any:
 
 
 def policy_object(policy: Any, options: SamplerOptions | None = None) -> LoadedPolicy:
-    """A policy that the caller made or loaded, with the family that it is described with or that its attribute ``family`` names.
+    """Wrap a policy object of the caller, with the family in its description or its attribute ``family``.
 
     Raises:
-        TypeError: if it is no ``nn.Module`` with the methods of a policy and ``init_args``, or could not be made from these.
+        TypeError: if it is not an ``nn.Module`` with the methods of a policy and ``init_args``, or cannot be built from these.
     """
     module = as_module(policy)
     if missing := [name for name in ("sample", "init_args") if not hasattr(policy, name)]:
@@ -143,7 +142,7 @@ def policy_object(policy: Any, options: SamplerOptions | None = None) -> LoadedP
 
 
 def _as_described(policy: Any, told: Mapping[str, Any], options: SamplerOptions) -> LoadedPolicy | None:
-    """A policy with the decoder that its description asks for; None where it has been given another one since."""
+    """A policy with the decoder that its description names; None if it has another decoder by now."""
     family, changed = family_of(told, policy), with_sampler(policy, options)
     own = getattr(innermost(changed), "decode", None)
     family.decode(changed, told)
@@ -173,7 +172,7 @@ def _from_checkpoint(folder: Path, options: SamplerOptions | None, trusted: Sequ
 
 
 def _made(found: Any, name: str, seed: int) -> Any:
-    """A new policy of a class or of a function that makes one, or a copy of a policy; the global random state is kept."""
+    """A new policy from a class or a factory function, or a copy of a policy; the global random state is kept."""
     if isinstance(found, nn.Module):
         return copy.deepcopy(found)
     if (signature := signature_of(found)) is not None:
@@ -191,7 +190,7 @@ def _made(found: Any, name: str, seed: int) -> Any:
 
 
 def with_sampler(policy: Any, options: SamplerOptions) -> Any:
-    """The same network drawn from in another way; wrappers around the policy are kept.
+    """Change how samples are drawn from the same network; wrappers around the policy are kept.
 
     A graph policy and a policy with a :class:`~discrete_grpo.policies.truncation.Truncation` have the options of their kind;
     any other policy has those that ``init_args()`` names.
@@ -222,7 +221,7 @@ def rebuilt(policy: Any, change: Callable[[Any], Mapping[str, Any]]) -> Any:
 
     Args:
         policy: gives the network, the weights and all other arguments.
-        change: makes the arguments that are other ones, from the policy inside all wrappers.
+        change: function from the policy inside all wrappers to the arguments that change.
     """
     if hasattr(policy, "policy"):
         return type(policy)(**policy.init_args() | {"policy": rebuilt(policy.policy, change)}).eval()

@@ -1,4 +1,4 @@
-"""``grpo-memory`` for each kind of policies: its settings, the policy as it draws and learns, and what the loop is made of."""
+"""``grpo-memory`` for each kind of policies: its settings, the policy that draws and learns, and the components of the loop."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class MemoryMethod:
     """The method for one kind of policies.
 
     Attributes:
-        kind: the policies, as errors name them.
+        kind: name of the kind of policies in errors.
         settings: every setting with its default.
-        of_policy: names of those that ``drawing`` takes.
-        of_parts: names of those that ``parts`` takes.
-        drawing: (policy, ``**of_policy``) -> the policy that draws and learns, with the given one's weights.
+        of_policy: names of the settings that ``drawing`` takes.
+        of_parts: names of the settings that ``parts`` takes.
+        drawing: (policy, ``**of_policy``) -> the policy that draws and learns, with the same weights.
         parts: (that policy, generator, ``**of_parts``) -> arguments of :class:`~discrete_grpo.training.rounds.Rounds`.
         check: (``**of_policy`` and ``**of_parts``) raises ValueError for a value out of its range.
     """
@@ -132,7 +132,7 @@ def _check_tokens(*, temperature: float, memory_size: int, **settings: Any) -> N
 
 
 def _check_parts(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Make each part with one setting changed, so that an error is about that setting."""
+    """Build each part with one setting changed, so that an error can name that setting."""
     usual = {name: defaults[name] for name in PARTS}
     for name, value in given.items():
         make = partial(parts_of_method, torch.Generator(), **{**usual, name: value})
@@ -148,10 +148,10 @@ def _check_parts(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 def graph_policy(policy: Any, *, num_steps: int, elbo_draws: int) -> ElboLikelihood:
     """The graph policy with few steps, whose likelihood is the evidence lower bound at ``elbo_draws`` noised states.
 
-    A choice of the node count that was trained along with it is left out: the sizes come from the memory.
+    A learned choice of the node count is removed, as the sizes come from the memory.
 
     Raises:
-        ValueError: for a policy that reads no SMILES strings, which could learn from no molecule.
+        ValueError: for a policy that cannot read SMILES strings and therefore cannot learn from molecules.
     """
     inner: GraphPolicy | None = graph_part(policy)
     if inner is not None and inner.encode is None:
@@ -172,16 +172,16 @@ def graph_parts(
 ) -> dict[str, Any]:
     """Parts as of :func:`~discrete_grpo.recipes.grpo_memory.parts_of_method`, regeneration of the best, and their sizes.
 
-    Genetic operators make molecules that the policy cannot draw, so a memory of those that it can is kept besides: updates,
-    regeneration and sizes are of these.
+    Genetic operators make molecules that the policy cannot draw. Updates, regeneration and sizes therefore use a second
+    memory of those that it can draw.
 
     Args:
         policy: of :func:`graph_policy`.
         generator: of the screen.
-        refine_time: time to which a good molecule is noised to be regenerated, 0 (data) < t < 1 (noise).
-        size_share: share of the draws that ask for about as many atoms as good molecules have, in [0, 1].
+        refine_time: time to which good molecules are re-noised before they are regenerated, 0 (data) < t < 1 (noise).
+        size_share: share of the draws that request about as many atoms as good molecules have, in [0, 1].
         objective: fields of :class:`~discrete_grpo.training.objectives.SelfImitation` besides ``temperature``, which is 0, as
-            the likelihood of a graph is known as a bound alone.
+            only a bound of the likelihood of a graph is known.
         settings: as of ``parts_of_method``.
     """
     from discrete_grpo.training.memory import ScoredMemory
@@ -223,4 +223,4 @@ GRAPHS = MemoryMethod(
     check=_check_graphs,
 )
 METHODS = (TOKENS, GRAPHS)
-"""The method for every kind of policies that it takes."""
+"""The method for every supported kind of policies."""

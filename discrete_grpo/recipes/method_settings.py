@@ -1,4 +1,4 @@
-"""Checks of the settings of a method, which are a mapping by name, and of a run that is resumed with other ones."""
+"""Checks of the settings of a method, a mapping by name, and of a run that is resumed with other settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check_known", "check_same", "told_within", "whole_numbers"]
 
 
 def told_within(name: str, check: Callable[[], object]) -> None:
-    """Call ``check``, and put ``name`` before what its error says."""
+    """Call ``check``, and prefix its error by ``name``."""
     try:
         check()
     except ValueError as error:
@@ -28,7 +28,7 @@ def check_known(name: str, given: Any, known: Mapping[str, Any]) -> None:
             hint = f"{did_you_mean(key, known)} ".lstrip()
             raise ValueError(f"{name}: {key!r} is unknown; {hint}known: {', '.join(known)}")
         if value is None and type(known[key]) is not bool:
-            continue  # whoever takes the setting knows whether it may be none
+            continue  # the function that takes the setting checks whether it may be None
         kind = type(known[key])
         fits = isinstance(value, (int, float) if kind is float else kind)
         if kind is not dict and (not fits or isinstance(value, bool) is not (kind is bool)):
@@ -36,7 +36,7 @@ def check_known(name: str, given: Any, known: Mapping[str, Any]) -> None:
 
 
 def whole_numbers(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, those that are whole numbers as such where they were written as 1e2.
+    """Convert settings that are whole numbers but were written as 1e2 to int.
 
     >>> whole_numbers({"draws": 1e2, "kappa": 1.0}, {"draws": 160, "kappa": 0.3})
     {'draws': 100, 'kappa': 1.0}
@@ -48,7 +48,7 @@ def whole_numbers(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[st
 
 
 def check_same(name: str, given: Any, kept: Any) -> None:
-    """Check that a run to resume was made with this; of two mappings only the entries that differ are told.
+    """Check that a run to resume was made with the same value; for two mappings, the error names only the entries that differ.
 
     Raises:
         ValueError: naming both values.

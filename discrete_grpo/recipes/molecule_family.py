@@ -84,7 +84,7 @@ def _vocabulary(metadata: Columns) -> chemistry.Vocabulary:
 
 
 def _decode(policy: Any, metadata: Columns) -> None:
-    """Let rewards see canonical SMILES, of graphs and of texts alike."""
+    """Make the policy decode to canonical SMILES, for graphs and for texts."""
     inner = innermost(policy)
     if hasattr(inner, "node_kernel"):
         vocabulary = _vocabulary(metadata)
@@ -121,7 +121,7 @@ def _reads_scaffolds(policy: Any) -> bool:
 
 
 def _condition(policy: Any, metadata: Columns, condition: Columns) -> Columns:
-    """A scaffold as fixed atoms and bonds for a graph policy, and in the spelling that a SMILES policy was trained on."""
+    """Convert a scaffold to fixed atoms and bonds for a graph policy, or to the spelling that a SMILES policy was trained on."""
     text = condition.get("scaffold")
     if text is None:
         return condition
@@ -170,9 +170,9 @@ def _check_rewards(policy: Any, rewards: Sequence[Any]) -> None:
 
 
 def _read(file: str, options: FileOptions) -> tuple[list[str | None], Mapping[str, Sequence[Any]]]:
-    """The molecules of a file and one None per line that is none; these lines are listed on standard error.
+    """Read the molecules of a file, with None for a line that is not a molecule; these lines are listed on standard error.
 
-    For a suite all lines as they are written and in their order, as it repairs some and takes runs of them.
+    For a suite, all lines are returned as written and in order, as it repairs some and uses runs of consecutive ones.
     """
     from discrete_grpo.datasets.reading import NoMoleculesError, read_smiles, smiles_rows
     from discrete_grpo.recipes.molecules import report_broken

@@ -1,4 +1,4 @@
-"""Molecule policies: made, found, loaded, sampled and evaluated. The parts that recipes and users share."""
+"""Building blocks of recipes for molecules: untrained policies, data files, and reports about broken lines."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def molecule_policy(
         seed: random seed of the initial weights of a graph transformer; the global random state is not changed.
 
     Raises:
-        ValueError: if a network of your own cannot be called so or returns something of another shape.
+        ValueError: if a custom network cannot be called this way or returns other shapes.
     """
     policy = diffusion_policy(
         (stats.node_marginal, stats.edge_marginal),
@@ -78,7 +78,7 @@ def molecule_policy(
 
 
 def data_file(name: str) -> Path:
-    """The path of a file of molecules; the name of a download is downloaded, unless a file of that name exists.
+    """Return the path of a file of molecules; a named data set is downloaded unless a file of that name exists.
 
     With several processes all must call this: the first downloads, and the others wait for it.
     """
@@ -102,7 +102,7 @@ def report_broken(
     *,
     count: int | None = None,  # of all, where ``broken`` holds the first of them
 ) -> None:
-    """Count and list on standard error the lines of a file, or other units, that are no molecule, or none of ``kind``."""
+    """Count and list on standard error the lines of a file, or other units, that are not a molecule, or not of ``kind``."""
     if not broken or not is_first():
         return
     bad = len(broken) if count is None else count
@@ -112,7 +112,7 @@ def report_broken(
 
 
 def report_kept(file: str | Path, smiles: Sequence[str], dropped: int = 0) -> None:
-    """Say on standard error how many molecules were left out for their size, and how many of the kept ones have several parts."""
+    """Print on standard error how many molecules were left out for their size, and how many kept ones have several parts."""
     if not is_first():
         return
     if dropped:
@@ -125,10 +125,10 @@ def report_kept(file: str | Path, smiles: Sequence[str], dropped: int = 0) -> No
 
 
 def check_shards(folder: ShardFolder, max_broken: float, smiles_column: str | None, max_atoms: int | None = None) -> None:
-    """Check the options of a recipe that a folder of shards was made with and that cannot be changed any more.
+    """Check the options of a recipe that a folder of shards has fixed when it was made.
 
     Raises:
-        ValueError: if a larger share of lines was broken than ``max_broken``, or another option is given than the folder has.
+        ValueError: if a larger share of lines than ``max_broken`` was broken, or an option differs from that of the folder.
     """
     for name, value in (("smiles_column", smiles_column), ("max_atoms", max_atoms)):
         made = folder.options[name]

@@ -1,4 +1,4 @@
-"""Run folders of runs that fail before they have results: what they wrote is removed, so that the corrected call can be made."""
+"""Clean-up of run folders after a failure before the first results, so that the corrected call can use the same folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DATABASES = tuple(f"{name}.sqlite{part}" for name in ("ledger", "scores") for pa
 
 
 def has_results(folder: Path, *, calls_count: bool) -> bool:
-    """Whether a run that failed is worth continuing: it has a checkpoint, or, where calls are results, it has scored.
+    """Whether a failed run can usefully be resumed: it has a checkpoint or, if calls are results, scores.
 
     Args:
         folder: the run folder.
@@ -48,13 +48,13 @@ def held(folder: Path) -> frozenset[str] | None:
 
 
 def withdraw(folder: Path, before: frozenset[str] | None) -> None:
-    """Remove the files of a run that failed before it had results, and the folder if the run made it and nothing is left.
+    """Remove the files of a run that failed before it had results, and the folder if the run created it and it is empty.
 
-    Known scores stay, which may have cost hours: the corrected call finds them.
+    Known scores, which may have taken hours, are kept for the corrected call.
 
     Args:
         folder: the run folder.
-        before: names of what it held before the run, which stays; None if there was no such folder.
+        before: names of its entries before the run, which are kept; None if there was no such folder.
     """
     kept = before or frozenset()
     scored = _has_scores(folder / "scores.sqlite")
@@ -71,10 +71,10 @@ def withdraw(folder: Path, before: frozenset[str] | None) -> None:
 
 @contextmanager
 def withdrawn_on_failure(folder: Path, *, resume: bool, calls_count: bool) -> Iterator[None]:
-    """Withdraw a new run that fails inside the block before it has results; a stop is no failure.
+    """Remove the files of a new run that fails inside the block before it has results; a stop is not a failure.
 
-    What the folder held before stays, and a folder with results of another run is left as it is. A resumed run that fails before
-    its next checkpoint keeps the settings that it had.
+    Earlier content of the folder is kept, and a folder with results of another run is left unchanged. A resumed run that fails
+    before its next checkpoint keeps the settings that it had.
 
     Raises:
         ValueError: if ``folder`` is a file, or another process works in it.
@@ -90,7 +90,7 @@ def withdrawn_on_failure(folder: Path, *, resume: bool, calls_count: bool) -> It
         except Interrupted:
             raise
         except Exception:
-            with suppress(OSError, ValueError, sqlite3.Error):  # the error of the run is the one to show
+            with suppress(OSError, ValueError, sqlite3.Error):  # the error of the run is the one to report
                 if not used and is_first() and not has_results(folder, calls_count=calls_count):
                     withdraw(folder, before)
             raise

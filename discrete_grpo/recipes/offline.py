@@ -1,4 +1,4 @@
-"""Off-line training in a run: the rows of a table of measured scores, read, checked and kept, and the updates on them."""
+"""Off-line training in a run: reads, checks and stores the rows of a table of measured scores, and trains on them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["OfflineOptions", "offline_likelihood", "offline_trainer", "scored_samples"]
 
 KEPT = "scored.csv.gz"
-"""The rows that a run learns from, in its folder, so that it can be resumed without the file that was given."""
+"""File with the rows of a run in its folder, so that it can be resumed without the original table."""
 FOLDER = "offline"
 """Folder of the metrics and checkpoints of the off-line updates, in that of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineOptions(SamplerOptions):
-    """Updates on samples whose scores somebody else measured, before any sample is drawn; see ``docs/offline.md``.
+    """Updates on samples with given scores, before any sample is drawn; see ``docs/offline.md``.
 
     Attributes:
         data: table of samples with measured scores, a csv or tsv file with a header; None makes no off-line updates.
@@ -53,7 +53,7 @@ class OfflineOptions(SamplerOptions):
     offline_likelihood: Likelihood | None = None
 
     def check_offline(self, **conditions: Any) -> None:
-        """Check that the options fit each other, and that a run with ``data`` has none of the ``conditions``.
+        """Check that the options are compatible, and that a run with ``data`` has none of the ``conditions``.
 
         Raises:
             ValueError: naming the option.
@@ -88,14 +88,14 @@ class _Rows:
 def scored_samples(
     options: OfflineOptions, policy: Any, key: Callable[[Any], str | None], folder: Path, *, resume: bool = False
 ) -> ScoredSamples:
-    """The samples of the table that the policy can draw; rows that are left out are counted on standard error.
+    """Return the samples of the table that the policy can draw; skipped rows are counted on standard error.
 
     Samples are taken in canonical form, in which policies are trained, unless the policy can draw the text of the table only. The
     rows are kept in the run folder, and a resumed run reads them there.
 
     Args:
         options: name of the table and of its columns.
-        policy: the policy that is to learn.
+        policy: the policy to train.
         key: canonical form of a sample; None for an invalid one.
         folder: the run folder.
         resume: whether the run is resumed.
@@ -136,7 +136,7 @@ def _drawable(file: str, table: ScoredTable, policy: Replayable, key: Callable[[
 
 
 def _drawn_form(text: str, policy: Replayable, key: Callable[[Any], str | None]) -> str | None:
-    """The canonical form of a sample, else its own text, whichever the policy can draw; None for neither, or an invalid sample."""
+    """The canonical form of a sample, or else its own text, if the policy can draw it; None for neither, or an invalid sample."""
     canonical = key(text)
     if canonical is None:
         return None
@@ -169,8 +169,8 @@ def _numbered(rows: _Rows) -> ScoredSamples:
 def offline_likelihood(policy: Any, chosen: Likelihood | None, elbo_draws: int = 10) -> Any:
     """The policy with the likelihood of the off-line updates; it shares its weights with ``policy``.
 
-    Without a choice, a graph policy has that of clean classes (``eager``) unless it has a surrogate already; any other policy has
-    its own.
+    By default, a graph policy uses that of clean classes (``eager``) unless it has a surrogate already; any other policy uses its
+    own.
 
     Raises:
         ValueError: if the policy has no such likelihood.

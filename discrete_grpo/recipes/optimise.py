@@ -46,7 +46,7 @@ from discrete_grpo.training.state import check_device_kind, global_state, restor
 __all__ = ["OptimiseRecipe", "Optimised", "optimise", "run_optimise"]
 
 UNKNOWN_CALLS = 100
-"""Number of calls without one score after which a run ends."""
+"""Number of calls without a known score after which a run ends."""
 REFERENCE = "reference"
 """Folder of the policy that a run began with, in its run folder."""
 
@@ -178,12 +178,12 @@ def optimise(
 
 
 def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Module | None = None) -> Optimised:
-    """Make rounds until the budget is used up or nothing new comes, with checkpoints, and write what was found.
+    """Run rounds with checkpoints until the budget is used up or no new samples come, and write the results.
 
     Args:
         recipe: the settings.
         resume: continue the run in ``output_dir``, from its start where it was stopped before its first checkpoint.
-        policy: a policy to begin with in place of the one that the recipe names.
+        policy: a policy to start from instead of the one that the recipe names.
 
     Raises:
         ValueError: if ``output_dir`` holds results of another run and ``resume`` is false, or the policy makes no molecules.
@@ -215,10 +215,10 @@ def run_optimise(recipe: OptimiseRecipe, *, resume: bool = False, policy: nn.Mod
 
 
 def _loaded(recipe: OptimiseRecipe, policy: nn.Module | None, resume: bool) -> tuple[LoadedPolicy, MemoryMethod, dict[str, Any]]:
-    """The policy to begin with, as it draws and learns, with the method for its kind and the settings; a run has a copy of it.
+    """Load the initial policy in the form that draws and learns, with the method for its kind and the settings; a run keeps a copy.
 
     Raises:
-        ValueError: if it makes no molecules, or has no such settings.
+        ValueError: if it does not draw molecules, or has no such settings.
     """
     kept, own = Path(recipe.output_dir) / REFERENCE, class_name(recipe.policy)
     if policy is not None:
@@ -265,7 +265,7 @@ class _Run:
         ledger: Ledger,
         stored: Mapping[str, Any] | None,
     ) -> _Run:
-        """Make the loop, and restore the state of a checkpoint in it."""
+        """Create the loop, and restore the state of a checkpoint."""
         folder, rewards = Path(recipe.output_dir), recipe.rewards
         reward = rewards[0] if len(rewards) == 1 else WeightedSum(tuple(rewards), (1.0,) * len(rewards))
         own, of_screen = (torch.Generator(device_of(loaded.policy)).manual_seed(recipe.seed) for _ in range(2))
@@ -310,15 +310,15 @@ class _Run:
                     raise Interrupted(f"{told} with {self.ledger.calls} of {self.recipe.max_oracle_calls} calls")
 
             self.loop.run(after_round)
-        self._check_scores()  # no round was made where the budget was used up before
+        self._check_scores()  # no round was made if the budget was used up before
         self._save()
 
     def _check_scores(self) -> None:
-        """Stop a run whose reward says nothing of any molecule.
+        """Stop a run whose reward returns no known score.
 
         Raises:
-            RewardError: after a checkpoint, where none of the first :data:`UNKNOWN_CALLS` calls gave a number; NoScores where no
-                call is left.
+            RewardError: after a checkpoint, if none of the first :data:`UNKNOWN_CALLS` calls gave a number; NoScores if no call
+                is left.
         """
         calls = self.ledger.calls
         if not len(self.loop.everything) and calls >= min(UNKNOWN_CALLS, self.recipe.max_oracle_calls):
@@ -354,7 +354,7 @@ class _Run:
         self.saved = rounds
 
     def _made(self) -> dict[str, Any]:
-        """Settings, names of the rewards and seed, with which alone a run can be resumed."""
+        """Settings, names of the rewards and seed, which must be the same when a run is resumed."""
         return {"settings": self.settings, "reward": reward_names(self.recipe.rewards), "seed": self.recipe.seed}
 
     def _restore(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Pretraining by likelihood: of any recipe, and the recipe of graph policies over molecules."""
+"""Pretraining by likelihood for every recipe, and the recipe of graph policies over molecules."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _conditioned(
 
 
 def _joint(recipe: PretrainRecipe, data: Molecules, measured: Sequence[str], network: nn.Module | None) -> _Parts:
-    """A graph policy, whose atom types have the charges in them."""
+    """A graph policy whose atom types include the charges."""
     stats = _statistics(recipe, data)
     given = _conditioned(recipe, data, measured) if recipe.properties else None
     policy = molecule_policy(
@@ -250,8 +250,8 @@ def pretrain(
     Args:
         recipe: the settings.
         data: training data as values, in place of the file that ``recipe.data`` names: SMILES strings, lines of text, networkx
-            graphs, PyG ``Data`` or molecules in space. They are kept as a file ``data`` in ``recipe.output_dir``, so that a run
-            that goes on need not be given them again.
+            graphs, PyG ``Data`` or molecules in space. They are written to a file ``data`` in ``recipe.output_dir``, so that a
+            resumed run does not need them again.
         network: a denoiser of your own for molecules or plain graphs, in place of ``recipe.network``; see
             :class:`~discrete_grpo.recipes.diffusion.Denoiser`.
         resume: whether to continue a stopped run in ``recipe.output_dir``.

@@ -1,4 +1,4 @@
-"""Proposers of molecules: genetic operators on what the memory holds."""
+"""Proposers of molecules: genetic operators on molecules of the memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from discrete_grpo.training.memory import ScoredMemory, rank_weights
 __all__ = ["GraphGenetic", "SmilesGenetic", "Splicing"]
 
 TRIES = 6
-"""Attempts per wanted child."""
+"""Number of attempts per requested child."""
 
 
 def _rng(generator: torch.Generator) -> random.Random:
@@ -78,7 +78,7 @@ class SmilesGenetic:
         check_whole("population", self.population, least=1)
 
     def propose(self, memory: ScoredMemory, count: int, generator: torch.Generator) -> list[str]:
-        """At most ``count`` children, one mutation of a gene away from a parent each."""
+        """At most ``count`` children, each a parent with one mutated gene."""
         parents = memory.kept[: self.population]
         rng, found = _rng(generator), dict[str, None]()
         for _ in range(TRIES * count if parents else 0):

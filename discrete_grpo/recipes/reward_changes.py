@@ -1,4 +1,4 @@
-"""Rewards of a run that were edited between its parts, told when the run goes on."""
+"""Detects rewards that were edited before a run is resumed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["changed_rewards", "tell_changed_rewards"]
 
 
 def tell_changed_rewards(folder: Path, rewards: Sequence[Any], *, resume: bool) -> None:
-    """Note the identities of the rewards of a new run, or print one line for each that has another one in a resumed run.
+    """Store the identities of the rewards of a new run, or print one line for each reward of a resumed run whose identity changed.
 
     Args:
         folder: the run folder; a run of an earlier version has no identities there, and nothing is printed.
@@ -32,7 +32,7 @@ def tell_changed_rewards(folder: Path, rewards: Sequence[Any], *, resume: bool) 
 
 
 def changed_rewards(folder: Path, rewards: Sequence[Any]) -> list[str]:
-    """Names of the rewards whose identity is not the one that the run folder keeps; where either has none, nothing is known."""
+    """Names of the rewards whose identity differs from the stored one; rewards without an identity are not compared."""
     known = read_entries(folder / REWARDS)
     pairs = {name: (known.get(name), identity) for name, identity in _identities(rewards).items()}
     return [name for name, (old, new) in pairs.items() if None not in (old, new) and old != new]

@@ -1,4 +1,4 @@
-"""Which kind of samples a reward of this package is for, so that a run that could only score 0 is refused before any work."""
+"""The kind of samples that a reward of this package scores, so that a run that could only score 0 is refused early."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOLD = {"digraphs": "directed graphs", "spatial": "molecules in space"}
 
 
 def kind_of(reward: Any) -> str | None:
-    """The kind of samples that a reward of this package is for; None for a reward of somebody else, and for any samples.
+    """The kind of samples that a reward of this package scores; None for any other reward, and for one that scores any samples.
 
     >>> from discrete_grpo.rewards.graphs import tree_valid
     >>> kind_of(tree_valid), kind_of(len)
@@ -45,11 +45,11 @@ def check_kind(rewards: Sequence[Any], kind: str, *also: str) -> None:
 
     Args:
         rewards: the rewards.
-        kind: what the policy draws.
+        kind: kind of samples that the policy draws.
         also: kinds that its samples may be of as well, such as the molecules that a text can stand for.
 
     Raises:
-        ValueError: naming the first that is.
+        ValueError: naming the first such reward.
     """
     for reward in rewards:
         found = kind_of(reward)

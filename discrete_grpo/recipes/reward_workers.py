@@ -1,4 +1,4 @@
-"""Rewards of a run in worker processes: the setting ``reward_workers``, and a line where it would save time."""
+"""Rewards of a run in worker processes: the setting ``reward_workers``, and a hint when it would save time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ WORTH_TELLING = 5.0
 def in_workers(rewards: Sequence[Reward], workers: int) -> Iterator[list[Reward]]:
     """The rewards, each in ``workers`` processes until the block ends; 0 leaves all of them in this one.
 
-    A reward that runs elsewhere already stays as it is. So does one whose scores depend on other samples, of the same call or of
-    earlier ones, since each process sees a part of them; a line names it.
+    A reward that runs in other processes already is kept. So is one whose scores depend on other samples of the same or earlier
+    calls, since each process receives only a part of them; a line names it.
 
     Raises:
         ValueError: if a reward cannot be sent to another process.
@@ -59,7 +59,7 @@ def _any(reward: Any, test: Callable[[Any], bool]) -> bool:
 
 
 def tell_slow(rewards: Sequence[Reward], seconds: float, samples: int) -> None:
-    """Say in a line that ``samples`` samples took ``seconds`` to score, where several processes would be faster."""
+    """Print a line that ``samples`` samples took ``seconds`` to score, if several processes would be faster."""
     cores = usable_cores()
     here = [reward for reward in rewards if not _any(reward, elsewhere) and _apart(reward)]
     if cores > 1 and here and seconds > WORTH_TELLING and seconds > SLOW * samples:

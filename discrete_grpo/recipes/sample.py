@@ -1,4 +1,4 @@
-"""Drawing samples of a trained policy of any family, and writing them to files."""
+"""Samples from a trained policy of any family, and writes the samples to files."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def sample(
         options: changes to how the policy draws.
         batch_size: number of samples that are drawn at a time.
         device: device to draw on, such as ``cuda``, to which the policy is moved; None means the device where it is.
-        **other: none; a further name is answered with the right one.
+        **other: not accepted; the error for another name suggests the right one.
 
     Raises:
-        ValueError: if ``n`` or ``batch_size`` is less than 1, or ``seed`` less than 0, for a device that is not there, or for
+        ValueError: if ``n`` or ``batch_size`` is less than 1, or ``seed`` less than 0, for an unavailable device, or for
             conditions or options that the policy cannot follow.
 
     >>> len(sample("qm9-small", 3, options=SamplerOptions(num_steps=4)))
@@ -179,7 +179,7 @@ def sample_file(
         return family.sheet(path, samples)
     kind, written = suffix_of(path), n
     if kind == ".csv":
-        conditions = plain_columns(found)  # a property of the name of a condition gives way to it
+        conditions = plain_columns(found)  # a condition takes precedence over a property of the same name
         content = _table_text({family.column: as_text(samples), **family.table(samples), **conditions}).encode()
     elif kind in family.writers:
         content, written = family.writers[kind](samples), sum(s is not None for s in samples)
@@ -252,7 +252,7 @@ def _drawn(
 
 
 def _check_ending(path: Path, checkpoint: str, family: Family) -> None:
-    """Raise ``ValueError`` for images of what is none, and for lines under an ending that says something else."""
+    """Raise ``ValueError`` for an image file of samples that are not images, and for an ending of another format."""
     kind, drawn = suffix_of(path), family.sheet is not None
     if kind == ".png" and not drawn and path.suffix == ".png":
         raise ValueError(f"out: {path}, expected no .png: {checkpoint} makes no images")
@@ -263,7 +263,7 @@ def _check_ending(path: Path, checkpoint: str, family: Family) -> None:
 
 
 def output_path(out: str) -> Path:
-    """``out`` as a path that can be written, checked before the work and not after it."""
+    """Return ``out`` as a path after checking that it can be written."""
     path = Path(out)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"out: folder {path.parent} does not exist")

@@ -80,9 +80,9 @@ class SearchRecipe(SamplerOptions):
 
 
 def run_search(recipe: SearchRecipe, *, resume: bool = False) -> SearchResult:
-    """Search, print one line per round and write the best samples; a resumed search starts anew and draws the same.
+    """Search, print one line per round and write the best samples; a resumed search starts again and makes the same draws.
 
-    ``best.csv.gz`` and ``search.json`` are written after every round, so that a search that is stopped leaves what it found.
+    ``best.csv.gz`` and ``search.json`` are written after every round, so that a stopped search keeps its results.
 
     Raises:
         ValueError: if ``output_dir`` holds results of another run and ``resume`` is false, or the policy cannot start from a
@@ -108,7 +108,7 @@ def _search(recipe: SearchRecipe, resume: bool) -> SearchResult:
     family.check_rewards(loaded.policy, rewards)
     conditions = prepare_columns(loaded, None if recipe.columns is None else [recipe.columns])
     tell_unread(loaded.policy, conditions, scaffolds=family.scaffolds(loaded.policy))
-    before = _rounds_before(folder) if resume else 0  # what is there is better until then
+    before = _rounds_before(folder) if resume else 0  # the existing files are better until then
     budget: dict[str, Any] = {"max_oracle_calls": recipe.max_oracle_calls, "reward_cache": recipe.reward_cache}
     failures = FailureLog(folder)
     failures.forget_after(-1)  # all rounds are made again

@@ -30,8 +30,8 @@ __all__ = ["SFTRecipe", "held_out_loss", "run_sft"]
 class SFTRecipe(SamplerOptions):
     """Further likelihood training of a policy on samples of your own: supervised fine-tuning, or transfer learning.
 
-    All that makes the policy is kept: network, classes or alphabet, noise, conditions, and the sampler unless an option changes it.
-    A diffusion or flow policy draws graphs as large as those of the data afterwards.
+    Network, classes or alphabet, noise and conditions of the policy are kept, and the sampler unless an option changes it.
+    A diffusion or flow policy then draws graphs with the sizes of the data.
 
     Attributes:
         policy: a bundled policy's name, a checkpoint folder, a run folder, or a class of your own as module:Class@FOLDER.
@@ -61,7 +61,7 @@ class SFTRecipe(SamplerOptions):
     test_share: float = 0.1
     max_broken: float = 0.05
     marginals: Literal["policy", "data"] = "policy"
-    pretrain: PretrainConfig = field(  # few updates at a low rate: the policy knows most of what it needs
+    pretrain: PretrainConfig = field(  # few updates at a low rate, as the policy is already trained
         default_factory=partial(
             PretrainConfig,
             max_steps=500,

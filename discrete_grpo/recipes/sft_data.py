@@ -1,4 +1,4 @@
-"""Samples as training data of a policy that is there already: those that it can draw, as it is trained on them."""
+"""Conversion of samples to training data of an existing policy: those that it can draw, in the form that it is trained on."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Prepared:
     """A policy and data that it can be trained on.
 
     Attributes:
-        policy: has the weights of the one that was given, and draws graphs as large as those of the data.
+        policy: policy with the weights of the given one, which draws graphs with the sizes of the data.
         train: training data.
         held_out: data that the loss is measured on, without conditions; None if there is none.
         samples: the samples of ``train``.
         count: number of samples of both.
-        draws: number of losses that the held-out one is the mean of, at least; more than one where it depends on noise.
+        draws: least number of losses over which the held-out loss is averaged; more than one if it depends on noise.
     """
 
     policy: Any
@@ -81,7 +81,7 @@ class _Kind(NamedTuple):
 
 
 def prepare(recipe: SFTRecipe, loaded: LoadedPolicy, found: Samples) -> Prepared:
-    """The policy with data sets of the samples that it can draw; those that are left out are counted on standard error.
+    """Build data sets of the samples that the policy can draw; those that are left out are counted on standard error.
 
     Raises:
         ValueError: if more than a share ``max_broken`` of the samples, or all of those to train on, are left out; or for a policy
@@ -211,7 +211,7 @@ def _kernels_of(recipe: SFTRecipe, policy: GraphPolicy, data: EncodedSamples) ->
 
 
 def _class_counts(data: EncodedSamples, classes: Sequence[int], rows: int = 512) -> list[Tensor]:
-    """How many nodes, and how many unordered pairs, have each class."""
+    """The numbers of nodes and of unordered pairs of each class."""
     from discrete_grpo.domains.graphs import pair_mask, upper
 
     found = [torch.zeros(number, dtype=torch.float64) for number in classes]

@@ -1,4 +1,4 @@
-"""Samples of a file that a policy is trained further on: read, counted and held out."""
+"""Reads the samples of a file for further training of a policy, and splits off held-out samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Samples:
     Attributes:
         train: those to train on.
         held_out: those that are kept out of the training.
-        about: what a checkpoint says of the data.
+        about: metadata of the data for checkpoints.
         measured: values of the conditions that the file has for ``train``, by name; NaN where one is unknown.
     """
 

@@ -77,7 +77,7 @@ def _view(reward: Callable[..., Any], view: str) -> OfSmiles:
 
 
 def _decode(policy: Any, metadata: Columns) -> None:
-    """Let rewards see molecules with positions in Å."""
+    """Make the policy decode to molecules with positions in Å."""
     if "statistics" not in metadata:
         raise CheckpointError("checkpoint: it has no statistics of molecules in space, expected a policy of kind spatial")
     try:

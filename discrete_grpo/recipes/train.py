@@ -43,7 +43,7 @@ from discrete_grpo.training.trainer import GRPOTrainer
 __all__ = ["TrainRecipe", "check_budget", "run_train", "train"]
 
 FUNCTIONS = ("advantage_func", "surrogate_func", "on_update")
-"""Arguments of :func:`train` that are functions of one's own beside the rewards."""
+"""Arguments of :func:`train` that are custom functions besides the rewards."""
 
 
 @known_options()
@@ -161,9 +161,9 @@ def train(
         columns: conditions, one mapping per group, shuffled anew in every pass; or a file of JSON lines.
         evaluation_samples: number of samples drawn before and after training to compare; 0 draws none.
         resume: continue the run in ``output_dir``.
-        advantage_func: advantages of your own, as for :class:`~discrete_grpo.training.trainer.GRPOTrainer`; a resumed run needs it
+        advantage_func: custom advantages, as for :class:`~discrete_grpo.training.trainer.GRPOTrainer`; a resumed run needs it
             again, as it does ``surrogate_func``.
-        surrogate_func: surrogate of your own, likewise.
+        surrogate_func: custom surrogate, see the same class.
         on_update: function ``(trainer, metrics) -> bool | None`` that is called after every on-line update, and ends
             training if it returns True.
         **settings: further fields of :class:`TrainRecipe`, such as ``num_steps`` or ``max_oracle_calls``.
@@ -202,7 +202,7 @@ def train(
 def run_train(
     recipe: TrainRecipe, *, resume: bool = False, policy: nn.Module | None = None, functions: Mapping[str, Any] | None = None
 ) -> Results:
-    """Measure, train, measure again, export the policy and write the report; returns both measurements.
+    """Evaluate, train, evaluate again, export the policy and write the report; return both evaluations.
 
     With ``data``, updates on its samples come first, and on-line training begins with the weights that they end with. Under
     ``torchrun`` every process calls this; the first one measures and writes.
@@ -210,8 +210,7 @@ def run_train(
     Args:
         recipe: the settings.
         resume: continue the run in ``output_dir``, from its start where it was stopped before its first checkpoint.
-        policy: a policy to train in place of the one that the recipe names.
-        functions: functions of one's own, by the names of the arguments of the trainer.
+        x of the arguments of the trainer.
 
     Raises:
         ValueError: if ``output_dir`` holds results of another run and ``resume`` is false.
@@ -288,7 +287,7 @@ def _run(
 
 
 def _kept(folder: Path, recipe: TrainRecipe) -> tuple[str, ...]:
-    """Names of the settings of off-line updates that a run has from its beginning, whatever is given when it goes on."""
+    """Names of the settings of off-line updates that are fixed when a run begins and ignored when it is resumed."""
     begun = bool(Checkpoints(folder).all()) or (recipe.data is not None and (folder / KEPT).is_file())
     return ("data", "score_column", "sample_column", "group_column") if begun else ()
 
@@ -317,7 +316,7 @@ def _load(recipe: TrainRecipe, policy: nn.Module | None, resume: bool) -> Loaded
 
 
 def _trained(policy: Any, recipe: TrainRecipe) -> Any:
-    """The policy with the likelihood, the node count and the adapters that the recipe asks for."""
+    """Apply the likelihood, the node count and the adapters of the recipe to the policy."""
     changed = with_options(policy, recipe.likelihood, recipe.node_count, recipe.elbo_draws)
     if recipe.lora.r:
         add_lora(changed, recipe.lora.r, recipe.lora.lora_alpha, recipe.lora.target_modules, seed=recipe.grpo.seed)

@@ -110,7 +110,7 @@ def connected(samples: Samples, **columns: Sequence[Any]) -> list[float]:
 def tree_closeness(samples: Samples, **columns: Sequence[Any]) -> list[float]:
     """Compute 1 / (1 + e), e being the number of edges to add and to remove until the graph is a tree.
 
-    e = (components - 1) + (edges - nodes + components). The formula is one of this package, for policies that rarely make a tree.
+    e = (components - 1) + (edges - nodes + components). The formula is this package's own, for policies that rarely draw a tree.
 
     Returns:
         A number in [0, 1], 1 for a tree and only for a tree; 0 for None.

@@ -135,7 +135,7 @@ class _View:
         return found
 
     def _lenient(self, value: Any) -> Any:
-        """The same; what cannot be described is only named, as the source around it says how it is made."""
+        """Like :meth:`describe`; an object that cannot be described is only named, as the source around it says how it is made."""
         try:
             return self.describe(value)
         except Unidentified:

@@ -235,7 +235,7 @@ class Ledger:
         return result
 
     def _claim(self, keys: Sequence[str | None], sources: Sequence[str]) -> tuple[set[str], bool]:
-        """Pay for new keys in order as far as the budget goes: all that are paid for, and whether earlier turns spent it all."""
+        """Count new keys as calls within the budget; return all counted keys, and whether earlier turns used up the budget."""
         places = {key: position for position, key in reversed(list(enumerate(keys))) if key is not None}
         ordered = sorted(places, key=lambda key: places[key])
 
