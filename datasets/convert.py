@@ -39,7 +39,7 @@ def from_pyg(graphs: Sequence[Data]) -> GraphBatch:
     """Inverse of :func:`to_pyg`; also takes ``x`` of shape [n] and ``edge_attr`` of shape [E, 1].
 
     Raises:
-        ValueError: naming the graph, if it is directed, has a self-loop or a repeated edge, or classes are no integers.
+        ValueError: naming the graph, if it is directed, has a self-loop or a repeated edge, or classes are not integers.
     """
     parts = []
     for k, data in enumerate(graphs):
@@ -73,7 +73,7 @@ def from_networkx(graphs: Sequence[nx.Graph]) -> GraphBatch:
     """Inverse of :func:`to_networkx`; nodes keep the order of the graph, whatever their names.
 
     Raises:
-        ValueError: naming the graph, if it is directed, a multigraph, has a self-loop, or classes are no integers.
+        ValueError: naming the graph, if it is directed, a multigraph, has a self-loop, or classes are not integers.
     """
     return _collate([graph_classes(graph, f"graphs[{k}]") for k, graph in enumerate(graphs)])
 

@@ -1,4 +1,4 @@
-"""Training data of a policy that is there already: its own kind of samples, which it reads when a batch is made."""
+"""Training data for an existing policy, as samples that the policy encodes when a batch is formed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["EncodedSamples"]
 
 @dataclass(frozen=True)
 class EncodedSamples:
-    """M samples and the function that reads them as finished graphs.
+    """M samples and the function that encodes them as finished graphs.
 
     Attributes:
         samples: samples in the form that rewards see.
@@ -35,6 +35,6 @@ class EncodedSamples:
         return len(self.samples)
 
     def batch(self, rows: Int[Tensor, " row"]) -> Any:
-        """Return the graphs of the samples at ``rows``, with their properties where there are any."""
+        """Return the graphs of the samples at ``rows``, with their properties if there are any."""
         graphs = self.encode([self.samples[row] for row in rows.tolist()])
         return graphs if self.values is None else ConditionedGraphs(graphs, self.values[rows])

@@ -24,7 +24,7 @@ __all__ = ["SUFFIXES", "iter_graph_objects", "read_graph_objects", "to_graphml",
 
 _OF_FILES = (OSError, EOFError, zlib.error, nx.NetworkXException, ParseError)
 UNREADABLE = (*_OF_FILES, ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""Errors of the readers for a file whose content is of another kind than its ending says."""
+"""Errors of the readers for a file whose content does not match its ending."""
 
 
 def read_graph_objects(path: Path, max_bytes: int = MAX_BYTES) -> list[Any]:
@@ -55,7 +55,7 @@ def read_graph_objects(path: Path, max_bytes: int = MAX_BYTES) -> list[Any]:
 
 
 def iter_graph_objects(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[Any]:
-    """:func:`read_graph_objects`, one graph after the other."""
+    """Like :func:`read_graph_objects`, but yield one graph at a time."""
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if suffix_of(p) in SUFFIXES)
         if not files:
@@ -97,8 +97,8 @@ def _graphml(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
 def _gml(path: Path, max_bytes: int) -> Iterator[nx.Graph]:
     """Read the one graph of a GML file, in which ``label`` is the name of a node.
 
-    It is kept as an attribute, which may hold a class, only if nodes have no other attribute, and not if each node has a number of
-    its own there: such numbers are what networkx writes for nodes without names.
+    It is kept as an attribute, which may hold a class, only if nodes have no other attribute and it is not a distinct number for
+    each node, which networkx writes for nodes without names.
     """
     graph = nx.parse_gml(_text(path, max_bytes), label="id")
     names = [str(name) for _, name in graph.nodes(data="label") if name is not None]
@@ -122,7 +122,7 @@ def _node_link(value: Any) -> nx.Graph:
     key = "links" if isinstance(value, Mapping) and "edges" not in value else "edges"
     if not isinstance(value, Mapping) or "nodes" not in value or key not in value:
         raise ValueError("no node-link data, expected a mapping with nodes and edges (or links)")
-    single = {"multigraph": False, **value}  # what other programs write has no such key
+    single = {"multigraph": False, **value}  # files of other programs lack this key
     graph = nx.node_link_graph(single, edges=key)
     listed = nx.node_link_graph({**single, key: []}, edges=key)
     if not graph.is_multigraph() and len(value[key]) != graph.number_of_edges():
@@ -168,7 +168,7 @@ def _edges(lines: Sequence[str], kind: type[nx.Graph]) -> nx.Graph:
 
 
 def _fraction(text: str) -> str | None:
-    """The text of a number that is not whole; None for any other text, which can be a class."""
+    """Return the text of a number that is not an integer; None for any other text, which can be a class."""
     try:
         return None if float(text).is_integer() else text
     except ValueError:
@@ -196,7 +196,7 @@ def _saved(path: Path, max_bytes: int) -> Iterable[Any]:
     try:
         with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]):
             found = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # a pickle of anything may be given
+    except Exception as error:  # the file may be a pickle of any object
         about = "expected a list of Data, or the file that InMemoryDataset.save writes"
         raise ValueError(f"data: {str(path)!r} holds objects that are not read ({_first(error)}), {about}") from error
     if isinstance(found, Data):
@@ -209,7 +209,7 @@ def _saved(path: Path, max_bytes: int) -> Iterable[Any]:
 
 
 def _first(error: Exception) -> str:
-    """The first sentence of an error of torch, which goes on with advice."""
+    """The first sentence of an error of torch, without the advice that follows."""
     return " ".join(str(error).split()).partition(". ")[0][:120] or type(error).__name__
 
 
@@ -248,7 +248,7 @@ def to_graphml(graphs: Iterable[nx.Graph]) -> bytes:
     writer, buffer = nx.readwrite.graphml.GraphMLWriter(), io.BytesIO()
     for graph in graphs:
         writer.add_graph_element(graph)
-        writer.attributes.clear()  # which would otherwise be written again with every later graph
+        writer.attributes.clear()  # otherwise it would be written again with every later graph
     writer.dump(buffer)
     return buffer.getvalue()
 

@@ -1,4 +1,4 @@
-"""Data set of graphs as token sequences, each graph in many random orders."""
+"""Data set of graphs as token sequences, with each graph in many random node orders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs of any source as lists of the names of their classes: what data sets of undirected and of directed graphs are made from.
+"""Graphs of any source as lists of class names, the common input of data sets of undirected and directed graphs.
 
 See :mod:`~discrete_grpo.datasets.own_graphs` and :mod:`~discrete_grpo.datasets.own_digraphs`.
 """
@@ -119,8 +119,8 @@ def any_directed(objects: Iterable[Any]) -> bool:
 def split_rows(count: int, parts: tuple[int, int, int] | None, test_share: float) -> tuple[list[int], list[int]]:
     """Row numbers of the training graphs and of the test graphs.
 
-    They are those of the source where it has splits, ``parts``. Else a shuffle that is always the same holds out ``test_share`` of
-    the graphs, at least one of two or more; of a single graph both are made.
+    If the source has splits, ``parts``, these are used. Otherwise a fixed shuffle holds out ``test_share`` of the graphs, at least
+    one of two or more; a single graph is in both parts.
 
     Raises:
         ValueError: if ``test_share`` is not above 0 and below 1.
@@ -178,7 +178,7 @@ def _listed(
 
 
 def _direction(graph: Any) -> bool | None:
-    """Whether a graph has a direction; None for PyG data without edges, which do not tell."""
+    """Whether a graph is directed; None for PyG data without edges, which may be either."""
     if isinstance(graph, nx.Graph):
         return bool(graph.is_directed())
     from discrete_grpo.datasets import pyg_graphs
@@ -189,7 +189,7 @@ def _direction(graph: Any) -> bool | None:
 
 
 def _first_directed(objects: Sequence[Any]) -> int | None:
-    """Number of the first graph with a direction, None where there is none; raises ValueError where others have none."""
+    """Number of the first directed graph, None if there is none; raises ValueError if others are undirected."""
     directed = [_direction(graph) for graph in objects]
     if True not in directed:
         return None
@@ -201,7 +201,7 @@ def _first_directed(objects: Sequence[Any]) -> int | None:
 
 
 def _attribute(values: Iterable[Any], wanted: str | None, part: str) -> str | None:
-    """The attribute that holds the classes: the named one, else the only one; None where there is none."""
+    """The attribute that holds the classes: the named one, else the only one; None if there is none."""
     known = list(dict.fromkeys(name for row in values for name in row))
     if wanted is not None and wanted not in known:
         raise ValueError(f"{part}_attribute: {wanted!r}, expected one of {', '.join(map(str, known)) or 'none'}")

@@ -1,4 +1,4 @@
-"""Measured numbers of molecules: the columns of a table beside that of SMILES."""
+"""Measured properties of molecules, read from further columns of a SMILES table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from discrete_grpo.domains.molecule_properties import descriptor, descriptor_nam
 __all__ = ["measured_names", "read_measured"]
 
 MOST = 30
-"""Number of columns that a message lists at most."""
+"""Largest number of columns that a message lists."""
 
 
 def measured_names(
@@ -30,7 +30,7 @@ def measured_names(
     Args:
         path: the file, see :func:`~discrete_grpo.datasets.reading.read_smiles`.
         names: names of conditions.
-        smiles_column: name of the column of SMILES, which is none of numbers; None finds it.
+        smiles_column: name of the column of SMILES, which is not a column of numbers; None finds it.
         max_bytes: largest size that a gzipped file may unpack to.
 
     Raises:

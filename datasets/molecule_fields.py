@@ -33,7 +33,7 @@ class MoleculeFieldStatistics:
         name: name of the data set.
 
     Raises:
-        ValueError: for elements or charges that are none, or another number of shares.
+        ValueError: for invalid elements or charges, or another number of shares.
     """
 
     node_counts: tuple[float, ...]
@@ -77,10 +77,10 @@ class MoleculeFieldStatistics:
 
 
 def field_statistics(stats: MoleculeStatistics) -> MoleculeFieldStatistics:
-    """Statistics of the same data with elements and charges apart: the shares of atom types are summed over the other field.
+    """Separate the statistics of atom types into elements and charges: shares are summed over the other field.
 
     Args:
-        stats: of a data set, see :func:`~discrete_grpo.datasets.molecules.statistics`, or those kept with a policy.
+        stats: statistics of a data set, see :func:`~discrete_grpo.datasets.molecules.statistics`, or those stored with a policy.
 
     >>> from discrete_grpo.datasets.molecules import dataset_from_smiles, statistics
     >>> found = field_statistics(statistics(dataset_from_smiles(["C[N+](C)(C)C", "CN"])))

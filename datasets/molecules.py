@@ -191,7 +191,7 @@ def descriptors(smiles: Iterable[str], names: Sequence[str]) -> Float[Tensor, "m
 
 
 def property_scales(names: Sequence[str], values: Float[Tensor, "molecule property"]) -> tuple[Property, ...]:
-    """Compute mean and standard deviation of every property over the molecules that have it, which is finite then.
+    """Compute mean and standard deviation of every property over the molecules with a finite value.
 
     Raises:
         ValueError: if no molecule has a property.

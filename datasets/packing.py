@@ -1,4 +1,4 @@
-"""Molecules of numbered lines as packed graphs: parsed block by block, by one process or several, and put together."""
+"""Packs molecules of numbered lines as graphs, parsed in blocks by one or several processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_ATOMS = 10_000
 
 
 class Packer:
-    """Collects molecules as bytes before the vocabulary is known; molecules of other sizes than requested are counted only.
+    """Collects molecules as bytes before the vocabulary is known; molecules outside the requested sizes are only counted.
 
     Args:
         min_atoms: smallest number of heavy atoms; None for any above 0.
@@ -52,7 +52,7 @@ class Packer:
         self.dropped, self.largest = 0, 0
 
     def add(self, line: int, text: str) -> Chem.Mol | None:
-        """Add the molecule of a line; returns it, or None where it is not kept.
+        """Add the molecule of a line; return it, or None if it is not kept.
 
         Raises:
             ValueError: if the molecule has more than ``MAX_ATOMS`` atoms, or there are more than 256 types of atoms.
@@ -114,7 +114,7 @@ class Packer:
 
 @lru_cache(maxsize=4096)
 def _has_label(kind: tuple[str, int]) -> bool:
-    """Whether a node class can stand for an atom: a dummy atom has none."""
+    """Whether an atom has a node class, which a dummy atom has not."""
     try:
         return AtomType.from_label(AtomType(*kind).label) == AtomType(*kind)
     except ValueError:
@@ -122,7 +122,7 @@ def _has_label(kind: tuple[str, int]) -> bool:
 
 
 def _smiles(mol: Chem.Mol, types: Sequence[tuple[str, int]], bonds: Sequence[tuple[int, int, int]]) -> str:
-    """The SMILES of a molecule as it is packed."""
+    """The SMILES of a molecule in the form in which it is packed."""
     if any(atom.GetIsotope() or atom.GetNumRadicalElectrons() for atom in mol.GetAtoms()):
         vocabulary = Vocabulary.from_types(AtomType(*t) for t in types)
         mol = classes_to_mol([vocabulary.index[t] for t in types], bonds, vocabulary) or mol
@@ -154,7 +154,7 @@ def pack(
 
     Args:
         rows: lines in their order.
-        path: named by errors.
+        path: path named in errors.
         min_atoms: see :class:`Packer`, as for ``max_atoms``.
         max_atoms: largest number of heavy atoms; None for any.
         jobs: number of processes; None: one per core that may be used.

@@ -1,6 +1,6 @@
-"""Blocks of lines, worked on by several processes; results come in the order of the blocks.
+"""Processing of blocks of lines by several processes, with results in the order of the blocks.
 
-The workers are fresh interpreters that import only what they are asked to run, not the user's script, so a script needs no
+The workers are fresh interpreters that import only the function to run and not the user's script, so a script needs no
 ``if __name__ == "__main__"``. They end with the process that started them, however it ends.
 """
 
@@ -55,7 +55,7 @@ def map_blocks(
     Args:
         function: a function of an importable module, or a :func:`functools.partial` of one; it and its results can be pickled.
         items: arguments that can be pickled.
-        jobs: number of processes, at least 1; None means that of the usable cores. With 1 all is done in this process.
+        jobs: number of processes, at least 1; None means the number of usable cores. With 1 everything runs in this process.
         alone: processes are only started if there are more items than this.
 
     Raises:
@@ -136,7 +136,7 @@ class _Worker:
         raise found
 
     def end(self) -> None:
-        """Kill it; what it wrote is whole or was not there."""
+        """Kill the worker; its files are written atomically."""
         self._process.kill()
         self._process.wait()
         self._from.close()
@@ -151,7 +151,7 @@ def _how(code: int) -> str:
 def serve() -> None:
     """Answer calls from standard input on standard output until it ends; the loop of a worker process."""
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not come between the answers
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     while True:
         try:
             function, item = pickle.load(source)
@@ -169,7 +169,7 @@ def serve() -> None:
 
 
 def _pickled(answer: tuple[bool, Any]) -> bytes:
-    """The bytes of an answer, or of an error that says why it has none."""
+    """The bytes of an answer, or of an error with the reason if it cannot be pickled."""
     try:
         return pickle.dumps(answer)
     except Exception as error:  # a result can raise anything when it is pickled

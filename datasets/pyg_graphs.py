@@ -26,7 +26,7 @@ def is_directed(data: Data) -> bool:
 def listed(
     data: Data, name: str, node_attribute: str | None, edge_attribute: str | None, directed: bool = False
 ) -> tuple[list[str], list[tuple[int, int]], list[str]]:
-    """Names of the nodes, the edges as pairs i < j, and their names; those of graphs without classes where there is no attribute.
+    """Class names of the nodes, the edges as pairs i < j, and their class names; those of plain graphs if there is no attribute.
 
     With ``directed`` the edges are all arcs as they are listed, each from its first node to its second.
 
@@ -53,7 +53,7 @@ def listed(
 
 
 def _classes(data: Data, wanted: str | None, usual: str, count: int, where: str) -> Int[Tensor, " item"] | None:
-    """The classes of an attribute [count], the usual one by default; None where it does not exist and was not asked for."""
+    """The classes of an attribute [count], the usual one by default; None if it does not exist and was not requested."""
     attribute = wanted or usual
     value: Any = getattr(data, attribute, None)
     if value is None and wanted is None:

@@ -49,9 +49,9 @@ __all__ = [
 ]
 
 SHOWN = 100
-"""Most characters of a bad line that a message shows."""
+"""Largest number of characters of a bad line in a message."""
 AUTO = "auto"
-"""The cache folder of the user, in place of a folder's path."""
+"""Value in place of a folder path that stands for the cache folder of the user."""
 BLOCK = 2_000
 """Number of lines that a process parses at a time."""
 LINES_PER_CELL = 3
@@ -65,7 +65,7 @@ SUFFIXES = (".smi", ".smiles", ".txt", ".csv", ".tsv")
 
 
 class NoMoleculesError(ValueError):
-    """A file has lines, and none of them is a molecule."""
+    """Raised if a file has lines, but none of them is a molecule."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _laid_out(path: Path, smiles_column: str | None, max_bytes: int) -> tuple[La
 def table_body(path: Path, smiles_column: str | None, max_bytes: int) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     """Return the names of the columns of a file of molecules, and (line number, cells) of the rows that :func:`smiles_rows` reads.
 
-    There are no names where a file has no header; the name of the column of SMILES is empty.
+    A file without a header has no names; the name of the column of SMILES is empty.
 
     Raises:
         csv.Error: in the rows, as :func:`table_rows`.
@@ -275,7 +275,7 @@ def check_cache_dir(cache_dir: str | Path) -> None:
 
 
 def keep_parsed(cached: Path | None, cache_dir: str | Path | None, lines: int, write: Callable[[Path], None]) -> None:
-    """Write a parsed file into the cache; with ``"auto"`` only a large one, and where that fails with a warning alone.
+    """Write a parsed file into the cache; with ``"auto"``, only large files are written, and a failure only causes a warning.
 
     Args:
         cached: the file, see :func:`cache_file`; None writes nothing.
@@ -319,7 +319,7 @@ def from_cache(path: Path, read: Callable[[BinaryIO], _T]) -> _T | None:
 
 
 def write_arrays(path: Path, **arrays: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """Write an ``.npz`` file atomically; nothing where the arrays are larger than ``read_arrays`` takes."""
+    """Write an ``.npz`` file atomically; nothing is written if the arrays exceed the limit of ``read_arrays``."""
     if sum(array.nbytes for array in arrays.values()) > MAX_BYTES:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Reading of tables of samples with measured scores: one sample per row, a column of scores and perhaps one of groups."""
+"""Reading of tables of samples with measured scores: one sample per row, a column of scores and optionally one of groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from discrete_grpo.datasets.text_files import MAX_BYTES, text_lines
 __all__ = ["ScoredTable", "read_scored"]
 
 UNKNOWN = frozenset({"", "nan", "na", "n/a", "none", "null"})
-"""Cells of the score column that stand for a score nobody measured, in lower case."""
+"""Cells of the score column that stand for a missing score, in lower case."""
 NAMES = ("sample", "graph", "text")
 """Names of sample columns, beside those of SMILES."""
 
@@ -74,8 +74,8 @@ def read_scored(
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file has no rows, no such column or no known score, or for a score that is no finite number; the line
-            of that score is named.
+        ValueError: if the file has no rows, no such column or no known score, or for a score that is not a finite number,
+            naming its line.
     """
     path = Path(path)
     if not path.is_file():

@@ -1,7 +1,7 @@
 """Writing of folders of shards from molecule files: parallel, resumable after a kill at any moment, in one pass.
 
 A shard holds the molecules of ``shard_lines`` lines. Its data is written before its record, each atomically, so a shard with a
-record is whole; a later build with the same source and options keeps it if its SHA-256 is still that of the record.
+record is complete; a later build with the same source and options keeps it if its SHA-256 matches the record.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def build_shards(
 ) -> dict[str, Any]:
     """Write the molecules of a file as a folder of shards; returns the manifest.
 
-    The folder does not depend on ``jobs`` or on how often its building was stopped. Of a file that is refused before a shard is
-    whole, nothing is left behind.
+    The folder does not depend on ``jobs`` or on how often its building was stopped. If a file is refused before a shard is
+    complete, the folder is removed.
 
     Args:
         path: molecule file, as in :func:`~discrete_grpo.datasets.reading.read_smiles`.
@@ -154,13 +154,13 @@ def _plan(path: Path, options: ShardOptions) -> dict[str, Any]:
 
 @contextmanager
 def _begun(folder: Path, plan: Mapping[str, Any]) -> Iterator[None]:
-    """Make the folder with its plan; both are taken back if the block fails before it has written a shard."""
+    """Make the folder with its plan; both are removed if the block fails before it has written a shard."""
     new = not folder.exists()
     _begin(folder, plan)
     try:
         yield
     except Exception:
-        with suppress(OSError):  # the error of the block is the one to show
+        with suppress(OSError):  # the error of the block is the one to report
             found = list(folder.iterdir())
             if all(path.name == PLAN or LEFTOVER.fullmatch(path.name) for path in found):
                 for path in found:
@@ -288,7 +288,7 @@ def _graphs(rows: Rows, options: ShardOptions, path: Path) -> tuple[dict[str, Ar
 
 
 def _finish(folder: Path, plan: Mapping[str, Any], shards: Sequence[Shard], options: ShardOptions) -> dict[str, Any]:
-    """Write the manifest and remove what killed writes have left."""
+    """Write the manifest and remove the leftovers of killed writes."""
     manifest = {
         **plan,
         "molecules": sum(shard.rows for shard in shards),
@@ -338,7 +338,7 @@ def _graph_statistics(shards: Sequence[Shard], name: str) -> dict[str, Any]:
 
 
 def _scales(folder: Path, shards: Sequence[Shard], properties: Sequence[str]) -> list[dict[str, Any]]:
-    """Mean and deviation of every property over the whole, to the bit those of a data set in memory."""
+    """Mean and deviation of every property over all shards, bit-identical to those of a data set in memory."""
     if not properties:
         return []
     values = [MappedShard(shard_files(folder, k)[0], shard)["values"] for k, shard in enumerate(shards)]

@@ -1,4 +1,4 @@
-"""Data sets over folders of shards: the batches of the data sets in memory to the bit, with 4 bytes of memory per molecule."""
+"""Data sets over folders of shards, with batches bit-identical to those in memory and 4 bytes of memory per molecule."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class ShardedMolecules:
         return self.at(self.folder.places(torch.as_tensor(rows, dtype=torch.long)))
 
     def at(self, places: Places) -> GraphBatch:
-        """Return the graphs at places that :meth:`ShardFolder.places` gave."""
+        """Return the graphs at the result of :meth:`ShardFolder.places`."""
         nodes = [self._classes[index][_piece(shard, "nodes", "node_starts", row)] for index, shard, row in places]
         pairs = [_piece(shard, "pairs", "pair_starts", row) for _, shard, row in places]
         sizes = torch.tensor([len(part) for part in nodes], dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Folders of shards: molecules on disk as flat arrays with offsets, read through memory maps. Their format, and its reading.
+"""Format and reading of folders of shards: molecules on disk as flat arrays with offsets, read through memory maps.
 
 A folder holds
 
@@ -9,7 +9,7 @@ A folder holds
 
 The arrays of form ``smiles`` are ``tokens``, ``starts``, with scaffolds also ``prompts`` and ``prompt_starts``; those of form
 ``graphs`` are ``nodes``, ``node_starts``, ``pairs``, ``pair_starts``; ``values`` are the raw properties. Tokens and node classes
-are positions in the shard's own ``classes``, because those of the whole are known at the end only.
+are positions in the shard's own ``classes``, because those of the whole set are known only at the end.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Shard:
 
 
 class MappedShard:
-    """The arrays of a shard, which are read where they are used.
+    """The arrays of a shard, read lazily.
 
     ``torch.from_file`` keeps no file open behind its map, unlike ``numpy.memmap``, so there may be thousands of shards.
     """
@@ -124,7 +124,7 @@ def is_shard_folder(path: str | Path) -> bool:
 
 
 def damage(path: Path, shard: Shard) -> str | None:
-    """Say what is wrong with the data of a shard; None if its SHA-256 is that of the record."""
+    """Describe the damage of the data of a shard; None if its SHA-256 matches the record."""
     try:
         if path.stat().st_size != shard.size:
             return f"it has {path.stat().st_size:,} bytes instead of {shard.size:,}"
@@ -146,9 +146,9 @@ class ShardFolder:
 
     Attributes:
         name: name of the data set in reports.
-        options: what the folder was made with.
+        options: options with which the folder was made.
         statistics: statistics of the whole.
-        broken: number of lines that are no molecule.
+        broken: number of lines that are not a molecule.
         dropped: number of molecules of other sizes than requested.
         examples: (line number, text) of the first broken lines.
         properties: names, means and deviations of the properties.

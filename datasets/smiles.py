@@ -52,7 +52,7 @@ class SmilesLines:
         scaffolds: canonical Murcko scaffolds without stereo, empty for molecules without rings.
         values: descriptors [M, K] in the order of ``properties``.
         properties: names of the descriptors.
-        broken: (line number, text) of lines that are no molecule, or one without tokens, with blanks for line ends and tabs.
+        broken: (line number, text) of lines that are not a molecule, or one without tokens, with blanks for line ends and tabs.
         name: name of the set in reports.
         lines: number of the line of each molecule.
     """
@@ -159,7 +159,7 @@ _Parsed = tuple[list[str], list[str], list[list[float]], list[tuple[int, str]], 
 
 
 def parse_lines(rows: Sequence[tuple[int, str]], properties: tuple[str, ...], scaffolds: bool) -> _Parsed:
-    """Parse a block of numbered lines of SMILES; what the SMILES expression cannot cut into tokens is broken too."""
+    """Parse a block of numbered lines of SMILES; a line that the SMILES expression cannot tokenize counts as broken too."""
     functions = [descriptor(p) for p in properties]
     good, cores, values, broken, lines = [], [], [], [], []
     for number, text in rows:

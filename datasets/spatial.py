@@ -28,16 +28,16 @@ __all__ = ["SpatialDataset", "SpatialStatistics", "conformers", "load_spatial", 
 
 _CACHE_VERSION = "spatial 1"
 _CHUNK = 64
-"""SMILES that a process is given at once."""
+"""Number of SMILES that a process receives at once."""
 
 
 @dataclass(frozen=True)
 class SpatialDataset:
-    """A set of molecules in space, which is read as a sequence of them.
+    """A set of molecules in space, with the interface of a sequence.
 
     Attributes:
         molecules: the molecules.
-        sources: position of each of them in what was read, from 0.
+        sources: position of each molecule in the input, from 0.
         broken: (position from 0, reason) of each that was left out.
         name: name of the set in reports.
     """
@@ -75,12 +75,12 @@ def conformers(
     Every molecule is embedded with the same seed, so that its conformer does not depend on the others or on ``jobs``.
 
     Args:
-        smiles: the molecules. What does not parse, cannot be embedded or has no MMFF94 parameters is left out and stands in
+        smiles: the molecules. Those that do not parse, cannot be embedded or have no MMFF94 parameters are listed in
             ``broken`` of the result.
-        seed: of the embedding, from 0 to 2³¹ - 2.
+        seed: random seed of the embedding, from 0 to 2³¹ - 2.
         hydrogens: whether hydrogens stay as atoms afterwards.
-        aromatic: whether aromatic bonds have the order 4; otherwise rings are kekulised. It needs hydrogens, without which a ring
-            does not tell which nitrogen has one.
+        aromatic: whether aromatic bonds have the order 4; otherwise rings are kekulised. It needs hydrogens, as otherwise it is
+            unknown which nitrogen of a ring has one.
         jobs: number of processes. More than 1 are started afresh, so that a script needs ``if __name__ == "__main__"``.
         cache: folder of the results, keyed by the SMILES, the options and the version of RDKit; None makes them every time.
         name: name of the set, with which the file in the cache begins.
@@ -120,7 +120,7 @@ def _mapped(one: Callable[[str], SpatialMolecule | str], texts: list[str], jobs:
 
 
 def _collected(texts: Iterable[str], results: Iterable[SpatialMolecule | str], name: str) -> SpatialDataset:
-    """Put molecules on one side and reasons on the other."""
+    """Separate molecules from the reasons of failures."""
     good: list[tuple[int, SpatialMolecule]] = []
     broken: list[tuple[int, str]] = []
     for k, (text, found) in enumerate(zip(texts, results, strict=True)):

@@ -18,7 +18,7 @@ MAX_BYTES = 4 << 30
 """Default of the largest unpacked size of a gzipped file, 4 GiB."""
 MAX_LINE = 16 << 20
 """Largest number of bytes of a line."""
-_LONE_RETURN = re.compile(r"(?<=\r)(?!\n)")  # a carriage return that ends a line alone
+_LONE_RETURN = re.compile(r"(?<=\r)(?!\n)")  # a lone carriage return as a line end
 
 
 def suffix_of(path: Path) -> str:
@@ -32,7 +32,7 @@ def suffix_of(path: Path) -> str:
 
 @contextmanager
 def path_named(argument: str) -> Iterator[None]:
-    """Within the block, errors about ``path`` name the argument that the path was given as.
+    """Make errors about ``path`` inside the block name the argument that gave the path.
 
     >>> with path_named("data"):
     ...     raise ValueError("path: 'a.txt' is empty, expected at least one line of text")
@@ -56,7 +56,7 @@ def text_lines(path: Path, max_bytes: int = MAX_BYTES, *, argument: str = "path"
         argument: name of the path in errors.
 
     Raises:
-        ValueError: if the file is no text, has a line of more than ``MAX_LINE`` bytes or unpacks to more than ``max_bytes``.
+        ValueError: if the file is not text, has a line of more than ``MAX_LINE`` bytes or unpacks to more than ``max_bytes``.
     """
     check_range("max_bytes", max_bytes, least=1)
     packed, name = path.suffix == ".gz", f"{argument}: {str(path)!r}"
@@ -85,7 +85,7 @@ def column_of(names: Sequence[str], *wanted: str) -> str | None:
 
 
 def filled_cells(path: Path, column: str) -> Iterator[str]:
-    """The cells of a column of a csv file that are not empty; none after what cannot be read."""
+    """The cells of a column of a csv file that are not empty, up to the first unreadable row."""
     try:
         yield from (row[column] for row in csv.DictReader(text_lines(path)) if row.get(column))
     except (OSError, ValueError, csv.Error):

@@ -1,4 +1,4 @@
-"""Data sets that are given as values and not as files: the content of a file that is read as the values were."""
+"""Converts data sets that are given as values to the content of a file with the same data."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["file_of_values"]
 
 
 def file_of_values(kind: str, values: Iterable[Any], argument: str = "data", **options: Any) -> tuple[str, bytes]:
-    r"""The ending and the content of a file that holds a data set.
+    r"""Return the ending and the content of a file with a data set.
 
     Args:
         kind: molecules (SMILES strings), graphs or digraphs (networkx graphs, PyG ``Data`` or graph6 lines), spatial
             (``SpatialMolecule``, RDKit molecules with a conformer, their texts, or SMILES strings) or text (lines).
         values: the data set.
-        argument: name of what is given, for errors.
+        argument: name of the argument in errors.
         options: with graphs, those of :func:`~discrete_grpo.datasets.own_graphs.own_graphs`.
 
     Raises:
@@ -53,7 +53,7 @@ def _text(values: Sequence[Any], argument: str) -> tuple[str, bytes]:
 
 
 def _graphs(values: Sequence[Any], argument: str, **options: Any) -> tuple[str, bytes]:
-    """Graphs with the attributes that hold their classes, and without other ones."""
+    """Graphs with only the attributes that hold their classes."""
     if isinstance(values[0], str):
         return ".txt", _lines(values, argument, "a line of graph6", lambda text: graph_of(text) is not None)
     with told_as(argument):

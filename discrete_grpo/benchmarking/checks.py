@@ -1,4 +1,4 @@
-"""Checks of what a benchmark is asked for, each answered by one line before any work."""
+"""Checks of the arguments of a benchmark, each with a one-line error before any work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BRACKET = re.compile(r"\[\d*([A-Z][a-z]?|[a-z][a-z]?)")
 
 
 def chosen(what: str, given: Iterable[str] | None, known: Mapping[str, T]) -> list[T]:
-    """The values of some names, or of all.
+    """Return the values of some names, or of all.
 
     Raises:
         ValueError: for a name that is unknown (the nearest is given) or repeated, and for no name at all.
@@ -50,10 +50,10 @@ def chosen(what: str, given: Iterable[str] | None, known: Mapping[str, T]) -> li
 
 
 def chosen_tasks(given: Sequence[str | Task] | None, known: Mapping[str, T]) -> list[T | Task]:
-    """The tasks of a suite by their names, or all, with tasks of the user's own among them, in the order in which they are given.
+    """Return the tasks of a suite by name, or all, and custom tasks, in the given order.
 
     Raises:
-        ValueError: as :func:`chosen`, for a value that is no task, and for a task with the name of another.
+        ValueError: as :func:`chosen`, for a value that is not a task, and for two tasks of one name.
     """
     if given is None or isinstance(given, str):
         return [*chosen("tasks", given, known)]
@@ -91,7 +91,7 @@ def check_seeds(seeds: Sequence[int]) -> None:
 
 
 def check_budget(budget: int, methods: Sequence[Method]) -> None:
-    """Raise ``ValueError`` for a budget with which a method cannot begin."""
+    """Raise ``ValueError`` for a budget that is too small for a method."""
     check_whole("budget", budget, least=1)
     for method in methods:
         if budget < method.least_budget:
@@ -170,7 +170,7 @@ def smiles_elements(tokens: Iterable[str]) -> frozenset[str]:
 
 
 def check_policy_fits(name: str, loaded: Any, methods: Sequence[Method], tasks: Sequence[Task]) -> None:
-    """Raise ``ValueError`` for a policy of another kind than a task or a method takes, or without the atoms or size of a task."""
+    """Raise ``ValueError`` for a policy whose kind a task or method does not support, or that lacks the atoms or size of a task."""
     from discrete_grpo.benchmarking.methods import METHODS
     from discrete_grpo.core.rollout import is_replayable
 
@@ -195,7 +195,7 @@ def check_policy_fits(name: str, loaded: Any, methods: Sequence[Method], tasks: 
 
 
 def _check_size(name: str, policy: Any, task: Task) -> None:
-    """Raise ``ValueError`` if a task scores graphs of one number of nodes alone, which a graph diffusion policy never draws."""
+    """Raise ``ValueError`` if a task scores only graphs of one size that a graph diffusion policy never draws."""
     from discrete_grpo.recipes.families import innermost
     from discrete_grpo.rewards.graph_tasks import GraphScore
 

@@ -1,4 +1,4 @@
-"""The task as a method sees it: what is known about it, and a score that only the ledger can ask for."""
+"""The view of a task that a method receives: its description, and a score that only the ledger can request."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["CountedTask"]
 
 
 class CountedTask:
-    """A task that is scored through one ledger and in no other way, so that no score is used without being counted.
+    """A task that can be scored only through one ledger, so that every score is counted.
 
-    It has every attribute of the task but ``score``.
+    It has every attribute of the task except ``score``.
 
     Args:
-        task: what is optimised.
-        ledger: counts the calls; no other reward may have the name of the task in it.
-        scorer: what scores in place of the task, such as a pool of processes; None is the task itself.
+        task: task to optimise.
+        ledger: ledger that counts the calls; no other reward in it may have the name of the task.
+        scorer: callable that scores in place of the task, such as a pool of processes; None means the task itself.
     """
 
     def __init__(self, task: Task, ledger: Ledger, scorer: Callable[..., Any] | None = None) -> None:
@@ -30,7 +30,7 @@ class CountedTask:
 
     @property
     def cached_as(self) -> Any:
-        """Kept scores are those of the task."""
+        """The task, whose cached scores are used."""
         return None if self._task.cached_as is None else self._task
 
     def __getattr__(self, name: str) -> Any:
@@ -44,7 +44,7 @@ class CountedTask:
         """Score samples for the ledger.
 
         Raises:
-            RuntimeError: if anyone else asks.
+            RuntimeError: if called from elsewhere.
         """
         if self._ledger.scoring is not self:
             raise RuntimeError(self._refusal)

@@ -38,7 +38,7 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this package stands in, with a plus sign where files were changed since; None without one."""
+    """The commit of the checkout that contains this package, with a plus sign if files have changed since; None without one."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None

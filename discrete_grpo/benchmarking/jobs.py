@@ -1,8 +1,8 @@
 """One job of a benchmark: a method on a task with a seed, in a folder of its own.
 
-A finished job has ``row.json``, written last and atomically, and ``calls.csv.gz``. A failed one has ``failed.json``. Anything else
-in a folder is what a killed job left: the job starts again from its beginning, and as it is deterministic and the scores come
-from the shared cache, it ends as it would have ended.
+A finished job has ``row.json``, written last and atomically, and ``calls.csv.gz``. A failed one has ``failed.json``. Any other
+content of a folder is left by a killed job, which starts again from its beginning; since it is deterministic and the scores come
+from the shared cache, it gives the same result.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 SECONDS_PER_SAMPLE = 600.0
-"""After which a sample of a pooled suite counts as one that cannot be scored."""
+"""Seconds after which a sample of a pooled suite counts as not scorable."""
 ROW, FAILED, CALLS = "row.json", "failed.json", "calls.csv.gz"
 
 
@@ -56,14 +56,14 @@ class Job:
 
     Attributes:
         suite: name of the suite.
-        task: what is optimised.
-        method: what spends the budget.
-        policy: name of the policy, or a policy itself, which is copied; None where the method needs none.
+        task: task to optimise.
+        method: method that spends the budget.
+        policy: name of the policy, or a policy, which is copied; None if the method needs none.
         budget: hard limit of oracle calls.
-        seed: of everything random in the method.
-        folder: of this job alone.
+        seed: random seed of the method.
+        folder: folder of this job only.
         cache: SQLite file of scores that all jobs share; it saves time and changes no count.
-        conditions: what a row depends on, kept in it: a row that was made under others is not taken for this job's.
+        conditions: conditions that a row depends on and stores; a row with other conditions does not count as this job's.
         made: the circumstances, kept with the row: version, commit, machine.
         workers: processes that score samples of a pooled suite, one sample each at a time.
     """
@@ -92,7 +92,7 @@ class Job:
 
 
 def by_name(job: Job) -> Job:
-    """A job as it is sent to another process: a task of a suite by its name, since its functions need not be importable."""
+    """The job in the form sent to another process: a task of a suite is named, as its functions need not be importable."""
     fixed = job.suite in SUITES and SUITES[job.suite].fixed and job.task.name in SUITES[job.suite].tasks()
     return replace(job, task=job.task.name) if fixed else job  # type: ignore[arg-type]
 
@@ -103,7 +103,7 @@ def with_task(job: Job) -> Job:
 
 
 def sample_key(kind: str) -> Callable[[Any], str | None]:
-    """The canonical form that counts calls of a kind of samples; of molecules, the canonical isomeric SMILES."""
+    """Return the function to the canonical form by which calls are counted; for molecules, the canonical isomeric SMILES."""
     from discrete_grpo.rewards.ledger import molecule_key, text_key
 
     return molecule_key if kind == "molecules" else text_key
@@ -112,13 +112,13 @@ def sample_key(kind: str) -> Callable[[Any], str | None]:
 def run_job(job: Job) -> dict[str, Any]:
     """Run a job from its beginning, write its files and return its row.
 
-    Whatever the method raises is written into ``failed.json``, and raised again.
+    Any error of the method is written to ``failed.json`` and raised again.
     """
     shutil.rmtree(job.folder, ignore_errors=True)
     job.folder.mkdir(parents=True)
     wall, cpu = time.perf_counter(), _cpu_seconds()
     try:
-        with _seeded(0):  # loading may draw random numbers, or not; those of the method begin after it
+        with _seeded(0):  # loading may draw random numbers; the method is seeded afterwards
             policy = _policy(job)
         with _seeded(job.seed), _ledger(job) as ledger:
             stopped = _optimise(job, policy, ledger)
@@ -135,13 +135,13 @@ def run_job(job: Job) -> dict[str, Any]:
 
 
 def write_failure(job: Job, reason: str, details: str = "") -> None:
-    """Note why a job has no row."""
+    """Write the reason why a job has no row."""
     job.folder.mkdir(parents=True, exist_ok=True)
     write_json(job.folder / FAILED, {**job.identity, "error": reason[:500], "details": details, "conditions": job.conditions})
 
 
 def _optimise(job: Job, policy: Any, ledger: Ledger) -> str:
-    """Run the method; returns what ended it: the budget, or the method itself."""
+    """Run the method; return whether the budget or the method itself ended it."""
     from discrete_grpo.core.scoring import BudgetExhausted
 
     with contextlib.suppress(BudgetExhausted), _counted(job, ledger) as task:
@@ -151,10 +151,10 @@ def _optimise(job: Job, policy: Any, ledger: Ledger) -> str:
 
 @contextlib.contextmanager
 def _counted(job: Job, ledger: Ledger) -> Iterator[Any]:
-    """The task as the method sees it.
+    """The view of the task that the method receives.
 
-    That of a suite whose scorer can crash is scored in processes of its own, so that a sample on which it crashes is unknown, and
-    the job goes on.
+    A task of a suite whose scorer can crash is scored in separate processes, so that a sample on which it crashes is unknown and
+    the job continues.
     """
     from discrete_grpo.benchmarking.counted import CountedTask
 
@@ -168,7 +168,7 @@ def _counted(job: Job, ledger: Ledger) -> Iterator[Any]:
 
 
 def _policy(job: Job) -> Any:
-    """A policy of the job's own: methods train it."""
+    """A separate policy for the job, as methods train it."""
     if not job.method.needs_policy or job.policy is None:
         return None
     if isinstance(job.policy, str):

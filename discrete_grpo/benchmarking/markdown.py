@@ -49,8 +49,8 @@ def _comparable(about: Mapping[str, Any]) -> list[Published]:
 def markdown_table(results: Results) -> str:
     """AUC top-10 by task, one column per method, then one per published method, with sums below.
 
-    The best mean of a task is bold where several methods were run on it. Published numbers stand as their authors gave them; ``*``
-    marks those that prescreen. Rows of another budget than theirs stand alone. The last column is the largest known score of a
+    The best mean of a task is bold where several methods were run on it. Published numbers are those of their authors; ``*`` marks
+    methods that prescreen. They are left out if the rows have another budget. The last column is the largest known score of a
     sample, where one other than 1 is known.
     """
     table, published, optima = results.table(), _comparable(results.about), known_optima(results.about)

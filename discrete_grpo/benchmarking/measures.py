@@ -16,13 +16,13 @@ from discrete_grpo.rewards.ledger import Ledger
 __all__ = ["best_calls", "curve", "measure", "pairwise_diversity"]
 
 CURVE_POINTS = 38
-"""Points of a kept curve after the first, dense at the beginning."""
+"""Number of stored points of a curve after the first, dense at the beginning."""
 KEPT = 20
-"""Best samples that are kept with a row, for the page."""
+"""Number of best samples stored with a row, for the page."""
 
 
 def best_calls(scores: Sequence[float], k: int) -> list[int]:
-    """Places of the best ``k`` known scores, best first; of equal ones the earliest.
+    """Positions of the best ``k`` known scores, best first; ties go to the earliest.
 
     >>> best_calls([0.2, float("nan"), 0.7, 0.7], 2)
     [2, 3]
@@ -69,7 +69,7 @@ def pairwise_diversity(smiles: Sequence[str]) -> float | None:
 
 
 def measure(ledger: Ledger, budget: int, kind: str, name: str) -> dict[str, Any]:
-    """The numbers of a row, from what the task ``name`` gave for the calls of a ledger.
+    """Compute the numbers of a row from the scores of the task ``name`` for the calls of a ledger.
 
     Returns:
         ``calls``; ``auc_top1``, ``auc_top10``, ``auc_top100``; ``top1``, ``top10``, ``top100`` (means of the best); for molecules
@@ -77,7 +77,7 @@ def measure(ledger: Ledger, budget: int, kind: str, name: str) -> dict[str, Any]
         handed to the ledger) and, for molecules, ``valid_share`` of them; ``best`` and ``curve`` for the page.
 
     Raises:
-        ValueError: if the ledger holds more calls than the budget, since somebody changed its limit.
+        ValueError: if the ledger holds more calls than the budget, because its limit was changed.
     """
     history = ledger.history()
     check_range("calls", len(history.keys), most=budget, note=" (budget)")

@@ -1,4 +1,4 @@
-"""A method of reward optimisation as a value: what it is, its settings, and the function that runs it."""
+"""A method of reward optimisation as a value: its description, its settings, and the function that runs it."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 class Method:
     """A method that spends the budget of a ledger on a task.
 
-    It is called as ``run(task, policy, ledger, seed, **settings)``. It scores samples by ``ledger.score([task], samples,
-    source=...)`` and in no other way, so that every call counts: prescreening, warm-up and training alike. It returns when it
-    is done, or lets :class:`~discrete_grpo.core.scoring.BudgetExhausted` pass. Equal seeds must give equal calls.
+    It is called as ``run(task, policy, ledger, seed, **settings)``. It may score samples only by ``ledger.score([task],
+    samples, source=...)``, so that every call counts, including those of prescreening and warm-up. It returns when it is
+    done, or lets :class:`~discrete_grpo.core.scoring.BudgetExhausted` propagate. Equal seeds must give equal calls.
 
     Attributes:
-        name: in tables, on the command line and as the name of a folder.
-        about: one line.
+        name: name in tables and on the command line, and of a folder.
+        about: description in one line.
         source: publication of the method.
-        run: the function; of a module, so that worker processes can import it.
+        run: the function, defined in a module so that worker processes can import it.
         settings: keyword arguments of the function, plain values, printed with every table.
         needs_policy: whether it starts from a policy; if not, ``policy`` is None.
         families: kinds of policies it works with (``"tokens"``, ``"graph"``, ``"masked text"``); empty for any.
         kinds: kinds of tasks it works with.
-        least_budget: the smallest budget with which it can begin, such as the size of its first population.
+        least_budget: the smallest budget that it accepts, such as the size of its first population.
         warm: whether it takes settings ``warm_start`` (a SMILES file) and ``warm_start_calls`` (how many of its molecules are
             scored first), with which its memory is filled.
-        uncounted: what was done for it that its calls do not hold, such as the tasks on which its settings were chosen.
+        uncounted: effort that its calls do not include, such as the tasks on which its settings were chosen.
 
     Raises:
         ValueError: for a function that cannot be called with these settings, and other values out of their range.
@@ -80,7 +80,7 @@ def as_method(given: Method | Callable[..., None]) -> Method:
     """A method as it is, or a plain function ``(task, policy, ledger, seed) -> None`` under its own name.
 
     Raises:
-        ValueError: if it can be neither.
+        ValueError: if it is neither.
     """
     if isinstance(given, Method):
         return given

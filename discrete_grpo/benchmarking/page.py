@@ -32,7 +32,7 @@ from discrete_grpo.runs.report.page import page
 __all__ = ["write_page"]
 
 MOST_CURVES = 8
-"""Curves of one chart: more have no colours of their own."""
+"""Largest number of curves per chart, as further ones would have no distinct colours."""
 DRAWN = 4
 """Best samples that are drawn of each task."""
 NUMBERS = {
@@ -160,7 +160,7 @@ def _failures(results: Results) -> str:
 
 
 def _published(table: Table, about: Mapping[str, Any]) -> str:
-    """Published sums beside ours over the same tasks, and what they did not count."""
+    """Published sums beside those of this benchmark over the same tasks, and the calls that they did not count."""
     published = published_rows(about)
     if not published:
         return ""

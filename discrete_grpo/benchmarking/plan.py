@@ -1,4 +1,4 @@
-"""From what a benchmark is asked for to its jobs: names become values, bad input is refused, old rows are compared."""
+"""Turns the request of a benchmark into jobs: resolves names, refuses invalid input and compares existing rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["PAGE", "PLAN", "RESULTS", "TABLE", "Plan", "Request", "is_done", "ma
 PLAN = "benchmark.json"
 RESULTS, TABLE, PAGE = "results.json", "results.md", "results.html"
 OWN = "own"
-"""Name of the suite of tasks of the user's own, also of those that are given beside tasks of another suite."""
+"""Name of the suite of custom tasks, also of those given together with tasks of another suite."""
 
 
 COMMON = ("version", "budget", "policy", "policy_sha256")
@@ -72,14 +72,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs of a benchmark and what is told of it.
+    """The jobs of a benchmark and its description.
 
     Attributes:
         folder: the output folder.
         suite: its name.
-        jobs: in the order in which they run: by seed, then task, then method, so that a half-done table is useful.
-        done: those that have their row already.
-        about: the suite, tasks, methods, policy, seeds and circumstances, as they are written down.
+        jobs: jobs in the order in which they run: by seed, then task, then method, so that a partial table is useful.
+        done: jobs that have their row already.
+        about: the suite, tasks, methods, policy, seeds and circumstances, as written to the results.
     """
 
     folder: Path
@@ -93,7 +93,7 @@ def make_plan(request: Request) -> Plan:
     """Check a request and make its jobs.
 
     Raises:
-        ValueError: in one line, for whatever cannot be run.
+        ValueError: in one line, for a request that cannot be run.
     """
     check_whole("jobs", request.jobs, least=1)
     if request.job_timeout is not None:
@@ -181,7 +181,7 @@ def _of_suite(suite: Suite, request: Request) -> list[Task]:
 
 
 def _classified(request: Request) -> dict[str, Task]:
-    """The tasks whose classifiers the user brings."""
+    """The tasks whose classifiers the user provides."""
     from discrete_grpo.rewards.classifier import CLASSIFIED, classifier_tasks
 
     if request.classifiers is not None:
@@ -221,7 +221,7 @@ def _methods(request: Request, tasks: Sequence[Task]) -> list[Method]:
 
 
 def _warmed(methods: list[Method], kinds: set[str], file: str | None, calls: int | None) -> list[Method]:
-    """The methods, those that have a memory with a file to fill it from."""
+    """The methods, with the warm-start file as a setting of those that have a memory."""
     from discrete_grpo.recipes.grpo_memory import check_warm_start
     from discrete_grpo.rewards.ledger import molecule_key
 
@@ -265,7 +265,7 @@ def _folder(given: str | Path, suite: str) -> Path:
 
 
 def _policy(policy: Any, methods: Sequence[Method], tasks: Sequence[Task]) -> dict[str, Any]:
-    """Load the policy once, check that it fits, and say what it is."""
+    """Load the policy once, check that it fits, and return its description."""
     if policy is None:
         told = " and ".join(sorted({task.kind for task in tasks}))
         raise ValueError(
@@ -284,7 +284,7 @@ def _policy(policy: Any, methods: Sequence[Method], tasks: Sequence[Task]) -> di
 def _conditions(
     suite: str, task: Task, method: Method, budget: int, policy: Mapping[str, Any] | None, version: str
 ) -> dict[str, Any]:
-    """The conditions of a row: where one changes, the row is not valid any more."""
+    """The conditions of a row, which becomes invalid if one of them changes."""
     found: dict[str, Any] = {"version": version, "budget": budget, "settings": dict(method.settings)}
     if method.needs_policy and policy is not None:
         found |= {"policy": policy["name"], "policy_sha256": policy["sha256"]}
@@ -304,7 +304,7 @@ def _conditions(
 
 
 def _source(value: Any) -> str | None:
-    """A digest of the code of a user's function, which an edit beside it does not change; None where it cannot be seen."""
+    """A digest of the code of a user's function, independent of other code in its file; None if it cannot be inspected."""
     from discrete_grpo.rewards.identity import code_identity
 
     return code_identity(value)
@@ -337,7 +337,7 @@ def _check_other_rows(folder: Path, jobs: Sequence[Job]) -> None:
             continue
         before, now = _flat(row.get("conditions") or {}), by_method.get(row["method"], common)
         names = {name for name in {**before, **now} if not name.startswith("task_")}
-        if row["method"] not in by_method:  # of those that the others have too; methods without a policy name none
+        if row["method"] not in by_method:  # conditions that both have; methods without a policy name none
             names = {name for name in COMMON if name in before and name in now}
         label = f"{row['task']}, {row['method']}, seed {row['seed']}"
         _refuse_changes(label, path.parent, *({name: one.get(name) for name in sorted(names)} for one in (before, now)))

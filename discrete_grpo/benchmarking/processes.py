@@ -1,4 +1,4 @@
-"""Jobs in worker processes: which can go there, starting, waiting, and what a dead one says."""
+"""Jobs in worker processes: which jobs can run there, starting and waiting for them, and reports of dead workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from discrete_grpo.core.json_files import read_json
 __all__ = ["portable", "run_in_processes"]
 
 POLL = 0.05
-"""Seconds between two looks at the workers."""
+"""Seconds between two checks of the workers."""
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
@@ -38,7 +38,7 @@ class _ByImportPath(pickle.Pickler):
 
 
 def portable(value: Any) -> str | None:
-    """Why a value cannot be sent to a worker process, in a few words; None if it can."""
+    """The reason why a value cannot be sent to a worker process, in a few words; None if it can."""
     try:
         _dumps(value)
     except Exception as error:  # a user's object may raise anything here
@@ -73,7 +73,7 @@ class _Worker:
             except OSError as error:  # not one of the output folder
                 raise RuntimeError(f"jobs: a worker process cannot be started ({error.strerror or error})") from error
         assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it died at once: said by its exit
+        with contextlib.suppress(OSError):  # it died at once; its exit code is reported
             self.process.stdin.write(struct.pack("<q", len(payload)) + payload)
             self.process.stdin.flush()
 
@@ -90,7 +90,7 @@ class _Worker:
                 self.process.stdin.close()
 
     def finished(self) -> bool:
-        """Whether the job is over, by itself or by its time limit; a failure is written down."""
+        """Whether the job has ended, by itself or by its time limit; a failure is recorded."""
         code = self.process.poll()
         if code is None and (self.deadline is None or time.monotonic() < self.deadline):
             return False

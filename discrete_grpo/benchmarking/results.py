@@ -1,4 +1,4 @@
-"""The results in the folder of a benchmark: every row there is, jobs that failed, and the files made from them."""
+"""The results in the folder of a benchmark: all rows, failed jobs, and the files made from them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Results:
     """The rows of a benchmark.
 
     Attributes:
-        folder: where they are.
+        folder: folder of the benchmark.
         about: suite, tasks, methods, policies, seeds and commands of all runs in the folder.
         rows: one mapping per finished job, as in its ``row.json``.
         failed: one mapping per job that failed, with its ``error``.
-        failed_now: those of them that this call asked for.
+        failed_now: failed jobs that this call requested.
     """
 
     folder: Path
@@ -61,7 +61,7 @@ class Results:
 
 
 def note_run(plan: Plan, command: str) -> None:
-    """Add this run to ``benchmark.json``: what was asked for by all runs in the folder, in order, and each command."""
+    """Add this run to ``benchmark.json``, which has the requests of all runs in the folder, in order, and each command."""
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     before = read_json(plan.folder / PLAN) or {}
     merged = dict(plan.about)

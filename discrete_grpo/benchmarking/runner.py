@@ -65,7 +65,7 @@ def benchmark(
         policy: name of the policy that methods start from, as for :func:`~discrete_grpo.recipes.loading.load_policy`, or a
             policy, of which each job has a copy; None takes that of the suite.
         budget: oracle calls of each row: different valid samples that are scored, whatever for; None takes that of the suite.
-        seeds: whole numbers; each is a row.
+        seeds: whole numbers, one row each.
         jobs: worker processes at a time, each with one thread, at least 1; in suite docking they share the cores for scoring.
         output_dir: folder to make, or the folder of a benchmark of the same suite.
         screen: SMILES file that method ``random`` screens; None takes the bundled small molecules.
@@ -73,13 +73,13 @@ def benchmark(
             ``file``; None starts with an empty memory.
         warm_start_calls: how many of them, the first different valid ones, at least 1; None takes all that the budget covers.
         receptors: folder of the prepared receptors that the tasks of suite docking need.
-        exhaustiveness: of the search of suite docking, at least 1.
+        exhaustiveness: exhaustiveness of the search in suite docking, at least 1.
         reference: SMILES file of the policy's training molecules, with which rows of suite docking have their novel hits.
         classifiers: folder of ``drd2.skops``, ``gsk3b.skops`` or ``jnk3.skops`` (or ``.onnx``), with which suite pmo has these
             tasks too.
-        trusted: types in these files that may be made, as of :class:`~discrete_grpo.rewards.classifier.Classifier`.
+        trusted: types in these files that may be instantiated, as for :class:`~discrete_grpo.rewards.classifier.Classifier`.
         job_timeout: seconds after which a job counts as hanging and is ended; None waits for ever.
-        command: what the results name as their command; None names this function.
+        command: command that the results name; None names this function.
 
     Returns:
         All rows in ``output_dir``; ``results.json``, ``results.md`` and ``results.html`` hold them too.
@@ -166,7 +166,7 @@ class _Progress:
         self.plan, self.count, self.written = plan, done, time.monotonic()
 
     def over(self, job: Job) -> None:
-        """Tell of a job that is over."""
+        """Report a finished job."""
         self.count += 1
         row, failed = read_json(job.folder / ROW), read_json(job.folder / FAILED)
         if row is not None:

@@ -1,4 +1,4 @@
-"""The suites of tasks by name; a suite's module is imported when one of its tasks is asked for."""
+"""The suites of tasks by name; the module of a suite is imported when one of its tasks is requested."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Suite:
             file of the user's.
         policy: the default policy.
         budget: the default number of oracle calls of a row.
-        fixed: whether its tasks need nothing from the user.
-        pooled: whether a sample can crash its scorer, which is then run in a process of its own.
+        fixed: whether its tasks need no files of the user.
+        pooled: whether a sample can crash its scorer, which then runs in a separate process.
         numbers: entries of a row that only this suite has, and their headings; its module computes them by ``row_numbers``.
-        classified: whether the tasks of :mod:`discrete_grpo.rewards.classifier` belong to it, for which the user brings files.
+        classified: whether it includes the tasks of :mod:`discrete_grpo.rewards.classifier`, for which the user provides files.
     """
 
     name: str
@@ -147,7 +147,7 @@ def find_suite(name: str) -> Suite:
     """The suite of a name.
 
     Raises:
-        ValueError: if there is none; the nearest name is given.
+        ValueError: if there is none, with the nearest name.
     """
     if name not in SUITES:
         hint = f"{did_you_mean(name, SUITES)} ".lstrip()

@@ -36,8 +36,8 @@ class Cell:
     Attributes:
         mean: over the seeds that finished; None where none did.
         spread: sample standard deviation over the seeds; None for fewer than two.
-        count: seeds that finished.
-        wanted: seeds that were asked for.
+        count: number of seeds that finished.
+        wanted: number of requested seeds.
         failures: ``seed N: reason`` of each that failed.
     """
 
@@ -123,13 +123,13 @@ def rank_methods(means: Mapping[str, float]) -> dict[str, float]:
 
 
 def seeds_of(about: Mapping[str, Any], method: str) -> tuple[int, ...]:
-    """The seeds that a method was asked for, which may be fewer than those of the whole folder."""
+    """The seeds requested for a method, which may be fewer than those of the whole folder."""
     told = about["methods"]
     return tuple((told[method] if isinstance(told, Mapping) else {}).get("seeds", about["seeds"]))
 
 
 def column_name(about: Mapping[str, Any], method: str) -> str:
-    """The name of a method above its column, with its seeds where others have more of them.
+    """The heading of a method's column, with its seeds if other methods have more.
 
     >>> column_name({"methods": {"a": {"seeds": [0]}, "b": {}}, "seeds": [0, 1]}, "a")
     'a (seed 0)'
@@ -191,7 +191,7 @@ def _mean_ranks(cells: Mapping[tuple[str, str], Cell], tasks: Sequence[str], met
 
 
 def published_rows(about: Mapping[str, Any]) -> list[Published]:
-    """The published methods of the tasks, those that prescreen after the others, each by its sum over the tasks it has."""
+    """The published methods of the tasks, sorted by their sum over the tasks they have; those that prescreen come last."""
     found = []
     for entry, mark, uncounted in (("published", "", SEARCH), ("published_prescreened", "*", PRESCREEN)):
         names = dict.fromkeys(name for task in about["tasks"].values() for name in task.get(entry, {}))

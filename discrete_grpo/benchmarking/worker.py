@@ -1,4 +1,4 @@
-"""The program of a worker process of a benchmark: one job, and the end with the parent.
+"""The program of a worker process of a benchmark, which runs one job and ends with its parent.
 
 The parent writes the search path of modules and the pickled job into standard input and keeps it open; when it is gone, the worker
 and all its children end at once. The other side is :mod:`discrete_grpo.benchmarking.processes`.
@@ -42,7 +42,7 @@ def _end_with_parent() -> None:
 
 
 def _import_own_package() -> None:
-    """Import the package of this file, which is that of the parent, also where the search path has another copy first."""
+    """Import the package of this file, which is that of the parent, even if the search path has another copy first."""
     folder = Path(__file__).resolve().parents[1]
     spec = spec_from_file_location(folder.name, folder / "__init__.py", submodule_search_locations=[str(folder)])
     if spec is None or spec.loader is None:

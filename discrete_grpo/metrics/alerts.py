@@ -10,7 +10,7 @@ from rdkit.Chem import FilterCatalog
 __all__ = ["ELEMENTS", "MCF", "passes_filters"]
 
 ELEMENTS = frozenset({"C", "N", "S", "O", "F", "Cl", "Br", "H"})
-"""Elements of a molecule that passes."""
+"""Elements that a molecule may have to pass."""
 
 MCF: tuple[str, ...] = (
     "[#6]=&!@[#6]-[#6]#[#7]",

@@ -1,4 +1,4 @@
-"""Activations of ChemNet, from the package fcd_torch, whose weights come with it: nothing is downloaded."""
+"""Activations of ChemNet from the package fcd_torch, which includes the weights, so nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["activations", "missing"]
 
 
 def missing() -> str:
-    """One line that says how to get the package, or an empty text where it is installed."""
+    """Return one line on how to install the package, or an empty text if it is installed."""
     try:
         importlib.import_module("fcd_torch")
     except ImportError:
@@ -32,5 +32,5 @@ def activations(smiles: Sequence[str]) -> Float[np.ndarray, "molecule 512"]:
     if missing():
         raise ImportError(missing().replace("left out, it", "activations of ChemNet"))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the package calls names that numpy is about to drop
+        warnings.simplefilter("ignore", DeprecationWarning)  # the package uses deprecated names of numpy
         return np.asarray(importlib.import_module("fcd_torch").FCD().get_predictions(list(smiles)))

@@ -1,8 +1,8 @@
 """Metrics of generated directed graphs: V.U.N., distances of degrees and of longest paths to a reference, and classes.
 
 Samples are lines that begin with ``&``, with classes of nodes and arcs or without, or None. Two samples are the same when they are
-isomorphic, by a map that keeps directions and classes; where that could not be decided they count as the same, and ``undecided``
-says how many.
+isomorphic, by a map that keeps directions and classes; where the test reached its limit they count as the same, and
+``undecided`` is the share of such samples.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class DigraphReference:
     Attributes:
         splits: training graphs for novelty, test graphs for the distances.
         shape: the test that makes a graph valid: dag or connected.
-        labels: names of the classes, which the graphs have as the attribute ``label``; None for plain graphs. Without labels
-            novelty is that of the plain graphs, whatever classes the samples have.
+        labels: names of the classes, which the graphs have as the attribute ``label``; None for plain graphs. Without
+            labels, novelty ignores the classes of the samples.
         budget: bound on the work of an isomorphism test.
 
     Raises:
@@ -69,11 +69,11 @@ class DigraphReference:
         return GraphSet((labelled_form(self._compared(graph)) for graph in self.splits.train), self.budget)
 
     def find(self, graph: nx.DiGraph) -> bool | None:
-        """Whether a graph is one of the training graphs; None where that was given up."""
+        """Whether a graph is one of the training graphs; None if the test reached its limit."""
         return self.known.find(labelled_form(self._compared(graph)))
 
     def _compared(self, graph: nx.DiGraph | str) -> nx.DiGraph:
-        """The graph without its classes, where there are no labels."""
+        """The graph, without its classes if there are no labels."""
         named = named_graph(graph)
         if self.labels is not None:
             return named

@@ -1,6 +1,6 @@
-"""How far the classes of generated graphs are from those of a reference: total variation of three tables of frequencies.
+"""Distances between the classes of generated graphs and those of a reference: total variation of three tables of frequencies.
 
-Graphs are undirected or directed; the ends of an arc are in their order, tail and head.
+Graphs are undirected or directed; the ends of an arc are ordered as tail and head.
 
 The total variation of two tables p and q is ½ Σ |p - q|, from 0 (equal) to 1 (no class in common).
 """
@@ -37,7 +37,7 @@ def class_distances(samples: Sequence[str | nx.Graph | None], reference: Iterabl
     """Compare the classes of nodes and of edges with those of a reference.
 
     Args:
-        samples: lines with the names of classes, or graphs with the attribute ``label``; what cannot be read is left out.
+        samples: lines with the names of classes, or graphs with the attribute ``label``; unreadable ones are left out.
         reference: likewise.
 
     Returns:

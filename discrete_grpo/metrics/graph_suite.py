@@ -93,14 +93,14 @@ def _discrepancy(samples: Sequence[GraphLike | None], reference: GraphReference)
 
 @dataclass(frozen=True)
 class _Facts:
-    """What is known of every sample.
+    """Properties of every sample.
 
     Attributes:
         valid: whether it has the shape of the set.
         kind: number of its isomorphism class, -1 where it is not valid.
         new: whether it is valid and its class is not in the training set.
-        undecided: whether one of its isomorphism tests was given up; it counts as known.
-        connected: whether it is in one piece.
+        undecided: whether one of its isomorphism tests reached its limit; it then counts as known.
+        connected: whether it is connected.
         size: numbers of nodes and edges; NaN where it cannot be read.
     """
 

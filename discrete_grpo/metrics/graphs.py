@@ -57,8 +57,8 @@ class GraphReference:
         splits: training graphs for novelty and for the ratio, test graphs for the MMDs.
         shape: the test that makes a graph valid.
         budget: bound on the work of an isomorphism test.
-        labels: names of the classes, which the graphs have as the attribute ``label``; None for plain graphs. Without labels
-            novelty and distances are those of the plain graphs, whatever classes the samples have.
+        labels: names of the classes, which the graphs have as the attribute ``label``; None for plain graphs. Without
+            labels, novelty and distances ignore the classes of the samples.
 
     Raises:
         ValueError: for an unknown shape.
@@ -79,7 +79,7 @@ class GraphReference:
         return GraphSet(map(self.form, self.splits.train), self.budget)
 
     def form(self, graph: GraphLike) -> Form:
-        """A graph prepared for comparison with the training graphs."""
+        """Return a graph in the form for comparison with the training graphs."""
         return form(graph) if self.labels is None else labelled_form(graph)
 
     @cached_property
@@ -109,7 +109,7 @@ def signatures(samples: Samples, shape: Shape = "connected") -> list[Signature |
 
 
 def fits(sample: GraphLike | None, shape: Shape) -> bool:
-    """Whether a sample is a graph of the shape, with as many classes as nodes and edges where its line has classes."""
+    """Whether a sample is a graph of the shape; if its line has classes, every node and edge must have one."""
     return graph_of(sample) is not None and has_shape(sample, shape)
 
 
@@ -264,7 +264,7 @@ def is_graph(text: str) -> bool:
 
 
 def _checked(path: Path, number: int, text: str, max_nodes: int, directed: bool) -> tuple[int, str]:
-    """Return a numbered line if its graph is not too large and of the right direction; a line of no graph is found later."""
+    """Return a numbered line after checking the size and direction of its graph; unreadable lines are detected later."""
     try:
         nodes = digraph6.node_count(text) if digraph6.is_digraph6(text) else node_count(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""The distribution metrics of GuacaMol: generated molecules against the set that the generator was trained on.
+"""The distribution metrics of GuacaMol, which compare generated molecules with the training set.
 
-Samples are SMILES or None. **Valid** means that RDKit sanitises the string, connected or not. Stereo is taken off before molecules
-are compared.
+Samples are SMILES or None. **Valid** means that RDKit sanitises the string, connected or not. Stereochemistry is removed before
+molecules are compared.
 
 Source: Brown et al. (2019), GuacaMol, arXiv 1811.09621.
 """
@@ -25,21 +25,21 @@ from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult, estimates
 __all__ = ["guacamol", "kl_divergences"]
 
 REQUESTED = 10_000
-"""Number of molecules that GuacaMol asks a generator for, and takes of the reference."""
+"""Number of generated molecules, and of reference molecules, in GuacaMol."""
 CONTINUOUS = 4
 """The first descriptors, compared by densities; the others by histograms."""
 
 
 def guacamol(samples: Samples, reference: Samples, options: SuiteOptions | None = None) -> SuiteResult:
-    """Compute the metrics of GuacaMol, and what papers on graph models report beside them.
+    """Compute the metrics of GuacaMol, and further metrics that papers on graph models report.
 
-    GuacaMol draws from the generator until it has 10,000 valid, or different, molecules, and divides by that number. A file has an
-    end, so ``unique`` is of its first 10,000 valid samples and ``novel`` of its first 10,000 different molecules, or of those there
-    are; the numbers are the published ones where the file holds 10,000 different molecules.
+    GuacaMol draws from the generator until it has 10,000 valid, or different, molecules, and divides by that number. A file is
+    finite, so ``unique`` is computed on its first 10,000 valid samples and ``novel`` on its first 10,000 different molecules, or on
+    all if there are fewer; the numbers equal the published definition if the file holds 10,000 different molecules.
 
     Args:
         samples: SMILES or None, one per generated object, in the order in which they were drawn.
-        reference: SMILES of the training set; a seeded draw of 10,000 different molecules is compared with, all of them are known.
+        reference: SMILES of the training set; distributions are compared with a seeded draw of 10,000, novelty with all of them.
         options: of intervals and folds.
 
     Returns:

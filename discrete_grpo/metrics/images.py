@@ -28,8 +28,8 @@ def diversity(samples: Sequence[Image | None], max_images: int = 2000, seed: int
 
     Args:
         samples: images of one size or None, which is left out.
-        max_images: a seeded draw of this many is taken where there are more (the cost is quadratic).
-        seed: of that draw.
+        max_images: if there are more images, a seeded draw of this many is used (the cost is quadratic).
+        seed: random seed of that draw.
 
     Returns:
         A number in [0, 1]; NaN with fewer than two images.
@@ -56,7 +56,7 @@ def evaluate(
 
     Args:
         samples: images of one size or None.
-        labels: the class that each image was asked for; None leaves ``class_diversity`` out.
+        labels: the requested class of each image; None omits ``class_diversity``.
         reference: images as the decoder draws the training set; None leaves ``novel`` out.
         seed: of the draw for ``diversity``.
 
@@ -74,7 +74,7 @@ def evaluate(
     if labels is not None:
         if len(labels) != len(samples):
             raise ValueError(f"labels: {len(labels)}, expected one per sample ({len(samples)})")
-        own = [label.item() if hasattr(label, "item") else label for label in labels]  # tensors are told apart by identity
+        own = [label.item() if hasattr(label, "item") else label for label in labels]  # tensors are compared by identity
         known = [[s for s, one in zip(samples, own, strict=True) if one == c] for c in dict.fromkeys(own)]
         within = [x for x in (diversity(part, seed=seed) for part in known) if not math.isnan(x)]
         found["class_diversity"] = sum(within) / len(within) if within else math.nan

@@ -96,12 +96,12 @@ def cosine_statistic(items: Sequence[Sequence[str]], reference: Sequence[Sequenc
 
 
 def repair_statistics(samples: Samples, known: Collection[str], *, stereo: bool = True) -> dict[str, Statistic]:
-    """Counts after repairs and of stable atoms, as papers on graph models report them beside MOSES and GuacaMol.
+    """Counts after repairs and of stable atoms, which papers on graph models report in addition to MOSES and GuacaMol.
 
     Args:
         samples: SMILES or None.
         known: canonical SMILES of the training set.
-        stereo: whether molecules that differ in stereo are different; ``known`` is then without it if not.
+        stereo: whether molecules that differ only in stereo are different; if not, ``known`` must have no stereo.
 
     Returns:
         ``connected``: in one piece / sanitised; ``valid_relaxed``: sanitised after charging N, O and S with one bond too many /

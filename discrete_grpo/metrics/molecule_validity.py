@@ -1,6 +1,6 @@
 """Validity of molecules with repairs, and stability of atoms, as papers on graph models count them.
 
-Samples are SMILES or None. What is repaired is counted here and nowhere else: all other metrics take samples as they are.
+Samples are SMILES or None. Only the counts here use repaired molecules; all other metrics use samples unchanged.
 
 Sources: Vignac et al. (2023), DiGress, arXiv 2209.14734 (largest fragment, relaxed validity, stability); Jo et al. (2022), GDSS,
 arXiv 2202.02514 (charges).

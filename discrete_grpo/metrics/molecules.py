@@ -80,8 +80,8 @@ def internal_diversity(samples: Sequence[str | None], max_molecules: int = 2000,
     """Compute IntDiv₁ = 1 - mean over all ordered pairs, a molecule with itself included, of Tanimoto(ECFP4, 1024 bits).
 
     Args:
-        samples: SMILES or None; the invalid are left out.
-        max_molecules: a seeded draw of this many is taken where more are valid (the cost is quadratic).
+        samples: SMILES or None; invalid ones are left out.
+        max_molecules: if more molecules are valid, a seeded draw of this many is used (the cost is quadratic).
         seed: of that draw.
 
     Returns:
@@ -116,14 +116,14 @@ def evaluate(samples: Sequence[str | None], reference: Collection[str] | None = 
     Args:
         samples: SMILES or None, one per generated object.
         reference: canonical SMILES without stereo of the training set; None leaves ``novel`` out.
-        seed: of the draw for ``internal_diversity``.
+        seed: random seed of the draw for ``internal_diversity``.
 
     Returns:
         ``num_samples``; ``sanitised``: sanitise / all; ``connected``: connected / sanitised; ``valid``: both / all;
         ``unique``: distinct / valid; ``novel``: distinct not in the reference / distinct; ``internal_diversity``;
         ``qed``, ``logp``, ``sa``: means over valid samples (SA from 1, easy, to 10), NaN where none is valid.
     """
-    parsed = chemistry.parse_all(samples)  # once: an evaluation may have more samples than are kept
+    parsed = chemistry.parse_all(samples)  # parsed once, as there may be more samples than the parser caches
     mols = [mol for mol in parsed if mol is not None]
     rest = [s for s, mol in zip(samples, parsed, strict=True) if mol is None and s is not None]
     sanitised = len(mols) + sum(chemistry.parse_smiles(s) is not None for s in rest)

@@ -33,19 +33,19 @@ from discrete_grpo.metrics.suite import SuiteOptions, SuiteResult, estimates
 __all__ = ["PAIRS", "distances", "fcd_statistic", "moses"]
 
 PAIRS = 1000
-"""Largest number of molecules of a part for the interval of a metric of all pairs."""
+"""Largest number of molecules per part in the interval of a metric over all pairs."""
 
 
 def moses(
     samples: Samples, reference: Samples, train: Collection[str] | None = None, options: SuiteOptions | None = None
 ) -> SuiteResult:
-    """Compute the metrics of MOSES, and what papers on graph models report beside them.
+    """Compute the metrics of MOSES, and further metrics that papers on graph models report.
 
     Args:
         samples: SMILES or None, one per generated object, in the order in which they were drawn.
         reference: SMILES of the test set; strings that do not sanitise are left out.
-        train: SMILES of the training set. As in MOSES they are compared as they are with canonical SMILES of the samples, so they
-            must be canonical. None takes the reference, made canonical.
+        train: SMILES of the training set. As in MOSES they are compared unchanged with canonical SMILES of the samples, so they
+            must be canonical. None takes the reference in canonical form.
         options: of intervals and folds.
 
     Returns:

@@ -1,11 +1,11 @@
 """The neighbourhood subgraph pairwise distance kernel (NSPDK) of molecules, and its MMD.
 
 A feature is (r, d, h, h'): two atoms at distance d whose neighbourhoods of radius r are h and h', in either order. Their counts are
-scaled to length 1 for each (r, d), r and d from 0 to 4, and put one after the other as φ(x):
+scaled to length 1 for each (r, d), r and d from 0 to 4, and concatenated to φ(x):
 
     k(x, y) = ⟨φ(x), φ(y)⟩ / |φ(x)| |φ(y)|,    MMD = mean k(x, x') + mean k(y, y') - 2 mean k(x, y),
 
-pairs of a molecule with itself included. A neighbourhood is told from another by the elements of its atoms, the orders of its bonds
+pairs of a molecule with itself included. Neighbourhoods are distinguished by the elements of their atoms, the orders of its bonds
 and all distances within it, as in the source, here by Python's hash of tuples of numbers, the same on every 64-bit machine.
 
 Source: Costa and De Grave (2010), NSPDK; as a metric Jo et al. (2022), GDSS, arXiv 2202.02514, which takes radii and distances up

@@ -11,7 +11,7 @@ __all__ = ["missing", "pgd"]
 
 
 def missing() -> str:
-    """One line that says how to get the package, or an empty text where it is installed."""
+    """Return one line on how to install the package, or an empty text if it is installed."""
     try:
         importlib.import_module("polygraph.metrics")
     except ImportError:

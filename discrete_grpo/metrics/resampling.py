@@ -1,8 +1,8 @@
 """Intervals of metrics by resampling, and the value that a perfect generator would have.
 
-Metrics of sets count pairs and repetitions (uniqueness, MMD, nearest neighbours), and a sample drawn twice, as the bootstrap with
-replacement draws it, would change them by itself. So parts are drawn **without** replacement, and their deviations from their
-mean are rescaled. For a mean of n values and parts of m,
+Metrics of sets count pairs and repetitions (uniqueness, MMD, nearest neighbours), and repeated samples, as in the bootstrap with
+replacement, would themselves change them. Parts are therefore drawn **without** replacement, and their deviations from their mean
+are rescaled. For a mean of n values and parts of m,
 
     Var(mean of a part) = σ²/m · (1 - m/n),    so that deviations · √(m / (n - m)) have the variance σ²/n of the whole.
 
@@ -53,7 +53,7 @@ class Estimate:
     Attributes:
         value: of all samples; NaN where it is not defined.
         low, high: ends of the 95 % interval; NaN without resampling, or with fewer than 4 samples.
-        perfect: value of fresh data in the place of the samples; NaN where there is none.
+        perfect: value for fresh data in place of the samples; NaN if there is none.
         mean, deviation: mean and population standard deviation over folds of the samples; NaN without folds.
     """
 
@@ -107,7 +107,7 @@ def interval(statistic: Statistic, resamples: int, seed: int = 0, *, level: floa
 
 
 def disjoint_halves(size: int, wanted: int, seed: int = 0) -> tuple[Rows, Rows]:
-    """Split rows at random into one part in the place of the samples and the rest in the place of the reference.
+    """Split rows at random into one part that stands for the samples and the rest, which stands for the reference.
 
     Args:
         size: number of rows.

@@ -60,13 +60,13 @@ def spatial(samples: Samples, reference: Sequence[SpatialMolecule], options: Sui
     """Evaluate a generator of molecules in space against a reference set.
 
     Args:
-        samples: molecules, or None where nothing could be made of a sample.
+        samples: molecules, or None for a sample that gave no molecule.
         reference: molecules of the test set, in the same form: hydrogens as atoms or not, aromatic bonds or kekulised.
         options: of intervals and folds.
 
     Returns:
         The metrics of :func:`stability_statistics`, :func:`validity_statistics`, :func:`w1_statistics` and
-        :func:`relaxation_statistics`. Their perfect value is that of one part of the reference held against the rest.
+        :func:`relaxation_statistics`. Their perfect value compares one part of the reference with the rest.
         ``bonded_pairs`` of the settings is the share of bonds among all pairs of atoms of the reference: MiDi's code weighs
         bond lengths by shares among all pairs, so its number is ``w1_bond_length`` times that.
 
@@ -109,7 +109,7 @@ def evaluate(samples: Samples, reference: Sequence[SpatialMolecule] | None = Non
 
     Args:
         samples: molecules, or None where nothing could be made of a sample.
-        reference: molecules that the geometry is held against; None leaves these numbers out.
+        reference: molecules with which the geometry is compared; None omits these metrics.
 
     Returns:
         ``num_samples`` and the numbers of :func:`stability_statistics`, :func:`validity_statistics`,
@@ -208,8 +208,8 @@ def stability_statistics(samples: Samples) -> dict[str, Statistic]:
 
     Returns:
         ``atom_stable``, ``molecule_stable``: by :func:`~discrete_grpo.domains.spatial_geometry.midi_stable`, the table of MiDi;
-        ``atom_octet``, ``molecule_octet``: by :func:`~discrete_grpo.domains.spatial_geometry.octet_stable`, which calls no
-        radical stable. Shares of molecules are of all samples, of atoms are of all atoms there are.
+        ``atom_octet``, ``molecule_octet``: by :func:`~discrete_grpo.domains.spatial_geometry.octet_stable`, by which no
+        radical is stable. Shares of molecules are relative to all samples, those of atoms to all atoms.
     """
     return _all(_stability(readings(samples)), len(samples))
 
@@ -225,7 +225,7 @@ def _stability(found: Sequence[Reading]) -> dict[str, Part]:
 
 
 def validity_statistics(samples: Samples) -> dict[str, Statistic]:
-    """Compute shares of molecules that are right by RDKit, from the bonds and charges as they are.
+    """Compute shares of molecules that RDKit accepts, with the given bonds and charges.
 
     Returns:
         ``valid``: sanitises, is in one piece, and has no two atoms at one place / all; ``valid_any``: in one piece or not / all;

@@ -1,4 +1,4 @@
-"""What all suites of distribution metrics share: their options, their result, and the estimates of a table of statistics."""
+"""Common parts of the suites of distribution metrics: options, result, and the estimates of a table of statistics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SuiteOptions:
         bootstrap: number of parts drawn for each interval, at least 2; 0 leaves intervals out.
         folds: number of equal runs of consecutive samples whose mean and deviation are computed, at least 2; 0 leaves them out.
         sbm_method: how the block-model test of graphs finds the blocks: louvain or graph-tool.
-        seed: of all draws.
+        seed: random seed of all draws.
 
     Raises:
         ValueError: if a number is out of its range, or for another method.
@@ -57,8 +57,8 @@ class SuiteResult:
 
     Attributes:
         metrics: name of each metric and its estimate.
-        notes: what was left out and why, one line each.
-        settings: what the numbers depend on, such as the size of the reference.
+        notes: metrics that were left out and the reasons, one line each.
+        settings: settings that the numbers depend on, such as the size of the reference.
     """
 
     metrics: Mapping[str, Estimate]
@@ -67,7 +67,7 @@ class SuiteResult:
 
 
 def check_suite(name: str, kind: str) -> None:
-    """Raise ``ValueError`` for an unknown suite, whose nearest name is told, or for one of another kind of samples.
+    """Raise ``ValueError`` for an unknown suite, with the nearest name, or for a suite of another kind of samples.
 
     >>> check_suite("mose", "molecules")
     Traceback (most recent call last):
@@ -91,10 +91,10 @@ def estimates(
     """Compute value, interval, perfect value and folds of each metric.
 
     Args:
-        statistics: some of the samples, by their rows, to the metrics of them alone.
+        statistics: function from row numbers of samples to the metrics of these samples.
         count: number of samples.
         perfect: called last, when the features of the reference are known; gives the metrics of fresh data.
-        options: of the suite.
+        options: options of the suite.
 
     Raises:
         ValueError: if the folds do not divide the number of samples.

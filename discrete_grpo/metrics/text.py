@@ -1,4 +1,4 @@
-"""Metrics of generated text. Samples are strings, or None where a policy made nothing."""
+"""Metrics of generated text. Samples are strings, or None for an invalid sample."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class JudgeRecipe(TextOptions):
     Attributes:
         output_dir: run folder to make.
         corruptions: corrupted copies per line.
-        policy: whose fills are shown as not real: a bundled policy, a checkpoint or a run folder; None means no fills.
+        policy: policy whose fills count as not real: a bundled policy, a checkpoint or a run folder; None means no fills.
         fills: filled copies per line, with random shares of blanks.
         fill_rounds: rounds of unmasking of the fills; several values take turns.
         fill_temperatures: temperatures of the fills; several values take turns. Low ones give the most probable fills, which

@@ -53,7 +53,8 @@ def load_policy(name: str | Path, options: SamplerOptions | None = None, *, trus
         name: a bundled policy's name, a checkpoint folder, a run folder, or a policy class of your own: ``module:Class`` for a
             new policy, ``module:Class@FOLDER`` for one that is read from a checkpoint or run folder, where ``Class`` may also be
             that of its network.
-        x packages whose classes a checkpoint may name beside this one, such as that of a network of your own.
+        options: changes to how it draws.
+        trusted: further top-level packages whose classes a checkpoint may name, such as that of a custom network.
 
     Raises:
         CheckpointError: if the checkpoint is missing or damaged, or names a class of another package.

@@ -210,7 +210,8 @@ def run_train(
     Args:
         recipe: the settings.
         resume: continue the run in ``output_dir``, from its start where it was stopped before its first checkpoint.
-        x of the arguments of the trainer.
+        policy: a policy to train in place of the one that the recipe names.
+        functions: custom functions, by the names of the arguments of the trainer.
 
     Raises:
         ValueError: if ``output_dir`` holds results of another run and ``resume`` is false.
@@ -287,7 +288,7 @@ def _run(
 
 
 def _kept(folder: Path, recipe: TrainRecipe) -> tuple[str, ...]:
-    """Names of the settings of off-line updates that are fixed when a run begins and ignored when it is resumed."""
+    """Names of the settings of off-line updates that are fixed when a run begins, whatever a resume gives."""
     begun = bool(Checkpoints(folder).all()) or (recipe.data is not None and (folder / KEPT).is_file())
     return ("data", "score_column", "sample_column", "group_column") if begun else ()
 

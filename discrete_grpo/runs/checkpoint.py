@@ -100,7 +100,7 @@ def _write_files(folder: Path, policy: nn.Module, config: Mapping[str, Any], tra
     save_file(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     if training is not None:
-        with (folder / "training.pt").open("wb") as file:  # a file of Python's: its errors say what is wrong
+        with (folder / "training.pt").open("wb") as file:  # a file opened by Python, whose errors name the cause
             torch.save(dict(training), file)
         write_sums(folder, FILES)
 
@@ -134,7 +134,7 @@ def read_policy(folder: str | os.PathLike[str], *, trusted: Sequence[str] = TRUS
 
     Args:
         folder: the checkpoint.
-        trusted: top-level packages whose classes may be built; add yours for a policy or network of your own.
+        trusted: top-level packages whose classes may be instantiated; add your own for a custom policy or network.
 
     Raises:
         CheckpointError: if the policy cannot be built or its weights do not fit.
@@ -171,7 +171,7 @@ def _check(folder: Path) -> None:
         if wrong := changed_file(folder, FILES):
             raise CheckpointError(f"checkpoint: {wrong[0]} {wrong[1]}; the file is missing, truncated or was changed")
         return
-    load_training(folder)  # of an earlier version: it can be read, at least
+    load_training(folder)  # from an earlier version without checksums; it is only checked to be readable
     _read_header(folder / "model.safetensors")
 
 
@@ -234,7 +234,7 @@ class Checkpoints:
     def all(self) -> list[Path]:
         """List the complete checkpoints, oldest first, including one that a killed write had moved aside."""
         found: dict[int, Path] = {}
-        for path in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():  # "." comes first: a name of its own wins
+        for path in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():  # "." sorts first: the final name wins
             if (match := STEP.fullmatch(real_name(path))) is not None and path.is_dir():
                 found[int(match[1])] = path
         return [found[step] for step in sorted(found)]
@@ -373,7 +373,7 @@ def bundled_policies(role: str = "policy") -> list[str]:
 
 
 def withdraw_export(run: str | os.PathLike[str]) -> None:
-    """Remove the exported policy of a run that had ended and goes on: until it ends again, its newest checkpoint stands for it."""
+    """Remove the exported policy of an ended run that is continued, so that its newest checkpoint is used until it ends again."""
     remove(Path(run) / "policy")
 
 
@@ -381,7 +381,7 @@ def find_checkpoint(name: str | Path, role: str = "policy") -> Path:
     """Find the checkpoint folder meant by a bundled name, a checkpoint folder or a run folder.
 
     Args:
-        name: of the bundled checkpoint, or a path.
+        name: name of a bundled checkpoint, or a path.
         role: ``policy``, ``judge`` or ``classifier``, for the error message.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Progress and tables on the terminal; plain, sparse lines where the output is a log file."""
+"""Progress and tables on the terminal, or a few plain lines if the output is a log file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Progress", "print_notes", "print_table", "printable", "progress"]
 
 
 def printable(text: str) -> str:
-    r"""Replace control and format characters by escapes, so that a terminal shows them and does not act on them.
+    r"""Replace control and format characters by escapes, so that a terminal shows them instead of executing them.
 
     >>> printable("\x1b[2Jé"), printable("one\u202etwo")
     ('\\x1b[2Jé', 'one\\u202etwo')
@@ -89,7 +89,7 @@ def print_table(title: str, rows: Mapping[str, Mapping[str, float | str | None]]
         table.add_column(_safe(name), justify="right", no_wrap=True)
     for label, row in rows.items():
         table.add_row(_safe(label), *[_safe(_show(row.get(name))) for name in names])
-    if not out.is_terminal:  # a log file has no width of its own: let no column be cut
+    if not out.is_terminal:  # a log file has no width, so no column is cut
         table.width = out.measure(table, options=out.options.update(width=100_000)).maximum
     out.print(table, crop=out.is_terminal)
 

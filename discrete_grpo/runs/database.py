@@ -20,12 +20,12 @@ _HEADER = b"SQLite format 3\0"
 
 
 def check_file(argument: str, path: str | os.PathLike[str], tables: Iterable[str], wanted: str) -> None:
-    """Refuse a file that was named as a database by mistake, and leave it as it is.
+    """Refuse a file that is not such a database, and leave it unchanged.
 
-    A file that is missing, empty or a damaged database passes: :class:`Database` makes it, or moves it aside.
+    A file that is missing, empty or a damaged database is accepted: :class:`Database` creates it, or moves it aside.
 
     Args:
-        argument: what named the file.
+        argument: name of the argument that gave the file.
         path: the file.
         tables: names of the tables that it may have.
         wanted: what is expected, for the error.
@@ -43,7 +43,7 @@ def check_file(argument: str, path: str | os.PathLike[str], tables: Iterable[str
     if head.strip(b"\0") and head != _HEADER:
         raise ValueError(f"{argument}: {file} is no database, {wanted}")
     try:
-        still = "" if file.with_name(f"{file.name}-wal").exists() else "&immutable=1"  # makes no files beside it
+        still = "" if file.with_name(f"{file.name}-wal").exists() else "&immutable=1"  # creates no further files
         with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro{still}", uri=True)) as connection:
             found = [str(row[0]) for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     except sqlite3.Error:
@@ -55,7 +55,7 @@ def check_file(argument: str, path: str | os.PathLike[str], tables: Iterable[str
 class Database:
     """An SQLite file of known tables that several processes write, or one in memory.
 
-    A file that is damaged, or holds anything but these tables, is moved aside with a warning and started anew.
+    A file that is damaged, or holds anything but these tables, is moved aside with a warning and replaced by a new one.
 
     Args:
         path: the file; None: in memory.
@@ -123,18 +123,18 @@ class Database:
         return True
 
     def _add_columns(self, connection: sqlite3.Connection) -> None:
-        """Give a file of an older version the columns that it lacks, and leave any other file as it is."""
+        """Add the columns that a file of an older version lacks; leave any other file unchanged."""
         older = {name: columns.removesuffix(f", {self.added.get(name)}") for name, columns in self.tables.items()}
         if older == self.tables or not _holds(connection, older):
             return
         connection.execute("BEGIN IMMEDIATE")
-        if _holds(connection, older):  # another process may have been faster
+        if _holds(connection, older):  # another process may have added them already
             for name, column in self.added.items():
                 connection.execute(f"ALTER TABLE {name} ADD COLUMN {column}")
         connection.execute("COMMIT")
 
     def _check(self, connection: sqlite3.Connection) -> None:
-        """Refuse anything but the known tables, since a stranger's view or trigger would be executed."""
+        """Refuse anything but the known tables, since a foreign view or trigger would be executed."""
         if not _holds(connection, self.tables):
             found = connection.execute("SELECT name FROM sqlite_master").fetchall()
             raise _Foreign(f"it holds {', '.join(str(row[0]) for row in found) or 'nothing'}")
@@ -168,7 +168,7 @@ class Database:
         return self._transaction("BEGIN IMMEDIATE", work)
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Call ``work``, which only reads, on one state of the file, beside whoever writes; returns its result.
+        """Call ``work``, which only reads, on one snapshot of the file, concurrently with writers; return its result.
 
         Raises:
             OSError: as :meth:`run`.
@@ -242,7 +242,7 @@ def _text(data: bytes) -> str:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Hold a lock on a file beside the database, which is made and stays; without one on systems that have no such locks."""
+    """Hold a lock on a file beside the database, which is created and kept; no lock on systems without such locks."""
     try:
         import fcntl
     except ImportError:

@@ -19,7 +19,7 @@ __all__ = ["SUMS", "changed_file", "clear_files", "explained", "real_name", "rem
 
 SUMS = "SHA256SUMS"
 LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.(tmp|old)")
-"""What a killed write leaves: ``tmp`` is a new folder before it has its name, ``old`` the one that it replaces."""
+"""Suffixes of leftovers of killed writes: ``tmp`` is a new folder before its rename, ``old`` the one that it replaces."""
 
 
 @contextmanager
@@ -87,12 +87,12 @@ def _clear(folder: Path, name: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder or a link (not its target). It is renamed first, so that no part of it ever has its name."""
+    """Remove a folder or a link (not its target). It is renamed first, so that its name never refers to an incomplete folder."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
     nameless = path if LEFTOVER.fullmatch(path.name) else path.rename(_beside(path, "tmp"))
-    shutil.rmtree(nameless, ignore_errors=True)  # what cannot be removed stays for the next time
+    shutil.rmtree(nameless, ignore_errors=True)  # leftovers that cannot be removed are tried again next time
 
 
 def clear_files(folder: Path) -> None:
@@ -111,7 +111,7 @@ def write_sums(folder: Path, names: Sequence[str]) -> None:
 
 
 def changed_file(folder: Path, names: Sequence[str]) -> tuple[Path, str] | None:
-    """Find the first of these files that differs from what :func:`write_sums` saw, and how; None if none does."""
+    """Find the first of these files that differs from its checksum of :func:`write_sums`, and how; None if none does."""
     lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
     sums = {name: found for found, _, name in (line.partition("  ") for line in lines)}
     for name in names:
@@ -135,7 +135,7 @@ def _digest(path: Path) -> str:
 
 @contextmanager
 def explained(path: Path, what_is_left: Callable[[], str]) -> Iterator[None]:
-    """Turn errors of the disk while ``path`` is written into one line that says what is left there, whichever library raised them.
+    """Turn disk errors of any library while ``path`` is written into one line that says what is left there.
 
     Raises:
         OSError: in place of such an error, with its number; other errors are passed on.

@@ -1,4 +1,4 @@
-"""Locks of run folders, in each of which one process at a time may work."""
+"""Locks of run folders, so that only one process at a time works in each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HELD: dict[Path, int] = {}
 
 
 def _forget() -> None:
-    """Let go of the locks in a forked child: what it outlives is its parent's run."""
+    """Release the locks in a forked child, which may outlive the run of its parent."""
     for handle in _HELD.values():
         with suppress(OSError):
             os.close(handle)
@@ -31,10 +31,10 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def alone(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Refuse a folder in which another process works; the lock ends with this process, whatever ends it, and leaves no file.
+    """Refuse a folder in which another process works; the lock ends with this process, however it ends, and leaves no file.
 
-    The folder is made, and removed if nothing is in it at the end. Blocks may be nested. Of several processes of one run the first
-    holds the lock. Windows and file systems without locks refuse nothing.
+    The folder is created, and removed if it is empty at the end. Blocks may be nested. With several processes, the first one holds
+    the lock. On Windows and file systems without locks, nothing is refused.
 
     Raises:
         ValueError: if another process works there.
@@ -44,7 +44,7 @@ def alone(folder: str | os.PathLike[str]) -> Iterator[None]:
         yield
         return
     new = not path.exists()
-    with suppress(OSError):  # the run says what it cannot write
+    with suppress(OSError):  # the run itself reports what it cannot write
         path.mkdir(parents=True, exist_ok=True)
     handle = _locked(path)
     try:

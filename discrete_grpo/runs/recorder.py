@@ -1,8 +1,8 @@
-"""The files of a run: metrics as JSON lines, samples as compressed CSV; both survive being killed at any moment.
+"""The files of a run: metrics as JSON lines, samples as compressed CSV; both stay readable if the run is killed at any moment.
 
-Metrics and samples only grow, one line and one gzip member an update, and reach the disk before the call returns.
-A checkpoint keeps :meth:`Recorder.position`; a resumed run cuts both files back to it and writes on, so that it ends
-with the bytes the undisturbed run would have left.
+Both files are append-only, with one line and one gzip member per update, and are synced to disk before the call
+returns. A checkpoint stores :meth:`Recorder.position`; a resumed run truncates both files to it, so that it ends with
+the same bytes as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ EVALUATION = "evaluation.json"
 SAMPLES = "samples.csv.gz"
 SEARCH = "search.json"
 REWARDS = "rewards.json"
-"""The rewards of a run by name, each with the identity of its code when the run began."""
+"""File of the rewards of a run by name, each with the identity of its code when the run began."""
 SETTINGS = "settings.json"
-"""The settings of a run by name, as it was last started or resumed with them."""
+"""File of the settings of a run by name, as of the last start or resume."""
 KEPT = "what was there is as it was"
 _EVALUATION = ("evaluation.json", "evaluation_before.csv.gz", "evaluation_after.csv.gz")
 _OTHERS = (
@@ -74,11 +74,11 @@ _OTHERS = (
 
 
 def check_unused(folder: str | os.PathLike[str], own: Sequence[str] = ()) -> None:
-    """Refuse a folder with results of another run, which a new one would take for its own or mix with its own.
+    """Refuse a folder with results of another run, which would be mixed with those of a new run.
 
     Args:
         folder: the folder, which need not exist.
-        own: names among them that the caller looks at itself.
+        own: names of files that the caller checks itself.
 
     Raises:
         ValueError: naming them.
@@ -91,7 +91,7 @@ def check_unused(folder: str | os.PathLike[str], own: Sequence[str] = ()) -> Non
 
 
 def check_free(file: Path, content: bytes) -> None:
-    """Refuse to write a file of a run over another one with other content, which may be the user's own.
+    """Refuse to overwrite a file that has other content, which may be the user's own.
 
     Raises:
         ValueError: naming it.
@@ -104,7 +104,7 @@ def check_free(file: Path, content: bytes) -> None:
 class Recorder:
     """Appends the metrics and the samples of each update to the files of a run folder.
 
-    A folder that already holds records is only written to after :meth:`restore`, so that no run runs into another.
+    A folder that already holds records is only written to after :meth:`restore`, so that runs are never mixed.
 
     Attributes:
         folder: the run folder; made if it does not exist.
@@ -153,9 +153,9 @@ class Recorder:
         return {**self._sizes, "columns": self._columns}
 
     def restore(self, position: Mapping[str, Any] | None) -> None:
-        """Cut both files back to ``position``, whatever was written since; None (no checkpoint yet) empties them.
+        """Truncate both files to ``position``; None (no checkpoint yet) empties them.
 
-        What killed writes of other files left in the folder is removed.
+        Leftovers of killed writes of other files are removed.
 
         Raises:
             ValueError: if a file is shorter than the position says; nothing is cut then.
@@ -196,12 +196,12 @@ class Recorder:
 
 
 def _append_whole(path: Path, data: bytes) -> None:
-    """All of ``data`` at the end of a file, on the disk; or none of it, where it does not fit."""
+    """Append all of ``data`` to a file and sync it, or append nothing if it does not fit on the disk."""
     with path.open("ab", buffering=0) as file:
         start = file.tell()
         try:
             rest = memoryview(data)
-            while rest:  # a disk that fills up takes a part
+            while rest:  # a full disk may accept only a part
                 rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
         except BaseException:
@@ -244,7 +244,7 @@ def _short(value: Any) -> str:
 
 
 def _loads(text: str | bytes) -> Any:
-    """JSON whose numbers are all finite floats or whole numbers of a usual size; None stands for the others."""
+    """Parse JSON whose numbers are finite floats or integers of a usual size; others become None."""
     return json.loads(text, parse_constant=lambda _: None, parse_float=_number_of, parse_int=_whole_of)
 
 
@@ -257,10 +257,10 @@ def _whole_of(text: str) -> float | int | None:
 
 
 def read_evaluation(folder: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
-    """The content of evaluation.json: the metrics of each stage by its name; empty where there is no such file.
+    """Read evaluation.json, the metrics of each stage by name; empty if there is no such file.
 
     Raises:
-        ValueError: if it is no JSON or not of that form.
+        ValueError: if it is not JSON or not of that form.
     """
     path = Path(folder) / EVALUATION
     if not path.is_file():
@@ -309,7 +309,7 @@ def _rows(text: str) -> list[list[str]]:
 
 
 def read_samples(path: str | os.PathLike[str]) -> dict[str, list[str]]:
-    """A compressed table as text columns; a torn gzip member ends the reading with a warning. No whole row: no columns."""
+    """Read a compressed table as text columns; a torn gzip member ends the reading with a warning. Without rows, no columns."""
     columns: dict[str, list[str]] = {}
     for row in iter_samples(path):
         for name, cell in row.items():
@@ -349,7 +349,7 @@ def _number(value: float | None) -> float | None:
 
 
 def text_of(value: Any) -> str:
-    """The text of a value in a table; that of a sample of any kind tells it apart from others.
+    """The text of a value in a table; samples of any kind that differ have different texts.
 
     Raises:
         ValueError: for a sample that has none.
@@ -362,7 +362,7 @@ def text_of(value: Any) -> str:
 
 
 def shown_text(value: Any) -> str:
-    """:func:`text_of`; of a sample without a text of its own, what Python prints for it."""
+    """Like :func:`text_of`, but a sample without such a text is shown as Python prints it."""
     try:
         return text_of(value)
     except ValueError:

@@ -46,13 +46,13 @@ OLD_MODULES = {
 }
 """Modules of format 1, under ``discrete_grpo``, that define classes a checkpoint can name -> the modules of these classes today."""
 ITEMS = "mapping_items"
-"""The one key of a mapping that stands for another one, whose keys are not text."""
+"""The only key of the mapping that encodes a mapping whose keys are not text."""
 TYPES = ("float16", "bfloat16", "float32", "float64")
 REMOVED = {
     "discrete_grpo.diffusion.flow.FlowExpectedRate": "FlowExpectedRate is no kernel of policies any more (see docs/graphs.md); "
     "FlowEuler has its arguments"
 }
-"""Classes that older checkpoints name and that have no successor, with what to tell the user."""
+"""Classes in older checkpoints that have no successor, with the message for the user."""
 
 
 class CheckpointError(ValueError):
@@ -83,7 +83,7 @@ def describe(obj: Any) -> Any:
 
 
 def check_savable(argument: str, obj: Any) -> None:
-    """Check that an object, and those that it is made of, can be written to a checkpoint and made again from it.
+    """Check that an object, and the objects in it, can be written to a checkpoint and built again from it.
 
     Raises:
         TypeError: naming the argument and the class.
@@ -96,7 +96,7 @@ def check_savable(argument: str, obj: Any) -> None:
 
 
 def check_init_args(argument: str, obj: Any) -> None:
-    """Check that classes take what ``init_args`` of an object, and of those in it, gives.
+    """Check that the constructors of an object, and of the objects in it, accept the result of ``init_args``.
 
     Raises:
         TypeError: naming the argument, the class, what its ``init_args`` gives and what its arguments are.
@@ -153,13 +153,13 @@ def build(spec: Any, trusted: Sequence[str] = TRUSTED) -> Any:
             " or where a policy is named write module:Class@FOLDER"
         )
     cls = _class(path)
-    args = getattr(cls, "upgrade_args", dict)(args)  # a class whose arguments have changed knows how to read the old ones
+    args = getattr(cls, "upgrade_args", dict)(args)  # a class whose arguments have changed converts the old ones
     args = {k: build(v, trusted) for k, v in args.items()}
     if path.startswith("discrete_grpo."):  # types of other packages are their own affair
         _check_types(cls, args, path)
     try:
         return cls(**args)
-    except Exception as error:  # arguments of a file can be anything, and so is what a class says to them
+    except Exception as error:  # arguments from a file can be anything, and the class may raise any error
         said = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"class_path: {path!r} cannot be built: {said}") from error
 
@@ -189,7 +189,7 @@ def _check_types(cls: type, args: Mapping[str, Any], path: str) -> None:
     """Raise CheckpointError for an argument whose type differs from the annotation of the class."""
     try:
         hints = get_type_hints(cls if dataclasses.is_dataclass(cls) else cls.__init__)  # type: ignore[misc]  # the class is what is built
-    except Exception:  # names that only a type checker knows
+    except Exception:  # names that exist for type checkers only
         return
     for name, value in args.items():
         if name in hints and not _fits(value, hints[name]):

@@ -1,4 +1,4 @@
-"""The settings of a run in its folder, so that a run that goes on with other ones says so."""
+"""Stores the settings of a run in its folder, and reports changed ones when the run is resumed."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ __all__ = [
 
 
 def tell_changed_settings(folder: Path, settings: Mapping[str, Any], *, resume: bool, fixed: Sequence[str] = ()) -> dict[str, Any]:
-    """Note the settings of a new run, or print one line for each that is another one in a resumed run, and note the new one.
+    """Store the settings of a new run, or print one line for each changed setting of a resumed run and store the new value.
 
     Args:
         folder: the run folder; a run of an earlier version has no settings there, and nothing is printed.
         settings: numbers, texts, lists and mappings by name.
-        resume: whether the run goes on.
-        fixed: names of those that a run keeps as they were, whatever is given when it goes on.
+        resume: whether the run is resumed.
+        fixed: names of settings that a resumed run keeps, whatever is given.
 
     Returns:
-        What the settings were that are other ones, by name.
+        The previous values of the changed settings, by name.
     """
     before = read_entries(folder / SETTINGS) if resume else {}
-    now = flat_settings(json.loads(json.dumps(settings, default=str)))  # as a file gives them back
+    now = flat_settings(json.loads(json.dumps(settings, default=str)))  # in the form in which they are read from a file
     others = {name: before[name] for name, value in now.items() if before.get(name, value) != value}
     for name, old in others.items():
         goes_on = f"was {old} in the run so far, is {now[name]} from here on"
@@ -47,7 +47,7 @@ def tell_changed_settings(folder: Path, settings: Mapping[str, Any], *, resume: 
 
 @contextmanager
 def put_back_on_refusal(folder: Path) -> Iterator[None]:
-    """Put the noted settings and rewards of a run back as they were if the block fails before it writes a checkpoint."""
+    """Restore the stored settings and rewards of a run if the block fails before it writes a checkpoint."""
     noted = {file: file.read_text(encoding="utf-8") for name in (SETTINGS, REWARDS) if (file := folder / name).is_file()}
     seen = checkpoints_in(folder)
     try:
@@ -65,7 +65,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def tell_new_folder(folder: Path) -> None:
-    """Print one line if there is no folder of a run that is to go on, as its name may be misspelt: the run begins."""
+    """Print one line that a new run begins if the folder to resume does not exist, as its name may be misspelt."""
     if not folder.exists():
         print_notes([f"output_dir: {folder} is new, so there is no run to resume, and this one begins"])
 

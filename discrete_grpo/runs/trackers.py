@@ -1,7 +1,7 @@
 """Trackers of a run's metrics: TensorBoard and Weights & Biases, each an extra that is imported when it is used.
 
-The run folder has everything already (:mod:`discrete_grpo.runs.recorder`). A tracker is a copy for looking at while
-the run goes on, so whatever happens to it, the run goes on (:class:`Trackers`).
+The run folder already has all metrics (:mod:`discrete_grpo.runs.recorder`). A tracker is a copy for live inspection, so
+the run continues even if it fails (:class:`Trackers`).
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ __all__ = [
 ]
 
 Picture: TypeAlias = Callable[[Sequence[str], Sequence[str]], bytes | None]
-"""Samples and their captions as one PNG image, or None where there is nothing to draw."""
+"""Function that draws samples and their captions as one PNG image, or None if there is nothing to draw."""
 ReportTo = Literal["tensorboard", "wandb"]
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Something that takes the metrics and some samples of a run as it goes."""
+    """Interface of a tracker, which receives the metrics and some samples during a run."""
 
     def start(self, step: int) -> None:
-        """Before anything else: the run is after update ``step``; what was logged beyond it counts no more."""
+        """Start at update ``step``; this is called first, and entries logged for later updates are obsolete."""
         ...
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """The metrics of one update; what is None or not finite is left out."""
+        """Log the metrics of one update; values that are None or not finite are left out."""
         ...
 
     def log_samples(self, step: int, samples: Sequence[str], captions: Sequence[str]) -> None:
-        """Some samples of one update, with a text for each."""
+        """Log some samples of one update, with a text for each."""
         ...
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the tracker; no further calls follow."""
         ...
 
 
@@ -62,7 +62,7 @@ class Tracker(Protocol):
 def best_distinct(
     samples: Sequence[Any], rewards: Sequence[float | None], count: int = 30
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The ``count`` distinct samples of highest reward, best first, and their rewards as captions; the unknown are left out.
+    """The ``count`` distinct samples of highest reward, best first, and their rewards as captions; unknown ones are left out.
 
     >>> best_distinct(["C", "CC", "C", None], [0.1, 0.7, 0.1, 0.0])
     (('CC', 'C'), ('0.7', '0.1'))
@@ -78,12 +78,12 @@ def best_distinct(
 def molecule_grid(
     smiles: Sequence[str], captions: Sequence[str], *, columns: int = 6, width: int = 180, height: int = 150
 ) -> bytes | None:
-    """Molecules in rows as a PNG image, each over its caption; what RDKit cannot read is left out. None where nothing is left.
+    """Draw molecules in rows as a PNG image, each above its caption, without those that RDKit cannot read; None if none is left.
 
     Args:
         smiles: what to draw.
         captions: one per molecule.
-        columns: molecules a row.
+        columns: number of molecules per row.
         width: of one molecule's cell, in pixels.
         height: likewise.
     """
@@ -115,7 +115,7 @@ def _finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def _needed(module: str, extra: str) -> None:
-    """Say now, and not in the first update, that a package is missing."""
+    """Raise early, before the first update, if a package is missing."""
     try:
         importlib.import_module(module)
     except ImportError as error:
@@ -128,8 +128,8 @@ def _needed(module: str, extra: str) -> None:
 class TensorBoard:
     """Scalars, and samples as an image (or as text), in a TensorBoard folder.
 
-    A run that is resumed goes on in the same folder; steps beyond its checkpoint are marked as dropped there, which TensorBoard
-    and its readers heed.
+    A resumed run continues in the same folder; steps beyond its checkpoint are marked as dropped, which TensorBoard and its
+    readers respect.
 
     Args:
         folder: for the event files; made when the run starts.
@@ -151,13 +151,13 @@ class TensorBoard:
         self._writer = SummaryWriter(str(self.folder), purge_step=step + 1)
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """One scalar a metric, on disk before this returns."""
+        """Write one scalar per metric, which is on disk when this returns."""
         for name, value in _finite(metrics).items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def log_samples(self, step: int, samples: Sequence[str], captions: Sequence[str]) -> None:
-        """One image under the tag ``samples``, or a text."""
+        """Write one image under the tag ``samples``, or a text."""
         png = self.picture(samples, captions) if self.picture is not None and samples else None
         if png is not None:
             self._writer.add_image("samples", _pixels(png), step, dataformats="HWC")
@@ -174,13 +174,13 @@ class TensorBoard:
 class WeightsAndBiases:
     """Scalars, and samples as an image (or as a table), in a run of Weights & Biases.
 
-    The run's id is kept in ``wandb-id.txt`` of the folder, so a run that is resumed goes on as the same one. W&B takes no step
-    twice: steps between the checkpoint and the interruption keep the values they had, which a resumed run repeats.
+    The id of the run is stored in ``wandb-id.txt`` of the folder, so that a resumed run continues the same W&B run. W&B
+    accepts each step once: steps between the checkpoint and the interruption keep their values, which a resumed run repeats.
 
     Args:
         folder: the run folder; W&B keeps its own files in ``wandb`` there.
-        project: of W&B.
-        name: of the run; None: the folder's.
+        project: name of the W&B project.
+        name: name of the run; None takes that of the folder.
         mode: ``offline`` writes files only, for ``wandb sync``.
         config: settings to show with the run.
         picture: draws samples; None: they are logged as a table.
@@ -207,7 +207,7 @@ class WeightsAndBiases:
         self._run: Any = None
 
     def start(self, step: int) -> None:
-        """Begin the run, or take up the one of the folder where ``step`` is above 0."""
+        """Start a new W&B run, or continue the one of the folder if ``step`` is above 0."""
         wandb: Any = importlib.import_module("wandb")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
@@ -231,11 +231,11 @@ class WeightsAndBiases:
         return made
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """One line of the run's history."""
+        """Add one line to the history of the run."""
         self._run.log(_finite(metrics), step=step)
 
     def log_samples(self, step: int, samples: Sequence[str], captions: Sequence[str]) -> None:
-        """One image under the name ``samples``, or a table; it joins the line of metrics of the same step."""
+        """Log one image under the name ``samples``, or a table, together with the metrics of the same step."""
         wandb: Any = importlib.import_module("wandb")
         png = self.picture(samples, captions) if self.picture is not None and samples else None
         if png is not None:
@@ -255,7 +255,7 @@ class WeightsAndBiases:
 
 
 class Trackers:
-    """Several trackers as one: the first that fails says so in one warning, and is asked for nothing more.
+    """Several trackers as one; a tracker that fails is reported in one warning and not called again.
 
     Args:
         trackers: each with a name for the warning.
@@ -302,7 +302,7 @@ class Trackers:
 def open_trackers(
     folder: Path, report_to: Sequence[ReportTo], settings: Mapping[str, Any], *, picture: Picture | None = None
 ) -> Tracker | None:
-    """Open the trackers of a run by name; None for none. The mode of W&B is that of its own variable WANDB_MODE.
+    """Open the trackers of a run by name; None for none. The variable WANDB_MODE sets the mode of W&B.
 
     Args:
         folder: the run folder.

@@ -49,7 +49,7 @@ def not_finite(tensors: Mapping[str, Tensor], parameters: Container[str] | None 
 
     Args:
         tensors: by name.
-        parameters: names of the tensors in which infinity counts too, since a buffer may hold it (a mask of logits); None: all.
+        parameters: names of the tensors that must not hold infinity, which a buffer may (a mask of logits); None means all.
     """
     wrong: list[str] = []
     for name, tensor in tensors.items():

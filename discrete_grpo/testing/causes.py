@@ -1,4 +1,4 @@
-"""Finds the likely cause of a broken law by experiment: a cause is named if it is seen, or if the law holds once it is removed."""
+"""Finds the likely cause of a broken law by experiments: a cause is reported if it is observed, or if the law holds without it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCORING_LAWS = ("stored log-probs", "ratio eval", "ratio train", "ratio bf16", "
 LEARNING_LAWS = ("gradient", "reinforce", "reference", "checkpoint")
 HALF_PRECISION = (torch.bfloat16, torch.float16)
 UNNORMALISED = 1e-2
-"""Distance of a sum of probabilities from 1 that rounding does not explain."""
+"""Deviation of a sum of probabilities from 1 that rounding cannot explain."""
 MIN_DISTINCT_VALUES = 8
 """Smallest number of distinct values from which the precision of a table can be inferred."""
 
@@ -39,7 +39,7 @@ def likely(name: str, law: Law, case: Case) -> str:
         if name in names:
             try:
                 found = diagnosis(name, law, case)
-            except Exception:  # an experiment that fails gives no information
+            except Exception:  # a failed experiment gives no information
                 continue
             if found:
                 return found

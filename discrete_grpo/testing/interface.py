@@ -1,4 +1,4 @@
-"""Arguments of the conformance test, and what a policy returns, before any law is measured."""
+"""Checks of the arguments of the conformance test, and of the types that a policy returns, before any law is measured."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_methods(policy: Any) -> None:
     """Check that a policy has the methods that the trainer calls.
 
     Raises:
-        ValueError: naming the one that is missing.
+        ValueError: naming the missing one.
     """
     for name in ("sample",) if is_scorer(policy) else ("sample", "sites"):
         if not callable(getattr(policy, name, None)):

@@ -1,4 +1,4 @@
-"""Laws of learning: a gradient arrives, it is REINFORCE's where it must be, and a two-state reward is learned."""
+"""Laws of learning: there is a gradient, it equals that of REINFORCE at π_old = π, and a two-state reward is learned."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = ["derivative", "gradient", "learning", "reinforce"]
 GAIN = 0.2
 """Required rise of the mean reward, or half the distance to 1 if that is smaller."""
 LAST = 3
-"""Batches over which the mean reward is taken."""
+"""Number of batches over which the mean reward is taken."""
 GROUPS = 32
 """Groups drawn before training, to choose a property and to take its mean."""
 DIFFERENCES = ((torch.float64, 1e-6, 1e-3), (None, 1e-3, 5e-2), (None, 1e-2, 5e-2))
 """Dtype (None: the policy's own), step and tolerance of the central differences that are tried in turn."""
 PLACES = 48
-"""Places of a sample's text that are tried for a property."""
+"""Number of positions in a sample's text that are tried for a property."""
 LEAST_UPDATES = 50
-"""Updates made before the limit of processor time counts: a slow machine is no policy that learns nothing."""
+"""Number of updates before the limit of processor time applies, so that a slow machine does not fail the law."""
 LEAST_SPREAD = 0.06
-"""Least mean variance within groups of a property that can be learned."""
+"""Smallest mean within-group variance of a property that can be learned."""
 
 
 def _gradients(case: Case, loss: Callable[[Scores], Tensor]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Laws of probability: tables sum to one, trajectories sum to one, and draws follow what is scored."""
+"""Laws of probability: tables sum to one, trajectories sum to one, and draws follow the scored probabilities."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _existing(rollout: Rollout, num_nodes: int) -> Bool[Tensor, "batch node"]:
 
 
 def _num_nodes(rollout: Rollout) -> int:
-    """Number of places for nodes; 0 where no state tells."""
+    """Number of places for nodes; 0 if no state determines it."""
     named = (value for name, value in rollout.states.items() if name == "nodes" or name.startswith("node "))
     return next((value.shape[-1] for value in named), 0)
 

@@ -1,4 +1,4 @@
-"""Laws of replay: what is scored is what was drawn, in any batch, with any padding, in any choice of steps."""
+"""Laws of replay: scores agree with the draws in any batch, with any padding and for any choice of steps."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ __all__ = [
 ]
 
 ALONE = 8
-"""Rows that are scored alone."""
+"""Number of rows that are scored alone."""
 RELABELLINGS = 3
-"""Relabelled copies that are scored."""
+"""Number of relabelled copies that are scored."""
 SHIFT = 0.05
-"""Standard deviation of what is added to each weight of a reference."""
+"""Standard deviation of the noise added to each weight of a reference."""
 
 
 def units(case: Case) -> Measured:
@@ -82,7 +82,7 @@ def ratio_bf16(case: Case) -> Measured:
 def replayable(case: Case) -> Measured | Skip:
     """An :class:`~discrete_grpo.core.rollout.Replayable` gives its own samples trajectories like those drawn, with finite log π.
 
-    Where no random number is drawn for them, a sample has one trajectory, and log π of it is that of the draw.
+    If they use no random numbers, a sample has one trajectory, whose log π is that of the draw.
     """
     policy = case.policy
     if not is_replayable(policy):

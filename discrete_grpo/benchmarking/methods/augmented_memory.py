@@ -25,7 +25,7 @@ def augmented_memory(task: Any, policy: Any, ledger: Any, seed: int, *, sigma: f
 
 
 def spelled_anew(smiles: str, generator: torch.Generator) -> str:
-    """The same molecule written from another atom on."""
+    """Write the same molecule starting from another atom."""
     import torch
 
     from discrete_grpo.domains.molecules import parse

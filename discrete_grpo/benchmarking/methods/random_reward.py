@@ -22,10 +22,10 @@ __all__ = ["METHOD", "Blindfold", "random_reward"]
 class Blindfold:
     """A ledger that shows a random number in place of each score, uniform in [0, 1) and the same for equal samples.
 
-    It has the counts of the ledger, a history with the random numbers, and nothing else that holds real scores.
+    It has the counts of the ledger and a history with the random numbers, and gives no access to real scores.
 
     Args:
-        ledger: counts the calls and keeps the real scores.
+        ledger: ledger that counts the calls and keeps the real scores.
         seed: of the random numbers.
     """
 

@@ -47,8 +47,8 @@ def with_trainer(
         policy: is trained in place.
         ledger: counts the calls.
         seed: of the run.
-        node_count: where the node counts of a graph policy come from. With ``prior`` the samples of a group share one, and a policy
-            that draws one group per update cannot tell which counts are good.
+        node_count: where the node counts of a graph policy come from. With ``prior`` the samples of a group share one count, so a
+            policy that draws one group per update cannot learn which counts are good.
         num_steps: steps of a graph policy's sampler; None keeps the policy's.
         settings: fields of :class:`~discrete_grpo.training.config.GRPOConfig`.
     """
@@ -86,7 +86,7 @@ def in_rounds(
 ) -> None:
     """Train the policy by :class:`~discrete_grpo.training.rounds.Rounds` until the budget is used up or the run is stale.
 
-    A run also ends when its ten best samples have the ``goal`` of the settings, which is the task's optimum if they have none.
+    A run also ends when its ten best samples reach the ``goal`` of the settings, by default the optimum of the task.
 
     Args:
         task: what is optimised.
@@ -94,12 +94,12 @@ def in_rounds(
         ledger: counts the calls.
         seed: of all draws.
         objective: loss of the passes.
-        memory: what the passes draw from; None takes the default.
-        drawable: memory of what the policy can draw, from which the passes draw in its place.
-        proposers: whoever makes samples besides the policy.
+        memory: memory from which the passes draw; None takes the default.
+        drawable: memory of samples that the policy can draw, from which the passes draw instead.
+        proposers: sources of candidates besides the policy.
         screen: chooses among candidates; None scores all.
         rewrite: another text of the same sample for a pass; None learns from the sample as it is.
-        contexts: what the policy is asked for in its draws; None asks for nothing.
+        contexts: function that makes the contexts of the draws; None uses empty contexts.
         temperature: temperature at which a policy of tokens draws and is scored; None leaves its own.
         warm_start: SMILES file whose molecules are scored first, counted, and put into the memory, where the screen sees them too.
         warm_start_calls: how many of them; None takes all.

@@ -1,4 +1,4 @@
-"""Places and arrows of directed graphs in pictures: layers from top to bottom where there is no cycle."""
+"""Node positions and arrows in pictures of directed graphs, which are layered from top to bottom if they have no cycle."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def layers(graph: nx.DiGraph) -> Float[np.ndarray, "node 2"]:
 
 
 def bent_arcs(graph: nx.DiGraph) -> set[tuple[int, int]]:
-    """The arcs that are drawn bent: with one in the other direction, or past a generation, whose nodes may lie on the line."""
+    """The arcs that are drawn bent: those with a reverse arc, or past a generation whose nodes may lie on the line."""
     depth: dict[int, int] = {}
     if nx.is_directed_acyclic_graph(graph):
         depth = {v: k for k, nodes in enumerate(nx.topological_generations(graph)) for v in nodes}
@@ -42,7 +42,7 @@ def bent_arcs(graph: nx.DiGraph) -> set[tuple[int, int]]:
 def arrows(
     arcs: Sequence[tuple[int, int]], at: Float[np.ndarray, "node 2"], radius: float, bent: Collection[tuple[int, int]]
 ) -> tuple[str, str]:
-    """SVG paths of some arcs: of their lines, from the rim of the tail's circle, and of their heads, up to the rim of the head's.
+    """SVG paths of some arcs: their lines, from the rim of the tail's circle, and their heads, up to the rim of the head's circle.
 
     Args:
         arcs: tails and heads.

@@ -20,7 +20,7 @@ _RIGHT, _BOTTOM = 14, 42
 _INK, _MUTED, _GRID = "var(--ink, #1d2433)", "var(--muted, #667085)", "var(--grid, #e4e7ec)"
 _COLOURS = ("#2563eb", "#d9580d", "#0d9468", "#a23bb5", "#b07d00", "#0b8fac", "#d6336c", "#6b7280")
 MOST_POINTS = 400
-"""Points of one drawn curve: more than the page has pixels for."""
+"""Number of points per drawn curve, more than the page can resolve."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def histogram(data: Sequence[Values], *, ident: str, title: str, x_label: str, m
         ident: the element's id.
         title: read by screen readers; the page shows it above.
         x_label: with unit.
-        most_bins: at most so many bins.
+        most_bins: largest number of bins.
     """
     edges = _edges(np.concatenate([np.asarray(d.values, dtype=float) for d in data]), most_bins)
     shares = [np.histogram(d.values, edges)[0] / len(d.values) for d in data]
@@ -254,7 +254,7 @@ def _span(values: Sequence[float], shown: tuple[float, float] | None) -> tuple[f
 
 
 def _thin(line: Line) -> list[int]:
-    """Which points to draw: all, or the lowest and the highest of each of many short stretches."""
+    """The points to draw: all, or the lowest and the highest of each of many short segments."""
     count = len(line.x)
     if count <= MOST_POINTS:
         return list(range(count))
@@ -317,7 +317,7 @@ def _moving_average(values: Sequence[float | None]) -> list[float | None]:
 def _edges(values: np.ndarray, most: int) -> np.ndarray:
     """Bin edges: one bin a whole number where the values are few whole numbers, else Freedman and Diaconis's width."""
     low, high = float(values.min()), float(values.max())
-    exact = max(abs(low), abs(high)) < 2**53  # where a float64 tells neighbours apart
+    exact = max(abs(low), abs(high)) < 2**53  # float64 can still separate neighbouring edges
     if exact and high - low < most and bool(np.all(values == np.round(values))):
         return np.arange(low - 0.5, high + 1.0)
     if high - low < _LEAST:

@@ -1,4 +1,4 @@
-"""The curves of a report: which quantities of which run have a chart of their own."""
+"""The curves of a report: the quantities with a separate chart, by kind of run."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _CURVE_NAMES = {
     "best": "the best",
     "mean": "mean of the population",
 }
-_MOST_CHARTS = 100  # of quantities without a chart of their own
+_MOST_CHARTS = 100  # quantities without a separate chart
 _UNITS = {"step_time": "seconds per {unit}"}
 
 
@@ -96,7 +96,7 @@ def merged(metrics: Metrics) -> list[Mapping[str, Any]]:
 
 
 def kind_of(metrics: Metrics) -> Kind:
-    """The kind of run that metrics are of; lines of a search say how many samples entered its population."""
+    """The kind of run that wrote these metrics; lines of a search have the number of samples that entered its population."""
     if any("entered" in record for record in metrics):
         return "search"
     names = {name for record in metrics for name in record}
@@ -111,14 +111,14 @@ def unit_of(metrics: Metrics) -> str:
 
 
 def curves_section(metrics: Metrics) -> str:
-    """The charts of the quantities that a run of its kind is about."""
+    """The charts of the main quantities of a run of this kind."""
     charts = _charts(_CHARTS[kind_of(metrics)], metrics)
     title = "Search" if kind_of(metrics) == "search" else "Training"
     return f'<section id="curves"><h2>{title}</h2>{_note(metrics)}{charts}</section>' if charts else ""
 
 
 def other_curves(metrics: Metrics) -> str:
-    """Show every recorded quantity without a chart of its own, folded away."""
+    """Show every other recorded quantity in a collapsed section."""
     names = _names(metrics)
     shown = {"step", "reward_std"}
     for chart in _CHARTS[kind_of(metrics)]:

@@ -1,4 +1,4 @@
-"""Numbers, names and cards as the sections of a report show them."""
+"""Formatting of numbers, names and cards in the sections of a report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def label_of(name: str) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Cut a text to ``most`` characters, the last of which says so.
+    """Cut a text to ``most`` characters, with an ellipsis as the last one.
 
     >>> shortened("CCCCOC", 4), shortened("CCO", 4)
     ('CCC…', 'CCO')

@@ -16,7 +16,7 @@ from discrete_grpo.runs.report.arrows import arrows, bent_arcs, layers
 
 __all__ = ["layout", "render_graph"]
 
-LARGEST = 400  # nodes; a picture of more shows nothing
+LARGEST = 400  # nodes; larger graphs are not drawn, as their pictures are unreadable
 BY_DISTANCE = 100  # nodes; placing more of them by their distances takes seconds
 PLAIN = "#3b7dd8"
 NODE_COLOURS = (PLAIN, "#e07b39", "#4aa564", "#c44e52", "#8c6bb1", "#b8860b", "#2aa5a0", "#d4679f")  # apart in light and in dark

@@ -83,7 +83,7 @@ def _metrics(run: Path) -> Metrics:
 
 
 def _measured(run: Path) -> dict[str, dict[str, Any]]:
-    """The evaluations of a run; a damaged file is told and left out."""
+    """The evaluations of a run; a damaged file is reported and skipped."""
     try:
         return read_evaluation(run)
     except ValueError as error:
@@ -124,7 +124,7 @@ def _known(metrics: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 
 
 def _diagnosis(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Say why nothing was learned and what to try, where that is so."""
+    """Explain why nothing was learned and what to try, if that is the case."""
     found = search_diagnosis(metrics) if kind_of(metrics) == "search" else diagnosis(metrics)
     notes = "<br>".join(map(escape, found))
     return f'<p class="card" id="diagnosis" role="note">{notes}</p>' if notes else ""
