@@ -32,7 +32,7 @@ MAX_CLASSES = 256
 
 @dataclass(frozen=True)
 class _Listed:
-    """A graph as names of its nodes, pairs of its edges (i < j where it is undirected, else tail and head), and names of these."""
+    """A graph as class names of its nodes, its edges as pairs (i < j if undirected, else tail and head), and their class names."""
 
     nodes: Sequence[str]
     ends: Sequence[tuple[int, int]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from discrete_grpo.cli.import_path import remove_working_folder
 
-if __name__ == "__main__":  # before any import of a name that a file in the working folder may have
+if __name__ == "__main__":  # before imports that a file in the working folder could shadow
     remove_working_folder()
 
 import os
@@ -31,7 +31,7 @@ def _version() -> str:
 
 
 def _dispatch(arguments: Sequence[str]) -> None:
-    """Run a command; what it needs is imported when it is known, so that a mistyped one is answered at once."""
+    """Run a command; its modules are imported after the name is checked, so that a mistyped command fails at once."""
     command, rest = (arguments[0], arguments[1:]) if arguments else ("-h", ())
     asked = "-h" in rest or "--help" in rest
     if command in ("-h", "--help"):
@@ -64,7 +64,7 @@ def _dispatch(arguments: Sequence[str]) -> None:
 
 
 def _printable(text: str) -> str:
-    """Text without characters that would steer the terminal."""
+    """Replace characters that would control the terminal."""
     if text.isprintable():
         return text
     from discrete_grpo.runs.console import printable
@@ -73,12 +73,12 @@ def _printable(text: str) -> str:
 
 
 def _tell(text: str) -> None:
-    """Print one line on standard error; a reward or a file may have put any characters into it."""
+    """Print one line on standard error; it may contain any characters from a reward or a file."""
     print(f"discrete-grpo: {_printable(text)}", file=sys.stderr)
 
 
 def _reader_left() -> bool:
-    """Whether nobody reads standard output any more; if so, the rest of it is discarded, so that the exit is silent."""
+    """Whether the reader of standard output has closed it; if so, the rest is discarded, so that the exit is silent."""
     import select
 
     if not hasattr(select, "poll"):  # Windows
@@ -92,14 +92,14 @@ def _reader_left() -> bool:
 
 
 def _names_argument(error: Exception) -> bool:
-    """Whether the error of a wrong object or import begins with the name of an argument, as one that is raised on purpose does."""
+    """Whether a TypeError or ImportError begins with the name of an argument, as errors raised on purpose do."""
     name, colon, _ = str(error).partition(": ")
     return isinstance(error, TypeError | ImportError) and bool(colon) and name.isidentifier()
 
 
 @contextmanager
 def _readable_warnings() -> Iterator[None]:
-    """Within the block, warnings have no characters that would steer the terminal, and those of this program are one line."""
+    """Remove control characters from warnings inside the block, and print those of this program as one line."""
     before, own = warnings.formatwarning, Path(__file__).parents[2]
 
     def readable(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
@@ -122,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after the program's name; None takes those of the process.
 
     Returns:
-        0 if the command is done, 2 for bad input or a failed reward, 130 if it was stopped by Ctrl-C, 141 if the reader of its
-        output left.
+        0 on success, 2 for bad input or a failed reward, 130 if it was stopped by Ctrl-C, 141 if the reader of its output
+        closed it.
     """
     # oneDNN keeps the code it compiled for each of the last 1,024 shapes; for texts of all lengths in bfloat16 that is many GB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _readable_warnings():
             _dispatch(given)
-            sys.stdout.flush()  # here and not at the exit, where an error could no longer be told
+            sys.stdout.flush()  # here and not at the exit, where an error could not be reported
     except (Interrupted, KeyboardInterrupt) as stopped:
         _tell(f"{str(stopped) or 'stopped'}")
         return 130
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 141
         said = " ".join(str(error).split())
         if not (isinstance(error, ValueError | OSError | RuntimeError | ArithmeticError) or _names_argument(error)):
-            # not raised on purpose: say its kind too
+            # not raised on purpose: name its class too
             said = f"{type(error).__name__}: {said}"
         _tell(f"error: {said or type(error).__name__}")
         return 2

@@ -1,4 +1,4 @@
-"""Settings of the memory allocator for programs that make and free large tensors all the time."""
+"""Settings of the memory allocator for programs that constantly allocate and free large tensors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ KEPT, MAPPED = 2_000_000_000, 1 << 25
 def keep_freed_memory() -> None:
     """Keep freed memory in the process and back large tensors by huge pages, on Linux with glibc; elsewhere nothing is done.
 
-    glibc returns large blocks to the system when they are freed, and the next tensor of that size is faulted in page by page. What
-    the user has set by ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_`` or ``THP_MEM_ALLOC_ENABLE`` stays. To be called
-    before the first tensor is made, as torch reads the last one then.
+    glibc returns large blocks to the system when they are freed, and the next tensor of that size is faulted in page by page.
+    Settings of the user by ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_`` or ``THP_MEM_ALLOC_ENABLE`` are kept. Call this
+    before the first tensor is allocated, as torch reads the last variable then.
     """
     if sys.platform != "linux":
         return

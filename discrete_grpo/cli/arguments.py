@@ -1,4 +1,4 @@
-"""The arguments of the commands that make no run folder, such as sample, evaluate, import and preprocess."""
+"""Parses the arguments of the commands without a run folder, such as sample, evaluate, import and preprocess."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["IMPORT_OPTIONS", "read_arguments", "sampler_options"]
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises UsageError where argparse prints a usage and ends the program."""
+    """A parser that raises UsageError instead of printing the usage and ending the program."""
 
     def __init__(self, command: str, arguments: str, example: str) -> None:
         about = f"{COMMANDS[command][0].upper()}{COMMANDS[command][1:]}."

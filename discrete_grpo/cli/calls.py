@@ -1,4 +1,4 @@
-"""The calls of the commands that make no run folder: from their arguments to the functions of the recipes."""
+"""Runs the commands without a run folder, by calling the functions of the recipes with their arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["call"]
 
 
 def call(command: str, given: dict[str, Any]) -> None:
-    """Run a command that makes no run folder.
+    """Run a command without a run folder.
 
     Args:
         command: its name.
@@ -81,7 +81,7 @@ def _preprocess(given: dict[str, Any]) -> None:
 
 
 def _as_given(value: Any) -> str:
-    """A value as the command line takes it."""
+    """A value in the form in which the command line accepts it."""
     return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
 
 
@@ -107,7 +107,7 @@ def _benchmark(given: dict[str, Any]) -> None:
 
 
 def _named(option: str, names: list[str] | None, fits: Callable[[Any], bool], wanted: str) -> list[Any] | None:
-    """Names as they are, and in place of each import path what it names."""
+    """Keep names, and replace each import path by the object that it names."""
 
     def value(name: str) -> Any:
         if ":" not in name and "." not in name:
@@ -149,6 +149,6 @@ def _import(given: dict[str, Any]) -> None:
         if not str(error).startswith("source: "):
             raise
         raise UsageError(f"from: {str(error).removeprefix('source: ')}") from error  # its name here
-    for name, (value, origin) in load_metadata(folder).get("taken", {}).items():  # the facts it rests on and their sources
+    for name, (value, origin) in load_metadata(folder).get("taken", {}).items():  # facts of the import and their sources
         print(f"{name}:".ljust(17) + f"{value} ({origin})")
     print(folder)

@@ -1,4 +1,4 @@
-"""Settings with which a run may go on in place of its own, as options of ``discrete-grpo resume``."""
+"""Changes to the settings of a run, as options of ``discrete-grpo resume``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _MAY_CHANGE = {
 _PRETRAINING = ("pretrain.max_steps", "pretrain.log_steps", "pretrain.save_steps", "pretrain.save_total_limit")
 
 _GROWING = ("max_oracle_calls", "rounds")
-"""Limits up to which a run may have gone already."""
+"""Limits that a run may already have reached."""
 
 
 def may_change(command: str) -> tuple[str, ...]:
-    """Names of the settings that say how long a run of a command goes on and what it keeps, and not what an update is."""
+    """Names of the settings of a command that determine how long a run lasts and what it keeps, but not its updates."""
     return _MAY_CHANGE.get(command, _PRETRAINING)
 
 
@@ -37,7 +37,7 @@ def check_changes(command: str, before: str, after: str) -> None:
     Args:
         command: the command that made the run.
         before: settings of the run, as YAML.
-        after: settings that are asked for.
+        after: requested settings.
     """
     from discrete_grpo.cli.parser import loaded
     from discrete_grpo.runs.settings import flat_settings
@@ -55,7 +55,7 @@ def check_changes(command: str, before: str, after: str) -> None:
 
 @contextmanager
 def written(folder: Path, settings: str) -> Iterator[None]:
-    """Write the settings of a run that goes on; where it refuses them before it writes a checkpoint, its own are put back."""
+    """Write the settings of a resumed run; if the run refuses them before it writes a checkpoint, restore the old ones."""
     from discrete_grpo.core.scoring import RewardError
     from discrete_grpo.runs.recorder import write_text
     from discrete_grpo.runs.settings import checkpoints_in
@@ -66,7 +66,7 @@ def written(folder: Path, settings: str) -> Iterator[None]:
         write_text(file, settings)
     try:
         yield
-    except (Interrupted, KeyboardInterrupt, RewardError):  # it goes on with them
+    except (Interrupted, KeyboardInterrupt, RewardError):  # the run continues with them
         raise
     except BaseException:
         if is_first() and checkpoints_in(folder) == seen:

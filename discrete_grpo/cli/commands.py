@@ -14,7 +14,7 @@ __all__ = ["COMMANDS", "RUNS", "Recipe", "UsageError", "preset_about", "preset_p
 
 
 class UsageError(ValueError):
-    """A command line that cannot be run; its text is the one line the user sees."""
+    """Raised for a command line that cannot be run; its text is the line shown to the user."""
 
 
 class Recipe(NamedTuple):
@@ -65,7 +65,7 @@ COMMANDS = {
     "import": "convert a checkpoint of another program",
     "list": "show presets, bundled policies, rewards and data sets; 'list tasks' and 'list methods' those of benchmarks",
 }
-"""All commands and what each does."""
+"""All commands with their descriptions."""
 
 
 def recipe_of(command: str) -> tuple[type, Callable[..., Any]]:

@@ -16,7 +16,7 @@ __all__ = ["MOST_USED", "TOPICS", "Option", "options", "options_of", "overview",
 
 _WIDTH, _INDENT = 112, 36
 _LIGHT = "discrete_grpo.training.config"
-"""A module of settings that imports no torch, so that its classes can be asked for their ranges."""
+"""A module of settings that does not import torch, so that its classes can be constructed to find their ranges."""
 
 MOST_USED = (
     "policy",
@@ -82,10 +82,10 @@ TOPICS = {
         "grpo.checkpoint_layers",
     ],
 }
-"""The options of ``train`` by topic; all others are about the policy (``what to train``) or the loss (``GRPO``)."""
+"""The options of ``train`` by topic; all others belong to the policy (``what to train``) or the loss (``GRPO``)."""
 
 CHECKS = ("check_range", "check_whole")
-"""Functions whose calls in the source of settings tell the ranges."""
+"""Functions whose calls in the source of settings contain the ranges."""
 _BOUNDS = ("least", "above", "most", "below")
 _TITLES = ("what to train", "reward", "measured scores", "GRPO", "KL", "entropy", "replay", "run")
 _VALUES = {"int": "N", "float": "X", "str": "TEXT", "tuple": "LIST", "list": "LIST", "dict": "MAPPING", "Callable": "REWARD"}
@@ -113,7 +113,7 @@ EXAMPLES = {
 
 
 class Option(NamedTuple):
-    """An option of a command as its help shows it; ``default`` and ``range`` are empty where they are not known."""
+    """An option of a command in its help; ``default`` and ``range`` are empty if unknown."""
 
     name: str
     value: str
@@ -157,7 +157,7 @@ def _group(field: Field) -> Definition | None:
 
 
 def _given_to_its_class(field: Field) -> dict[str, ast.expr] | None:
-    """The arguments with which the default of a group is made by its class; None where something else makes it.
+    """The arguments with which the default of a group is constructed from its class; None if it is made in another way.
 
     ``default_factory`` is the class, or ``partial`` of the class with arguments by name. All other defaults of the class hold.
     """
@@ -213,7 +213,7 @@ def _default(field: Field) -> str:
 
 
 def _range(owner: Definition, field: Field) -> str:
-    """The accepted range of a number, in the words with which the settings refuse a value that is no number."""
+    """The accepted range of a number, in the words of the error for a value that is not a number."""
     if not {"int", "float"} & {ast.unparse(part) for part in _parts(field.annotation)}:
         return ""
     assert isinstance(owner.node, ast.ClassDef)
@@ -240,7 +240,7 @@ def _bounds(settings: ast.ClassDef, field: Field) -> dict[str, float]:
 
 
 def topics(command: str) -> dict[str, list[Option]]:
-    """The options of a command by topic, each once; those of ``train`` as in :data:`TOPICS`, of others by group."""
+    """The options of a command by topic, each once; those of ``train`` as in :data:`TOPICS`, those of other commands by group."""
     found: dict[str, list[Option]] = {}
     every = {option.name: option for option in options(command)}
     if command == "train":

@@ -1,6 +1,6 @@
-"""The working folder on ``sys.path``: it comes last, and only where a command names code of the user's.
+"""Handling of the working folder on ``sys.path``: it is last, and added only if a command names the user's code.
 
-A file there with the name of a library, such as ``torch.py``, must not be run because a command is given in that folder.
+A file there with the name of a library, such as ``torch.py``, must not be executed just because a command runs in that folder.
 """
 
 import os
@@ -24,14 +24,14 @@ def remove_working_folder() -> None:
 
 
 def append_working_folder() -> None:
-    """Let modules in the working folder be imported by name, after all others."""
+    """Make modules in the working folder importable, after all others."""
     folder = os.getcwd()  # noqa: PTH109
     if "" not in sys.path and folder not in sys.path:
         sys.path.append(folder)
 
 
 def names_class(policy: str) -> bool:
-    """Whether a policy is named as a class of a module.
+    """Whether the name of a policy is that of a class in a module.
 
     >>> names_class("my_module:MyPolicy"), names_class("my_module:MyPolicy@runs/mine")
     (True, True)

@@ -1,4 +1,4 @@
-"""Values that a command line names by their import paths; what fails while a module is imported is told in one line."""
+"""Resolves import paths of a command line; errors during the import of a module become one line."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def imported(said: str, module: str, name: str) -> Any:
     """An attribute of a module, or of a class of a module.
 
     Args:
-        said: how an error begins.
+        said: beginning of the error message.
         module: the import path of the module or class.
         name: the attribute.
 
     Raises:
-        UsageError: if the module cannot be imported, or has no such attribute; a near name is given.
+        UsageError: if the module cannot be imported, or has no such attribute, with the nearest name.
     """
     try:
         holder = _import(module)
@@ -48,7 +48,7 @@ def imported(said: str, module: str, name: str) -> Any:
     except SystemExit as error:
         told = "ended the program when it was imported, expected what a script does under if __name__ == '__main__'"
         raise UsageError(f"{said} {module}.py {told}") from error
-    except Exception as error:  # whatever the user's file does when it is imported
+    except Exception as error:  # importing the user's file may raise any error
         raise UsageError(f"{said} {' '.join(str(error).split()) or type(error).__name__}{error_place(error)}") from error
     if not hasattr(holder, name):
         raise UsageError(f"{said} {absent_attribute(holder, name)}")

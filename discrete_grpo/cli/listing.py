@@ -29,7 +29,7 @@ class KnownReward(NamedTuple):
 
 
 WORDS = {"spatial": "molecules in space", "digraphs": "directed graphs"}
-"""What samples of a kind are called, where it is not the name of the kind."""
+"""Names for the samples of a kind, if they differ from the name of the kind."""
 
 
 def known_rewards() -> dict[str, KnownReward]:

@@ -11,7 +11,7 @@ _POWER = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")
 
 
 def written_out(text: str) -> str:
-    """The text of a whole number without its power of ten; any other text as it is.
+    """Write a whole number without its power of ten; return any other text unchanged.
 
     >>> written_out("2.5e3"), written_out("1e-3"), written_out("2.55e1"), written_out("many")
     ('2500', '1e-3', '2.55e1', 'many')

@@ -1,4 +1,4 @@
-"""From a command line to a recipe: presets, YAML files and options, with one line for what cannot be read."""
+"""Parses a command line into a recipe: presets, YAML files and options, with one-line errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from discrete_grpo.core.option_names import right_field
 __all__ = ["loaded", "loaded_columns", "parse"]
 
 NUMBER = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+")
-"""Texts that YAML 1.1 takes for texts and the reader of the settings for numbers."""
+"""Values that YAML 1.1 reads as text but the parser of the settings reads as numbers."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class _Given:
     Attributes:
         words: options for the parser, without the reward.
         values: each option and its text, in the order given.
-        reward: the reward as it is given; None where nothing names one.
+        reward: the reward as given; None if none is given.
         print_config: whether the resulting options are only printed.
     """
 
@@ -77,11 +77,11 @@ class _Names:
 
 
 def parse(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
-    """The recipe that a command line asks for, and its resolved settings as YAML.
+    """Return the recipe of a command line, and its resolved settings as YAML.
 
     Raises:
         UsageError: for an unknown option, a value of the wrong type, or a reward that cannot be found.
-        SystemExit: after ``--print_config`` was obeyed.
+        SystemExit: after ``--print_config`` printed the settings.
     """
     recipe, _ = recipe_of(command)
     names = _Names(recipe)
@@ -177,7 +177,7 @@ def loaded(text: str, name: str) -> Any:
     """The value of a text in YAML.
 
     Raises:
-        UsageError: naming the option, for text that is no YAML.
+        UsageError: naming the option, for text that is not YAML.
     """
     try:
         return yaml.safe_load(text)
@@ -198,7 +198,7 @@ def loaded_columns(text: str) -> Any:
 
 
 def _read_option(name: str, text: str, given: _Given, names: _Names) -> None:
-    """Take over one option; a group may be given as a mapping or as a file that holds one."""
+    """Read one option; a group may be given as a mapping or as a file with a mapping."""
     key = name.removesuffix("+")
     if key in names.groups:
         if not Path(text).is_file():
@@ -219,7 +219,7 @@ def _read_option(name: str, text: str, given: _Given, names: _Names) -> None:
 def _inner_mapping(key: str, values: Sequence[tuple[str, str]]) -> tuple[str, str]:
     """The mapping within a mapping to which ``a.b.c`` belongs, as the option ``a.b`` with all its fields so far.
 
-    The parser would keep the field that is given last alone, as a text.
+    The parser alone would keep only the last given field, as text.
     """
     first, second, _ = key.split(".", 2)
     found: dict[str, Any] = {}
@@ -234,7 +234,7 @@ def _inner_mapping(key: str, values: Sequence[tuple[str, str]]) -> tuple[str, st
 
 
 def _read_file(name: str, given: _Given, names: _Names) -> None:
-    """Take over a YAML file, or a mapping that is given as text; its reward is kept apart."""
+    """Read a YAML file, or a mapping given as text; its reward is handled separately."""
     file = Path(name)
     if not file.is_file() and not isinstance(_composed(name, "config"), yaml.MappingNode):
         raise UsageError(f"config: file {name!r} does not exist")
@@ -268,7 +268,7 @@ def _composed(text: str, name: str) -> yaml.Node | None:
 
 
 def _check_once(node: yaml.Node | None, name: str) -> None:
-    """Raise ``UsageError`` for a mapping that has a key twice, of which YAML's reader would keep the last."""
+    """Raise ``UsageError`` for a mapping with a repeated key, of which YAML would keep the last."""
     if not isinstance(node, yaml.MappingNode):
         return
     first: dict[str, int] = {}
@@ -302,7 +302,7 @@ def _entries(node: yaml.MappingNode, names: _Names, group: str = "") -> Iterator
 
 
 def _text(node: yaml.Node) -> str:
-    """A value of a YAML file as it is given on a command line."""
+    """Convert a value of a YAML file to its text on a command line."""
     if isinstance(node, yaml.ScalarNode):
         return str(node.value)
     flow = yaml.safe_dump(yaml.safe_load(yaml.serialize(node, Dumper=yaml.SafeDumper)), default_flow_style=True, width=10**6)
@@ -317,7 +317,7 @@ def _no_group(name: str, given: str) -> str:
 
 
 def _wrong_value(parser: ArgumentParser, given: _Given, names: _Names) -> str | None:
-    """A line about the first value that its option does not accept by its type; None if each alone is accepted."""
+    """A line about the first value whose type its option does not accept; None if each value is accepted."""
     for name, text in given.values:
         try:
             parser.parse_args([f"--{name}={text}"])
@@ -328,7 +328,7 @@ def _wrong_value(parser: ArgumentParser, given: _Given, names: _Names) -> str | 
 
 
 def _within_group(said: str, names: _Names) -> str:
-    """A message that begins with the name of a field of a group, with the name of its option instead."""
+    """Replace the name of a field of a group at the beginning of a message by that of its option."""
     name = said.partition(":")[0]
     options = [option for option in names.types if option.endswith(f".{name}")]
     return said.replace(name, options[0], 1) if name not in names.types and len(options) == 1 else said

@@ -1,4 +1,4 @@
-"""Rewards as a command line or a YAML file names them: by name, by import path, or by a class with its arguments."""
+"""Reward specifications of command lines and YAML files: a name, an import path, or a class with its arguments."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["complete_reward", "make_reward", "with_argument"]
 
 
 def complete_reward(spec: Any) -> Any:
-    """A reward, or a list of them, in full: names as import paths, and classes with all their arguments.
+    """Complete the specification of a reward, or of a list: names become import paths, and classes get all their arguments.
 
     Args:
         spec: a name of ``discrete-grpo list``, an import path, a mapping with ``class_path`` and ``init_args``, or a list of these.
 
     Raises:
-        UsageError: if it names no reward, or its arguments do not fit.
+        UsageError: if it does not name a reward, or its arguments do not fit.
     """
     if isinstance(spec, list | tuple):
         return [complete_reward(one) for one in spec]
@@ -58,7 +58,7 @@ def _check_objects(path: str, kind: type) -> None:
 
 
 def make_reward(spec: Any) -> Any:
-    """The reward, or the list of rewards, of a completed spec.
+    """Create the reward, or the list of rewards, of a completed specification.
 
     Raises:
         UsageError: if the constructor of a class refuses its arguments.
@@ -77,9 +77,9 @@ def make_reward(spec: Any) -> Any:
 
 
 def with_argument(spec: Any, name: str, value: Any) -> Any:
-    """A reward, or the last of several, with one more argument of its class, as ``--reward.NAME=VALUE`` gives it.
+    """Add one argument of the class of a reward, or of the last of several, as given by ``--reward.NAME=VALUE``.
 
-    ``class_path`` is no argument: it names another reward, which begins without arguments.
+    ``class_path`` is not an argument: it selects another reward, without arguments.
     """
     if isinstance(spec, list) and spec:
         return [*spec[:-1], with_argument(spec[-1], name, value)]
@@ -100,7 +100,7 @@ def _class_path(spec: Mapping[Any, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _full_path(name: str) -> str:
-    """The import path of a name; a path stays what it is."""
+    """The import path of a name; a path is returned unchanged."""
     if not name.isidentifier():
         return name
     known = known_rewards()
@@ -114,7 +114,7 @@ def _full_path(name: str) -> str:
 
 
 def _wanted(name: str) -> str:
-    """The text of an error about a name that is no import path: that of a judge is given to the class ``Judge``."""
+    """The text of an error about a name that is not an import path; for a judge, it explains the use of the class ``Judge``."""
     if name.endswith("-judge") or (Path(name) / "policy").is_dir() or (Path(name) / "model.safetensors").is_file():
         return f"expected the import path of one; of a judge it is --reward=Judge --reward.checkpoint={name}"
     return "expected an import path such as my_file.my_reward"
@@ -161,7 +161,7 @@ def _completed(path: str, kind: type, given: Mapping[str, Any]) -> dict[str, Any
 
 
 def _wrong_argument(said: str, given: Mapping[str, Any], hints: Mapping[str, Any]) -> str:
-    """The parser's message, in the words of other messages where it is about the type of one argument."""
+    """The message of the parser, reworded like other messages if it is about the type of one argument."""
     found = re.match(r'Parser key "(\w+)":', said)
     if found is None or found[1] not in given or not is_plain(hints.get(found[1])):
         return " ".join(said.split())
@@ -176,7 +176,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _with_rewards(value: Any, hint: Any) -> Any:
-    """An argument with the rewards in it completed, which also refuses functions that would be called with arguments."""
+    """Complete the rewards in an argument, and refuse functions that are given arguments."""
     if isinstance(value, Mapping):
         return complete_reward(value) if "class_path" in value else {k: _with_rewards(v, None) for k, v in value.items()}
     if isinstance(value, list):

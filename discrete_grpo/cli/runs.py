@@ -1,4 +1,4 @@
-"""Starting and resuming the commands that make a run folder."""
+"""Starts and resumes the commands with a run folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["resume", "start"]
 
 
 def _parsed(command: str, arguments: Sequence[str]) -> tuple[Any, str]:
-    """The recipe and its settings; code of the user's is looked for in the working folder, and nothing else is."""
+    """Return the recipe and its settings; only the user's own code is imported from the working folder."""
     from discrete_grpo.cli.parser import parse
 
     try:
@@ -47,7 +47,7 @@ def start(command: str, arguments: Sequence[str]) -> None:
         raise UsageError(f"output_dir: {recipe.output_dir!r}, expected the name of a folder to make")
     folder = Path(recipe.output_dir)
     _, run = recipe_of(command)
-    if not is_first():  # the first process makes the folder; the others meet it inside the run
+    if not is_first():  # the first process makes the folder; the others use it inside the run
         _guarded(folder, lambda: run(recipe))
         return
     before = held(folder)
@@ -61,7 +61,7 @@ def start(command: str, arguments: Sequence[str]) -> None:
 
 
 def _withdrawn_on_failure(folder: Path, before: frozenset[str] | None, run: Callable[[], object]) -> None:
-    """Run, and remove what a run that failed before it had results has written."""
+    """Run, and remove the files of a run that failed before it had results."""
     from discrete_grpo.recipes.new_run import withdraw
 
     try:
@@ -97,14 +97,14 @@ def _has_results(folder: Path) -> bool:
 
 
 def resume(folder: Path, changes: Sequence[str] = ()) -> None:
-    """Continue the run of a folder with the settings in it, from its start where it was stopped before its first checkpoint.
+    """Continue the run of a folder with its settings, from the start if it was stopped before its first checkpoint.
 
     Args:
         folder: the run folder.
-        changes: options that take the place of settings in it, such as ``--grpo.max_steps=200``, and are kept in it.
+        changes: options that replace settings in it, such as ``--grpo.max_steps=200``, and are stored in it.
 
     Raises:
-        UsageError: if the folder holds no run of a command, or for a change of another setting than :func:`may_change` names.
+        UsageError: if the folder holds no run of a command, or for a change of a setting that :func:`may_change` does not name.
     """
     from discrete_grpo.runs.lock import alone
     from discrete_grpo.runs.settings import put_back_on_refusal
@@ -139,7 +139,7 @@ def _command_of(folder: Path) -> str:
 def _check_is_run(folder: Path) -> None:
     """Raise UsageError, with what to do instead, for a folder without a run of a command."""
     if not folder.is_dir():
-        within = Path("runs") / folder  # where presets put theirs
+        within = Path("runs") / folder  # the location of runs of presets
         named = folder.name == str(folder) and (within / "run.json").is_file()
         hint = f"; did you mean '{within.as_posix()}'?" if named else ""
         wanted = "expected a run folder of a command such as 'discrete-grpo train'"
@@ -155,14 +155,14 @@ def _check_is_run(folder: Path) -> None:
 
 
 def _guarded(folder: Path, run: Callable[[], object]) -> None:
-    """Run, and add to the message of an interrupted run how it is continued."""
+    """Run, and add to the message of an interrupted run how to continue it."""
     from discrete_grpo.core.scoring import NoScores, RewardError
 
     try:
         run()
     except (Interrupted, RewardError, KeyboardInterrupt) as stopped:
         if isinstance(stopped, NoScores) or (isinstance(stopped, RewardError) and not _has_results(folder)):
-            raise  # no call is left; or the reward does not fit the conditions, and nothing was done yet
+            raise  # no call is left, or the reward does not fit the conditions and nothing was done yet
         saved = "saved, " if _has_results(folder) else ""
         stopped.args = (f"{str(stopped) or 'stopped'}; {saved}continue with: discrete-grpo resume {folder}",)
         raise

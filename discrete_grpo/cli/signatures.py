@@ -1,7 +1,7 @@
 """Signatures, defaults and docstrings of this package, read from its source files without importing them.
 
 ``discrete-grpo train -h`` and ``discrete-grpo list`` describe settings and rewards whose modules import torch and rdkit. They read
-the syntax trees of these modules instead, and so answer at once.
+the syntax trees of these modules instead, which is much faster.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Definition(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A field of a dataclass; ``default`` is its syntax tree, None where the field must be given."""
+    """A field of a dataclass; ``default`` is its syntax tree, None if the field is required."""
 
     name: str
     module: str
@@ -82,7 +82,7 @@ def first_line(node: ast.AST) -> str:
 
 
 def plain(text: str) -> str:
-    """Text without the marks of reStructuredText.
+    """Text without reStructuredText markup.
 
     >>> plain("as ``uniform`` in :class:`~discrete_grpo.GRPOConfig`")
     'as uniform in GRPOConfig'
@@ -112,7 +112,7 @@ def _bases(definition: Definition) -> list[Definition]:
 
 
 def _attribute_docs(node: ast.AST) -> dict[str, str]:
-    """The texts of the sections ``Attributes`` and ``Args`` of a docstring by name; names that share a text have it each."""
+    """The texts of the sections ``Attributes`` and ``Args`` of a docstring by name; names in one entry get the same text."""
     found: dict[str, list[str]] = {}
     names: list[str] = []
     inside = False

@@ -45,7 +45,7 @@ def takes_mapping(hint: Any) -> bool:
 
 
 def is_plain(hint: Any) -> bool:
-    """Whether a type is made of numbers, texts, switches, lists and mappings alone, so that its words say what is accepted.
+    """Whether a type consists only of numbers, texts, booleans, lists and mappings, so that its words describe the accepted values.
 
     >>> is_plain(tuple[float, float] | None), is_plain(typing.Callable[..., float])
     (True, False)

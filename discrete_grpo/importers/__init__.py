@@ -88,7 +88,7 @@ def import_checkpoint(path: str | os.PathLike[str], source: Source, out: str | o
 
 
 def _check_options(read: Callable[..., Any], source: str, options: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for an option that the importer does not have, or one without a default that is not given."""
+    """Raise ``ValueError`` for an option that the importer does not have, or a missing required option."""
     known = {p.name: p.default for p in inspect.signature(read).parameters.values() if p.kind is p.KEYWORD_ONLY}
     for name, value in options.items():
         if name not in known:

@@ -88,7 +88,7 @@ def import_digress(
         num_steps: steps of the sampler; None takes the steps of the diffusion.
         diffusion_steps: T of its schedule; None takes what the file stores, else the published T of the data set.
         heads: attention heads; None takes what the file stores, else 8.
-        variant: branch of DiGress: ``fixed_bug`` pools over what exists and counts 5-cycles rightly.
+        variant: branch of DiGress: ``fixed_bug`` pools over existing entries only and counts 5-cycles correctly.
         padding: see :data:`Padding`. In ``fixed_bug`` padding counts in the molecule's weight and in eigenvalues only.
         checkpoint_layers: whether gradients recompute layers: less memory, more time.
 
@@ -204,8 +204,8 @@ def import_graph_grpo(
         sample_distortion: as in :func:`import_defog`.
         rrwp_steps: as in :func:`import_defog`.
         heads: as in :func:`import_defog`.
-        padding: Graph-GRPO pools over what exists, but the molecule's weight counts each place of padding as an atom of class 0.
-            ``safe`` leaves that out; ``published`` pads every graph to the largest size and counts it.
+        padding: Graph-GRPO pools over existing entries only, but the molecule's weight counts each padded node as an atom of
+            class 0. ``safe`` leaves that out; ``published`` pads every graph to the largest size and counts it.
         checkpoint_layers: whether gradients recompute layers: less memory, more time.
 
     Raises:

@@ -1,1 +1,1 @@
-"""YAML settings of the runs that come with the package."""
+"""YAML settings of the runs that are included in the package."""
