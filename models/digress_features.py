@@ -179,7 +179,7 @@ def _spectra(a: Tensor, mask: Tensor, padded: bool) -> tuple[Tensor, Tensor]:
     """Number of components and the next 5 eigenvalues [B, 6]; indicator of small components and 2 eigenvectors [B, N, 3].
 
     Each graph is decomposed alone, on the CPU: in a batch the signs of eigenvectors depend on the memory layout, and a replay would
-    give a step another probability than the one it was drawn with.
+    give a step a probability other than that of its draw.
     """
     b, n = mask.shape
     sizes = mask.sum(1)

@@ -21,15 +21,15 @@ __all__ = ["Encoder", "EncoderConfig", "EncoderSizes", "PooledEncoder"]
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSizes:
-    """Sizes of an :class:`Encoder` or a :class:`PooledEncoder`, whatever its alphabet.
+    """Sizes of an :class:`Encoder` or a :class:`PooledEncoder`, independent of its alphabet.
 
     Attributes:
         layers: depth.
         heads: attention heads.
         width: width of the hidden states, a multiple of ``heads``.
         expansion: hidden over outer width in the feed-forward parts.
-        context: neighbours on each side that a convolution mixes in before the first layer; 0 means no convolution. A network
-            then sees spelling from the start, which it learns only slowly from one pooled number per text.
+        context: neighbours on each side that a convolution mixes in before the first layer; 0 means no convolution. It
+            provides local spelling from the start, which a network learns only slowly from one pooled number per text.
         dropout: dropout probability after embeddings, attention and feed-forward parts, in [0, 1).
 
     Raises:

@@ -5,7 +5,7 @@ e_ij and the state y of the graph are invariant: they read positions p_i, whose 
 
     g_ij  = (|p_i - p_j|, p_i · p_j / ((1 + |p_i|) (1 + |p_j|))),  the distance expanded in Gaussian functions
 
-With LayerNorms modulated by y, which knows the time, a layer is
+With LayerNorms modulated by y, which depends on the time, a layer is
 
     e'_ij = e_ij + W g_ij
     l_ij  = q_i · k_j / sqrt(d) + b · e'_ij,  a_ij = softmax_j l_ij
@@ -59,7 +59,7 @@ TIMES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class EquivariantSizes:
-    """Sizes of an :class:`EquivariantTransformer`, whatever the fields of its graphs.
+    """Sizes of an :class:`EquivariantTransformer`, independent of the fields of its graphs.
 
     Attributes:
         layers: depth.
@@ -164,7 +164,7 @@ class _Block(nn.Module):
         self.pool = nn.Linear(2 * d, dg)
         self.geometry = nn.Linear(config.radial + 2, de, bias=False) if config.positions else None
         self.steps = nn.Linear(d, 2) if config.positions else None  # α and β
-        if self.steps is not None:  # a new network leaves positions where they are
+        if self.steps is not None:  # a new network does not move positions
             for end in (self.steps.weight, self.steps.bias, self.edge_out.weight[de:], self.edge_out.bias[de:]):
                 end.data.zero_()
 
@@ -259,7 +259,7 @@ class EquivariantTransformer(nn.Module):
             mask: which nodes exist.
 
         Raises:
-            ValueError: for other fields than those of the network, a wrong shape, or positions given or missing wrongly.
+            ValueError: for fields other than those of the network, a wrong shape, or missing or unexpected positions.
         """
         self._check(nodes, edges, positions, time, mask)
         dtype = next(self.parameters()).dtype

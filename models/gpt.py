@@ -102,18 +102,18 @@ class Cache:
 
 
 BLOCK = 128
-"""In bfloat16 on a CPU the number of packed tokens is a multiple of this, as each new shape of a product stays in a cache."""
+"""In bfloat16 on a CPU the number of packed tokens is padded to a multiple of this, as torch caches every new shape."""
 
 
 class _Layout:
     """Positions of the real tokens in the padded square [B, T]; all layers except attention run on these tokens only.
 
-    On an accelerator the layers run on the whole square, as the host would have to wait for the number of real tokens. Padding has
-    the same values there, zeros before attention and in the result.
+    On an accelerator the layers run on the whole square, since reading the number of real tokens would make the host wait. Padding
+    then has the same values, zeros before attention and in the result.
 
     Args:
         counts: which tokens are real.
-        whole: whether all of them are, which is then not computed.
+        whole: whether all of them are known to be real, which is then not computed.
     """
 
     def __init__(self, counts: Bool[Tensor, "batch time"], whole: bool = False) -> None:
@@ -125,7 +125,7 @@ class _Layout:
             self.extra = -len(self.at) % BLOCK
 
     def pack(self, x: Float[Tensor, "batch time width"]) -> Float[Tensor, "token width"]:
-        """Return the real tokens, end to end, and after them ``extra`` rows that nothing reads."""
+        """Return the real tokens, end to end, followed by ``extra`` unused rows."""
         flat = x.flatten(0, 1)
         if self.at is None:
             return flat
@@ -332,7 +332,7 @@ def _distinct(
     rows: int, prompt: Tensor | None, properties: Tensor | None, device: torch.device
 ) -> tuple[Int[Tensor, " distinct"], Int[Tensor, " batch"]]:
     """First row of every distinct prefix, and the number of the prefix of each row; on an accelerator every row has its own."""
-    if device.type != "cpu" and not (prompt is None and properties is None):  # to compare them, the host would have to wait
+    if device.type != "cpu" and not (prompt is None and properties is None):  # comparing them would make the host wait
         everyone = torch.arange(rows, device=device)
         return everyone, everyone
     parts = [] if prompt is None else [prompt.long()]

@@ -32,7 +32,7 @@ __all__ = ["BASE", "SMALL", "GraphTransformer", "GraphTransformerConfig", "Netwo
 @known_options()
 @dataclass(frozen=True, kw_only=True)
 class NetworkSizes:
-    """Sizes of a :class:`GraphTransformer`, whatever the classes of its graphs.
+    """Sizes of a :class:`GraphTransformer`, independent of the classes of its graphs.
 
     Attributes:
         layers: depth.
@@ -189,8 +189,8 @@ class _Geometry:
         pair_weight: 1/sqrt of the number of other nodes of each graph.
         node_mean: weights of the mean over the nodes that exist.
         pair_mean: weights of the mean over the pairs that exist.
-        full: whether every node is known to exist; False on a GPU, where the answer would have to be waited for, and in compiled
-            layers, of which full and padded batches would be two programs.
+        full: whether every node is known to exist; False on a GPU, where checking would make the host wait, and in compiled
+            layers, where full and padded batches would need two programs.
     """
 
     pairs: PairLayout
@@ -210,7 +210,7 @@ class _Geometry:
         return _Geometry(PairLayout.of(mask, full, dtype), nodes, neighbours.rsqrt(), means[0], means[1], full)
 
     def with_keys(self, logits: Float[Tensor, "batch head node node"]) -> Float[Tensor, "batch head node node"]:
-        """Logits that give no weight to nodes that do not exist."""
+        """Mask logits so that nodes that do not exist get no weight."""
         if self.full:
             return logits
         return logits.masked_fill(~self.nodes[:, None, None, :], torch.finfo(logits.dtype).min)

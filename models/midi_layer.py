@@ -1,7 +1,7 @@
 """Layer of the MiDi network: attention over nodes, edges, a global state and positions, with the published parameter names.
 
 Positions enter as distances, cosines and norms only, and leave as a sum of the vectors between atoms, so a layer is equivariant to
-rotation and reflection. Every sum, mean, minimum and maximum is over what exists, so padding changes nothing.
+rotation and reflection. Every sum, mean, minimum and maximum runs over existing entries only, so padding changes nothing.
 
 Shapes: B graphs, N places for nodes, d node width, d_e edge width, d_y global width, h heads.
 Source: Vignac et al. (2023), sections 3.2 and A, arXiv 2302.09048, and the names and shapes of its published weights.
@@ -147,9 +147,9 @@ class MidiLayer(nn.Module):
         r'_i = Σ_j w(Y_ij) (r_i - r_j), with its mean taken away.
 
         Args:
-            states: states of the layer before.
+            states: states of the previous layer.
             mask: which nodes exist.
-            last: whether this is the last layer, whose global state nothing reads, so that it is not computed.
+            last: whether this is the last layer, whose global state is not used and therefore not computed.
             keep: whether autograd keeps the intermediate results of the pooling; otherwise the backward pass computes them again.
         """
         x, e, y, r = states

@@ -1,7 +1,7 @@
 """Network of MiDi over atoms, charges, bonds and positions, with the published parameter names and shapes.
 
 It agrees with the published equations up to rounding on graphs without padding. With padding, the published code takes some means
-over padded places too, so there its prediction for a molecule depends on the largest one of the batch; here it does not.
+over padded places too, so its prediction for a molecule depends on the largest one of the batch; here it does not.
 
 Source: Vignac et al. (2023), sections 3.2 and A, arXiv 2302.09048, and the names and shapes of its published weights.
 """
@@ -116,7 +116,7 @@ class MidiTransformer(nn.Module):
         Args:
             nodes: noisy classes of the fields ``atom`` and ``charge``.
             edges: noisy classes of the field ``bond``, symmetric.
-            positions: noisy positions, in Å; their mean is taken away.
+            positions: noisy positions, in Å; their mean is subtracted.
             time: times in [0, 1], 0 data and 1 noise.
             mask: which nodes exist.
 

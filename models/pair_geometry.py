@@ -1,4 +1,4 @@
-"""Pairs of nodes of a padded batch, and what an equivariant network reads from positions and does to them.
+"""Pairs of nodes of a padded batch, and the invariant features and equivariant updates of positions.
 
 Shapes: B graphs, N nodes, n of them existing, P pairs.
 """
@@ -19,9 +19,9 @@ from discrete_grpo.domains.graphs import pair_index
 __all__ = ["Pairs", "lengths", "moved", "pair_invariants", "radial_features"]
 
 FARTHEST = 20.0
-"""The centres of the Gaussian functions of a distance go from 0 to here, at equal steps of log(1 + distance)."""
+"""Largest centre of the Gaussian functions of a distance; the centres start at 0, at equal steps of log(1 + distance)."""
 SMALLEST = 1e-8
-"""Added to squared lengths, since the square root has no gradient at 0."""
+"""Constant added to squared lengths, since the square root has no gradient at 0."""
 
 
 @dataclass(frozen=True)

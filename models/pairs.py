@@ -1,8 +1,8 @@
 """Sums and products over the unordered pairs of graphs, with gradients that keep few tensors of all pairs.
 
 The plain forms are a product with the incidence matrix, N x P, whose cost grows with N³, and gathers and norms [B, P, d] that
-autograd would store. Here the sum over the pairs of a node reads each pair twice, and the backward pass computes the gathers, the
-norm and the activation again, so that an update needs up to 60 % less memory.
+autograd would store. Here the sum over the pairs of a node reads each pair twice, and the backward pass recomputes the gathers,
+the norm and the activation, so that an update needs up to 60 % less memory.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class FilmNorm(nn.Module):
     """LayerNorm with scale and shift linear in the state of the graph, (1 + W y)·LayerNorm(x) + U y; a plain one at first.
 
     Args:
-        width: of the states that are normalised.
-        global_width: of the state of the graph.
+        width: width of the states that are normalised.
+        global_width: width of the state of the graph.
     """
 
     def __init__(self, width: int, global_width: int) -> None:
@@ -145,7 +145,7 @@ def pair_update(
         weight_in: W_in, whose last column is a bias.
         weight_out: W_out.
         bias_out: b_out.
-        layout: of the pairs.
+        layout: layout of the pairs.
     """
     if torch.compiler.is_compiling():
         own = nn.functional.linear(_columns(normed, logits), weight_in)

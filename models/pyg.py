@@ -1,6 +1,6 @@
-"""PyTorch Geometric networks as denoisers: an adapter, and two networks of PyG's layers to be used with it or copied.
+"""PyTorch Geometric networks as denoisers: an adapter, and two example networks of PyG layers.
 
-A denoiser reads dense batches; a PyG network reads one sparse batch of all nodes. :class:`PyGDenoiser` stands between them.
+A denoiser reads dense batches; a PyG network reads one sparse batch of all nodes. :class:`PyGDenoiser` converts between them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def to_batch(
 
 @contextmanager
 def _one_attention_kernel() -> Iterator[None]:
-    """Let torch's attention compute the same with gradients and without, so that the ratio of a first update is exactly 1."""
+    """Make torch's attention use the same kernel with and without gradients, so that the ratio of a first update is exactly 1."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

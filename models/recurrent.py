@@ -126,10 +126,10 @@ class Recurrent(nn.Module):
 def lstm_by_cells(
     rnn: nn.LSTM, x: Float[Tensor, "batch time channel"], start: tuple[Tensor, ...] | None
 ) -> tuple[Float[Tensor, "batch time width"], tuple[Tensor, Tensor]]:
-    """Answer of ``rnn`` on the CPU, one cell at a time: the same bits with gradients, without them and step by step.
+    """Output of ``rnn`` on the CPU, one cell at a time: bit-identical with gradients, without them and step by step.
 
-    The kernel of ``nn.LSTM`` on the CPU (oneDNN) rounds otherwise where no gradient is needed, so that the first ratio of an update
-    would not be 1, and refuses bfloat16 on processors without such instructions.
+    The kernel of ``nn.LSTM`` on the CPU (oneDNN) rounds differently where no gradient is needed, so that the first ratio of an
+    update would not be 1, and refuses bfloat16 on processors without such instructions.
 
     Args:
         rnn: layers with ``batch_first``, without dropout and in one direction.

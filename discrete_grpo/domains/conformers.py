@@ -17,7 +17,7 @@ _MAX_STEPS = 2000
 
 
 def embed(text: str, seed: int, *, hydrogens: bool, aromatic: bool) -> SpatialMolecule | str:
-    """The conformer of a SMILES by ETKDGv3, relaxed by MMFF94 with its hydrogens, or in words why there is none.
+    """Return the conformer of a SMILES by ETKDGv3, relaxed by MMFF94 with its hydrogens, or the reason why there is none.
 
     Args:
         text: the SMILES.
@@ -41,7 +41,7 @@ def embed(text: str, seed: int, *, hydrogens: bool, aromatic: bool) -> SpatialMo
 
 
 def as_stored(mol: Chem.Mol, *, hydrogens: bool, aromatic: bool) -> SpatialMolecule | str:
-    """The first conformer of a sanitised molecule, with rounded coordinates, or in words why it cannot be stored."""
+    """Return the first conformer of a sanitised molecule, with rounded coordinates, or the reason why it cannot be stored."""
     try:
         with BlockLogs():
             made = from_mol(mol if hydrogens else Chem.RemoveHs(mol), aromatic=aromatic)

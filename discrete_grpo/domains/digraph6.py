@@ -24,7 +24,7 @@ HEADER = ">>digraph6<<"
 
 
 def is_digraph6(text: str) -> bool:
-    """Whether a line says that it is of a directed graph, by its first character.
+    """Whether a line is marked as a directed graph by its first character.
 
     >>> is_digraph6("&AO"), is_digraph6("A_")
     (True, False)
@@ -51,7 +51,7 @@ def from_digraph6(text: str) -> nx.DiGraph:
     OutEdgeView([(0, 1), (1, 2)])
 
     Raises:
-        ValueError: if ``text`` is no digraph6 line, or is of a graph with a self-loop.
+        ValueError: if ``text`` is not a digraph6 line, or describes a graph with a self-loop.
     """
     matrix = arcs(text)
     graph = nx.empty_graph(len(matrix), create_using=nx.DiGraph)
@@ -101,7 +101,7 @@ def _body(text: str) -> str:
 
 
 def _simple(graph: nx.DiGraph) -> nx.DiGraph:
-    """The graph itself, once it is known to be simple and directed."""
+    """Return the graph after checking that it is simple and directed."""
     if not graph.is_directed() or graph.is_multigraph():
         kind = "a multigraph" if graph.is_multigraph() else "undirected"
         raise ValueError(f"graph: {kind}, expected a simple directed graph")

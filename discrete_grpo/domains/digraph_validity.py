@@ -35,7 +35,7 @@ def digraph_of(graph: DigraphLike | None) -> nx.DiGraph | None:
 
 
 def is_acyclic(graph: DigraphLike | None) -> bool:
-    """No walk along the arcs comes back to its first node.
+    """Whether the graph has no directed cycle.
 
     >>> is_acyclic("&BP?"), is_acyclic("&BP_")  # a path of three nodes, a cycle
     (True, False)
@@ -45,7 +45,7 @@ def is_acyclic(graph: DigraphLike | None) -> bool:
 
 
 def is_weakly_connected(graph: DigraphLike | None) -> bool:
-    """At least one node, and one part when directions are left out.
+    """Whether the graph has at least one node and is connected when directions are ignored.
 
     >>> is_weakly_connected("&BP?"), is_weakly_connected("&BO?")
     (True, False)
@@ -55,7 +55,7 @@ def is_weakly_connected(graph: DigraphLike | None) -> bool:
 
 
 def longest_path(graph: DigraphLike | None) -> int | None:
-    """Number of arcs of the longest path; None where there is a cycle, and where there is no graph.
+    """Number of arcs of the longest path; None if there is a cycle or no graph.
 
     A path of L arcs needs L + 1 topological generations, and there are as many as the longest path needs.
 

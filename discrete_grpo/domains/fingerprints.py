@@ -32,8 +32,8 @@ def morgan_counts(mol: Chem.Mol, radius: int, *, features: bool = False) -> Data
 
     Args:
         mol: a sanitised molecule.
-        radius: in bonds, at least 0; the d of ECFPd and FCFPd is 2 radius.
-        features: whether atoms are told apart by their pharmacophoric role (FCFP) in place of their element and bonds (ECFP).
+        radius: radius in bonds, at least 0; the d of ECFPd and FCFPd is 2 radius.
+        features: whether atoms are distinguished by their pharmacophoric role (FCFP) instead of their element and bonds (ECFP).
 
     Source: Rogers and Hahn (2010), https://doi.org/10.1021/ci100050t
     """

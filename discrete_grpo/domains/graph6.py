@@ -2,7 +2,7 @@
 
 A plain graph has no node or edge classes; those of a line of :mod:`~discrete_grpo.domains.labelled_graphs` or
 :mod:`~discrete_grpo.domains.named_graphs` are not read here. As text it can be written to a table, compared, sent to a worker
-process and used as a key; so rewards and metrics of plain graphs see graph6 lines as those of molecules see SMILES.
+process and used as a key; therefore rewards and metrics of plain graphs receive graph6 lines as those of molecules receive SMILES.
 
 Source: McKay, Description of graph6, https://users.cecs.anu.edu.au/~bdm/data/formats.txt
 """
@@ -112,7 +112,7 @@ def read_codes(body: str, num_bits: Callable[[int], int], text: str, kind: str) 
         kind: name of the format, for errors.
 
     Raises:
-        ValueError: if a character is none of the format, or the line is not as long as n nodes need.
+        ValueError: if a character is invalid in the format, or the length of the line does not match n nodes.
     """
     codes = np.frombuffer(body.encode(), dtype=np.uint8) - np.uint8(63)
     if not len(codes) or codes.max() > 63:
@@ -145,7 +145,7 @@ def write_codes(n: int, bits: Bool[np.ndarray, " bit"]) -> str:
 
 
 def _simple(graph: nx.Graph) -> nx.Graph:
-    """The graph itself, once it is known to be simple and undirected."""
+    """Return the graph after checking that it is simple and undirected."""
     if graph.is_directed() or graph.is_multigraph():
         kind = "directed" if graph.is_directed() else "a multigraph"
         raise ValueError(f"graph: {kind}, expected a simple undirected graph")
@@ -176,7 +176,7 @@ def graphs_to_batch(graphs: Sequence[GraphLike]) -> GraphBatch:
     """Plain graphs as a batch padded to the largest, nodes of class 0 and edges of class 1; inverse of :func:`batch_to_graph6`.
 
     Raises:
-        ValueError: for what is no simple graph, and for a line with classes.
+        ValueError: for anything but a simple graph, and for a line with classes.
 
     >>> graphs_to_batch(["Bg"]).edges.tolist()
     [[[0, 1, 0], [1, 0, 1], [0, 1, 0]]]

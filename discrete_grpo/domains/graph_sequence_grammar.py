@@ -1,11 +1,11 @@
 """The rules of :mod:`~discrete_grpo.domains.graph_sequences` as a grammar: every text that it allows is a graph.
 
-Which node a token names does not matter for whether it is legal. What matters is the length of the queue, which of its places the
-head has an edge to, and how long the queues are that were cut off: no node but the head ever has an edge to another node of its
-queue that was written before the head's turn, since queues share no two nodes.
+Whether a token is legal does not depend on the node that it names, but on the length of the queue, the places of the queue that
+the head has an edge to, and the lengths of the queues that were cut off: no node but the head ever has an edge to another node of
+its queue that was written before the head's turn, since queues share no two nodes.
 
-For a network the grammar also follows the nodes of the queues and their degrees, which the text holds only as something to count.
-All queues stand one behind the other in one row of nodes, the one that is read last and those that wait below it.
+As features for a network, the grammar also tracks the nodes of the queues and their degrees, which the text contains only
+implicitly. All queues stand one behind the other in one row of nodes, the one that is read last and those that wait below it.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def orbit_counts(graph: AnyGraph) -> Int[np.ndarray, "node 15"]:
 
     Columns: 0 edge; 1, 2 end and middle of a path of 3; 3 triangle; 4, 5 end and middle of a path of 4; 6, 7 leaf and centre of a
     claw; 8 cycle of 4; 9, 10, 11 leaf, far and near triangle node of a paw; 12, 13 degree 2 and 3 in a diamond; 14 clique of 4.
-    Subgraphs are first counted whether induced or not, by powers of the adjacency matrix; those inside denser ones are taken off.
+    Subgraphs are first counted whether induced or not, by powers of the adjacency matrix; those inside denser ones are subtracted.
 
     Source: orbits as in Pržulj (2007), doi 10.1093/bioinformatics/btl301; ORCA: Hočevar and Demšar (2014).
 

@@ -68,13 +68,13 @@ def num_components(matrix: Matrix) -> int:
 
 
 def is_connected(graph: GraphLike | None) -> bool:
-    """At least one node, and one part."""
+    """Whether the graph has at least one node and is connected."""
     matrix = matrix_of(graph)
     return matrix is not None and num_components(matrix) == 1
 
 
 def is_tree(graph: GraphLike | None) -> bool:
-    """Connected with one edge less than nodes.
+    """Whether the graph is connected and has one edge fewer than nodes.
 
     >>> is_tree("Bg"), is_tree("Bw")
     (True, False)
@@ -84,7 +84,7 @@ def is_tree(graph: GraphLike | None) -> bool:
 
 
 def is_planar(graph: GraphLike | None) -> bool:
-    """Connected, and can be drawn without crossings.
+    """Whether the graph is connected and can be drawn without crossings.
 
     >>> is_planar("C~"), is_planar("D~{")  # cliques of four and five
     (True, False)
@@ -92,7 +92,7 @@ def is_planar(graph: GraphLike | None) -> bool:
     matrix = matrix_of(graph)
     if matrix is None or num_components(matrix) > 1:
         return False
-    if matrix.sum() > 2 * max(3 * len(matrix) - 6, 1):  # Euler; spares the search most graphs that are not
+    if matrix.sum() > 2 * max(3 * len(matrix) - 6, 1):  # Euler's bound, which excludes most non-planar graphs without a search
         return False
     return bool(nx.check_planarity(from_graph6(graph) if isinstance(graph, str) else graph)[0])
 
@@ -145,7 +145,7 @@ def block_p_value(matrix: Matrix, blocks: Blocks, p_in: float = 0.3, p_out: floa
 def louvain_blocks(matrix: Matrix, seeds: int = 5) -> Blocks:
     """Block of every node by Louvain's greedy modularity, the best of several seeded runs.
 
-    Nodes are first sorted by their refined colours, so that the answer does not hang on how they are numbered.
+    Nodes are first sorted by their refined colours, so that the result does not depend on their numbering.
 
     Source: Blondel et al. (2008), arXiv 0803.0476, as in networkx.
     """

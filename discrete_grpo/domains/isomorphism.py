@@ -1,10 +1,10 @@
 """Exact graph isomorphism tests with a bound on the work.
 
 Colour refinement gives every node a 64-bit colour that does not depend on how nodes are numbered. Where all colours differ,
-sorting by them gives a canonical form, and equal forms decide. Where they do not, a search gives one node a colour of its own, in
-one graph and in turn in the other, refines again, and so on; a bijection is only believed when it maps every edge. Trees, planar
-graphs and random graphs need no backtracking. Strongly regular and similar graphs can, so the search counts its refinements and
-gives up after ``budget`` of them: the answer is then None, on every machine alike, as no clock is read.
+sorting by them gives a canonical form, and equal forms decide. Otherwise a search gives one node of one graph, and each candidate
+of the other in turn, a unique colour and refines again; a bijection is accepted only if it maps every edge. Trees, planar graphs
+and random graphs need no backtracking. Strongly regular and similar graphs can, so the search stops after ``budget`` refinements.
+The answer is then None, on every machine alike, as no time is measured.
 
 Source: McKay and Piperno (2014), Practical graph isomorphism II, arXiv 1301.1493 (individualisation and refinement).
 """
@@ -113,7 +113,7 @@ def isomorphic(a: nx.Graph | str | Form, b: nx.Graph | str | Form, budget: int =
 class GraphSet:
     """Graphs up to isomorphism.
 
-    ``find`` says True, False, or None where a comparison with one of them was given up.
+    ``find`` returns True, False, or None if a comparison with one of them reached the budget.
 
     >>> known = GraphSet(["Bg"])
     >>> known.find("BW"), known.find("Bw"), len(known)
@@ -140,7 +140,7 @@ class GraphSet:
         return None if None in answers else False
 
     def add(self, graph: nx.Graph | str | Form) -> bool | None:
-        """``find``, and put the graph in where the answer is False. One that may be there already is left out."""
+        """Call ``find``, and add the graph if the result is False. A graph that may be in the set already is not added."""
         found = graph if isinstance(graph, Form) else form(graph)
         answer = self.find(found)
         if answer is False:
@@ -149,7 +149,7 @@ class GraphSet:
 
 
 class Signature(NamedTuple):
-    """A few bytes that isomorphic graphs have in common.
+    """A short invariant that isomorphic graphs share.
 
     Attributes:
         digest: hash of the graph's :attr:`Form.key`.

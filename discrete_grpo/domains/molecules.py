@@ -6,8 +6,8 @@ Conventions:
 * A bond class is 0 none, 1 single, 2 double, 3 triple; aromatic rings are kekulised; stereo and isotopes are dropped,
   and a radical is filled up with hydrogens. An atom gets the hydrogens of its lowest fitting valence, so a hydrogen on
   P(V), S(IV) or I(III) is dropped too.
-* Decoding corrects nothing: a graph that breaks a valence is no molecule (``None``), and a graph in pieces that
-  sanitises keeps its pieces, joined by ``.`` in the SMILES.
+* Decoding corrects nothing: a graph that breaks a valence is not a molecule (``None``), and a disconnected graph that
+  sanitises keeps its parts, joined by ``.`` in the SMILES.
 * A molecule counts as **valid** when it parses, sanitises and is connected (:func:`parse`).
 """
 
@@ -179,7 +179,7 @@ def molecule_parts(mol: Chem.Mol) -> tuple[list[tuple[str, int]], list[tuple[int
 
 @lru_cache(maxsize=256)
 def _atom(symbol: str, charge: int) -> Chem.Atom:
-    """A template (RDKit copies it); implicit hydrogens are left to sanitisation."""
+    """A template atom, which RDKit copies; sanitisation adds implicit hydrogens."""
     atom = Chem.Atom(symbol)
     atom.SetFormalCharge(charge)
     return atom
@@ -280,7 +280,7 @@ def parse_smiles(text: str) -> Chem.Mol | None:
 
 
 class _Parsed:
-    """The most recently used molecules by SMILES; None for what is no valid one."""
+    """The most recently used molecules by SMILES; None for an invalid one."""
 
     LEAST, MOST = 4096, 16384
     """Molecules kept. One of 9 heavy atoms takes about 13 kB, one of 38 about 56 kB."""
@@ -292,7 +292,7 @@ class _Parsed:
         self.room, self.get = room, lru_cache(maxsize=room)(_valid_molecule)
 
     def reserve(self, count: int) -> None:
-        """Make room for ``count`` molecules at once; what was kept is dropped where the room grows."""
+        """Make room for ``count`` molecules; growing the cache empties it."""
         if count > self.room and self.room < self.MOST:
             self._resize(min(self.MOST, 1 << (count - 1).bit_length()))
 
@@ -360,7 +360,7 @@ def to_smiles(mol: Chem.Mol, *, stereo: bool = True) -> str:
 
 
 def canonical_samples(texts: Sequence[str]) -> list[str | None]:
-    """Generated texts as canonical SMILES with stereo; None for what is no connected molecule.
+    """Convert generated texts to canonical SMILES with stereo; None for a text that is not a connected molecule.
 
     >>> canonical_samples(["OCC", "C1CC", "C.C"])
     ['CCO', None, None]

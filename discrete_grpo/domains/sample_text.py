@@ -1,4 +1,4 @@
-"""Samples of any kind as text that tells them apart, by which calls are counted and scores are kept."""
+"""Samples of any kind as unique text, the key by which calls are counted and scores are cached."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 __all__ = ["sample_text"]
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
-"""The end of the default text of an object: where it stands in memory."""
+"""The end of the default text of an object, its address in memory."""
 SHOWN = 64
 """Arrays of more elements are named by a digest of their bytes."""
 
@@ -22,9 +22,9 @@ SHOWN = 64
 def sample_text(sample: object) -> str:
     """The text of a sample, different for different ones.
 
-    Most samples are text, or have one that says all (``str(sample)``). That of graphs, arrays, tensors and of what holds them does
-    not. So graphs are written as graph6 or digraph6 lines, or with the attributes of nodes and edges where they have any,
-    and arrays by their elements or a digest of them; molecules of RDKit are SMILES, and sets have the order of their texts.
+    Most samples are text, or have a complete one (``str(sample)``), unlike graphs, arrays, tensors and containers of these. Graphs
+    are therefore written as graph6 or digraph6 lines, or with the attributes of nodes and edges if they have any, and arrays by
+    their elements or a digest; RDKit molecules become SMILES, and sets are sorted by text.
 
     >>> import networkx, torch
     >>> sample_text("CCO"), sample_text(networkx.path_graph(3)), sample_text(torch.tensor([1, 2]))
@@ -53,7 +53,7 @@ def sample_text(sample: object) -> str:
 
 
 def _cut(sample: object) -> bool:
-    """Whether the text of a sample leaves something out, as it is, or holds, a graph, an array or a tensor."""
+    """Whether the text of a sample is incomplete because it is, or contains, a graph, an array or a tensor."""
     if _is_graph(sample) or isinstance(sample, torch.Tensor | np.ndarray | set | frozenset):
         return True
     if type(sample).__module__ == "rdkit.Chem.rdchem":

@@ -48,7 +48,7 @@ _UNCHANGED.sanitize = _UNCHANGED.removeHs = False
 
 @dataclass(frozen=True)
 class SpatialMolecule:
-    """A molecule with the positions of its atoms, whether its valences are right or not.
+    """A molecule with the positions of its atoms, with valid or invalid valences.
 
     Attributes:
         symbols: element of each atom.

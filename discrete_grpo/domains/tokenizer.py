@@ -49,7 +49,7 @@ CHARACTERS = r"(?s:.)"
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """An alphabet of tokens and the expression that cuts text into them.
+    """An alphabet of tokens and the regular expression that splits text into them.
 
     Attributes:
         tokens: ordinary tokens; ``tokens[k]`` has id ``k + NUM_SPECIAL``.
@@ -82,7 +82,7 @@ class Tokenizer:
         """The alphabet of ``texts``, sorted by the place where its tokens' first characters stand in Unicode, capitals first.
 
         Raises:
-            ValueError: if a text holds something that no token matches, or there is no text.
+            ValueError: if no token matches a part of a text, or there is no text.
         """
         found: set[str] = set()
         for text in texts:
@@ -101,7 +101,7 @@ class Tokenizer:
         """The tokens of ``text``.
 
         Raises:
-            ValueError: naming the first part of the text that is no token of this alphabet.
+            ValueError: naming the first part of the text that is not a token of this alphabet.
         """
         parts = _split(text, self.pattern)
         for part in parts:
