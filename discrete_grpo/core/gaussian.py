@@ -1,8 +1,8 @@
 """Isotropic Gaussians as sites of a step: exact log-density, entropy and KL, also on the subspace of zero mean.
 
-A site is a point in D dimensions, such as the position of an atom. N points of a molecule in the subspace of zero mean have D (N -
-1) dimensions together; each of them then counts as D (N - 1) / N, so that the sum over the molecule is the log-density with respect
-to the Lebesgue measure of the subspace.
+A site is a point in D dimensions, such as the position of an atom. N points of a molecule in the subspace of zero mean have
+D (N - 1) dimensions together; each of them then counts as D (N - 1) / N, so that the sum over the molecule is the log-density with
+respect to the Lebesgue measure of the subspace.
 """
 
 from __future__ import annotations

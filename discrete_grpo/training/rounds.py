@@ -107,7 +107,7 @@ class Rounds:
         self._new_share = 0.0
         self._drawn = False  # whether the policy draws the trajectories of samples
         self.progress = Progress()
-        self.latest: list[Remembered] = []  # scores of the last round
+        self.latest: list[Remembered] = []  # samples scored in the last round
         self._first_objective = copy.deepcopy(self.objective)
         self.optimizer = self._new_optimizer()
 
