@@ -69,7 +69,7 @@ class GraphPolicy(nn.Module):
         shared_steps: number of first steps that the rows of a group share, from one x_1, before they separate; 0 to
             ``num_steps`` - 1. Only later steps differ within a group and are trained on. A group of one row shares nothing.
         precondition: whether logits are the network's plus log q(x_t|x_0) of each site, see
-            :func:`~discrete_grpo.diffusion.kernels.evidence`. It must have the same value in training and in sampling.
+            :meth:`~discrete_grpo.diffusion.noise.Noise.evidence`. It must have the same value in training and in sampling.
         properties: properties that the network is conditioned on, each a context column of that name.
         guidance: w, weight of the conditional branch; 1 uses it alone.
         condition_dropout: share of training graphs whose properties are hidden, in [0, 1].
