@@ -1,4 +1,4 @@
-"""PyTorch Geometric networks as denoisers: an adapter, and two example networks of PyG layers.
+"""PyTorch Geometric networks as denoisers: an adapter, and an example network of PyG layers.
 
 A denoiser reads dense batches; a PyG network reads one sparse batch of all nodes. :class:`PyGDenoiser` converts between them.
 """

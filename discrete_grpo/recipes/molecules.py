@@ -89,7 +89,7 @@ def data_file(name: str) -> Path:
     return ProcessGroup(accelerator()).after_first(lambda: download(name))
 
 
-# -- sampling and evaluation
+# -- reports
 
 
 def report_broken(
