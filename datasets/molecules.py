@@ -193,6 +193,9 @@ def descriptors(smiles: Iterable[str], names: Sequence[str]) -> Float[Tensor, "m
 def property_scales(names: Sequence[str], values: Float[Tensor, "molecule property"]) -> tuple[Property, ...]:
     """Compute mean and standard deviation of every property over the molecules with a finite value.
 
+    A property that is the same for all molecules, up to the rounding of float32, has the standard deviation 1, so that its value is
+    standardised to 0.
+
     Raises:
         ValueError: if no molecule has a property.
     """
@@ -201,7 +204,8 @@ def property_scales(names: Sequence[str], values: Float[Tensor, "molecule proper
         known = column[column.isfinite()]
         if not len(known):
             raise ValueError(f"properties: {name} is finite for none of {len(column)} molecules, expected another descriptor")
-        found.append(Property(name, float(known.mean()), max(1e-6, float(known.std(correction=0)))))
+        mean, std = float(known.mean()), float(known.std(correction=0))
+        found.append(Property(name, mean, std if std > 1e-6 * max(1.0, abs(mean)) else 1.0))
     return tuple(found)
 
 

@@ -143,7 +143,7 @@ def token_dataset(
         raise ValueError("texts: none given, expected at least one")
     check_range("ids of the tokenizer", len(tokenizer), most=256, note=" (sequences are stored as bytes)")
     flat, starts = _flat([[*tokenizer.encode(t), EOS] for t in texts])
-    prompt_flat, prompt_starts = _flat([tokenizer.encode(t) for t in prompts or [""] * len(texts)])
+    prompt_flat, prompt_starts = _flat([tokenizer.encode(t) if t else [] for t in prompts or [""] * len(texts)])
     given = torch.empty(len(texts), 0) if values is None else values.float()
     mean, std = torch.tensor([p.mean for p in properties]), torch.tensor([p.std for p in properties])
     return TokenDataset(flat, starts, prompt_flat, prompt_starts, (given - mean) / std)

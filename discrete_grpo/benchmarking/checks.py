@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from discrete_grpo.benchmarking.method import Method
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_budget",
     "check_fit",
+    "check_known_policy",
     "check_names",
     "check_policy_fits",
     "check_seeds",
@@ -167,6 +169,14 @@ def smiles_elements(tokens: Iterable[str]) -> frozenset[str]:
         elif token.isalpha():
             found.add(ORGANIC.get(token, token))
     return frozenset(found)
+
+
+def check_known_policy(policy: Any) -> None:
+    """Raise ``ValueError`` for the name of a policy that does not exist, although no method draws from it."""
+    from discrete_grpo.recipes.loading import load
+
+    if isinstance(policy, str | Path):
+        load(policy)
 
 
 def check_policy_fits(name: str, loaded: Any, methods: Sequence[Method], tasks: Sequence[Task]) -> None:

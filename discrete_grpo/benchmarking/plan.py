@@ -109,6 +109,7 @@ def make_plan(request: Request) -> Plan:
     with_policy = [method for method in methods if method.needs_policy]
     facts = _policy(policy, with_policy, tasks) if with_policy else None
     if facts is None and request.policy is not None:
+        checks.check_known_policy(request.policy)
         print_notes(["policy: not used, as none of the methods draws from a policy"])
     made = circumstances()
     homes = [(task, OWN if any(task is one for one in request.tasks or ()) else suite) for task in tasks]
@@ -186,7 +187,12 @@ def _classified(request: Request) -> dict[str, Task]:
 
     if request.classifiers is not None:
         checked = None if request.tasks is None else [name for name in request.tasks if isinstance(name, str)]
-        return classifier_tasks(request.classifiers, trusted=request.trusted, checked=checked)
+        found = classifier_tasks(request.classifiers, trusted=request.trusted, checked=checked)
+        for name in checked or ():
+            if name in CLASSIFIED and name not in found:
+                told = f"expected {name}.skops or {name}.onnx in it for task {name}"
+                raise ValueError(f"classifiers: {str(request.classifiers)!r} holds {', '.join(found)} only, {told}")
+        return found
     if request.trusted:
         raise ValueError(f"trusted: {list(request.trusted)}, expected none without a folder of classifiers")
     wanted = next((name for name in request.tasks or () if isinstance(name, str) and name in CLASSIFIED), None)

@@ -17,7 +17,7 @@ from discrete_grpo.runs.checkpoint import BUNDLED
 from discrete_grpo.runs.recorder import check_free, write_text
 from discrete_grpo.runs.serialization import TRUSTED
 
-__all__ = ["check_read", "column_names", "kept_columns", "prepare_columns", "read_columns", "tell_unread"]
+__all__ = ["check_read", "check_unconditional", "column_names", "kept_columns", "prepare_columns", "read_columns", "tell_unread"]
 
 RESERVED = ("step", "group", "sample", "reward", "advantage", "smiles", "text", "image")
 """Names that the columns of sample tables have already."""
@@ -111,6 +111,23 @@ def prepare_columns(loaded: LoadedPolicy, given: Sequence[Columns] | None, scaff
     return conditions
 
 
+def check_unconditional(policy: Any) -> None:
+    """Raise ``ValueError`` for a policy that draws nothing without a condition."""
+    if error := _lack(policy):
+        raise ValueError(f"policy: it needs conditions, expected one that draws without any ({error})") from error
+
+
+def _lack(policy: Any) -> ValueError | None:
+    """The error of a policy that draws nothing without a condition; None if it draws."""
+    check = getattr(policy, "check_condition", None)
+    try:
+        if check is not None:
+            check({})
+    except ValueError as error:
+        return error
+    return None
+
+
 def check_read(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool = False) -> None:
     """Raise ``ValueError`` for a condition that neither a policy of this package nor any reward reads.
 
@@ -121,12 +138,9 @@ def check_read(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool 
         given: the conditions; None for none.
         scaffolds: whether a condition ``scaffold`` is put into the form that the policy reads.
     """
-    if given is None and (check := getattr(policy, "check_condition", None)) is not None:
-        try:
-            check({})
-        except ValueError as error:
-            example = json.dumps({str(error).partition(":")[0]: "..."})
-            raise ValueError(f"columns: None, expected conditions, as --columns='{example}' ({error})") from error
+    if given is None and (error := _lack(policy)):
+        example = json.dumps({str(error).partition(":")[0]: "..."})
+        raise ValueError(f"columns: None, expected conditions, as --columns='{example}' ({error})") from error
     conditions = list(given or ())
     for condition in conditions if _known(policy) else ():
         _check_names(policy, condition)

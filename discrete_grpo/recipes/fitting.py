@@ -26,17 +26,24 @@ Measure: TypeAlias = Callable[[Any], tuple[Mapping[str, float], Sequence[Any]]]
 """Function that returns the metrics of a policy and the samples they were computed from, which may be empty."""
 
 
-def fresh_metrics(count: int, metrics: Callable[[list[Any]], Mapping[str, float]], *, batch_size: int = 256) -> Measure | None:
+def fresh_metrics(
+    count: int,
+    metrics: Callable[[list[Any]], Mapping[str, float]],
+    *,
+    batch_size: int = 256,
+    columns: Sequence[Mapping[str, Any]] | None = None,
+) -> Measure | None:
     """Return a function that draws ``count`` samples from a policy and returns their metrics and the samples; None for 0.
 
     Args:
         count: number of samples.
         metrics: function that computes the metrics of samples.
         batch_size: number of samples drawn at a time.
+        columns: conditions of the samples, used in turn; None for none.
     """
 
     def measure(policy: Any) -> tuple[Mapping[str, float], list[Any]]:
-        samples = sample(policy, count, batch_size=batch_size)
+        samples = sample(policy, count, batch_size=batch_size, columns=columns)
         return metrics(samples), samples
 
     return measure if count else None

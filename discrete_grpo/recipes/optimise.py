@@ -21,6 +21,7 @@ from discrete_grpo.core.rollout import Reward, as_module
 from discrete_grpo.core.scoring import NoScores, RewardError, shown_value, take_failures
 from discrete_grpo.policies.options import graph_part, without_likelihood
 from discrete_grpo.recipes.before_and_after import MEMORIES, Memories
+from discrete_grpo.recipes.conditions import check_unconditional
 from discrete_grpo.recipes.families import Family
 from discrete_grpo.recipes.grpo_memory import check_warm_start, fill_memory
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
@@ -232,6 +233,7 @@ def _loaded(recipe: OptimiseRecipe, policy: nn.Module | None, resume: bool) -> t
         told = f"policy: {recipe.policy} is a {type(found.policy).__name__} that makes {found.family.name}"
         wanted = "expected a TokenPolicy that writes SMILES or a GraphPolicy of molecules"
         raise ValueError(f"{told}, {wanted}; for others there are the commands train and search")
+    check_unconditional(found.policy)
     settings = method.changed(recipe.settings)
     own_decoder = found.family.name == "samples" and graph_part(found.policy) is not None
     if not own_decoder:

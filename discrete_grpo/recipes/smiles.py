@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from discrete_grpo.core.checks import check_fields, check_range, check_sizes, check_text
 from discrete_grpo.core.description import describe
 from discrete_grpo.core.option_names import known_options
@@ -185,6 +187,13 @@ def _lines(recipe: PretrainSmilesRecipe, measured: Sequence[str]) -> SmilesLines
     return data
 
 
+def _scaffolds(data: Any, tokenizer: Tokenizer, count: int) -> list[dict[str, str]]:
+    """The scaffolds of the first ``count`` molecules as conditions, for a policy that never draws without one."""
+    prompt = data.batch(torch.arange(min(count, len(data)))).prompt
+    rows = [[]] * count if prompt is None else prompt.tolist()  # no molecule has a ring
+    return [{"scaffold": tokenizer.decode(row)} for row in rows]
+
+
 def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -> Path:
     """Pretrain a SMILES policy; returns the folder of the exported policy."""
     data, tokenizer, scales, longest, name, measured, names = _data(recipe)
@@ -210,6 +219,8 @@ def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -
     }
     if measured:
         metadata["measured"] = list(measured)
-    fresh = fresh_metrics(recipe.evaluation_samples, sample_metrics)
+    always = recipe.scaffold and recipe.condition_dropout == 0
+    scaffolds = _scaffolds(train, tokenizer, recipe.evaluation_samples) if always else None
+    fresh = fresh_metrics(recipe.evaluation_samples, sample_metrics, columns=scaffolds)
     evaluate = with_held_out(fresh, held_out, recipe.pretrain.batch_size)
     return fit(policy, train, recipe, metadata=metadata, evaluate=evaluate, resume=resume)

@@ -129,6 +129,10 @@ class Case:
             rows = range(start, min(start + ROUND, self.samples))
             yield self.policy.sample([replace(contexts[k % len(contexts)], group=k) for k in rows], generator=generator)
 
+    def many(self) -> Rollout:
+        """Draw the first ``ROUND`` of :meth:`draws`: enough rows to meet states that are rare among those of ``rollout``."""
+        return next(self.draws(self.contexts, 2))
+
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
         """Context manager that sets train or eval mode and restores the previous mode."""

@@ -306,7 +306,9 @@ def calibration(case: Case) -> Measured | Skip:
                 new = new + old
             sums[kind] = new
     every = [torch.cat([x, x.sum(1, keepdim=True)], 1).flatten(1) for x in sums.values()]  # each step, and all steps
-    off, var, third, rounding = torch.cat(every, 1)
+    off, var, third, rounding = found = torch.cat(every, 1)
+    if not found.isfinite().all():
+        return Measured(math.inf, RARE, "sums over the draws that are not finite, such as of tables with NaN")
     off = (off.abs() - rounding).clamp_min(0)
     normal = (var > 0) & (third <= SKEW * var**1.5)
     count = int(normal.sum())

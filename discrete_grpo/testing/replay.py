@@ -31,6 +31,8 @@ __all__ = [
     "units",
 ]
 
+LARGE = 64
+"""Number of rows of the large batch that is scored in parts."""
 ALONE = 8
 """Number of rows that are scored alone."""
 RELABELLINGS = 3
@@ -47,8 +49,11 @@ def units(case: Case) -> Measured:
 
 def stored_log_probs(case: Case) -> Measured:
     """Σ_sites log π of each replayed step = the log-prob stored when it was drawn; without sites, Σ of the scores."""
-    found = case.drawn_log_probs(case.rollout).sum(-1)
-    return Measured(gap(found, case.rollout.logp), case.close, f"{found.numel()} steps")
+    error, count = 0.0, 0
+    for rollout in (case.rollout, case.many()):
+        found = case.drawn_log_probs(rollout).sum(-1)
+        error, count = max(error, gap(found, rollout.logp)), count + found.numel()
+    return Measured(error, case.close, f"{count} steps")
 
 
 def _ratio(case: Case, training: bool, bf16: bool = False) -> Measured:
@@ -161,13 +166,15 @@ def padding(case: Case) -> Measured:
 
 
 def batch_size(case: Case) -> Measured:
-    """Rows score the same in batches of 2 and in one batch of another order."""
-    whole = per_step(case.replay(case.rollout))
-    order = torch.randperm(len(case.rollout), generator=case.generator(4), device=case.device)
+    """Rows score the same in one batch of another order and in small ones: all in batches of 2, and 64 others in batches of 5."""
+    many = case.many()
     error = 0.0
-    for rows in (order, *order.split(2)):
-        error = max(error, gap(per_step(case.replay(case.rollout.index(rows))), whole[rows]))
-    return Measured(error, case.close, f"batches of {len(order)} in another order, and of 2")
+    for rollout, size in ((case.rollout, 2), (many.index(torch.arange(min(LARGE, len(many)), device=case.device)), 5)):
+        whole = per_step(case.replay(rollout))
+        order = torch.randperm(len(rollout), generator=case.generator(4), device=case.device)
+        for rows in (order, *order.split(size)):
+            error = max(error, gap(per_step(case.replay(rollout.index(rows))), whole[rows]))
+    return Measured(error, case.close, f"batches of {len(case.rollout)} and {len(rollout)} in another order, and of 2 and 5")
 
 
 def _some_steps(case: Case) -> Int[Tensor, "batch chosen"]:

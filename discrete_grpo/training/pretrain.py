@@ -90,11 +90,15 @@ def decayed_rate(step: int, config: PretrainConfig) -> float:
 
 
 def batches(sizes: Tensor, batch_size: int, seed: int, epoch: int, window: int = 32) -> Iterator[Tensor]:
-    """Row numbers of every batch of an epoch: shuffled, then sorted by size within windows, which keeps padding small."""
+    """Row numbers of every batch of an epoch: shuffled, then sorted by size within windows, which keeps padding small.
+
+    The batches of a window are of equal size up to one row: a short last batch would always hold the largest samples of its window,
+    whose weight in an update would then be larger than that of others.
+    """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(len(sizes), generator=generator)
     for rows in order.split(batch_size * window):
-        parts = rows[torch.argsort(sizes[rows], stable=True)].split(batch_size)
+        parts = rows[torch.argsort(sizes[rows], stable=True)].tensor_split(-(-len(rows) // batch_size))
         for k in torch.randperm(len(parts), generator=generator).tolist():
             yield parts[k]
 

@@ -96,6 +96,7 @@ def refused(**request: Any) -> str:
         ({"suite": "pmo", "tasks": ["gsk3b"]}, "classifiers: none given, expected the folder of gsk3b.skops or gsk3b.onnx"),
         ({"suite": "pmo", "classifiers": "nowhere"}, "classifiers: 'nowhere' holds none of drd2.skops, gsk3b.skops, jnk3.skops"),
         ({"receptors": "."}, "receptors: '.', expected none with tasks of your own"),
+        ({"methods": ["random"], "policy": "smiles-zink"}, "policy: 'smiles-zink' is no checkpoint folder"),
         (
             {"suite": [PHOSPHORUS], "methods": ["best-of-prior"], "policy": "qm9-small"},
             "policy: qm9-small cannot make the atoms Na, P",
@@ -111,6 +112,12 @@ def refused(**request: Any) -> str:
 )
 def test_bad_input_is_one_line(request_: dict[str, Any], said: str) -> None:
     assert said in refused(**request_)
+
+
+def test_a_folder_without_the_classifier_of_a_task_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discrete_grpo.rewards.classifier.classifier_tasks", lambda *a, **k: {"gsk3b": PHOSPHORUS})
+    said = refused(suite="pmo", tasks=["drd2"], classifiers="mine")
+    assert said == "classifiers: 'mine' holds gsk3b only, expected drd2.skops or drd2.onnx in it for task drd2"
 
 
 def test_a_method_for_other_policies_is_refused() -> None:
@@ -391,5 +398,5 @@ def test_a_policy_that_no_method_draws_from_is_told(tmp_path: Path, capsys: pyte
     asked = Request("enumerated", tasks=["enumerated_qed"], methods=["random"], budget=5, seeds=[0], output_dir=tmp_path)
     make_plan(asked)
     assert capsys.readouterr().err == ""
-    make_plan(replace(asked, policy="qm9-smal"))
+    make_plan(replace(asked, policy="qm9-small"))
     assert "policy: not used, as none of the methods draws from a policy" in capsys.readouterr().err

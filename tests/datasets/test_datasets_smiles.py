@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from rdkit import Chem
 from discrete_grpo.datasets.molecules import property_scales
 from discrete_grpo.datasets.smiles import alphabet, load_smiles, smiles_from_lines, token_dataset
 from discrete_grpo.domains import molecule_properties
-from discrete_grpo.domains.tokenizer import EOS, PAD
+from discrete_grpo.domains.tokenizer import EOS, PAD, Tokenizer
+from discrete_grpo.importers.molgpt import StartedTokenizer
 
 LINES = ["C[C@H](N)c1ccccc1", "OCC", "C1CC1C[NH3+]", "broken(", "c1ccncc1"]
 
@@ -87,6 +89,17 @@ def test_no_properties_have_no_scales_and_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert property_scales(data.properties, data.values) == ()
+
+
+def test_a_constant_property_is_standardised_to_zero() -> None:
+    (scale,) = property_scales(("temperature",), torch.full((400, 1), 298.15))
+    assert scale.std == 1.0
+    assert abs((298.15 - scale.mean) / scale.std) < 1e-4
+
+
+def test_a_tokenizer_that_begins_every_text_has_no_prompts_to_encode() -> None:
+    data = token_dataset(["CC", "CO"], cast(Any, StartedTokenizer(Tokenizer(("C", "O")), "C")))
+    assert data.batch(torch.tensor([0, 1])).prompt is None
 
 
 def test_bad_files_and_descriptors_are_named(tmp_path: Path) -> None:

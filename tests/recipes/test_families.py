@@ -40,6 +40,7 @@ from discrete_grpo.recipes.image_family import IMAGES
 from discrete_grpo.recipes.loading import load, load_policy
 from discrete_grpo.recipes.molecule_family import MOLECULES
 from discrete_grpo.recipes.molecules import NetworkSizes, molecule_policy
+from discrete_grpo.recipes.optimise import optimise
 from discrete_grpo.recipes.pretrain import PretrainRecipe, run_pretrain
 from discrete_grpo.recipes.sample import sample_file, sample_policy
 from discrete_grpo.recipes.smiles import PretrainSmilesRecipe, run_pretrain_smiles
@@ -98,6 +99,18 @@ def test_pretraining_writes_a_policy_that_knows_its_data(smiles: Path) -> None:
     assert lines[-1]["step"] == 30
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
     assert losses[-1] < losses[0]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("lines", [["c1ccccc1", "C1CC1O", "CCO", "c1ccccc1C", "C1CC1"], ["CCO", "CC", "CN", "CO"]])
+def test_a_policy_that_never_draws_without_a_scaffold_is_measured_with_those_of_its_data(lines: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.smi").write_text("".join(f"{line}\n" for line in lines))
+    short = replace(TINY, max_steps=2, save_steps=1)
+    always = replace(RECIPE, data=str(tmp_path / "a.smi"), properties=(), condition_dropout=0.0, test_share=0.0, pretrain=short)
+    folder = run_pretrain_smiles(replace(always, output_dir=str(tmp_path / "run")))
+    assert sum("eval/unique" in line for line in read_metrics(tmp_path / "run")) == 2
+    with pytest.raises(ValueError, match=r"^policy: it needs conditions, expected one that draws without any \(scaffold: None"):
+        optimise(load_policy(folder), validity, output_dir=tmp_path / "found")
+    assert not (tmp_path / "found").exists()
 
 
 def test_pretraining_resumes_to_the_same_bits(smiles: Path, tmp_path: Path) -> None:

@@ -95,6 +95,17 @@ def test_a_run_of_another_kind_of_device_is_refused_by_name(tmp_path: Path) -> N
         Pretrainer(tiny_policy(), DATA, CONFIG, tmp_path, resume=True)
 
 
+def test_large_samples_weigh_as_much_as_others_where_no_batch_divides_the_set() -> None:
+    sizes = (torch.arange(450) % 50)[torch.randperm(450, generator=torch.Generator().manual_seed(0))]
+    weight = torch.zeros(450)
+    for epoch in range(20):
+        parts = list(batches(sizes, 64, seed=1, epoch=epoch))
+        assert sorted(map(len, parts)) == [56] * 6 + [57] * 2
+        for rows in parts:
+            weight[rows] += 1 / len(rows)
+    assert weight.max() / weight.min() < 57 / 56 + 1e-4
+
+
 def test_every_row_once_an_epoch_and_sizes_together() -> None:
     sizes = torch.randint(1, 30, (1000,), generator=torch.Generator().manual_seed(0))
     parts = list(batches(sizes, 16, seed=1, epoch=0))
