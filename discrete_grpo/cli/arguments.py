@@ -208,9 +208,9 @@ def _sample() -> _Parser:
     parser = _Parser("sample", "CHECKPOINT [--out=FILE] [--name=value ...]", "qm9-small -n 1000 --out=molecules.csv --seed=1")
     parser.add_argument("checkpoint", help="bundled policy, checkpoint folder or run folder")
     about = (
-        "file to write: .csv or .csv.gz for a table with the conditions, .png for images, .graphml or .json for graphs, .sdf or"
-        " .xyz for molecules in space, .smi or .txt for the valid ones, one per line; also .gz (default: the valid samples are"
-        " printed)"
+        "file to write: .csv or .csv.gz for a table with the conditions, .png for images, .graphml, .json or .g6"
+        " (.d6 if directed) for graphs, .sdf or .xyz for molecules in space, .smi or .txt for the valid ones, one per line; also"
+        " .gz (default: the valid samples are printed)"
     )
     parser.option("out", str, "FILE", about)
     parser.option("n", _whole, "N", "number of samples, at least 1", 100, short="n")

@@ -53,8 +53,9 @@ def with_options(policy: Any, likelihood: Likelihood = "transition", node_count:
     if (likelihood, node_count) == ("transition", "prior") or isinstance(policy, WRAPPERS):
         return policy
     if not isinstance(policy, GraphPolicy):
-        name, value = ("likelihood", likelihood) if likelihood != "transition" else ("node_count", node_count)
-        raise ValueError(f"{name}: {value!r}, expected none: {type(policy).__name__} has no such setting")
+        likely = ("likelihood", likelihood, "transition")
+        name, value, only = likely if likelihood != "transition" else ("node_count", node_count, "prior")
+        raise ValueError(f"{name}: {value!r}, expected {only}: {type(policy).__name__} has no such setting")
     if likelihood != "transition" and node_count != "prior":
         raise ValueError(f"node_count: {node_count!r}, expected prior with likelihood {likelihood}, which scores finished graphs")
     if node_count == "prior":

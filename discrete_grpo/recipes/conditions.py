@@ -97,7 +97,7 @@ def prepare_columns(loaded: LoadedPolicy, given: Sequence[Columns] | None, scaff
         return None
     policy, family = loaded.policy, loaded.family
     if scaffold is not None and not family.scaffolds(policy):
-        raise ValueError(f"scaffold: {scaffold!r}, expected none: the policy was not trained on scaffolds")
+        raise ValueError(f"scaffold: {scaffold!r}, expected none: the policy reads no scaffolds")
     base = {} if scaffold is None else {"scaffold": scaffold}
     if twice := [c["scaffold"] for c in given or () if scaffold is not None and "scaffold" in c]:
         raise ValueError(f"scaffold: {scaffold!r}, expected none: the columns have the scaffold {twice[0]!r}")

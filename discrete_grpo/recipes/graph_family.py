@@ -241,7 +241,7 @@ def graph_family(metadata: Columns) -> Family:
         table=_sizes,
         draw=partial(render_graph, labels=labels),
         writers=writers_of(labels),
-        lines=LINES,
+        lines=(".g6", ".txt"),
         reward_view=view_of(labels),
         decode=_decode,
         check_rewards=lambda policy, rewards: check_kind(rewards, "graphs"),

@@ -117,6 +117,7 @@ def _decode_fields(policy: Any, metadata: Columns) -> None:
 
 
 def _reads_scaffolds(policy: Any) -> bool:
+    policy = innermost(policy)  # a drawn node count or a likelihood of its own is a wrapper
     return hasattr(policy, "node_kernel") or getattr(policy, "prompt", None) == "scaffold"
 
 

@@ -31,6 +31,7 @@ from discrete_grpo.metrics.graphs import sample_metrics as graph_metrics
 from discrete_grpo.metrics.molecules import sample_metrics as flat_metrics
 from discrete_grpo.metrics.spatial import sample_metrics as spatial_metrics
 from discrete_grpo.policies.decoded import DecodedPolicy
+from discrete_grpo.policies.options import with_options
 from discrete_grpo.recipes.conditions import prepare_columns, read_columns
 from discrete_grpo.recipes.diffusion import DiffusionOptions
 from discrete_grpo.recipes.digraph_family import digraph_family
@@ -211,7 +212,7 @@ def test_scaffolds_are_put_in_the_form_each_policy_reads(smiles: Path, graphs: P
         with pytest.raises(ValueError, match=said):
             prepare_columns(token, None, scaffold)
     bare = replace(token, policy=type(token.policy)(**token.policy.init_args() | {"prompt": None}))
-    with pytest.raises(ValueError, match="expected none: the policy was not trained on scaffolds"):
+    with pytest.raises(ValueError, match="expected none: the policy reads no scaffolds"):
         prepare_columns(bare, None, "C1CC1")
 
 
@@ -230,6 +231,18 @@ def test_conditions_of_a_graph_policy_are_tried_before_the_work(graphs: Path) ->
     assert prepare_columns(policy, [{"num_nodes": 3}], None) == [{"num_nodes": 3}]
 
 
+@pytest.mark.parametrize("options", [{"node_count": "learned"}, {"node_count": "running"}, {"likelihood": "eager"}])
+def test_a_policy_with_a_wrapper_keeps_scaffolds(options: dict[str, Any], graphs: Path) -> None:
+    loaded = load(graphs)
+    loaded = replace(loaded, policy=with_options(loaded.policy, **options))
+    assert loaded.family.scaffolds(loaded.policy)
+    columns = prepare_columns(loaded, None, "CO")
+    samples, _ = sample_policy(loaded.policy, 200, columns=columns)
+    valid = [parse(smiles) for smiles in samples if smiles is not None]
+    assert valid
+    assert all(mol is not None and any(atom.GetSymbol() == "O" for atom in mol.GetAtoms()) for mol in valid)
+
+
 def test_a_misspelt_condition_is_named(smiles: Path, graphs: Path) -> None:
     for folder, name, meant in [(smiles, "scafold", "scaffold"), (smiles, "MolLogp", "MolLogP"), (graphs, "num_node", "num_nodes")]:
         with pytest.raises(ValueError, match=f"columns: a condition named '{name}'; did you mean '{meant}'"):
@@ -243,7 +256,7 @@ def test_a_label_is_one_token_and_a_scaffold_is_for_molecules() -> None:
     policy = load("digits")
     with pytest.raises(ValueError, match="label: '12' has 2 tokens, expected at most 1"):
         prepare_columns(policy, [{"label": 12}], None)
-    with pytest.raises(ValueError, match="scaffold: 'C1CC1', expected none: the policy was not trained on scaffolds"):
+    with pytest.raises(ValueError, match="scaffold: 'C1CC1', expected none: the policy reads no scaffolds"):
         prepare_columns(policy, None, "C1CC1")
 
 

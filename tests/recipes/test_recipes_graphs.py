@@ -124,8 +124,8 @@ def test_choices_that_do_not_fit_are_named(planar: Path) -> None:
         (plain, ("exact",), "likelihood: 'exact', expected transition, eager or elbo"),
         (plain, ("transition", "fixed"), "node_count: 'fixed', expected prior, learned or running"),
         (plain, ("eager", "learned"), "node_count: 'learned', expected prior with likelihood eager"),
-        (torch.nn.Linear(1, 1), ("eager",), "likelihood: 'eager', expected none: Linear has no such setting"),
-        (torch.nn.Linear(1, 1), ("transition", "learned"), "node_count: 'learned', expected none: Linear has no such setting"),
+        (torch.nn.Linear(1, 1), ("eager",), "likelihood: 'eager', expected transition: Linear has no such setting"),
+        (torch.nn.Linear(1, 1), ("transition", "learned"), "node_count: 'learned', expected prior: Linear has no such setting"),
     ):
         with pytest.raises(ValueError, match=said):
             with_options(policy, *choices)
@@ -157,7 +157,7 @@ def test_local_search_writes_what_it_found(planar: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["a.gml", "a.jsonl", "a.edgelist.gz", "a.pt", "a.tsv", "a.sdf", "a.smi", "a"])
 def test_an_ending_that_graphs_do_not_have_is_refused_before_drawing(planar: Path, tmp_path: Path, name: str) -> None:
     out = tmp_path / name
-    said = r"expected a file of graphs ending in \.csv, \.graphml, \.json, \.g6, \.d6 or \.txt, also with \.gz"
+    said = r"expected a file of graphs ending in \.csv, \.graphml, \.json, \.g6 or \.txt, also with \.gz"
     with pytest.raises(ValueError, match=f"out: '{out}', {said}"):
         sample_file(str(planar), 2, str(out))
     assert not out.exists()
