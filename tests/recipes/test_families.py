@@ -232,15 +232,15 @@ def test_conditions_of_a_graph_policy_are_tried_before_the_work(graphs: Path) ->
 
 
 @pytest.mark.parametrize("options", [{"node_count": "learned"}, {"node_count": "running"}, {"likelihood": "eager"}])
-def test_a_policy_with_a_wrapper_keeps_scaffolds(options: dict[str, Any], graphs: Path) -> None:
-    loaded = load(graphs)
+def test_a_policy_with_a_wrapper_keeps_scaffolds(options: dict[str, Any]) -> None:
+    loaded = load("qm9-small", SamplerOptions(num_steps=4))
     loaded = replace(loaded, policy=with_options(loaded.policy, **options))
     assert loaded.family.scaffolds(loaded.policy)
     columns = prepare_columns(loaded, None, "CO")
-    samples, _ = sample_policy(loaded.policy, 200, columns=columns)
-    valid = [parse(smiles) for smiles in samples if smiles is not None]
+    samples, _ = sample_policy(loaded.policy, 20, columns=columns)
+    valid = [smiles for smiles in samples if smiles is not None]
     assert valid
-    assert all(mol is not None and any(atom.GetSymbol() == "O" for atom in mol.GetAtoms()) for mol in valid)
+    assert all("O" in smiles for smiles in valid)
 
 
 def test_a_misspelt_condition_is_named(smiles: Path, graphs: Path) -> None:
