@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 __all__ = ["Digest", "add_file"]
 
 _BLOCK = 1 << 20
 
 
+@runtime_checkable
 class Digest(Protocol):
     """A hash of :mod:`hashlib`."""
 
