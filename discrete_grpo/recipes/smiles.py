@@ -219,8 +219,7 @@ def run_pretrain_smiles(recipe: PretrainSmilesRecipe, *, resume: bool = False) -
     }
     if measured:
         metadata["measured"] = list(measured)
-    always = recipe.scaffold and recipe.condition_dropout == 0
-    scaffolds = _scaffolds(train, tokenizer, recipe.evaluation_samples) if always else None
-    fresh = fresh_metrics(recipe.evaluation_samples, sample_metrics, columns=scaffolds)
+    count, always = recipe.evaluation_samples, recipe.scaffold and recipe.condition_dropout == 0
+    fresh = fresh_metrics(count, sample_metrics, columns=_scaffolds(train, tokenizer, count) if always and count else None)
     evaluate = with_held_out(fresh, held_out, recipe.pretrain.batch_size)
     return fit(policy, train, recipe, metadata=metadata, evaluate=evaluate, resume=resume)

@@ -109,6 +109,7 @@ def test_a_policy_that_never_draws_without_a_scaffold_is_measured_with_those_of_
     always = replace(RECIPE, data=str(tmp_path / "a.smi"), properties=(), condition_dropout=0.0, test_share=0.0, pretrain=short)
     folder = run_pretrain_smiles(replace(always, output_dir=str(tmp_path / "run")))
     assert sum("eval/unique" in line for line in read_metrics(tmp_path / "run")) == 2
+    run_pretrain_smiles(replace(always, evaluation_samples=0, output_dir=str(tmp_path / "none")))
     with pytest.raises(ValueError, match=r"^policy: it needs conditions, expected one that draws without any \(scaffold: None"):
         optimise(load_policy(folder), validity, output_dir=tmp_path / "found")
     assert not (tmp_path / "found").exists()
