@@ -89,7 +89,11 @@ NO_FIELD = {
 
 
 def right_field(key: str, names: Sequence[str]) -> str:
-    """Return a hint for an unknown option: the right one, the nearest one, the reason why there is none, or all known ones."""
+    """Return a hint for an unknown option: the right one, the nearest one, the reason why there is none, or the known ones.
+
+    >>> right_field("train.colour", ["seed", "train.steps", "train.batch"])
+    'known: train.steps, train.batch'
+    """
     plain = key.replace("-", "_")
     leaf = plain.rpartition(".")[2].casefold()
     found = [n for n in names if n.rpartition(".")[2] in _known_as(leaf)]
@@ -100,6 +104,8 @@ def right_field(key: str, names: Sequence[str]) -> str:
         return f"{NO_FIELD[leaf]}, so there is no such setting"
     if near := did_you_mean(plain, names, cutoff=0.7):
         return near
+    if own := [n for n in names if "." in plain and n.rpartition(".")[0] == plain.rpartition(".")[0]]:
+        return f"known: {', '.join(own)}"
     return f"known: {', '.join(dict.fromkeys(n if '.' not in n else n.partition('.')[0] + '.*' for n in names))}"
 
 
