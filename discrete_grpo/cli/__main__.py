@@ -48,14 +48,18 @@ def _dispatch(arguments: Sequence[str]) -> None:
     elif command in RUNS:
         from discrete_grpo.cli.allocator import keep_freed_memory
         from discrete_grpo.cli.runs import start
+        from discrete_grpo.cli.threads import limit_spinning
 
+        limit_spinning()
         keep_freed_memory()
         start(command, rest)
     elif command in COMMANDS:
         from discrete_grpo.cli.allocator import keep_freed_memory
         from discrete_grpo.cli.arguments import read_arguments
         from discrete_grpo.cli.calls import call
+        from discrete_grpo.cli.threads import limit_spinning
 
+        limit_spinning()
         keep_freed_memory()
         call(command, read_arguments(command, rest))
     else:
