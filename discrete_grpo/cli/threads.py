@@ -7,7 +7,7 @@ import os
 __all__ = ["limit_spinning"]
 
 SPINS = "10000"
-"""Turns of GNU OpenMP's waiting loop, tens of microseconds: longer than the gap between two operations of an update."""
+"""Turns of GNU OpenMP's waiting loop before a thread sleeps; by default there are 30 times as many."""
 
 
 def limit_spinning() -> None:

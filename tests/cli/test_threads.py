@@ -33,6 +33,6 @@ threads.limit_spinning = lambda: print("torch" in sys.modules)
 from discrete_grpo.cli.__main__ import main
 main(sys.argv[1:])
 """
-    for command in (["train", "demo", "--print_config"], ["list", "presets"]):
+    for command in (["train", "demo", "--print_config"], ["list", "tasks"]):
         told = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=False).stdout
         assert told.startswith("False\n"), command
