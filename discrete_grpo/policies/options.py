@@ -37,7 +37,9 @@ def without_likelihood(policy: Any) -> Any:
 
 
 def with_options(policy: Any, likelihood: Likelihood = "transition", node_count: NodeCount = "prior", elbo_draws: int = 10) -> Any:
-    """A graph policy with the likelihood and the choice of the node count that GRPO is to use; wrappers it has are kept.
+    """A graph policy with the likelihood and the choice of the node count that GRPO is to use.
+
+    A policy that has a wrapper already keeps it, with the first choices or with those that it was made with.
 
     Args:
         policy: any policy; only graph policies support other choices than the first ones.
@@ -50,7 +52,10 @@ def with_options(policy: Any, likelihood: Likelihood = "transition", node_count:
     """
     if node_count not in ("prior", "learned", "running"):
         raise ValueError(f"node_count: {node_count!r}, expected prior, learned or running")
-    if (likelihood, node_count) == ("transition", "prior") or isinstance(policy, WRAPPERS):
+    if (likelihood, node_count) == ("transition", "prior"):
+        return policy
+    if isinstance(policy, WRAPPERS):
+        _check_kept(policy, likelihood, node_count)
         return policy
     if not isinstance(policy, GraphPolicy):
         likely = ("likelihood", likelihood, "transition")
@@ -61,3 +66,17 @@ def with_options(policy: Any, likelihood: Likelihood = "transition", node_count:
     if node_count == "prior":
         return with_likelihood(policy, likelihood, draws=elbo_draws)
     return SizedPolicy(policy, (LearnedSizes if node_count == "learned" else RunningSizes)(policy.node_counts))
+
+
+def _check_kept(policy: Any, likelihood: Likelihood, node_count: NodeCount) -> None:
+    """Raise ``ValueError`` if the wrapper of a policy is another one than the choices ask for."""
+    if isinstance(policy, SizedPolicy):
+        mine = "learned" if isinstance(policy.head, LearnedSizes) else "running"
+        has: tuple[str, str] = ("transition", mine)
+        why = f"the policy has a {mine} node count"
+    else:
+        has = ("elbo" if isinstance(policy, ElboLikelihood) else "eager", "prior")
+        why = f"the policy has the likelihood {has[0]}"
+    for name, value, own, first in (("likelihood", likelihood, has[0], "transition"), ("node_count", node_count, has[1], "prior")):
+        if value not in (own, first):
+            raise ValueError(f"{name}: {value!r}, expected {' or '.join(dict.fromkeys((own, first)))}: {why}")

@@ -178,7 +178,7 @@ def fill_memory(
         memory: memory that keeps the best of them.
         file: SMILES file.
         calls: number of molecules; None takes all that the budget covers.
-        skipped: function that receives a line about each text that is not a molecule; None ignores these.
+        skipped: list to which a line about each text that is not a molecule is added; None ignores these.
 
     Returns:
         The scored molecules for which the memory has no room.

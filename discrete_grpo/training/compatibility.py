@@ -19,6 +19,7 @@ from discrete_grpo.core.rollout import Policy, Reward, Rollout, is_scorer
 from discrete_grpo.core.scoring import shown_value
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.generation_advantages import AdvantageFunc, own_advantages
+from discrete_grpo.training.sampler import check_shards, num_shards
 
 __all__ = [
     "check_conditions",
@@ -26,6 +27,7 @@ __all__ = [
     "check_own_functions",
     "check_scorer",
     "check_tables",
+    "checked_shards",
     "exact_forward",
 ]
 
@@ -35,6 +37,23 @@ FIRST_STEPS = 4
 MAX_OFF = 0.05
 """Largest accepted difference between the sum of a table and 1; tables in bfloat16 stay within it."""
 SURROGATE_FIELDS = ("epsilon", "epsilon_high", "delta", "sapo_temperature_pos", "sapo_temperature_neg")
+
+
+def checked_shards(config: GRPOConfig, processes: int, stored: int | None = None) -> int:
+    """Return the number of shards of all processes; ``stored`` is that of the run to resume.
+
+    Raises:
+        ValueError: if it is not that of the run to resume, if processes or groups cannot be distributed evenly over it, or if a
+            shard would regenerate no group although ``refine_fraction`` is above 0.
+    """
+    if stored is not None and config.generation_shards not in (None, stored):
+        raise ValueError(f"generation_shards: {config.generation_shards}, expected {stored} as in the run to resume")
+    count = num_shards(config, processes, stored)
+    check_shards(count, config, processes)
+    groups, share = config.num_groups // count, config.refine_fraction
+    if stored is None and share > 0 and not round(share * groups):
+        raise ValueError(f"refine_fraction: {share}, expected 0 or at least one of the {groups} groups of each shard")
+    return count
 
 
 def check_given(rewards: Sequence[Reward], config: GRPOConfig, columns: Sequence[Mapping[str, Any]] | None, processes: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,10 +24,16 @@ from discrete_grpo.training.generation_advantages import reward_weights, total_r
 from discrete_grpo.training.minibatches import Batch, groups_of
 from discrete_grpo.training.sampler import Generation
 
-__all__ = ["RunLog", "Shown", "replay_metrics", "reward_metrics", "sample_table", "training_bar"]
+__all__ = ["RunLog", "Shown", "check_names", "replay_metrics", "reward_metrics", "sample_table", "training_bar"]
 
 Shown: TypeAlias = Callable[[int, Mapping[str, float]], None]
 """Callback that takes the number of updates made and the metrics of the last one."""
+
+
+def check_names(found: Mapping[str, float], taken: Collection[str]) -> None:
+    """Raise ``ValueError`` if a metric of the samples has the name of one of the trainer."""
+    if twice := sorted(found.keys() & set(taken)):
+        raise ValueError(f"sample_metrics: {twice[0]!r} is a metric of the trainer, expected another name")
 
 
 @contextmanager
@@ -194,8 +200,7 @@ class RunLog:
         for name in self.names:
             told = [failed[name] for failed in generation.failures if name in failed]
             line |= {f"rewards/{name}/failed": float(sum(map(len, told)))} if told else {}
-        if taken := sorted(line.keys() & found.keys()):
-            raise ValueError(f"sample_metrics: {taken[0]!r} is a metric of the trainer, expected another name")
+        check_names(found, line.keys())
         line |= dict(found) | (ledger.metrics() if ledger is not None else {})
         return line if before is None else line | {"oracle/new_calls": line["oracle/calls"] - before}
 

@@ -37,6 +37,7 @@ __all__ = [
     "groups_of",
     "microbatches",
     "passes",
+    "recounted",
     "train_rows",
     "window_weights",
     "windows",
@@ -221,17 +222,28 @@ def choose_steps(batches: Sequence[TrainRows], config: GRPOConfig, generator: to
     """Choose the steps of each row at random, and assign the rows to ``steps_per_generation`` windows."""
     fraction = config.timestep_fraction
     steps = tuple(chosen_steps(d.rollout.units, fraction, config.timestep_selection, generator) for d in batches)
-    sites = [d.rollout.units.gather(1, s) for d, s in zip(batches, steps, strict=True)]
-    each = torch.cat([s.sum(-1) for s in sites]).cpu()
+    each = torch.cat([d.rollout.units.gather(1, s).sum(-1) for d, s in zip(batches, steps, strict=True)]).cpu()
     counts = Counts(
         each,
         torch.cat([d.counted for d in batches]).cpu(),
         torch.cat([d.needed for d in batches]).cpu(),
         _deal(len(each), config.steps_per_generation, generator),
-        _most_units(batches[0].rollout, config),
-        torch.cat([unit_counts(s, config.importance_sampling_level).sum(-1) for s in sites]).cpu(),
+        *_units(batches, steps, config),
     )
     return StepChoice(steps, counts)
+
+
+def recounted(choice: StepChoice, batches: Sequence[TrainRows], config: GRPOConfig) -> StepChoice:
+    """The same steps and windows with the units of another importance sampling level."""
+    most, units = _units(batches, choice.steps, config)
+    return replace(choice, counts=choice.counts._replace(max_units=most, units=units))
+
+
+def _units(batches: Sequence[TrainRows], steps: Sequence[Tensor], config: GRPOConfig) -> tuple[int, Int[Tensor, " row"]]:
+    """The largest possible number of units at the chosen steps, and the number of each row, see :class:`Counts`."""
+    sites = [d.rollout.units.gather(1, s) for d, s in zip(batches, steps, strict=True)]
+    units = torch.cat([unit_counts(s, config.importance_sampling_level).sum(-1) for s in sites]).cpu()
+    return _most_units(batches[0].rollout, config), units
 
 
 def _most_units(rollout: Rollout, config: GRPOConfig) -> int:

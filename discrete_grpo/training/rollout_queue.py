@@ -17,13 +17,15 @@ from discrete_grpo.core.precision import place
 from discrete_grpo.core.rollout import Rollout
 from discrete_grpo.runs.checkpoint import build, describe
 from discrete_grpo.training.config import GRPOConfig
-from discrete_grpo.training.minibatches import Counts, MiniBatches, StepChoice, TrainRows
+from discrete_grpo.training.minibatches import Counts, MiniBatches, StepChoice, TrainRows, recounted
 
 __all__ = ["cut_as_before", "cut_of", "load_old", "queue_states", "read_rows", "rollout_of", "rollout_state"]
 
 TENSORS = ("group", "logp", "units", "size")
 MARKS = ("advantage", "counted", "needed", "refined")
 MOST = ("max_units", "max_steps")
+COUNTED = ("importance_sampling_level", "timestep_fraction")
+"""Settings by which the units of a trajectory are counted."""
 
 
 def cut_of(queue: MiniBatches) -> dict[str, Any]:
@@ -53,17 +55,29 @@ def queue_states(queue: MiniBatches) -> list[dict[str, Any]]:
             for part, given in zip(queue.parts, queue.old, strict=True)
         ]
         choice = {"steps": list(queue.choices[i].steps), "counts": list(queue.choices[i].counts)}
+        choice |= {name: getattr(queue.config, name) for name in COUNTED}
         found.append({"draws": [_rows_state(rows) for rows in queue.rows[i]], "choice": choice, "old": old})
     return found
 
 
-def read_rows(state: Mapping[str, Any], trusted: Sequence[str], device: torch.device) -> tuple[list[TrainRows], StepChoice]:
-    """Rows and chosen steps of one shard from a checkpoint; only classes of the ``trusted`` packages are built."""
+def read_rows(
+    state: Mapping[str, Any], trusted: Sequence[str], device: torch.device, config: GRPOConfig
+) -> tuple[list[TrainRows], StepChoice]:
+    """Rows and chosen steps of one shard from a checkpoint; only classes of the ``trusted`` packages are built.
+
+    Units are counted again if ``config`` has another importance sampling level than the run had, as the loss has it at once.
+    """
     rows = [_rows(d, trusted, device) for d in state["draws"]]
     steps = tuple(s.to(device) for s in state["choice"]["steps"])
     counts = state["choice"]["counts"]
     units = counts[5:] or counts[:1]  # earlier versions counted sites at every level
-    return rows, StepChoice(steps, Counts(*counts[:5], *units))
+    choice = StepChoice(steps, Counts(*counts[:5], *units))
+    level = state["choice"].get("importance_sampling_level", config.importance_sampling_level)  # an earlier version does not say
+    if level == config.importance_sampling_level:
+        return rows, choice
+    before = copy.copy(config)
+    object.__setattr__(before, "timestep_fraction", state["choice"]["timestep_fraction"])  # the steps are chosen already
+    return rows, recounted(choice, rows, before)
 
 
 def load_old(queue: MiniBatches, states: Sequence[Mapping[str, Any]], device: torch.device) -> None:

@@ -28,12 +28,12 @@ from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError
 from discrete_grpo.runs.checkpoint import Checkpoints, load_weights, tensors_to_cpu
 from discrete_grpo.runs.trackers import Tracker
 from discrete_grpo.training.bf16 import decide_and_tell
-from discrete_grpo.training.compatibility import check_given, check_own_functions, check_scorer
+from discrete_grpo.training.compatibility import check_given, check_own_functions, check_scorer, checked_shards
 from discrete_grpo.training.config import GRPOConfig
 from discrete_grpo.training.distributed import ProcessGroup, accelerator
 from discrete_grpo.training.generation_advantages import AdvantageFunc
 from discrete_grpo.training.generation_metrics import generation_metrics
-from discrete_grpo.training.log import RunLog, training_bar
+from discrete_grpo.training.log import RunLog, check_names, training_bar
 from discrete_grpo.training.lora import has_lora, merge_lora, without_lora
 from discrete_grpo.training.minibatches import Batch, MiniBatches, StepChoice, TrainRows, choose_steps, window_weights
 from discrete_grpo.training.network import check_determinism, checkpoint_layers, compile_network, deterministic, tf32_products
@@ -43,7 +43,7 @@ from discrete_grpo.training.pass_size import memory_advice, with_passes
 from discrete_grpo.training.patience import calls_made, new_patience
 from discrete_grpo.training.reference_tables import reference_tables
 from discrete_grpo.training.rollout_queue import cut_as_before, cut_of, load_old, queue_states, read_rows
-from discrete_grpo.training.sampler import GroupSampler, check_shards, make_shards, num_shards
+from discrete_grpo.training.sampler import GroupSampler, make_shards
 from discrete_grpo.training.state import RunState, checkpoints_of, stored_state
 from discrete_grpo.training.update import Learner, trajectory_kl
 
@@ -120,7 +120,7 @@ class GRPOTrainer:
         self.bf16 = decide_and_tell(config.bf16, self.processes, kept=None if stored is None else stored.get("bf16"))
         if config.checkpoint_layers is not None:
             checkpoint_layers(module, config.checkpoint_layers)
-        shards = self._num_shards(None if stored is None else len(stored["shards"]))
+        shards = checked_shards(config, self.processes.count, None if stored is None else len(stored["shards"]))
         kept = None if stored is None else stored.get("passes")
         self.config = config = with_passes(policy, config, columns, self.precision, processes=self.processes, kept=kept)
         self.sampler = self._sampler(columns, shards, advantage_func)
@@ -159,15 +159,6 @@ class GRPOTrainer:
         line = self.history[-1] if self.history else {}
         rows = "".join(f"<tr><td>{html.escape(name)}</td><td>{value:.4g}</td></tr>" for name, value in line.items())
         return f"<p>{html.escape(repr(self))}</p>" + (f"<table>{rows}</table>" if rows else "")
-
-    def _num_shards(self, stored: int | None) -> int:
-        """Number of shards of all processes; ``stored`` is that of the run to resume."""
-        config, own = self.config, self.processes
-        if stored is not None and config.generation_shards not in (None, stored):
-            raise ValueError(f"generation_shards: {config.generation_shards}, expected {stored} as in the run to resume")
-        count = num_shards(config, own.count, stored)
-        check_shards(count, config, own.count)
-        return count
 
     def _sampler(
         self, columns: Sequence[Mapping[str, Any]] | None, count: int, advantage_func: AdvantageFunc | None
@@ -339,7 +330,9 @@ class GRPOTrainer:
     def _learn(self, queue: MiniBatches) -> dict[str, float]:
         """Make the next update on a generation; returns its metrics."""
         micros, old = queue.next()
-        line = queue.metrics | self.learner.update(self.step, micros, old)
+        made = self.learner.update(self.step, micros, old)
+        check_names(queue.metrics, {*made, "step_time"})
+        line = queue.metrics | made
         queue.done += 1
         self.step += 1
         if queue.done >= queue.updates:
@@ -393,8 +386,8 @@ class GRPOTrainer:
         """Continue between two updates of a generation."""
         trusted = ("discrete_grpo", type(self.policy).__module__.split(".")[0])
         kept = [state["shards"][shard.number] for shard in self.sampler.shards]
-        read = [read_rows(part, trusted, self.accelerator.device) for part in kept]
         config = cut_as_before(self.config, state.get("cut", {}))  # an earlier version does not say
+        read = [read_rows(part, trusted, self.accelerator.device, config) for part in kept]
         self.pending = self._minibatches([rows for rows, _ in read], [choice for _, choice in read], state["shared"], config)
         load_old(self.pending, kept, self.accelerator.device)
         self.pending.done = int(state["done"])

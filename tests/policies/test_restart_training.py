@@ -96,6 +96,15 @@ def test_rewards_see_the_condition_and_not_the_restart() -> None:
     assert seen == [{"num_nodes"}] * 3
 
 
+@pytest.mark.parametrize(("shards", "share"), [(8, 0.5), (4, 0.25), (1, 0.06)])
+def test_a_share_that_is_no_group_of_a_shard_is_refused(shards: int, share: float) -> None:
+    groups = 8 // shards
+    config = GRPOConfig(num_generations=2, generation_batch_size=16, generation_shards=shards, refine_fraction=share)
+    said = rf"^refine_fraction: {share}, expected 0 or at least one of the {groups} groups of each shard$"
+    with pytest.raises(ValueError, match=said):
+        GRPOTrainer(tiny_policy(), share_of_class_two, config)
+
+
 def test_a_policy_that_cannot_refine_is_named() -> None:
     with pytest.raises(ValueError, match="policy: Plain has no method restarts, expected one that can refine its samples"):
         GRPOTrainer(Plain(), share_of_class_two, GRPOConfig(refine_fraction=0.5))

@@ -109,7 +109,8 @@ def test_options_of_a_wrapped_policy_reach_the_graph_policy(planar: Path) -> Non
     assert isinstance(with_options(plain, node_count="running").head, RunningSizes)
     assert graph_part(sized) is plain
     assert graph_part(torch.nn.Linear(1, 1)) is None
-    assert with_options(sized, "eager") is sized, "a resumed run keeps the wrapper of its checkpoint"
+    assert with_options(sized, node_count="learned") is sized, "a resumed run keeps the wrapper of its checkpoint"
+    assert with_options(sized) is sized
     eager = with_options(plain, "eager")
     assert without_likelihood(eager) is plain
     assert without_likelihood(sized) is sized
@@ -124,6 +125,26 @@ def test_choices_that_do_not_fit_are_named(planar: Path) -> None:
         (plain, ("exact",), "likelihood: 'exact', expected transition, eager or elbo"),
         (plain, ("transition", "fixed"), "node_count: 'fixed', expected prior, learned or running"),
         (plain, ("eager", "learned"), "node_count: 'learned', expected prior with likelihood eager"),
+        (
+            with_options(plain, node_count="learned"),
+            ("eager",),
+            "likelihood: 'eager', expected transition: the policy has a learned node",
+        ),
+        (
+            with_options(plain, node_count="running"),
+            ("transition", "learned"),
+            "node_count: 'learned', expected running or prior: the policy has a running node count",
+        ),
+        (
+            with_options(plain, "elbo"),
+            ("eager",),
+            "likelihood: 'eager', expected elbo or transition: the policy has the likelihood elbo",
+        ),
+        (
+            with_options(plain, "eager"),
+            ("eager", "learned"),
+            "node_count: 'learned', expected prior: the policy has the likelihood eager",
+        ),
         (torch.nn.Linear(1, 1), ("eager",), "likelihood: 'eager', expected transition: Linear has no such setting"),
         (torch.nn.Linear(1, 1), ("transition", "learned"), "node_count: 'learned', expected prior: Linear has no such setting"),
     ):

@@ -14,6 +14,7 @@ from torch import nn
 
 import discrete_grpo as dg
 from discrete_grpo.cli.runs import resume, start
+from discrete_grpo.core.loss import unit_counts
 from discrete_grpo.core.scoring import RewardError
 from discrete_grpo.recipes.memory_methods import TOKENS
 from discrete_grpo.recipes.optimise import OptimiseRecipe
@@ -72,6 +73,19 @@ def test_a_changed_cut_is_kept_through_a_second_stop(tmp_path: Path) -> None:
         trained(other, replace(FOUR, max_steps=last, per_device_batch_size=3), resume=True)
     losses = [[line["loss"] for line in read_metrics(folder)] for folder in (plain, other)]
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(("before", "after"), [("token", "step"), ("step", "token"), ("token", "sequence"), ("token", "token")])
+def test_weights_follow_a_changed_importance_sampling_level_within_a_generation(tmp_path: Path, before: Any, after: Any) -> None:
+    """dapo: the weights of all units of a window sum to 1, and the units are those of the level that the loss has now."""
+    config = replace(FOUR, num_iterations=1, steps_per_generation=2, importance_sampling_level=before)
+    trained(tmp_path, config)
+    changed = replace(config, importance_sampling_level=after, max_steps=2)
+    trainer = GRPOTrainer(tiny_policy(), share_of_class_two, changed, run=tmp_path, resume=True)
+    assert trainer.pending is not None
+    micros, _ = trainer.pending.next()
+    total = sum(float((m.weight * unit_counts(m.rollout.units.gather(1, m.steps), after).sum(-1)).sum()) for m in micros)
+    assert total == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("fractions", [(0.0, 0.5), (0.5, 0.0)])

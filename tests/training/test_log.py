@@ -98,6 +98,14 @@ def test_metrics_of_samples_are_numbers_under_names_of_their_own(found: Any, sai
         GRPOTrainer(tiny_policy(), equal, CONFIG, sample_metrics=lambda samples: found).train()
 
 
+@pytest.mark.parametrize("name", ["entropy", "policy_loss", "clip_ratio/low_mean", "step_time"])
+def test_no_metric_of_samples_has_the_name_of_one_of_an_update(name: str) -> None:
+    """It would be overwritten."""
+    said = f"sample_metrics: '{name}' is a metric of the trainer, expected another name"
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        GRPOTrainer(tiny_policy(), share_of_class_two, CONFIG, sample_metrics=lambda samples: {name: -1.0}).train()
+
+
 def test_an_advantage_beyond_float32_is_told_before_an_update() -> None:
     def huge(samples: Sequence[Any], **columns: Any) -> list[float]:
         return [1e39 * k for k in range(len(samples))]

@@ -149,13 +149,20 @@ def test_what_the_weights_count_survives_a_checkpoint() -> None:
     choice = choose_steps([draw], config)
     weights = window_weights([choice.counts], config)
     (state,) = queue_states(MiniBatches.of([0], [[draw]], [choice], weights, config, {}))
-    ((again,), read) = read_rows(state, (), torch.device("cpu"))
+    ((again,), read) = read_rows(state, (), torch.device("cpu"), config)
     assert (again.rollout.max_units, again.rollout.max_steps) == (draw.rollout.max_units, draw.rollout.max_steps) == (40, 4)
     assert read.counts.units.tolist() == [4] * 4 != read.counts.sites.tolist()
     assert read.counts.max_units == 4
-    state["choice"]["counts"] = state["choice"]["counts"][:5]  # an earlier version, which knew neither
+    fraction = replace(config, importance_sampling_level="token", timestep_fraction=0.5)
+    (_, other) = read_rows(state, (), torch.device("cpu"), fraction)  # its steps are chosen: all of them, as before
+    assert torch.equal(other.counts.units, other.counts.sites)
+    assert other.counts.max_units == 40
+    state["choice"] = {
+        "steps": state["choice"]["steps"],
+        "counts": state["choice"]["counts"][:5],
+    }  # an earlier version, without both
     del state["draws"][0]["max_steps"]
-    ((again,), read) = read_rows(state, (), torch.device("cpu"))
+    ((again,), read) = read_rows(state, (), torch.device("cpu"), config)
     assert again.rollout.max_steps is None
     assert torch.equal(read.counts.units, read.counts.sites)
 

@@ -19,7 +19,7 @@ __all__ = ["MEMORY", "MEMORY_NO_GRPO", "MEMORY_RANDOM_REWARD", "METHOD", "REFINE
 
 METHOD = Method(
     name="grpo-graph",
-    about="GRPO of a graph policy: 8 groups of 16 samples of 25 steps, updates on the last 40 % of them, exact KL to the prior",
+    about="GRPO of a graph policy: 8 groups of 16 samples of 25 steps, updates on 40 % of them, exact KL to the prior",
     source="Shao et al. (2024), arXiv 2402.03300; settings of the preset zinc-graph-qed",
     run=with_trainer,
     settings={

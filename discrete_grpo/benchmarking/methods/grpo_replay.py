@@ -10,7 +10,7 @@ __all__ = ["METHOD"]
 
 METHOD = Method(
     name="grpo-replay",
-    about="GRPO whose groups of 64 hold 16 of the best samples of earlier generations, with ratios to the policy that drew them",
+    about="GRPO whose groups of 64 are joined by 16 good samples of earlier generations, with ratios to the policy that drew them",
     source="Li et al. (2025), RePO, arXiv 2506.09340",
     run=with_trainer,
     settings=dict(grpo.METHOD.settings) | {"replay_samples": 16, "replay_memory": 64},

@@ -47,13 +47,13 @@ def with_trainer(
         policy: is trained in place.
         ledger: counts the calls.
         seed: of the run.
-        node_count: where the node counts of a graph policy come from. With ``prior`` the samples of a group share one count, so a
-            policy that draws one group per update cannot learn which counts are good.
+        node_count: where the node counts of a graph policy come from, unless it has a choice of its own already. With ``prior`` the
+            samples of a group share one count, so a policy that draws one group per update cannot learn which counts are good.
         num_steps: steps of a graph policy's sampler; None keeps the policy's.
         settings: fields of :class:`~discrete_grpo.training.config.GRPOConfig`.
     """
     from discrete_grpo.benchmarking.checks import policy_kind
-    from discrete_grpo.policies.options import with_options
+    from discrete_grpo.policies.options import graph_part, with_options
     from discrete_grpo.recipes.families import SamplerOptions
     from discrete_grpo.recipes.loading import with_sampler
     from discrete_grpo.training.config import GRPOConfig
@@ -61,7 +61,7 @@ def with_trainer(
 
     if num_steps is not None:
         policy = with_sampler(policy, SamplerOptions(num_steps=num_steps))
-    if policy_kind(policy) == "graph":
+    if policy_kind(policy) == "graph" and graph_part(policy) is policy:
         policy = with_options(policy, node_count=node_count)
     GRPOTrainer(policy, task, GRPOConfig(seed=seed, max_steps=1_000_000, **settings), ledger=ledger).train()
 
