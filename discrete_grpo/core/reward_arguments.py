@@ -18,6 +18,7 @@ __all__ = [
     "check_some",
     "elsewhere",
     "function_names",
+    "listed",
     "remembers",
     "reward_name",
     "reward_names",
@@ -100,6 +101,19 @@ def as_rewards(given: Any) -> Any:
         hint = f"; names such as {names[0]!r} are for the command line, in Python import the function" if names else ""
         raise ValueError(f"reward: {given!r}, expected a function of a list of samples, or a list of such functions{hint}")
     return several
+
+
+def listed(reward_funcs: Any) -> list[Any]:
+    """Return one reward or several as a list.
+
+    Raises:
+        ValueError: for what is neither a function nor a list.
+    """
+    if callable(reward_funcs):
+        return [reward_funcs]
+    if not isinstance(reward_funcs, Iterable):
+        raise ValueError(f"reward_funcs: {reward_funcs!r}, expected a function reward(samples, **columns) or several")
+    return list(reward_funcs)
 
 
 def check_callables(rewards: Sequence[Any], columns: Collection[str] | None = None) -> list[Any]:

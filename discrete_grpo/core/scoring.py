@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -233,6 +236,25 @@ def _awaited(values: Awaitable[Any]) -> Any:
         return thread.submit(asyncio.run, wait()).result()
 
 
+@contextmanager
+def _same_folder() -> Iterator[None]:
+    """Go back to the working folder at the end: relative paths of the run must not depend on a reward that changes it."""
+    folder = _folder()
+    try:
+        yield
+    finally:
+        if folder is not None and _folder() != folder:
+            with suppress(OSError):  # it was removed meanwhile
+                os.chdir(folder)
+
+
+def _folder() -> Path | None:
+    try:
+        return Path.cwd()
+    except OSError:  # it was removed
+        return None
+
+
 def score_one(
     reward: Reward, samples: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None, *, name: str | None = None
 ) -> Float[Tensor, " batch"]:
@@ -248,7 +270,7 @@ def score_one(
     if isinstance(samples, str):
         raise ValueError(f"samples: {samples!r}, expected a list of samples, such as [{samples!r}]")
     name = name or reward_name(reward)
-    with watched() as interrupt:
+    with watched() as interrupt, _same_folder():
         try:
             values = reward(list(samples), **(columns or {}))
             if inspect.isawaitable(values):

@@ -9,15 +9,25 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from discrete_grpo.core.checks import plain_number
+from discrete_grpo.core.checks import plain_number, told_as
 from discrete_grpo.core.processes import is_first
+from discrete_grpo.datasets.text_files import text_lines
 from discrete_grpo.recipes.families import Columns, innermost
 from discrete_grpo.recipes.loading import LoadedPolicy
 from discrete_grpo.runs.checkpoint import BUNDLED
 from discrete_grpo.runs.recorder import check_free, write_text
 from discrete_grpo.runs.serialization import TRUSTED
 
-__all__ = ["check_read", "check_unconditional", "column_names", "kept_columns", "prepare_columns", "read_columns", "tell_unread"]
+__all__ = [
+    "check_read",
+    "check_unconditional",
+    "column_names",
+    "kept_columns",
+    "prepare_columns",
+    "prepared",
+    "read_columns",
+    "tell_unread",
+]
 
 RESERVED = ("step", "group", "sample", "reward", "advantage", "smiles", "text", "image")
 """Names that the columns of sample tables have already."""
@@ -63,8 +73,8 @@ def _lines_of(given: str) -> tuple[list[Any], str]:
         raise FileNotFoundError(f'columns: {given!r} is no file of JSON lines, expected one, or a list such as [{{"label": 3}}]')
     if path.name.removesuffix(".gz").endswith((".csv", ".tsv")):
         raise ValueError(f'columns: {path} is a table, expected a file of JSON lines, such as {{"MolLogP": 2.5}} in each')
-    found, text = [], path.read_text(encoding="utf-8-sig").rstrip()
-    for number, line in enumerate(text.split("\n"), 1):
+    found = []
+    for number, line in enumerate(text_lines(path, argument="columns"), 1):
         if not line.strip():
             continue
         try:
@@ -150,17 +160,18 @@ def check_read(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool 
         raise ValueError(f"columns: a condition named {unread[0]!r}, expected {told}")
 
 
-def tell_unread(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool = False) -> None:
+def tell_unread(policy: Any, given: Iterable[Columns] | None, *, scaffolds: bool = False, argument: str = "columns") -> None:
     """Print on standard error which conditions a policy of this package does not read, if rewards may read them.
 
     Args:
         policy: as for :func:`check_read`, as is ``scaffolds``.
         given: the conditions; None for none.
         scaffolds: whether a condition ``scaffold`` is put into the form that the policy reads.
+        argument: name of the conditions in the line.
     """
     unread, _ = _unread(policy, list(given or ()), scaffolds)
     if unread and is_first():
-        print(f"columns: {', '.join(map(repr, unread))}: not read by the policy, only by rewards", file=sys.stderr)
+        print(f"{argument}: {', '.join(map(repr, unread))}: not read by the policy, only by rewards", file=sys.stderr)
 
 
 def _known(policy: Any) -> bool:
@@ -198,8 +209,25 @@ def _check_names(policy: Any, condition: Columns) -> None:
             raise ValueError(f"columns: a condition named {name!r}; did you mean {near[0]!r}?")
 
 
-def kept_columns(given: str | Sequence[Columns] | None, kept: Path, *, resume: bool) -> list[Columns] | None:
+def prepared(
+    loaded: LoadedPolicy, given: Sequence[Columns] | None, scaffold: str | None, *, argument: str = "columns"
+) -> list[Columns] | None:
+    """As :func:`prepare_columns`, with errors that name ``argument``; which conditions only rewards read is printed."""
+    with told_as(argument, "columns"):
+        found = prepare_columns(loaded, given, scaffold)
+    tell_unread(loaded.policy, found, scaffolds=loaded.family.scaffolds(loaded.policy), argument=argument)
+    return found
+
+
+def kept_columns(
+    given: str | Sequence[Columns] | None, kept: Path, *, resume: bool, argument: str = "columns"
+) -> list[Columns] | None:
     """The conditions of a run; those of a file are copied to ``kept``, where a resumed run reads them."""
+    with told_as(argument, "columns"):
+        return _kept_columns(given, kept, resume)
+
+
+def _kept_columns(given: str | Sequence[Columns] | None, kept: Path, resume: bool) -> list[Columns] | None:
     if given is None or not isinstance(given, str):
         return None if given is None else read_columns(given)
     if resume and kept.is_file():

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from discrete_grpo.core.checks import check_folder_name, check_whole, plain_number
+from discrete_grpo.core.checks import LAST_SEED, check_folder_name, check_whole, plain_number
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.core.option_names import check_options
 from discrete_grpo.core.processes import check_one_process
@@ -92,8 +92,8 @@ class OptimiseRecipe:
             object.__setattr__(self, name, plain_number(getattr(self, name)))
         for name in ("max_oracle_calls", "keep", "save_rounds"):
             check_whole(name, getattr(self, name), least=1)
-        for name in ("seed", "reward_workers"):
-            check_whole(name, getattr(self, name), least=0)
+        for name, most in (("seed", LAST_SEED), ("reward_workers", None)):
+            check_whole(name, getattr(self, name), least=0, most=most)
         if not isinstance(self.warm_start, str | Path | None):
             raise ValueError(f"warm_start: {shown_value(self.warm_start)}, expected the name of a SMILES file or None")
         if self.warm_start_calls is not None:

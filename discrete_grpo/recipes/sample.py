@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from discrete_grpo.core.atomic import atomic_write
-from discrete_grpo.core.checks import check_whole
+from discrete_grpo.core.checks import LAST_SEED, check_whole
 from discrete_grpo.core.drawing import draw
 from discrete_grpo.core.option_names import check_keywords
 from discrete_grpo.core.rollout import Context, as_module
@@ -134,7 +134,7 @@ def sample_policy(
 def _check_numbers(count: int, seed: int, batch_size: int) -> None:
     """Raise ``ValueError`` for a number of samples, a seed or a number drawn at a time that is out of its range."""
     check_whole("n", count, least=1)
-    check_whole("seed", seed, least=0)
+    check_whole("seed", seed, least=0, most=LAST_SEED)
     check_whole("batch_size", batch_size, least=1)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from discrete_grpo.core.checks import check_fields, check_range
+from discrete_grpo.core.checks import LAST_SEED, check_fields, check_range
 from discrete_grpo.core.processes import check_one_process
 from discrete_grpo.core.reward_arguments import check_some
 from discrete_grpo.core.rollout import is_refinable
@@ -73,7 +73,7 @@ class SearchRecipe(SamplerOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, "rounds reward_workers", least=0)
-        check_fields(self, "seed")
+        check_fields(self, "seed", least=0, most=LAST_SEED)
         check_range("time", self.time, above=0, below=1)
         check_fields(self, "population children keep max_oracle_calls", least=1)
         check_view(self.rewards_see)

@@ -17,7 +17,7 @@ from discrete_grpo.core.reward_arguments import as_rewards, check_callables, fun
 from discrete_grpo.core.rollout import Reward
 from discrete_grpo.policies.options import Likelihood, NodeCount, with_options, without_likelihood
 from discrete_grpo.recipes.before_and_after import MEMORIES, Evaluations, Memories, Results
-from discrete_grpo.recipes.conditions import check_read, column_names, kept_columns, prepare_columns, read_columns, tell_unread
+from discrete_grpo.recipes.conditions import check_read, column_names, kept_columns, prepared, read_columns
 from discrete_grpo.recipes.families import Columns, View, check_view, seen_by
 from discrete_grpo.recipes.lengthened import check_length
 from discrete_grpo.recipes.loading import LoadedPolicy, class_name, load, policy_object
@@ -108,7 +108,7 @@ class TrainRecipe(OfflineOptions):
         check_fields(self, "elbo_draws", least=1)
         check_view(self.rewards_see)
         check_budget(self.max_oracle_calls, self.evaluation_samples)
-        self.check_offline(columns=self.columns, scaffold=self.scaffold)
+        self.check_offline(columns=self.columns, evaluation_columns=self.evaluation_columns, scaffold=self.scaffold)
         if not self.rewards and self.data is None:
             raise ValueError("reward: an empty list, expected at least one reward, or data (a table of scored samples)")
         if self.shared_steps and self.grpo.replay_samples > 0:
@@ -332,13 +332,12 @@ def _conditions(
     folder = Path(recipe.output_dir)
 
     def work() -> list[list[Columns] | None]:
-        return [kept_columns(getattr(recipe, name), folder / f"{name}.jsonl", resume=resume) for name in names]
+        return [kept_columns(getattr(recipe, name), folder / f"{name}.jsonl", resume=resume, argument=name) for name in names]
 
     read = processes.run_all(lambda: work() if processes.first else [])[0]
-    if (columns := prepare_columns(loaded, read[0], recipe.scaffold)) is None:
+    if (columns := prepared(loaded, read[0], recipe.scaffold)) is None:
         check_read(loaded.policy, None)
-    tell_unread(loaded.policy, columns, scaffolds=loaded.family.scaffolds(loaded.policy))
-    return columns, columns if read[1] is None else prepare_columns(loaded, read[1], recipe.scaffold)
+    return columns, columns if read[1] is None else prepared(loaded, read[1], recipe.scaffold, argument=names[1])
 
 
 def _in_first(processes: ProcessGroup, ledger: Ledger, work: Callable[[], Results]) -> Results:

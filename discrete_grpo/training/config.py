@@ -319,7 +319,7 @@ class PretrainConfig:
         batch_size: Number of samples per update, over all processes, at least 1.
         learning_rate: Learning rate of AdamW (β = 0.9, 0.99) after the warm-up, more than 0; half a cosine down to ``min_lr_rate``
             of it follows.
-        min_lr_rate: Learning rate of the last update as a share of the largest, 0 to 1.
+        min_lr_rate: Learning rate that the curve reaches after the last update, as a share of the largest, 0 to 1.
         weight_decay: Weight decay of AdamW, at least 0.
         warmup_steps: Number of updates of the linear warm-up of the learning rate, at least 0.
         max_grad_norm: Gradients are clipped to this norm, more than 0.

@@ -68,6 +68,8 @@ class ScoredSamples:
     def __post_init__(self) -> None:
         if not len(self.samples):
             raise ValueError("samples: none given, expected at least one")
+        object.__setattr__(self, "scores", torch.as_tensor(self.scores))
+        object.__setattr__(self, "groups", None if self.groups is None else torch.as_tensor(self.groups))
         for name, values in (("scores", self.scores), ("groups", self.groups)):
             if values is not None and values.shape != (len(self.samples),):
                 raise ValueError(f"{name}: shape {tuple(values.shape)}, expected one per sample ({len(self.samples)})")

@@ -27,10 +27,10 @@ __all__ = [
 
 
 def learning_rate(step: int, config: GRPOConfig) -> float:
-    """Learning rate of update ``step``, counted from 0: a linear warm-up, then constant, or a linear or cosine decay to 0."""
+    """Learning rate of update ``step``, counted from 0: a linear warm-up, then constant, or a decay to 0 at ``max_steps``."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
-    done = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
+    done = min(1.0, (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps))
     if config.lr_scheduler_type == "linear":
         return config.learning_rate * (1.0 - done)
     if config.lr_scheduler_type == "cosine":

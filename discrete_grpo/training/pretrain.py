@@ -216,11 +216,12 @@ class Pretrainer:
         return folder
 
     def _loop(self) -> None:
-        config, since, begun = self.config, time.perf_counter(), self.step
+        config, since, seen = self.config, time.perf_counter(), 0
         shown = progress("pretraining", config.max_steps, done=self.step) if self.processes.first else nullcontext()
         with shown as bar:
             for rows in self._rows():
                 found = self._update(rows)
+                seen += len(rows)
                 if not self._lines and not self._sums:
                     self._check_metric(found)
                 for name, value in found.items():
@@ -230,11 +231,11 @@ class Pretrainer:
                     bar.advance(1, loss=self._sums["loss"] / self._summed)
                 if self.step % config.log_steps == 0 or self.step == config.max_steps:
                     line = {name: value / self._summed for name, value in self._sums.items()}
-                    rate = (self.step - begun) * config.batch_size / (time.perf_counter() - since)
+                    rate = seen / (time.perf_counter() - since)
                     if self.recorder is not None:
                         self.recorder.record(self.step, line | {"samples_per_second": rate})
                     self._lines.append(line)
-                    since, begun, self._sums, self._summed = time.perf_counter(), self.step, {}, 0
+                    since, seen, self._sums, self._summed = time.perf_counter(), 0, {}, 0
                 if self.processes.any([bool(self._stop)])[0]:  # in any process, so that all stop after the same update
                     return
                 if self.step % config.save_steps == 0 and self.step < config.max_steps:
@@ -364,7 +365,7 @@ class Pretrainer:
         metadata = self.metadata | {"pretraining_steps": self.step}
         lines = self._lines if regular else []
         self.checkpoints.save(self.step, self.averaged, metadata=metadata, training=state, lines=lines)
-        if regular:  # a name that is found to be wrong here costs no update
+        if regular and self.evaluate is not None and (self.config.metric_for_best_model or "").startswith("eval/"):
             self.checkpoints.check_metric({name for line in self._lines for name in line})
 
     def _restore(self, state: Mapping[str, Any]) -> None:

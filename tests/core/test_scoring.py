@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -218,6 +219,26 @@ def test_a_coroutine_function_is_awaited_with_and_without_a_running_loop() -> No
 
     with pytest.raises(RewardError, match="reward fails: raised KeyError: 'x'"):
         score_samples([fails], [1.0])  # type: ignore[list-item]
+
+
+def test_a_reward_that_changes_the_working_folder_changes_it_for_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work").mkdir()
+
+    def moves(samples: list[str], **columns: Any) -> list[float]:
+        os.chdir("work")
+        if samples == ["bad"]:
+            raise OSError("away")
+        return [1.0] * len(samples)
+
+    for _ in range(2):
+        assert score_one(moves, ["C"]).tolist() == [1.0]
+        assert Path.cwd() == tmp_path
+    with pytest.raises(RewardError, match="away"):
+        score_one(moves, ["bad"])
+    assert Path.cwd() == tmp_path
 
 
 def test_names() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,12 +63,15 @@ def test_local_search_climbs_and_counts() -> None:
         ({"keep": 1}, "keep: 1, expected at least 2"),
         ({"time": 1.0}, "time: 1.0, expected more than 0 and less than 1"),
         ({"policy": Plain()}, "policy: Plain has no method restarts"),
+        ({"rewards": None}, "reward_funcs: None, expected a function"),
+        ({"reward_weights": [math.nan]}, "reward_weights: nan, expected a finite number"),
     ],
 )
 def test_local_search_names_bad_arguments(options: dict[str, Any], said: str) -> None:
-    given: dict[str, Any] = {"policy": tiny_policy(), "rounds": 1, "population": 2, "children": 2} | options
+    given: dict[str, Any] = {"policy": tiny_policy(), "rewards": share_of_class_two, "rounds": 1, "population": 2, "children": 2}
+    given |= options
     with pytest.raises(ValueError, match=said):
-        local_search(given.pop("policy"), share_of_class_two, **given)
+        local_search(given.pop("policy"), given.pop("rewards"), **given)
 
 
 def test_weights_of_a_search_are_one_per_reward() -> None:

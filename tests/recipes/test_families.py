@@ -183,6 +183,11 @@ def test_conditions_come_from_lists_and_files(tmp_path: Path) -> None:
     assert read_columns(str(path)) == [{"kind": "a\u2028b\u0085c"}, {"kind": "d"}]
     path.write_text('\n{"a": 1}\n \n{"a": 2}\n')
     assert read_columns(str(path)) == [{"a": 1}, {"a": 2}]
+    (packed := tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert read_columns(str(packed)) == [{"a": 1}, {"a": 2}]
+    (other := tmp_path / "other.jsonl").write_bytes('{"a": 1}'.encode("utf-16"))
+    with pytest.raises(ValueError, match=r"^columns: .*other\.jsonl' cannot be read as text, expected UTF-8"):
+        read_columns(str(other))
     for text, said in [
         ("", "no conditions"),
         ("{broken\n", "line 1 is no JSON"),

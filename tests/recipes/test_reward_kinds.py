@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -84,3 +85,20 @@ def test_a_reward_that_takes_no_condition_of_the_run_is_refused_before_a_sample_
         with pytest.raises(ValueError, match=r"reward: deaf\(.*unexpected keyword argument 'target'.*columns as keywords"):
             train(chains(), deaf, output_dir=tmp_path / "run", grpo=config, evaluation_samples=8, **columns)
     assert not (tmp_path / "run").exists()
+
+
+def test_conditions_of_the_evaluations_are_named_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def scored(samples: list[Any], **columns: Any) -> list[float]:
+        return [0.0] * len(samples)
+
+    options: dict[str, Any] = {"grpo": GRPOConfig(max_steps=1, num_generations=4, generation_batch_size=8), "evaluation_samples": 8}
+    for given, kind, said in (
+        ("missing.jsonl", FileNotFoundError, "evaluation_columns: 'missing.jsonl' is no file of JSON lines"),
+        ([], ValueError, "evaluation_columns: no conditions, expected at least one"),
+        ([{"num_nodez": 3}], ValueError, "evaluation_columns: a condition named 'num_nodez'; did you mean 'num_nodes'?"),
+    ):
+        with pytest.raises(kind, match=f"^{re.escape(said)}"):
+            train("qm9-small", scored, output_dir=tmp_path / "refused", evaluation_columns=given, **options)
+    capsys.readouterr()
+    train("qm9-small", scored, output_dir=tmp_path / "run", evaluation_columns=[{"logp": 3}], num_steps=3, **options)
+    assert "evaluation_columns: 'logp': not read by the policy, only by rewards" in capsys.readouterr().err

@@ -102,11 +102,13 @@ def test_an_ending_that_samples_do_not_have_is_refused(tmp_path: Path, ending: s
 
 
 def test_numbers_of_a_draw_are_checked_before_the_policy_is_read(tmp_path: Path) -> None:
-    said = "seed: -3, expected at least 0"
+    said = "seed: -3, expected 0 to 4294967295"
     with pytest.raises(ValueError, match=said):
         sample("none", 2, seed=-3)
     with pytest.raises(ValueError, match=said):
         sample_file("none", 2, str(tmp_path / "a.smi"), seed=-3)
+    with pytest.raises(ValueError, match=r"seed: 100000000000000000000, expected 0 to 4294967295"):
+        sample("none", 2, seed=10**20)
     with pytest.raises(ValueError, match="n: 0, expected at least 1"):
         sample_file("none", 0, str(tmp_path / "a.smi"))
     with pytest.raises(ValueError, match="batch_size: 0, expected at least 1"):

@@ -34,6 +34,11 @@ DATA = ScoredSamples(WORDS, torch.tensor([worth(t) for t in WORDS], dtype=torch.
 # -- advantages
 
 
+def test_scores_and_groups_may_be_lists() -> None:
+    data = ScoredSamples(list("ab"), [1.0, 2.0], [3, 3])  # type: ignore[arg-type]
+    assert (data.scores.tolist(), data.groups.tolist()) == ([1.0, 2.0], [3, 3])  # type: ignore[union-attr]
+
+
 def test_advantages_by_group_compare_a_row_with_its_whole_group() -> None:
     scores, groups = torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 9.0]), torch.tensor([0, 0, 0, 1, 1, 2])
     data = ScoredSamples(list("abcdef"), scores, groups)

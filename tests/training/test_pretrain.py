@@ -7,6 +7,7 @@ import json
 import math
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -166,6 +167,24 @@ def test_a_metric_that_the_evaluation_lacks_costs_no_update(tmp_path: Path) -> N
     assert resumed.step == config.save_steps
     with pytest.raises(ValueError, match="'eval/vun' is not logged"):
         Pretrainer(tiny_policy(), DATA, right, tmp_path / "none").train()
+
+
+@pytest.mark.parametrize("evaluate", [None, lambda policy: {"vun": 0.5}])
+def test_a_right_metric_is_no_error_at_a_checkpoint_before_the_first_line(tmp_path: Path, evaluate: Any) -> None:
+    config = dataclasses.replace(CONFIG, max_steps=6, save_steps=2, log_steps=5, metric_for_best_model="loss")
+    made = Pretrainer(tiny_policy(), DATA, config, tmp_path, evaluate=evaluate)
+    made.train()
+    assert made.step == 6
+
+
+def test_the_speed_is_that_of_the_samples_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch cannot be larger than the data."""
+    clock = iter(range(100))
+    monkeypatch.setattr("discrete_grpo.training.pretrain.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    few = Paths(torch.tensor([2, 3, 4, 4]))
+    config = dataclasses.replace(CONFIG, max_steps=3, batch_size=64, log_steps=3)
+    Pretrainer(tiny_policy(), few, config, tmp_path).train()
+    assert [line["samples_per_second"] for line in read_metrics(tmp_path)] == [12.0]  # three times four in a second
 
 
 def stop_after(pretrainer: Pretrainer, updates: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -309,6 +309,7 @@ def test_select_steps_are_distinct_sorted_and_cover_all() -> None:
     ("arguments", "said"),
     [
         ({"reward_funcs": []}, "reward_funcs: none given"),
+        ({"reward_funcs": None}, "reward_funcs: None, expected a function"),
         ({"config": GRPOConfig(reward_weights=(1.0, 2.0))}, "reward_weights: 2 weights, expected one per reward (1)"),
         ({"config": GRPOConfig(importance_sampling_level="sequence", timestep_chunk=2)}, "timestep_chunk: 2"),
         ({"columns": []}, "columns: an empty list"),

@@ -16,6 +16,7 @@ import torch
 from discrete_grpo import GRPOConfig, GRPOTrainer
 from discrete_grpo.policies.surrogate import EagerLikelihood
 from discrete_grpo.training.minibatches import train_rows, windows
+from discrete_grpo.training.optim import learning_rate
 from discrete_grpo.training.update import policy_scores
 from tests import trainer_parts
 from tests.toys import share_of_class_two, tiny_policy
@@ -134,3 +135,13 @@ def test_every_option_is_documented_with_its_default() -> None:
     }
     for module, name in functions:
         assert hasattr(importlib.import_module(f"discrete_grpo.{rooms[module]}.{module}"), name), f"{module}.{name}"
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_a_rate_that_has_decayed_stays_there(kind: Any) -> None:
+    """Updates can be made by hand beyond ``max_steps``."""
+    config = GRPOConfig(max_steps=3, warmup_steps=1, learning_rate=1.0, lr_scheduler_type=kind)
+    rates = [learning_rate(step, config) for step in range(9)]
+    assert rates[:2] == [1.0, 1.0]
+    assert rates[2] == pytest.approx(0.5)
+    assert rates[3:] == [0.0] * 6
