@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from discrete_grpo.core.categorical import Scores, SiteKind, Sites, score_sites
 from discrete_grpo.core.gaussian import GaussianSites
 from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, as_module, is_scorer
+from discrete_grpo.domains.sample_text import sample_text
 from discrete_grpo.training.config import GRPOConfig
 
 __all__ = ["Case", "Change", "Law", "Measured", "Skip", "claims", "gap", "per_step", "same", "why_no_sites"]
@@ -184,7 +186,10 @@ def claims(found: Mapping[str, bool], note: str = "") -> Measured:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return whether two values are equal to the bit, including tensors in dataclasses, mappings and sequences."""
+    """Return whether two values are equal to the bit, including tensors in dataclasses, mappings and sequences.
+
+    Arrays, and objects that Python compares by identity, such as graphs of networkx and molecules of RDKit, are compared by text.
+    """
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         alike = isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape
         return alike and bool(((a == b) | ((a != a) & (b != b))).all())
@@ -196,4 +201,6 @@ def same(a: Any, b: Any) -> bool:
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, Sequence) and not isinstance(a, str | bytes):
         return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, np.ndarray) or cast(Any, type(a)).__eq__ is object.__eq__:
+        return a is b or sample_text(a) == sample_text(b)
     return bool(a == b or a != a)

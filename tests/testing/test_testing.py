@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
+import networkx as nx
+import numpy as np
 import pytest
 import torch
+from rdkit import Chem
 
-from discrete_grpo.core.rollout import Context, group_contexts
+from discrete_grpo.core.rollout import Context, Rollout, group_contexts
 from discrete_grpo.testing import LAWS, check_policy
+from discrete_grpo.testing.case import same
 from tests import broken_policies as twins
 from tests.testing.parts import WORDS, check_graphs, check_words, row, small_graphs
 from tests.toys import share_of_class_two, tiny_policy
@@ -47,6 +54,29 @@ def test_words_of_any_length_pass_every_law() -> None:
 def test_words_with_columns_pass() -> None:
     contexts = group_contexts(2, 4, [{"mood": 0}, {"mood": 1}])
     check_words(twins.Words(), contexts, skip=["frequencies"]).raise_on_failure()
+
+
+class Objects(twins.Words):
+    """Words whose samples are objects of a library, which has no equality of two of them or one by identity."""
+
+    made: Callable[[int], Any]
+
+    def sample(self, contexts: Sequence[Context], *, generator: torch.Generator | None = None) -> Rollout:
+        drawn = super().sample(contexts, generator=generator)
+        return replace(drawn, samples=tuple(self.made(len(word)) for word in drawn.samples))
+
+
+def chain(atoms: int) -> Any:
+    return Chem.MolFromSmiles("C" * (atoms + 1))
+
+
+@pytest.mark.parametrize("made", [np.ones, nx.path_graph, chain])
+def test_samples_are_compared_by_their_content(made: Callable[[int], Any]) -> None:
+    policy = Objects()
+    policy.made = made
+    report = check_words(policy, skip=LAWS.keys() - {"generator", "contexts"})
+    report.raise_on_failure()
+    assert not same([made(1)], [made(2)])
 
 
 def test_the_policy_is_left_as_it_was() -> None:
