@@ -83,17 +83,22 @@ def global_random_state(case: Case) -> Measured:
     return claims({"sample leaves it": same(after_sample, start), "scoring leaves it": same(after_scoring, after_sample)})
 
 
+def _weights(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and all buffers, also those that ``state_dict`` leaves out because they are not persistent."""
+    return {name: value.detach() for name, value in (*module.named_parameters(), *module.named_buffers())}
+
+
 def unchanged(case: Case) -> Measured:
     """``sample`` and scoring change no weight, no buffer, no mode and no stored state."""
-    weights = copy.deepcopy(case.module.state_dict())
+    weights = copy.deepcopy(_weights(case.module))
     modes = [m.training for m in case.module.modules()]
     drawn = case.policy.sample(case.contexts, generator=case.generator(7))
     kept = copy.deepcopy(_tensors(drawn))
-    after_sample = same(dict(case.module.state_dict()), dict(weights))
+    after_sample = same(_weights(case.module), weights)
     case.replay(drawn)
     found = {
         "sample leaves weights and buffers": after_sample,
-        "scoring leaves weights and buffers": same(dict(case.module.state_dict()), dict(weights)),
+        "scoring leaves weights and buffers": same(_weights(case.module), weights),
         "scoring leaves the rollout": same(_tensors(drawn), kept),
         "train or eval mode stays": modes == [m.training for m in case.module.modules()],
     }

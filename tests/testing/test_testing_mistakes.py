@@ -8,14 +8,29 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from discrete_grpo import score_sites
-from discrete_grpo.core.categorical import Scores, gather
+from discrete_grpo.core.categorical import Scores, Sites, gather
 from discrete_grpo.core.loss import grpo_loss
-from discrete_grpo.core.rollout import group_contexts
+from discrete_grpo.core.rollout import Rollout, group_contexts
 from discrete_grpo.testing import LAWS, Report, learning, replay
 from tests import broken_policies as twins
 from tests.testing.parts import check_graphs, check_words, row, small_graphs
+
+
+class CountsCalls(twins.Words):
+    """Counts in a buffer that ``state_dict`` leaves out."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def sites(self, rollout: Rollout, steps: Tensor | None = None) -> Sequence[Sites]:
+        self.calls += 1
+        return super().sites(rollout, steps)
+
 
 MISTAKES: list[tuple[type[twins.Words], str]] = [
     (twins.NumberMask, "shapes"),
@@ -43,6 +58,7 @@ MISTAKES: list[tuple[type[twins.Words], str]] = [
     (twins.GlobalRandom, "global random state"),
     (twins.ResetsGlobalRandom, "global random state"),
     (twins.MutatesWeights, "unchanged"),
+    (CountsCalls, "unchanged"),
     (twins.SwitchesMode, "unchanged"),
     (twins.KeepsGraph, "detached"),
     (twins.NoGradient, "gradient"),
