@@ -14,6 +14,7 @@ from discrete_grpo.core.rollout import Context, Policy, Reward, Rollout, as_modu
 from discrete_grpo.testing import behaviour, causes, learning, probability, replay
 from discrete_grpo.testing.case import Case, Change, Law, Skip, why_no_sites
 from discrete_grpo.testing.interface import check_arguments, check_methods, check_returned
+from discrete_grpo.testing.learning import LAST
 from discrete_grpo.testing.report import Report, Row
 from discrete_grpo.training.config import GRPOConfig
 
@@ -144,9 +145,13 @@ def check_policy(
         ValueError: if an argument is out of its range, the policy lacks a method or parameters, or its methods return
             something else than the protocol says.
     """
+    if isinstance(skip, str):
+        raise ValueError(f"skip: {skip!r}, expected a list of names, such as [{skip!r}]")
     if unknown := set(skip) - LAWS.keys():
         raise ValueError(f"skip: {', '.join(sorted(unknown))}, expected some of {', '.join(LAWS)}")
     check_arguments(contexts, space, samples=samples, seed=seed, seconds=seconds, learning=learning)
+    if learning.max_steps < LAST and "learning" not in skip:
+        raise ValueError(f"learning: max_steps={learning.max_steps}, expected at least {LAST}, over which the reward is averaged")
     given = {"permute": permute, "pad": pad, "reward": reward, "trusted": trusted}
     limits = {"samples": samples, "seconds": seconds, "learning": learning}
     case = _case(policy, contexts, space, seed, **given, **limits)

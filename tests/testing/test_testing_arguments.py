@@ -13,6 +13,7 @@ import pytest
 from torch import nn
 
 from discrete_grpo.testing import LAWS, Report, Row, check_policy
+from discrete_grpo.training.config import GRPOConfig
 from tests import broken_policies as twins
 from tests.testing.parts import WORDS, check_words, row
 
@@ -49,6 +50,8 @@ def test_wrong_arguments_are_named() -> None:
         check_policy(twins.Words(), [])
     with pytest.raises(ValueError, match=r"skip: unit, expected some of shapes, contexts"):
         check_policy(twins.Words(), WORDS, skip=["unit"])
+    with pytest.raises(ValueError, match=r"^skip: 'learning', expected a list of names, such as \['learning'\]$"):
+        check_policy(twins.Words(), WORDS, skip="learning")
     methods = SimpleNamespace(sample=twins.Words().sample, sites=twins.Words().sites)
     with pytest.raises(TypeError, match="policy: SimpleNamespace is no"):
         check_policy(methods, WORDS)
@@ -71,6 +74,7 @@ def test_wrong_arguments_are_named() -> None:
         ({"samples": 2.5}, "samples: 2.5, expected a whole number, at least 1"),
         ({"seed": "x"}, "seed: 'x', expected a whole number"),
         ({"learning": 3}, "learning: 3, expected a GRPOConfig"),
+        ({"learning": GRPOConfig(max_steps=2)}, "learning: max_steps=2, expected at least 3, over which the reward is averaged"),
         ({"space": 3}, "space: 3, expected a Rollout, a function that makes one, or None"),
         ({"contexts": []}, "contexts: none given, expected at least one"),
         ({"contexts": [{"length": 3}]}, "contexts: {'length': 3}, expected Context(group, columns)"),
