@@ -26,6 +26,7 @@ __all__ = [
     "check_whole",
     "did_you_mean",
     "plain_number",
+    "plain_scalar",
     "signature_of",
     "told_as",
 ]
@@ -151,6 +152,17 @@ def plain_number(value: Any) -> Any:
     if isinstance(value, Integral) and not isinstance(value, int):
         return int(value)
     return float(value) if isinstance(value, Real) and not isinstance(value, int | float) else value
+
+
+def plain_scalar(value: Any) -> Any:
+    """Convert an array or tensor of one element to Python's number, or another scalar of a library; return other values unchanged.
+
+    Two tensors of equal content are different keys of a mapping, unlike these.
+    """
+    try:
+        return value.item()
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return value
 
 
 def check_choices(settings: object) -> None:

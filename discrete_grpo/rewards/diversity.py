@@ -7,7 +7,7 @@ different scores from these rewards, so none of them may be cached (``cached_as 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -16,7 +16,7 @@ from rdkit import Chem, DataStructs
 from rdkit.Chem import rdFingerprintGenerator
 from rdkit.Chem.Scaffolds import MurckoScaffold
 
-from discrete_grpo.core.checks import check_range, check_whole
+from discrete_grpo.core.checks import check_range, check_whole, plain_scalar
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
 from discrete_grpo.core.scoring import score_one
 from discrete_grpo.domains import molecule_properties
@@ -256,7 +256,7 @@ def _by_set(
         raise ValueError(
             f"{by}: no such column, expected one to tell the sets apart (columns given: {', '.join(columns) or 'none'})"
         )
-    labels = [None] * len(samples) if by is None else columns[by]
+    labels = [None] * len(samples) if by is None else [_label(by, value) for value in columns[by]]
     sets: dict[Any, list[tuple[int, Chem.Mol]]] = {}
     for k, (mol, label) in enumerate(zip(chemistry.parse_all(samples), labels, strict=True)):
         if mol is not None:
@@ -266,6 +266,23 @@ def _by_set(
         for (k, _), value in zip(members, measure([mol for _, mol in members]), strict=True):
             scores[k] = value
     return scores
+
+
+def _label(by: str, value: Any) -> Hashable:
+    """The value of a column as a key, equal for tensors of equal content.
+
+    Raises:
+        ValueError: for a value that cannot be one, such as a list or a tensor of several elements.
+    """
+    label: Hashable = plain_scalar(value)
+    try:
+        hash(label)
+    except TypeError:
+        pass
+    else:
+        if not hasattr(label, "item"):
+            return label
+    raise ValueError(f"{by}: {value!r}, expected labels that tell the sets apart, such as numbers or texts")
 
 
 def _contributions(mols: Sequence[Chem.Mol]) -> list[float]:

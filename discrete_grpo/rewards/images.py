@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_range, check_whole
+from discrete_grpo.core.checks import check_range, check_whole, plain_scalar
 from discrete_grpo.datasets.digits import class_means, load_digits
 from discrete_grpo.domains.images import Image, stack
 from discrete_grpo.rewards.gaussian import gaussian
@@ -87,7 +87,7 @@ def _labels(labels: Sequence[Any] | None, count: int, classes: int) -> list[int]
         raise ValueError(f"label: {len(labels)} values, expected one per sample ({count})")
     found = []
     for label in labels:
-        text = str(label)
+        text = str(plain_scalar(label))
         if not text.isdecimal() or int(text) >= classes:
             raise ValueError(f"label: {label!r}, expected a class from 0 to {classes - 1}")
         found.append(int(text))

@@ -9,7 +9,9 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
+import numpy as np
 import pytest
+import torch
 from rdkit import Chem, DataStructs
 from rdkit.Chem.AtomPairs import Pairs
 from rdkit.Chem.Scaffolds import MurckoScaffold
@@ -294,6 +296,19 @@ def test_sets_are_told_apart_by_a_column(measure: type[DiversityContribution] | 
         assert [found[k] for k in own] == measure()([samples[k] for k in own])
     with pytest.raises(ValueError, match=r"target: no such column, .* \(columns given: other\)"):
         measure(by="target")(samples, other=labels)
+
+
+@pytest.mark.parametrize("make", [torch.tensor, lambda k: torch.tensor([k]), np.int64, np.array])
+def test_labels_of_other_libraries_count_by_their_value(make: Callable[[int], Any]) -> None:
+    samples, labels = ["CCO", "CCO", "CCC", "CCC"], [0, 1, 1, 1]
+    found = MeanDistance(by="target")(samples, target=[make(k) for k in labels])
+    assert found == MeanDistance(by="target")(samples, target=labels) != [1.0] * 4
+
+
+@pytest.mark.parametrize("label", [[1], torch.zeros(2), np.zeros(2), ([1],)])
+def test_labels_that_tell_nothing_apart_are_refused(label: Any) -> None:
+    with pytest.raises(ValueError, match=r"^target: .*, expected labels that tell the sets apart, such as numbers or texts$"):
+        MeanDistance(by="target")(["CCO", "CCC"], target=[label, label])
 
 
 # -- metrics

@@ -86,6 +86,7 @@ def test_the_mean_image_of_a_class_scores_one() -> None:
     reward = SSIMToClassMean()
     drawn = [Image.of(mean) for mean in reward.means]
     assert min(reward(drawn, label=[str(c) for c in range(10)])) > 0.999
+    assert min(reward(drawn, label=list(torch.arange(10)))) > 0.999
     assert max(reward(drawn, label=[(c + 1) % 10 for c in range(10)])) < 0.9
 
 
@@ -95,6 +96,7 @@ def test_the_mean_image_of_a_class_scores_one() -> None:
         (None, "label: no such column, expected one class per sample"),
         (["3"], r"label: 1 values, expected one per sample \(2\)"),
         (["3", "10"], "label: '10', expected a class from 0 to 9"),
+        ([torch.zeros(2), "3"], r"label: tensor\(\[0., 0.\]\), expected a class from 0 to 9"),
         (["3", None], "label: None, expected a class from 0 to 9"),
     ],
 )
