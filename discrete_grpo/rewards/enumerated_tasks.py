@@ -1,8 +1,8 @@
 """Benchmark tasks with a known optimum, on the small molecules that :mod:`discrete_grpo.datasets.enumeration` lists.
 
 The space is the bundled list: 38,075 molecules of at most 7 C, N, O and F atoms. Other molecules of this size, and all with other
-elements, charges, radicals, isotopes or stereo marks, score 0. A molecule of n > 7 atoms scores s / 2^(n - 7), where s in [0, 1] is
-the value of the definition: less than the ten best of the list, which therefore stay the optima.
+elements, charges, radicals, isotopes, stereo marks or atom map numbers, score 0. A molecule of n > 7 atoms scores s / 2^(n - 7),
+where s in [0, 1] is the value of the definition: less than the ten best of the list, which therefore stay the optima.
 
 ``python -m discrete_grpo.rewards.enumerated_tasks`` computes the optima over the whole list again, in one or two minutes.
 """
@@ -67,6 +67,7 @@ class ListedMolecule:
 
 def _plain(atom: Any) -> bool:
     odd = atom.GetFormalCharge() or atom.GetNumRadicalElectrons() or atom.GetIsotope() or int(atom.GetChiralTag())
+    odd = odd or atom.GetAtomMapNum()  # another spelling of the same molecule, which would count as another call
     return atom.GetSymbol() in _ELEMENTS and not odd
 
 
@@ -104,7 +105,8 @@ OPTIMA: Mapping[str, tuple[float, float]] = {
 
 def _task(name: str, about: str, part: Part, elements: frozenset[str]) -> Task:
     about += "; molecules of up to 7 C, N, O, F atoms, larger ones halved per atom"
-    return Task(name, "enumerated", about, "this project", ListedMolecule(part), optimum=OPTIMA[name][0], elements=elements)
+    score, optimum = ListedMolecule(part), OPTIMA[name][0]
+    return Task(name, "enumerated", about, "this project", score, optimum=optimum, elements=elements, version=2)
 
 
 TASKS: dict[str, Task] = {name: _task(name, *parts) for name, parts in PARTS.items()}

@@ -107,6 +107,7 @@ def test_the_gate_is_the_list() -> None:
 def test_other_molecules_score_less_than_the_ten_best() -> None:
     task, never_zero = TASKS["enumerated_rediscovery"], TASKS["enumerated_isomers"]
     outside = ["Clc1ccc[nH]1", "C[NH3+]", "[13CH3]C", "[CH3]", "[CH2]C", "N#C[C@@H]1CCOC1", "C/C=C/C", "OO", None, "C.C", "[H][H]"]
+    outside += ["[CH3:1]C", "N#C[CH:7]1CCOC1", "[CH3:1]CCCCCCC"]
     assert never_zero(outside) == [0.0] * len(outside)
     assert task(["N#CC1CCOC1C", "N#CC1CCOC1CC"]) == pytest.approx(
         [similarity("N#CC1CCOC1C", "N#CC1CCOC1") / 2, similarity("N#CC1CCOC1CC", "N#CC1CCOC1") / 4]
