@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
-from discrete_grpo.domains.named_graphs import Labels, to_networkx, to_pyg
+from discrete_grpo.domains.named_graphs import Labels, graph_of, to_networkx, to_pyg
 
 __all__ = ["GraphView", "View"]
 
@@ -20,7 +20,7 @@ class GraphView:
     """Passes graphs to another reward as objects instead of text lines.
 
     Args:
-        reward: a reward on such objects; it receives None for an invalid sample.
+        reward: a reward on such objects; it receives None for an invalid sample, such as a line that is no graph.
         view: ``networkx``, graphs whose nodes and edges have the name of their class as the attribute that ``labels`` names; or
             ``pyg``, ``Data`` with node classes ``x`` [n, 1] and edge classes ``edge_attr`` [E], numbers in the order of ``labels``.
         labels: names of the classes; None for plain graphs.
@@ -56,4 +56,4 @@ class GraphView:
     def __call__(self, lines: Sequence[str | None], **columns: Sequence[Any]) -> Sequence[float | None]:
         """Compute the numbers of the inner reward."""
         view = _VIEWS[self.view]
-        return self.reward([None if line is None else view(line, self.labels) for line in lines], **columns)
+        return self.reward([None if graph is None else view(graph, self.labels) for graph in map(graph_of, lines)], **columns)

@@ -182,6 +182,12 @@ def test_options_that_do_not_fit_are_named(pretrained: Path, files: dict[str, Pa
         GraphView(green, "text")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("view", ["networkx", "pyg"])
+def test_a_line_that_is_no_graph_is_an_invalid_sample(view: Any) -> None:
+    reward = GraphView(lambda graphs: [0.0 if graph is None else 1.0 for graph in graphs], view)
+    assert reward(["Bg", None, "~~not a graph", "", "Bg nodes=a edges=b"]) == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize("kind", [nx.Graph, nx.DiGraph])
 def test_marginal_noise_needs_a_graph_of_two_nodes(kind: type[nx.Graph]) -> None:
     data = read_own([nx.empty_graph(1, create_using=kind)] * 3)
