@@ -151,8 +151,11 @@ def _class_of(own: Form, bucket: list[tuple[Form, int]], fresh: int, budget: int
 def _counts(facts: _Facts, rows: Rows) -> dict[str, Statistic]:
     """The shares and means of some samples."""
 
-    def share(of: Callable[[Rows], float], base: Rows, most: float = 1.0) -> Statistic:
+    def mean(of: Callable[[Rows], float], base: Rows, most: float = math.inf) -> Statistic:
         return Statistic(lambda part: of(base[part]), len(base), 0.0, most)
+
+    def share(of: Callable[[Rows], float], base: Rows) -> Statistic:
+        return mean(of, base, 1.0) if len(base) else Statistic(lambda part: 0.0, 1)  # a share of nothing is 0, as in `evaluate`
 
     def distinct(part: Rows) -> Rows:
         return np.unique(facts.kind[part], return_index=True)[1]
@@ -168,7 +171,7 @@ def _counts(facts: _Facts, rows: Rows) -> dict[str, Statistic]:
     found["undecided"] = share(lambda part: float(facts.undecided[part].mean()), rows)
     found["connected"] = share(lambda part: float(facts.connected[part].mean()), rows)
     for k, name in enumerate(("nodes", "edges")):
-        found[name] = share(lambda part, k=k: float(facts.size[part, k].mean()), readable, math.inf)  # type: ignore[misc]
+        found[name] = mean(lambda part, k=k: float(facts.size[part, k].mean()), readable)  # type: ignore[misc]
     return found
 
 

@@ -47,6 +47,13 @@ def test_folds_are_those_of_the_plain_evaluation() -> None:
         graphs(SAMPLES, REFERENCE, SuiteOptions(folds=3))
 
 
+def test_a_fold_without_a_valid_graph_counts_as_zero() -> None:
+    samples = [*map(graph6, SPLITS.val[:4]), None, None, None, None]
+    plain, found = evaluate_folds(samples, REFERENCE, 2), graphs(samples, REFERENCE, OPTIONS).metrics
+    for name in ("unique", "novel"):
+        assert (found[name].mean, found[name].deviation) == plain[name] == (0.5, 0.5)
+
+
 def test_the_perfect_generator() -> None:
     found = graphs(SAMPLES, REFERENCE, OPTIONS).metrics
     train, test = ([graph6(g) for g in part] for part in (REFERENCE.splits.train, REFERENCE.splits.test))
@@ -68,9 +75,8 @@ def test_intervals_are_reproducible_and_can_be_left_out() -> None:
 def test_few_or_no_samples(samples: list[str | None]) -> None:
     found = graphs(samples, REFERENCE, SuiteOptions(bootstrap=2)).metrics
     plain = evaluate(samples, REFERENCE)
-    for name in ("valid", "vun", "mmd_degree", "nodes"):
-        value = found[name].value
-        assert value == pytest.approx(plain[name], abs=1e-12, nan_ok=True) or (not samples and math.isnan(value)), name
+    for name, estimate in found.items():
+        assert estimate.value == pytest.approx(plain[name], abs=1e-12, nan_ok=True), name
     with pytest.raises(ValueError, match="reference: 1 test graphs, expected at least 2"):
         graphs(samples, GraphReference(GraphSplits(SPLITS.train, (), SPLITS.test[:1])))
 
