@@ -102,7 +102,10 @@ def continuous_kl(reference: Values, sampled: Values, points: int = 1000, epsilo
 def discrete_kl(reference: Values, sampled: Values, bins: int = 10, epsilon: float = 1e-10) -> float:
     """KL(P ‖ Q) of histograms with ``bins`` bins on the range of the reference, as densities plus ``epsilon``, normalised.
 
-    Samples outside the range of the reference are left out of Q, as in the source; NaN where a set is empty.
+    Samples outside the range of the reference are left out of Q, as in the source.
+
+    Returns:
+        A number of at least 0; infinite where all samples lie outside, for which the source gives NaN; NaN where a set is empty.
 
     Source: Brown et al. (2019), GuacaMol, arXiv 1811.09621.
     """
@@ -112,7 +115,9 @@ def discrete_kl(reference: Values, sampled: Values, bins: int = 10, epsilon: flo
         return math.nan
     p, edges = np.histogram(reference, bins=bins, density=True)
     counts = np.histogram(sampled, bins=edges)[0]
-    q = counts / max(counts.sum(), 1) / np.diff(edges)
+    if not counts.any():
+        return math.inf
+    q = counts / counts.sum() / np.diff(edges)
     return float(entropy(p + epsilon, q + epsilon))
 
 

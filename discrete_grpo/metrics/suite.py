@@ -108,6 +108,7 @@ def estimates(
     ideal, found = perfect(), {}
     for name, (value, low, high) in values.items():
         column = [fold[name] for fold in folded]
-        mean, deviation = (float(np.mean(column)), float(np.std(column))) if column else (math.nan, math.nan)
+        mean = float(np.mean(column)) if column else math.nan
+        deviation = float(np.std(column)) if math.isfinite(mean) else math.nan
         found[name] = Estimate(value, low, high, ideal.get(name, math.nan), mean, deviation)
     return found

@@ -4,6 +4,8 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from rdkit.Chem import BRICS, QED, Crippen, Descriptors, rdFingerprintGenerator
 from rdkit.Chem.Scaffolds import MurckoScaffold
 from scipy.stats import entropy, gaussian_kde
 
+from discrete_grpo.core.json_files import read_json, write_json
 from discrete_grpo.metrics import chemnet
 from discrete_grpo.metrics.distances import cosine_of_counts, frechet_distance
 from discrete_grpo.metrics.guacamol import guacamol
@@ -181,6 +184,23 @@ def test_guacamol_kl_against_a_transcription() -> None:
     kl = [estimate.value for name, estimate in found.metrics.items() if name.startswith("kl_") and name != "kl_score"]
     assert kl == pytest.approx(expected, rel=1e-5)
     assert value(found, "kl_score") == pytest.approx(np.exp(-np.array(expected)).mean(), rel=1e-5)
+
+
+def test_descriptors_that_all_lie_outside_the_reference_add_nothing_to_the_score(tmp_path: Path) -> None:
+    rings = ["c1ccc2ccccc2c1", "c1ccc2cc3ccccc3cc2c1", "Cc1ccc2ccccc2c1", "Oc1ccc2ccccc2c1"]  # no molecule without an aromatic ring
+    plain = ["CCO", "CCN", "CCCC", "CCOC"]
+    found = guacamol([*rings, *plain], plain, SuiteOptions(bootstrap=5, folds=2))
+    apart = guacamol(rings, plain, VALUES)
+    assert value(apart, "kl_aromatic_rings") == math.inf
+    divergences = [e.value for name, e in apart.metrics.items() if name.startswith("kl_") and name != "kl_score"]
+    assert value(apart, "kl_score") == pytest.approx(np.exp(-np.array(divergences)).mean(), nan_ok=True)
+    rows = found.metrics["kl_aromatic_rings"]
+    assert rows.mean == math.inf  # one fold of rings alone
+    assert math.isnan(rows.deviation)
+    write_json(tmp_path / "suite.json", {name: asdict(estimate) for name, estimate in apart.metrics.items()})
+    written = read_json(tmp_path / "suite.json")
+    assert written is not None
+    assert written["kl_aromatic_rings"]["value"] is None
 
 
 # -- both
