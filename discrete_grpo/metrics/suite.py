@@ -43,7 +43,7 @@ class SuiteOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_fields(self, "bootstrap folds", least=0)
+        check_fields(self, "bootstrap folds seed", least=0)
         for name in ("bootstrap", "folds"):
             if getattr(self, name) == 1:
                 raise ValueError(f"{name}: 1, expected 0 or at least 2, as one part has no spread")

@@ -265,6 +265,8 @@ def test_unknown_suites_and_options() -> None:
         ({"bootstrap": -1}, "bootstrap: -1"),
         ({"folds": -1}, "folds: -1"),
         ({"sbm_method": "x"}, "sbm_method: 'x'"),
+        ({"seed": -1}, "seed: -1, expected at least 0"),
+        ({"seed": 1.5}, "seed: 1.5, expected a whole number, at least 0"),
     ):
         with pytest.raises(ValueError, match=said):
             SuiteOptions(**options)
