@@ -20,6 +20,7 @@ __all__ = [
     "check_folder_name",
     "check_function",
     "check_range",
+    "check_samples",
     "check_sizes",
     "check_switch",
     "check_text",
@@ -217,6 +218,17 @@ def check_text(name: str, value: object, expected: str) -> None:
     """
     if not isinstance(value, str):
         raise ValueError(f"{name}: a {type(value).__name__}, expected {expected}")
+
+
+def check_samples(samples: object, name: str = "samples", of: str = "samples") -> None:
+    """Raise ``ValueError`` for a text in place of a list, whose characters would be read.
+
+    >>> check_samples("CCO")
+    Traceback (most recent call last):
+    ValueError: samples: 'CCO', expected a list of samples, such as ['CCO']
+    """
+    if isinstance(samples, str):
+        raise ValueError(f"{name}: {samples!r}, expected a list of {of}, such as [{samples!r}]")
 
 
 def check_folder_name(name: str, value: object) -> None:

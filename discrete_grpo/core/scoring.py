@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_whole
+from discrete_grpo.core.checks import check_samples, check_whole
 from discrete_grpo.core.error_place import error_place
 from discrete_grpo.core.interrupt import watched
 from discrete_grpo.core.reward_arguments import reward_name, reward_names
@@ -267,8 +267,7 @@ def score_one(
             finite number.
         KeyboardInterrupt: after Ctrl-C, if the handler of the signal raises it; if the reward itself raises it, it is a failure.
     """
-    if isinstance(samples, str):
-        raise ValueError(f"samples: {samples!r}, expected a list of samples, such as [{samples!r}]")
+    check_samples(samples)
     name = name or reward_name(reward)
     with watched() as interrupt, _same_folder():
         try:

@@ -15,6 +15,7 @@ from typing import TypeAlias, cast
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from discrete_grpo.core.checks import check_samples
 from discrete_grpo.domains.graph6 import GraphLike, from_graph6
 from discrete_grpo.domains.graph_statistics import (
     DESCRIPTORS,
@@ -57,6 +58,7 @@ def graphs(samples: Sequence[GraphLike | None], reference: GraphReference, optio
         ValueError: if the reference has fewer than 2 test graphs, or the folds do not divide the samples.
     """
     options = options or SuiteOptions()
+    check_samples(samples)
     if len(reference.splits.test) < 2:
         raise ValueError(f"reference: {len(reference.splits.test)} test graphs, expected at least 2")
     if options.sbm_method == "graph-tool" and importlib.util.find_spec("graph_tool") is None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
+from discrete_grpo.core.checks import check_samples
 from discrete_grpo.metrics import chemnet
 from discrete_grpo.metrics.distances import continuous_kl, discrete_kl, nearest_similarity
 from discrete_grpo.metrics.molecule_suite import Rows, Samples, canonical_valid, distinct_share, reference_table, repair_statistics
@@ -53,6 +54,7 @@ def guacamol(samples: Samples, reference: Samples, options: SuiteOptions | None 
         ValueError: if the reference has fewer than 2 different molecules, or the folds do not divide the samples.
     """
     options = options or SuiteOptions()
+    check_samples(samples)
     known = reference_table(reference, stereo=False)
     drawn = np.random.default_rng(42).permutation(len(known))[:REQUESTED]
     table = known.take(np.sort(drawn))

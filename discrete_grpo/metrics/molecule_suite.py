@@ -11,6 +11,7 @@ from jaxtyping import Int
 from rdkit import Chem
 from scipy.sparse import csr_matrix
 
+from discrete_grpo.core.checks import check_samples
 from discrete_grpo.domains.molecules import parse_smiles, to_smiles
 from discrete_grpo.metrics.molecule_table import MoleculeTable
 from discrete_grpo.metrics.molecule_validity import atom_stability, repaired
@@ -38,6 +39,7 @@ def reference_table(reference: Samples, *, stereo: bool = True) -> MoleculeTable
     Raises:
         ValueError: if there are fewer than 2.
     """
+    check_samples(reference, "reference")
     found = [s for s in canonical_valid(reference, stereo=stereo) if s is not None]
     found = found if stereo else list(dict.fromkeys(found))
     if len(found) < 2:

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float
 
+from discrete_grpo.core.checks import check_samples
 from discrete_grpo.metrics import chemnet
 from discrete_grpo.metrics.distances import frechet_to, mean_similarity, nearest_similarity, wasserstein
 from discrete_grpo.metrics.molecule_suite import (
@@ -60,6 +61,8 @@ def moses(
     0.667
     """
     options = options or SuiteOptions()
+    check_samples(samples)
+    check_samples(train, "train")
     table = reference_table(reference)
     names = canonical_valid(samples)
     generated = MoleculeTable([s for s in names if s is not None])

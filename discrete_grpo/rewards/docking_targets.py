@@ -15,7 +15,7 @@ from typing import Any
 
 from rdkit import Chem, DataStructs
 
-from discrete_grpo.core.checks import did_you_mean
+from discrete_grpo.core.checks import check_samples, did_you_mean
 from discrete_grpo.domains import molecules as chemistry
 from discrete_grpo.domains.molecule_properties import bit_fingerprint, qed_score, sa_score
 from discrete_grpo.rewards.docking import Docking
@@ -207,6 +207,7 @@ class TrainingSet:
     """
 
     def __init__(self, smiles: Iterable[str]) -> None:
+        check_samples(smiles, "reference", "SMILES")
         self._smiles = list(smiles)
         if not self._smiles:
             raise ValueError("reference: no molecule, expected at least one of the training set")

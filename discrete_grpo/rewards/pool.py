@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from discrete_grpo.core.checks import check_range, check_whole
+from discrete_grpo.core.checks import check_range, check_samples, check_whole
 from discrete_grpo.core.processes import usable_cores
 from discrete_grpo.core.reward_arguments import check_forgets, reward_name
 from discrete_grpo.core.scoring import Failure, Failures, RewardError
@@ -167,6 +167,7 @@ class RewardPool:
         Raises:
             RewardError: if a worker cannot start, or too many samples failed in a row.
         """
+        check_samples(samples)
         if self._owner != os.getpid():  # in a fork, which leaves the workers to its parent
             self._begin()
         with self._lock:

@@ -203,6 +203,14 @@ def test_descriptors_that_all_lie_outside_the_reference_add_nothing_to_the_score
     assert written["kl_aromatic_rings"]["value"] is None
 
 
+@pytest.mark.parametrize("suite", [moses, guacamol])
+def test_a_text_in_place_of_a_list_is_refused(suite: Callable[..., SuiteResult]) -> None:
+    with pytest.raises(ValueError, match=r"^samples: 'CCO', expected a list of samples, such as \['CCO'\]$"):
+        suite("CCO", REFERENCE)
+    with pytest.raises(ValueError, match=r"^reference: 'CCO', expected a list of samples"):
+        suite(["CCO"], "CCO")
+
+
 # -- both
 
 

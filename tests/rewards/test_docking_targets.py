@@ -225,6 +225,8 @@ def test_bad_training_sets_and_lengths_are_named() -> None:
         novel_hits(["C", "CC"], [1.0], "parp1", ["C"])
     with pytest.raises(ValueError, match=r"^reference: no molecule, expected at least one"):
         TrainingSet([])
+    with pytest.raises(ValueError, match=r"^reference: 'CCO', expected a list of SMILES, such as \['CCO'\]$"):
+        TrainingSet("CCO")
     with pytest.raises(ValueError, match=r"^reference: 'C1' is no SMILES"):
         TrainingSet(["C", "C1"]).similarity(Chem.MolFromSmiles("C"))
 

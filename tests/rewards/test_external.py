@@ -168,6 +168,11 @@ def test_samples_that_json_does_not_know_are_refused(make: Make) -> None:
             make()([sample])
 
 
+def test_a_text_in_place_of_a_list_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^samples: 'CCO', expected a list of samples, such as \['CCO'\]$"):
+        ExternalReward(["no-such-program"])("CCO")
+
+
 def test_bad_arguments_fail_when_made() -> None:
     for options in ({"timeout": 0.0}, {"start_timeout": -1.0}, {"max_failures": 0}):
         with pytest.raises(ValueError, match=next(iter(options))):

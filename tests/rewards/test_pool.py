@@ -220,6 +220,14 @@ def test_a_reward_that_cannot_be_made_is_told_in_one_line() -> None:
     assert str(caught.value) == "reward CannotBeMade: a worker could not start: FileNotFoundError: no receptor.pdbqt"
 
 
+def test_a_text_in_place_of_a_list_is_refused() -> None:
+    with (
+        RewardPool("discrete_grpo.rewards.molecules.qed") as pool,
+        pytest.raises(ValueError, match=r"^samples: 'CCO', expected a list of samples, such as \['CCO'\]$"),
+    ):
+        pool("CCO")
+
+
 def test_samples_that_cannot_be_sent_are_told(moody: RewardPool) -> None:
     with pytest.raises(RewardError, match="reward moody: samples or columns cannot be sent to a worker"):
         moody([lambda: None])
