@@ -11,13 +11,13 @@ from discrete_grpo.core.checks import check_whole
 __all__ = ["auc_spacing", "auc_top_k"]
 
 
-def auc_top_k(history: Iterable[float], k: int = 10, budget: int = 10_000, freq_log: int = 100) -> float:
+def auc_top_k(history: Iterable[float | None], k: int = 10, budget: int = 10_000, freq_log: int = 100) -> float:
     """(1/T) ∫_0^T m(t) dt, m(t) the mean of the best k of the first t calls, by trapezoids at every ``freq_log``-th call.
 
     m(0) = 0, and after the last call m keeps its value up to T. PMO's headline number is k = 10, T = 10,000.
 
     Args:
-        history: one score per call, in order of the calls; unknown ones (NaN) count as calls but not in m.
+        history: one score per call, in order of the calls; unknown ones (None or NaN) count as calls but not in m.
         k: number of best scores in the mean, at least 1.
         budget: T, at least 1; calls beyond it are left out.
         freq_log: number of calls between two points, at least 1.
@@ -39,7 +39,7 @@ def auc_top_k(history: Iterable[float], k: int = 10, budget: int = 10_000, freq_
         if count == budget:
             break
         count += 1
-        if not math.isnan(score):
+        if score is not None and not math.isnan(score):
             (heapq.heappush if len(best) < k else heapq.heappushpop)(best, score)
         if count % freq_log == 0:
             now = sum(best) / len(best) if best else 0.0

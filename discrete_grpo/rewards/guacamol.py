@@ -79,14 +79,15 @@ TOP: dict[str, tuple[int, ...]] = {
 """Name -> the numbers of best molecules whose mean scores are averaged."""
 
 
-def guacamol_score(task: Task | str, scores: Iterable[float]) -> float:
+def guacamol_score(task: Task | str, scores: Iterable[float | None]) -> float:
     """Mean over k of the mean of the best k scores, where missing and unknown scores count as 0.
 
     k is 1, 10 and 100; 1 alone for a rediscovery; 159 for C11H24 and 250 for C9H10N2O2PF2Cl.
 
     Args:
         task: a task of this suite, or its name.
-        scores: one score per distinct molecule. GuacaMol removes stereochemistry before it compares molecules.
+        scores: one score per distinct molecule; None or NaN where it is unknown. GuacaMol removes stereochemistry before it
+            compares molecules.
 
     Returns:
         A number in [0, 1], higher is better.
@@ -100,7 +101,7 @@ def guacamol_score(task: Task | str, scores: Iterable[float]) -> float:
     name = task if isinstance(task, str) else task.name
     if name not in TOP:
         raise ValueError(f"task: {name!r} is not in the suite guacamol; {did_you_mean(name, TOP)}".rstrip("; "))
-    best = sorted((score for score in scores if not math.isnan(score)), reverse=True)
+    best = sorted((score for score in scores if score is not None and not math.isnan(score)), reverse=True)
     return math.fsum(math.fsum(best[:k]) / k for k in TOP[name]) / len(TOP[name])
 
 

@@ -84,6 +84,7 @@ def test_unknown_scores_take_their_place_only() -> None:
     assert auc_top_k(gaps, k=200, budget=200) == auc_top_k([1.0] * 200, budget=200)
     assert auc_top_k([math.nan] * 100 + [1.0] * 100, k=1, budget=200) == pytest.approx(0.25)
     assert auc_top_k([math.nan] * 7, budget=100) == 0.0
+    assert auc_top_k([None, 0.5], budget=2) == auc_top_k([math.nan, 0.5], budget=2)
 
 
 @pytest.mark.parametrize("name", ["k", "budget", "freq_log"])

@@ -55,6 +55,7 @@ def test_the_score_by_hand() -> None:
     assert guacamol_score("isomers_c11h24", [1.0] * 100) == pytest.approx(100 / 159)
     assert guacamol_score("isomers_c9h10n2o2pf2cl", [1.0] * 200) == pytest.approx(0.8)
     assert guacamol_score(TASKS["median2"], [0.5, math.nan]) == pytest.approx((0.5 + 0.05 + 0.005) / 3)
+    assert guacamol_score("median2", [None, 0.5]) == guacamol_score("median2", [0.5])
     assert guacamol_score("median1", []) == 0.0
     with pytest.raises(ValueError, match="did you mean 'median1'"):
         guacamol_score("median_1", [1.0])
