@@ -52,9 +52,15 @@ def recovered(
 def ranking_quality(real: Sequence[float], other: Sequence[float]) -> float:
     """Compute P(score of a real text > score of another), ties ½: the area under the ROC curve; NaN where either is empty.
 
+    Raises:
+        ValueError: for a score that is no number.
+
     >>> ranking_quality([0.9, 0.5], [0.5, 0.1])
     0.875
     """
+    for name, scores in (("real", real), ("other", other)):
+        if any(score is None or math.isnan(score) for score in scores):
+            raise ValueError(f"{name}: a score that is None or NaN, expected numbers; leave unknown scores out")
     if not real or not other:
         return math.nan
     a, b = torch.tensor(real, dtype=torch.float64), torch.tensor(other, dtype=torch.float64).sort().values

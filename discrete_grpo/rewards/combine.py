@@ -21,8 +21,8 @@ class WeightedSum:
     To normalise each reward within its group before the sum, pass the list of rewards to the trainer instead.
 
     Args:
-        rewards: at least one callable from samples to one number per sample.
-        weights: as many finite numbers.
+        rewards: at least one callable from samples to one number per sample; a single one needs no tuple.
+        weights: as many finite numbers; likewise.
 
     Raises:
         ValueError: if there are no rewards, one of them remembers earlier samples (such a filter stands around the sum), their
@@ -37,14 +37,19 @@ class WeightedSum:
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rewards", tuple(self.rewards))
-        object.__setattr__(self, "weights", tuple(float(w) for w in self.weights))
+        object.__setattr__(self, "rewards", tuple(self.rewards) if isinstance(self.rewards, Iterable) else (self.rewards,))
+        given = tuple(self.weights) if isinstance(self.weights, Iterable) else (self.weights,)
         if not self.rewards or not all(callable(reward) for reward in self.rewards):
             raise ValueError(f"rewards: {list(self.rewards)}, expected at least one callable")
         for reward in self.rewards:
             check_forgets(reward)
-        if len(self.weights) != len(self.rewards) or not all(math.isfinite(w) for w in self.weights):
-            raise ValueError(f"weights: {list(self.weights)}, expected {len(self.rewards)} finite numbers, one per reward")
+        try:
+            weights = tuple(map(float, given))
+        except (TypeError, ValueError):
+            weights = ()
+        if len(weights) != len(self.rewards) or not all(map(math.isfinite, weights)):
+            raise ValueError(f"weights: {list(given)}, expected {len(self.rewards)} finite numbers, one per reward")
+        object.__setattr__(self, "weights", weights)
 
     @classmethod
     def of(cls, weights: Mapping[Callable[..., Sequence[float | None]], float]) -> WeightedSum:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -28,7 +29,8 @@ class HitsProperty:
         scale: the standard deviation in the descriptor's unit, more than 0.
 
     Raises:
-        ValueError: if RDKit has no such descriptor, ``scale`` is not positive, or (when called) the column is missing.
+        ValueError: if RDKit has no such descriptor, ``scale`` is not positive, or (when called) the column is missing or has a
+            value that is no finite number.
 
     >>> [round(x, 2) for x in HitsProperty("TPSA", scale=10.0)(["CCO", None], TPSA=[30.23, 1.0])]
     [0.61, 0.0]
@@ -58,7 +60,17 @@ class HitsProperty:
             divides by zero.
         """
         targets = _column(columns, self.property, len(samples))
-        return [self._one(mol, float(t)) for mol, t in zip(chemistry.parse_all(samples), targets, strict=True)]
+        wanted = [self._target(t) for t in targets]
+        return [self._one(mol, t) for mol, t in zip(chemistry.parse_all(samples), wanted, strict=True)]
+
+    def _target(self, value: Any) -> float:
+        try:
+            target = float(value)
+        except (TypeError, ValueError):
+            target = math.nan
+        if not math.isfinite(target):
+            raise ValueError(f"{self.property}: {value!r}, expected a finite number, the target of a sample")
+        return target
 
     def _one(self, mol: Chem.Mol | None, target: float) -> float | None:
         if mol is None:

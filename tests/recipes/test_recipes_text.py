@@ -257,6 +257,8 @@ def test_metrics_of_nothing_are_zero_or_unknown() -> None:
     assert ranking_quality([], [1.0]) != ranking_quality([], [1.0])
     assert ranking_quality([0.1, 0.2], [0.3]) == 0.0
     assert ranking_quality([0.2, 0.3], [0.2, 0.1]) == 0.875  # a tie is half
+    with pytest.raises(ValueError, match=r"^real: a score that is None or NaN, expected numbers"):
+        ranking_quality([0.5, float("nan")], [0.1])
     found = evaluate(["aba", "aba", None], {"aba"})
     assert found == pytest.approx(
         {"num_samples": 3.0, "valid": 2 / 3, "unique": 0.5, "novel": 0.0, "length": 3.0, "distinct_2": 0.5}

@@ -35,6 +35,9 @@ def test_what_is_missing_or_wrong_is_named() -> None:
         keeps_scaffold(["C", "C"], scaffold=["C", None])
     with pytest.raises(ValueError, match=r"scaffold: 'C\(', expected a valid"):
         keeps_scaffold(["C"], scaffold=["C("])
+    for wrong in ("abc", [1.0], math.nan):
+        with pytest.raises(ValueError, match=r"^TPSA: .*, expected a finite number, the target of a sample$"):
+            HitsProperty("TPSA")(["CCO", None], TPSA=[1.0, wrong])
     with pytest.raises(ValueError, match="did you mean 'TPSA'"):
         HitsProperty("TSPA")
     with pytest.raises(ValueError, match="scale: 0"):

@@ -161,8 +161,11 @@ def test_bad_arguments_fail_when_made() -> None:
         WeightedSum((qed, logp), (1.0,))
     with pytest.raises(ValueError, match="weights: "):
         WeightedSum((qed,), (math.nan,))
+    with pytest.raises(ValueError, match=r"^weights: \['a'\], expected 1 finite numbers, one per reward$"):
+        WeightedSum((qed,), ("a",))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rewards: "):
         WeightedSum((), ())
+    assert WeightedSum(qed, 1.0) == WeightedSum((qed,), (1.0,))  # type: ignore[arg-type]
     with pytest.raises(RewardError, match=r"^reward short: returned 0 values"):
         WeightedSum.of({short: 1.0})(["C"])
 
