@@ -11,6 +11,7 @@ from typing import Any
 from discrete_grpo.benchmarking.jobs import FAILED, ROW
 from discrete_grpo.benchmarking.plan import PAGE, PLAN, RESULTS, Plan
 from discrete_grpo.benchmarking.table import Table, cell_text, column_name, make_table, seed_text, total_text
+from discrete_grpo.core.checks import did_you_mean
 from discrete_grpo.core.json_files import read_json, write_json
 from discrete_grpo.runs.console import print_notes, print_table
 
@@ -44,7 +45,16 @@ class Results:
         return self.folder / PAGE
 
     def table(self, number: str = "auc_top10") -> Table:
-        """Mean and spread of an entry of the rows by task and method, with sums and ranks."""
+        """Mean and spread of an entry of the rows by task and method, with sums and ranks.
+
+        Raises:
+            ValueError: if no row has a number of that name; the nearest is named.
+        """
+        entries = [(name, value) for row in self.rows for name, value in row.items()]
+        known = dict.fromkeys(name for name, value in entries if isinstance(value, int | float) and not isinstance(value, bool))
+        if self.rows and number not in known and (number, None) not in entries:
+            hint = f"{did_you_mean(number, known)} ".lstrip()
+            raise ValueError(f"number: {number!r} is no number of the rows; {hint}known: {', '.join(known)}")
         return make_table(self.about, self.rows, self.failed, number)
 
     def print(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.results_page import BLOCK, PAGE, with_tables
 from discrete_grpo.benchmarking.markdown import markdown_table, write_markdown
 from discrete_grpo.benchmarking.results import Results
@@ -25,6 +27,16 @@ def test_cells_sums_and_published_columns(tmp_path: Path) -> None:
     assert (head, table) == (f"# {told['suite']}", markdown_table(results))
     assert said.startswith("AUC top-10 within 10,000 calls, seeds 0, 1. ")
     assert "Those with * scored a data set" in said
+
+
+def test_a_number_that_no_row_has_is_refused(tmp_path: Path) -> None:
+    results = Results(tmp_path, about(), (row("one", "m0", 0, 0.25) | {"sources": {"policy": 3}, "guacamol_score": None},), ())
+    assert results.table().cells["one", "m0"].mean == 0.25
+    assert results.table("guacamol_score").cells["one", "m0"].mean is None
+    with pytest.raises(ValueError, match=r"^number: 'auc_top_10' is no number of the rows; did you mean 'auc_top10'\? known: "):
+        results.table("auc_top_10")
+    with pytest.raises(ValueError, match=r"^number: 'sources' is no number of the rows; "):
+        results.table("sources")
 
 
 def test_the_largest_known_score_has_a_column(tmp_path: Path) -> None:
