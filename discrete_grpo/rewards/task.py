@@ -76,7 +76,8 @@ class Task:
         """What kept scores belong to: name, suite, version, the version of the library that scores, and ``score``.
 
         Parts of this package count by their settings, so that another revision of this package keeps the scores as long as
-        ``version`` stands; any other function counts with its source. None if ``score`` must not be cached.
+        ``version`` stands; any other function counts with its source, also as a part of one of them. None if ``score`` must not
+        be cached.
         """
         package = PACKAGE.get(self.kind)
         library = "" if package is None else f", {package} {importlib.metadata.version(package)}"
@@ -119,10 +120,23 @@ def _settings(score: Callable[..., Any]) -> Any:
     if not str(getattr(score, "__module__", "")).startswith(f"{OWN}."):
         return score
     if dataclasses.is_dataclass(score):
-        return repr(score)
+        return repr(score) if all(map(_is_told, _values(score))) else score
     if not isinstance(score, FunctionType) or "<" in score.__qualname__:  # a method, a lambda, a function within another
         return score
     return f"{score.__module__}.{score.__qualname__}"
+
+
+def _values(part: Any) -> list[Any]:
+    return [getattr(part, one.name) for one in dataclasses.fields(part)]
+
+
+def _is_told(value: Any) -> bool:
+    """Whether ``repr`` says all that a score can depend on: plain values, and parts of this package that read no file."""
+    if type(value) in (tuple, list):
+        return all(map(_is_told, value))
+    if dataclasses.is_dataclass(value) and type(value).__module__.startswith(f"{OWN}.") and not hasattr(value, "cached_as"):
+        return all(map(_is_told, _values(value)))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 # -- samples in their parsed form, None for an invalid one

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import pickle
 import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -16,10 +18,10 @@ import pytest
 from discrete_grpo.core.scoring import RewardError, score_one
 from discrete_grpo.domains.graph6 import graph6
 from discrete_grpo.rewards.cache import ScoreCache
-from discrete_grpo.rewards.identity import reward_identity
+from discrete_grpo.rewards.identity import code_identity, reward_identity
 from discrete_grpo.rewards.ledger import Ledger, molecule_key
 from discrete_grpo.rewards.pmo import TASKS
-from discrete_grpo.rewards.scoring_parts import Clipped, Isomer, Tanimoto
+from discrete_grpo.rewards.scoring_parts import Clipped, GeometricMean, Isomer, Tanimoto
 from discrete_grpo.rewards.task import Task
 
 
@@ -115,6 +117,46 @@ def test_a_score_can_say_itself_what_it_is_kept_as() -> None:
     identities = {reward_identity(task(Named(given))) for given in ("a", "b", ("a", 1))}
     assert len(identities) == 3
     assert None not in identities
+
+
+PARTS = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Mine:
+    scale: float = 1.0
+
+    def __call__(self, mol):
+        return self.scale * {factor}
+
+def plain(mol):
+    return float({factor})
+"""
+
+
+def test_a_part_of_the_user_within_one_of_this_package_counts_with_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    found, kept = list[list[str | None]](), list[Any]()
+    for factor in (1, 1, 20):
+        (tmp_path / "edited_parts.py").write_text(PARTS.format(factor=factor))
+        monkeypatch.delitem(sys.modules, "edited_parts", raising=False)
+        importlib.invalidate_caches()
+        kept.append(importlib.import_module("edited_parts"))  # whose functions then have other addresses
+        parts = [Clipped(part, 1.0) for part in (kept[-1].Mine(), kept[-1].plain)]
+        made = [task(score) for part in parts for score in (part, GeometricMean((Isomer("CH4"), part)))]
+        found.append([identity(one) for one in made for identity in (reward_identity, code_identity)])
+    assert found[0] == found[1]
+    assert not {*found[0], None} & set(found[2])
+    monkeypatch.delitem(sys.modules, "edited_parts")
+
+
+def test_a_part_within_one_of_this_package_can_say_what_it_is_kept_as() -> None:
+    same, other = (task(GeometricMean((Isomer("CH4"), Clipped(Named(given), 1.0)))) for given in ("a", "b"))
+    for identity in (reward_identity, code_identity):
+        assert identity(same) not in (None, identity(other))
+    assert reward_identity(task(Clipped(Refuses(), 1.0))) is None
 
 
 def test_methods_share_kept_scores() -> None:
