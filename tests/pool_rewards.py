@@ -36,6 +36,11 @@ def plus_column(samples: list[float], *, add: list[float], **columns: Any) -> li
     return [s + a for s, a in zip(samples, add, strict=True)]
 
 
+def sum_of_nodes(samples: list[Any], *, add: list[Any], **columns: Any) -> list[Any]:
+    """Of graphs as tensors, and a column of tensors; each number is a tensor too."""
+    return [graph.nodes.sum() + number for graph, number in zip(samples, add, strict=True)]
+
+
 async def later(samples: list[float], **columns: Any) -> list[float]:
     await asyncio.sleep(0.001)
     return [2.0 * s for s in samples]

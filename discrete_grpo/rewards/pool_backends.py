@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import pickle
 import signal
@@ -63,6 +64,22 @@ class Workers(Protocol):
 # -- processes
 
 
+class _Compact(pickle.Pickler):
+    """Pickles tensors by value, as workers share no memory with this process; a row of a batch goes without the rest of it."""
+
+    def reducer_override(self, value: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is None or type(value) is not torch.Tensor or value.layout != torch.strided:
+            return NotImplemented
+        return value.clone().__reduce_ex__(4) if value.untyped_storage().nbytes() > value.nbytes else NotImplemented
+
+
+def _dumps(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Compact(buffer, protocol=4).dump(value)
+    return buffer.getvalue()
+
+
 class Process:
     """A fresh interpreter in a session of its own, so that Ctrl-C does not reach it and its children die with it."""
 
@@ -82,7 +99,7 @@ class Process:
 
     def send(self, samples: Sequence[Any], columns: dict[str, Sequence[Any]]) -> None:
         """Ask."""
-        self.connection.send((samples, columns))
+        self.connection.send_bytes(_dumps((samples, columns)))
 
     def receive(self) -> tuple[Any, ...]:
         """The message that has arrived."""

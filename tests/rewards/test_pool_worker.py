@@ -10,7 +10,13 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import torch
+
+from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.rewards import pool_worker
+from discrete_grpo.rewards.pool import RewardPool
+from discrete_grpo.rewards.pool_backends import _dumps
+from tests import pool_rewards
 
 SLOW_END = f"""
 import atexit, os, runpy, signal, threading
@@ -31,3 +37,16 @@ def test_a_worker_that_is_ended_while_python_ends_prints_nothing() -> None:
     connection.close()
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (-signal.SIGTERM, "")
+
+
+def test_tensors_are_sent_by_value() -> None:
+    batch = GraphBatch(
+        torch.ones(64, 5, dtype=torch.long), torch.zeros(64, 5, 5, dtype=torch.long), torch.ones(64, 5, dtype=torch.bool)
+    )
+    rows = [batch.index(slice(b, b + 1)) for b in range(3)]
+    with RewardPool(pool_rewards.sum_of_nodes, workers=1, retries=0, chunk_size=3) as pool:
+        assert pool(rows, add=torch.arange(3.0)) == [5.0, 6.0, 7.0]
+        assert pool.take_failures() == []
+    whole = len(_dumps(batch))
+    assert len(_dumps(rows)) < whole / 4  # and not the batch with each of its rows
+    assert all(torch.equal(a.edges, b.edges) for a, b in zip(pickle.loads(_dumps(rows)), rows, strict=True))
