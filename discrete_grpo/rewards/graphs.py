@@ -38,6 +38,7 @@ from discrete_grpo.domains.graph_statistics import (
 )
 from discrete_grpo.domains.graph_validity import SHAPES, Shape, has_shape, matrix_of, num_components
 from discrete_grpo.domains.isomorphism import BUDGET, GraphSet, form
+from discrete_grpo.rewards.sources import Unidentified, file_digest
 
 __all__ = [
     "NovelTo",
@@ -125,8 +126,16 @@ def tree_closeness(samples: Samples, **columns: Sequence[Any]) -> list[float]:
 # -- likeness to a set
 
 
-@functools.lru_cache(maxsize=8)
 def _splits(data: str) -> GraphSplits:
+    try:
+        return _loaded(data, file_digest(data) if data.endswith(".npz") else None)
+    except Unidentified:  # it cannot be read: told as what it is for
+        return load_splits(data)
+
+
+@functools.lru_cache(maxsize=8)
+def _loaded(data: str, digest: str | None) -> GraphSplits:
+    """The splits of a file with this content, so that a file that was written anew is read again."""
     return load_splits(data)
 
 

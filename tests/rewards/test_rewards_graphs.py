@@ -27,6 +27,7 @@ from discrete_grpo.rewards.graphs import (
     tree_closeness,
     tree_valid,
 )
+from discrete_grpo.rewards.identity import reward_identity
 from tests.domains.test_isomorphism import shuffled
 
 TRAIN = tuple(planar(10, np.random.default_rng(k)) for k in range(6))
@@ -132,6 +133,20 @@ def test_single_mmd_by_its_formula(data: str) -> None:
     own = SingleMMD(data)([graph6(TRAIN[0])])[0]
     assert 0.8 < own < 1
     assert SIGMA["clustering"] == 0.1
+
+
+def test_a_file_that_was_written_anew_is_read_again(data: str) -> None:
+    def found() -> list[Any]:
+        made = (ShapeMatch(data), SingleMMD(data), NovelTo(planar_valid, data))
+        return [(reward_identity(made[0]), [one([graph6(TRAIN[0])]) for one in made])]
+
+    (before,), (same,) = found(), found()
+    write_npz(Path(data), GraphSplits((nx.path_graph(3), nx.star_graph(7)), (), ()))
+    ((identity, scores),) = found()
+    assert before == same
+    assert identity != before[0]
+    assert [new != old for new, old in zip(scores, before[1], strict=True)] == [True, True, True]
+    assert scores[2] == [1.0]
 
 
 def test_novelty_gate(data: str) -> None:
