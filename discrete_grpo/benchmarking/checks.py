@@ -22,6 +22,7 @@ __all__ = [
     "check_seeds",
     "chosen",
     "chosen_tasks",
+    "listed",
     "policy_kind",
 ]
 
@@ -29,6 +30,22 @@ T = TypeVar("T")
 SAFE = re.compile(r"[A-Za-z0-9][\w.+-]*")
 ORGANIC = {"b": "B", "c": "C", "n": "N", "o": "O", "p": "P", "s": "S"}
 BRACKET = re.compile(r"\[\d*([A-Z][a-z]?|[a-z][a-z]?)")
+
+
+def listed(what: str, given: Any, of: str) -> tuple[Any, ...]:
+    """Return the values of a list or of any other iterable, which is run through once.
+
+    Raises:
+        ValueError: for a text, and for what is no iterable.
+
+    >>> listed("methods", "random", "methods")
+    Traceback (most recent call last):
+    ValueError: methods: 'random', expected a list of methods, such as ['random']
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        example = f", such as [{given!r}]" if isinstance(given, str) else ""
+        raise ValueError(f"{what}: {given!r}, expected a list of {of}{example}")
+    return tuple(given)
 
 
 def chosen(what: str, given: Iterable[str] | None, known: Mapping[str, T]) -> list[T]:

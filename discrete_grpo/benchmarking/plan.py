@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -63,9 +63,13 @@ class Request:
     def __post_init__(self) -> None:
         for name in ("budget", "jobs", "warm_start_calls", "exhaustiveness", "job_timeout"):
             object.__setattr__(self, name, plain_number(getattr(self, name)))
-        if isinstance(self.trusted, str):
-            raise ValueError(f"trusted: {self.trusted!r}, expected a list of types, such as [{self.trusted!r}]")
-        object.__setattr__(self, "trusted", tuple(self.trusted or ()))
+        object.__setattr__(self, "trusted", () if self.trusted is None else checks.listed("trusted", self.trusted, "types"))
+        for name, what in (("tasks", "names and tasks"), ("methods", "methods")):
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, checks.listed(name, given, what))
+        for name, what in (("receptors", "folder"), ("reference", "SMILES file"), ("classifiers", "folder")):
+            if (path := getattr(self, name)) is not None and not isinstance(path, str | Path):
+                raise ValueError(f"{name}: {path!r}, expected the name of a {what}")
         if isinstance(self.seeds, list | tuple | range):
             object.__setattr__(self, "seeds", tuple(plain_number(seed) for seed in self.seeds))
 
@@ -138,8 +142,6 @@ def make_plan(request: Request) -> Plan:
 
 def _tasks(request: Request) -> tuple[str, list[Task], Any, int]:
     """Name of the suite, its chosen tasks, default policy and default budget."""
-    if request.tasks is not None and not isinstance(request.tasks, Iterable):
-        raise ValueError(f"tasks: {request.tasks!r}, expected a list of names and tasks")
     if isinstance(request.suite, str):
         suite = find_suite(request.suite)
         return suite.name, _of_suite(suite, request), suite.policy, suite.budget
@@ -204,8 +206,6 @@ def _classified(request: Request) -> dict[str, Task]:
 def _methods(request: Request, tasks: Sequence[Task]) -> list[Method]:
     kinds: set[str] = {task.kind for task in tasks}
     fitting = [name for name in DEFAULT_METHODS if kinds <= set(METHODS[name].kinds)]
-    if isinstance(request.methods, str):
-        raise ValueError(f"methods: {request.methods!r}, expected a list of methods, such as [{request.methods!r}]")
     given = fitting if request.methods is None else request.methods
     names = [one for one in given if isinstance(one, str)]
     checks.chosen("methods", names, METHODS) if names or not given else None

@@ -75,7 +75,7 @@ def refused(**request: Any) -> str:
         ({"seeds": [0.5]}, "seeds: 0.5, expected a whole number, 0 to 4294967295"),
         ({"seeds": 0}, "seeds: 0, expected a list of whole numbers"),
         ({"budget": 5.5}, "budget: 5.5, expected a whole number, at least 1"),
-        ({"tasks": "qed"}, "tasks: 'qed', expected a list of names, such as ['qed']"),
+        ({"tasks": "qed"}, "tasks: 'qed', expected a list of names and tasks, such as ['qed']"),
         ({"methods": "random"}, "methods: 'random', expected a list of methods, such as ['random']"),
         ({"suite": "pmo", "exhaustiveness": 3}, "exhaustiveness: 3, expected none, since the tasks of pmo dock nothing"),
         ({"warm_start": 5}, "warm_start: 5 does not exist, expected a SMILES file"),

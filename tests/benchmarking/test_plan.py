@@ -1,0 +1,42 @@
+"""The jobs of a request: lists that are given in any form, and conditions of rows of one's own tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discrete_grpo.benchmarking.plan import Request, make_plan
+from tests.benchmarking.parts import CARBONS, OXYGENS, WALK, walk
+
+
+def asked(tmp_path: Path, **changed: Any) -> Request:
+    base: dict[str, Any] = {"suite": [CARBONS, OXYGENS], "methods": [WALK], "budget": 100, "seeds": [0], "output_dir": tmp_path}
+    return Request(**(base | changed))
+
+
+def test_tasks_and_methods_of_any_iterable_are_run_through_once(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"tasks": (name for name in ("oxygens", "carbons")), "methods": iter([WALK, "random"])}
+    found = make_plan(asked(tmp_path, **given)).jobs
+    both = ("walk", "random")
+    assert [(job.task.name, job.method.name) for job in found] == [(task, name) for task in ("oxygens", "carbons") for name in both]
+    mixed = make_plan(asked(tmp_path, suite="pmo", tasks=(one for one in (CARBONS, "qed")))).jobs
+    assert [(job.suite, job.task.name) for job in mixed] == [("own", "carbons"), ("pmo", "qed")]
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        ({"methods": walk}, r"^methods: <function walk at .*>, expected a list of methods$"),
+        ({"methods": WALK}, r"^methods: Method\(name='walk'.*\), expected a list of methods$"),
+        ({"tasks": 5}, r"^tasks: 5, expected a list of names and tasks$"),
+        ({"trusted": 5}, r"^trusted: 5, expected a list of types$"),
+        ({"suite": "pmo", "classifiers": 5}, r"^classifiers: 5, expected the name of a folder$"),
+        ({"suite": "docking", "receptors": 5}, r"^receptors: 5, expected the name of a folder$"),
+        ({"suite": "docking", "reference": ["a"]}, r"^reference: \['a'\], expected the name of a SMILES file$"),
+    ],
+)
+def test_what_is_no_list_and_no_name_is_one_line(request_: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        make_plan(asked(tmp_path, **request_))
