@@ -302,7 +302,7 @@ def _conditions(
     if told := getattr(task.score, "settings", None):
         found["task_settings"] = dict(told)
     if suite == OWN:
-        found["task_source"] = _source(task)
+        found |= {"task_source": _source(task), "task_optimum": task.optimum}  # at which a method may stop
     if METHODS.get(method.name) is None or METHODS[method.name].run is not method.run:
         found["method_source"] = _source(method.run)
     checked: dict[str, Any] = plain(found)
@@ -325,7 +325,9 @@ def is_done(job: Job) -> bool:
     row = read_json(job.folder / ROW)
     if row is None:
         return False
-    _refuse_changes(job.label, job.folder, _flat(row.get("conditions") or {}), _flat(job.conditions))
+    now = _flat(job.conditions)
+    before = {"task_optimum": now.get("task_optimum")} | _flat(row.get("conditions") or {})  # rows of earlier versions lack it
+    _refuse_changes(job.label, job.folder, before, now)
     return True
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from discrete_grpo.benchmarking.jobs import ROW
 from discrete_grpo.benchmarking.plan import Request, make_plan
 from tests.benchmarking.parts import CARBONS, OXYGENS, WALK, walk
 
@@ -40,3 +43,22 @@ def test_tasks_and_methods_of_any_iterable_are_run_through_once(tmp_path: Path) 
 def test_what_is_no_list_and_no_name_is_one_line(request_: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
         make_plan(asked(tmp_path, **request_))
+
+
+def test_the_optimum_of_an_own_task_is_a_condition_of_its_rows(tmp_path: Path) -> None:
+    (job,) = make_plan(asked(tmp_path, suite=[CARBONS])).jobs
+    job.folder.mkdir(parents=True)
+
+    def write(conditions: dict[str, Any]) -> None:
+        (job.folder / ROW).write_text(json.dumps({**job.identity, "conditions": conditions}))
+
+    write(job.conditions)
+    assert len(make_plan(asked(tmp_path, suite=[CARBONS])).done) == 1
+    for optimum in (0.5, None):
+        with pytest.raises(ValueError, match=rf"task_optimum was 1\.0 and is {optimum}"):
+            make_plan(asked(tmp_path, suite=[replace(CARBONS, optimum=optimum)]))
+    write({name: value for name, value in job.conditions.items() if name != "task_optimum"})  # of an earlier version
+    for optimum in (1.0, None):
+        assert len(make_plan(asked(tmp_path, suite=[replace(CARBONS, optimum=optimum)])).done) == 1
+    (row,) = make_plan(asked(tmp_path, suite="pmo", tasks=["qed"])).jobs
+    assert "task_optimum" not in row.conditions
