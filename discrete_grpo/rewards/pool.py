@@ -6,10 +6,12 @@ the order in which they arrive does not matter.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import threading
 import time
+import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -294,14 +296,30 @@ def _payload(reward: Any, init_args: dict[str, Any] | None) -> bytes:
     if not callable(reward) or init_args is not None:
         wanted = "none beside an object" if callable(reward) else "a callable or an import path"
         raise ValueError(f"{'init_args' if callable(reward) else 'reward'}: {init_args or reward!r}, expected {wanted}")
-    name = reward_name(reward)
+    name, buffer = reward_name(reward), io.BytesIO()
     try:
-        payload = pickle.dumps((reward, None))
+        _ByImportPath(buffer).dump((reward, None))
+    except _InScript as error:
+        part = "" if str(error) == name else f"holds {error}, which "
+        raise ValueError(
+            f"reward: {name} {part}stands in the script itself, which workers cannot import; put it into a module"
+        ) from None
     except Exception as error:
         raise ValueError(f"reward: {name} cannot be sent to another process ({error}); put it into a module") from error
-    if b"__main__" in payload:
-        raise ValueError(f"reward: {name} stands in the script itself, which workers cannot import; put it into a module")
-    return payload
+    return buffer.getvalue()
+
+
+class _InScript(Exception):
+    """A function or class, named by the text, of the script itself."""
+
+
+class _ByImportPath(pickle.Pickler):
+    """Refuses functions and classes of the script itself, and so their objects."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, types.FunctionType | type) and value.__module__ == "__main__":
+            raise _InScript(value.__qualname__)
+        return NotImplemented
 
 
 def _dismiss(seats: list[_Seat], owner: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import multiprocessing
@@ -21,6 +22,7 @@ import pytest
 from discrete_grpo.core.reward_arguments import reward_name
 from discrete_grpo.core.scoring import RewardError, score_samples
 from discrete_grpo.rewards.cache import ScoreCache
+from discrete_grpo.rewards.external import ExternalReward
 from discrete_grpo.rewards.identity import reward_identity
 from discrete_grpo.rewards.ledger import Ledger
 from discrete_grpo.rewards.molecules import qed
@@ -267,6 +269,12 @@ def test_a_reward_of_the_script_itself_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys.modules["__main__"], "mine", mine, raising=False)
     with pytest.raises(ValueError, match="reward: mine stands in the script itself, which workers cannot import"):
         RewardPool(mine)
+    kind = type("Mine", (pool_rewards.Scaled,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Mine", kind, raising=False)
+    for made in (kind(2.0), functools.partial(mine, aim=1)):
+        with pytest.raises(ValueError, match=r"reward: .* stands in the script itself, which workers cannot import"):
+            RewardPool(made)
+    assert RewardPool(ExternalReward(["python", "pkg/__main__.py"])).name == "__main__"  # only a name of a file
 
 
 # -- beginning and end
