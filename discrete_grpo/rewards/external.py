@@ -128,6 +128,19 @@ def _answer(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and {"id", "reward"} <= found.keys() else None
 
 
+def _checked(environment: Any) -> dict[str, str]:
+    """The variables, all of them texts as the system takes them."""
+    if environment is not None and not isinstance(environment, Mapping):
+        raise ValueError(f"environment: {environment!r}, expected a mapping, such as {{'OMP_NUM_THREADS': '1'}}")
+    found = dict(environment or {})
+    for name, value in found.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise ValueError(f"environment: {name!r}, expected the name of a variable as a text, without =")
+        if not isinstance(value, str) or "\0" in value:
+            raise ValueError(f"environment.{name}: {value!r}, expected a text, such as '1'")
+    return found
+
+
 def _shortened(line: bytes) -> str:
     return line.decode("utf-8", "replace").strip()[:200]
 
@@ -175,7 +188,7 @@ class ExternalReward:
         for label, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
             check_range(label, seconds, above=0)
         self.command, self.timeout, self.start_timeout = list(command), timeout, start_timeout
-        self.environment, self.version = dict(environment or {}), version
+        self.environment, self.version = _checked(environment), version
         self.name = name or _name(self.command)
         self.failures = Failures(self.name, max_failures)
         self._asked = 0

@@ -211,3 +211,18 @@ def test_a_column_with_the_name_of_a_field_of_the_request_is_refused(make: Any, 
     said = f"^columns: '{name}', expected another name, as the program reads the {name} of the sample under it$"
     with pytest.raises(ValueError, match=said):
         make()(["a"], **{name: [1]})
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"OMP_NUM_THREADS": 1}, r"^environment\.OMP_NUM_THREADS: 1, expected a text, such as '1'$"),
+        ({"A": "a\0b"}, r"^environment\.A: 'a\\x00b', expected a text"),
+        ({1: "a"}, r"^environment: 1, expected the name of a variable as a text"),
+        ({"A=B": "a"}, r"^environment: 'A=B', expected the name of a variable as a text, without =$"),
+        (["A"], r"^environment: \['A'\], expected a mapping, such as \{'OMP_NUM_THREADS': '1'\}$"),
+    ],
+)
+def test_variables_that_the_system_does_not_take_fail_when_made(make: Make, environment: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make(environment=environment)
