@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from rdkit import Chem, rdBase
@@ -69,6 +69,9 @@ class Docking:
     cpu: int = 1
 
     def __post_init__(self) -> None:
+        if not isinstance(self.receptor, str | PurePath):
+            raise ValueError(f"receptor: {self.receptor!r}, expected a PDBQT file")
+        object.__setattr__(self, "receptor", str(self.receptor))
         for name in ("center", "box_size"):
             values = tuple(float(x) for x in getattr(self, name))
             if len(values) != 3 or not all(math.isfinite(x) and (name == "center" or x > 0) for x in values):

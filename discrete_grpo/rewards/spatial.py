@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -197,6 +197,10 @@ class ShapeSimilarity:
     reference: str | SpatialMolecule
 
     def __post_init__(self) -> None:
+        if isinstance(self.reference, PurePath):
+            object.__setattr__(self, "reference", str(self.reference))
+        if not isinstance(self.reference, str | SpatialMolecule):
+            raise ValueError(f"reference: {self.reference!r}, expected a molecule or the path of an SDF file")
         _ = self._target  # raises now rather than in the first step of a run
 
     @cached_property

@@ -110,6 +110,17 @@ def test_bad_arguments_fail_when_made(receptor: str) -> None:
             Docking(**(good | {name: value}))
 
 
+def test_a_receptor_may_be_a_path(receptor: str) -> None:
+    box = ((0.0, 0.0, 0.0), (9.0, 9.0, 9.0))
+    path: Any = Path(receptor)
+    made = Docking(path, *box)
+    assert (made, made.name) == (Docking(receptor, *box), "docking(parp1)")
+    assert reward_identity(made) == reward_identity(Docking(receptor, *box))
+    number: Any = 5
+    with pytest.raises(ValueError, match=r"^receptor: 5, expected a PDBQT file$"):
+        Docking(number, *box)
+
+
 def test_a_missing_package_is_named(receptor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vina", None)
     with pytest.raises(ImportError, match=r"docking: needs vina, .* pip install 'discrete-grpo\[docking\]'"):

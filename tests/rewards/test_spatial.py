@@ -186,6 +186,8 @@ def test_the_reference_can_be_a_file(tmp_path: Path, molecules: list[SpatialMole
     path.write_text(to_sdf(molecules[:2]))
     reward = ShapeSimilarity(str(path))
     assert reward.name == "shape_similarity(target)"
+    as_path: Any = path
+    assert ShapeSimilarity(as_path) == reward
     assert ShapeSimilarity(molecules[0]).name == "shape_similarity(CCO)"
     assert reward(molecules) == pytest.approx(ShapeSimilarity(molecules[0])(molecules), abs=0.02)
     assert pickle.loads(pickle.dumps(reward))(molecules) == reward(molecules)
@@ -198,6 +200,8 @@ def test_the_reference_can_be_a_file(tmp_path: Path, molecules: list[SpatialMole
     ("reference", "said"),
     [
         ("missing.sdf", "reference: 'missing.sdf', expected a molecule or the path of an SDF file"),
+        (Path("missing.sdf"), "reference: 'missing.sdf', expected a molecule or the path of an SDF file"),
+        (5, "reference: 5, expected a molecule or the path of an SDF file"),
         ("CCO", "reference: 'CCO', expected a molecule or the path of an SDF file"),
         (CROWDED, "reference: a molecule of 3 atoms, expected a valid molecule in space with heavy atoms"),
     ],
