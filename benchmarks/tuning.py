@@ -5,7 +5,8 @@
 The tasks are the three on which the settings of ``grpo-memory`` were chosen. Trial 0 has the settings of the benchmark; the others
 are drawn evenly from the lists in ``CHOICES``, and no settings come twice. All of them run with one seed. Then the best few, and
 trial 0, run with two more seeds, and the settings with the highest mean over the three seeds are the best. None of these seeds is
-one of the tables. Rows are kept in ``--output_dir``, and the same command goes on where it was stopped.
+one of the tables. Rows are kept in ``--output_dir``, and the same command goes on where it was stopped. A trial with a job that
+failed is left out and named in the result.
 """
 
 from __future__ import annotations
@@ -81,27 +82,44 @@ def _trial(method: Method, number: int, settings: dict[str, Any]) -> Method:
 
 
 def sums(rows: Sequence[Mapping[str, Any]], name: str, seeds: Sequence[int]) -> list[float]:
-    """Sum of AUC top-10 over the tasks, per seed."""
+    """Sum of AUC top-10 over the tasks, per seed; empty where a row is missing, since its job failed."""
     found = {(row["task"], row["seed"]): row["auc_top10"] for row in rows if row["method"] == name}
+    if any((task, seed) not in found for task in TASKS for seed in seeds):
+        return []
     return [sum(found[task, seed] for task in TASKS) for seed in seeds]
 
 
 def search(method: Method, trials: int, again: int, budget: int, seed: int, jobs: int, folder: Path) -> dict[str, Any]:
-    """Settings of every trial with their sums, and the best of those that ran with three seeds."""
+    """Settings of every trial with their sums, the best of those that ran with three seeds, and names of trials that lack rows.
+
+    Raises:
+        ValueError: if no trial has all its rows.
+    """
     methods = trials_of(method, trials, seed)
     common: dict[str, Any] = {"tasks": TASKS, "budget": budget, "jobs": jobs, "output_dir": folder}
     rows = benchmark("pmo", methods=methods, seeds=SEEDS[:1], **common).rows
-    order = sorted(methods, key=lambda m: -sums(rows, m.name, SEEDS[:1])[0])
-    finalists = list({m.name: m for m in [methods[0], *order[:again]]}.values())
+    finalists = list({m.name: m for m in [methods[0], *_ranked(methods, rows)[:again]]}.values())
     rows = benchmark("pmo", methods=finalists, seeds=SEEDS, **common).rows
     told: list[dict[str, Any]] = []
-    for one in order:
-        seeds = SEEDS if one in finalists else SEEDS[:1]
+    for one in _ranked(methods, rows):
+        found = (sums(rows, one.name, SEEDS) if one in finalists else []) or sums(rows, one.name, SEEDS[:1])
         settings = {name: one.settings[name] for name in CHOICES[method.name]}
-        told.append({"trial": one.name, "settings": settings, "sums": [round(s, 4) for s in sums(rows, one.name, seeds)]})
-    best = max((t for t in told if len(t["sums"]) == len(SEEDS)), key=lambda t: statistics.mean(t["sums"]))
-    processor = sum(row["cpu_seconds"] for row in rows)
-    return {"method": method.name, "tasks": TASKS, "budget": budget, "trials": told, "best": best, "cpu_seconds": round(processor)}
+        told.append({"trial": one.name, "settings": settings, "sums": [round(s, 4) for s in found]})
+    full = [t for t in told if len(t["sums"]) == len(SEEDS)]
+    if not full:
+        raise ValueError(
+            f"trials: none of {len(methods)} has rows of all tasks and seeds in {folder}; the same command runs them again"
+        )
+    result = {"method": method.name, "tasks": TASKS, "budget": budget, "trials": told}
+    result["best"] = max(full, key=lambda t: statistics.mean(t["sums"]))
+    result["incomplete"] = [m.name for m in methods if not sums(rows, m.name, SEEDS if m in finalists else SEEDS[:1])]
+    return result | {"cpu_seconds": round(sum(row["cpu_seconds"] for row in rows))}
+
+
+def _ranked(methods: Sequence[Method], rows: Sequence[Mapping[str, Any]]) -> list[Method]:
+    """The methods that have all rows of the first seed, best first."""
+    found = {m.name: sums(rows, m.name, SEEDS[:1]) for m in methods}
+    return sorted((m for m in methods if found[m.name]), key=lambda m: -found[m.name][0])
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -120,6 +138,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     found = search(METHODS[given.method], given.trials, given.again, given.budget, given.seed, given.jobs, folder)
     shown = {t["trial"]: {**t["settings"], "sum": statistics.mean(t["sums"]), "seeds": len(t["sums"])} for t in found["trials"]}
     print_table(f"sum of AUC top-10 on {', '.join(TASKS)}", shown)
+    if found["incomplete"]:
+        print(f"left out, since jobs failed: {', '.join(found['incomplete'])}")
     out = given.out or ROOT / "benchmarks/results" / f"tuning_{given.method.replace('-', '_')}.json"
     result = stamp(given.seed, sources=SOURCES) | found
     write_result(out, result)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from benchmarks.tuning import CHOICES, SEEDS, TASKS, main, sums, trials_of
+from benchmarks.tuning import CHOICES, SEEDS, TASKS, main, search, sums, trials_of
 from discrete_grpo.benchmarking import runner
 from discrete_grpo.benchmarking.methods import METHODS
 
@@ -35,6 +38,33 @@ def test_more_trials_than_there_are_settings_are_refused() -> None:
 def test_sums_are_over_the_tasks_per_seed() -> None:
     rows = [{"method": "a", "task": t, "seed": s, "auc_top10": s + k / 10} for k, t in enumerate(TASKS) for s in (1, 2)]
     assert sums([*rows, {**rows[0], "method": "b", "auc_top10": 9.0}], "a", (1, 2)) == pytest.approx([3.3, 6.3])
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, failed: Callable[[str, int], bool]) -> None:
+    """Benchmarks that score a trial by its number, except jobs that fail on the last task."""
+    kept: dict[tuple[str, str, int], dict[str, Any]] = {}
+
+    def benchmark(suite: str, *, methods: Any, seeds: Any, tasks: Any, **_: Any) -> Any:
+        for name, seed, task in ((m.name, s, t) for m in methods for s in seeds for t in tasks):
+            if task != TASKS[-1] or not failed(name, seed):
+                row = {"method": name, "seed": seed, "task": task, "auc_top10": int(name[-2:]), "cpu_seconds": 1.0}
+                kept[name, task, seed] = row
+        return SimpleNamespace(rows=tuple(kept.values()))
+
+    monkeypatch.setattr("benchmarks.tuning.benchmark", benchmark)
+
+
+def test_a_trial_whose_job_failed_is_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails(monkeypatch, lambda name, seed: name == "graph-ga-04" or (name, seed) == ("graph-ga-03", SEEDS[1]))
+    found = search(METHODS["graph-ga"], 5, 2, 10_000, 0, 1, tmp_path)
+    assert [(t["trial"][-2:], len(t["sums"])) for t in found["trials"]] == [("03", 1), ("02", 3), ("01", 1), ("00", 3)]
+    assert found["best"]["trial"] == "graph-ga-02"
+    assert found["incomplete"] == ["graph-ga-03", "graph-ga-04"]
+    fails(monkeypatch, lambda name, seed: True)
+    with pytest.raises(
+        ValueError, match=r"^trials: none of 5 has rows of all tasks and seeds in .*; the same command runs them again$"
+    ):
+        search(METHODS["graph-ga"], 5, 2, 10_000, 0, 1, tmp_path)
 
 
 @pytest.mark.slow
