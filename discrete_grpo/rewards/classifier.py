@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,11 +38,11 @@ PICKLES = (".pkl", ".pickle", ".joblib", ".sav")
 
 @dataclass(frozen=True)
 class Classifier:
-    """Probability of the second class under a fitted classifier of molecular fingerprints.
+    """Probability of the second class under a fitted classifier of molecular fingerprints with two classes.
 
     Args:
         path: a ``.skops`` file of a scikit-learn classifier with ``predict_proba``, or an ``.onnx`` file whose last output are the
-            probabilities.
+            probabilities, of both classes or of the second alone.
         fingerprint: ``"morgan"`` or ``"atom_pairs"`` (at most 10 bonds).
         radius: radius of the Morgan fingerprint in bonds, at least 0.
         size: number of positions to which the fingerprint is folded, at least 1; the model must take as many.
@@ -53,7 +53,7 @@ class Classifier:
 
     Raises:
         ValueError: for an argument out of its range, a path that is no file of a known kind, and, when first called, for types that
-            are not trusted or another number of inputs.
+            are not trusted, another number of inputs, or other than two classes.
         ImportError: if the package that reads the file is not installed.
 
     Source: Olivecrona et al. (2017) for drd2, Li et al. (2018) for gsk3b and jnk3; as in TDC.
@@ -75,6 +75,8 @@ class Classifier:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", str(self.path))
+        if isinstance(self.trusted, str) or not isinstance(self.trusted, Iterable):
+            raise ValueError(f"trusted: {self.trusted!r}, expected a list of types, such as ['sklearn.tree._tree.Tree']")
         object.__setattr__(self, "trusted", tuple(self.trusted))
         if self.fingerprint not in get_args(Fingerprint):
             raise ValueError(f"fingerprint: {self.fingerprint!r}, expected one of {', '.join(get_args(Fingerprint))}")
@@ -111,7 +113,7 @@ class Classifier:
         """Open the file once to check it, without keeping the model.
 
         Raises:
-            ValueError: if it is not a classifier, has types that are not trusted, or takes another number of inputs.
+            ValueError: if it is no classifier of two classes, has types that are not trusted, or takes another number of inputs.
         """
         self._opened()
 
@@ -171,7 +173,16 @@ def _open_skops(path: str, trusted: Sequence[str]) -> Opened:
     model = reader.load(path, trusted=list(trusted))
     if not hasattr(model, "predict_proba"):
         raise ValueError(f"path: {path!r} holds a {type(model).__name__}, expected a classifier with predict_proba")
+    classes = getattr(model, "classes_", (0, 1))
+    if isinstance(classes, list):  # one array per output
+        raise ValueError(f"path: {path!r} has {len(classes)} outputs, expected a classifier with one output of two classes")
+    _check_classes(path, len(classes))
     return (lambda rows: model.predict_proba(rows)[:, 1]), getattr(model, "n_features_in_", None)
+
+
+def _check_classes(path: str, number: int) -> None:
+    if number != 2:
+        raise ValueError(f"path: {path!r} tells {number} classes apart, expected a classifier of two")
 
 
 def _open_onnx(path: str) -> Opened:
@@ -188,9 +199,15 @@ def _open_onnx(path: str) -> Opened:
     def predict(rows: Any) -> Any:
         (found,) = session.run([leave], {entry.name: rows.astype(np.float32)})
         if isinstance(found, list):  # one mapping from class to probability per row
+            _check_classes(path, len(found[0]))
             return np.array([row[sorted(row)[1]] for row in found])
-        return np.asarray(found).reshape(len(rows), -1)[:, -1]
+        table = np.asarray(found).reshape(len(rows), -1)
+        if table.shape[1] != 1:  # of the second class alone
+            _check_classes(path, table.shape[1])
+        return table[:, -1]
 
+    if isinstance(width, int):
+        predict(np.zeros((1, width)))  # only then the number of classes is known
     return predict, width if isinstance(width, int) else None
 
 
@@ -256,7 +273,7 @@ def classifier_task(name: str, path: str, *, trusted: Sequence[str] = ()) -> Tas
         hint = did_you_mean(name, _TASKS)
         raise ValueError(f"name: {name!r}, expected one of {', '.join(_TASKS)}{hint and f'; {hint}'}")
     about, source, settings = _TASKS[name]
-    score = _Probability(Classifier(path, trusted=tuple(trusted), **settings))
+    score = _Probability(Classifier(path, trusted=cast(tuple[str, ...], trusted), **settings))
     known = PUBLISHED[name], PUBLISHED_PRESCREENED[name]
     return Task(name, "pmo", about, source, score, published=known[0], published_prescreened=known[1])
 

@@ -6,7 +6,10 @@ import csv
 import gzip
 import pickle
 import shutil
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -144,6 +147,70 @@ def test_wrong_files_are_refused_in_one_line(saved: tuple[Any, Path], tmp_path: 
     pytest.importorskip("onnxruntime")
     with pytest.raises(ValueError, match="is no ONNX file"):
         Classifier(str(tmp_path / "none.onnx"))(["C"])
+
+
+@pytest.mark.parametrize(
+    ("classes", "said"),
+    [
+        ([0] * 8, "tells 1 classes apart, expected a classifier of two"),
+        ([k % 3 for k in range(8)], "tells 3 classes apart, expected a classifier of two"),
+        ([[k % 2, k // 4] for k in range(8)], "has 2 outputs, expected a classifier with one output of two classes"),
+    ],
+)
+def test_a_classifier_that_is_not_binary_is_refused(tmp_path: Path, classes: Any, said: str) -> None:
+    rows = np.stack([bits(s, 2048) for s in MOLECULES])
+    model = ensemble.RandomForestClassifier(3, random_state=0, n_jobs=1).fit(rows, classes)
+    skops_io.dump(model, tmp_path / "gsk3b.skops")
+    for check in (
+        lambda: Classifier(str(tmp_path / "gsk3b.skops"), trusted=TREE).check(),
+        lambda: classifier_tasks(tmp_path, trusted=TREE, checked=None),
+    ):
+        with pytest.raises(ValueError, match=rf"^path: '.*gsk3b\.skops' {said}$"):
+            check()
+
+
+@pytest.mark.parametrize("dictionaries", [True, False])
+@pytest.mark.parametrize("known", [True, False])
+def test_onnx_gives_the_second_of_two_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dictionaries: bool, known: bool
+) -> None:
+    """With a runtime that answers every row by the same probabilities."""
+    given: list[float] = [0.75, 0.25]
+
+    class Session:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def get_inputs(self) -> list[Any]:
+            return [SimpleNamespace(name="x", shape=[None, 64 if known else None])]
+
+        def get_outputs(self) -> list[Any]:
+            return [SimpleNamespace(name="label"), SimpleNamespace(name="probabilities")]
+
+        def run(self, names: list[str], feed: dict[str, Any]) -> list[Any]:
+            rows = len(feed["x"])
+            return [[dict(enumerate(given))] * rows if dictionaries else np.tile(np.array(given, np.float32), (rows, 1))]
+
+    runtime = ModuleType("onnxruntime")
+    runtime.__spec__ = ModuleSpec("onnxruntime", None)
+    vars(runtime).update(SessionOptions=SimpleNamespace, InferenceSession=Session, __version__="0")
+    monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
+    (tmp_path / "toy.onnx").touch()
+    reward = Classifier(str(tmp_path / "toy.onnx"), size=64)
+    assert reward(["CCO", None, "C"]) == [0.25, 0.0, 0.25]
+    given[:] = [0.5, 0.25, 0.25]
+    with pytest.raises(ValueError, match=r"toy\.onnx' tells 3 classes apart, expected a classifier of two$"):
+        reward.check() if known else reward(["C"])
+    if not dictionaries:
+        given[:] = [0.25]  # a sigmoid
+        assert reward(["CCO"]) == [0.25]
+
+
+def test_trusted_is_a_list_of_types(saved: tuple[Any, Path]) -> None:
+    for given in (TREE[0], 5):
+        trusted: Any = given
+        for make in (Classifier, lambda path, trusted: classifier_task("gsk3b", path, trusted=trusted)):
+            with pytest.raises(ValueError, match=rf"^trusted: {given!r}, expected a list of types, such as \['sklearn.tree._tree"):
+                make(str(saved[1]), trusted=trusted)
 
 
 def test_a_folder_gives_the_tasks_whose_classifiers_it_holds(saved: tuple[Any, Path], tmp_path: Path) -> None:
