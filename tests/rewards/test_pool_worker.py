@@ -45,7 +45,7 @@ def test_tensors_are_sent_by_value() -> None:
     )
     rows = [batch.index(slice(b, b + 1)) for b in range(3)]
     with RewardPool(pool_rewards.sum_of_nodes, workers=1, retries=0, chunk_size=3) as pool:
-        assert pool(rows, add=torch.arange(3.0)) == [5.0, 6.0, 7.0]
+        assert pool(rows, add=list(torch.arange(3.0))) == [5.0, 6.0, 7.0]
         assert pool.take_failures() == []
     whole = len(_dumps(batch))
     assert len(_dumps(rows)) < whole / 4  # and not the batch with each of its rows
