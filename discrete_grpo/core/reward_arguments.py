@@ -18,8 +18,8 @@ __all__ = [
     "check_some",
     "elsewhere",
     "function_names",
-    "listed",
     "remembers",
+    "reward_list",
     "reward_name",
     "reward_names",
     "shape_or_type",
@@ -103,7 +103,7 @@ def as_rewards(given: Any) -> Any:
     return several
 
 
-def listed(reward_funcs: Any) -> list[Any]:
+def reward_list(reward_funcs: Any) -> list[Any]:
     """Return one reward or several as a list.
 
     Raises:

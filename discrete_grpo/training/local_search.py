@@ -14,7 +14,7 @@ from torch import Tensor
 from discrete_grpo.core.advantages import sum_rewards
 from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.core.drawing import draw
-from discrete_grpo.core.reward_arguments import listed
+from discrete_grpo.core.reward_arguments import reward_list
 from discrete_grpo.core.rollout import Context, Policy, Reward
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, score_samples
 from discrete_grpo.training.elites import EliteBuffer
@@ -116,7 +116,7 @@ def local_search(
         ValueError: if the policy cannot start from a finished sample, or for an argument out of its range.
     """
     _check_sizes(rounds, population, children, batch_size, keep)
-    rewards: list[Reward] = listed(reward_funcs)
+    rewards: list[Reward] = reward_list(reward_funcs)
     if reward_weights is not None and len(reward_weights) != len(rewards):
         raise ValueError(f"reward_weights: {len(reward_weights)} weights, expected one per reward ({len(rewards)})")
     for weight in reward_weights or ():

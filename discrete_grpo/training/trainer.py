@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from discrete_grpo.core.description import description
 from discrete_grpo.core.interrupt import Interrupted, interruptible
 from discrete_grpo.core.own_surrogate import SurrogateFunc
-from discrete_grpo.core.reward_arguments import function_names, listed, reward_names
+from discrete_grpo.core.reward_arguments import function_names, reward_list, reward_names
 from discrete_grpo.core.rollout import Policy, Reward, as_module
 from discrete_grpo.core.sample_metrics import SampleMetrics
 from discrete_grpo.core.scoring import Accounts, BudgetExhausted, RewardError
@@ -97,7 +97,7 @@ class GRPOTrainer:
         on_update: OnUpdate | None = None,
     ) -> None:
         self.config = config = config or GRPOConfig()
-        self.rewards: list[Reward] = listed(reward_funcs)
+        self.rewards: list[Reward] = reward_list(reward_funcs)
         self.accelerator = accelerator()
         self.processes = ProcessGroup(self.accelerator)
         check_given(self.rewards, config, columns, self.processes.count)
