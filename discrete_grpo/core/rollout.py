@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Scores, SiteKind
+from discrete_grpo.core.checks import signature_of
 
 __all__ = [
     "Context",
@@ -22,6 +23,7 @@ __all__ = [
     "Rollout",
     "Scorer",
     "as_module",
+    "check_decoder",
     "group_contexts",
     "is_observer",
     "is_refinable",
@@ -278,9 +280,29 @@ def as_module(policy: Policy) -> nn.Module:
 
     Raises:
         TypeError: if it is not one.
+        ValueError: if its argument ``decode`` or ``encode`` is a network, see :func:`check_decoder`.
     """
     if not isinstance(policy, nn.Module):
         if isinstance(policy, type):
             raise TypeError(f"policy: {policy.__name__} is a class, expected an instance, such as {policy.__name__}(...)")
         raise TypeError(f"policy: {type(policy).__name__} is no torch.nn.Module, so it has no parameters to train")
+    part: Any = policy
+    while isinstance(part, nn.Module):  # a wrapper, then the policy inside it
+        networks = {name: network for name, network in part.named_children() if name in ("decode", "encode")}
+        signature = signature_of(type(part)) if networks else None
+        for name, network in networks.items():
+            if signature is not None and name in signature.parameters and name not in getattr(part, "init_args", dict)():
+                check_decoder(name, network)
+        part = getattr(part, "policy", None)
     return policy
+
+
+def check_decoder(name: str, value: object) -> None:
+    """Raise ValueError if the argument ``decode`` or ``encode`` of a policy is a network.
+
+    PyTorch would make it a part of the policy. Its weights would then be trained, and stand in checkpoints from which the policy
+    is built without it.
+    """
+    if isinstance(value, nn.Module):
+        advice = " (DecodedPolicy(policy, network) wraps one)" if name == "decode" else ""
+        raise ValueError(f"{name}: {type(value).__name__} is a network, expected a function{advice}")

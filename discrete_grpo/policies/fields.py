@@ -20,7 +20,7 @@ from discrete_grpo.core.categorical import SiteKind, Sites, safe_log
 from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.gaussian import GaussianSites
 from discrete_grpo.core.precision import full_precision
-from discrete_grpo.core.rollout import Context, Rollout
+from discrete_grpo.core.rollout import Context, Rollout, check_decoder
 from discrete_grpo.diffusion.schedules import grid_on, time_grid
 from discrete_grpo.domains.fields import FieldBatch, centred, pairs_of
 from discrete_grpo.domains.graphs import node_mask
@@ -102,6 +102,8 @@ class FieldPolicy(nn.Module):
         if wrong := [field.name for field in node_fields if field.directed]:
             raise ValueError(f"node_fields: {wrong[0]!r} is directed, expected a direction of fields of pairs only")
         check_range("temperature", temperature, above=0)
+        check_decoder("decode", decode)
+        check_decoder("encode", encode)
         self.network, self.node_fields, self.edge_fields = network, tuple(node_fields), tuple(edge_fields)
         self.node_counts = checked_counts(node_counts)
         self.positions, self.num_steps, self.temperature = positions, num_steps, temperature

@@ -19,7 +19,7 @@ from discrete_grpo.core.batch_share import WHOLE, BatchShare, mean_of
 from discrete_grpo.core.categorical import Sites, gather, sample
 from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.core.precision import widest
-from discrete_grpo.core.rollout import Context, Rollout
+from discrete_grpo.core.rollout import Context, Rollout, check_decoder
 from discrete_grpo.domains.tokenizer import MASK, NUM_SPECIAL, PAD, Tokenizer
 from discrete_grpo.policies.conditions import check_network, columns_of
 from discrete_grpo.policies.delegation import network_size, one_line
@@ -86,6 +86,7 @@ class MaskedTextPolicy(nn.Module):
             raise ValueError(f"blank: {blank!r}, expected one character that no token of the alphabet has")
         check_range("ids of tokenizer", len(tokenizer), most=32767, note=" (trajectories are small integers)")
         check_network(network, tokenizer, block_size)
+        check_decoder("decode", decode)
         self.network, self.tokenizer, self.block_size = network, tokenizer, block_size
         self.truncation = truncation or Truncation()
         self.rounds, self.blank, self.decode = rounds, blank, decode

@@ -20,7 +20,7 @@ from discrete_grpo.core.batch_share import WHOLE, BatchShare, cross_entropy
 from discrete_grpo.core.categorical import Sites
 from discrete_grpo.core.checks import check_range, check_whole
 from discrete_grpo.core.precision import widen
-from discrete_grpo.core.rollout import Context, Rollout
+from discrete_grpo.core.rollout import Context, Rollout, check_decoder
 from discrete_grpo.domains.tokenizer import BOS, EOS, MASK, PAD, Property, TokenBatch, Tokenizer, pad_left
 from discrete_grpo.policies.conditions import check_network, columns_of, property_table
 from discrete_grpo.policies.delegation import network_size, one_line
@@ -75,6 +75,7 @@ class TokenPolicy(nn.Module):
         check_whole("min_length", min_length, least=0, most=max_length, note=" (max_length)")
         check_range("condition_dropout", condition_dropout, least=0, most=1)
         check_network(network, tokenizer, max_length, len(properties))
+        check_decoder("decode", decode)
         self.network, self.tokenizer = network, tokenizer
         self.max_length, self.min_length = max_length, min_length
         self.prompt, self.properties = prompt, tuple(properties)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from discrete_grpo.core.description import description
 from discrete_grpo.core.interrupt import Interrupt, Interrupted, interruptible
 from discrete_grpo.core.precision import place, widen
+from discrete_grpo.core.rollout import as_module
 from discrete_grpo.core.seeding import seeded
 from discrete_grpo.runs.checkpoint import Checkpoints, load_training, load_weights, save
 from discrete_grpo.runs.console import progress
@@ -184,6 +185,7 @@ class Pretrainer:
             told = f"policy: likelihood_loss of {type(policy).__name__} has no argument share"
             raise ValueError(f"{told}, expected one with several processes ({self.processes.count})")
         check_savable("policy", policy)
+        as_module(policy)
 
     def _tell(self, line: str) -> None:
         if self.processes.first:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from discrete_grpo.core.rollout import Context, Policy, Rollout, as_module, group_contexts
+from discrete_grpo.policies.surrogate import EagerLikelihood
 from tests.toys import tiny_policy
 
 
@@ -71,3 +74,30 @@ def test_the_graph_policy_obeys_the_protocol_and_a_stranger_is_refused() -> None
 
     with pytest.raises(TypeError, match=r"^policy: NoModule is no torch.nn.Module"):
         as_module(NoModule())
+
+
+@pytest.mark.parametrize("name", ["decode", "encode"])
+def test_a_network_as_decoder_is_refused_where_checkpoints_leave_it_out(name: str) -> None:
+    policy = tiny_policy()
+    setattr(policy, name, nn.Identity())
+    for whole in (policy, EagerLikelihood(policy)):
+        with pytest.raises(ValueError, match=f"^{name}: Identity is a network, expected a function"):
+            as_module(whole)
+
+
+def test_a_policy_may_have_networks_of_these_names_that_it_makes_itself() -> None:
+    class Own(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.decode = nn.Linear(width, 1)
+
+    class Described(Own):
+        def __init__(self, decode: nn.Module) -> None:
+            super().__init__(1)
+            self.decode = decode
+
+        def init_args(self) -> dict[str, Any]:
+            return {"decode": self.decode}
+
+    for policy in (Own(1), Described(nn.Identity())):
+        assert as_module(policy) is policy  # type: ignore[arg-type, comparison-overlap]

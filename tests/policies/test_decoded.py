@@ -18,6 +18,7 @@ from discrete_grpo.core.rollout import Context, Policy, Rollout, group_contexts,
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.domains.images import Image
 from discrete_grpo.domains.tokenizer import NUM_SPECIAL, Tokenizer
+from discrete_grpo.models.encoder import Encoder, EncoderConfig
 from discrete_grpo.models.gpt import GPT, GPTConfig
 from discrete_grpo.models.vq import CodeDecoder, VQConfig
 from discrete_grpo.policies.decoded import DecodedPolicy
@@ -31,6 +32,7 @@ from discrete_grpo.policies.decoders import (
     VQDecoder,
     code_text,
 )
+from discrete_grpo.policies.masked_text import MaskedTextPolicy
 from discrete_grpo.policies.tokens import TokenPolicy
 from discrete_grpo.runs.checkpoint import read_policy, save
 from discrete_grpo.testing import check_policy
@@ -134,6 +136,16 @@ def test_a_checkpoint_holds_the_decoder(tmp_path: Path) -> None:
     assert draw(loaded).samples == draw(decoded).samples
     plain = DecodedPolicy(token_policy("CO;", EDGE_LIST, 4), EdgeListDecoder())
     assert read_policy(save(tmp_path / "plain", plain, metadata={})).decoder == EdgeListDecoder()
+
+
+def test_a_network_is_no_argument_decode_of_a_policy() -> None:
+    told = r"decode: VQDecoder is a network, expected a function \(DecodedPolicy\(policy, network\) wraps one\)"
+    arguments = token_policy(["<0>"], CODES, 4).init_args()
+    with pytest.raises(ValueError, match=told):
+        TokenPolicy(**arguments, decode=code_decoder())
+    encoder = Encoder(EncoderConfig(layers=1, heads=2, width=8, num_tokens=len(arguments["tokenizer"]), block_size=4))
+    with pytest.raises(ValueError, match=told):
+        MaskedTextPolicy(encoder, arguments["tokenizer"], 4, decode=code_decoder())
 
 
 def test_a_decoder_that_loses_samples_is_refused() -> None:

@@ -53,6 +53,9 @@ def test_decode_is_read_from_and_written_to_the_inner_policy(name: str) -> None:
     wrapped.decode = len
     assert wrapped.policy.decode is wrapped.decode is len
     assert "decode" not in wrapped.__dict__
+    with pytest.raises(ValueError, match="decode: Identity is a network, expected a function"):
+        wrapped.decode = nn.Identity()
+    assert wrapped.policy.decode is wrapped.decode is len
 
 
 def test_a_wrapper_lacks_what_the_inner_policy_lacks() -> None:

@@ -272,6 +272,8 @@ def test_graphs_that_it_cannot_draw_are_refused(graph: FieldBatch, said: str) ->
         ({"node_fields": [replace(ATOM, directed=True)]}, "node_fields: 'atom' is directed"),
         ({"temperature": 0.0}, "temperature: 0"),
         ({"num_steps": 0}, "num_steps: 0"),
+        ({"decode": nn.Identity()}, "decode: Identity is a network, expected a function"),
+        ({"encode": nn.Identity()}, "encode: Identity is a network, expected a function"),
     ],
 )
 def test_arguments_are_refused(change: dict[str, Any], said: str) -> None:

@@ -121,6 +121,16 @@ def test_init_args_that_the_class_does_not_take_are_refused_before_a_run() -> No
         policy_object(Misspelt())
 
 
+def test_a_network_as_decoder_is_refused_before_training(tmp_path: Path) -> None:
+    policy = tiny_policy()
+    policy.decode = nn.Identity()
+    with pytest.raises(ValueError, match=r"^decode: Identity is a network, expected a function"):
+        trainer(policy, run=tmp_path)
+    with pytest.raises(ValueError, match=r"^decode: Identity is a network, expected a function"):
+        Pretrainer(policy, [0] * 4, PretrainConfig(), tmp_path)  # type: ignore[arg-type]
+    assert not any(tmp_path.iterdir())
+
+
 class Network(nn.Module):
     def __init__(self, node_classes: int, edge_classes: int) -> None:
         super().__init__()
