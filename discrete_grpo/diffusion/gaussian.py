@@ -84,7 +84,7 @@ class GaussianDiffusion:
             interpolation: v in [0, 1], one number or one per graph.
         """
         bar_t, bar_s = (self.schedule.alpha_bar(x) for x in (t, s))
-        alpha = bar_t / bar_s
+        alpha = torch.where(bar_s > bar_t, bar_t / bar_s, 1.0)  # as in D3PM: 0/0 where a schedule rounds s to t = 1
         beta = 1 - alpha
         c_t, c_0 = alpha.sqrt() * (1 - bar_s) / (1 - bar_t), bar_s.sqrt() * beta / (1 - bar_t)
         least = torch.full_like(beta, self.min_std).square()
