@@ -56,7 +56,7 @@ def interruptible(told: bytes = STOPPING) -> Iterator[Interrupt]:
     """Make the first Ctrl-C or SIGTERM inside the block only set the flag and print a line; a second Ctrl-C raises as usual.
 
     Within :meth:`Interrupt.cutting` the first one also ends the work at once. Outside the main thread, where Python allows no
-    handlers, the flag simply stays unset.
+    handlers, the flag simply stays unset, and so it does for a signal whose handler was not installed from Python.
 
     Args:
         told: line that the first Ctrl-C writes to standard error, in the first process.
@@ -76,7 +76,8 @@ def interruptible(told: bytes = STOPPING) -> Iterator[Interrupt]:
         if flag.cuts:
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not None]
+    before = {number: signal.signal(number, on_signal) for number in ours}
     try:
         yield flag
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
 
@@ -63,3 +64,20 @@ def test_outside_of_such_work_the_first_still_waits_and_an_interrupt_of_the_work
         assert stop
     with Interrupt().cutting():
         pass
+
+
+def test_a_handler_that_was_not_installed_from_python_is_left_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = signal.signal
+    found = {signal.SIGINT: None, signal.SIGTERM: signal.getsignal(signal.SIGTERM)}  # None: from C, as Python tells it
+    changed = []
+
+    def install(number: int, handler: Any) -> Any:
+        changed.append(number)
+        return installed(number, handler)
+
+    monkeypatch.setattr(signal, "getsignal", found.get)
+    monkeypatch.setattr(signal, "signal", install)
+    with interruptible() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop
+    assert changed == [signal.SIGTERM] * 2
