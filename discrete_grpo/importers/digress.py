@@ -85,7 +85,7 @@ def import_digress(
         dataset: the published data set it was trained on, whatever the file stores; None takes what the file stores.
         statistics: JSON file with the fields of :class:`~discrete_grpo.importers.graph_data.TrainingData`, instead.
         noise: ``marginal`` or ``uniform``; None takes what the file stores, else marginal.
-        num_steps: steps of the sampler; None takes the steps of the diffusion.
+        num_steps: steps of the sampler, at most those of the diffusion, which None takes.
         diffusion_steps: T of its schedule; None takes what the file stores, else the published T of the data set.
         heads: attention heads; None takes what the file stores, else 8.
         variant: branch of DiGress: ``fixed_bug`` pools over existing entries only and counts 5-cycles correctly.
@@ -102,8 +102,8 @@ def import_digress(
     source.settings.expect("model", "type", ("discrete",), "Gaussian diffusion of graphs is not known")
     source.settings.expect("model", "diffusion_noise_schedule", ("cosine",), "other schedules are not known")
     fixed = one_of("variant", variant, ("main", "fixed_bug")) == "fixed_bug"
-    diffusion = source.settings.whole(diffusion_steps, "model", "diffusion_steps", source.data.steps)
-    steps = Fact(num_steps, "option") if num_steps is not None else diffusion
+    diffusion = source.settings.whole("diffusion_steps", diffusion_steps, "model", "diffusion_steps", source.data.steps)
+    steps = source.settings.steps(num_steps, diffusion)
     published = one_of("padding", padding, get_args(Padding)) == "published"
     pooling: Pooling = "variance" if fixed else "padded" if published else "masked"
     config, facts = _config(source, heads, None, clock="noise", time_width=0, pooling=pooling, published=published)
@@ -159,7 +159,7 @@ def import_defog(
     if etas.value > 0:
         what = "other designs of the stochastic rates are not known (eta=0 leaves them out)"
         source.settings.expect("sample", "rdb", ("general",), what)
-    steps = source.settings.whole(num_steps, "sample", "sample_steps", source.data.steps)
+    steps = source.settings.whole("num_steps", num_steps, "sample", "sample_steps", source.data.steps)
     pooling: Pooling = "padded" if published else "masked"
     config, facts = _config(source, heads, rrwp_steps, clock="data", time_width=TIME_WIDTH, pooling=pooling, published=published)
     facts |= {"eta": etas, "omega": omegas, "padding": Fact(padding, "option")}
@@ -216,7 +216,7 @@ def import_graph_grpo(
     published = one_of("padding", padding, get_args(Padding)) == "published"
     tuned = source.settings.get("grpo", "forward_steps") is not None
     named = ("grpo", "forward_steps") if tuned else ("sample", "sample_steps")
-    steps = source.settings.whole(num_steps, *named, source.data.steps)
+    steps = source.settings.whole("num_steps", num_steps, *named, source.data.steps)
     config, facts = _config(
         source, heads, rrwp_steps, clock="data", time_width=TIME_WIDTH, pooling="biased_std", published=published
     )

@@ -17,7 +17,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from discrete_grpo.core.checks import check_range
 from discrete_grpo.datasets.spatial import SpatialStatistics
 from discrete_grpo.datasets.spatial_fields import decode, encode
 from discrete_grpo.diffusion.gaussian import GaussianDiffusion
@@ -139,7 +138,7 @@ def import_midi(
             stores.
         schedule: exponents of the noise: ``adaptive`` (positions 2.5, bonds 1.5, else 1) or ``uniform`` (1), as in the published
             experiments; None takes what the file stores.
-        num_steps: steps of the sampler; None takes the steps of the diffusion.
+        num_steps: steps of the sampler, at most those of the diffusion, which None takes.
         diffusion_steps: T of its schedules; None takes what the file stores, else 500 as published.
         variant: version of MiDi's code: ``first`` pools standard deviations where later versions pool variances.
         checkpoint_layers: whether gradients recompute layers: less memory, more time.
@@ -149,9 +148,6 @@ def import_midi(
         ValueError: for an option that does not fit, or if data or schedule are not known from any source.
     """
     pooling: Pooling = "masked" if one_of("variant", variant, ("main", "first")) == "first" else "variance"
-    for name, value in (("num_steps", num_steps), ("diffusion_steps", diffusion_steps)):
-        if value is not None:
-            check_range(name, value, least=1)
     content = read_lightning(path)
     network = {k: t for k, t in tensors_below(dict(tensors(content)), FIRST, path, "MiDi").items() if not ignored(k)}
     settings = Settings.of(content, path)
@@ -161,8 +157,8 @@ def import_midi(
     settings.expect("model", "extra_features", (None, "null", "none"), "features of this name are not known")
     data, origin = midi_data(statistics, hyper_parameters(content).get("dataset_infos"), path)
     exponents, weights = _exponents(settings, schedule), _weights(settings)
-    diffusion = settings.whole(diffusion_steps, "model", "diffusion_steps", STEPS)
-    steps = Fact(num_steps, "option") if num_steps is not None else diffusion
+    diffusion = settings.whole("diffusion_steps", diffusion_steps, "model", "diffusion_steps", STEPS)
+    steps = settings.steps(num_steps, diffusion)
     made = _network(network, data, path, pooling, checkpoint_layers)
     taken: dict[str, Fact[Any]] = {
         "data": Fact(data.name, origin),

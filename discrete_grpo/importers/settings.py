@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from discrete_grpo.core.checks import check_whole
 from discrete_grpo.importers.lightning import plain
 from discrete_grpo.runs.checkpoint import CheckpointError
 
@@ -67,12 +68,33 @@ class Settings:
             raise CheckpointError(f"path: {self.path} stores {group}.{name} {brief(stored)}, expected a number")
         return Fact(stored, "file")
 
-    def whole(self, given: int | None, group: str, name: str, otherwise: int, origin: str = "published") -> Fact[int]:
-        """Return an option, stored value or default as :meth:`number` does, for integers; a stored one is at least 1."""
-        found = self.number(given, group, name, otherwise, origin)
-        if found.origin == "file" and (found.value != int(found.value) or found.value < 1):
+    def whole(self, option: str, given: int | None, group: str, name: str, otherwise: int) -> Fact[int]:
+        """Return an option, stored value or published default as :meth:`number` does, for integers of at least 1.
+
+        Raises:
+            CheckpointError: if what is stored is no such number.
+            ValueError: naming the ``option``, if what is given is none.
+        """
+        if given is not None:
+            check_whole(option, given, least=1)
+        found = self.number(given, group, name, otherwise)
+        if found.value != int(found.value) or found.value < 1:
             raise CheckpointError(f"path: {self.path} stores {group}.{name} {found.value}, expected a whole number of at least 1")
         return Fact(int(found.value), found.origin)
+
+    def steps(self, given: int | None, diffusion: Fact[int]) -> Fact[int]:
+        """Return the steps of a sampler on a schedule of discrete steps: those given, at most the schedule's; else all of them.
+
+        The schedule rounds times to its steps. On a finer grid some steps of the sampler would change nothing; where the last
+        one does not, the policy gives the states before the end of a given graph probability 0.
+
+        Raises:
+            ValueError: if more are given than the schedule has, or no whole number of at least 1.
+        """
+        if given is None:
+            return diffusion
+        check_whole("num_steps", given, least=1, most=diffusion.value, note=" (diffusion_steps)")
+        return Fact(given, "option")
 
     def text(self, given: str | None, group: str, name: str, otherwise: str) -> Fact[str]:
         """Return an option, stored value or default as :meth:`number` does, for names."""

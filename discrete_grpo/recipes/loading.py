@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from discrete_grpo.core.checks import signature_of
+from discrete_grpo.core.checks import check_whole, signature_of
 from discrete_grpo.core.description import describe, description
 from discrete_grpo.core.rollout import as_module
 from discrete_grpo.core.seeding import seeded
@@ -214,7 +214,21 @@ def with_sampler(policy: Any, options: SamplerOptions) -> Any:
         if name not in known:
             told = f"{name}: {value}, expected none: {type(policy).__name__} has no such setting"
             raise ValueError(f"{told}; where a preset gives it, --{name}=null takes it out")
+    if (steps := given.get("num_steps")) is not None:
+        _check_steps(inner, steps)
     return rebuilt(policy, (lambda old: _graph_args(old, given)) if graphs else (lambda old: _plain_args(old, given)))
+
+
+def _check_steps(policy: Any, num_steps: int) -> None:
+    """Raise ValueError for a sampler with more steps than the discrete schedule of an imported policy, which rounds its times."""
+    from discrete_grpo.diffusion.schedules import DigressSchedule
+
+    fields = (*getattr(policy, "node_fields", ()), *getattr(policy, "edge_fields", ()))
+    kernels = (getattr(policy, "node_kernel", None), getattr(policy, "edge_kernel", None), *(field.kernel for field in fields))
+    for kernel in kernels:
+        schedule = getattr(getattr(kernel, "noise", None), "schedule", None)
+        if isinstance(schedule, DigressSchedule):
+            check_whole("num_steps", num_steps, least=1, most=schedule.steps, note=" (diffusion_steps)")
 
 
 def rebuilt(policy: Any, change: Callable[[Any], Mapping[str, Any]]) -> Any:

@@ -20,7 +20,8 @@ from discrete_grpo.importers import import_checkpoint, import_defog, import_digr
 from discrete_grpo.importers.graph_data import DataName, known_data, read_statistics
 from discrete_grpo.importers.lightning import plain, read_lightning
 from discrete_grpo.policies.graph import GraphPolicy
-from discrete_grpo.recipes.loading import load_policy
+from discrete_grpo.recipes.families import SamplerOptions
+from discrete_grpo.recipes.loading import load_policy, with_sampler
 from discrete_grpo.runs import checkpoint
 from discrete_grpo.runs.checkpoint import CheckpointError, load_metadata
 from discrete_grpo.testing import check_policy
@@ -299,6 +300,9 @@ def test_options_that_do_not_fit_are_named(tmp_path: Path) -> None:
         ({"dataset": "zinc"}, "dataset: 'zinc' has 9 node and 4 edge classes, expected 4 and 4 of .*; what fits: --dataset=qm9"),
         ({"dataset": "qm9", "noise": "absorbing"}, "noise: 'absorbing', expected marginal or uniform"),
         ({"dataset": "qm9", "heads": 3}, r"width: 16, expected a multiple of heads \(3\)"),
+        ({"dataset": "qm9", "num_steps": 21, "diffusion_steps": 20}, r"num_steps: 21, expected 1 to 20 \(diffusion_steps\)"),
+        ({"dataset": "qm9", "num_steps": 0}, r"num_steps: 0, expected 1 to 500 \(diffusion_steps\)"),
+        ({"dataset": "qm9", "diffusion_steps": 50.7}, "diffusion_steps: 50.7, expected a whole number, at least 1"),
         ({"dataset": "qm9", "variant": "new"}, "variant: 'new', expected one of main, fixed_bug"),
         ({"dataset": "qm9", "padding": "none"}, "padding: 'none', expected one of safe, published"),
         ({"dataset": "qm9", "statistics": "x.json"}, "statistics: x.json, expected none beside dataset 'qm9'"),
@@ -309,6 +313,11 @@ def test_options_that_do_not_fit_are_named(tmp_path: Path) -> None:
         one_line(error)
     with pytest.raises(ValueError, match=r"^trust: True, expected none: digress has dataset, statistics"):
         import_checkpoint(path, "digress", tmp_path / "out", trust=True)
+    for steps, told in ((50.7, "50.7, expected a whole number"), (0, "0, expected at least 1"), ("a", "'a', expected a whole")):
+        with pytest.raises(ValueError, match=f"^num_steps: {told}"):
+            import_defog(lightning(tmp_path / "flow.ckpt", defog()[0]), dataset="qm9", num_steps=steps)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^num_steps: 501, expected 1 to 500 \(diffusion_steps\)"):
+        with_sampler(import_digress(path, dataset="qm9").policy, SamplerOptions(num_steps=501))
     with pytest.raises(ValueError, match="num_nodes: 12, expected 1 to 9"):
         import_digress(path, dataset="qm9").policy.sample(group_contexts(1, 1, [{"num_nodes": 12}]))
 

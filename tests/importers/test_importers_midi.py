@@ -233,7 +233,12 @@ def test_options_that_do_not_fit_are_named(tmp_path: Path, data: Path) -> None:
         ({"statistics": data}, r"schedule: None, and .*bare.pt stores no exponents \(model.nu\), expected adaptive or uniform"),
         ({"statistics": data, "schedule": "fast"}, "schedule: 'fast', expected one of adaptive, uniform"),
         ({"statistics": data, "variant": "new"}, "variant: 'new', expected one of main, first"),
-        ({"statistics": data, "num_steps": 0}, "num_steps: 0, expected at least 1"),
+        ({"statistics": data, "schedule": "uniform", "num_steps": 0}, r"num_steps: 0, expected 1 to 500 \(diffusion_steps\)"),
+        ({"statistics": data, "schedule": "uniform", "num_steps": 501}, r"num_steps: 501, expected 1 to 500 \(diffusion_steps\)"),
+        (
+            {"statistics": data, "schedule": "uniform", "diffusion_steps": 2.5},
+            "diffusion_steps: 2.5, expected a whole number, at least 1",
+        ),
     ]
     for options, said in wrong:
         with pytest.raises(ValueError, match=said) as error:
