@@ -54,8 +54,12 @@ EPSILON = 1e-6  # the histograms of the field are divided by their sum plus this
 # -- one graph
 
 
+def _read(graph: AnyGraph) -> Adjacency:
+    return graph.astype(bool) if isinstance(graph, np.ndarray) else adjacency(graph)  # bool: 0/1 numbers would index nodes
+
+
 def _matrix(graph: AnyGraph) -> Adjacency:
-    matrix = graph if isinstance(graph, np.ndarray) else adjacency(graph)
+    matrix = _read(graph)
     if not len(matrix):
         raise ValueError("graph: no nodes, expected at least one")
     return matrix
@@ -220,7 +224,7 @@ def descriptor_tables(
     """Tables of several descriptors, see :func:`descriptor_table`; each graph is read, and its spectrum computed, once."""
     rows: dict[Descriptor, list[DescriptorVector]] = {kind: [] for kind in kinds}
     for graph in graphs:
-        matrix = graph if isinstance(graph, np.ndarray) else adjacency(graph)
+        matrix = _read(graph)
         if not len(matrix):
             continue
         found = {kind: _OF_MATRIX[kind](matrix) for kind in kinds if kind in _OF_MATRIX}

@@ -177,3 +177,12 @@ def test_values_of_a_small_set() -> None:
     found = {kind: mmd(a, b, kind) for kind in DESCRIPTORS}
     expected = {"degree": 0.001003, "clustering": 0.230438, "orbit": 0.001171, "spectral": 0.050666, "wavelet": 0.01777}
     assert found == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.parametrize("kind", [int, float])
+def test_a_matrix_of_numbers_is_read_as_one_of_bools(kind: type) -> None:
+    graph = nx.complete_graph(5)
+    matrix = nx.to_numpy_array(graph, dtype=kind)
+    assert orbit_counts(matrix).tolist() == orbit_counts(graph).tolist()
+    for descriptor, table in descriptor_tables([matrix]).items():
+        assert table.tolist() == descriptor_table([graph], descriptor).tolist()
