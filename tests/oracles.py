@@ -100,18 +100,21 @@ def bessel_std(values: Sequence[float]) -> float:
     return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
 
 
-def z_scores(reward: Sequence[float], group: Sequence[int]) -> list[float]:
+def z_scores(reward: Sequence[float], group: Sequence[int], leave_out: bool = False) -> list[float]:
     """(r - mean) / (std + 1e-4) in each group, over the rewards that are known; 0 for the unknown ones."""
     answer = []
     for r, g in zip(reward, group, strict=True):
         peers = [x for x, h in zip(reward, group, strict=True) if h == g and not math.isnan(x)]
-        answer.append(0.0 if math.isnan(r) else (r - sum(peers) / len(peers)) / (bessel_std(peers) + 1e-4))
+        total, count = (sum(peers) - r, len(peers) - 1) if leave_out else (sum(peers), len(peers))
+        answer.append(0.0 if math.isnan(r) else (r - total / count) / (bessel_std(peers) + 1e-4))
     return answer
 
 
-def normalize_then_sum(rewards: Sequence[Sequence[float]], group: Sequence[int], weights: Sequence[float]) -> list[float]:
+def normalize_then_sum(
+    rewards: Sequence[Sequence[float]], group: Sequence[int], weights: Sequence[float], leave_out: bool = False
+) -> list[float]:
     """``rewards[i][k]``: each reward's z-score in its group, weighed and summed, then standardised over the batch."""
-    z = [z_scores([row[k] for row in rewards], group) for k in range(len(weights))]
+    z = [z_scores([row[k] for row in rewards], group, leave_out) for k in range(len(weights))]
     known = [not all(math.isnan(x) for x in row) for row in rewards]
     s = [sum(w * z[k][i] for k, w in enumerate(weights)) for i in range(len(rewards))]
     inside = [x for x, ok in zip(s, known, strict=True) if ok]

@@ -173,13 +173,20 @@ def sum_magnitudes(rewards: Float[Tensor, "batch reward"], weights: Float[Tensor
 
 
 def normalize_then_sum(
-    rewards: Float[Tensor, "batch reward"], group: Int[Tensor, " batch"], weights: Float[Tensor, " reward"]
+    rewards: Float[Tensor, "batch reward"],
+    group: Int[Tensor, " batch"],
+    weights: Float[Tensor, " reward"],
+    *,
+    baseline: Literal["mean", "leave_one_out"] = "mean",
 ) -> Float[Tensor, " batch"]:
     """A = (s - mean(s)) / (std(s) + 1e-4) over the batch, s_i = Σ_k w_k z_k, z_k reward k's z-score in its group.
 
     The scale of one reward cannot hide another. Source: Liu et al. (2026), GDPO, as in TRL's ``normalize_then_sum``.
+
+    ``baseline`` is that of z_k. Leaving a sample out of its mean multiplies z_k by G/(G-1), G samples with a known reward k, which
+    the division by std(s) cancels but for the 1e-4 where G is the same everywhere.
     """
-    z = torch.stack([group_advantages(r, group) for r in rewards.unbind(-1)], -1)
+    z = torch.stack([group_advantages(r, group, baseline=baseline) for r in rewards.unbind(-1)], -1)
     known = ~rewards.isnan().all(-1)
     s = torch.where(known, (z * weights.double()).sum(-1), torch.nan)
     return torch.where(s == 0, s, group_advantages(s, torch.zeros_like(group)))  # the mean of s is 0 but for rounding
@@ -204,20 +211,22 @@ def advantages(
         group: any integers.
         weights: one per reward; None means 1 each.
         multi_objective_aggregation: weighted sum first, or :func:`normalize_then_sum`.
-        scale_rewards: see :func:`group_advantages`.
+        scale_rewards: see :func:`group_advantages`; ``group`` with :func:`normalize_then_sum`, which standardises in its own way.
         baseline: see :func:`group_advantages`.
         clip: advantages are clamped to ± this.
         kl: KL of each trajectory as a penalty in the reward, see :func:`kl_advantages`; None means no penalty.
         beta: β.
 
     Raises:
-        ValueError: if the number of ``weights`` differs from that of the rewards.
+        ValueError: if the number of ``weights`` differs from that of the rewards, or for a ``scale_rewards`` that has no meaning.
     """
+    if multi_objective_aggregation == "normalize_then_sum" and scale_rewards != "group":
+        raise ValueError(f"scale_rewards: {scale_rewards!r}, expected 'group' with normalize_then_sum")
     if weights is not None and len(weights) != rewards.shape[1]:
         raise ValueError(f"reward_weights: {len(weights)} weights, expected one per reward ({rewards.shape[1]})")
     w = torch.tensor([1.0] * rewards.shape[1] if weights is None else list(weights), dtype=torch.float64, device=rewards.device)
     if multi_objective_aggregation == "normalize_then_sum":
-        result = normalize_then_sum(rewards, group, w)
+        result = normalize_then_sum(rewards, group, w, baseline=baseline)
     else:
         scaling = {"scale_rewards": scale_rewards, "baseline": baseline, "magnitude": sum_magnitudes(rewards, w)}
         result = group_advantages(sum_rewards(rewards, w), group, **scaling)  # type: ignore[arg-type]

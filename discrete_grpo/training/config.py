@@ -92,8 +92,8 @@ class GRPOConfig:
             π_ref ← α π_θ + (1-α) π_ref. As in TRL.
         ref_model_mixup_alpha: Mixing weight α of ``sync_ref_model``, 0 to 1. As in TRL.
         ref_model_sync_steps: Number of updates between two moves of the reference, at least 1. As in TRL.
-        scale_rewards: Divisor of the advantages: the standard deviation of the ``group``, of the ``batch``, or ``none``. As in
-            TRL.
+        scale_rewards: Divisor of the advantages: the standard deviation of the ``group``, of the ``batch``, or ``none``; ``group``
+            with ``normalize_then_sum``. As in TRL.
         baseline: Baseline of the advantages: the ``mean`` of the group, or of its other samples (``leave_one_out``).
         multi_objective_aggregation: How several rewards are combined: ``sum_then_normalize`` or ``normalize_then_sum``. As in
             TRL.
@@ -273,6 +273,9 @@ class GRPOConfig:
             raise ValueError("sync_ref_model: True, expected a reference to follow (beta > 0)")
         if self.kl_direction == "forward" and self.kl_estimator == "k2":
             raise ValueError("kl_estimator: 'k2', expected exact, k1 or k3 with kl_direction forward")
+        if self.multi_objective_aggregation == "normalize_then_sum" and self.scale_rewards != "group":
+            wanted = "expected group with multi_objective_aggregation normalize_then_sum, which standardises over the batch"
+            raise ValueError(f"scale_rewards: {self.scale_rewards!r}, {wanted}")
         if self.kl_in == "both" and self.kl_estimator != "exact":
             raise ValueError(f"kl_estimator: {self.kl_estimator!r}, expected exact with kl_in both, where others count twice")
         if self.kl_estimator == "k1" and self.kl_in != "reward" and not self.use_bias_correction_kl:

@@ -239,18 +239,21 @@ def test_normalising_first_keeps_a_small_reward_visible() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_normalise_then_sum_is_the_loop(seed: int) -> None:
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+def test_normalise_then_sum_is_the_loop(seed: int, baseline: Any) -> None:
     _, group = interleaved(seed)
     rewards = torch.rand(len(group), 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     rewards[:, 1] *= 100
     rewards[0, 0] = rewards[4, 2] = NAN
     rewards[7] = NAN
     weights = [1.0, 0.5, 2.0]
-    wanted = oracles.normalize_then_sum(rewards.tolist(), group.tolist(), weights)
-    found = normalize_then_sum(rewards, group, torch.tensor(weights))
+    wanted = oracles.normalize_then_sum(rewards.tolist(), group.tolist(), weights, baseline == "leave_one_out")
+    found = normalize_then_sum(rewards, group, torch.tensor(weights), baseline=baseline)
     assert found.tolist() == pytest.approx(wanted, abs=1e-12)
-    whole = advantages(rewards, group, weights=weights, multi_objective_aggregation="normalize_then_sum", scale_rewards="none")
-    assert torch.equal(whole, found)
+    first: Any = {"multi_objective_aggregation": "normalize_then_sum"}
+    assert torch.equal(advantages(rewards, group, weights=weights, baseline=baseline, **first), found)
+    with pytest.raises(ValueError, match="scale_rewards: 'none', expected 'group' with normalize_then_sum"):
+        advantages(rewards, group, weights=weights, scale_rewards="none", **first)
 
 
 def test_advantages_are_clipped_on_both_sides() -> None:

@@ -96,6 +96,10 @@ def test_a_policy_with_scores_of_its_own() -> None:
         ({"kl_direction": "forward", "kl_estimator": "k2"}, "kl_estimator: 'k2', expected exact, k1 or k3"),
         ({"kl_estimator": "k1", "use_bias_correction_kl": False}, "kl_estimator: 'k1', expected use_bias_correction_kl"),
         ({"kl_estimator": "k1", "kl_in": "both"}, "kl_estimator: 'k1', expected exact with kl_in both"),
+        (
+            {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "batch"},
+            "scale_rewards: 'batch', expected group with multi_objective_aggregation normalize_then_sum",
+        ),
         ({"steps_per_generation": 65}, "steps_per_generation: 65, expected at most 64 (generation_batch_size)"),
         ({"steps_per_generation": 0}, "steps_per_generation: 0, expected at least 1"),
         ({"top_entropy_quantile": 0.0}, "top_entropy_quantile: 0.0, expected more than 0 and at most 1"),
