@@ -92,6 +92,9 @@ def graphs_to_batch(graphs: Sequence[graph6.GraphLike]) -> GraphBatch:
         labels = [*graph.nodes(data="label"), *((i, j, c) for i, j, c in graph.edges(data="label"))]
         if any(not isinstance(label[-1], int) for label in labels):
             raise ValueError(f"graph: {str(graph)[:60]!r}, expected a whole number as the label of every node and edge")
+        for kind, classes, least in (("a node", graph.nodes(data="label"), 0), ("an edge", graph.edges(data="label"), 1)):
+            if wrong := [label[-1] for label in classes if label[-1] < least]:
+                raise ValueError(f"graph: {str(graph)[:60]!r} has {kind} of class {wrong[0]}, expected at least {least}")
         nodes[b, : len(graph)] = torch.tensor([c for _, c in graph.nodes(data="label")], dtype=torch.long)
         for i, j, c in graph.edges(data="label"):
             edges[b, place[i], place[j]] = edges[b, place[j], place[i]] = c

@@ -57,3 +57,19 @@ def test_what_is_no_labelled_graph_is_refused(text: str, said: str) -> None:
 def test_other_text_after_a_graph_is_no_graph6() -> None:
     with pytest.raises(ValueError, match="is no graph6 line"):
         graph6.adjacency("Bg and more")
+
+
+@pytest.mark.parametrize(
+    ("node", "edge", "said"),
+    [
+        (0, 0, "has an edge of class 0, expected at least 1"),
+        (0, -1, "has an edge of class -1, expected at least 1"),
+        (-1, 1, "has a node of class -1, expected at least 0"),
+    ],
+)
+def test_graphs_of_networkx_with_other_classes_are_refused_as_lines_are(node: int, edge: int, said: str) -> None:
+    graph = nx.path_graph(3)
+    nx.set_node_attributes(graph, node, "label")
+    nx.set_edge_attributes(graph, edge, "label")
+    with pytest.raises(ValueError, match=said):
+        labelled_graphs.graphs_to_batch([graph])
