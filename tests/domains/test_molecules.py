@@ -152,6 +152,9 @@ def test_errors_name_the_argument() -> None:
         encode(["C", "CS"], CNOF)
     with pytest.raises(ValueError, match=r"smiles\[0\]: 'C\('"):
         encode(["C("], CNOF)
+    for alone in ("[H][H]", "[H+]", "C.[H+]", "[2H][2H]"):
+        with pytest.raises(ValueError, match=r"smiles\[0\]: .* mol: a hydrogen that is bonded to no heavy atom, expected none"):
+            encode([alone], CNOF)
     for bad in ("Xx", "n", "N+", "", "*", "N1"):
         with pytest.raises(ValueError, match="label: "):
             AtomType.from_label(bad)
