@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from discrete_grpo.core.checks import check_range, plain_number
+from discrete_grpo.core.checks import check_whole, plain_number
 from discrete_grpo.core.rollout import Context
 from discrete_grpo.domains.graphs import ConditionedGraphs, GraphBatch, node_mask
 from discrete_grpo.domains.tokenizer import Property, Tokenizer
@@ -32,13 +33,17 @@ class FixedSites:
     edges: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("nodes", "edges"):
+            if not isinstance(found := getattr(self, name), Mapping):
+                raise ValueError(f"{name} of fixed: a {type(found).__name__}, expected a mapping to classes")
         if not self.nodes and not self.edges:
             raise ValueError("fixed: no node and no edge, expected at least one")
         for i in self.nodes:
-            check_range("node in fixed", i, least=0)
-        for i, j in self.edges:
-            if not 0 <= i < j:
-                raise ValueError(f"fixed: edge ({i}, {j}), expected 0 <= i < j")
+            check_whole("node in fixed", i, least=0)
+        for pair in self.edges:
+            whole = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(i, Integral) for i in pair)
+            if not (whole and 0 <= pair[0] < pair[1]):
+                raise ValueError(f"fixed: edge {pair!r}, expected 0 <= i < j")
 
     @property
     def min_nodes(self) -> int:
@@ -69,7 +74,7 @@ def fixed_states(
 
 def _check_classes(kind: str, classes: Any, count: int) -> None:
     for c in classes:
-        check_range(f"{kind} class in fixed", c, least=0, most=count - 1)
+        check_whole(f"{kind} class in fixed", c, least=0, most=count - 1)
 
 
 def columns_of(contexts: Sequence[Context]) -> dict[str, tuple[Any, ...]]:

@@ -123,12 +123,14 @@ def _tensors(one: FieldRestart, layout: FieldLayout, num_steps: int) -> dict[str
     if layout.positions != (one.positions is not None):
         raise ValueError(f"restart: positions {one.positions}, expected {'one per node' if layout.positions else 'none'}")
     if one.positions is not None:
+        if wrong := [place for place in one.positions if len(place) != 3]:
+            raise ValueError(f"restart: position {wrong[0]}, expected three numbers")
         found["positions"] = (one.positions, n)
     for name, (values, count) in found.items():
         if len(values) != count:
             raise ValueError(f"restart: {len(values)} values of {name}, expected {count} for {n} nodes")
         for value in () if name == "positions" else values:
-            check_range(f"class of {name} in restart", value, least=0, most=255)  # states are bytes
+            check_whole(f"class of {name} in restart", value, least=0, most=255)  # states are bytes
     return {name: torch.tensor(values) for name, (values, _) in found.items() if len(values)}
 
 

@@ -119,7 +119,7 @@ def restart_graphs(
 def _check(restart: Restart, node_classes: int, edge_classes: int, num_steps: int) -> None:
     for kind, classes, count in (("node", restart.nodes, node_classes), ("edge", restart.pairs, edge_classes)):
         for c in classes:
-            check_range(f"{kind} class in restart", c, least=0, most=count - 1)
+            check_whole(f"{kind} class in restart", c, least=0, most=count - 1)
     check_range("step of restart", restart.step, least=0, most=num_steps - 1)
 
 

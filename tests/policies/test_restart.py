@@ -80,6 +80,7 @@ def test_restarts_are_the_finished_graphs_at_the_nearest_grid_point() -> None:
         ({"restart": 3}, "restart: 3, expected a Restart"),
         ({"restart": Restart((0, 1), (0,), 4)}, "step of restart: 4, expected 0 to 3"),
         ({"restart": Restart((0, 3), (0,), 1)}, "node class in restart: 3, expected 0 to 2"),
+        ({"restart": Restart((0, 1.5), (0,), 1)}, "node class in restart: 1.5, expected a whole number"),  # type: ignore[arg-type]
         ({"restart": Restart((0, 1), (2,), 1)}, "edge class in restart: 2, expected 0 to 1"),
         ({"restart": Restart((0, 1), (1,), 1), "num_nodes": 3}, "num_nodes: 3, expected 2 as in restart"),
         ({"restart": Restart((0,) * 5, (1,) * 10, 1)}, "num_nodes: 5, expected 1 to 4"),
