@@ -110,6 +110,8 @@ def _graph_text(graph: Any) -> str:
 
 def _array_text(array: np.ndarray) -> str:
     shape = f"{array.dtype}{list(array.shape)}"
-    if array.size <= SHOWN or array.dtype == object:
+    if array.dtype == object:
+        return f"{shape}({sample_text(array.tolist())})"
+    if array.size <= SHOWN:
         return f"{shape}({array.tolist()})"
     return f"{shape}({hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16).hexdigest()})"

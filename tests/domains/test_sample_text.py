@@ -101,7 +101,7 @@ class Tour:
         self.order = order
 
 
-@pytest.mark.parametrize("sample", [Tour([1]), [Tour([1])], {"a": Tour([1])}, object()])
+@pytest.mark.parametrize("sample", [Tour([1]), [Tour([1])], {"a": Tour([1])}, object(), np.array([Tour([1])], dtype=object)])
 def test_a_place_in_memory_is_no_text(sample: Any) -> None:
     with pytest.raises(ValueError, match=r"have no text of their own .*, expected a method __str__ that tells them apart"):
         sample_text(sample)
