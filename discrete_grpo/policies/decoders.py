@@ -75,7 +75,7 @@ class VQDecoder(nn.Module):
 
     def parse(self, text: str) -> list[int] | None:
         """The codes of a text; None unless it is ``length`` codes of the codebook and nothing else."""
-        if re.fullmatch(r"(<\d+>)*", text) is None:
+        if re.fullmatch(r"(<\d{1,9}>)*", text) is None:
             return None
         found = [int(code) for code in re.findall(r"\d+", text)]
         return found if len(found) == self.length and all(code < self.codes for code in found) else None
@@ -163,11 +163,18 @@ class LabelledGraph:
 
     Attributes:
         nodes: the class of each node.
-        edges: (i, j, class) with i < j, sorted; class 0 is no edge and is not listed.
+        edges: (i, j, class) with i < j, sorted; the class is 1, 2 or 3. Class 0 is no edge and is not listed.
+
+    Raises:
+        ValueError: for an edge of another class.
     """
 
     nodes: tuple[str, ...]
     edges: tuple[tuple[int, int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        for _, _, edge_class in self.edges:
+            check_whole("class of an edge", edge_class, least=1, most=len(_EDGES))
 
     def __str__(self) -> str:
         return ";".join(["".join(self.nodes), *(f"{i}{_EDGES[c - 1]}{j}" for i, j, c in self.edges)])
@@ -228,7 +235,7 @@ class EdgeListDecoder:
         nodes = tuple(re.findall(r"[A-Z][a-z]?", head))
         edges: dict[tuple[int, int], int] = {}
         for part in tail:
-            found = re.fullmatch(r"(\d+)([-=#])(\d+)", part)
+            found = re.fullmatch(r"(\d{1,9})([-=#])(\d{1,9})", part)
             if found is None:
                 return None
             i, j = sorted((int(found[1]), int(found[3])))

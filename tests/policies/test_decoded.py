@@ -198,6 +198,7 @@ def test_codes_become_images_and_other_text_does_not() -> None:
     assert [image is None for image in drawn] == [False, True, True, True, True, False]
     assert drawn[0] == drawn[5] == Image.of(decoder.network(torch.tensor([[0, 1, 2, 0]]))[0])
     assert decoder([]) == []
+    assert decoder([f"<0><1><2><{'0' * 5000}>"]) == [None]
 
 
 @pytest.mark.parametrize("name", ["length", "codes", "batch_size"])
@@ -288,6 +289,7 @@ def trained(policy: DecodedPolicy, reward: Any, steps: int) -> Rollout:
         ("CC;0-2", None),
         ("CC;0~1", None),
         ("0-1;CC", None),
+        (f"CC;0-{'1' * 5000}", None),
     ],
 )
 def test_edge_lists_become_graphs(text: str, wanted: str | None) -> None:
@@ -303,6 +305,9 @@ def test_a_graph_becomes_a_batch() -> None:
     assert batch.nodes.tolist() == [[0, 1, 0]]
     assert batch.edges.tolist() == [[[0, 2, 0], [2, 0, 1], [0, 1, 0]]]
     assert batch.mask.all()
+    for edge_class in (0, 4):
+        with pytest.raises(ValueError, match=f"class of an edge: {edge_class}, expected 1 to 3"):
+            LabelledGraph(("C", "O"), ((0, 1, edge_class),))
     with pytest.raises(ValueError, match=r"classes: \['C'\], expected all of the graph's, 'O' among them"):
         LabelledGraph(("C", "O")).batch(["C"])
 
