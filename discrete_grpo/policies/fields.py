@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from discrete_grpo.core.batch_share import WHOLE, BatchShare
 from discrete_grpo.core.categorical import SiteKind, Sites, safe_log
-from discrete_grpo.core.checks import check_range
 from discrete_grpo.core.gaussian import GaussianSites
 from discrete_grpo.core.precision import full_precision
 from discrete_grpo.core.rollout import Context, Rollout, check_decoder
@@ -45,6 +44,7 @@ from discrete_grpo.policies.node_count import checked_counts, draw_sizes
 from discrete_grpo.policies.noising import stratified_times
 from discrete_grpo.policies.restart import grid_point
 from discrete_grpo.policies.trajectory import all_steps, launch_sites, segment_buckets
+from discrete_grpo.policies.truncation import check_temperature
 
 __all__ = ["Field", "FieldPolicy", "FieldStep", "Positions"]
 
@@ -101,7 +101,7 @@ class FieldPolicy(nn.Module):
             raise ValueError(f"node_fields, edge_fields: two of the name {twice[0]!r}, expected different names")
         if wrong := [field.name for field in node_fields if field.directed]:
             raise ValueError(f"node_fields: {wrong[0]!r} is directed, expected a direction of fields of pairs only")
-        check_range("temperature", temperature, above=0)
+        check_temperature(temperature)
         check_decoder("decode", decode)
         check_decoder("encode", encode)
         self.network, self.node_fields, self.edge_fields = network, tuple(node_fields), tuple(edge_fields)

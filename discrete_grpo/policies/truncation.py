@@ -17,7 +17,7 @@ from torch import Tensor
 from discrete_grpo.core.categorical import running_sum
 from discrete_grpo.core.checks import check_range, check_whole
 
-__all__ = ["Truncation", "pack_bits", "unpack_bits"]
+__all__ = ["Truncation", "check_temperature", "pack_bits", "unpack_bits"]
 
 LEAST = 1e-30
 """Smallest temperature; division of logits by a smaller one would overflow."""
@@ -41,9 +41,7 @@ class Truncation:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        check_range("temperature", self.temperature, above=0)
-        if self.temperature < LEAST:
-            raise ValueError(f"temperature: {self.temperature}, expected at least {LEAST}, below which log-probs overflow")
+        check_temperature(self.temperature)
         if self.top_k is not None:
             check_whole("top_k", self.top_k, least=1, note=" or None")
         check_range("top_p", self.top_p, above=0, most=1)
@@ -83,6 +81,13 @@ class Truncation:
         """
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
         return torch.where(kept, wide, -torch.inf).log_softmax(-1)
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise ValueError unless a temperature is finite and at least :data:`LEAST`."""
+    check_range("temperature", temperature, above=0)
+    if temperature < LEAST:
+        raise ValueError(f"temperature: {temperature}, expected at least {LEAST}, below which log-probs overflow")
 
 
 def pack_bits(flags: Bool[Tensor, "*any class"]) -> UInt8[Tensor, "*any byte"]:

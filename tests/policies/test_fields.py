@@ -271,6 +271,7 @@ def test_graphs_that_it_cannot_draw_are_refused(graph: FieldBatch, said: str) ->
         ({"node_fields": [ATOM, ATOM]}, "two of the name 'atom'"),
         ({"node_fields": [replace(ATOM, directed=True)]}, "node_fields: 'atom' is directed"),
         ({"temperature": 0.0}, "temperature: 0"),
+        ({"temperature": 1e-40}, "temperature: 1e-40, expected at least 1e-30"),
         ({"num_steps": 0}, "num_steps: 0"),
         ({"decode": nn.Identity()}, "decode: Identity is a network, expected a function"),
         ({"encode": nn.Identity()}, "encode: Identity is a network, expected a function"),
