@@ -90,9 +90,9 @@ class TokenPolicy(nn.Module):
         if self.only is not None:
             drawable = torch.zeros_like(drawable)
             drawable[[k for token in self.only for k in tokenizer.encode(token)]] = True
-            if not self.only:
-                raise ValueError("only: no tokens, expected at least one or None")
         drawable[[PAD, BOS, EOS, MASK]] = False
+        if self.only is not None and not drawable.any():
+            raise ValueError("only: no tokens, expected at least one or None")
         self._drawn = frozenset(drawable.nonzero()[:, 0].tolist())  # on the host
         self.register_buffer("drawable", drawable, persistent=False)
 

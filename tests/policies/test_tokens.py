@@ -194,6 +194,6 @@ def test_only_some_tokens_may_be_drawn_though_prompts_have_others() -> None:
         mass = total_log_probs(policy, space).exp()
     assert float(mass[inside].sum()) == pytest.approx(1.0, abs=1e-10)
     assert float(mass[~inside].sum()) == 0
-    for wrong, said in [(("a", "z"), "token 'z'"), ((), "only: no tokens")]:
+    for wrong, said in [(("a", "z"), "token 'z'"), ((), "only: no tokens"), (("",), "only: no tokens")]:
         with pytest.raises(ValueError, match=said):
             token_policy(only=wrong)
