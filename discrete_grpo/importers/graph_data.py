@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from discrete_grpo.core.checks import check_whole
 from discrete_grpo.domains.molecules import Vocabulary
 from discrete_grpo.importers.tensors import read_json
 
@@ -49,7 +50,7 @@ class TrainingData:
     def __post_init__(self) -> None:
         for field in ("node_counts", "node_marginal", "edge_marginal"):
             values = getattr(self, field)
-            if not values or min(values) < 0 or not sum(values) > 0:
+            if not values or min(values) < 0 or not 0 < sum(values) < float("inf"):
                 raise ValueError(f"{field}: {values}, expected shares >= 0 with a positive sum")
         if self.node_counts[0] or len(self.node_counts) < 2:
             raise ValueError(f"node_counts: {self.node_counts}, expected shares of 0, 1, 2, ... nodes, the first 0")
@@ -58,6 +59,7 @@ class TrainingData:
                 raise ValueError(f"{field}: {len(getattr(self, field))}, expected {len(self.node_marginal)}, one per node class")
         if self.atoms:
             Vocabulary(self.atoms)
+        check_whole("steps", self.steps, least=1)
 
     @property
     def classes(self) -> tuple[int, int]:
@@ -222,7 +224,7 @@ def data_from(fields: Any, where: object) -> TrainingData:
             k: _tuple(k, v) if isinstance(v, Sequence) and not isinstance(v, str) else v for k, v in fields.items()
         }
         return TrainingData(**{"name": "given"} | made)
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"statistics: {where}: {error}") from error
 
 

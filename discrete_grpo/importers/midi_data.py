@@ -102,7 +102,7 @@ def _data(fields: Any, where: object) -> MidiData:
         raise ValueError(f"statistics: {where}: {'; '.join(wrong[:5])}; expected {', '.join(names)}")
     try:
         return MidiData(**{name: _tuple(name, value) for name, value in fields.items()})
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"statistics: {where}: {error}") from error
 
 
@@ -117,6 +117,6 @@ def _tuple(name: str, values: Any) -> Any:
     numbers = tuple(float(v) for v in values)
     if name != "charges":
         return numbers
-    if any(v != int(v) for v in numbers):
+    if not all(v.is_integer() for v in numbers):  # infinite numbers are none
         raise ValueError(f"charges: {values}, expected whole numbers")
     return tuple(int(v) for v in numbers)

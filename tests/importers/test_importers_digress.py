@@ -188,6 +188,10 @@ def test_statistics_from_a_file(tmp_path: Path) -> None:
         ({"node_counts": [1, 1]}, "expected shares of 0, 1, 2, ... nodes, the first 0"),
         ({"weights": [1.0]}, "weights: 1, expected 4, one per node class"),
         ({"colour": 3}, "colour unknown"),
+        ({"node_marginal": [4, 3, 2, float("inf")]}, "node_marginal: .*, expected shares >= 0 with a positive sum"),
+        ({"node_marginal": [4, 3, 2, 10**400]}, "statistics: .*"),
+        ({"steps": "abc"}, "steps: 'abc', expected a whole number, at least 1"),
+        ({"steps": 2.5}, "steps: 2.5, expected a whole number, at least 1"),
         ({"max_weight": 0}, "max_weight: 0"),
     ):
         (tmp_path / "data.json").write_text(json.dumps(fields | change))

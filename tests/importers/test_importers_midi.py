@@ -253,6 +253,7 @@ def test_options_that_do_not_fit_are_named(tmp_path: Path, data: Path) -> None:
         ({"atoms": ["H", "C", "N", "N+1"]}, r"atoms: 'N\+1', expected elements without charges"),
         ({"atoms": ["H", "C", "N"]}, "atom_marginal: 4 classes, expected 3"),
         ({"atoms": "HCNO"}, "atoms: 'HCNO', expected a list"),
+        ({"charges": [-1, 0, float("inf")]}, r"charges: \[-1, 0, inf\], expected whole numbers"),
         ({"charges": [-1, 0, 0]}, r"charges: \(-1, 0, 0\), expected different charges"),
         ({"charges": [-1, 0, 0.5]}, "charges: .*, expected whole numbers"),
         ({"node_counts": [1, 1]}, "expected shares of 0, 1, 2, ... atoms, the first 0"),
