@@ -98,11 +98,14 @@ def mutate(
         odds: weight of each mutation; those left out are not used.
 
     Raises:
-        ValueError: for an unknown mutation; the nearest is named.
+        ValueError: for an unknown mutation, whose nearest is named, a weight below 0, or without a weight above 0.
     """
-    for name in odds:
+    for name, weight in odds.items():
+        check_range(f"odds of {name}", weight, least=0)
         if name not in MUTATIONS:
             raise ValueError(f"odds: {name!r}, expected of {', '.join(MUTATIONS)} {did_you_mean(name, MUTATIONS)}".rstrip())
+    if not any(odds.values()):
+        raise ValueError(f"odds: {dict(odds)}, expected a weight above 0 of at least one mutation")
     with BlockLogs():
         start = _editable(mol)
         return _mutate(start, rng, size, {MUTATIONS[name]: weight for name, weight in odds.items()})

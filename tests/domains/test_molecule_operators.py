@@ -141,6 +141,12 @@ def test_mutations_are_drawn_by_their_odds() -> None:
     assert sum(MUTATION_ODDS.values()) == pytest.approx(1)
     with pytest.raises(ValueError, match=r"odds: 'add_rign'.*did you mean 'add_ring'"):
         mutate(molecule("CCO"), random.Random(0), odds={"add_rign": 1})
+    for odds, told in (
+        ({}, "odds: {}, expected a weight above 0"),
+        ({"add_ring": -1}, "odds of add_ring: -1, expected at least 0"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            mutate(molecule("CCO"), random.Random(0), odds=odds)
 
 
 def test_crossover_joins_a_part_of_each_parent() -> None:
