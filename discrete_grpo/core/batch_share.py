@@ -69,7 +69,8 @@ def mean_of(values: Float[Tensor, "*site"], exists: Bool[Tensor, "*site"] | None
     [1.5, 2.0]
     """
     if exists is None:
-        return values.mean(), torch.full((), values.numel(), device=values.device)
+        mean = values.mean() if values.numel() else values.sum()
+        return mean, torch.full((), values.numel(), device=values.device)
     count = exists.sum()
     return torch.where(exists, values, 0.0).sum() / count.clamp(min=1), count
 

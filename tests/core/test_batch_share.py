@@ -49,3 +49,5 @@ def test_a_mean_is_of_what_exists() -> None:
     assert (float(mean), int(count)) == (2.0, 2)
     mean, count = mean_of(values[0])
     assert (float(mean), int(count)) == (3.0, 2)
+    mean, count = mean_of(torch.zeros(0))
+    assert (float(mean), int(count)) == (0.0, 0)
