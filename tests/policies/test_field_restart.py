@@ -25,6 +25,7 @@ from tests.policies.test_fields import policy
 
 SPACE = ((1.0, 0.0, -1.0), (-1.0, 0.0, 1.0))
 MOLECULE = FieldRestart(((1, 2), (0, 1)), ((1,),), 2, SPACE)
+HALF: Any = ((1, 1.5), (0, 1))
 KINDS: dict[str, FieldRestart] = {
     "molecule": MOLECULE,
     "plain": replace(MOLECULE, positions=None),
@@ -131,7 +132,7 @@ def test_restarts_are_the_finished_graphs_at_the_nearest_grid_point(kind: str) -
         ({"restart": replace(MOLECULE, pairs=((1, 0),))}, "restart: 2 values of edge bond, expected 1 for 2 nodes"),
         ({"restart": replace(MOLECULE, nodes=((1, 2),))}, "restart: 1 node and 1 pair fields, expected 2 and 1"),
         ({"restart": replace(MOLECULE, positions=None)}, "restart: positions None, expected one per node"),
-        ({"restart": replace(MOLECULE, nodes=((1, 1.5), (0, 1)))}, "class of node atom in restart: 1.5, expected a whole number"),
+        ({"restart": replace(MOLECULE, nodes=HALF)}, "class of node atom in restart: 1.5, expected a whole number"),
         ({"restart": replace(MOLECULE, positions=((0.0, 1.0),) * 2)}, "restart: position (0.0, 1.0), expected three numbers"),
         ({"restart": MOLECULE, "num_nodes": 3}, "num_nodes: 3, expected 2 as in restart"),
         ({"restart": replace(MOLECULE, nodes=((0,) * 4, (0,) * 4))}, "num_nodes: 4, expected 1 to 3"),
