@@ -288,13 +288,19 @@ def as_module(policy: Policy) -> nn.Module:
         raise TypeError(f"policy: {type(policy).__name__} is no torch.nn.Module, so it has no parameters to train")
     part: Any = policy
     while isinstance(part, nn.Module):  # a wrapper, then the policy inside it
-        networks = {name: network for name, network in part.named_children() if name in ("decode", "encode")}
-        signature = signature_of(type(part)) if networks else None
-        for name, network in networks.items():
-            if signature is not None and name in signature.parameters and name not in getattr(part, "init_args", dict)():
+        for name, network in part.named_children():
+            if name in ("decode", "encode") and _is_lost(part, name):
                 check_decoder(name, network)
         part = getattr(part, "policy", None)
     return policy
+
+
+def _is_lost(policy: nn.Module, name: str) -> bool:
+    """Whether checkpoints leave out a part of a policy, or an attribute of its class hides it, as in a wrapper."""
+    if hasattr(type(policy), name):
+        return True
+    signature = signature_of(type(policy))
+    return signature is not None and name in signature.parameters and name not in getattr(policy, "init_args", dict)()
 
 
 def check_decoder(name: str, value: object) -> None:

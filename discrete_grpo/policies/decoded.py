@@ -18,12 +18,12 @@ from discrete_grpo.core.categorical import Scores, Sites
 from discrete_grpo.core.precision import full_precision
 from discrete_grpo.core.rollout import Context, Policy, Rollout, as_module
 from discrete_grpo.policies.bridging import accepts
-from discrete_grpo.policies.delegation import Delegating, Inner, one_line
+from discrete_grpo.policies.delegation import Inner, one_line
 
 __all__ = ["DecodedPolicy"]
 
 
-class DecodedPolicy(Delegating):
+class DecodedPolicy(nn.Module):
     """``policy`` with every sample y replaced by decoder(y); states, log-probs and sites are the inner policy's.
 
     A decoder that is an ``nn.Module`` is part of the checkpoint; it is frozen here and stays in eval mode. To be part

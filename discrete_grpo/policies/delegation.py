@@ -8,9 +8,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from torch import nn
 
-from discrete_grpo.core.rollout import check_decoder
-
-__all__ = ["Delegating", "IfInner", "Inner", "network_size", "one_line"]
+__all__ = ["IfInner", "Inner", "network_size", "one_line"]
 
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
@@ -44,18 +42,6 @@ class Inner(Generic[Value]):
 
     def __set__(self, wrapper: Any, value: Value) -> None:
         setattr(wrapper.policy, self.name, value)
-
-
-class Delegating(nn.Module):
-    """Base of wrappers: a network that is set as an attribute of the inner policy is refused, as that policy refuses it.
-
-    ``nn.Module`` keeps networks as parts of the wrapper, without asking :class:`Inner`.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(getattr(type(self), name, None), Inner):
-            check_decoder(name, value)
-        super().__setattr__(name, value)
 
 
 class IfInner(Generic[Arguments, Value]):

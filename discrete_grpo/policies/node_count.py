@@ -22,7 +22,7 @@ from discrete_grpo.core.rollout import Context, Rollout, is_scorer
 from discrete_grpo.domains.graphs import GraphBatch
 from discrete_grpo.policies.bridging import accepts
 from discrete_grpo.policies.conditions import FixedSites, columns_of
-from discrete_grpo.policies.delegation import Delegating, IfInner, Inner, one_line
+from discrete_grpo.policies.delegation import IfInner, Inner, one_line
 from discrete_grpo.policies.restart import asked_nodes
 from discrete_grpo.policies.trajectory import all_steps, check_alike
 
@@ -160,7 +160,7 @@ class RunningSizes(nn.Module):
             self.histogram.lerp_(target.to(self.histogram.device), self.rate)
 
 
-class SizedPolicy(Delegating):
+class SizedPolicy(nn.Module):
     """``policy`` with the node count as its first step: one site, drawn per sample and not per group.
 
     A context that gives ``num_nodes`` or a ``restart`` fixes the choice; ``fixed`` bounds it from below, and what is left is

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from discrete_grpo.core.categorical import Scores, Sites, safe_log, sample, score_sites
 from discrete_grpo.core.checks import check_whole
@@ -23,7 +23,7 @@ from discrete_grpo.diffusion.noise import Noise
 from discrete_grpo.diffusion.schedules import grid_on
 from discrete_grpo.domains.graphs import GraphBatch, node_mask, num_pairs, pair_mask, upper
 from discrete_grpo.policies.bridging import known_step
-from discrete_grpo.policies.delegation import Delegating, Inner, one_line
+from discrete_grpo.policies.delegation import Inner, one_line
 from discrete_grpo.policies.graph import GraphPolicy
 from discrete_grpo.policies.trajectory import Moments, all_steps, moments, step_units
 
@@ -65,7 +65,7 @@ def _final(rollout: Rollout, count: int) -> list[Tensor]:
     return [x.long().unsqueeze(1).expand(-1, count, -1) for x in clean]
 
 
-class EagerLikelihood(Delegating):
+class EagerLikelihood(nn.Module):
     """log p_θ(G_0 | G_t) = Σ_sites log p̂_θ(c = G_0[site] | G_t) in place of each step's log p_θ(G_s | G_t).
 
     The states G_t are those of the trajectory. The estimator is biased, as it is not the gradient of the expected reward,
@@ -118,7 +118,7 @@ class EagerLikelihood(Delegating):
         ]
 
 
-class ElboLikelihood(Delegating):
+class ElboLikelihood(nn.Module):
     """The evidence lower bound of a finished graph in place of log π_θ, at J drawn times; no trajectory is kept.
 
     log p_θ(x_0) >= (T/J) Σ_j Σ_sites Σ_k q(k | x_t, x_0) [log p_θ(k | x_t) - log q(k | x_t, x_0)] = :meth:`bound` in the mean
