@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +148,11 @@ def test_resumed_in_the_middle_to_the_same_bits(tmp_path: Path, when_stale: Any)
     options["learning_rate"] = 0.06  # at 0.1 some weights overflow before the policy is stale, which takes 20 to 30 updates
     config = GRPOConfig(**options, max_steps=48, when_stale=when_stale)
     cuts: list[int] = []
+    states: dict[int, list[torch.Tensor]] = {}
 
     def copied(trainer: GRPOTrainer, metrics: Mapping[str, float]) -> bool:
         """Keeps the run as it is in the middle of a generation with half of the patience used, once stale, and one update later."""
+        states[trainer.step] = [value.clone() for value in trainer.module.state_dict().values()]
         left = [line["oracle/patience"] for line in trainer.history]
         half = left[-1] == 2.0 and not cuts
         if half or (when_stale == "restart" and left.count(0.0) == 1 and 0.0 in left[-2:]):
@@ -167,12 +170,13 @@ def test_resumed_in_the_middle_to_the_same_bits(tmp_path: Path, when_stale: Any)
         wanted += [left.index(0.0) + 1, left.index(0.0) + 2]
     assert cuts == wanted
     for cut in cuts:
-        resumed = run(config, tmp_path / f"cut{cut}", seed=9, resume=True)  # other weights: all must come from the checkpoint
+        longer = replace(config, max_steps=min(cut + 9, whole.step))  # from half of the patience past the restart
+        resumed = run(longer, tmp_path / f"cut{cut}", seed=9, resume=True)  # other weights: all must come from the checkpoint
         assert resumed.step == cut
         resumed.train()
-        assert strip(resumed.history) == strip(whole.history[cut:])
-        states = [t.module.state_dict().values() for t in (whole, resumed)]
-        assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+        assert strip(resumed.history) == strip(whole.history[cut : resumed.step])
+        assert resumed.step == longer.max_steps
+        assert all(torch.equal(a, b) for a, b in zip(resumed.module.state_dict().values(), states[resumed.step], strict=True))
 
 
 def test_the_updates_of_a_generation_count_together() -> None:

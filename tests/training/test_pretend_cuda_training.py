@@ -117,7 +117,7 @@ def test_rounds_over_a_memory_mix_no_devices(objective: Any) -> None:
         config = RoundsConfig(draws=12, passes=2, batch_size=6, explore=2, plateau=1, when_stale="islands", max_grad_norm=1.0)
         screen = GaussianProcessScreen(letters, start=12, size=24, generator=cuda.generator())
         parts: dict[str, Any] = {"memory": ScoredMemory(20), "screen": screen, "generator": cuda.generator()}
-        loop = Rounds(policy, Worth(), Ledger(key=not_empty, max_oracle_calls=120), not_empty, objective, config, **parts)
+        loop = Rounds(policy, Worth(), Ledger(key=not_empty, max_oracle_calls=90), not_empty, objective, config, **parts)
         loop.run()
         assert loop.progress.restarts >= 1
         assert len(loop.everything) > 12

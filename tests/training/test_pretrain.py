@@ -54,7 +54,7 @@ def state(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_learns_the_data(tmp_path: Path) -> None:
-    config = dataclasses.replace(CONFIG, max_steps=250, save_steps=1000)
+    config = dataclasses.replace(CONFIG, max_steps=120, save_steps=1000)
     policy = read_policy(Pretrainer(tiny_policy(num_steps=8), DATA, config, tmp_path).train())
     lines = read_metrics(tmp_path)
     assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]  # type: ignore[operator]
