@@ -154,9 +154,9 @@ def _report() -> _Parser:
 
 
 def _list() -> _Parser:
-    parser = _Parser("list", "[tasks | methods]", "tasks")
-    about = "what to list: tasks or methods of benchmarks; by default presets, policies, rewards and data sets"
-    parser.add_argument("what", nargs="?", choices=("tasks", "methods"), metavar="WHAT", help=about)
+    parser = _Parser("list", "[policies | tasks | methods]", "policies")
+    about = "bundled policies in full, or tasks or methods of benchmarks; by default presets, policies, rewards and data sets"
+    parser.add_argument("what", nargs="?", choices=("policies", "tasks", "methods"), metavar="WHAT", help=about)
     return parser
 
 

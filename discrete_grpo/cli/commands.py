@@ -63,7 +63,7 @@ COMMANDS = {
     "evaluate": "print the metrics of a file of samples",
     "report": "write the report of a run again",
     "import": "convert a checkpoint of another program",
-    "list": "show presets, bundled policies, rewards and data sets; 'list tasks' and 'list methods' those of benchmarks",
+    "list": "show presets, bundled policies, rewards and data sets; 'list policies', 'list tasks' and 'list methods' show more",
 }
 """All commands with their descriptions."""
 

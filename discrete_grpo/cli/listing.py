@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import importlib.resources
 import json
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from discrete_grpo.cli.commands import RUNS, preset_about
 from discrete_grpo.cli.signatures import find
@@ -38,19 +39,45 @@ def known_rewards() -> dict[str, KnownReward]:
     return {one.name: KnownReward(f"{one.module}.{one.name}", one.about, one.signature) for one in found}
 
 
+def _checkpoints() -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The folder and the configuration of each bundled checkpoint."""
+    folder = importlib.resources.files("discrete_grpo.bundled")
+    for place in sorted((p for p in folder.iterdir() if (p / "config.json").is_file()), key=lambda p: p.name):
+        yield place, json.loads((place / "config.json").read_text(encoding="utf-8"))
+
+
 def bundled() -> dict[str, dict[str, str]]:
     """One line about each bundled checkpoint, by role and name."""
     found: dict[str, dict[str, str]] = {"bundled policies": {}, "bundled judges and classifiers": {}}
-    folder = importlib.resources.files("discrete_grpo.bundled")
-    for place in sorted((p for p in folder.iterdir() if (p / "config.json").is_file()), key=lambda p: p.name):
-        metadata = json.loads((place / "config.json").read_text(encoding="utf-8"))["metadata"]
+    for place, config in _checkpoints():
+        metadata = config["metadata"]
         kind, data = metadata.get("kind", "molecules"), metadata.get("data", {})
-        trained = f"trained on {data.get('name', 'unknown data')}"
+        trained = f"trained on {data.get('name', 'unknown data')}{' and by GRPO' if 'grpo_steps' in metadata else ''}"
         if kind in ("judge", "classifier"):
             found["bundled judges and classifiers"][place.name] = f"a {kind}, {trained}"
         else:
             found["bundled policies"][place.name] = f"a policy of {WORDS.get(kind, kind)}, {trained}"
     return found
+
+
+def _print_checkpoints() -> None:
+    """Print the network, the training, the size and the licence of the data of each bundled checkpoint."""
+    lines = bundled()
+    for place, config in _checkpoints():
+        part, metadata = config["policy"], config["metadata"]
+        while "policy" in part["init_args"]:  # a wrapper
+            part = part["init_args"]["policy"]
+        parts = [part, part["init_args"]["network"]] if "network" in part["init_args"] else [part]
+        made = " with ".join(one["class_path"].rpartition(".")[2] for one in parts)
+        data = metadata["data"]
+        number, what = next((data[what], what) for what in ("molecules", "graphs", "lines", "images") if what in data)
+        trained = f"{metadata['pretraining_steps']:,} updates on {number:,} {what}"
+        if "grpo_steps" in metadata:
+            trained += f", then {metadata['grpo_steps']} of GRPO on {', '.join(metadata['rewards'])}"
+        size = len((place / "model.safetensors").read_bytes()) / 1e6
+        about = next(section[place.name] for section in lines.values() if place.name in section)
+        print(f"{place.name}: {about}")
+        print(f"  {made}, {size:.1f} MB; {trained}\n  data: {data['licence']}\n")
 
 
 def _keys(module: str, name: str) -> list[str]:
@@ -71,7 +98,10 @@ def _print_section(title: str, lines: dict[str, str]) -> None:
 
 
 def print_list(what: str | None = None) -> None:
-    """Print presets, bundled policies, rewards and data sets; or the ``tasks`` or ``methods`` of benchmarks."""
+    """Print presets, policies, rewards and data sets; or more about ``policies``, or ``tasks`` or ``methods`` of benchmarks."""
+    if what == "policies":
+        _print_checkpoints()
+        return
     if what == "tasks":
         _print_tasks()
         return
@@ -99,6 +129,7 @@ def print_list(what: str | None = None) -> None:
         "FILE or FOLDER": f"graphs of your own: {', '.join(endings)}, or .npz of splits",
     }
     _print_section("data sets", sets)
+    print("more about bundled policies: discrete-grpo list policies")
     print("tasks and methods of benchmarks: discrete-grpo list tasks, discrete-grpo list methods")
 
 

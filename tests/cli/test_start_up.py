@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
+import discrete_grpo
 from discrete_grpo import rewards
+from discrete_grpo.cli import main
 from discrete_grpo.cli.commands import RUNS, presets, recipe_of
 from discrete_grpo.cli.help import MOST_USED, TOPICS, options, options_of, run_help, topics
 from discrete_grpo.cli.listing import known_rewards, print_list
@@ -154,6 +156,18 @@ def real_rewards() -> dict[str, Any]:
             if "samples" in list(parameters)[:2] and any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
                 found[name] = reward
     return found
+
+
+def test_each_bundled_policy_is_described_from_its_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "policies"]) == 0
+    told = capsys.readouterr().out
+    names = [p.parent.name for p in Path(discrete_grpo.__file__).parent.glob("bundled/*/config.json")]
+    assert len(names) >= 14
+    assert all(f"{name}: a " in told for name in names)
+    assert "\n  GraphPolicy with GraphTransformer, 5.5 MB; 12,000 updates on 132,040 molecules\n  data: QM9 (Ramakrishnan" in told
+    assert "tree-64-grpo: a policy of graphs, trained on tree and by GRPO\n" in told
+    assert "4,000 updates on 128 graphs, then 30 of GRPO on novel tree_valid\n" in told
+    assert "TokenPolicy with GPT" in told  # inside the wrapper that decodes its texts
 
 
 def test_every_public_reward_is_listed_with_a_line_and_its_arguments(capsys: pytest.CaptureFixture[str]) -> None:
